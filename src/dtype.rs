@@ -1,0 +1,72 @@
+//! Element types.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// The type of one element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[allow(missing_docs)]
+pub enum DType {
+    F32,
+    F16,
+    BF16,
+    F64,
+    I64,
+    I32,
+    U8,
+    I8,
+    Bool,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [DType; 9] =
+        [DType::F32, DType::F16, DType::BF16, DType::F64, DType::I64, DType::I32, DType::U8, DType::I8, DType::Bool];
+
+    /// Bytes of one element in host memory.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F64 | DType::I64 => 8,
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::BF16 => 2,
+            DType::U8 | DType::I8 | DType::Bool => 1,
+        }
+    }
+
+    /// The name used in messages, plans and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F64 => "f64",
+            DType::I64 => "i64",
+            DType::I32 => "i32",
+            DType::U8 => "u8",
+            DType::I8 => "i8",
+            DType::Bool => "bool",
+        }
+    }
+
+    /// The type with this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<DType> {
+        Self::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Whether values are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
+    }
+
+    /// Whether values are integers (`bool` is not).
+    pub const fn is_int(self) -> bool {
+        matches!(self, DType::I64 | DType::I32 | DType::U8 | DType::I8)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

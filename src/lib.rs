@@ -1,0 +1,3 @@
+//! plimsoll
+pub mod error;
+pub mod dtype;
