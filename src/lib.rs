@@ -1,3 +1,11 @@
 //! plimsoll
-pub mod error;
+pub mod backend;
 pub mod dtype;
+pub mod error;
+pub mod expr;
+pub mod kernel;
+pub mod op;
+pub mod ops;
+pub mod shape;
+pub mod target;
+pub mod tensor;

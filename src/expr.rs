@@ -1,0 +1,494 @@
+//! Scalar code: [`Expr`] as a person writes it, [`Body`] as kernels hold it.
+//!
+//! An `Expr` is a tree with shared branches that is built by operators (`(&x * 0.5) + 1.0`). [`Body::new`] turns any number of
+//! them into straight-line code in which equal subexpressions stand once. Every instruction has a type; there are no
+//! implicit conversions.
+
+use crate::dtype::DType;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::ops;
+use std::sync::Arc;
+
+/// Operations on one value. The result has the operand's type unless it says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Unary {
+    Neg,
+    Abs,
+    Sign,
+    Exp,
+    Log,
+    Sqrt,
+    Recip,
+    Sin,
+    Cos,
+    Tanh,
+    Erf,
+    Floor,
+    Ceil,
+    /// To the nearest integer, ties to even.
+    Round,
+    /// Logical negation of a `bool`.
+    Not,
+}
+
+/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    /// Division; of integers, rounded toward zero, and 0 where the divisor is 0.
+    Div,
+    /// Remainder with the sign of the dividend (C's `fmod`); of integers, 0 where the divisor is 0.
+    Rem,
+    Pow,
+    Max,
+    Min,
+    Lt,
+    Le,
+    Eq,
+    And,
+    Or,
+    Xor,
+}
+
+impl Binary {
+    /// Whether the result is `bool` whatever the operands' type.
+    pub fn compares(self) -> bool {
+        matches!(self, Binary::Lt | Binary::Le | Binary::Eq)
+    }
+}
+
+/// One instruction; operands are indices of earlier instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Code {
+    /// A literal. Integers are exact up to 2^53.
+    Const(#[serde(with = "literal")] f64),
+    /// The value of the kernel's input with this number, at the current index.
+    Input(u32),
+    /// The current index along this axis of the kernel's index space, as an integer.
+    Index(u32),
+    /// The result of the row kernel's fold with this number, for the current row.
+    Fold(u32),
+    /// An operation on one value.
+    Unary(Unary, u32),
+    /// An operation on two values of one type.
+    Binary(Binary, u32, u32),
+    /// `Select(c, a, b)`: `a` where `c` holds, else `b`.
+    Select(u32, u32, u32),
+    /// Conversion to the instruction's own type: to an integer by truncation, to `bool` by comparing with zero.
+    Cast(u32),
+}
+
+/// An instruction and the type of its result.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Instr {
+    /// What it computes.
+    pub code: Code,
+    /// The type of the result.
+    pub dtype: DType,
+}
+
+/// Straight-line code with one or more results.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Body {
+    /// In order of evaluation; no instruction stands twice.
+    pub code: Vec<Instr>,
+    /// The instructions whose values are the results.
+    pub results: Vec<u32>,
+}
+
+#[derive(Debug)]
+enum Tree {
+    Leaf(Code),
+    Unary(Unary, Expr),
+    Binary(Binary, Expr, Expr),
+    Select(Expr, Expr, Expr),
+    Cast(Expr),
+}
+
+/// A scalar expression. Cheap to clone; clones share their branches.
+#[derive(Clone, Debug)]
+pub struct Expr(Arc<(Tree, DType)>);
+
+impl Expr {
+    fn new(tree: Tree, dtype: DType) -> Expr {
+        Expr(Arc::new((tree, dtype)))
+    }
+
+    /// A literal of the given type.
+    pub fn lit(value: f64, dtype: DType) -> Expr {
+        Expr::new(Tree::Leaf(Code::Const(value)), dtype)
+    }
+
+    /// The kernel's input with this number.
+    pub fn input(number: usize, dtype: DType) -> Expr {
+        Expr::new(Tree::Leaf(Code::Input(number as u32)), dtype)
+    }
+
+    /// The current index along `axis`, as `i64`.
+    pub fn index(axis: usize) -> Expr {
+        Expr::new(Tree::Leaf(Code::Index(axis as u32)), DType::I64)
+    }
+
+    /// The result of a row kernel's fold.
+    pub fn fold(number: usize, dtype: DType) -> Expr {
+        Expr::new(Tree::Leaf(Code::Fold(number as u32)), dtype)
+    }
+
+    /// The type of the value.
+    pub fn dtype(&self) -> DType {
+        self.0.1
+    }
+
+    /// The literal's value, if this is one.
+    pub fn as_lit(&self) -> Option<f64> {
+        match self.0.0 {
+            Tree::Leaf(Code::Const(value)) => Some(value),
+            _ => None,
+        }
+    }
+
+    /// A literal of this expression's type.
+    pub fn like(&self, value: f64) -> Expr {
+        Expr::lit(value, self.dtype())
+    }
+
+    /// An operation on this value.
+    pub fn unary(&self, op: Unary) -> Expr {
+        Expr::new(Tree::Unary(op, self.clone()), self.dtype())
+    }
+
+    /// An operation on this value and another of its type.
+    pub fn binary(&self, op: Binary, other: &Expr) -> Expr {
+        let dtype = if op.compares() { DType::Bool } else { self.dtype() };
+        Expr::new(Tree::Binary(op, self.clone(), other.clone()), dtype)
+    }
+
+    /// `a` where this `bool` holds, else `b`.
+    pub fn select(&self, a: &Expr, b: &Expr) -> Expr {
+        Expr::new(Tree::Select(self.clone(), a.clone(), b.clone()), a.dtype())
+    }
+
+    /// Conversion to another type.
+    pub fn cast(&self, dtype: DType) -> Expr {
+        if dtype == self.dtype() { self.clone() } else { Expr::new(Tree::Cast(self.clone()), dtype) }
+    }
+}
+
+macro_rules! methods {
+    (unary: $($name:ident $op:ident),*; binary: $($name2:ident $op2:ident),*) => {
+        #[allow(missing_docs)]
+        impl Expr {
+            $(pub fn $name(&self) -> Expr { self.unary(Unary::$op) })*
+            $(pub fn $name2(&self, other: &Expr) -> Expr { self.binary(Binary::$op2, other) })*
+        }
+    };
+}
+methods! {
+    unary: abs Abs, sign Sign, exp Exp, log Log, sqrt Sqrt, recip Recip, sin Sin, cos Cos, tanh Tanh, erf Erf,
+        floor Floor, ceil Ceil, round Round, not Not;
+    binary: pow Pow, max Max, min Min, rem Rem, lt Lt, le Le, eq Eq, and And, or Or, xor Xor
+}
+
+macro_rules! operators {
+    ($($trait:ident $method:ident),*) => {$(
+        impl ops::$trait<&Expr> for &Expr {
+            type Output = Expr;
+            fn $method(self, other: &Expr) -> Expr { self.binary(Binary::$trait, other) }
+        }
+        impl ops::$trait<Expr> for &Expr {
+            type Output = Expr;
+            fn $method(self, other: Expr) -> Expr { self.binary(Binary::$trait, &other) }
+        }
+        impl ops::$trait<&Expr> for Expr {
+            type Output = Expr;
+            fn $method(self, other: &Expr) -> Expr { self.binary(Binary::$trait, other) }
+        }
+        impl ops::$trait<Expr> for Expr {
+            type Output = Expr;
+            fn $method(self, other: Expr) -> Expr { self.binary(Binary::$trait, &other) }
+        }
+        impl ops::$trait<f64> for &Expr {
+            type Output = Expr;
+            fn $method(self, other: f64) -> Expr { self.binary(Binary::$trait, &self.like(other)) }
+        }
+        impl ops::$trait<f64> for Expr {
+            type Output = Expr;
+            fn $method(self, other: f64) -> Expr { self.binary(Binary::$trait, &self.like(other)) }
+        }
+    )*};
+}
+operators!(Add add, Sub sub, Mul mul, Div div);
+
+impl ops::Neg for &Expr {
+    type Output = Expr;
+    fn neg(self) -> Expr {
+        self.unary(Unary::Neg)
+    }
+}
+
+impl ops::Neg for Expr {
+    type Output = Expr;
+    fn neg(self) -> Expr {
+        self.unary(Unary::Neg)
+    }
+}
+
+/// Interns instructions while a body is built.
+#[derive(Default)]
+struct Interner {
+    body: Body,
+    seen: HashMap<(Key, DType), u32>,
+    trees: HashMap<*const (Tree, DType), u32>,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+enum Key {
+    Const(u64),
+    Input(u32),
+    Index(u32),
+    Fold(u32),
+    Unary(Unary, u32),
+    Binary(Binary, u32, u32),
+    Select(u32, u32, u32),
+    Cast(u32),
+}
+
+impl Interner {
+    fn push(&mut self, code: Code, dtype: DType) -> u32 {
+        let key = match code {
+            Code::Const(v) => Key::Const(v.to_bits()),
+            Code::Input(i) => Key::Input(i),
+            Code::Index(i) => Key::Index(i),
+            Code::Fold(i) => Key::Fold(i),
+            Code::Unary(op, a) => Key::Unary(op, a),
+            Code::Binary(op, a, b) => Key::Binary(op, a, b),
+            Code::Select(c, a, b) => Key::Select(c, a, b),
+            Code::Cast(a) => Key::Cast(a),
+        };
+        *self.seen.entry((key, dtype)).or_insert_with(|| {
+            self.body.code.push(Instr { code, dtype });
+            self.body.code.len() as u32 - 1
+        })
+    }
+
+    /// Post-order over the shared tree with an explicit stack: fused chains can be thousands of operations deep.
+    fn intern(&mut self, root: &Expr) -> u32 {
+        let mut stack = vec![(root, false)];
+        while let Some((expr, expanded)) = stack.pop() {
+            let id = Arc::as_ptr(&expr.0);
+            if self.trees.contains_key(&id) {
+                continue;
+            }
+            let (tree, dtype) = &*expr.0;
+            if !expanded {
+                stack.push((expr, true));
+                match tree {
+                    Tree::Leaf(_) => {}
+                    Tree::Unary(_, a) | Tree::Cast(a) => stack.push((a, false)),
+                    Tree::Binary(_, a, b) => stack.extend([(b, false), (a, false)]),
+                    Tree::Select(c, a, b) => stack.extend([(b, false), (a, false), (c, false)]),
+                }
+                continue;
+            }
+            let at = |e: &Expr| self.trees[&Arc::as_ptr(&e.0)];
+            let code = match tree {
+                Tree::Leaf(code) => *code,
+                Tree::Unary(op, a) => Code::Unary(*op, at(a)),
+                Tree::Cast(a) => Code::Cast(at(a)),
+                Tree::Binary(op, a, b) => Code::Binary(*op, at(a), at(b)),
+                Tree::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
+            };
+            let number = self.push(code, *dtype);
+            self.trees.insert(id, number);
+        }
+        self.trees[&Arc::as_ptr(&root.0)]
+    }
+}
+
+impl Drop for Expr {
+    /// Unlinks long chains iteratively, so that dropping one cannot overflow the stack.
+    fn drop(&mut self) {
+        fn leaf() -> Expr {
+            Expr::lit(0.0, DType::F32)
+        }
+        let mut stack = Vec::new();
+        let take = |node: &mut Arc<(Tree, DType)>, stack: &mut Vec<Expr>| {
+            let Some((tree, _)) = Arc::get_mut(node) else { return };
+            match tree {
+                Tree::Leaf(_) => {}
+                Tree::Unary(_, a) | Tree::Cast(a) => stack.push(std::mem::replace(a, leaf())),
+                Tree::Binary(_, a, b) => stack.extend([std::mem::replace(a, leaf()), std::mem::replace(b, leaf())]),
+                Tree::Select(c, a, b) => stack.extend([
+                    std::mem::replace(c, leaf()),
+                    std::mem::replace(a, leaf()),
+                    std::mem::replace(b, leaf()),
+                ]),
+            }
+        };
+        if matches!(self.0.0, Tree::Leaf(_)) {
+            return;
+        }
+        take(&mut self.0, &mut stack);
+        while let Some(mut expr) = stack.pop() {
+            if !matches!(expr.0.0, Tree::Leaf(_)) {
+                take(&mut expr.0, &mut stack);
+                if Arc::strong_count(&expr.0) == 1 {
+                    expr.0 = leaf().0.clone();
+                }
+            }
+        }
+    }
+}
+
+impl Body {
+    /// Straight-line code for the given results.
+    pub fn new(results: &[Expr]) -> Body {
+        let mut interner = Interner::default();
+        let results = results.iter().map(|e| interner.intern(e)).collect();
+        Body { results, ..interner.body }
+    }
+
+    /// The code that returns input 0 unchanged.
+    pub fn identity(dtype: DType) -> Body {
+        Body::new(&[Expr::input(0, dtype)])
+    }
+
+    /// Whether the code returns input 0 unchanged.
+    pub fn is_identity(&self) -> bool {
+        matches!((&self.code[..], &self.results[..]), ([Instr { code: Code::Input(0), .. }], [0]))
+    }
+
+    /// Number of arithmetic instructions: what one evaluation costs.
+    pub fn cost(&self) -> usize {
+        let free = |i: &&Instr| matches!(i.code, Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_));
+        self.code.len() - self.code.iter().filter(free).count()
+    }
+
+    /// Evaluates in `f64`, one element at a time: the meaning that every backend's code is held against.
+    pub fn eval(&self, inputs: &[f64], index: &[usize], folds: &[f64]) -> Vec<f64> {
+        let mut values: Vec<f64> = Vec::with_capacity(self.code.len());
+        for instr in &self.code {
+            let int = !instr.dtype.is_float();
+            let v = |i: u32| values[i as usize];
+            let value = match instr.code {
+                Code::Const(value) => value,
+                Code::Input(i) => inputs[i as usize],
+                Code::Index(axis) => index[axis as usize] as f64,
+                Code::Fold(i) => folds[i as usize],
+                Code::Unary(op, a) => unary(op, v(a)),
+                Code::Binary(op, a, b) => binary(op, v(a), v(b), int),
+                Code::Select(c, a, b) => v(if v(c) != 0.0 { a } else { b }),
+                Code::Cast(a) => match instr.dtype {
+                    DType::Bool => f64::from(v(a) != 0.0),
+                    d if d.is_int() => v(a).trunc(),
+                    _ => v(a),
+                },
+            };
+            values.push(value);
+        }
+        self.results.iter().map(|&r| values[r as usize]).collect()
+    }
+}
+
+fn unary(op: Unary, x: f64) -> f64 {
+    match op {
+        Unary::Neg => -x,
+        Unary::Abs => x.abs(),
+        Unary::Sign => f64::from(x > 0.0) - f64::from(x < 0.0),
+        Unary::Exp => x.exp(),
+        Unary::Log => x.ln(),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Recip => 1.0 / x,
+        Unary::Sin => x.sin(),
+        Unary::Cos => x.cos(),
+        Unary::Tanh => x.tanh(),
+        Unary::Erf => libm::erf(x),
+        Unary::Floor => x.floor(),
+        Unary::Ceil => x.ceil(),
+        Unary::Round => x.round_ties_even(),
+        Unary::Not => f64::from(x == 0.0),
+    }
+}
+
+fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
+    match op {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div | Binary::Rem if int && b == 0.0 => 0.0,
+        Binary::Div if int => (a / b).trunc(),
+        Binary::Div => a / b,
+        Binary::Rem => a % b,
+        Binary::Pow if int => a.powf(b).trunc(),
+        Binary::Pow => a.powf(b),
+        Binary::Max => a.max(b),
+        Binary::Min => a.min(b),
+        Binary::Lt => f64::from(a < b),
+        Binary::Le => f64::from(a <= b),
+        Binary::Eq => f64::from(a == b),
+        Binary::And => f64::from(a != 0.0 && b != 0.0),
+        Binary::Or => f64::from(a != 0.0 || b != 0.0),
+        Binary::Xor => f64::from((a != 0.0) != (b != 0.0)),
+    }
+}
+
+/// JSON has no infinities and no NaN: they are written as text.
+mod literal {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Literal {
+        Number(f64),
+        Text(String),
+    }
+
+    pub fn serialize<S: Serializer>(value: &f64, s: S) -> Result<S::Ok, S::Error> {
+        if value.is_finite() { value.serialize(s) } else { value.to_string().serialize(s) }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Error> {
+        match Literal::deserialize(d)? {
+            Literal::Number(value) => Ok(value),
+            Literal::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_subexpressions_stand_once() {
+        let x = Expr::input(0, DType::F32);
+        let y = (&x * 2.0) + (&x * 2.0);
+        let body = Body::new(&[y.clone(), y.exp()]);
+        assert_eq!(body.code.len(), 5, "{body:?}");
+        assert_eq!(body.eval(&[3.0], &[], &[]), [12.0, 12f64.exp()]);
+    }
+
+    #[test]
+    fn deep_chains_neither_blow_up_nor_overflow() {
+        let mut x = Expr::input(0, DType::F32);
+        for _ in 0..200_000 {
+            x = &x * &x.like(1.0) + 1.0;
+        }
+        assert_eq!(Body::new(&[x]).eval(&[0.0], &[], &[]), [200_000.0]);
+    }
+
+    #[test]
+    fn json_keeps_what_json_lacks() {
+        let body = Body::new(&[Expr::lit(f64::NEG_INFINITY, DType::F32), Expr::lit(0.1, DType::F32)]);
+        let text = serde_json::to_string(&body).expect("serialises");
+        assert_eq!(serde_json::from_str::<Body>(&text).expect("reads back"), body);
+    }
+}

@@ -1,0 +1,237 @@
+//! Kernels: a template with its holes filled. The CPU interprets them, GPUs render them.
+//!
+//! Every kernel writes its index space once. A template computes a *core* value per index from its core operands
+//! (a matrix product, a window's maximum, a gathered element); `body` turns that value and any further operands into
+//! what is stored. An elementwise kernel is the template without a core.
+//!
+//! ```text
+//! reads  = [core operands ..., further operands ...]
+//! body   : Input(0) is the core value, Input(j) the j-th further operand        (Map, Row: Input(j) is reads[j])
+//! writes : results[i] of body goes to writes[i]
+//! args   = reads, then writes, then one workspace if `workspace` > 0
+//! ```
+//!
+//! These types are plain data and stand below the op table, whose rows name templates; rendering them is
+//! [`render`]'s business.
+
+use crate::dtype::DType;
+use crate::expr::Body;
+use crate::shape::{Access, Shape};
+use serde::{Deserialize, Serialize};
+
+/// A buffer that a kernel reads or writes, and how its elements lie in it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Operand {
+    /// The type in which elements are stored. `bool` values may be stored as `i32`.
+    pub dtype: DType,
+    /// Where index `i` of the operand's own index space lies, in elements from the buffer's start. Packed constants
+    /// have their own layout; the access then only tells the unpacked extents.
+    pub access: Access,
+    /// Elements are in the packed layout of the template (constants on the CPU).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub packed: bool,
+}
+
+/// A kernel: everything a backend needs, but for addresses.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// The template and its parameters.
+    pub template: Template,
+    /// The index space: the extents of what is written (of what is read, for [`Template::Row`]).
+    pub shape: Shape,
+    /// Operands read; core operands first.
+    pub reads: Vec<Operand>,
+    /// Operands written. No two elements of the index space share an address.
+    pub writes: Vec<Operand>,
+    /// From the core value and further operands to what is stored.
+    pub body: Body,
+    /// Bytes of scratch memory that the plan provides as the last argument.
+    pub workspace: u64,
+}
+
+/// How values combine in a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Fold {
+    Sum,
+    Max,
+    Min,
+    Prod,
+}
+
+/// One reduction of a row kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowFold {
+    /// How values combine.
+    pub fold: Fold,
+    /// The value to combine at each element: may use reads and earlier folds.
+    pub body: Body,
+}
+
+/// A window that slides over up to three spatial axes (unused leading ones have extent 1).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Extents.
+    pub kernel: [usize; 3],
+    /// Steps between windows.
+    pub strides: [usize; 3],
+    /// Steps between elements of a window.
+    pub dilations: [usize; 3],
+    /// Elements of padding before each axis; what lies behind follows from the output's extents.
+    pub pads: [usize; 3],
+}
+
+/// What a kernel computes at each index of its index space.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Template {
+    /// `body` alone. All operands have the kernel's shape.
+    Map,
+    /// Rows are the last `inner` axes of the index space, all operands read have its shape. Per row the folds run in order,
+    /// then `body`: at each element, or once per row when `per_row` (writes then have the outer axes' shape).
+    Row {
+        /// How many trailing axes form a row.
+        inner: usize,
+        /// Reductions over the row, in order.
+        folds: Vec<RowFold>,
+        /// Whether `body` runs once per row.
+        per_row: bool,
+    },
+    /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. In f32.
+    MatMul,
+    /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template), reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
+    Conv {
+        /// Channel groups.
+        groups: usize,
+        /// The window.
+        window: Window,
+    },
+    /// Transposed convolution (the gradient of [`Template::Conv`] by its input): reads\[0\] is `[n, c, d, h, w]`,
+    /// reads\[1\] `[c, o / groups, kernel..]`, shape `[n, o, d', h', w']`. Output element `y` sums over all `x`, `t` with
+    /// `x * stride + t * dilation - pad == y`.
+    ConvTranspose {
+        /// Channel groups.
+        groups: usize,
+        /// The window.
+        window: Window,
+    },
+    /// Maximum or mean of a window: reads\[0\] is `[n, c, d, h, w]`, shape `[n, c, d', h', w']`.
+    Pool {
+        /// The window.
+        window: Window,
+        /// How the window's elements combine.
+        pool: Pool,
+    },
+    /// `data[access(i) + sum(index_j(i) * strides[j])]`: reads\[0\] is the data, whose access has the kernel's shape and gives
+    /// each element's base; reads\[1..=n\] are integer indices of the kernel's shape. Negative indices count from the end of the
+    /// axis; one outside is clamped to it.
+    Gather {
+        /// Per index operand, the stride of the indexed axis in elements of the data's buffer.
+        strides: Vec<isize>,
+        /// Per index operand, the extent of the indexed axis.
+        extents: Vec<usize>,
+    },
+    /// reads\[0\] surrounded: index `i` reads `i - before`, outside of the data's extents as `mode` says.
+    Pad {
+        /// Elements before each axis; negative removes elements.
+        before: Vec<isize>,
+        /// What stands outside.
+        mode: PadMode,
+    },
+    /// Interpolation: per axis, the output index maps to the coordinate `index * scale + offset` of reads\[0\].
+    Resize {
+        /// Source coordinate per output step, one per axis.
+        scales: Vec<f64>,
+        /// Source coordinate of output index 0, one per axis.
+        offsets: Vec<f64>,
+        /// How neighbours combine.
+        mode: ResizeMode,
+    },
+}
+
+/// How a pooling window's elements combine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pool {
+    /// The largest element inside the data.
+    Max,
+    /// The mean of the elements inside the data.
+    Mean,
+    /// The sum of the elements inside the data over the number of window elements inside the data and its padding,
+    /// whose trailing extents are given.
+    MeanPadded {
+        /// Elements of padding behind each axis.
+        pads_end: [usize; 3],
+    },
+}
+
+/// What stands outside padded data.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PadMode {
+    /// This value.
+    Constant(f64),
+    /// The nearest element.
+    Edge,
+    /// Mirrored at the outermost element, which stands once.
+    Reflect,
+    /// From the other end.
+    Wrap,
+}
+
+/// How a resized element follows from its neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResizeMode {
+    /// The nearest element, chosen by the rounding rule.
+    Nearest(Nearest),
+    /// Multilinear over the two neighbours along each resized axis; coordinates are clamped to the data.
+    Linear,
+    /// Cubic convolution with this coefficient over four neighbours along each resized axis, which are clamped to the data
+    /// or, with `exclude_outside`, left out and the weights renormalised.
+    Cubic {
+        /// Coefficient `a`, usually -0.75.
+        a: f64,
+        /// Leave out what lies outside.
+        exclude_outside: bool,
+    },
+}
+
+/// Which neighbour is nearest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum Nearest {
+    RoundPreferFloor,
+    RoundPreferCeil,
+    Floor,
+    Ceil,
+}
+
+impl Template {
+    /// The row of [`KERNELS`] this is.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Template::Map => "map",
+            Template::Row { .. } => "row",
+            Template::MatMul => "matmul",
+            Template::Conv { .. } => "conv",
+            Template::ConvTranspose { .. } => "conv_transpose",
+            Template::Pool { .. } => "pool",
+            Template::Gather { .. } => "gather",
+            Template::Pad { .. } => "pad",
+            Template::Resize { .. } => "resize",
+        }
+    }
+
+    /// How many leading operands the core consumes.
+    pub fn core_reads(&self) -> usize {
+        match self {
+            Template::Map | Template::Row { .. } => 0,
+            Template::MatMul | Template::Conv { .. } | Template::ConvTranspose { .. } => 2,
+            Template::Pool { .. } | Template::Pad { .. } | Template::Resize { .. } => 1,
+            Template::Gather { strides, .. } => 1 + strides.len(),
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! The schema of the op table: everything the crate knows of an operator is one static [`OpDef`] row.
+//!
+//! Names, inputs, attributes and semantics are ONNX's. An input that only shapes the computation (a Reshape's target, a
+//! Slice's bounds) is declared [`Arity::Shaping`]: it must be a constant, and reaches the row's functions as the
+//! attribute of the same name, whichever way the file's opset spells it.
+
+use crate::dtype::DType;
+use crate::expr::Expr;
+use crate::kernel::{Fold, Template};
+use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
+use std::collections::BTreeMap;
+use std::ops::Index;
+
+/// Why a row refuses a node: expected and found. The graph adds the node's name and operator.
+pub type OpResult<T> = Result<T, String>;
+
+/// What is known of a value before anything runs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fact {
+    /// Element type.
+    pub dtype: DType,
+    /// Extents; named dims are bound.
+    pub shape: Shape,
+}
+
+impl Fact {
+    /// A value of this type and shape.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Fact {
+        Fact { dtype, shape: shape.into() }
+    }
+}
+
+impl std::fmt::Display for Fact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+/// A value of a graph: output `port` of node `node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId {
+    /// The producing node's index.
+    pub node: u32,
+    /// Which of its outputs.
+    pub port: u32,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub enum Attr {
+    Int(i64),
+    Float(f64),
+    Str(String),
+    Ints(Vec<i64>),
+    Floats(Vec<f64>),
+    Strs(Vec<String>),
+    Tensor(Tensor),
+}
+
+impl Attr {
+    /// The name of the attribute's kind, as ONNX calls it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Attr::Int(_) => "int",
+            Attr::Float(_) => "float",
+            Attr::Str(_) => "string",
+            Attr::Ints(_) => "ints",
+            Attr::Floats(_) => "floats",
+            Attr::Strs(_) => "strings",
+            Attr::Tensor(_) => "tensor",
+        }
+    }
+}
+
+/// The attributes of a node, by name, in a fixed order.
+#[derive(Clone, Debug, Default)]
+pub struct Attrs(BTreeMap<String, Attr>);
+
+impl Attrs {
+    /// No attributes.
+    pub fn new() -> Attrs {
+        Attrs::default()
+    }
+
+    /// These attributes and one more (or another value for it).
+    pub fn with(mut self, name: &str, value: impl Into<Attr>) -> Attrs {
+        self.set(name, value);
+        self
+    }
+
+    /// Adds an attribute, or gives it another value.
+    pub fn set(&mut self, name: &str, value: impl Into<Attr>) {
+        self.0.insert(name.to_owned(), value.into());
+    }
+
+    /// The attribute's value, if it is set.
+    pub fn get(&self, name: &str) -> Option<&Attr> {
+        self.0.get(name)
+    }
+
+    /// Takes an attribute out.
+    pub fn remove(&mut self, name: &str) -> Option<Attr> {
+        self.0.remove(name)
+    }
+
+    /// All attributes in order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), v))
+    }
+}
+
+macro_rules! from {
+    ($($kind:ident: $($ty:ty),+);+) => {$($(
+        impl From<$ty> for Attr {
+            fn from(value: $ty) -> Attr { Attr::$kind(value.into()) }
+        }
+    )+)+};
+}
+from!(Int: i64, i32; Float: f64, f32; Str: String, &str; Ints: Vec<i64>; Floats: Vec<f64>; Tensor: Tensor);
+
+impl From<&[usize]> for Attr {
+    fn from(values: &[usize]) -> Attr {
+        Attr::Ints(values.iter().map(|&v| v as i64).collect())
+    }
+}
+
+/// A node as its row sees it: attributes and input facts.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The node's row.
+    pub op: &'static OpDef,
+    /// The node's attributes, shaping inputs among them.
+    pub attrs: &'a Attrs,
+    /// Facts of the data inputs; an omitted optional input is `None`.
+    pub inputs: &'a [Option<&'a Fact>],
+}
+
+impl<'a> Call<'a> {
+    /// The fact of a required input. Arity is checked before a row is asked.
+    pub fn fact(&self, input: usize) -> &'a Fact {
+        self.inputs[input].expect("a required input is present: arity is checked first")
+    }
+
+    /// The shape of a required input.
+    pub fn shape(&self, input: usize) -> &'a Shape {
+        &self.fact(input).shape
+    }
+
+    /// The element type of a required input.
+    pub fn dtype(&self, input: usize) -> DType {
+        self.fact(input).dtype
+    }
+
+    /// Whether an optional input is given.
+    pub fn has(&self, input: usize) -> bool {
+        self.inputs.get(input).is_some_and(Option::is_some)
+    }
+
+    /// An integer attribute, or `default`.
+    pub fn int(&self, name: &str, default: i64) -> OpResult<i64> {
+        match self.attrs.get(name) {
+            None => Ok(default),
+            Some(Attr::Int(v)) => Ok(*v),
+            Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0]),
+            Some(other) => Err(format!("attribute '{name}': expected an int, found {}", other.kind())),
+        }
+    }
+
+    /// A float attribute, or `default`.
+    pub fn float(&self, name: &str, default: f64) -> OpResult<f64> {
+        match self.attrs.get(name) {
+            None => Ok(default),
+            Some(Attr::Float(v)) => Ok(*v),
+            Some(Attr::Int(v)) => Ok(*v as f64),
+            Some(Attr::Floats(v)) if v.len() == 1 => Ok(v[0]),
+            Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0] as f64),
+            Some(other) => Err(format!("attribute '{name}': expected a float, found {}", other.kind())),
+        }
+    }
+
+    /// A string attribute, or `default`.
+    pub fn str(&self, name: &str, default: &'a str) -> OpResult<&'a str> {
+        match self.attrs.get(name) {
+            None => Ok(default),
+            Some(Attr::Str(v)) => Ok(v),
+            Some(other) => Err(format!("attribute '{name}': expected a string, found {}", other.kind())),
+        }
+    }
+
+    /// A list of integers, if the attribute is set.
+    pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i64]>> {
+        match self.attrs.get(name) {
+            None => Ok(None),
+            Some(Attr::Ints(v)) => Ok(Some(v)),
+            Some(other) => Err(format!("attribute '{name}': expected ints, found {}", other.kind())),
+        }
+    }
+
+    /// A list of floats, if the attribute is set.
+    pub fn floats(&self, name: &str) -> OpResult<Option<Vec<f64>>> {
+        match self.attrs.get(name) {
+            None => Ok(None),
+            Some(Attr::Floats(v)) => Ok(Some(v.clone())),
+            Some(Attr::Ints(v)) => Ok(Some(v.iter().map(|&v| v as f64).collect())),
+            Some(other) => Err(format!("attribute '{name}': expected floats, found {}", other.kind())),
+        }
+    }
+
+    /// The axis that an integer attribute names within `shape`, negative values counting from the end.
+    pub fn axis(&self, name: &str, default: i64, shape: &Shape) -> OpResult<usize> {
+        let axis = self.int(name, default)?;
+        shape.axis(axis).ok_or_else(|| format!("attribute '{name}': axis {axis} is outside {shape}"))
+    }
+
+    /// The facts that the row infers for this node's outputs.
+    pub fn infer(&self) -> OpResult<Vec<Fact>> {
+        (self.op.infer)(self)
+    }
+}
+
+/// How often an input may be given, and what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arity {
+    /// Exactly once.
+    One,
+    /// Once or not at all.
+    Optional,
+    /// Any number of times, at least once; last in the list.
+    Variadic,
+    /// A constant that shapes the computation; becomes the attribute of the input's name. May be omitted.
+    Shaping,
+}
+
+/// An input of an operator.
+#[derive(Clone, Copy, Debug)]
+pub struct Input {
+    /// ONNX's name for it.
+    pub name: &'static str,
+    /// How often and what for.
+    pub arity: Arity,
+}
+
+/// A required data input.
+pub const fn one(name: &'static str) -> Input {
+    Input { name, arity: Arity::One }
+}
+
+/// An optional data input.
+pub const fn optional(name: &'static str) -> Input {
+    Input { name, arity: Arity::Optional }
+}
+
+/// A repeated data input.
+pub const fn variadic(name: &'static str) -> Input {
+    Input { name, arity: Arity::Variadic }
+}
+
+/// A constant input that becomes the attribute of its name.
+pub const fn shaping(name: &'static str) -> Input {
+    Input { name, arity: Arity::Shaping }
+}
+
+/// The row's meaning in `f64`, independent of how the row is lowered: the oracle of every test.
+#[derive(Clone, Copy)]
+pub enum Eval {
+    /// Elementwise: the broadcast inputs' values at one index to the output's. An omitted optional input reads as NaN.
+    Scalar(fn(&[f64], &Call) -> f64),
+    /// Row-major values of the inputs to those of every output.
+    Tensor(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+}
+
+/// A kernel template with its parameters, before operands have buffers.
+pub struct Core {
+    /// The template.
+    pub template: Template,
+    /// The kernel's index space: the output's elements in row-major order, possibly under another shape.
+    pub shape: Shape,
+    /// The core operands: which data input each reads, and how.
+    pub reads: Vec<(usize, Access)>,
+}
+
+/// The inputs of an elementwise row, as expressions; an omitted optional input is absent.
+pub struct Args<'a>(pub &'a [Option<Expr>]);
+
+impl Args<'_> {
+    /// An optional input.
+    pub fn get(&self, input: usize) -> Option<&Expr> {
+        self.0.get(input)?.as_ref()
+    }
+
+    /// Every input given.
+    pub fn iter(&self) -> impl Iterator<Item = &Expr> {
+        self.0.iter().flatten()
+    }
+}
+
+impl Index<usize> for Args<'_> {
+    type Output = Expr;
+    fn index(&self, input: usize) -> &Expr {
+        self.get(input).expect("a required input is present: arity is checked first")
+    }
+}
+
+/// Builds nodes while a row is decomposed into others.
+pub trait Build {
+    /// The fact of a value.
+    fn fact(&self, value: ValueId) -> Fact;
+    /// Adds a node with one output; optional inputs that are omitted are `None`.
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId>;
+    /// Adds a constant.
+    fn constant(&mut self, tensor: Tensor) -> ValueId;
+}
+
+impl dyn Build + '_ {
+    /// Adds a node whose inputs are all given.
+    pub fn op(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> OpResult<ValueId> {
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        self.node(op, &inputs, attrs)
+    }
+
+    /// Adds a scalar constant.
+    pub fn scalar(&mut self, value: f64, dtype: DType) -> ValueId {
+        self.constant(Tensor::from_f64(dtype, Shape::default(), &[value]))
+    }
+}
+
+/// How a row becomes kernels.
+#[derive(Clone, Copy)]
+pub enum Lower {
+    /// Elementwise over the broadcast inputs.
+    Map(fn(&Args, &Call) -> Expr),
+    /// A fold over the axes that [`reduced_axes`] gives, kept with extent 1 unless `keepdims` is 0.
+    Reduce(Fold),
+    /// The output's access, given where input 0 lies; `None` when strides cannot express it and a copy is needed.
+    View(fn(&Call, &Access) -> Option<Access>),
+    /// Inputs laid one after another along attribute `axis`.
+    Concat,
+    /// Other rows, one value per output.
+    Decompose(fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>),
+    /// A kernel template over the data inputs, given where those lie.
+    Template(fn(&Call, &[Access]) -> OpResult<Core>),
+    /// Folded away before lowering (its inputs are constants or facts); there is no kernel for it.
+    Fold,
+}
+
+/// One row of the op table.
+pub struct OpDef {
+    /// ONNX's name.
+    pub name: &'static str,
+    /// One line: what it computes.
+    pub doc: &'static str,
+    /// Inputs in ONNX's order.
+    pub inputs: &'static [Input],
+    /// Names of attributes it knows; any other is refused.
+    pub attrs: &'static [&'static str],
+    /// Facts of the outputs.
+    pub infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    /// The meaning in `f64`.
+    pub eval: Eval,
+    /// How it becomes kernels.
+    pub lower: Lower,
+    /// Brings a node of an older opset to the newest form, before arity and attributes are checked. The slots are
+    /// the node's inputs in the file's order.
+    pub upgrade: Option<fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs)>,
+}
+
+impl std::fmt::Debug for OpDef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl OpDef {
+    /// How many data inputs a node must have at least and may have at most.
+    pub fn arity(&self) -> (usize, usize) {
+        let data = || self.inputs.iter().filter(|i| i.arity != Arity::Shaping);
+        let min = data().filter(|i| matches!(i.arity, Arity::One | Arity::Variadic)).count();
+        let variadic = data().any(|i| i.arity == Arity::Variadic);
+        (min, if variadic { usize::MAX } else { data().count() })
+    }
+
+    /// Whether a node is elementwise.
+    pub fn is_map(&self) -> bool {
+        matches!(self.lower, Lower::Map(_))
+    }
+}
+
+/// The axes a reduction folds, ascending: attribute `axes`, or all of them when it is absent or empty (none, with
+/// `noop_with_empty_axes`).
+pub fn reduced_axes(call: &Call) -> OpResult<Vec<usize>> {
+    let shape = call.shape(0);
+    let mut axes = match call.ints("axes")? {
+        Some(axes) if !axes.is_empty() => axes
+            .iter()
+            .map(|&a| shape.axis(a).ok_or_else(|| format!("attribute 'axes': axis {a} is outside {shape}")))
+            .collect::<OpResult<Vec<_>>>()?,
+        _ if call.int("noop_with_empty_axes", 0)? != 0 => Vec::new(),
+        _ => (0..shape.len()).collect(),
+    };
+    axes.sort_unstable();
+    axes.dedup();
+    Ok(axes)
+}

@@ -1,0 +1,5 @@
+//! Rows.
+
+use crate::op::OpDef;
+
+pub(super) static OPS: &[OpDef] = &[];

@@ -1,0 +1,101 @@
+//! What planning may assume of a device: plain data, so that a plan can be made where the device is not.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The family of kernels a target runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Host threads.
+    Cpu,
+    /// WGSL compute shaders.
+    Wgpu,
+    /// CUDA C++ kernels.
+    Cuda,
+}
+
+/// All that planning may assume of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Target {
+    /// A name for messages.
+    pub name: String,
+    /// Which kernels it runs.
+    pub family: Family,
+    /// Every buffer starts at a multiple of this many bytes.
+    pub alignment: u64,
+    /// Largest single allocation, in bytes.
+    pub max_segment: u64,
+    /// Largest range that one binding may cover, in bytes.
+    pub max_binding: u64,
+    /// Buffers that one dispatch may bind.
+    pub max_bindings: u32,
+    /// Largest workgroup, in invocations.
+    pub max_workgroup: u32,
+    /// Bytes of memory that a workgroup shares.
+    pub max_shared: u32,
+    /// Largest number of workgroups along one dimension of a dispatch.
+    pub max_groups: u32,
+    /// Threads for which per-thread workspaces are planned (1 on a GPU).
+    pub threads: u32,
+}
+
+impl Target {
+    /// The host, with workspaces for `threads` threads.
+    pub fn cpu(threads: u32) -> Target {
+        Target {
+            name: "cpu".into(),
+            family: Family::Cpu,
+            alignment: 256,
+            max_segment: 1 << 46,
+            max_binding: 1 << 46,
+            max_bindings: u32::MAX,
+            max_workgroup: 1,
+            max_shared: 0,
+            max_groups: u32::MAX,
+            threads,
+        }
+    }
+
+    /// What every WebGPU implementation offers (`wgpu::Limits::default()`).
+    pub fn wgpu() -> Target {
+        Target {
+            name: "wgpu".into(),
+            family: Family::Wgpu,
+            alignment: 256,
+            max_segment: 256 << 20,
+            max_binding: 128 << 20,
+            max_bindings: 8,
+            max_workgroup: 256,
+            max_shared: 16 << 10,
+            max_groups: 65535,
+            threads: 1,
+        }
+    }
+
+    /// The preset called `name`: `cpu` (2 threads) or `wgpu`.
+    pub fn preset(name: &str) -> Option<Target> {
+        match name {
+            "cpu" => Some(Target::cpu(2)),
+            "wgpu" => Some(Target::wgpu()),
+            _ => None,
+        }
+    }
+
+    /// The type in which values of `dtype` are stored on this device: GPUs without 64-bit integers or bytes hold
+    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1.
+    ///
+    /// # Errors
+    /// When the device has no type that could hold the values.
+    pub fn storage(&self, dtype: DType) -> Result<DType> {
+        match (self.family, dtype) {
+            (Family::Cpu, DType::F16 | DType::BF16) => {}
+            (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
+            (Family::Wgpu, DType::F32 | DType::I32) => return Ok(dtype),
+            (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),
+            (Family::Wgpu, _) => {}
+        }
+        Err(Error::Usage(format!("target '{}' has no {dtype}", self.name)))
+    }
+}

@@ -1,0 +1,118 @@
+//! Host data.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::shape::Shape;
+use bytes::Bytes;
+use half::{bf16, f16};
+
+/// A dense row-major array in host memory, little-endian. Cheap to clone; its bytes may lie in a mapped file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tensor {
+    dtype: DType,
+    shape: Shape,
+    bytes: Bytes,
+}
+
+impl Tensor {
+    /// A tensor over these bytes.
+    ///
+    /// # Errors
+    /// When their number is not that of the shape's elements.
+    pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: impl Into<Bytes>) -> Result<Tensor> {
+        let (shape, bytes) = (shape.into(), bytes.into());
+        let expected = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
+        if expected != Some(bytes.len()) {
+            return Err(Error::Usage(format!(
+                "a tensor {dtype}{shape} takes {} bytes, found {}",
+                expected.map_or("too many".into(), |n| n.to_string()),
+                bytes.len()
+            )));
+        }
+        Ok(Tensor { dtype, shape, bytes })
+    }
+
+    /// A tensor of `f32` values.
+    ///
+    /// # Errors
+    /// When their number is not that of the shape's elements.
+    pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor> {
+        Tensor::new(DType::F32, shape, bytemuck::cast_slice(values).to_vec())
+    }
+
+    /// A tensor of `i64` values.
+    ///
+    /// # Errors
+    /// When their number is not that of the shape's elements.
+    pub fn from_i64(shape: impl Into<Shape>, values: &[i64]) -> Result<Tensor> {
+        Tensor::new(DType::I64, shape, bytemuck::cast_slice(values).to_vec())
+    }
+
+    /// Values rounded to `dtype` (integers truncated and saturated).
+    ///
+    /// # Panics
+    /// When their number is not that of the shape's elements.
+    pub fn from_f64(dtype: DType, shape: impl Into<Shape>, values: &[f64]) -> Tensor {
+        fn collect<T: bytemuck::NoUninit>(values: &[f64], f: impl Fn(f64) -> T) -> Vec<u8> {
+            let mut bytes = Vec::with_capacity(size_of_val(values) / 8 * size_of::<T>());
+            for &v in values {
+                bytes.extend_from_slice(bytemuck::bytes_of(&f(v)));
+            }
+            bytes
+        }
+        let bytes = match dtype {
+            DType::F32 => collect(values, |v| v as f32),
+            DType::F16 => collect(values, f16::from_f64),
+            DType::BF16 => collect(values, bf16::from_f64),
+            DType::F64 => collect(values, |v| v),
+            DType::I64 => collect(values, |v| v as i64),
+            DType::I32 => collect(values, |v| v as i32),
+            DType::U8 => collect(values, |v| v as u8),
+            DType::I8 => collect(values, |v| v as i8),
+            DType::Bool => collect(values, |v| u8::from(v != 0.0)),
+        };
+        Tensor::new(dtype, shape, bytes).expect("as many values as the shape has elements")
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Extents.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// The elements, row-major, little-endian.
+    pub fn bytes(&self) -> &Bytes {
+        &self.bytes
+    }
+
+    /// Every element as `f64` (an `i64` beyond 2^53 is rounded).
+    pub fn to_f64(&self) -> Vec<f64> {
+        fn map<T: bytemuck::AnyBitPattern>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
+            bytes.chunks_exact(size_of::<T>()).map(|c| f(bytemuck::pod_read_unaligned(c))).collect()
+        }
+        match self.dtype {
+            DType::F32 => map(&self.bytes, |v: f32| v.into()),
+            DType::F16 => map(&self.bytes, |v: f16| v.to_f64()),
+            DType::BF16 => map(&self.bytes, |v: bf16| v.to_f64()),
+            DType::F64 => map(&self.bytes, |v: f64| v),
+            DType::I64 => map(&self.bytes, |v: i64| v as f64),
+            DType::I32 => map(&self.bytes, |v: i32| v.into()),
+            DType::U8 => map(&self.bytes, |v: u8| v.into()),
+            DType::I8 => map(&self.bytes, |v: i8| v.into()),
+            DType::Bool => map(&self.bytes, |v: u8| f64::from(v != 0)),
+        }
+    }
+
+    /// Every element as `i64`, exactly, if this is an integer or `bool` tensor.
+    pub fn to_i64(&self) -> Option<Vec<i64>> {
+        match self.dtype {
+            DType::I64 => Some(self.bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()),
+            d if d.is_float() => None,
+            _ => Some(self.to_f64().into_iter().map(|v| v as i64).collect()),
+        }
+    }
+}
