@@ -7,6 +7,7 @@ pub mod graph;
 pub mod kernel;
 pub mod op;
 pub mod ops;
+pub mod pass;
 pub mod plan;
 pub mod reference;
 pub mod shape;

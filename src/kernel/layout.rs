@@ -1,0 +1,14 @@
+//! Layouts and workspaces of the CPU's kernels.
+
+use super::Kernel;
+use crate::target::Target;
+
+/// Bytes of scratch memory that a kernel needs.
+pub fn workspace(_: &Kernel, _: &Target) -> u64 {
+    0
+}
+
+/// Bytes of a constant operand in the layout that the kernel prefers.
+pub fn packed_bytes(_: &Kernel, _: usize) -> Option<u64> {
+    None
+}
