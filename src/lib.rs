@@ -2,6 +2,7 @@
 pub mod backend;
 pub mod dtype;
 pub mod error;
+pub mod exec;
 pub mod expr;
 pub mod graph;
 pub mod kernel;

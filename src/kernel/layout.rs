@@ -12,3 +12,8 @@ pub fn workspace(_: &Kernel, _: &Target) -> u64 {
 pub fn packed_bytes(_: &Kernel, _: usize) -> Option<u64> {
     None
 }
+
+/// A constant operand's elements in the layout that the kernel prefers.
+pub fn pack(_: &Kernel, _: usize, bytes: &[u8]) -> Vec<u8> {
+    bytes.to_vec()
+}

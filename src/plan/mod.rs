@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{Constant, Graph};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::Target;
@@ -17,6 +17,7 @@ use lower::{Draft, Options, lower};
 use place::{Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::sync::Arc;
 
 pub mod check;
 pub mod live;
@@ -244,6 +245,14 @@ pub struct Limits {
 /// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
 /// lacks its type.
 pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+    Ok(compile(graph, target, limits)?.0)
+}
+
+/// As [`plan`], with the data of the plan's constants: one entry per entry of [`Plan::constants`].
+///
+/// # Errors
+/// As [`plan`].
+pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
     let mut best: Option<(Draft, Layout)> = None;
     for join in [true, false] {
         let draft = lower(graph, target, Options { join })?;
@@ -264,14 +273,14 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
         }
     }
     let (draft, layout) = best.expect("the first order is always placed");
-    let plan = assemble(graph, target, draft, layout)?;
+    let (plan, constants) = assemble(graph, target, draft, layout);
     check::check(&plan)?;
     match limits.memory {
         Some(limit) if plan.bytes() > limit => {
             let what = format!("the plan of '{}'", plan.name);
             Err(Error::Fit { what, needed: plan.bytes(), limit })
         }
-        _ => Ok(plan),
+        _ => Ok((plan, constants)),
     }
 }
 
@@ -361,7 +370,7 @@ impl Stack<'_> {
     }
 }
 
-fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> Result<Plan> {
+fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Plan, Vec<Arc<Constant>>) {
     let mut used = vec![false; draft.buffers.len()];
     for step in &draft.steps {
         step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
@@ -397,7 +406,9 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> Res
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
-    let constants = draft.constants.iter().filter(|c| used[c.buffer]).map(|c| ConstantPort {
+    let kept = || draft.constants.iter().filter(|c| used[c.buffer]);
+    let data = kept().map(|c| c.constant.clone()).collect();
+    let constants = kept().map(|c| ConstantPort {
         name: c.constant.name.clone(),
         dtype: c.constant.fact.dtype,
         buffer: number[c.buffer],
@@ -440,5 +451,5 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> Res
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
     };
-    Ok(plan)
+    (plan, data)
 }
