@@ -6,6 +6,7 @@ pub mod exec;
 pub mod expr;
 pub mod graph;
 pub mod kernel;
+pub mod npy;
 pub mod op;
 pub mod ops;
 pub mod pass;

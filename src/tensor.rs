@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
 use bytes::Bytes;
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -149,5 +149,41 @@ impl Tensor {
             return Ok(tensor);
         }
         Ok(Tensor::from_f64(dtype, tensor.shape.clone(), &tensor.to_f64()))
+    }
+
+    /// The tensor with its axes in reverse order.
+    pub fn transposed(&self) -> Tensor {
+        let axes: Vec<usize> = (0..self.shape.len()).rev().collect();
+        self.gather(&Access::contiguous(self.shape.clone()).permute(&axes))
+    }
+
+    /// The elements that `access` reads, row-major.
+    ///
+    /// # Panics
+    /// When it reads outside of the tensor.
+    pub fn gather(&self, access: &Access) -> Tensor {
+        let size = self.dtype.size();
+        let mut bytes = Vec::with_capacity(access.shape.numel() * size);
+        let (inner, step) = match (access.shape.last(), access.strides.last()) {
+            (Some(&d), Some(&s)) => (d, s),
+            _ => (1, 1),
+        };
+        let outer = &access.shape[..access.shape.len().saturating_sub(1)];
+        let mut index = vec![0; access.shape.len()];
+        let rows = if inner == 0 { 0 } else { access.shape.numel() / inner };
+        for _ in 0..rows {
+            let start = access.at(&index);
+            if step == 1 {
+                let start = start as usize * size;
+                bytes.extend_from_slice(&self.bytes[start..start + inner * size]);
+            } else {
+                for i in 0..inner as isize {
+                    let at = (start + i * step) as usize * size;
+                    bytes.extend_from_slice(&self.bytes[at..at + size]);
+                }
+            }
+            crate::shape::advance(&mut index[..outer.len()], outer);
+        }
+        Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
     }
 }
