@@ -97,7 +97,7 @@ fn mode(call: &Call) -> OpResult<ResizeMode> {
     }
 }
 
-/// Which axes the lists `roi`, `scales` and `sizes` are about, in their order.
+/// Which axes the lists `scales` and `sizes` are about, in their order.
 fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
     let x = call.shape(0);
     let Some(axes) = call.ints("axes")? else { return Ok((0..x.len()).collect()) };
@@ -120,16 +120,6 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
         false => Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}")),
     };
     let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
-    let crop = transform == "tf_crop_and_resize";
-    let mut roi = vec![0.0; named.len()];
-    roi.resize(2 * named.len(), 1.0);
-    if crop {
-        roi = call.floats("roi")?.unwrap_or_default();
-        listed("roi", 2 * named.len(), roi.len())?;
-        if !roi.iter().all(|r| (0.0..=1.0).contains(r)) {
-            return Err(format!("attribute 'roi': expected a region inside the data, from 0 to 1, found {roi:?}"));
-        }
-    }
     // An empty list stands for one that is not given.
     let scales = call.floats("scales")?.filter(|s| !s.is_empty());
     let sizes = call.ints("sizes")?.filter(|s| !s.is_empty());
@@ -139,14 +129,12 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
             listed("scales", named.len(), scales.len())?;
             let extent = |(k, &scale): (usize, &f64)| {
                 // In single precision, as the factors are: 0.7 of 10 is 7.
-                let out = (x[named[k]] as f32 * (roi[named.len() + k] - roi[k]) as f32 * scale as f32).floor();
+                let out = (x[named[k]] as f32 * scale as f32).floor();
                 let valid = scale > 0.0 && scale.is_finite() && (0.0..i64::MAX as f32).contains(&out);
                 valid.then_some((out as usize, scale))
             };
             let resized = scales.iter().enumerate().map(extent).collect::<Option<_>>();
-            resized.ok_or_else(|| {
-                format!("attribute 'scales': expected positive factors that give a region, found {scales:?}")
-            })?
+            resized.ok_or_else(|| format!("attribute 'scales': expected positive factors, found {scales:?}"))?
         }
         (None, Some(sizes)) => {
             listed("sizes", named.len(), sizes.len())?;
@@ -191,15 +179,10 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
                 axis.step = if out > 1 { last / (out as f64 - 1.0) } else { 0.0 };
                 0.0
             }
-            "tf_crop_and_resize" => {
-                let (start, end) = (roi[k], roi[named.len() + k]);
-                axis.step = if out > 1 { (end - start) * last / (out as f64 - 1.0) } else { 0.0 };
-                if out > 1 { start * last } else { 0.5 * (start + end) * last }
-            }
             other => {
                 return Err(format!(
                     "attribute 'coordinate_transformation_mode': expected half_pixel, half_pixel_symmetric, \
-                     pytorch_half_pixel, align_corners, asymmetric or tf_crop_and_resize, found '{other}'"
+                     pytorch_half_pixel, align_corners or asymmetric, found '{other}'"
                 ));
             }
         };
@@ -243,8 +226,10 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
     let clamp = |i: f64| i.clamp(0.0, last as f64) as usize;
     match mode {
         ResizeMode::Nearest(rule) => {
-            // In single precision, as scales are: 3 divided by the nearest number to 1/3 is 9, not a little less.
-            let x = f64::from(x as f32);
+            // Scales are in single precision: 3 over the number nearest to 1/3 is 9, not a little less. 20 bits of a
+            // coordinate count.
+            let unit = (axis.len.max(1).ilog2() as f64 - 20.0).exp2().min(0.25);
+            let x = (x / unit).round() * unit;
             let i = match rule {
                 Nearest::RoundPreferFloor => (x - 0.5).ceil(),
                 Nearest::RoundPreferCeil => (x + 0.5).floor(),
