@@ -530,7 +530,7 @@ mod tests {
             "attribute 'axes': expected extent 1 at axis 0, found 3"
         );
         assert_eq!(
-            refused("Unsqueeze", &[(F32, &[3])], &ints("axes", &[1, -1])),
+            refused("Unsqueeze", &[(F32, &[3])], &ints("axes", &[2, -1])),
             "attribute 'axes': axis -1 is given twice"
         );
         assert_eq!(refused("Expand", &[(F32, &[3])], &ints("shape", &[2])), "cannot expand [3] to [2]");
