@@ -359,6 +359,21 @@ pub enum Lower {
     Fold,
 }
 
+impl Lower {
+    /// How the row becomes kernels, in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Lower::Map(_) => "elementwise",
+            Lower::Reduce(_) => "row",
+            Lower::View(_) => "view",
+            Lower::Concat => "in place",
+            Lower::Decompose(_) => "decomposed",
+            Lower::Template(_) => "template",
+            Lower::Fold => "constant",
+        }
+    }
+}
+
 /// One row of the op table.
 pub struct OpDef {
     /// ONNX's name.
