@@ -80,6 +80,11 @@ fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
     Ok(vec![Fact::new(dtype, shape)])
 }
 
+/// A constant list of integers that the row cannot do without.
+fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<&'a [i64]> {
+    call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
+}
+
 /// Every index of a shape, in row-major order.
 fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
     let (shape, mut next) = (shape.clone(), (!shape.contains(&0)).then(|| vec![0; shape.len()]));
@@ -100,4 +105,56 @@ fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
 /// The row-major position of an index.
 fn position(index: &[usize], shape: &Shape) -> usize {
     index.iter().zip(shape.iter()).fold(0, |at, (&i, &d)| at * d + i)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{Attrs, Eval};
+    use std::collections::HashSet;
+
+    /// An input by type, shape and values.
+    pub type Input<'a> = (DType, &'a [usize], &'a [f64]);
+
+    /// What the row of a name infers and computes: each output's fact, as text, and its values.
+    pub fn outputs(op: &str, inputs: &[Input], attrs: &Attrs) -> Vec<(String, Vec<f64>)> {
+        let facts: Vec<_> = inputs.iter().map(|(dtype, shape, _)| Fact::new(*dtype, *shape)).collect();
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        let values: Vec<_> = inputs.iter().map(|(_, _, values)| Some(*values)).collect();
+        let call = Call { op: find(op).expect("a row"), attrs, inputs: &facts };
+        let Eval::Tensor(f) = call.op.eval else { panic!("{op} is evaluated by element") };
+        let inferred = call.infer().expect("facts");
+        inferred.iter().map(Fact::to_string).zip(f(&values, &call).expect("values")).collect()
+    }
+
+    /// The first of [`outputs`].
+    pub fn eval(op: &str, inputs: &[Input], attrs: &Attrs) -> (String, Vec<f64>) {
+        outputs(op, inputs, attrs).swap_remove(0)
+    }
+
+    /// Why a row infers nothing.
+    pub fn refused(op: &str, inputs: &[(DType, &[usize])], attrs: &Attrs) -> String {
+        let facts: Vec<_> = inputs.iter().map(|(dtype, shape)| Fact::new(*dtype, *shape)).collect();
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        Call { op: find(op).expect("a row"), attrs, inputs: &facts }.infer().expect_err("refused")
+    }
+
+    #[test]
+    fn rows_are_named_once_and_documented() {
+        let mut names = HashSet::new();
+        for op in all() {
+            assert!(names.insert(op.name), "{} stands twice", op.name);
+            assert!(!op.doc.is_empty() && !op.doc.ends_with('.'), "{}", op.name);
+            let inputs: HashSet<_> = op.inputs.iter().map(|i| i.name).collect();
+            assert_eq!(inputs.len(), op.inputs.len(), "{} has an input twice", op.name);
+        }
+    }
+
+    #[test]
+    fn indices_are_row_major() {
+        let shape = Shape::new([2, 3]);
+        let found: Vec<_> = indices(&shape).map(|i| position(&i, &shape)).collect();
+        assert_eq!(found, (0..6).collect::<Vec<_>>());
+        assert_eq!((indices(&Shape::default()).count(), indices(&Shape::new([2, 0])).count()), (1, 0));
+    }
 }
