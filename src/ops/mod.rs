@@ -2,17 +2,20 @@
 
 use crate::dtype::DType;
 use crate::op::{Arity, Call, Fact, OpDef, OpResult};
-use crate::shape::Shape;
+use crate::shape::{Shape, advance};
 
 mod elementwise;
 mod index;
 mod layout;
 mod linear;
-mod nn;
+mod norm;
 mod reduce;
+mod resize;
+mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 6] = [elementwise::OPS, reduce::OPS, layout::OPS, index::OPS, linear::OPS, nn::OPS];
+pub static OPS: [&[OpDef]; 8] =
+    [elementwise::OPS, reduce::OPS, layout::OPS, index::OPS, linear::OPS, window::OPS, norm::OPS, resize::OPS];
 
 /// Every row, in order of the families.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
@@ -78,24 +81,41 @@ fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<&'a [i64]> {
 
 /// Every index of a shape, in row-major order.
 fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
-    let (shape, mut next) = (shape.clone(), (!shape.contains(&0)).then(|| vec![0; shape.len()]));
-    std::iter::from_fn(move || {
-        let index = next.clone()?;
-        let carry = (0..shape.len()).rev().find(|&k| index[k] + 1 < shape[k]);
-        match (carry, &mut next) {
-            (Some(k), Some(next)) => {
-                next[k] += 1;
-                next[k + 1..].fill(0);
-            }
-            _ => next = None,
-        }
-        Some(index)
+    let (shape, mut next) = (shape.clone(), vec![0; shape.len()]);
+    (0..shape.numel()).map(move |_| {
+        let index = next.clone();
+        advance(&mut next, &shape);
+        index
     })
+}
+
+/// Calls `f` with every index of a tensor of this shape, in row-major order.
+fn each_index(shape: &[usize], mut f: impl FnMut(&[usize])) {
+    let mut index = vec![0; shape.len()];
+    for _ in 0..shape.iter().product() {
+        f(&index);
+        advance(&mut index, shape);
+    }
 }
 
 /// The row-major position of an index.
 fn position(index: &[usize], shape: &Shape) -> usize {
     index.iter().zip(shape.iter()).fold(0, |at, (&i, &d)| at * d + i)
+}
+
+/// Every data input that is given has one floating-point type, which is returned.
+fn one_float(call: &Call) -> OpResult<DType> {
+    let dtype = call.dtype(0);
+    let data = call.op.inputs.iter().filter(|i| i.arity != Arity::Shaping);
+    for (input, fact) in data.zip(call.inputs).filter_map(|(i, f)| Some((i.name, (*f)?))) {
+        if !fact.dtype.is_float() {
+            return Err(format!("input {input}: expected a floating-point type, found {fact}"));
+        }
+        if fact.dtype != dtype {
+            return Err(format!("input {input}: expected {dtype} like input {}, found {fact}", call.op.inputs[0].name));
+        }
+    }
+    Ok(dtype)
 }
 
 #[cfg(test)]
