@@ -69,6 +69,12 @@ fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) ->
     }
 }
 
+/// The one floating-point type of all given inputs.
+fn same_float(call: &Call) -> OpResult<DType> {
+    let dtype = same_dtype(call)?;
+    expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
+}
+
 /// One output of this type and shape.
 fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
     Ok(vec![Fact::new(dtype, shape)])

@@ -1,6 +1,6 @@
 //! Normalizations: values brought to a common mean and scale, or to a sum of one.
 
-use super::{each_index, one_float};
+use super::{indices, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::Shape;
@@ -182,7 +182,7 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     let x = call.fact(0);
     for (input, name) in call.op.inputs.iter().enumerate().map(|(i, p)| (i, p.name)) {
         if !call.dtype(input).is_float() {
-            return Err(format!("input {name}: expected a floating-point type, found {}", call.fact(input)));
+            return Err(format!("input '{name}': expected a floating-point type, found {}", call.fact(input)));
         }
     }
     if call.int("training_mode", 0)? != 0 {
@@ -190,14 +190,14 @@ fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     }
     epsilon(call)?;
     let expected = match (x.shape.len(), call.int("spatial", 1)? != 0) {
-        (0, _) => return Err(format!("input X: expected [n, c, spatial..], found {x}")),
+        (0, _) => return Err(format!("input 'X': expected [n, c, spatial..], found {x}")),
         (1, _) => Shape::new([1]),
         (_, true) => Shape::new([x.shape[1]]),
         (_, false) => Shape::new(&x.shape[1..]),
     };
     for (input, name) in call.op.inputs.iter().enumerate().skip(1).map(|(i, p)| (i, p.name)) {
         if *call.shape(input) != expected {
-            return Err(format!("input {name}: expected {expected}, found {}", call.shape(input)));
+            return Err(format!("input '{name}': expected {expected}, found {}", call.shape(input)));
         }
     }
     Ok(vec![x.clone()])
@@ -251,18 +251,18 @@ fn groups(call: &Call) -> OpResult<usize> {
 
 /// Scale and shift have one value per channel, or one per group: `allowed` of them.
 fn infer_groups(call: &Call, allowed: &[usize]) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
+    same_float(call)?;
     (epsilon(call)?, stash(call)?);
     let x = call.fact(0);
     if x.shape.len() < 3 {
-        return Err(format!("input {}: expected [n, c, spatial..], found {x}", call.op.inputs[0].name));
+        return Err(format!("input '{}': expected [n, c, spatial..], found {x}", call.op.inputs[0].name));
     }
     for input in [1, 2] {
         let p = call.shape(input);
         if !allowed.iter().any(|&n| p[..] == [n]) {
             let name = call.op.inputs[input].name;
             return Err(format!(
-                "input {name}: expected {} like the channels of {x}, found {p}",
+                "input '{name}': expected {} like the channels of {x}, found {p}",
                 Shape::new([allowed[0]])
             ));
         }
@@ -320,14 +320,17 @@ fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
 }
 
 fn infer_layer(call: &Call, statistics: &[&str]) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
+    same_float(call)?;
     (epsilon(call)?, stash(call)?);
     let x = call.fact(0);
     let axis = call.axis("axis", -1, &x.shape)?;
     for input in (1..call.op.inputs.len()).filter(|&i| call.has(i)) {
         if Shape::broadcast([&x.shape, call.shape(input)]).as_ref() != Some(&x.shape) {
             let name = call.op.inputs[input].name;
-            return Err(format!("input {name}: expected a shape that broadcasts to {x}, found {}", call.shape(input)));
+            return Err(format!(
+                "input '{name}': expected a shape that broadcasts to {x}, found {}",
+                call.shape(input)
+            ));
         }
     }
     let mut outputs = vec![x.clone()];
@@ -360,11 +363,10 @@ fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult
         Some(values[at])
     };
     let mut y = Vec::with_capacity(x.len());
-    each_index(shape, |index| {
-        let i = y.len();
+    for (i, index) in indices(shape).enumerate() {
         let normal = (x[i] - means[i / row]) * inverses[i / row];
-        y.push(normal * parameter(1, index).unwrap_or(1.0) + parameter(2, index).unwrap_or(0.0));
-    });
+        y.push(normal * parameter(1, &index).unwrap_or(1.0) + parameter(2, &index).unwrap_or(0.0));
+    }
     Ok(if centred { vec![y, means, inverses] } else { vec![y, inverses] })
 }
 
@@ -410,7 +412,7 @@ fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
+    same_float(call)?;
     softmax_axes(call)?;
     Ok(vec![call.fact(0).clone()])
 }
@@ -418,13 +420,12 @@ fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
 fn eval_softmax(inputs: &[Option<&[f64]>], call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let x = inputs[0].expect("required");
     let (shape, axes) = (call.shape(0), softmax_axes(call)?);
-    // The row that each element belongs to, numbered by the index with the row's axes at 0.
+    // Rows are numbered by where they start.
     let mut rows = Vec::with_capacity(x.len());
-    each_index(shape, |index| {
-        rows.push(
-            index.iter().enumerate().fold(0, |at, (k, &i)| at * shape[k] + if axes.contains(&k) { 0 } else { i }),
-        );
-    });
+    for mut index in indices(shape) {
+        axes.iter().for_each(|&k| index[k] = 0);
+        rows.push(position(&index, shape));
+    }
     let (mut max, mut sum) = (vec![f64::NEG_INFINITY; x.len()], vec![0.0; x.len()]);
     for (&r, &x) in rows.iter().zip(x) {
         max[r] = max[r].max(x);

@@ -1,6 +1,6 @@
 //! Interpolation.
 
-use super::{each_index, one_float};
+use super::{indices, output, same_float};
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::{Access, Shape};
@@ -166,7 +166,7 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
     for (k, &(out, scale)) in resized.iter().enumerate() {
         let axis = &mut axes[named[k]];
         if axis.len == 0 && out != 0 {
-            return Err(format!("input X: expected elements to interpolate, found {x}"));
+            return Err(format!("input 'X': expected elements to interpolate, found {x}"));
         }
         let (len, last) = (axis.len as f64, axis.len as f64 - 1.0);
         (axis.out, axis.step) = (out, 1.0 / scale);
@@ -191,9 +191,9 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
 }
 
 fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = one_float(call)?;
+    let dtype = same_float(call)?;
     mode(call)?;
-    Ok(vec![Fact::new(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())])
+    output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
 }
 
 fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
@@ -268,10 +268,11 @@ fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         let inner: usize = shape[k + 1..].iter().product();
         shape[k] = axis.out;
         let mut resized = Vec::with_capacity(shape.numel());
-        each_index(&[shape[..k].iter().product(), axis.out, inner], |index| {
+        let outer: usize = shape[..k].iter().product();
+        for index in indices(&[outer, axis.out, inner].into()) {
             let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
             resized.push(neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum());
-        });
+        }
         values = resized;
     }
     Ok(vec![values])
