@@ -162,6 +162,9 @@ fn addresses(access: &Access) -> Vec<isize> {
     (0..access.shape.numel()).map(next).collect()
 }
 
+/// Attributes that no accepted call reads: Resize takes `roi` for crop modes only, which it refuses.
+const UNREAD: &[&str] = &["Resize.roi"];
+
 /// No attribute and no optional input without a sample that gives it.
 #[test]
 fn samples_cover_every_attribute_and_input() {
@@ -177,5 +180,6 @@ fn samples_cover_every_attribute_and_input() {
         let absent = data.filter(|(i, _)| !of_op().any(|s| s.inputs.get(*i).is_some_and(Option::is_some)));
         missing.extend(absent.map(|(_, input)| format!("{}({})", op.name, input.name)));
     }
+    missing.retain(|name| !UNREAD.contains(&name.as_str()));
     assert!(missing.is_empty(), "without a sample: {}", missing.join(", "));
 }
