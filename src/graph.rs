@@ -109,8 +109,11 @@ impl Constant {
                     let whole = Access::contiguous(input.fact.shape.clone());
                     if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
                         let source = input.value()?;
-                        let tensor = if access.is_contiguous() && access.offset == 0 {
-                            Tensor::new(self.fact.dtype, self.fact.shape.clone(), source.bytes().clone())?
+                        let Fact { dtype, shape } = self.fact.clone();
+                        let tensor = if access.is_contiguous() {
+                            let start = if shape.contains(&0) { 0 } else { access.offset as usize };
+                            let bytes = start * dtype.size()..(start + shape.numel()) * dtype.size();
+                            Tensor::new(dtype, shape, source.bytes().slice(bytes))?
                         } else {
                             source.gather(&access)
                         };
