@@ -64,6 +64,7 @@ pub mod reference;
 pub mod shape;
 pub mod target;
 pub mod tensor;
+pub mod trace;
 
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -164,8 +164,9 @@ impl Tensor {
     pub fn gather(&self, access: &Access) -> Tensor {
         let size = self.dtype.size();
         if access.is_contiguous() {
-            let start = access.offset as usize * size;
-            let bytes = self.bytes.slice(start..start + access.shape.numel() * size);
+            let len = access.shape.numel() * size;
+            let start = if len == 0 { 0 } else { access.offset as usize * size };
+            let bytes = self.bytes.slice(start..start + len);
             return Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes };
         }
         let mut bytes = Vec::with_capacity(access.shape.numel() * size);
