@@ -2,8 +2,9 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Access;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -103,6 +104,19 @@ impl Constant {
             }
             Source::Derived { op, attrs, inputs, port, .. } => {
                 let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
+                // A view moves bytes; only arithmetic needs numbers.
+                if let (Lower::View(view), Some(Some(input))) = (op.lower, inputs.first()) {
+                    let whole = Access::contiguous(input.fact.shape.clone());
+                    if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
+                        let source = input.value()?;
+                        let tensor = if access.is_contiguous() && access.offset == 0 {
+                            Tensor::new(self.fact.dtype, self.fact.shape.clone(), source.bytes().clone())?
+                        } else {
+                            source.gather(&access)
+                        };
+                        return Ok(self.value.get_or_init(|| tensor));
+                    }
+                }
                 let mut values = Vec::with_capacity(inputs.len());
                 for input in inputs {
                     values.push(input.as_deref().map(|c| c.value().map(Tensor::to_f64)).transpose()?);

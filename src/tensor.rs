@@ -2,9 +2,10 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
 use bytes::Bytes;
 use half::{bf16, f16};
+use std::borrow::Cow;
 
 /// A dense row-major array in host memory, little-endian. Cheap to clone; its bytes may lie in a mapped file.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,5 +115,75 @@ impl Tensor {
             d if d.is_float() => None,
             _ => Some(self.to_f64().into_iter().map(|v| v as i64).collect()),
         }
+    }
+
+    /// The elements as a device stores them: in the tensor's own type, or integers and `bool` as `i32`.
+    ///
+    /// # Errors
+    /// When a value does not fit into `i32`; `name` is the tensor's, for the message.
+    pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
+        if stored == self.dtype {
+            return Ok(Cow::Borrowed(&self.bytes));
+        }
+        let values = self
+            .to_i64()
+            .filter(|_| stored == DType::I32)
+            .ok_or_else(|| Error::Usage(format!("tensor '{name}': {} cannot be stored as {stored}", self.dtype)))?;
+        let mut bytes = Vec::with_capacity(values.len() * 4);
+        for value in values {
+            let narrow = i32::try_from(value).map_err(|_| {
+                Error::Usage(format!("tensor '{name}': {value} does not fit into i32, which this device computes in"))
+            })?;
+            bytes.extend_from_slice(&narrow.to_le_bytes());
+        }
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// The reverse of [`store`](Self::store): a tensor of `dtype` from elements that a device stored.
+    ///
+    /// # Errors
+    /// When the bytes are not those of the shape's elements.
+    pub fn load(stored: DType, bytes: Vec<u8>, dtype: DType, shape: Shape) -> Result<Tensor> {
+        let tensor = Tensor::new(stored, shape, bytes)?;
+        if stored == dtype {
+            return Ok(tensor);
+        }
+        Ok(Tensor::from_f64(dtype, tensor.shape.clone(), &tensor.to_f64()))
+    }
+
+    /// The tensor with its axes in reverse order.
+    pub fn transposed(&self) -> Tensor {
+        let axes: Vec<usize> = (0..self.shape.len()).rev().collect();
+        self.gather(&Access::contiguous(self.shape.clone()).permute(&axes))
+    }
+
+    /// The elements that `access` reads, row-major.
+    ///
+    /// # Panics
+    /// When it reads outside of the tensor.
+    pub fn gather(&self, access: &Access) -> Tensor {
+        let size = self.dtype.size();
+        let mut bytes = Vec::with_capacity(access.shape.numel() * size);
+        let (inner, step) = match (access.shape.last(), access.strides.last()) {
+            (Some(&d), Some(&s)) => (d, s),
+            _ => (1, 1),
+        };
+        let outer = &access.shape[..access.shape.len().saturating_sub(1)];
+        let mut index = vec![0; access.shape.len()];
+        let rows = if inner == 0 { 0 } else { access.shape.numel() / inner };
+        for _ in 0..rows {
+            let start = access.at(&index);
+            if step == 1 {
+                let start = start as usize * size;
+                bytes.extend_from_slice(&self.bytes[start..start + inner * size]);
+            } else {
+                for i in 0..inner as isize {
+                    let at = (start + i * step) as usize * size;
+                    bytes.extend_from_slice(&self.bytes[at..at + size]);
+                }
+            }
+            crate::shape::advance(&mut index[..outer.len()], outer);
+        }
+        Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
     }
 }

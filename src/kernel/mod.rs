@@ -14,6 +14,8 @@
 //! These types are plain data and stand below the op table, whose rows name templates; rendering them is
 //! [`render`]'s business.
 
+pub mod layout;
+
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
