@@ -1,6 +1,7 @@
 //! plimsoll
 pub mod backend;
 pub mod dtype;
+pub mod eager;
 pub mod error;
 pub mod exec;
 pub mod expr;
@@ -12,6 +13,7 @@ pub mod ops;
 pub mod pass;
 pub mod plan;
 pub mod reference;
+pub mod report;
 pub mod shape;
 pub mod target;
 pub mod tensor;
