@@ -186,4 +186,36 @@ impl Tensor {
         }
         Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
     }
+
+    /// Compares with what is expected: every element within `atol + rtol * |expected|`, type and shape equal.
+    ///
+    /// # Errors
+    /// What differs most, in words.
+    pub fn compare(&self, expected: &Tensor, rtol: f64, atol: f64) -> Result<(), String> {
+        if (self.dtype, &self.shape) != (expected.dtype, &expected.shape) {
+            let (e, f) = ((expected.dtype, &expected.shape), (self.dtype, &self.shape));
+            return Err(format!("expected {}{}, found {}{}", e.0, e.1, f.0, f.1));
+        }
+        let mut outside = 0;
+        let mut worst = (0.0, 0, 0.0, 0.0);
+        for (i, (found, expected)) in self.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
+            let same = found == expected || found.is_nan() && expected.is_nan();
+            let excess = (found - expected).abs() / (atol + rtol * expected.abs());
+            // A NaN on one side only makes the excess NaN, which is not within 1 either.
+            if !same && !(excess <= 1.0) {
+                outside += 1;
+                if !(excess <= worst.0) {
+                    worst = (excess, i, expected, found);
+                }
+            }
+        }
+        let (_, at, wanted, found) = worst;
+        match outside {
+            0 => Ok(()),
+            n => Err(format!(
+                "{n} of {} elements are outside rtol {rtol}, atol {atol}; worst at {at}: expected {wanted}, found {found}",
+                self.shape.numel()
+            )),
+        }
+    }
 }
