@@ -100,9 +100,13 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     }
     let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
     let over = arena.saturating_sub(summary.lower_bound);
-    let gap = if over == 0 { "reached".into() } else { format!("arena is {} over", percent(over, summary.lower_bound)) };
+    let gap = match over {
+        0 => "reached".into(),
+        _ => format!("the arena is {} over", percent(over, summary.lower_bound)),
+    };
     line("arena's lower bound", summary.lower_bound, gap);
-    line("arena without sharing", summary.unshared_bytes, format!("arena is {}", percent(arena, summary.unshared_bytes)));
+    let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
+    line("arena without sharing", summary.unshared_bytes, share);
     table.to_string()
 }
 
@@ -158,6 +162,8 @@ pub fn comparison(comparison: &Comparison) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::{Segment, Summary};
+    use crate::target::Target;
 
     #[test]
     fn bytes_are_readable_and_exact() {
@@ -175,6 +181,47 @@ mod tests {
         table.row(["name", "1000", "2"]);
         table.row(["x"]);
         assert_eq!(table.to_string(), "         a  größer\nname  1000       2\nx\n");
+    }
+
+    #[test]
+    fn the_memory_block_adds_up() {
+        let segment = |class, bytes| Segment { class, bytes };
+        let mut plan = Plan {
+            version: crate::plan::VERSION,
+            name: "m".into(),
+            target: Target::cpu(1),
+            summary: Summary { lower_bound: 1000, unshared_bytes: 4096, ..Summary::default() },
+            segments: vec![
+                segment(Class::Activation, 1024),
+                segment(Class::Constant, 2048),
+                segment(Class::Input, 512),
+                segment(Class::Output, 512),
+            ],
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            state: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kernels: Vec::new(),
+            steps: Vec::new(),
+        };
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4 }));
+        let expected = "\
+planned                4.00 KiB  4,096 bytes
+allocated              3.91 KiB  4,000 bytes  96 fewer than planned
+  constants            2.00 KiB  2,048 bytes                 50.0 %
+  inputs                  512 B    512 bytes                 12.5 %
+  outputs                 512 B    512 bytes                 12.5 %
+  arena                1.00 KiB  1,024 bytes                 25.0 %
+arena's lower bound      1000 B  1,000 bytes  the arena is 2.4 % over
+arena without sharing  4.00 KiB  4,096 bytes    the arena is 25.0 %
+";
+        let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(squeeze(&block), squeeze(expected), "{block}");
+        plan.summary.lower_bound = 1024;
+        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4 }));
+        assert!(block.contains("as planned") && block.contains("reached"), "{block}");
+        assert!(!memory(&plan, None).contains("allocated"));
     }
 
     #[test]
