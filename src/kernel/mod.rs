@@ -14,6 +14,8 @@
 //! These types are plain data and stand below the op table, whose rows name templates; rendering them is
 //! [`render`]'s business.
 
+pub mod render;
+
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
@@ -210,7 +212,7 @@ pub enum Nearest {
 }
 
 impl Template {
-    /// The row of [`KERNELS`] this is.
+    /// The row of [`render::KERNELS`] this is.
     pub fn name(&self) -> &'static str {
         match self {
             Template::Map => "map",
