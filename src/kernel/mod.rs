@@ -14,6 +14,7 @@
 //! These types are plain data and stand below the op table, whose rows name templates; rendering them is
 //! [`render`]'s business.
 
+pub mod layout;
 pub mod render;
 
 use crate::dtype::DType;

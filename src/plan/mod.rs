@@ -1,0 +1,455 @@
+//! What will run, on which bytes: order first, offsets second, all of it known before a device is touched.
+//!
+//! ```text
+//! Graph --lower--> Draft --order--> --live--> --place--> Plan --check
+//!         kernels,         step      ranges,    offsets        (knows only the plan)
+//!         virtual buffers  order     in-place
+//! ```
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Constant, Graph};
+use crate::kernel::Kernel;
+use crate::shape::Shape;
+use crate::target::Target;
+use live::Live;
+use lower::{Draft, Options, lower};
+use place::{Item, Problem};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::Arc;
+
+pub mod check;
+pub mod live;
+pub mod lower;
+pub mod order;
+pub mod place;
+
+/// The version of the plan's file format.
+pub const VERSION: u32 = 1;
+
+/// What a buffer or a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Written once when the plan is loaded.
+    Constant,
+    /// Kept from one run to the next and written by steps.
+    State,
+    /// Written by the caller before a run; no step writes it.
+    Input,
+    /// Read by the caller after a run.
+    Output,
+    /// Lives within a run, in the arena.
+    Activation,
+    /// Scratch memory of one step, in the arena.
+    Workspace,
+}
+
+impl Class {
+    /// Every class.
+    pub const ALL: [Class; 6] =
+        [Class::Constant, Class::State, Class::Input, Class::Output, Class::Activation, Class::Workspace];
+
+    /// The name used in plans and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Constant => "constant",
+            Class::State => "state",
+            Class::Input => "input",
+            Class::Output => "output",
+            Class::Activation => "activation",
+            Class::Workspace => "workspace",
+        }
+    }
+
+    /// The class of the segment that holds buffers of this class: workspaces share the activations' arena.
+    pub fn segment(self) -> Class {
+        if self == Class::Workspace { Class::Activation } else { self }
+    }
+}
+
+/// One allocation on the device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Segment {
+    /// What its buffers are for; [`Class::Activation`] is the arena.
+    pub class: Class,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// A range of bytes in a segment that holds one tensor for a part of the run. Two buffers may share bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Buffer {
+    /// The tensor's name.
+    pub name: String,
+    /// The type in which elements are stored.
+    pub dtype: DType,
+    /// The tensor's extents.
+    pub shape: Shape,
+    /// Index of the segment.
+    pub segment: usize,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What it is for.
+    pub class: Class,
+}
+
+/// A constant and where its bytes go.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ConstantPort {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its type in the graph (the buffer's may be narrower).
+    pub dtype: DType,
+    /// Index of the buffer.
+    pub buffer: usize,
+    /// The kernel and its operand whose packed layout the bytes take, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub packed: Option<(usize, usize)>,
+}
+
+/// An input or an output of the graph and its buffer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Port {
+    /// Its name in the graph.
+    pub name: String,
+    /// Its type in the graph (the buffer's may be narrower).
+    pub dtype: DType,
+    /// Its extents.
+    pub shape: Shape,
+    /// Index of the buffer.
+    pub buffer: usize,
+}
+
+/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// The node whose result it computes.
+    pub name: String,
+    /// Index of the kernel.
+    pub kernel: usize,
+    /// One buffer per operand that the kernel reads.
+    pub reads: Vec<usize>,
+    /// One buffer per operand that the kernel writes, then its workspace if it has one.
+    pub writes: Vec<usize>,
+}
+
+/// Figures that follow from the plan, kept beside it for readers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Bytes of all segments: what will be allocated.
+    pub planned_bytes: u64,
+    /// Bytes of the arena's segments.
+    pub arena_bytes: u64,
+    /// The largest sum of live bytes over the steps: no placement of this order can be smaller.
+    pub lower_bound: u64,
+    /// Bytes of the constants' segments.
+    pub constant_bytes: u64,
+    /// Bytes of the state's segments.
+    pub state_bytes: u64,
+    /// Bytes of the inputs' segments.
+    pub input_bytes: u64,
+    /// Bytes of the outputs' segments.
+    pub output_bytes: u64,
+    /// What the arena would take with a buffer of its own for every activation.
+    pub unshared_bytes: u64,
+    /// Number of steps.
+    pub steps: usize,
+}
+
+/// What will run, on which bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The file format's version.
+    pub version: u32,
+    /// The graph's name.
+    pub name: String,
+    /// What was assumed of the device.
+    pub target: Target,
+    /// Figures that follow from the rest.
+    pub summary: Summary,
+    /// Allocations.
+    pub segments: Vec<Segment>,
+    /// Ranges of them.
+    pub buffers: Vec<Buffer>,
+    /// Constants, written at load.
+    pub constants: Vec<ConstantPort>,
+    /// State, kept between runs.
+    pub state: Vec<Port>,
+    /// Inputs of the graph.
+    pub inputs: Vec<Port>,
+    /// Outputs of the graph.
+    pub outputs: Vec<Port>,
+    /// Kernels, each once.
+    pub kernels: Vec<Kernel>,
+    /// Launches in order.
+    pub steps: Vec<Step>,
+}
+
+impl Plan {
+    /// Bytes that will be allocated, all classes together.
+    pub fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+
+    /// Bytes of the segments of one class.
+    pub fn class_bytes(&self, class: Class) -> u64 {
+        self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
+    }
+
+    /// The plan as JSON, the same on every machine.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("a plan has only finite numbers and text keys");
+        text.push('\n');
+        text
+    }
+
+    /// A plan from JSON, checked.
+    ///
+    /// # Errors
+    /// When the text is not a plan, is of another version, or breaks a rule of [`check::check`].
+    pub fn from_json(text: &str, path: &Path) -> Result<Plan> {
+        let syntax = |e: serde_json::Error| Error::Syntax {
+            path: path.to_owned(),
+            line: e.line(),
+            column: e.column(),
+            what: e.to_string(),
+        };
+        let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
+        match head.get("version").and_then(serde_json::Value::as_u64) {
+            Some(v) if v == u64::from(VERSION) => {}
+            Some(v) => return Err(Error::Plan(format!("expected version {VERSION}, found {v}")).in_file(path)),
+            None => return Err(Error::Plan("not a plan: it has no version".into()).in_file(path)),
+        }
+        let plan: Plan = serde_json::from_str(text).map_err(syntax)?;
+        check::check(&plan).map_err(|e| e.in_file(path))?;
+        Ok(plan)
+    }
+}
+
+/// What a plan must keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most bytes the plan may take, all segments together.
+    pub memory: Option<u64>,
+}
+
+/// Plans a graph whose passes have run: exact bytes, before any device is touched.
+///
+/// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals.
+///
+/// # Errors
+/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
+/// lacks its type.
+pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+    Ok(compile(graph, target, limits)?.0)
+}
+
+/// As [`plan`], with the data of the plan's constants: one entry per entry of [`Plan::constants`].
+///
+/// # Errors
+/// As [`plan`].
+pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    let mut best: Option<(Draft, Layout)> = None;
+    for join in [true, false] {
+        let draft = lower(graph, target, Options { join })?;
+        check_sizes(&draft, target)?;
+        let mut smallest: Option<Layout> = None;
+        for (name, order) in order::orders(&draft) {
+            let bar = [smallest.as_ref(), best.as_ref().map(|(_, l)| l)].into_iter().flatten().map(|l| l.peak).min();
+            if let Some(layout) = layout(&draft, target, name, order, bar)? {
+                smallest = Some(layout);
+            }
+        }
+        let joined = draft.concatenates;
+        if let Some(layout) = smallest {
+            best = Some((draft, layout));
+        }
+        if !joined {
+            break;
+        }
+    }
+    let (draft, layout) = best.expect("the first order is always placed");
+    let (plan, constants) = assemble(graph, target, draft, layout);
+    check::check(&plan)?;
+    match limits.memory {
+        Some(limit) if plan.bytes() > limit => {
+            let what = format!("the plan of '{}'", plan.name);
+            Err(Error::Fit { what, needed: plan.bytes(), limit })
+        }
+        _ => Ok((plan, constants)),
+    }
+}
+
+/// An order and the offsets it leads to.
+struct Layout {
+    order: Vec<usize>,
+    live: Live,
+    /// Per range: segment of the arena, offset in it.
+    offsets: Vec<(usize, u64)>,
+    /// Bytes of each segment of the arena.
+    segments: Vec<u64>,
+    bound: u64,
+    peak: u64,
+}
+
+fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let largest = target.max_binding.min(target.max_segment);
+    match draft.buffers.iter().find(|b| b.bytes > largest) {
+        Some(b) => Err(Error::Usage(format!(
+            "tensor '{}' ({}{}) takes {} bytes; target '{}' binds at most {largest}",
+            b.name, b.dtype, b.shape, b.bytes, target.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Places an order, unless its bound says that it cannot come below `bar`.
+fn layout(draft: &Draft, target: &Target, name: &str, order: Vec<usize>, bar: Option<u64>) -> Result<Option<Layout>> {
+    let live = live::live(draft, &order);
+    let items = live.ranges.iter().map(|r| Item {
+        lower: r.lower as u64,
+        upper: r.upper as u64,
+        size: r.bytes,
+        align: target.alignment,
+    });
+    let problem = Problem::new(items.collect(), target.alignment)?;
+    let bound = problem.lower_bound();
+    if bar.is_some_and(|bar| bound >= bar) {
+        return Ok(None);
+    }
+    let mut offsets = vec![(0, 0); live.ranges.len()];
+    let mut segments = Vec::new();
+    let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
+    while !rest.is_empty() {
+        // What reaches beyond the largest segment goes to the next one.
+        let items = rest.iter().map(|&r| problem.items()[r]).collect();
+        let solution = place::place(&Problem::new(items, target.alignment)?);
+        let mut bytes = 0;
+        let mut beyond = Vec::new();
+        for (&range, &offset) in rest.iter().zip(&solution.offsets) {
+            let end = offset + live.ranges[range].bytes;
+            if end > target.max_segment {
+                beyond.push(range);
+            } else {
+                offsets[range] = (segments.len(), offset);
+                bytes = bytes.max(end.next_multiple_of(target.alignment));
+            }
+        }
+        segments.push(bytes.min(target.max_segment));
+        rest = beyond;
+    }
+    let peak = segments.iter().sum();
+    tracing::debug!(order = name, bound, peak, "placed");
+    let better = bar.is_none_or(|bar| peak < bar);
+    Ok(better.then_some(Layout { order, live, offsets, segments, bound, peak }))
+}
+
+/// Lays buffers one after another into segments of one class.
+struct Stack<'a> {
+    target: &'a Target,
+    class: Class,
+    open: Option<usize>,
+}
+
+impl Stack<'_> {
+    fn push(&mut self, segments: &mut Vec<Segment>, bytes: u64) -> (usize, u64) {
+        if let Some(open) = self.open {
+            let offset = segments[open].bytes.next_multiple_of(self.target.alignment);
+            if offset + bytes <= self.target.max_segment {
+                segments[open].bytes = offset + bytes;
+                return (open, offset);
+            }
+        }
+        segments.push(Segment { class: self.class, bytes });
+        self.open = Some(segments.len() - 1);
+        (segments.len() - 1, 0)
+    }
+}
+
+fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Plan, Vec<Arc<Constant>>) {
+    let mut used = vec![false; draft.buffers.len()];
+    for step in &draft.steps {
+        step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
+    }
+    let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
+    ports.for_each(|b| used[b] = true);
+
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut buffers = Vec::new();
+    let arena = layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, bytes });
+    segments.extend(arena.filter(|s| s.bytes > 0));
+    let stack = |class| Stack { target, class, open: None };
+    let mut stacks = Class::ALL.map(stack);
+    for (b, buffer) in draft.buffers.into_iter().enumerate() {
+        if !used[b] {
+            continue;
+        }
+        let (segment, offset) = match layout.live.range[b] {
+            Some(range) => layout.offsets[range],
+            None => {
+                let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
+                stack.push(&mut segments, buffer.bytes)
+            }
+        };
+        number[b] = buffers.len();
+        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer;
+        buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
+    }
+    let port = |name: &str, value, buffer: usize| {
+        let fact = graph.fact(value);
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
+    };
+    let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
+    let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+    let kept = || draft.constants.iter().filter(|c| used[c.buffer]);
+    let data = kept().map(|c| c.constant.clone()).collect();
+    let constants = kept().map(|c| ConstantPort {
+        name: c.constant.name.clone(),
+        dtype: c.constant.fact.dtype,
+        buffer: number[c.buffer],
+        packed: c.packed,
+    });
+    let constants: Vec<_> = constants.collect();
+    let steps = layout.order.iter().map(|&s| {
+        let step = &draft.steps[s];
+        let renumber = |list: &[usize]| list.iter().map(|&b| number[b]).collect();
+        Step {
+            name: step.name.clone(),
+            kernel: step.kernel,
+            reads: renumber(&step.reads),
+            writes: renumber(&step.writes),
+        }
+    });
+    let mut plan = Plan {
+        version: VERSION,
+        name: graph.name.clone(),
+        target: target.clone(),
+        summary: Summary::default(),
+        steps: steps.collect(),
+        segments,
+        buffers,
+        constants,
+        state: Vec::new(),
+        inputs,
+        outputs,
+        kernels: draft.kernels,
+    };
+    let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
+    plan.summary = Summary {
+        planned_bytes: plan.bytes(),
+        arena_bytes: plan.class_bytes(Class::Activation),
+        lower_bound: layout.bound,
+        constant_bytes: plan.class_bytes(Class::Constant),
+        state_bytes: plan.class_bytes(Class::State),
+        input_bytes: plan.class_bytes(Class::Input),
+        output_bytes: plan.class_bytes(Class::Output),
+        unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
+        steps: plan.steps.len(),
+    };
+    (plan, data)
+}
