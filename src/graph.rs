@@ -475,22 +475,24 @@ impl Graph {
         self.cursor += 1;
     }
 
-    /// A node whose inputs are all constants becomes constants, computed when first asked for.
+    /// A node whose inputs are all constants becomes constants, computed when first asked for. Gives the values that
+    /// stand for its outputs; an input or a constant stays as it is and gives none.
     ///
     /// # Errors
     /// When an input's elements are needed and cannot be fetched.
-    pub fn make_constant(&mut self, node: u32) -> Result<()> {
+    pub fn make_constant(&mut self, node: u32) -> Result<Vec<ValueId>> {
         let operands = self.operands(node);
         let inputs: Vec<_> = operands.iter().map(|v| v.and_then(|v| self.as_constant(v).cloned())).collect();
         let Node { attrs, outputs, .. } = self.node(node).clone();
-        let Some(op) = self.node(node).op() else { return Ok(()) };
+        let Some(op) = self.node(node).op() else { return Ok(Vec::new()) };
         self.insert_at(node);
+        let mut values = Vec::with_capacity(outputs.len());
         for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
             let constant = Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?;
-            let new = self.constant(constant);
-            self.replace(ValueId { node, port: port as u32 }, new);
+            values.push(self.constant(constant));
+            self.replace(ValueId { node, port: port as u32 }, values[port]);
         }
-        Ok(())
+        Ok(values)
     }
 
     /// Checks every invariant of the graph: it is acyclic, each slot is fed once and by an existing port, and every

@@ -55,6 +55,7 @@ pub mod expr;
 pub mod graph;
 pub mod kernel;
 pub mod npy;
+pub mod onnx;
 pub mod op;
 pub mod ops;
 pub mod pass;

@@ -72,6 +72,18 @@ impl Attr {
             Attr::Tensor(_) => "tensor",
         }
     }
+
+    /// What the constant of a shaping input becomes. A scalar whose type is not the usual one stays a tensor, so that
+    /// a row whose result has that type (a Range) can tell.
+    pub fn shaping(tensor: &Tensor) -> Attr {
+        match (tensor.dtype(), tensor.to_i64()) {
+            (dtype, _) if tensor.shape().is_empty() && !matches!(dtype, DType::I64 | DType::F32) => {
+                Attr::Tensor(tensor.clone())
+            }
+            (_, Some(values)) => Attr::Ints(values),
+            (_, None) => Attr::Floats(tensor.to_f64()),
+        }
+    }
 }
 
 /// The attributes of a node, by name, in a fixed order.
@@ -164,6 +176,7 @@ impl<'a> Call<'a> {
             None => Ok(default),
             Some(Attr::Int(v)) => Ok(*v),
             Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0]),
+            Some(Attr::Tensor(t)) if t.shape().numel() == 1 && !t.dtype().is_float() => Ok(t.to_f64()[0] as i64),
             Some(other) => Err(format!("attribute '{name}': expected an int, found {}", other.kind())),
         }
     }
@@ -176,6 +189,7 @@ impl<'a> Call<'a> {
             Some(Attr::Int(v)) => Ok(*v as f64),
             Some(Attr::Floats(v)) if v.len() == 1 => Ok(v[0]),
             Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0] as f64),
+            Some(Attr::Tensor(t)) if t.shape().numel() == 1 => Ok(t.to_f64()[0]),
             Some(other) => Err(format!("attribute '{name}': expected a float, found {}", other.kind())),
         }
     }
@@ -368,7 +382,8 @@ pub struct OpDef {
     pub doc: &'static str,
     /// Inputs in ONNX's order.
     pub inputs: &'static [Input],
-    /// Names of attributes it knows; any other is refused.
+    /// Names of attributes it knows, besides those of shaping inputs; any other is refused. Who builds a node sets
+    /// `num_outputs`, where a row knows it and it is not given, to the number of outputs asked for.
     pub attrs: &'static [&'static str],
     /// Facts of the outputs.
     pub infer: fn(&Call) -> OpResult<Vec<Fact>>,

@@ -18,13 +18,14 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a node by constants if its inputs are constants, or if shapes alone determine it. Says whether it did.
+/// Replaces a node by constants if its inputs are constants, or if shapes alone determine it. Gives the values that now
+/// stand for its outputs, if it did.
 ///
 /// # Errors
 /// When an operator refuses its values.
-pub fn fold_node(graph: &mut Graph, id: u32) -> Result<bool> {
+pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
     let node = graph.node(id);
-    let Some(op) = node.op() else { return Ok(false) };
+    let Some(op) = node.op() else { return Ok(None) };
     let operands = graph.operands(id);
     let constants: Vec<_> = operands.iter().map(|v| v.and_then(|v| graph.as_constant(v))).collect();
     let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
@@ -44,26 +45,25 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<bool> {
             });
             let made: Vec<_> = made.collect();
             graph.insert_at(id);
+            let mut values = Vec::with_capacity(made.len());
             for (port, constant) in made.into_iter().enumerate() {
-                let new = graph.constant(constant);
-                graph.replace(ValueId { node: id, port: port as u32 }, new);
+                values.push(graph.constant(constant));
+                graph.replace(ValueId { node: id, port: port as u32 }, values[port]);
             }
-            Ok(true)
+            Ok(Some(values))
         }
         Lower::View(_) if known => {
             let bytes = |f: &crate::op::Fact| f.shape.numel() * f.dtype.size();
             let input = operands[0].map_or(0, |v| bytes(graph.fact(v)));
             let output = bytes(&node.outputs[0].fact);
             if output > input.max(MAX_EXPANDED) {
-                return Ok(false);
+                return Ok(None);
             }
-            graph.make_constant(id)?;
-            Ok(true)
+            graph.make_constant(id).map(Some)
         }
         _ if known && !operands.is_empty() => {
-            graph.make_constant(id)?;
-            Ok(true)
+            graph.make_constant(id).map(Some)
         }
-        _ => Ok(false),
+        _ => Ok(None),
     }
 }

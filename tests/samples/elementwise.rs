@@ -1,0 +1,5 @@
+use super::Sample;
+
+pub fn samples() -> Vec<Sample> {
+    Vec::new()
+}
