@@ -143,7 +143,7 @@ fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
     }
 }
 
-/// An attribute with one integer per spatial axis (or `per` of them), none below `least`.
+/// An attribute with `axes` integers, none below `least`.
 fn sizes(call: &Call, name: &str, axes: usize, default: usize, least: i64) -> OpResult<Vec<usize>> {
     let Some(values) = call.ints(name)? else { return Ok(vec![default; axes]) };
     if values.len() != axes {
