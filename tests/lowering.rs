@@ -5,7 +5,7 @@ mod samples;
 
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Nearest, Pool, ResizeMode, Template, Window};
-use plimsoll::op::{Arity, Attrs, Build, Call, Core, Fact, Lower, OpResult, ValueId};
+use plimsoll::op::{Arity, Attr, Attrs, Build, Call, Core, Fact, Lower, OpResult, ValueId};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
 use plimsoll::tensor::Tensor;
@@ -367,6 +367,7 @@ fn refusals_say_what_was_expected_and_what_was_found() {
         (call("ConvTranspose", &[&[1, 2, 5], &[2, 1, 3]]).ints("output_shape", &[9]), "expected 1 to 7"),
         (pool(&[1, 1, 5]), "'kernel_shape': expected ints, found none"),
         (pool(&[1, 1, 5]).ints("kernel_shape", &[2]).ints("pads", &[3, 0]), "found only padding in window 0"),
+        (pool(&[1, 1, 5]).ints("kernel_shape", &[2]).ints("pads", &[0, 2]), "found only padding in window 5"),
         (call("BatchNormalization", &[&[2, 3], &[3], &[3], &[3], &[2]]), "input 'input_var': expected [3], found [2]"),
         (
             call("BatchNormalization", &[&[2, 3], &[3], &[3], &[3], &[3]]).attr("training_mode", 1),
@@ -388,6 +389,7 @@ fn refusals_say_what_was_expected_and_what_was_found() {
         (resize().attr("scales", vec![1.0, 1.0, 2.0]).ints("sizes", &[1, 1, 8]), "found both"),
         (resize().attr("scales", vec![2.0]), "'scales': expected 3 values, one per axis, found 1"),
         (resize().attr("scales", vec![1.0, 1.0, -2.0]), "expected positive factors"),
+        (resize().attr("scales", vec![1.0, 1.0, 0.2]), "expected positive factors that leave elements"),
         (resize().ints("sizes", &[1, 1, 0]), "'sizes': expected 1 or more, found 0"),
         (resize().ints("sizes", &[8]).ints("axes", &[3]), "expected different axes of [1,1,4], found [3]"),
         (resize().ints("sizes", &[1, 1, 8]).attr("antialias", 1), "'antialias': expected 0, found 1"),
@@ -429,4 +431,97 @@ fn older_forms_become_the_newest() {
     assert_eq!(ints(&attrs), expected);
     let (slots, attrs) = upgraded("Resize", 13, 4, Attrs::new());
     assert_eq!((slots.len(), ints(&attrs).as_str()), (4, ""));
+}
+
+/// The sample with one extent, one axis or one attribute changed into something that its author did not think of.
+fn mutants(sample: &Sample) -> Vec<Sample> {
+    let mut mutants = Vec::new();
+    let odd = [i64::MIN, -1, 0, 1, 7, i64::MAX];
+    for (number, input) in sample.inputs.iter().enumerate().filter_map(|(i, input)| Some((i, input.as_ref()?))) {
+        let mut with = |shape: Vec<usize>| {
+            let mut mutant = sample.clone();
+            let data = samples::Data::Uniform(0.0, 1.0);
+            mutant.inputs[number] = Some(samples::Input { dtype: input.dtype, shape, data });
+            mutants.push(mutant);
+        };
+        for axis in 0..input.shape.len() {
+            let changed = |extent| {
+                let mut shape = input.shape.clone();
+                shape[axis] = extent;
+                shape
+            };
+            with(changed(0));
+            with(changed(input.shape[axis] + 1));
+            with([&input.shape[..axis], &input.shape[axis + 1..]].concat());
+        }
+        with([&[1], &input.shape[..]].concat());
+        with(input.shape.iter().map(|_| 0).collect());
+    }
+    for (name, value) in sample.attrs.iter() {
+        let changed: Vec<Attr> = match value {
+            Attr::Int(_) => odd.map(Attr::Int).to_vec(),
+            Attr::Float(_) => [f64::NAN, f64::INFINITY, -1.0, 0.0].map(Attr::Float).to_vec(),
+            Attr::Ints(values) => {
+                let entry = |(k, v): (usize, &i64)| {
+                    let mut values = values.clone();
+                    values[k] = *v;
+                    Attr::Ints(values)
+                };
+                (0..values.len())
+                    .flat_map(|k| odd.iter().map(move |v| (k, v)))
+                    .map(entry)
+                    .chain([Attr::Ints(Vec::new())])
+                    .collect()
+            }
+            Attr::Floats(values) => {
+                let entry = |(k, v): (usize, f64)| {
+                    let mut values = values.clone();
+                    values[k] = v;
+                    Attr::Floats(values)
+                };
+                let odd = [f64::NAN, f64::INFINITY, -1.0, 0.0, 1e-9, 1e30];
+                (0..values.len()).flat_map(|k| odd.map(|v| (k, v))).map(entry).chain([Attr::Floats(vec![])]).collect()
+            }
+            _ => Vec::new(),
+        };
+        let wrong = ["", "?"].map(|s| Attr::Str(s.into()));
+        mutants.extend(changed.into_iter().chain(wrong).map(|value| sample.clone().attr(name, value)));
+        let mut without = sample.clone();
+        without.attrs.remove(name);
+        mutants.push(without);
+    }
+    mutants
+}
+
+#[test]
+fn what_is_accepted_can_be_evaluated_and_lowered() {
+    let (mut accepted, mut refused, mut failures) = (0, 0, Vec::new());
+    for mutant in samples::samples().iter().flat_map(mutants) {
+        let outcome = std::panic::catch_unwind(|| {
+            let op = ops::find(mutant.op).expect("a row");
+            let facts: Vec<_> =
+                mutant.inputs.iter().map(|i| i.as_ref().map(|i| Fact::new(i.dtype, i.shape.clone()))).collect();
+            let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
+            let Ok(inferred) = (Call { op, attrs: &mutant.attrs, inputs: &facts }).infer() else { return Ok(false) };
+            if inferred.iter().any(|fact| fact.shape.checked_len().is_none_or(|n| n > 10_000)) {
+                return Ok(true);
+            }
+            for lowered in [false, true] {
+                let found = outputs(&mut Machine::default(), &mutant, lowered)?;
+                let found: Vec<_> = found.into_iter().map(|(fact, _)| fact).collect();
+                if found != inferred {
+                    return Err(format!("inferred {inferred:?}, found {found:?}"));
+                }
+            }
+            Ok(true)
+        });
+        match outcome {
+            Ok(Ok(true)) => accepted += 1,
+            Ok(Ok(false)) => refused += 1,
+            Ok(Err(error)) => failures.push(format!("{mutant:?}: {error}")),
+            Err(_) => failures.push(format!("{mutant:?} panics")),
+        }
+    }
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+    assert!(accepted > 1000 && refused > 1000, "{accepted} accepted, {refused} refused");
 }

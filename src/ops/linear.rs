@@ -8,7 +8,7 @@ use crate::shape::{Access, Shape};
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "MatMul",
-        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast.",
+        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast",
         inputs: &[one("A"), one("B")],
         attrs: &[],
         infer: infer_matmul,
@@ -18,7 +18,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "Gemm",
-        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes.",
+        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
         inputs: &[one("A"), one("B"), optional("C")],
         attrs: &["alpha", "beta", "transA", "transB"],
         infer: infer_gemm,
@@ -80,16 +80,16 @@ fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
 fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let Product { batch, m, k, n } = Product::new(call)?;
-    // The matrix that an operand contributes to this element of the batch: its axes of extent 1 repeat.
-    let matrix = |operand: &Shape, index: &[usize]| {
-        let own = operand.len().saturating_sub(2);
-        let skip = index.len() - own;
-        operand[..own].iter().zip(&index[skip..]).fold(0, |at, (&d, &i)| at * d + if d == 1 { 0 } else { i })
+    // Which of an operand's matrices the batch's elements use.
+    let matrices = |operand: &Shape| {
+        let own = &operand[..operand.len().saturating_sub(2)];
+        Access::contiguous(Shape::new(own)).broadcast(&batch)
     };
+    let (at_a, at_b) = (matrices(call.shape(0)), matrices(call.shape(1)));
     let mut y = Vec::with_capacity(batch.numel() * m * n);
     for index in indices(&batch) {
-        let a = &a[matrix(call.shape(0), &index) * m * k..][..m * k];
-        let b = &b[matrix(call.shape(1), &index) * k * n..][..k * n];
+        let a = &a[at_a.at(&index) as usize * m * k..][..m * k];
+        let b = &b[at_b.at(&index) as usize * k * n..][..k * n];
         for i in 0..m {
             for j in 0..n {
                 y.push((0..k).map(|l| a[i * k + l] * b[l * n + j]).sum());
@@ -132,7 +132,8 @@ fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
 fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = same_float(call)?;
     let ([m, _, n], _) = gemm(call)?;
-    (call.float("alpha", 1.0)?, call.float("beta", 1.0)?);
+    call.float("alpha", 1.0)?;
+    call.float("beta", 1.0)?;
     let shape = Shape::new([m, n]);
     if call.has(2) && Shape::broadcast([&shape, call.shape(2)]).as_ref() != Some(&shape) {
         return Err(format!("input 'C': expected a shape that broadcasts to {shape}, found {}", call.shape(2)));

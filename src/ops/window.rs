@@ -9,7 +9,7 @@ use std::iter::zip;
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Conv",
-        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per output channel.",
+        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
         inputs: &[one("X"), one("W"), optional("B")],
         attrs: &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
         infer: infer_conv,
@@ -23,7 +23,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "plimsoll.Conv",
-        doc: "What Conv is made of: no bias, every attribute given, pads explicit.",
+        doc: "What Conv decomposes into: no bias, every attribute given, pads explicit",
         inputs: &[one("X"), one("W")],
         attrs: &["dilations", "group", "pads", "strides"],
         infer: infer_conv,
@@ -37,7 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "ConvTranspose",
-        doc: "Transposed convolution of [n, c, spatial..] with filters [c, o / group, kernel..], plus a bias per output channel.",
+        doc: "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a bias per o",
         inputs: &[one("X"), one("W"), optional("B")],
         attrs: &["auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides"],
         infer: infer_conv_transpose,
@@ -52,7 +52,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "plimsoll.ConvTranspose",
-        doc: "What ConvTranspose is made of: no bias, every attribute given, pads explicit.",
+        doc: "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
         inputs: &[one("X"), one("W")],
         attrs: &["dilations", "group", "output_padding", "pads", "strides"],
         infer: infer_conv_transpose,
@@ -66,7 +66,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "MaxPool",
-        doc: "The maximum of each window of [n, c, spatial..]. The optional output Indices is not computed.",
+        doc: "The maximum of each window of [n, c, spatial..], without the optional output Indices",
         inputs: &[one("X")],
         attrs: &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
         infer: infer_pool,
@@ -76,7 +76,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "AveragePool",
-        doc: "The mean of each window of [n, c, spatial..], over its elements inside the data or, with count_include_pad, inside data and padding.",
+        doc: "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
         inputs: &[one("X")],
         attrs: &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"],
         infer: infer_pool,
@@ -93,7 +93,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "GlobalMaxPool",
-        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1.",
+        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
         inputs: &[one("X")],
         attrs: &[],
         infer: infer_global,
@@ -105,7 +105,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "GlobalAveragePool",
-        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1.",
+        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
         inputs: &[one("X")],
         attrs: &[],
         infer: infer_global,
@@ -401,7 +401,7 @@ fn decompose_biased(
     if let Some(Some(bias)) = inputs.get(2) {
         let mut shape = vec![1; call.shape(0).len() - 1];
         shape[0] = call.shape(2)[0];
-        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]))?;
+        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))?;
         y = b.op("Add", &[y, bias], Attrs::new())?;
     }
     Ok(vec![y])
@@ -487,8 +487,10 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
     let mut sides = sides(call, &kernel)?;
     for (axis, side) in sides.iter_mut().enumerate() {
         side.slide(axis, auto, ceil)?;
-        let empty = |&o: &usize| (0..side.kernel).all(|t| side.tap(o, t).is_none());
-        if let (false, Some(o)) = (padded, (0..side.out).find(empty)) {
+        // Only windows that start outside the data can miss it.
+        let outside = (0..side.out.min(side.before.div_ceil(side.stride))).chain(side.out.checked_sub(1));
+        let mut empty = outside.filter(|&o| (0..side.kernel).all(|t| side.tap(o, t).is_none()));
+        if let (false, Some(o)) = (padded, empty.next()) {
             return Err(format!(
                 "spatial axis {axis}: expected data in every window, found only padding in window {o}"
             ));
