@@ -49,6 +49,7 @@
 
 pub mod backend;
 pub mod dtype;
+pub mod eager;
 pub mod error;
 pub mod exec;
 pub mod expr;
@@ -61,9 +62,11 @@ pub mod ops;
 pub mod pass;
 pub mod plan;
 pub mod reference;
+pub mod report;
 pub mod shape;
 pub mod target;
 pub mod tensor;
+pub mod trace;
 
 pub use dtype::DType;
 pub use error::{Error, Result};

@@ -15,6 +15,7 @@
 //! [`render`]'s business.
 
 pub mod layout;
+pub mod render;
 
 use crate::dtype::DType;
 use crate::expr::Body;
@@ -212,7 +213,7 @@ pub enum Nearest {
 }
 
 impl Template {
-    /// The row of [`KERNELS`] this is.
+    /// The row of [`render::KERNELS`] this is.
     pub fn name(&self) -> &'static str {
         match self {
             Template::Map => "map",

@@ -299,9 +299,6 @@ impl<'a> Importer<'a> {
             }
             attrs.set(key, self.attribute(attribute).map_err(|what| fail(format!("attribute '{key}': {what}")))?);
         }
-        if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() {
-            attrs.set("num_outputs", outputs.len() as i64);
-        }
         if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
             upgrade(scope.opset, &mut inputs, &mut attrs);
         }
@@ -326,6 +323,10 @@ impl<'a> Importer<'a> {
         }
         while data.last().is_some_and(Option::is_none) {
             data.pop();
+        }
+        let shaped = op.inputs.iter().any(|i| i.arity == Arity::Shaping && attrs.get(i.name).is_some());
+        if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
+            attrs.set("num_outputs", outputs.len() as i64);
         }
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
         let id = self.graph.add(op, name, &data, attrs, &outputs)?;

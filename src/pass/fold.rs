@@ -61,9 +61,7 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
             }
             graph.make_constant(id).map(Some)
         }
-        _ if known && !operands.is_empty() => {
-            graph.make_constant(id).map(Some)
-        }
+        _ if known && !operands.is_empty() => graph.make_constant(id).map(Some),
         _ => Ok(None),
     }
 }
