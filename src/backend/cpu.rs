@@ -1,0 +1,284 @@
+//! The host as a device: kernels are compiled to block programs and run by a small crew of threads.
+//!
+//! ```text
+//! Kernel --compile--> Compiled (nests, programs, tasks)     one per kernel, immutable
+//! Launch --record--->  addresses, checked once              one list per record
+//!        --replay--->  crew: task after task                nothing is allocated here
+//! ```
+//!
+//! All that kernels read and write lies in segments, whose bytes the plan knows. What the machinery needs on top, registers of
+//! the block programs, is allocated per thread when a kernel is compiled; [`Cpu::scratch_bytes`] tells how much.
+
+use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use crate::error::{Error, Result};
+use crate::kernel::{Kernel, Template};
+use crate::target::Target;
+use check::Check;
+use crew::Crew;
+use memory::Memory;
+pub use memory::{Line, Region};
+use simd::Isa;
+use std::cell::UnsafeCell;
+
+mod block;
+mod check;
+mod copy;
+mod crew;
+pub mod gemm;
+mod map;
+pub mod math;
+mod memory;
+mod moves;
+mod nest;
+mod program;
+pub mod simd;
+
+/// Addresses of a launch's arguments.
+struct Args(Vec<*mut u8>);
+
+// SAFETY: addresses; `Compiled::run`'s contract is what makes using them sound.
+unsafe impl Send for Args {}
+// SAFETY: as above.
+unsafe impl Sync for Args {}
+
+impl Args {
+    /// The address `position` bytes into argument `arg`.
+    #[inline(always)]
+    fn at(&self, arg: usize, position: isize) -> *mut u8 {
+        self.0[arg].wrapping_offset(position)
+    }
+}
+
+/// What a kernel needs of each thread's scratch memory.
+#[derive(Clone, Copy, Debug, Default)]
+struct Needs {
+    /// Bytes of block registers.
+    bytes: usize,
+    /// Base pointers.
+    bases: usize,
+    /// Axes of its nest.
+    rank: usize,
+    /// Operands of its nest.
+    motions: usize,
+}
+
+/// A thread's own memory: block registers and loop counters.
+#[derive(Default)]
+struct Scratch {
+    mem: Vec<Line>,
+    bases: Vec<*mut u8>,
+    index: Vec<usize>,
+    at: Vec<isize>,
+}
+
+impl Scratch {
+    fn provide(&mut self, needs: Needs) {
+        fn grow<T: Clone>(list: &mut Vec<T>, len: usize, value: T) {
+            if list.len() < len {
+                list.resize(len, value);
+            }
+        }
+        grow(&mut self.mem, needs.bytes.div_ceil(size_of::<Line>()), Line::ZERO);
+        grow(&mut self.bases, needs.bases, std::ptr::null_mut());
+        grow(&mut self.index, needs.rank, 0);
+        grow(&mut self.at, needs.motions, 0);
+    }
+}
+
+/// A kernel that is ready to run.
+trait Compiled: Send + Sync {
+    /// What it needs of each thread's scratch memory.
+    fn needs(&self) -> Needs;
+
+    /// Into how many tasks it is cut. They are independent.
+    fn tasks(&self) -> usize;
+
+    /// Runs one task.
+    ///
+    /// # Safety
+    /// `args` must have passed [`Check::launch`] for the same kernel, `scratch` have what [`Compiled::needs`] says, and nothing else may
+    /// use the memory behind `args` but other tasks of the same launch.
+    unsafe fn run(&self, task: usize, args: &Args, scratch: &mut Scratch);
+}
+
+/// How many tasks to make of `ns` nanoseconds of work: one when sharing would cost more than it gains.
+fn share(ns: f64, threads: usize) -> usize {
+    const WORTH: f64 = 30e3;
+    const TASK: f64 = 8e3;
+    if threads < 2 || ns < WORTH { 1 } else { ((ns / TASK) as usize).clamp(threads, 4 * threads) }
+}
+
+struct Step {
+    kernel: usize,
+    args: Args,
+}
+
+struct Record {
+    steps: Vec<Step>,
+    segments: Vec<SegmentId>,
+}
+
+/// The host's processor and memory.
+pub struct Cpu {
+    target: Target,
+    isa: Isa,
+    crew: Crew,
+    memory: Memory,
+    kernels: Vec<(Box<dyn Compiled>, Check)>,
+    /// `None` once a segment that it uses is gone.
+    records: Vec<Option<Record>>,
+    /// One per thread, used by that thread alone.
+    scratch: Vec<UnsafeCell<Scratch>>,
+}
+
+/// The scratch memory of all threads, of which each takes its own.
+struct Shared<'a>(&'a [UnsafeCell<Scratch>]);
+
+// SAFETY: threads index it by their own number, and the crew gives no number to two threads.
+unsafe impl Sync for Shared<'_> {}
+
+// SAFETY: the scratch memory's pointers are only meaningful during a task.
+unsafe impl Send for Cpu {}
+
+impl Cpu {
+    /// A device of `threads` threads (at least one), the caller's own among them, with memory from the system's allocator.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new(threads: usize) -> Result<Cpu> {
+        Cpu::build(threads, Memory::system())
+    }
+
+    /// A device whose segments are carved from memory that the host program provides.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn with_arena(threads: usize, arena: Region) -> Result<Cpu> {
+        Cpu::build(threads, Memory::within(arena))
+    }
+
+    fn build(threads: usize, memory: Memory) -> Result<Cpu> {
+        let crew = Crew::new(threads).map_err(|e| refuse(format!("cannot start {threads} threads: {e}")))?;
+        let scratch = (0..crew.threads()).map(|_| UnsafeCell::default()).collect();
+        let target = Target::cpu(crew.threads() as u32);
+        Ok(Cpu { target, isa: Isa::detect(), crew, memory, kernels: Vec::new(), records: Vec::new(), scratch })
+    }
+
+    /// Uses kernels for this instruction set from now on, rather than the best one. Results may differ in their last bits.
+    pub fn set_isa(&mut self, isa: Isa) {
+        self.isa = isa;
+    }
+
+    /// Bytes of all segments that stand.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.memory.bytes()
+    }
+
+    /// How many segments were ever allocated.
+    pub fn allocations(&self) -> u64 {
+        self.memory.allocations()
+    }
+
+    /// Bytes of the threads' scratch memory, which is not part of any segment.
+    pub fn scratch_bytes(&mut self) -> u64 {
+        self.scratch.iter_mut().map(|s| size_of_val(&s.get_mut().mem[..]) as u64).sum()
+    }
+}
+
+fn refuse(what: impl Into<String>) -> Error {
+    Error::Backend { backend: "cpu", what: what.into() }
+}
+
+/// Chooses how to run a kernel.
+fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled>, String> {
+    Ok(match &kernel.template {
+        Template::Map => match copy::Copy::new(kernel, threads)? {
+            Some(copy) => Box::new(copy),
+            None => Box::new(map::Map::new(kernel, isa, threads, None)?),
+        },
+        other => return Err(format!("no template {}", other.name())),
+    })
+}
+
+impl Backend for Cpu {
+    fn target(&self) -> &Target {
+        &self.target
+    }
+
+    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+        self.memory.alloc(bytes)
+    }
+
+    fn free(&mut self, segment: SegmentId) {
+        for record in &mut self.records {
+            if record.as_ref().is_some_and(|r| r.segments.contains(&segment)) {
+                *record = None;
+            }
+        }
+        self.memory.free(segment);
+    }
+
+    fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
+        let to = self.memory.resolve(at)?;
+        if data.len() as u64 != at.bytes {
+            return Err(refuse(format!("{} bytes for a slice of {}", data.len(), at.bytes)));
+        }
+        // SAFETY: the slice lies in a segment, which no reference points into, and nothing runs: `&mut self`.
+        unsafe { to.copy_from_nonoverlapping(data.as_ptr(), data.len()) }
+        Ok(())
+    }
+
+    fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
+        let from = self.memory.resolve(at)?;
+        if data.len() as u64 != at.bytes {
+            return Err(refuse(format!("{} bytes for a slice of {}", data.len(), at.bytes)));
+        }
+        // SAFETY: as for `write`; segments are initialised from the start.
+        unsafe { from.copy_to_nonoverlapping(data.as_mut_ptr(), data.len()) }
+        Ok(())
+    }
+
+    fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
+        let malformed = |what: String| refuse(format!("kernel {}: {what}", kernel.template.name()));
+        let check = Check::new(kernel).map_err(malformed)?;
+        let compiled = compile(kernel, self.isa, self.crew.threads()).map_err(malformed)?;
+        for scratch in &mut self.scratch {
+            scratch.get_mut().provide(compiled.needs());
+        }
+        self.kernels.push((compiled, check));
+        Ok(KernelId(self.kernels.len() as u32 - 1))
+    }
+
+    fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
+        let mut record = Record { steps: Vec::with_capacity(launches.len()), segments: Vec::new() };
+        for launch in launches {
+            let kernel = launch.kernel.0 as usize;
+            let (_, check) = self.kernels.get(kernel).ok_or_else(|| refuse(format!("no kernel {kernel}")))?;
+            check.launch(&launch.args).map_err(refuse)?;
+            let args = launch.args.iter().map(|&slice| self.memory.resolve(slice)).collect::<Result<_>>()?;
+            record.segments.extend(launch.args.iter().map(|s| s.segment));
+            record.steps.push(Step { kernel, args: Args(args) });
+        }
+        record.segments.sort_unstable_by_key(|s| s.0);
+        record.segments.dedup();
+        self.records.push(Some(record));
+        Ok(RecordId(self.records.len() as u32 - 1))
+    }
+
+    fn replay(&mut self, record: RecordId) -> Result<()> {
+        let Cpu { records, kernels, scratch, crew, .. } = self;
+        let record = records.get(record.0 as usize).and_then(Option::as_ref);
+        let record = record.ok_or_else(|| refuse("replay of a record whose memory is gone"))?;
+        let scratch = Shared(scratch);
+        for step in &record.steps {
+            let kernel = &*kernels[step.kernel].0;
+            let scratch = &scratch;
+            // SAFETY: the launch was checked when it was recorded and its segments still stand; scratch memory was provided when the kernel
+            // was compiled, and the crew gives each thread a number of its own.
+            crew.run(kernel.tasks(), &|task, worker| unsafe {
+                kernel.run(task, &step.args, &mut *scratch.0[worker].get());
+            });
+        }
+        Ok(())
+    }
+}

@@ -19,6 +19,8 @@ use crate::expr::Body;
 use crate::shape::{Access, Shape};
 use serde::{Deserialize, Serialize};
 
+pub mod layout;
+
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Operand {
