@@ -403,3 +403,43 @@ pub fn reduced_axes(call: &Call) -> OpResult<Vec<usize>> {
     axes.dedup();
     Ok(axes)
 }
+
+impl Call<'_> {
+    /// Evaluates the row's `f64` meaning: row-major values of every output. Integer and `bool` results are whole.
+    ///
+    /// # Errors
+    /// What the row refuses.
+    pub fn eval(&self, values: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
+        let facts = self.infer()?;
+        let mut outputs = match self.op.eval {
+            Eval::Tensor(f) => f(values, self)?,
+            Eval::Scalar(f) => {
+                let shape = &facts[0].shape;
+                let views: Vec<_> = self
+                    .inputs
+                    .iter()
+                    .map(|fact| fact.map(|f| Access::contiguous(f.shape.clone()).broadcast(shape)))
+                    .collect();
+                let mut index = vec![0; shape.len()];
+                let mut args = vec![f64::NAN; values.len()];
+                let mut out = Vec::with_capacity(shape.numel());
+                for _ in 0..shape.numel() {
+                    for ((arg, value), view) in args.iter_mut().zip(values).zip(&views) {
+                        if let (Some(value), Some(view)) = (value, view) {
+                            *arg = value[view.at(&index) as usize];
+                        }
+                    }
+                    out.push(f(&args, self));
+                    crate::shape::advance(&mut index, shape);
+                }
+                vec![out]
+            }
+        };
+        for (output, fact) in outputs.iter_mut().zip(&facts) {
+            if !fact.dtype.is_float() {
+                output.iter_mut().for_each(|v| *v = v.trunc());
+            }
+        }
+        Ok(outputs)
+    }
+}

@@ -218,6 +218,17 @@ impl Access {
     }
 }
 
+/// Steps a row-major index to the next element of `shape`; behind the last it is the first again.
+pub fn advance(index: &mut [usize], shape: &[usize]) {
+    for (i, &d) in index.iter_mut().zip(shape).rev() {
+        *i += 1;
+        if *i < d {
+            return;
+        }
+        *i = 0;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -227,13 +238,7 @@ mod tests {
         let mut index = vec![0; a.shape.len()];
         for _ in 0..a.shape.numel() {
             out.push(a.at(&index));
-            for k in (0..index.len()).rev() {
-                index[k] += 1;
-                if index[k] < a.shape[k] {
-                    break;
-                }
-                index[k] = 0;
-            }
+            advance(&mut index, &a.shape);
         }
         out
     }

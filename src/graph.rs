@@ -1,0 +1,556 @@
+//! What was asked: a DAG of operators over values, kept by petgraph, which only this file names.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
+use crate::ops;
+use crate::tensor::Tensor;
+use petgraph::Direction;
+use petgraph::stable_graph::{NodeIndex, StableDiGraph};
+use petgraph::visit::EdgeRef;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// A tensor that is known before the run. Its fact is known at once; its elements are fetched when a device asks for
+/// them, so that planning a large model touches none of its weights.
+#[derive(Debug)]
+pub struct Constant {
+    /// Name, for people and for the plan.
+    pub name: String,
+    /// Type and shape.
+    pub fact: Fact,
+    source: Source,
+    value: OnceLock<Tensor>,
+}
+
+/// Where a constant's elements come from.
+#[derive(Debug)]
+enum Source {
+    Given,
+    File { path: PathBuf, offset: u64 },
+    Derived { op: &'static OpDef, attrs: Attrs, inputs: Vec<Option<Arc<Constant>>>, port: usize, depth: usize },
+}
+
+/// Chains of derived constants longer than this are evaluated at once, so that fetching one cannot recurse far.
+const MAX_DERIVED_DEPTH: usize = 64;
+
+impl Constant {
+    /// A constant in memory.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> Constant {
+        let fact = Fact::new(tensor.dtype(), tensor.shape().clone());
+        Constant { name: name.into(), fact, source: Source::Given, value: OnceLock::from(tensor) }
+    }
+
+    /// A constant in a file, row-major and little-endian from `offset`.
+    pub fn in_file(name: impl Into<String>, fact: Fact, path: PathBuf, offset: u64) -> Constant {
+        Constant { name: name.into(), fact, source: Source::File { path, offset }, value: OnceLock::new() }
+    }
+
+    /// Output `port` of a node whose inputs are all constants.
+    fn derived(
+        name: String,
+        op: &'static OpDef,
+        attrs: Attrs,
+        inputs: Vec<Option<Arc<Constant>>>,
+        port: usize,
+        fact: Fact,
+    ) -> Result<Constant> {
+        let depth = 1 + inputs.iter().flatten().map(|c| c.depth()).max().unwrap_or(0);
+        let source = Source::Derived { op, attrs, inputs, port, depth };
+        let constant = Constant { name, fact, source, value: OnceLock::new() };
+        if depth > MAX_DERIVED_DEPTH {
+            constant.value()?;
+        }
+        Ok(constant)
+    }
+
+    fn depth(&self) -> usize {
+        match &self.source {
+            Source::Derived { depth, .. } if self.value.get().is_none() => *depth,
+            _ => 0,
+        }
+    }
+
+    /// The elements, fetched or computed on first use.
+    ///
+    /// # Errors
+    /// When the file that should hold them is missing or too short.
+    pub fn value(&self) -> Result<&Tensor> {
+        if let Some(tensor) = self.value.get() {
+            return Ok(tensor);
+        }
+        let tensor = match &self.source {
+            Source::Given => unreachable!("a given constant has its value from the start"),
+            Source::File { path, offset } => {
+                let bytes = self.fact.shape.numel() * self.fact.dtype.size();
+                let fail =
+                    |e| Error::file(path, &format!("read {bytes} bytes of tensor '{}' at {offset}", self.name), e);
+                let mut file = File::open(path).map_err(fail)?;
+                let len = file.metadata().map_err(fail)?.len();
+                if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
+                    let what =
+                        format!("tensor '{}' needs {bytes} bytes from {offset} on, but the file has {len}", self.name);
+                    return Err(Error::File { path: path.clone(), what });
+                }
+                file.seek(SeekFrom::Start(*offset)).map_err(fail)?;
+                let mut data = vec![0; bytes];
+                file.read_exact(&mut data).map_err(fail)?;
+                Tensor::new(self.fact.dtype, self.fact.shape.clone(), data)?
+            }
+            Source::Derived { op, attrs, inputs, port, .. } => {
+                let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
+                let mut values = Vec::with_capacity(inputs.len());
+                for input in inputs {
+                    values.push(input.as_deref().map(|c| c.value().map(Tensor::to_f64)).transpose()?);
+                }
+                let values: Vec<_> = values.iter().map(Option::as_deref).collect();
+                let call = Call { op, attrs, inputs: &facts };
+                let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
+                let mut outputs = call.eval(&values).map_err(fail)?;
+                Tensor::from_f64(self.fact.dtype, self.fact.shape.clone(), &outputs.swap_remove(*port))
+            }
+        };
+        Ok(self.value.get_or_init(|| tensor))
+    }
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub enum Kind {
+    /// A tensor the caller provides in each run.
+    Input,
+    /// A tensor known before the run.
+    Constant(Arc<Constant>),
+    /// An operator of the table.
+    Op(&'static OpDef),
+}
+
+/// A value's name and fact.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The name the graph file gives it, or one made from the node's.
+    pub name: String,
+    /// Type and shape.
+    pub fact: Fact,
+}
+
+/// A node of the graph; its inputs are the graph's edges.
+#[derive(Clone, Debug)]
+pub struct Node {
+    /// Name, for people.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// Its attributes.
+    pub attrs: Attrs,
+    /// Its values, in order of their ports.
+    pub outputs: Vec<Output>,
+    /// The kernel it belongs to, once fused: nodes with one number become one kernel.
+    pub group: Option<u32>,
+    slots: u32,
+    position: u32,
+}
+
+impl Node {
+    /// The row of its operator, unless it is an input or a constant.
+    pub fn op(&self) -> Option<&'static OpDef> {
+        match self.kind {
+            Kind::Op(op) => Some(op),
+            _ => None,
+        }
+    }
+
+    /// The operator's name, or what the node is.
+    pub fn op_name(&self) -> &'static str {
+        match self.kind {
+            Kind::Input => "input",
+            Kind::Constant(_) => "constant",
+            Kind::Op(op) => op.name,
+        }
+    }
+
+    /// An error at this node.
+    pub fn error(&self, what: impl Into<String>) -> Error {
+        Error::Node { node: self.name.clone(), op: self.op_name().into(), what: what.into() }
+    }
+}
+
+/// Output `port` of the source feeds input `slot` of the target.
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    port: u32,
+    slot: u32,
+}
+
+/// A compute graph.
+#[derive(Clone, Debug, Default)]
+pub struct Graph {
+    /// Name, for people.
+    pub name: String,
+    dag: StableDiGraph<Node, Use>,
+    inputs: Vec<ValueId>,
+    outputs: Vec<(String, ValueId)>,
+    cursor: u32,
+}
+
+fn index(node: u32) -> NodeIndex {
+    NodeIndex::new(node as usize)
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new(name: impl Into<String>) -> Graph {
+        Graph { name: name.into(), ..Graph::default() }
+    }
+
+    fn insert(
+        &mut self,
+        name: String,
+        kind: Kind,
+        attrs: Attrs,
+        outputs: Vec<Output>,
+        inputs: &[Option<ValueId>],
+    ) -> u32 {
+        let (slots, position) = (inputs.len() as u32, self.cursor);
+        let node = self.dag.add_node(Node { name, kind, attrs, outputs, group: None, slots, position });
+        for (slot, input) in inputs.iter().enumerate() {
+            if let Some(value) = input {
+                self.dag.add_edge(index(value.node), node, Use { port: value.port, slot: slot as u32 });
+            }
+        }
+        node.index() as u32
+    }
+
+    /// Adds an input of the graph.
+    pub fn input(&mut self, name: impl Into<String>, fact: Fact) -> ValueId {
+        let name = name.into();
+        let node = self.insert(name.clone(), Kind::Input, Attrs::new(), vec![Output { name, fact }], &[]);
+        let value = ValueId { node, port: 0 };
+        self.inputs.push(value);
+        value
+    }
+
+    /// Adds a constant.
+    pub fn constant(&mut self, constant: impl Into<Arc<Constant>>) -> ValueId {
+        let constant = constant.into();
+        let output = Output { name: constant.name.clone(), fact: constant.fact.clone() };
+        let node = self.insert(constant.name.clone(), Kind::Constant(constant), Attrs::new(), vec![output], &[]);
+        ValueId { node, port: 0 }
+    }
+
+    /// Declares a value as an output of the graph.
+    pub fn output(&mut self, name: impl Into<String>, value: ValueId) {
+        self.outputs.push((name.into(), value));
+    }
+
+    /// Adds a node. Only data inputs are given; shaping inputs are attributes.
+    ///
+    /// # Errors
+    /// When arity, attributes, types or shapes are not what the operator allows.
+    pub fn add(
+        &mut self,
+        op: &'static OpDef,
+        name: &str,
+        inputs: &[Option<ValueId>],
+        attrs: Attrs,
+        outputs: &[&str],
+    ) -> Result<u32> {
+        let facts = self.infer(op, inputs, &attrs).map_err(|what| Error::Node {
+            node: name.into(),
+            op: op.name.into(),
+            what,
+        })?;
+        if outputs.len() > facts.len() {
+            let what = format!("expected at most {} outputs, found {}", facts.len(), outputs.len());
+            return Err(Error::Node { node: name.into(), op: op.name.into(), what });
+        }
+        let outputs = facts.into_iter().enumerate().map(|(port, fact)| {
+            let given = outputs.get(port).filter(|n| !n.is_empty()).map(|n| n.to_string());
+            let made = || if port == 0 { name.to_owned() } else { format!("{name}.{port}") };
+            Output { name: given.unwrap_or_else(made), fact }
+        });
+        let outputs = outputs.collect();
+        Ok(self.insert(name.to_owned(), Kind::Op(op), attrs, outputs, inputs))
+    }
+
+    fn infer(&self, op: &'static OpDef, inputs: &[Option<ValueId>], attrs: &Attrs) -> OpResult<Vec<Fact>> {
+        let (min, max) = op.arity();
+        if inputs.len() < min || inputs.len() > max {
+            let expected = match max {
+                usize::MAX => format!("at least {min}"),
+                max if max == min => min.to_string(),
+                max => format!("{min} to {max}"),
+            };
+            return Err(format!("expected {expected} inputs, found {}", inputs.len()));
+        }
+        let data: Vec<_> = op.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+        for (slot, input) in inputs.iter().enumerate() {
+            let declared = data[slot.min(data.len() - 1)];
+            if input.is_none() && declared.arity != Arity::Optional {
+                return Err(format!("input '{}' is required but left empty", declared.name));
+            }
+        }
+        let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
+        if let Some((name, _)) = attrs.iter().find(|(name, _)| !op.attrs.contains(name) && !shaping(name)) {
+            return Err(format!("unknown attribute '{name}'; known: {}", op.attrs.join(", ")));
+        }
+        let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| self.fact(v))).collect();
+        let facts = Call { op, attrs, inputs: &facts }.infer()?;
+        for fact in &facts {
+            let bytes = fact.shape.checked_len().and_then(|n| n.checked_mul(fact.dtype.size()));
+            if bytes.is_none_or(|b| b > 1 << 46) {
+                return Err(format!("the output {fact} is larger than any memory"));
+            }
+        }
+        Ok(facts)
+    }
+
+    /// The graph's inputs in order of declaration.
+    pub fn inputs(&self) -> &[ValueId] {
+        &self.inputs
+    }
+
+    /// The graph's outputs: name and value.
+    pub fn outputs(&self) -> &[(String, ValueId)] {
+        &self.outputs
+    }
+
+    /// A node.
+    pub fn node(&self, node: u32) -> &Node {
+        &self.dag[index(node)]
+    }
+
+    /// Assigns a node to a kernel.
+    pub fn set_group(&mut self, node: u32, group: Option<u32>) {
+        self.dag[index(node)].group = group;
+    }
+
+    /// Number of nodes.
+    pub fn len(&self) -> usize {
+        self.dag.node_count()
+    }
+
+    /// Whether there are no nodes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One more than the largest node number.
+    pub fn bound(&self) -> usize {
+        use petgraph::visit::NodeIndexable;
+        self.dag.node_bound()
+    }
+
+    /// A value's fact.
+    pub fn fact(&self, value: ValueId) -> &Fact {
+        &self.node(value.node).outputs[value.port as usize].fact
+    }
+
+    /// A value's name.
+    pub fn value_name(&self, value: ValueId) -> &str {
+        &self.node(value.node).outputs[value.port as usize].name
+    }
+
+    /// The constant that a value is, if it is one.
+    pub fn as_constant(&self, value: ValueId) -> Option<&Arc<Constant>> {
+        match &self.node(value.node).kind {
+            Kind::Constant(constant) => Some(constant),
+            _ => None,
+        }
+    }
+
+    /// The values a node reads, by slot.
+    pub fn operands(&self, node: u32) -> Vec<Option<ValueId>> {
+        let mut operands = vec![None; self.node(node).slots as usize];
+        for edge in self.dag.edges_directed(index(node), Direction::Incoming) {
+            let Use { port, slot } = *edge.weight();
+            operands[slot as usize] = Some(ValueId { node: edge.source().index() as u32, port });
+        }
+        operands
+    }
+
+    /// The nodes that read a value, once per use. Graph outputs are not among them.
+    pub fn users(&self, value: ValueId) -> Vec<u32> {
+        let edges = self.dag.edges_directed(index(value.node), Direction::Outgoing);
+        let mut users: Vec<_> =
+            edges.filter(|e| e.weight().port == value.port).map(|e| e.target().index() as u32).collect();
+        users.sort_unstable();
+        users
+    }
+
+    /// Whether a value is an output of the graph.
+    pub fn is_output(&self, value: ValueId) -> bool {
+        self.outputs.iter().any(|(_, v)| *v == value)
+    }
+
+    /// Lets every reader of `old`, outputs of the graph included, read `new` instead.
+    pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        let edges: Vec<_> = self
+            .dag
+            .edges_directed(index(old.node), Direction::Outgoing)
+            .filter(|e| e.weight().port == old.port)
+            .map(|e| (e.id(), e.target(), e.weight().slot))
+            .collect();
+        for (edge, target, slot) in edges {
+            self.dag.remove_edge(edge);
+            self.dag.add_edge(index(new.node), target, Use { port: new.port, slot });
+        }
+        for (_, value) in &mut self.outputs {
+            if *value == old {
+                *value = new;
+            }
+        }
+    }
+
+    /// Removes every node that no output depends on; inputs stay.
+    pub fn sweep(&mut self) {
+        let mut live: HashSet<u32> = self.inputs.iter().map(|v| v.node).collect();
+        let mut stack: Vec<u32> = self.outputs.iter().map(|(_, v)| v.node).collect();
+        while let Some(node) = stack.pop() {
+            if live.insert(node) {
+                let sources = self.dag.neighbors_directed(index(node), Direction::Incoming);
+                stack.extend(sources.map(|n| n.index() as u32));
+            }
+        }
+        self.dag.retain_nodes(|_, n| live.contains(&(n.index() as u32)));
+    }
+
+    /// Nodes such that each follows what it reads, otherwise in the order of the file.
+    ///
+    /// # Errors
+    /// When the graph has a cycle.
+    pub fn order(&self) -> Result<Vec<u32>> {
+        let mut missing: HashMap<NodeIndex, usize> = HashMap::with_capacity(self.len());
+        let mut ready = BinaryHeap::new();
+        for node in self.dag.node_indices() {
+            let reads = self.dag.edges_directed(node, Direction::Incoming).count();
+            missing.insert(node, reads);
+            if reads == 0 {
+                ready.push(Reverse((self.dag[node].position, node)));
+            }
+        }
+        let mut order = Vec::with_capacity(self.len());
+        while let Some(Reverse((_, node))) = ready.pop() {
+            order.push(node.index() as u32);
+            for target in self.dag.neighbors_directed(node, Direction::Outgoing) {
+                let reads = missing.get_mut(&target).expect("every node was counted");
+                *reads -= 1;
+                if *reads == 0 {
+                    ready.push(Reverse((self.dag[target].position, target)));
+                }
+            }
+        }
+        if order.len() != self.len() {
+            let stuck = self.dag.node_indices().find(|n| missing[n] > 0).map(|n| self.dag[n].name.clone());
+            return Err(Error::Graph(format!("node '{}' depends on itself", stuck.unwrap_or_default())));
+        }
+        Ok(order)
+    }
+
+    /// Lets nodes added from now on stand where `node` stands in the order of the file.
+    pub fn insert_at(&mut self, node: u32) {
+        self.cursor = self.node(node).position;
+    }
+
+    /// Lets nodes added from now on stand behind all others in the order of the file.
+    pub fn append(&mut self) {
+        self.cursor += 1;
+    }
+
+    /// A node whose inputs are all constants becomes constants, computed when first asked for.
+    ///
+    /// # Errors
+    /// When an input's elements are needed and cannot be fetched.
+    pub fn make_constant(&mut self, node: u32) -> Result<()> {
+        let operands = self.operands(node);
+        let inputs: Vec<_> = operands.iter().map(|v| v.and_then(|v| self.as_constant(v).cloned())).collect();
+        let Node { attrs, outputs, .. } = self.node(node).clone();
+        let Some(op) = self.node(node).op() else { return Ok(()) };
+        self.insert_at(node);
+        for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
+            let constant = Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?;
+            let new = self.constant(constant);
+            self.replace(ValueId { node, port: port as u32 }, new);
+        }
+        Ok(())
+    }
+
+    /// Checks every invariant of the graph: it is acyclic, each slot is fed once and by an existing port, and every
+    /// node's facts are what its row infers.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold, with the node.
+    pub fn verify(&self) -> Result<()> {
+        for id in self.order()? {
+            let node = self.node(id);
+            let mut fed = HashSet::new();
+            for edge in self.dag.edges_directed(index(id), Direction::Incoming) {
+                let Use { port, slot } = *edge.weight();
+                if port as usize >= self.dag[edge.source()].outputs.len() {
+                    return Err(node.error(format!("input {slot} reads a port that does not exist")));
+                }
+                if slot >= node.slots || !fed.insert(slot) {
+                    return Err(node.error(format!("input {slot} is fed twice or does not exist")));
+                }
+            }
+            if let Kind::Op(op) = node.kind {
+                let facts = self.infer(op, &self.operands(id), &node.attrs).map_err(|what| node.error(what))?;
+                if !facts.iter().eq(node.outputs.iter().map(|o| &o.fact)) {
+                    return Err(node.error("its facts are not what its inputs imply"));
+                }
+            }
+        }
+        for (name, value) in &self.outputs {
+            let node = self.dag.node_weight(index(value.node));
+            if node.is_none_or(|n| value.port as usize >= n.outputs.len()) {
+                return Err(Error::Graph(format!("output '{name}' reads a value that does not exist")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Builds the nodes that one node decomposes into, under its name.
+pub struct Decomposer<'a> {
+    /// The graph that grows.
+    pub graph: &'a mut Graph,
+    /// The name of the node that is decomposed.
+    pub name: String,
+}
+
+impl Build for Decomposer<'_> {
+    fn fact(&self, value: ValueId) -> Fact {
+        self.graph.fact(value).clone()
+    }
+
+    fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
+        let row = ops::find(op).ok_or_else(|| format!("no row '{op}'"))?;
+        let name = format!("{}/{op}", self.name);
+        let node = self.graph.add(row, &name, inputs, attrs, &[]).map_err(|e| e.to_string())?;
+        Ok(ValueId { node, port: 0 })
+    }
+
+    fn constant(&mut self, tensor: Tensor) -> ValueId {
+        self.graph.constant(Constant::new(format!("{}/constant", self.name), tensor))
+    }
+}
+
+impl Graph {
+    /// The bytes of all constants, as the host holds them.
+    pub fn constant_bytes(&self) -> u64 {
+        let constants = self.dag.node_weights().filter_map(|n| match &n.kind {
+            Kind::Constant(c) => Some(&c.fact),
+            _ => None,
+        });
+        constants.map(|f| (f.shape.numel() * f.dtype.size()) as u64).sum()
+    }
+
+    /// The element types of the graph's values.
+    pub fn dtypes(&self) -> HashSet<DType> {
+        self.dag.node_weights().flat_map(|n| n.outputs.iter().map(|o| o.fact.dtype)).collect()
+    }
+}

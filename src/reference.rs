@@ -1,0 +1,52 @@
+//! Runs a graph node by node in `f64`: the oracle that every backend is held against.
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Kind};
+use crate::op::{Call, ValueId};
+use crate::tensor::Tensor;
+use std::collections::HashMap;
+
+/// The graph's outputs, in order, for inputs in the order of [`Graph::inputs`].
+///
+/// Nothing is rounded on the way but integers; outputs are rounded to their types.
+///
+/// # Errors
+/// When an input does not fit, or an operator refuses its values.
+pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    if inputs.len() != graph.inputs().len() {
+        return Err(Error::Usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
+    }
+    let mut values: HashMap<ValueId, Vec<f64>> = HashMap::new();
+    for (&value, tensor) in graph.inputs().iter().zip(inputs) {
+        let fact = graph.fact(value);
+        if tensor.dtype() != fact.dtype || *tensor.shape() != fact.shape {
+            let (name, found) = (graph.value_name(value), (tensor.dtype(), tensor.shape()));
+            return Err(Error::Usage(format!("input '{name}': expected {fact}, found {}{}", found.0, found.1)));
+        }
+        values.insert(value, tensor.to_f64());
+    }
+    for id in graph.order()? {
+        let node = graph.node(id);
+        match &node.kind {
+            Kind::Input => {}
+            Kind::Constant(constant) => {
+                values.insert(ValueId { node: id, port: 0 }, constant.value()?.to_f64());
+            }
+            Kind::Op(op) => {
+                let operands = graph.operands(id);
+                let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+                let data: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].as_slice())).collect();
+                let call = Call { op, attrs: &node.attrs, inputs: &facts };
+                let outputs = call.eval(&data).map_err(|what| node.error(what))?;
+                for (port, output) in outputs.into_iter().enumerate() {
+                    values.insert(ValueId { node: id, port: port as u32 }, output);
+                }
+            }
+        }
+    }
+    let tensors = graph.outputs().iter().map(|(_, value)| {
+        let fact = graph.fact(*value);
+        Tensor::from_f64(fact.dtype, fact.shape.clone(), &values[value])
+    });
+    Ok(tensors.collect())
+}

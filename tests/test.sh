@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Runs the tests: bash tests/test.sh [cargo test's arguments]
+#
+# The wgpu tests need a Vulkan driver. On Linux, where there is none, this installs Mesa's software driver
+# (Debian and its kin); where it may not, the wgpu tests say that they were skipped. With CI=true they fail instead.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+packages=(mesa-vulkan-drivers libvulkan1)
+
+has_vulkan() {
+    /sbin/ldconfig -p | grep -F libvulkan.so.1 >/dev/null || return 1
+    [[ -n "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}" ]] && return 0
+    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
+}
+
+install_vulkan() {
+    local root=()
+    command -v apt-get >/dev/null || return 1
+    if [[ $(id -u) != 0 ]]; then
+        # A password can only be asked for on a terminal.
+        command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; } || return 1
+        root=(sudo)
+    fi
+    echo "test.sh: no Vulkan driver; installing ${packages[*]}" >&2
+    "${root[@]}" apt-get update -qq &&
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+}
+
+if [[ $(uname -s) == Linux ]] && ! has_vulkan && ! install_vulkan; then
+    echo "test.sh: no Vulkan driver and no way to install one: the wgpu tests cannot run." >&2
+    echo "test.sh: to run them: apt-get install ${packages[*]}" >&2
+fi
+
+# Mesa complains on every start where this is not set.
+if [[ -z "${XDG_RUNTIME_DIR:-}" ]]; then
+    XDG_RUNTIME_DIR=$(mktemp -d)
+    export XDG_RUNTIME_DIR
+    trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+fi
+
+if [[ "${CI:-}" == true ]]; then
+    export PLIMSOLL_REQUIRE_WGPU=1
+fi
+
+cargo test "$@"
