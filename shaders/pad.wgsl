@@ -1,0 +1,26 @@
+// One invocation per element. `base` sums the axes that keep their extents, the others follow one by one.
+let i = group * SIZE + thread;
+if (i < COUNT) {
+    var from = base(i);
+    var value = FILL;
+    //@ if CONSTANT
+    var inside = true;
+    //@ end
+    //@ each axis
+    let at$ = coordinate$(i) - BEFORE$;
+    //@ if CONSTANT
+    inside = inside && at$ >= 0 && at$ < EXTENT$;
+    from = from + at$ * STRIDE$;
+    //@ else
+    from = from + outside(at$, EXTENT$) * STRIDE$;
+    //@ end
+    //@ end
+    //@ if CONSTANT
+    if (inside) {
+        value = data(from);
+    }
+    //@ else
+    value = data(from);
+    //@ end
+    store(i, value);
+}

@@ -1,0 +1,41 @@
+// One invocation per element. `base` sums the axes that stay as they are; along each of the others WIDTH neighbours from
+// FIRST on take part.
+let i = group * SIZE + thread;
+if (i < COUNT) {
+    let still = base(i);
+    //@ if NEAREST
+    var from = still;
+    //@ each axis
+    let at$ = i32(floor(f32(coordinate$(i)) * SCALE$ + OFFSET$));
+    from = from + clamp(at$, 0, EXTENT$ - 1) * STRIDE$;
+    //@ end
+    store(i, data(from));
+    //@ else
+    //@ each axis
+    let x$ = place(f32(coordinate$(i)) * SCALE$ + OFFSET$, EXTENT$);
+    let at$ = i32(floor(x$)) + FIRST;
+    //@ end
+    var sum = 0.0f;
+    var total = 0.0f;
+    for (var tap = 0; tap < TAPS; tap++) {
+        var rest = tap;
+        var from = still;
+        var weight = 1.0f;
+        //@ each axis
+        let near$ = at$ + rest % WIDTH;
+        weight = weight * falloff(x$ - f32(near$));
+        //@ if INSIDE
+        weight = select(0.0f, weight, near$ >= 0 && near$ < EXTENT$);
+        //@ end
+        from = from + clamp(near$, 0, EXTENT$ - 1) * STRIDE$;
+        rest = rest / WIDTH;
+        //@ end
+        sum = sum + weight * f32(data(from));
+        total = total + weight;
+    }
+    //@ if INSIDE
+    sum = sum / total;
+    //@ end
+    store(i, sum);
+    //@ end
+}

@@ -1,0 +1,40 @@
+// LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, then the blocks, then the
+// lanes meet in a tree: short sums of short sums, for accuracy.
+let lane = thread / LANE_STEP % LANES;
+let row = group * ROWS + thread / ROW_STEP % ROWS;
+let live = row < COUNT;
+let end = select(0, LENGTH, live);
+//@ each fold
+var all$ = START$;
+for (var first = lane; first < end; first = first + BLOCK) {
+    var block = START$;
+    let last = min(first + BLOCK, end);
+    for (var j = first; j < last; j = j + LANES) {
+        block = combine$(block, element$(row, j));
+    }
+    all$ = combine$(all$, block);
+}
+//@ if LANES
+SHARED[thread] = all$;
+workgroupBarrier();
+for (var half = LANES / 2; half > 0; half = half / 2) {
+    if (lane < half) {
+        SHARED[thread] = combine$(SHARED[thread], SHARED[thread + half * LANE_STEP]);
+    }
+    workgroupBarrier();
+}
+fold$ = SHARED[thread - lane * LANE_STEP];
+workgroupBarrier();
+//@ else
+fold$ = all$;
+//@ end
+//@ end
+//@ if PER_ROW
+if (live && lane == 0) {
+    store(row);
+}
+//@ else
+for (var j = lane; j < end; j = j + LANES) {
+    store(row, j);
+}
+//@ end

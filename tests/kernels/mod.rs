@@ -1,0 +1,635 @@
+//! Kernels for testing a backend by itself, and their meaning: a plain interpreter in `f64` that shares nothing with any
+//! backend but the definition of [`Kernel`].
+
+use plimsoll::dtype::DType;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::{Fold, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window};
+use plimsoll::shape::{Access, Shape};
+
+/// A kernel and what its operands hold.
+pub struct Case {
+    pub name: String,
+    pub kernel: Kernel,
+    /// The whole buffer of every operand read.
+    pub inputs: Vec<Vec<f64>>,
+    /// A write and the read whose bytes it goes to.
+    pub in_place: Option<(usize, usize)>,
+}
+
+/// Every index of a shape, in row-major order.
+pub fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
+    let mut out = vec![vec![]];
+    for &d in shape {
+        out = out.into_iter().flat_map(|i| (0..d).map(move |k| [&i[..], &[k]].concat())).collect();
+    }
+    out
+}
+
+/// The values of every write over its index space, in row-major order.
+pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let core = kernel.template.core_reads();
+    let load = |r: usize, index: &[usize]| reads[r][kernel.reads[r].access.at(index) as usize];
+    let mut out = vec![Vec::new(); kernel.writes.len()];
+    let mut push = |values: Vec<f64>| out.iter_mut().zip(values).for_each(|(o, v)| o.push(v));
+    match &kernel.template {
+        Template::Row { inner, folds, per_row } => {
+            let (outer, row) = kernel.shape.split_at(kernel.shape.len() - inner);
+            let row = indices(row);
+            for o in indices(outer) {
+                let at = |i: &[usize]| [&o[..], i].concat();
+                let inputs = |i: &[usize]| (0..reads.len()).map(|r| load(r, i)).collect::<Vec<_>>();
+                let mut folded = Vec::new();
+                for f in folds {
+                    let values = row.iter().map(|i| f.body.eval(&inputs(&at(i)), &at(i), &folded)[0]);
+                    let value = match f.fold {
+                        Fold::Sum => values.sum(),
+                        Fold::Prod => values.product(),
+                        Fold::Max => values.fold(f64::NEG_INFINITY, f64::max),
+                        Fold::Min => values.fold(f64::INFINITY, f64::min),
+                    };
+                    folded.push(value);
+                }
+                if *per_row {
+                    let index = at(&vec![0; *inner]);
+                    let values = if row.is_empty() { vec![0.0; reads.len()] } else { inputs(&index) };
+                    push(kernel.body.eval(&values, &index, &folded));
+                } else {
+                    row.iter().for_each(|i| push(kernel.body.eval(&inputs(&at(i)), &at(i), &folded)));
+                }
+            }
+        }
+        template => {
+            for index in indices(&kernel.shape) {
+                let mut inputs: Vec<f64> = (core..reads.len()).map(|r| load(r, &index)).collect();
+                if core > 0 {
+                    inputs.insert(0, core_value(template, kernel, reads, &index));
+                }
+                push(kernel.body.eval(&inputs, &index, &[]));
+            }
+        }
+    }
+    out
+}
+
+fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
+    let access = |r: usize| &kernel.reads[r].access;
+    let load = |r: usize, index: &[usize]| reads[r][access(r).at(index) as usize];
+    let rank = index.len();
+    match template {
+        Template::Map | Template::Row { .. } => unreachable!("these have no core"),
+        Template::MatMul => {
+            let (batch, m, n) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
+            let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
+            (0..access(0).shape[rank - 1]).map(product).sum()
+        }
+        Template::Conv { groups, window } => {
+            let x = &access(0).shape;
+            let w = &access(1).shape;
+            let per_group = kernel.shape[1] / groups;
+            let group = index[1] / per_group;
+            let mut sum = 0.0;
+            for t in indices(&w[1..]) {
+                if let Some([z, y, x]) = source(window, &index[2..], &t[1..], &x[2..]) {
+                    let data = load(0, &[index[0], group * w[1] + t[0], z, y, x]);
+                    sum += data * load(1, &[index[1], t[0], t[1], t[2], t[3]]);
+                }
+            }
+            sum
+        }
+        Template::ConvTranspose { groups, window } => {
+            let shape = &access(0).shape;
+            let per_group = kernel.shape[1] / groups;
+            let channels = shape[1] / groups;
+            let (group, o) = (index[1] / per_group, index[1] % per_group);
+            let mut sum = 0.0;
+            for t in indices(&window.kernel) {
+                let from = |a: usize| {
+                    let at = (index[2 + a] + window.pads[a]).checked_sub(t[a] * window.dilations[a])?;
+                    let x = at / window.strides[a];
+                    (at % window.strides[a] == 0 && x < shape[2 + a]).then_some(x)
+                };
+                if let (Some(z), Some(y), Some(x)) = (from(0), from(1), from(2)) {
+                    for c in group * channels..(group + 1) * channels {
+                        sum += load(0, &[index[0], c, z, y, x]) * load(1, &[c, o, t[0], t[1], t[2]]);
+                    }
+                }
+            }
+            sum
+        }
+        Template::Pool { window, pool } => {
+            let shape = &access(0).shape;
+            let inside: Vec<f64> = indices(&window.kernel)
+                .iter()
+                .filter_map(|t| source(window, &index[2..], t, &shape[2..]))
+                .map(|[z, y, x]| load(0, &[index[0], index[1], z, y, x]))
+                .collect();
+            match pool {
+                Pool::Max => inside.iter().copied().fold(f64::from(f32::MIN), f64::max),
+                Pool::Mean => inside.iter().sum::<f64>() / inside.len().max(1) as f64,
+                Pool::MeanPadded { pads_end } => {
+                    let counted = |t: &&Vec<usize>| {
+                        (0..3).all(|a| {
+                            let at = index[2 + a] * window.strides[a] + t[a] * window.dilations[a];
+                            at < window.pads[a] + shape[2 + a] + pads_end[a]
+                        })
+                    };
+                    let count = indices(&window.kernel).iter().filter(counted).count();
+                    inside.iter().sum::<f64>() / count.max(1) as f64
+                }
+            }
+        }
+        Template::Gather { strides, extents } => {
+            let mut at = access(0).at(index);
+            for (j, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
+                let i = load(1 + j, index);
+                let i = if i < 0.0 { i + extent as f64 } else { i };
+                at += i.clamp(0.0, extent as f64 - 1.0) as isize * stride;
+            }
+            reads[0][at as usize]
+        }
+        Template::Pad { before, mode } => {
+            let mut at = Vec::new();
+            for (a, (&i, &before)) in index.iter().zip(before).enumerate() {
+                let n = access(0).shape[a] as isize;
+                let i = i as isize - before;
+                at.push(match mode {
+                    _ if (0..n).contains(&i) => i,
+                    PadMode::Constant(value) => return *value,
+                    PadMode::Edge => i.clamp(0, n - 1),
+                    PadMode::Wrap => i.rem_euclid(n),
+                    PadMode::Reflect if n == 1 => 0,
+                    PadMode::Reflect => {
+                        let i = i.rem_euclid(2 * (n - 1));
+                        i.min(2 * (n - 1) - i)
+                    }
+                } as usize);
+            }
+            load(0, &at)
+        }
+        Template::Resize { scales, offsets, mode } => {
+            // Per axis, the neighbours and their weights.
+            let mut taps: Vec<Vec<(usize, f64)>> = Vec::new();
+            for a in 0..rank {
+                let n = access(0).shape[a] as isize;
+                let x = index[a] as f64 * scales[a] + offsets[a];
+                let clamp = |i: f64| (i as isize).clamp(0, n - 1) as usize;
+                if scales[a] == 1.0 && offsets[a] == 0.0 {
+                    taps.push(vec![(index[a], 1.0)]);
+                    continue;
+                }
+                taps.push(match *mode {
+                    ResizeMode::Nearest(rule) => vec![(
+                        clamp(match rule {
+                            Nearest::Floor => x.floor(),
+                            Nearest::Ceil => x.ceil(),
+                            Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+                            Nearest::RoundPreferCeil => (x + 0.5).floor(),
+                        }),
+                        1.0,
+                    )],
+                    ResizeMode::Linear => {
+                        let x = x.clamp(0.0, n as f64 - 1.0);
+                        let f = x - x.floor();
+                        vec![(clamp(x.floor()), 1.0 - f), (clamp(x.floor() + 1.0), f)]
+                    }
+                    ResizeMode::Cubic { a, exclude_outside } => {
+                        let weight = |d: f64| match d.abs() {
+                            d if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
+                            d if d < 2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+                            _ => 0.0,
+                        };
+                        let around = (-1..3).map(|k| x.floor() + f64::from(k));
+                        let mut taps: Vec<(f64, f64)> = around.map(|i| (i, weight(x - i))).collect();
+                        if exclude_outside {
+                            taps.retain(|(i, _)| (0.0..n as f64).contains(i));
+                            let total: f64 = taps.iter().map(|t| t.1).sum();
+                            taps.iter_mut().for_each(|t| t.1 /= total);
+                        }
+                        taps.into_iter().map(|(i, w)| (clamp(i), w)).collect()
+                    }
+                });
+            }
+            let counts: Vec<usize> = taps.iter().map(Vec::len).collect();
+            let mut sum = 0.0;
+            for t in indices(&counts) {
+                let at: Vec<usize> = t.iter().zip(&taps).map(|(&k, taps)| taps[k].0).collect();
+                sum += load(0, &at) * t.iter().zip(&taps).map(|(&k, taps)| taps[k].1).product::<f64>();
+            }
+            sum
+        }
+    }
+}
+
+/// Where element `t` of the window at `index` lies in data of these extents, if it is not in the padding.
+fn source(window: &Window, index: &[usize], t: &[usize], shape: &[usize]) -> Option<[usize; 3]> {
+    let mut at = [0; 3];
+    for a in 0..3 {
+        at[a] = (index[a] * window.strides[a] + t[a] * window.dilations[a]).checked_sub(window.pads[a])?;
+        if at[a] >= shape[a] {
+            return None;
+        }
+    }
+    Some(at)
+}
+
+/// A small deterministic generator (Knuth's MMIX constants).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 40) as f64 / (1u64 << 24) as f64
+    }
+
+    /// Values of a type that every device holds exactly.
+    fn values(&mut self, dtype: DType, n: usize) -> Vec<f64> {
+        let value = |u: f64| match dtype {
+            DType::Bool => (u * 2.0).floor(),
+            d if d.is_int() => (u * 19.0).floor() - 9.0,
+            _ => f64::from((u * 4.0 - 2.0) as f32),
+        };
+        (0..n).map(|_| value(self.next())).collect()
+    }
+}
+
+/// Elements that a buffer needs for an access.
+pub fn elements(access: &Access) -> usize {
+    access.span().map_or(0, |(low, high)| {
+        assert!(low >= 0, "{access:?} starts before its buffer");
+        high as usize + 1
+    })
+}
+
+fn dense(shape: &[usize]) -> Access {
+    Access::contiguous(Shape::new(shape))
+}
+
+fn spread(from: &[usize], to: &[usize]) -> Access {
+    dense(from).broadcast(&Shape::new(to))
+}
+
+fn f32s(access: Access) -> Operand {
+    typed(DType::F32, access)
+}
+
+fn typed(dtype: DType, access: Access) -> Operand {
+    Operand { dtype, access, packed: false }
+}
+
+fn x(number: usize) -> Expr {
+    Expr::input(number, DType::F32)
+}
+
+struct Cases {
+    random: Random,
+    cases: Vec<Case>,
+}
+
+impl Cases {
+    /// Adds a kernel whose writes are dense, one per result of its body.
+    fn add(&mut self, name: &str, template: Template, shape: &[usize], reads: Vec<Operand>, body: &[Expr]) -> &mut Case {
+        let written = match &template {
+            Template::Row { inner, per_row: true, .. } => &shape[..shape.len() - inner],
+            _ => shape,
+        };
+        let writes = body.iter().map(|e| typed(e.dtype(), dense(written))).collect();
+        self.add_writing(name, template, shape, reads, writes, body)
+    }
+
+    fn add_writing(
+        &mut self,
+        name: &str,
+        template: Template,
+        shape: &[usize],
+        reads: Vec<Operand>,
+        writes: Vec<Operand>,
+        body: &[Expr],
+    ) -> &mut Case {
+        let inputs = reads.iter().map(|r| self.random.values(r.dtype, elements(&r.access))).collect();
+        let kernel = Kernel { template, shape: Shape::new(shape), reads, writes, body: Body::new(body), workspace: 0 };
+        self.cases.push(Case { name: name.into(), kernel, inputs, in_place: None });
+        self.cases.last_mut().expect("just pushed")
+    }
+}
+
+/// Kernels that visit every template, its parameters' corners, and every instruction.
+pub fn cases() -> Vec<Case> {
+    let mut c = Cases { random: Random(1), cases: Vec::new() };
+    map(&mut c);
+    instructions(&mut c);
+    row(&mut c);
+    matmul(&mut c);
+    conv(&mut c);
+    pool(&mut c);
+    gather(&mut c);
+    pad(&mut c);
+    resize(&mut c);
+    c.cases
+}
+
+fn map(c: &mut Cases) {
+    use DType::{F32, I64};
+    let s = [2, 3, 4];
+    c.add("map scalar", Template::Map, &[], vec![f32s(dense(&[]))], &[x(0) + 1.0]);
+    let reads = || vec![f32s(dense(&s)), f32s(spread(&[4], &s)), f32s(spread(&[2, 1, 1], &s)), f32s(spread(&[], &s))];
+    c.add("map broadcast", Template::Map, &s, reads(), &[x(0) * x(1) + x(2) * x(3)]);
+    c.add("map large", Template::Map, &[70_001], vec![f32s(dense(&[70_001]))], &[x(0) * x(0)]);
+    let transposed = dense(&[4, 3, 2]).permute(&[2, 1, 0]);
+    let reversed = dense(&s).slice(2, 3, -1, 4).slice(0, 1, -1, 2);
+    let mut shifted = dense(&s);
+    shifted.offset = 5;
+    let reads = vec![f32s(transposed), f32s(reversed), f32s(shifted)];
+    c.add("map views", Template::Map, &s, reads, &[x(0) + x(1) * 2.0 + x(2) * 4.0]);
+    let mut wide = dense(&[2, 7, 4]);
+    wide.shape[1] = 3;
+    wide.offset = 8;
+    let writes = vec![f32s(wide), f32s(dense(&[4, 3, 2]).permute(&[2, 1, 0]))];
+    c.add_writing("map writes", Template::Map, &s, vec![f32s(dense(&s))], writes, &[x(0) * 3.0, -x(0)]);
+    let add = c.add("map in place", Template::Map, &[5, 7], vec![f32s(dense(&[5, 7])); 2], &[x(0) + x(1)]);
+    add.in_place = Some((0, 1));
+    let cast = c.add("map cast in place", Template::Map, &[40], vec![f32s(dense(&[40]))], &[(x(0) * 9.0).cast(DType::I32)]);
+    cast.in_place = Some((0, 0));
+    c.add("map same", Template::Map, &[33], vec![f32s(dense(&[33])); 2], &[x(0) - x(1) * 0.5]);
+    let index = Expr::index(0).cast(F32) * 100.0 + Expr::index(2).cast(F32);
+    c.add("map index", Template::Map, &[3, 4, 5], vec![], &[index, Expr::index(1)]);
+    let triangle = Expr::index(0).lt(&Expr::index(1)).select(&x(0), &x(0).like(f64::NEG_INFINITY).max(&x(0).like(-7.0)));
+    c.add("map trilu", Template::Map, &[6, 6], vec![f32s(dense(&[6, 6]))], &[triangle]);
+    c.add("map empty", Template::Map, &[3, 0], vec![f32s(dense(&[3, 0]))], &[x(0) + 1.0]);
+    let i = Expr::input(0, I64);
+    c.add("map ints", Template::Map, &[3, 5], vec![typed(I64, spread(&[5], &[3, 5]))], &[&i * &i - i.like(3.0)]);
+    let rank7 = [2, 1, 3, 2, 2, 3, 2];
+    let odd = dense(&[3, 2, 2, 2, 3, 2, 1]).permute(&[1, 6, 0, 3, 2, 4, 5]);
+    c.add("map rank 7", Template::Map, &rank7, vec![f32s(dense(&rank7)), f32s(odd)], &[x(0) + x(1)]);
+    let mut long = x(0);
+    for k in 0..1500 {
+        long = &long * 0.999 + &x(1) * (f64::from(k % 7) * 0.001);
+    }
+    c.add("map long body", Template::Map, &[9], vec![f32s(dense(&[9])); 2], &[long]);
+}
+
+fn instructions(c: &mut Cases) {
+    use DType::{Bool, F32, I32};
+    let n = 97;
+    let one = || vec![f32s(dense(&[n]))];
+    let two = || vec![f32s(dense(&[n])), f32s(dense(&[n]))];
+    let (a, b) = (x(0), x(1));
+    let wide = &a * 3.0;
+    c.add("unary 1", Template::Map, &[n], one(), &[-&a, a.abs(), a.sign(), a.exp(), a.abs().log()]);
+    c.add("unary 2", Template::Map, &[n], one(), &[a.abs().sqrt(), (a.abs() + 0.1).recip(), (&a * 9.0).sin(), (&a * 9.0).cos()]);
+    c.add("unary 3", Template::Map, &[n], one(), &[(&a * 20.0).tanh(), a.tanh(), a.erf(), wide.erf()]);
+    let halves = (&a * 4.0).round() * 0.5;
+    c.add("unary 4", Template::Map, &[n], one(), &[wide.floor(), wide.ceil(), wide.round(), halves.round()]);
+    let divided = &a / (b.abs() + 0.5);
+    c.add("binary 1", Template::Map, &[n], two(), &[&a + &b, &a - &b, &a * &b, divided, a.max(&b), a.min(&b)]);
+    let powers = [a.abs().pow(&b), wide.pow(&a.like(3.0)), wide.pow(&a.like(2.0)), b.sign().pow(&a.like(0.0))];
+    c.add("binary pow", Template::Map, &[n], two(), &powers);
+    c.add("binary rem", Template::Map, &[n], two(), &[(&wide * 5.0).rem(&(b.abs() + 0.5)), wide.rem(&(-(b.abs() + 0.5)))]);
+    let (p, q) = (a.lt(&b), a.abs().le(&b.abs()));
+    let logic = [p.and(&q), p.or(&q), p.xor(&q), p.not(), p.eq(&q), p.select(&a, &b)];
+    c.add("logic", Template::Map, &[n], two(), &logic);
+    let (i, j, k) = (Expr::input(0, I32), Expr::input(1, I32), Expr::input(2, Bool));
+    let reads = || vec![typed(I32, dense(&[n])), typed(I32, dense(&[n])), typed(Bool, dense(&[n]))];
+    let results = [&i / &j, i.rem(&j), i.pow(&j.abs().min(&j.like(4.0))), i.max(&j), -&i, i.abs().min(&j)];
+    c.add("ints 1", Template::Map, &[n], reads(), &results);
+    let results = [i.sign(), i.eq(&j), i.lt(&j).and(&k), k.select(&i, &j), k.not()];
+    c.add("ints 2", Template::Map, &[n], reads(), &results);
+    let results = [i.cast(F32) * 0.5, k.cast(F32), i.cast(Bool), k.cast(I32), (i.cast(F32) * 0.7).cast(I32)];
+    c.add("casts", Template::Map, &[n], reads(), &results);
+    let lit = |v: f64| Expr::lit(v, F32);
+    let big = lit(3e38) + lit(2e38) * 0.5;
+    let results = [(lit(0.1) + lit(0.2)) * &a, big.min(&lit(1.0)), lit(-0.5), lit(f64::INFINITY).min(&lit(2.5)), lit(1e-6) * 1e6];
+    c.add("literals", Template::Map, &[n], one(), &results);
+}
+
+fn row(c: &mut Cases) {
+    use DType::{F32, I32};
+    let template = |inner, folds: &[(Fold, Expr)], per_row| Template::Row {
+        inner,
+        folds: folds.iter().map(|(fold, e)| RowFold { fold: *fold, body: Body::new(std::slice::from_ref(e)) }).collect(),
+        per_row,
+    };
+    let f = |k| Expr::fold(k, F32);
+    for (rows, n) in [(7, 1000), (300, 5), (3, 1), (1, 4099), (2, 70)] {
+        let name = format!("softmax {rows}x{n}");
+        let folds = [(Fold::Max, x(0)), (Fold::Sum, (x(0) - f(0)).exp())];
+        let body = (x(0) - f(0)).exp() / f(1);
+        let case = c.add(&name, template(1, &folds, false), &[rows, n], vec![f32s(dense(&[rows, n]))], &[body]);
+        case.in_place = (n > 5).then_some((0, 0));
+    }
+    let s = [2, 5, 24];
+    let mean = f(0) * (1.0 / 24.0);
+    let folds = [(Fold::Sum, x(0)), (Fold::Sum, (x(0) - &mean) * (x(0) - &mean))];
+    let body = (x(0) - &mean) / (f(1) * (1.0 / 24.0) + 1e-5).sqrt() * x(1) + x(2);
+    let reads = vec![f32s(dense(&s)), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
+    c.add("layer norm", template(1, &folds, false), &s, reads, &[body.clone()]);
+    let reads = vec![f32s(dense(&[2, 24, 5]).permute(&[0, 2, 1])), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
+    c.add("layer norm, strided", template(1, &folds, false), &s, reads, &[body]);
+    let s = [3, 4, 6, 7];
+    c.add("sum of 2 axes", template(2, &[(Fold::Sum, x(0) * x(0))], true), &s, vec![f32s(dense(&s))], &[f(0).sqrt()]);
+    let column = |rows: usize, n: usize| dense(&[n, rows]).permute(&[1, 0]);
+    for (rows, n) in [(2000, 30), (40, 500)] {
+        let name = format!("column maximum {rows}x{n}");
+        c.add(&name, template(1, &[(Fold::Max, x(0))], true), &[rows, n], vec![f32s(column(rows, n))], &[f(0)]);
+    }
+    let folds = [(Fold::Min, x(0)), (Fold::Prod, x(0) * 0.9)];
+    c.add("minimum and product", template(1, &folds, true), &[4, 37], vec![f32s(dense(&[4, 37]))], &[f(0), f(1)]);
+    let i = Expr::input(0, I32);
+    let folds = [(Fold::Max, i.clone()), (Fold::Sum, i), (Fold::Min, Expr::index(1).cast(I32))];
+    let results = [Expr::fold(0, I32), Expr::fold(1, I32).cast(F32) * 0.5, Expr::fold(2, I32)];
+    c.add("integer folds", template(1, &folds, true), &[6, 50], vec![typed(I32, dense(&[6, 50]))], &results);
+    c.add("sum of nothing", template(1, &[(Fold::Sum, x(0))], true), &[5, 0], vec![f32s(dense(&[5, 0]))], &[f(0) + 1.0]);
+    let long = template(1, &[(Fold::Sum, x(0) + 1.0)], true);
+    c.add("long sum", long, &[1, 100_000], vec![f32s(dense(&[1, 100_000]))], &[f(0)]);
+    let all = template(3, &[(Fold::Sum, x(0))], true);
+    c.add("sum of all", all, &[3, 4, 5], vec![f32s(dense(&[3, 4, 5]))], &[f(0)]);
+    let two = [(x(0) / f(0)), f(0)];
+    c.add("two results per element", template(1, &[(Fold::Sum, x(0).abs())], false), &[9, 11], vec![f32s(dense(&[9, 11]))], &two);
+    let widened = vec![f32s(dense(&[9, 11])), f32s(spread(&[9, 1], &[9, 11]))];
+    let body = f(0) * x(1) + Expr::index(0).cast(F32);
+    c.add("fold, operand and index per row", template(1, &[(Fold::Sum, x(0) * x(1))], true), &[9, 11], widened, &[body]);
+}
+
+fn matmul(c: &mut Cases) {
+    let mm = Template::MatMul;
+    for (m, k, n) in [(3, 4, 5), (65, 67, 33), (130, 40, 129), (1, 300, 70), (4, 33, 200), (70, 65, 1), (5, 0, 6), (1, 1, 1)] {
+        let reads = || vec![f32s(dense(&[m, k])), f32s(dense(&[k, n]))];
+        c.add(&format!("matmul {m}x{k}x{n}"), mm.clone(), &[m, n], reads(), &[x(0)]);
+    }
+    for (m, k, n) in [(66, 35, 40), (1, 300, 70), (50, 70, 2)] {
+        let reads = vec![f32s(dense(&[k, m]).permute(&[1, 0])), f32s(dense(&[n, k]).permute(&[1, 0]))];
+        c.add(&format!("matmul transposed {m}x{k}x{n}"), mm.clone(), &[m, n], reads, &[x(0)]);
+    }
+    let s = [2, 3, 20, 24];
+    let b = Access { shape: Shape::new([2, 3, 17, 24]), ..dense(&[3, 17, 24]).broadcast(&Shape::new([2, 3, 17, 24])) };
+    let reads = vec![f32s(dense(&[2, 3, 20, 17])), f32s(b), f32s(spread(&[24], &s)), f32s(dense(&s))];
+    let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
+    c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), &[body.clone()]).in_place = Some((0, 3));
+    let heads = vec![f32s(dense(&[2, 20, 3, 24]).permute(&[0, 2, 1, 3]))];
+    c.add_writing("matmul to heads", mm.clone(), &s, reads, heads, &[body]);
+    let heads = dense(&[2, 9, 3, 16]).permute(&[0, 2, 1, 3]);
+    let reads = vec![f32s(heads.clone()), f32s(heads.permute(&[0, 1, 3, 2]))];
+    let scores = x(0) * 0.25 + Expr::index(3).le(&Expr::index(2)).select(&x(0).like(0.0), &x(0).like(-1e4));
+    c.add("matmul of heads, masked", mm, &[2, 3, 9, 9], reads, &[scores]);
+}
+
+fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: [usize; 3]) -> Window {
+    Window { kernel, strides, dilations, pads }
+}
+
+fn conv(c: &mut Cases) {
+    let one = [1; 3];
+    // name, input, output channels and extents, groups, window
+    type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
+    let rows: [Row; 9] = [
+        ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
+        ("2-D", [2, 3, 1, 9, 8], [4, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("dilated", [1, 2, 1, 12, 12], [20, 1, 7, 9], 1, window([1, 3, 2], one, [1, 3, 3], [0, 1, 0])),
+        ("grouped", [2, 8, 1, 6, 5], [24, 1, 6, 5], 2, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("depthwise", [2, 6, 1, 9, 9], [12, 1, 5, 5], 6, window([1, 5, 5], [1, 2, 2], one, [0, 2, 2])),
+        ("1x1", [2, 40, 1, 7, 7], [33, 1, 7, 7], 1, window(one, one, one, [0; 3])),
+        ("1x1 strided", [1, 16, 1, 8, 8], [16, 1, 4, 4], 1, window(one, [1, 2, 2], one, [0; 3])),
+        ("3-D", [1, 2, 5, 6, 7], [3, 4, 3, 8], 1, window([2, 3, 3], [1, 2, 1], one, [0, 1, 2])),
+    ];
+    for (name, x_shape, [o, d, h, w], groups, win) in rows {
+        let s = [x_shape[0], o, d, h, w];
+        let [kd, kh, kw] = win.kernel;
+        let weights = dense(&[o, x_shape[1] / groups, kd, kh, kw]);
+        let reads = vec![f32s(dense(&x_shape)), f32s(weights), f32s(spread(&[o, 1, 1, 1], &s)), f32s(dense(&s))];
+        let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
+        c.add(&format!("conv {name}"), Template::Conv { groups, window: win }, &s, reads, &[body]);
+    }
+    let rows: [Row; 5] = [
+        ("2-D", [2, 3, 1, 5, 4], [4, 1, 7, 6], 1, window([1, 3, 3], one, one, [0; 3])),
+        ("strided", [1, 4, 1, 5, 5], [3, 1, 10, 10], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("grouped", [2, 4, 1, 4, 4], [6, 1, 8, 8], 2, window([1, 2, 2], [1, 2, 2], one, [0; 3])),
+        ("dilated", [1, 2, 1, 4, 5], [2, 1, 11, 9], 1, window([1, 3, 2], [1, 2, 1], [1, 2, 3], [0, 0, 0])),
+        ("3-D", [1, 2, 3, 2, 3], [2, 5, 4, 4], 1, window([3, 2, 2], [1, 2, 1], one, [0; 3])),
+    ];
+    for (name, x_shape, [o, d, h, w], groups, win) in rows {
+        let s = [x_shape[0], o, d, h, w];
+        let [kd, kh, kw] = win.kernel;
+        let weights = dense(&[x_shape[1], o / groups, kd, kh, kw]);
+        let reads = vec![f32s(dense(&x_shape)), f32s(weights), f32s(spread(&[o, 1, 1, 1], &s))];
+        let name = format!("conv_transpose {name}");
+        c.add(&name, Template::ConvTranspose { groups, window: win }, &s, reads, &[x(0) + x(1)]);
+    }
+    // Images side by side in a larger buffer: batch and channel strides are not dense, each image is.
+    let mut apart = dense(&[2, 5, 1, 6, 6]);
+    (apart.shape[1], apart.offset) = (3, 36);
+    let s = [2, 4, 1, 6, 6];
+    let mut placed = dense(&[2, 10, 1, 6, 6]);
+    (placed.shape[1], placed.offset) = (4, 72);
+    let template = Template::Conv { groups: 1, window: window([1, 3, 3], one, one, [0, 1, 1]) };
+    let reads = vec![f32s(apart), f32s(dense(&[4, 3, 1, 3, 3]))];
+    c.add_writing("conv between slices", template, &s, reads, vec![f32s(placed)], &[x(0)]);
+}
+
+fn pool(c: &mut Cases) {
+    let one = [1; 3];
+    let overlapping = window([1, 3, 3], [1, 2, 2], one, [0, 1, 1]);
+    let ceil = Pool::MeanPadded { pads_end: [0, 1, 1] };
+    let rows = [
+        ("maximum", Pool::Max, overlapping.clone(), [2, 3, 1, 9, 8], [1, 5, 4]),
+        ("mean", Pool::Mean, overlapping.clone(), [2, 3, 1, 9, 8], [1, 5, 4]),
+        ("mean padded", ceil, overlapping, [2, 3, 1, 8, 8], [1, 5, 5]),
+        ("dilated", Pool::Max, window([1, 2, 2], one, [1, 2, 3], [0; 3]), [1, 2, 1, 7, 7], [1, 5, 4]),
+        ("3-D", Pool::Mean, window([2, 2, 2], [2, 1, 2], one, [1, 0, 0]), [1, 2, 4, 5, 6], [2, 4, 3]),
+        ("outside", Pool::Max, window([1, 1, 2], [1, 1, 3], one, [0, 0, 2]), [1, 1, 1, 1, 5], [1, 1, 3]),
+    ];
+    for (name, pool, win, shape, [d, h, w]) in rows {
+        let s = [shape[0], shape[1], d, h, w];
+        let reads = vec![f32s(dense(&shape)), f32s(spread(&[shape[1], 1, 1, 1], &s))];
+        c.add(&format!("pool {name}"), Template::Pool { window: win, pool }, &s, reads, &[x(0) * 0.5 + x(1)]);
+    }
+}
+
+fn gather(c: &mut Cases) {
+    use DType::{I32, I64};
+    let rows = Access { shape: Shape::new([7, 16]), strides: vec![0, 1], offset: 0 };
+    let template = Template::Gather { strides: vec![16], extents: vec![10] };
+    let reads = vec![f32s(rows.clone()), typed(I64, spread(&[7, 1], &[7, 16])), f32s(spread(&[16], &[7, 16]))];
+    let case = c.add("gather rows", template.clone(), &[7, 16], reads, &[x(0) * 2.0 + x(1)]);
+    case.inputs[0] = (0..160).map(f64::from).collect();
+    case.inputs[1] = vec![0.0, 9.0, -1.0, 3.0, -10.0, 12.0, -30.0];
+    let reads = vec![typed(I64, rows), typed(I32, spread(&[7, 1], &[7, 16]))];
+    let case = c.add("gather integers", template, &[7, 16], reads, &[Expr::input(0, I64)]);
+    case.inputs[0] = (0..160).map(f64::from).collect();
+    let data = Access { shape: Shape::new([4, 5]), strides: vec![1, 0], offset: 2 };
+    let template = Template::Gather { strides: vec![24, -6], extents: vec![3, 2] };
+    let index = typed(I64, dense(&[4, 5]));
+    let data = Access { offset: 8, ..data };
+    let case = c.add("gather by two", template, &[4, 5], vec![f32s(data), index.clone(), index], &[x(0)]);
+    case.inputs[0] = (0..60).map(|v| f64::from(v) * 0.25).collect();
+}
+
+fn pad(c: &mut Cases) {
+    for (name, mode) in [
+        ("constant", PadMode::Constant(0.5)),
+        ("edge", PadMode::Edge),
+        ("reflect", PadMode::Reflect),
+        ("wrap", PadMode::Wrap),
+    ] {
+        let template = Template::Pad { before: vec![0, 2, -1, 3], mode };
+        let s = [2, 7, 3, 9];
+        let reads = vec![f32s(dense(&[2, 3, 5, 4])), f32s(spread(&[9], &s))];
+        c.add(&format!("pad {name}"), template, &s, reads, &[x(0) * x(1)]);
+    }
+    let template = Template::Pad { before: vec![1, 1], mode: PadMode::Constant(3.0) };
+    c.add("pad nothing", template, &[2, 3], vec![f32s(dense(&[0, 1]))], &[x(0)]);
+    let template = Template::Pad { before: vec![1], mode: PadMode::Constant(-3.0) };
+    c.add("pad integers", template, &[12], vec![typed(DType::I64, dense(&[9]))], &[Expr::input(0, DType::I64)]);
+}
+
+fn resize(c: &mut Cases) {
+    let cubic = |exclude_outside| ResizeMode::Cubic { a: -0.75, exclude_outside };
+    let (up, down, full) = ([4, 8, 15], [4, 2, 3], [4, 5, 7]);
+    for (name, mode, s) in [
+        ("floor", ResizeMode::Nearest(Nearest::Floor), up),
+        ("ceil", ResizeMode::Nearest(Nearest::Ceil), up),
+        ("prefer floor", ResizeMode::Nearest(Nearest::RoundPreferFloor), up),
+        ("prefer ceil", ResizeMode::Nearest(Nearest::RoundPreferCeil), down),
+        ("linear up", ResizeMode::Linear, up),
+        ("linear down", ResizeMode::Linear, down),
+        ("cubic", cubic(false), up),
+        ("cubic inside", cubic(true), full),
+    ] {
+        let shape = [4, 4, 5];
+        // Centres of pixels are aligned.
+        let scales: Vec<f64> = (0..3).map(|a| shape[a] as f64 / s[a] as f64).collect();
+        let offsets = scales.iter().map(|scale| 0.5 * scale - 0.5).collect();
+        let template = Template::Resize { scales, offsets, mode };
+        let reads = vec![f32s(dense(&shape)), f32s(spread(&[], &s))];
+        c.add(&format!("resize {name}"), template, &s, reads, &[x(0) + x(1)]);
+    }
+    // Thirds: every coordinate is a tie or an integer but for rounding.
+    let thirds = Template::Resize {
+        scales: vec![1.0 / 3.0],
+        offsets: vec![0.0],
+        mode: ResizeMode::Nearest(Nearest::Floor),
+    };
+    c.add("resize by thirds", thirds, &[300], vec![typed(DType::I32, dense(&[100]))], &[Expr::input(0, DType::I32)]);
+}
+
+#[test]
+fn the_interpreter_knows_known_values() {
+    let kernel = |template, shape: &[usize], reads: Vec<Operand>| Kernel {
+        template,
+        shape: Shape::new(shape),
+        writes: vec![f32s(dense(shape))],
+        reads,
+        body: Body::identity(DType::F32),
+        workspace: 0,
+    };
+    let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
+    assert_eq!(interpret(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);
+    let win = window([1, 1, 3], [1; 3], [1; 3], [0, 0, 1]);
+    let conv = Template::Conv { groups: 1, window: win.clone() };
+    let conv = kernel(conv, &[1, 1, 1, 1, 3], vec![f32s(dense(&[1, 1, 1, 1, 3])), f32s(dense(&[1, 1, 1, 1, 3]))]);
+    assert_eq!(interpret(&conv, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[12.0, 124.0, 240.0]]);
+    let transposed = Kernel { template: Template::ConvTranspose { groups: 1, window: win }, ..conv };
+    assert_eq!(interpret(&transposed, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[210.0, 421.0, 42.0]]);
+    let pad = Template::Pad { before: vec![2], mode: PadMode::Reflect };
+    let pad = kernel(pad, &[7], vec![f32s(dense(&[3]))]);
+    assert_eq!(interpret(&pad, &[vec![1.0, 2.0, 3.0]]), [[3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0]]);
+}
