@@ -30,8 +30,11 @@ pub mod math;
 mod memory;
 mod moves;
 mod nest;
+mod product;
 mod program;
+mod row;
 pub mod simd;
+mod tile;
 
 /// Addresses of a launch's arguments.
 struct Args(Vec<*mut u8>);
@@ -65,6 +68,8 @@ struct Needs {
 /// A thread's own memory: block registers and loop counters.
 #[derive(Default)]
 struct Scratch {
+    /// The thread's number.
+    worker: usize,
     mem: Vec<Line>,
     bases: Vec<*mut u8>,
     index: Vec<usize>,
@@ -137,6 +142,12 @@ struct Shared<'a>(&'a [UnsafeCell<Scratch>]);
 // SAFETY: threads index it by their own number, and the crew gives no number to two threads.
 unsafe impl Sync for Shared<'_> {}
 
+impl Shared<'_> {
+    fn of(&self, worker: usize) -> *mut Scratch {
+        self.0[worker].get()
+    }
+}
+
 // SAFETY: the scratch memory's pointers are only meaningful during a task.
 unsafe impl Send for Cpu {}
 
@@ -159,7 +170,7 @@ impl Cpu {
 
     fn build(threads: usize, memory: Memory) -> Result<Cpu> {
         let crew = Crew::new(threads).map_err(|e| refuse(format!("cannot start {threads} threads: {e}")))?;
-        let scratch = (0..crew.threads()).map(|_| UnsafeCell::default()).collect();
+        let scratch = (0..crew.threads()).map(|worker| UnsafeCell::new(Scratch { worker, ..Scratch::default() })).collect();
         let target = Target::cpu(crew.threads() as u32);
         Ok(Cpu { target, isa: Isa::detect(), crew, memory, kernels: Vec::new(), records: Vec::new(), scratch })
     }
@@ -196,6 +207,8 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
             Some(copy) => Box::new(copy),
             None => Box::new(map::Map::new(kernel, isa, threads, None)?),
         },
+        Template::Row { .. } => Box::new(row::Row::new(kernel, isa, threads)?),
+        Template::MatMul => Box::new(product::MatMul::new(kernel, isa, threads)?),
         other => return Err(format!("no template {}", other.name())),
     })
 }
@@ -276,7 +289,7 @@ impl Backend for Cpu {
             // SAFETY: the launch was checked when it was recorded and its segments still stand; scratch memory was provided when the kernel
             // was compiled, and the crew gives each thread a number of its own.
             crew.run(kernel.tasks(), &|task, worker| unsafe {
-                kernel.run(task, &step.args, &mut *scratch.0[worker].get());
+                kernel.run(task, &step.args, &mut *scratch.of(worker));
             });
         }
         Ok(())

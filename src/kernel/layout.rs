@@ -4,6 +4,7 @@
 //! machine.
 
 use super::{Kernel, Template};
+use crate::expr::Code;
 use crate::shape::Access;
 use crate::target::{Family, Target};
 use std::ops::Range;
@@ -18,6 +19,8 @@ pub const PANEL_COLS: usize = 16;
 pub struct BatchAxis {
     /// Extent.
     pub dim: usize,
+    /// The kernel's axis.
+    pub axis: usize,
     /// Step of every read, then every write, in elements (of packed operands, in packed matrices).
     pub steps: Vec<isize>,
 }
@@ -76,7 +79,8 @@ impl Product {
             packed,
             buffered: false,
         };
-        let mut joining = true;
+        // A body that looks at the index wants the axes apart.
+        let mut joining = !kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
         for axis in (0..batch).rev().filter(|&axis| shape[axis] != 1) {
             let steps: Vec<isize> = (0..operands.len()).map(|o| step(o, axis)).collect();
             let rows = product.m as isize;
@@ -88,14 +92,14 @@ impl Product {
             joining &= (0..operands.len()).all(joins) && m > 0;
             match joining {
                 true => product.m *= shape[axis],
-                false => product.batch.insert(0, BatchAxis { dim: shape[axis], steps }),
+                false => product.batch.insert(0, BatchAxis { dim: shape[axis], axis, steps }),
             }
         }
         let [write] = &writes[..] else { return Ok(Product { buffered: true, ..product }) };
         let at_once = write.dtype == crate::dtype::DType::F32
             && product.steps[reads.len()].1 == 1
             && product.steps[reads.len()].0 >= 0
-            && !reads[2..].iter().any(|r| r.access == write.access);
+            && !reads[2..].iter().any(|r| same_elements(&r.access, &write.access));
         product.buffered = !at_once && !(kernel.body.is_identity() && write.dtype == crate::dtype::DType::F32);
         Ok(product)
     }
@@ -110,6 +114,15 @@ impl Product {
         let flops = 2.0 * self.count() as f64 * self.m as f64 * self.n as f64 * self.k as f64;
         if flops < 2e6 { 1 } else { threads }
     }
+}
+
+/// Whether two accesses of one shape put every index at the same element.
+pub fn same_elements(a: &Access, b: &Access) -> bool {
+    let steps = |access: &Access| -> Vec<(usize, usize, isize)> {
+        let axes = access.shape.iter().zip(&access.strides).enumerate();
+        axes.filter(|(_, (d, _))| **d != 1).map(|(k, (&d, &s))| (k, d, s)).collect()
+    };
+    a.offset == b.offset && steps(a) == steps(b)
 }
 
 /// Step along a batch axis of a packed operand, in matrices: those that differ follow each other.

@@ -3,6 +3,7 @@
 
 use super::map::stored;
 use crate::backend::Slice;
+use crate::kernel::layout::{packed_bytes, same_elements};
 use crate::kernel::{Kernel, Operand, Template};
 use crate::shape::{Access, Shape};
 
@@ -14,13 +15,6 @@ pub struct Check {
     writes: usize,
     /// Reads that may share their memory with a write.
     in_place: Vec<(usize, usize)>,
-}
-
-/// The access's steps over axes that matter, and its offset.
-fn normal(operand: &Operand, axes: std::ops::Range<usize>) -> (Vec<(usize, isize)>, isize, usize) {
-    let access = &operand.access;
-    let steps = axes.filter(|&k| access.shape[k] != 1).map(|k| (k, access.strides[k])).collect();
-    (steps, access.offset, operand.dtype.size())
 }
 
 /// Bytes that an operand spans, with `below` and `above` further elements on each side.
@@ -91,7 +85,7 @@ impl Check {
                     if reach < 0 { below += reach } else { above += reach }
                 }
             }
-            bytes.push(match crate::kernel::layout::packed_bytes(kernel, k).filter(|_| operand.packed) {
+            bytes.push(match packed_bytes(kernel, k).filter(|_| operand.packed) {
                 Some(bytes) => bytes,
                 None if operand.packed => return Err(format!("operand {k} has no packed layout")),
                 None => extent(operand, below, above)?,
@@ -103,9 +97,12 @@ impl Check {
         let mut in_place = Vec::new();
         for (w, write) in writes.iter().enumerate() {
             for (r, read) in reads.iter().enumerate().skip(core) {
-                let rows = written.len();
-                let same = normal(read, 0..rows) == normal(write, 0..rows);
-                if same && shape[rows..].iter().all(|&d| d == 1) {
+                // A row that is reduced in place has one element.
+                let mut access = read.access.clone();
+                access.shape.truncate(written.len());
+                access.strides.truncate(written.len());
+                let same = same_elements(&access, &write.access) && read.dtype.size() == write.dtype.size();
+                if same && shape[written.len()..].iter().all(|&d| d == 1) {
                     in_place.push((r, reads.len() + w));
                 }
             }

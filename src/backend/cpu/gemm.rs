@@ -66,11 +66,13 @@ impl View {
 
 /// The left operand, `m` by `k`.
 #[derive(Clone, Copy)]
-pub enum Lhs {
+pub enum Lhs<'a> {
     /// As written by [`pack_a`] for the whole matrix.
     Packed(*const f32),
     /// Packed block by block into the workspace.
     Strided(View),
+    /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
+    Produced(&'a dyn Produce),
 }
 
 /// The right operand, `k` by `n`.
@@ -84,14 +86,14 @@ pub enum Rhs<'a> {
     Produced(&'a dyn Produce),
 }
 
-/// A right operand that is computed when needed.
+/// An operand that is computed when needed.
 pub trait Produce: Sync {
-    /// Writes rows `k` of columns `n` as one panel, `n.len() <= PANEL_COLS`: element `(i, j)` goes to
-    /// `panel[(i - k.start) * PANEL_COLS + (j - n.start)]`, and columns past `n.end` are zero.
+    /// Writes one panel: a few lanes (rows of `A` or columns of `B`) over a range of `k`. Element `(p, j)` goes to
+    /// `panel[(p - k.start) * step + (j - lanes.start)]`, and what is left of each step is zero.
     ///
     /// # Safety
-    /// `panel` must be writable for `k.len() * PANEL_COLS` floats. `n.start` is a multiple of `PANEL_COLS`.
-    unsafe fn panel(&self, isa: Isa, k: Range<usize>, n: Range<usize>, panel: *mut f32);
+    /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
 }
 
 /// Where the result goes.
@@ -134,7 +136,7 @@ pub struct Gemm<'a> {
     /// Columns of `A`, rows of `B`. With `k == 0` the product is zero.
     pub k: usize,
     /// Left operand.
-    pub a: Lhs,
+    pub a: Lhs<'a>,
     /// Right operand.
     pub b: Rhs<'a>,
     /// Destination.
@@ -183,7 +185,7 @@ impl Layout {
         let (m_up, n_up) = (m.next_multiple_of(PANEL_ROWS), n.next_multiple_of(2 * PANEL_COLS));
         let tile = if m <= FEW_ROWS {
             // All of k at once, so it is the width that keeps a packing buffer small.
-            (m, if pack_b { n_up.min((64 << 10) / k.max(1) & !31).max(32) } else { n_up.min(2048) })
+            (m, if pack_b { n_up.min(((64 << 10) / k.max(1)) & !31).max(32) } else { n_up.min(2048) })
         } else if m_up <= 384 {
             (m_up, n_up.min((TILE / m_up.max(64)) & !31))
         } else if n_up <= 352 {
@@ -196,7 +198,7 @@ impl Layout {
         Layout {
             tile,
             depth,
-            a_len: if pack_a && m > FEW_ROWS { up(tile.0.min(BLOCK_ROWS).min(m) * depth) } else { 0 },
+            a_len: if pack_a { up(tile.0.min(BLOCK_ROWS).min(m) * depth) } else { 0 },
             b_len: if pack_b { up(tile.1.min(n.next_multiple_of(PANEL_COLS)) * depth) } else { 0 },
             c_len: if buffer_c { up(tile.0.min(m) * tile.1) } else { 0 },
         }
@@ -339,6 +341,12 @@ impl Grid {
             }
         }
         best
+    }
+
+    /// Cuts `m` by `n` into `row_parts` by `col_parts` ranges that start anywhere, for work that is not made of panels.
+    pub fn even(m: usize, n: usize, row_parts: usize, col_parts: usize) -> Grid {
+        let step = |len: usize, parts: usize| len.div_ceil(parts.max(1)).max(1);
+        Grid { m, n, row_step: step(m, row_parts), col_step: step(n, col_parts) }
     }
 
     /// Number of ranges.
@@ -514,7 +522,7 @@ impl Gemm<'_> {
                     Rhs::Produced(b) => {
                         for (j, col) in cols.clone().step_by(PANEL_COLS).enumerate() {
                             let panel = space.add(j * PANEL_COLS * k.len());
-                            b.panel(isa, k.clone(), col..cols.end.min(col + PANEL_COLS), panel);
+                            b.panel(isa, k.clone(), col..cols.end.min(col + PANEL_COLS), PANEL_COLS, panel);
                         }
                         packed(space, k.len())
                     }
@@ -523,6 +531,10 @@ impl Gemm<'_> {
                     let a = match self.a {
                         Lhs::Packed(a) => View { ptr: a, rs: 1, cs: self.m as isize },
                         Lhs::Strided(a) => a,
+                        Lhs::Produced(a) => {
+                            a.panel(isa, k.clone(), rows.clone(), self.m, a_space.as_mut_ptr());
+                            View { ptr: a_space.as_ptr(), rs: 1, cs: self.m as isize }
+                        }
                     };
                     kernels.few_rows(a, rows.len(), k.len(), b, cols.len(), c, add);
                 } else {
@@ -532,6 +544,14 @@ impl Gemm<'_> {
                             Lhs::Packed(a) => Slab { ptr: a.wrapping_add(row * self.k), depth: self.k, skip: k0 },
                             Lhs::Strided(a) => {
                                 pack_a_block(a, block.clone(), k.clone(), a_space.as_mut_ptr());
+                                Slab { ptr: a_space.as_ptr(), depth: k.len(), skip: 0 }
+                            }
+                            Lhs::Produced(a) => {
+                                for row in block.clone().step_by(PANEL_ROWS) {
+                                    let lanes = row..block.end.min(row + PANEL_ROWS);
+                                    let panel = a_space.as_mut_ptr().add((row - block.start) * k.len());
+                                    a.panel(isa, k.clone(), lanes.clone(), lanes.len(), panel);
+                                }
                                 Slab { ptr: a_space.as_ptr(), depth: k.len(), skip: 0 }
                             }
                         };
@@ -926,9 +946,14 @@ mod tests {
 
     struct FromView(View);
     impl Produce for FromView {
-        unsafe fn panel(&self, _: Isa, k: Range<usize>, n: Range<usize>, panel: *mut f32) {
-            // SAFETY: the test's view covers the whole operand.
-            unsafe { pack_b_block(self.0, k, n, panel) }
+        unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+            for (i, p) in k.enumerate() {
+                for j in 0..step {
+                    let value = if j < lanes.len() { unsafe { *self.0.at(p, lanes.start + j) } } else { 0.0 };
+                    // SAFETY: the test's view covers the whole operand, the panel every step.
+                    unsafe { *panel.add(i * step + j) = value }
+                }
+            }
         }
     }
 
@@ -950,11 +975,14 @@ mod tests {
         let (mut packed_a, mut packed_b) =
             (vec![f32::NAN; packed_a_bytes(m, k) / 4], vec![f32::NAN; packed_b_bytes(k, n) / 4]);
         let produced = FromView(view_b);
-        let (a_packed, b_packed) = (case.a >= 4, (4..8).contains(&case.b));
+        let produced_a = FromView(View { ptr: view_a.ptr, rs: a_cs, cs: a_rs });
+        let (a_packed, b_packed) = ((4..8).contains(&case.a), (4..8).contains(&case.b));
         let a_operand = if a_packed {
             // SAFETY: the buffers have the sizes that the functions name.
             unsafe { pack_a(view_a, 0..m, k, packed_a.as_mut_ptr()) };
             Lhs::Packed(packed_a.as_ptr())
+        } else if case.a >= 8 {
+            Lhs::Produced(&produced_a)
         } else {
             Lhs::Strided(view_a)
         };
@@ -1021,7 +1049,7 @@ mod tests {
     #[test]
     fn every_form_of_operand_and_destination() {
         for isa in Isa::available() {
-            for a in 0..8 {
+            for a in 0..10 {
                 for b in 0..12 {
                     for c in 0..5 {
                         let case = Case { a, b, c, accumulate: (a + b) % 2 == 1, parts: 1 + (a + c) % 3 };

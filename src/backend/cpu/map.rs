@@ -216,7 +216,7 @@ impl Map {
     unsafe fn run_rows(&self, items: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr();
+        let mem = mem.as_mut_ptr().cast::<u8>();
         let stages = mem.wrapping_add(self.program.registers.next_multiple_of(64));
         let slots = mem.wrapping_add(self.needs.bytes - 8 * self.sources.len());
         self.program.bind(mem, bases);
@@ -301,7 +301,7 @@ impl Map {
     unsafe fn run_flat(&self, items: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr();
+        let mem = mem.as_mut_ptr().cast::<u8>();
         let stages = mem.wrapping_add(self.program.registers.next_multiple_of(64));
         self.program.bind(mem, bases);
         for (k, s) in self.sources.iter().enumerate() {

@@ -67,7 +67,7 @@ impl Memory {
     }
 
     pub fn within(arena: Region) -> Memory {
-        Memory { arena: Some(arena), ..Memory::system() }
+        Memory { segments: Vec::new(), arena: Some(arena), allocations: 0 }
     }
 
     pub fn bytes(&self) -> u64 {

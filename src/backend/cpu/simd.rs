@@ -5,7 +5,7 @@
 pub(super) enum Level {
     /// Plain Rust that the compiler vectorises for the target's baseline.
     Portable,
-    /// AVX2 with FMA: 16 registers of 8 floats.
+    /// AVX2 with FMA and BMI2: 16 registers of 8 floats.
     Avx2,
     /// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats, with masks.
     Avx512,
@@ -25,7 +25,7 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         {
             use std::is_x86_feature_detected as has;
-            if has!("avx2") && has!("fma") {
+            if has!("avx2") && has!("fma") && has!("bmi2") {
                 if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
                     return Isa(Level::Avx512);
                 }
@@ -123,6 +123,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn store(self, to: *mut f32);
     unsafe fn store_first(self, to: *mut f32, n: usize);
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
+    /// The larger of the two; `other` when `self` is NaN or they are equal.
     unsafe fn max(self, other: Self) -> Self;
     /// `self * factor + term`, fused where the hardware has it.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
@@ -164,6 +166,10 @@ impl Lanes for Plain {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] / other.0[i]))
     }
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
@@ -236,6 +242,11 @@ mod x86 {
             unsafe { Ymm(_mm256_add_ps(self.0, other.0)) }
         }
         #[inline(always)]
+        unsafe fn div(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm(_mm256_div_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
         unsafe fn max(self, other: Self) -> Self {
             // SAFETY: as above.
             unsafe { Ymm(_mm256_max_ps(self.0, other.0)) }
@@ -283,6 +294,11 @@ mod x86 {
         unsafe fn add(self, other: Self) -> Self {
             // SAFETY: as above.
             unsafe { Zmm(_mm512_add_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn div(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Zmm(_mm512_div_ps(self.0, other.0)) }
         }
         #[inline(always)]
         unsafe fn max(self, other: Self) -> Self {
