@@ -11,6 +11,7 @@
 
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::error::{Error, Result};
+use crate::kernel::layout::{Slots, slots};
 use crate::kernel::{Kernel, Template};
 use crate::target::Target;
 use check::Check;
@@ -22,6 +23,7 @@ use std::cell::UnsafeCell;
 
 mod block;
 mod check;
+pub mod conv;
 mod copy;
 mod crew;
 pub mod gemm;
@@ -34,7 +36,9 @@ mod product;
 mod program;
 mod row;
 pub mod simd;
+mod slide;
 mod tile;
+pub mod window;
 
 /// Addresses of a launch's arguments.
 struct Args(Vec<*mut u8>);
@@ -95,15 +99,70 @@ trait Compiled: Send + Sync {
     /// What it needs of each thread's scratch memory.
     fn needs(&self) -> Needs;
 
-    /// Into how many tasks it is cut. They are independent.
-    fn tasks(&self) -> usize;
+    /// How many phases follow one another.
+    fn phases(&self) -> usize {
+        1
+    }
+
+    /// Into how many tasks a phase is cut. They are independent.
+    fn tasks(&self, phase: usize) -> usize;
 
     /// Runs one task.
     ///
     /// # Safety
     /// `args` must have passed [`Check::launch`] for the same kernel, `scratch` have what [`Compiled::needs`] says, and nothing else may
-    /// use the memory behind `args` but other tasks of the same launch.
-    unsafe fn run(&self, task: usize, args: &Args, scratch: &mut Scratch);
+    /// use the memory behind `args` but other tasks of the same phase, each once. Earlier phases must be complete.
+    unsafe fn run(&self, phase: usize, task: usize, args: &Args, scratch: &mut Scratch);
+}
+
+/// How the tasks of a kernel share its workspace.
+#[derive(Clone, Copy, Debug, Default)]
+struct Workspace {
+    /// The launch's argument.
+    arg: usize,
+    /// Bytes in front that all share.
+    shared: u64,
+    /// Bytes of each slot, and how many there are.
+    each: u64,
+    count: u64,
+    /// Number of tasks: as many as slots at most, or any number if there is a slot for every thread.
+    tasks: usize,
+}
+
+impl Workspace {
+    /// For a kernel that would like to be cut into `tasks` tasks.
+    fn new(kernel: &Kernel, threads: usize, tasks: usize) -> Result<Workspace, String> {
+        let Slots { shared, each, .. } = slots(kernel, threads);
+        let count = match kernel.workspace.checked_sub(shared) {
+            Some(_) if each == 0 => u64::MAX,
+            Some(rest) => rest / each,
+            None => 0,
+        };
+        if count == 0 {
+            return Err(format!("a workspace of {} bytes, at least {} needed", kernel.workspace, shared + each));
+        }
+        let tasks = if count >= threads as u64 { tasks } else { tasks.min(count as usize) };
+        Ok(Workspace { arg: kernel.reads.len() + kernel.writes.len(), shared, each, count, tasks })
+    }
+
+    /// The share of `items` that is a task's.
+    fn share(&self, items: usize, task: usize) -> std::ops::Range<usize> {
+        items * task / self.tasks..items * (task + 1) / self.tasks
+    }
+
+    /// The slot of a task that a worker runs.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`]; a task may hold one slot at a time.
+    unsafe fn slot<'a>(&self, args: &Args, task: usize, worker: usize) -> &'a mut [f32] {
+        if self.each == 0 {
+            return &mut [];
+        }
+        let slot = if self.tasks as u64 <= self.count { task as u64 } else { worker as u64 };
+        let at = args.at(self.arg, (self.shared + slot * self.each) as isize);
+        // SAFETY: inside the workspace, whose size was checked; slots are apart, and no two tasks at work have the same.
+        unsafe { std::slice::from_raw_parts_mut(at.cast(), self.each as usize / 4) }
+    }
 }
 
 /// How many tasks to make of `ns` nanoseconds of work: one when sharing would cost more than it gains.
@@ -209,6 +268,9 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
         },
         Template::Row { .. } => Box::new(row::Row::new(kernel, isa, threads)?),
         Template::MatMul => Box::new(product::MatMul::new(kernel, isa, threads)?),
+        Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
+            Box::new(slide::Sliding::new(kernel, isa, threads)?)
+        }
         other => return Err(format!("no template {}", other.name())),
     })
 }
@@ -288,9 +350,11 @@ impl Backend for Cpu {
             let scratch = &scratch;
             // SAFETY: the launch was checked when it was recorded and its segments still stand; scratch memory was provided when the kernel
             // was compiled, and the crew gives each thread a number of its own.
-            crew.run(kernel.tasks(), &|task, worker| unsafe {
-                kernel.run(task, &step.args, &mut *scratch.of(worker));
-            });
+            for phase in 0..kernel.phases() {
+                crew.run(kernel.tasks(phase), &|task, worker| unsafe {
+                    kernel.run(phase, task, &step.args, &mut *scratch.of(worker));
+                });
+            }
         }
         Ok(())
     }

@@ -11,14 +11,12 @@
 use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
 use super::simd::{Isa, Level};
 use super::window::{Slide, Window, slide};
+pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
+use crate::kernel::layout::conv::*;
 use std::ops::Range;
 
-/// Taps and positions are tracked in vectors of this many lanes.
-const LANES: usize = 16;
-/// Depthwise results go to the epilogue in bands of about this many elements.
-const BAND: usize = 8 << 10;
-/// Taps per dimension up to which patches are cut out with precomputed masks.
-const MAX_TAPS: usize = 32;
+/// Taps up to which patches are cut out with precomputed masks.
+const MAX_TAPS: usize = 64;
 
 /// An image in memory: `[batch, channels, positions]` with contiguous positions.
 #[derive(Clone, Copy, Debug)]
@@ -36,57 +34,7 @@ unsafe impl<P> Send for Image<P> {}
 // SAFETY: as above.
 unsafe impl<P> Sync for Image<P> {}
 
-/// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conv {
-    /// Images.
-    pub batch: usize,
-    /// Input channels.
-    pub in_channels: usize,
-    /// Output channels.
-    pub out_channels: usize,
-    /// Groups; they divide both channel counts.
-    pub groups: usize,
-    /// Geometry of one plane.
-    pub window: Window,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Depthwise,
-    WeightsLeft,
-    WeightsRight,
-}
-
 impl Conv {
-    fn way(&self) -> Way {
-        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
-        if inputs == 1 && outputs <= 4 {
-            return Way::Depthwise;
-        }
-        // How much of the vectors would be used, in percent.
-        let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
-        let positions = self.window.output_len();
-        if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
-    }
-
-    /// Rows, columns and depth of the matrix product of one group of one image.
-    fn product(&self) -> (usize, usize, usize) {
-        let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
-        let k = self.in_channels / self.groups * self.window.taps();
-        if self.way() == Way::WeightsRight { (positions, outputs, k) } else { (outputs, positions, k) }
-    }
-
-    /// Bytes of the packed weights.
-    pub fn packed_weight_bytes(&self) -> usize {
-        let (m, n, k) = self.product();
-        match self.way() {
-            Way::Depthwise => 4 * self.out_channels * k,
-            Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
-            Way::WeightsRight => self.groups * gemm::packed_b_bytes(k, n),
-        }
-    }
-
     /// Packs the weights.
     ///
     /// # Safety
@@ -106,32 +54,6 @@ impl Conv {
                 }
             }
         }
-    }
-
-    /// Bytes of workspace that one call of [`Conv::run`] needs; each thread needs its own. `direct`: the result goes to an image, not to
-    /// the epilogue alone.
-    pub fn workspace_bytes(&self, direct: bool) -> usize {
-        let (m, n, k) = self.product();
-        match self.way() {
-            Way::Depthwise => {
-                self.window.workspace_bytes() + if direct { 0 } else { 4 * self.band() * self.window.output[2] }
-            }
-            Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
-            Way::WeightsRight => {
-                gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.turned() }
-            }
-        }
-    }
-
-    /// Output rows that are handed to the epilogue together.
-    fn band(&self) -> usize {
-        (BAND / self.window.output[2].max(1)).clamp(1, self.window.rows().max(1))
-    }
-
-    /// Elements of the largest tile with weights on the right.
-    fn turned(&self) -> usize {
-        let (m, n, _) = self.product();
-        m * n.next_multiple_of(LANES)
     }
 
     /// Number of tasks when the work is cut for `parts` threads: at least that many, if the shapes allow.
@@ -317,58 +239,78 @@ struct Patches<'a> {
 // SAFETY: an image that the caller of `Conv::run` vouches for, and that is only read.
 unsafe impl Sync for Patches<'_> {}
 
-/// Where the lanes of a panel read, relative to the tap and the channel.
+/// Where the lanes of a panel read, relative to the channel.
 struct Lanes {
-    /// Offset of each lane under tap 0 of channel 0, which may be outside the image.
-    base: [isize; LANES],
-    /// By dimension and tap: the lanes that are inside the image.
-    inside: [[u16; MAX_TAPS]; 3],
-    /// Lanes whose offsets are evenly spaced: the offset that lane 0 would have, and which lanes.
+    /// Lanes whose offsets are evenly spaced: the offset that lane 0 would have under tap 0, which may be outside the image, and which
+    /// lanes.
     runs: [(isize, u16); LANES],
     run_count: usize,
-    count: usize,
+    /// By tap: its offset, and the lanes that are inside the image under it.
+    taps: [(isize, u16); MAX_TAPS],
 }
 
 impl Lanes {
     fn new(window: &Window, lanes: Range<usize>) -> Lanes {
         let [_, height, width] = window.output;
         let mut at = [lanes.start / width / height, lanes.start / width % height, lanes.start % width];
-        let mut this = Lanes {
-            base: [0; LANES],
-            inside: [[0; MAX_TAPS]; 3],
-            runs: [(0, 0); LANES],
-            run_count: 0,
-            count: lanes.len(),
-        };
-        let step = window.strides[2] as isize;
-        for lane in 0..lanes.len() {
-            let mut base = 0;
-            for dim in 0..3 {
-                let first = (at[dim] * window.strides[dim]) as isize - window.pads[dim] as isize;
-                base = base * window.input[dim] as isize + first;
-                for tap in 0..window.kernel[dim] {
-                    let i = first + (tap * window.dilations[dim]) as isize;
-                    this.inside[dim][tap] |= u16::from(i >= 0 && i < window.input[dim] as isize) << lane;
-                }
-            }
-            this.base[lane] = base;
-            let origin = base - lane as isize * step;
+        let mut this = Lanes { runs: [(0, 0); LANES], run_count: 0, taps: [(0, 0); MAX_TAPS] };
+        let stride = window.strides[2] as isize;
+        let [input_depth, input_height, input_width] = window.input.map(|len| len as isize);
+        let first = |dim: usize, at: usize| (at * window.strides[dim]) as isize - window.pads[dim] as isize;
+        let shift = |dim: usize, tap: usize| (tap * window.dilations[dim]) as isize;
+        let mut lane = 0;
+        // Row by row of the output: in one, depth and height are the same for all lanes.
+        while lane < lanes.len() {
+            let count = (lanes.len() - lane).min(width - at[2]);
+            let (d, h, w) = (first(0, at[0]), first(1, at[1]), first(2, at[2]));
+            let origin = (d * input_height + h) * input_width + w - lane as isize * stride;
             // With equal sizes and a stride of one even the step to the next row is even.
             if this.run_count == 0 || this.runs[this.run_count - 1].0 != origin {
                 this.runs[this.run_count] = (origin, 0);
                 this.run_count += 1;
             }
-            this.runs[this.run_count - 1].1 |= 1 << lane;
-            at[2] += 1;
-            if at[2] == width {
-                at = [at[0], at[1] + 1, 0];
-                if at[1] == height {
-                    at = [at[0] + 1, 0, 0];
+            this.runs[this.run_count - 1].1 |= mask(lane, lane + count);
+            for tap in 0..window.kernel[2] {
+                // Lane `lane + i` reads column `w + i * stride + shift`.
+                let column = w + shift(2, tap);
+                let until = |limit: isize| {
+                    let left = (limit - column).max(0) as usize;
+                    (if stride == 1 { left } else { left.div_ceil(stride as usize) }).min(count)
+                };
+                let inside = mask(lane + until(0), lane + until(input_width));
+                for plane in 0..window.kernel[0] {
+                    let deep = d + shift(0, plane);
+                    if deep < 0 || deep >= input_depth {
+                        continue;
+                    }
+                    for row in 0..window.kernel[1] {
+                        let high = h + shift(1, row);
+                        if high >= 0 && high < input_height {
+                            this.taps[(plane * window.kernel[1] + row) * window.kernel[2] + tap].1 |= inside;
+                        }
+                    }
+                }
+            }
+            lane += count;
+            at = if at[1] + 1 < height { [at[0], at[1] + 1, 0] } else { [at[0] + 1, 0, 0] };
+        }
+        let mut index = 0;
+        for plane in 0..window.kernel[0] {
+            for row in 0..window.kernel[1] {
+                for tap in 0..window.kernel[2] {
+                    this.taps[index].0 = (shift(0, plane) * input_height + shift(1, row)) * input_width + shift(2, tap);
+                    index += 1;
                 }
             }
         }
         this
     }
+}
+
+/// Lanes `from..to`.
+#[inline(always)]
+fn mask(from: usize, to: usize) -> u16 {
+    ((1u32 << to) - (1u32 << from.min(to))) as u16
 }
 
 impl Produce for Patches<'_> {
@@ -405,62 +347,45 @@ impl Patches<'_> {
     /// As for [`Produce::panel`], where the CPU has the instruction set of `F`.
     #[inline(always)]
     unsafe fn panel_by<F: Fetch>(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        let window = self.window;
-        if window.kernel.iter().any(|&taps| taps > MAX_TAPS) {
+        let (window, taps) = (self.window, self.window.taps());
+        if taps > MAX_TAPS || window.strides[2] > if F::PAIRS { 2 } else { 1 } {
             // SAFETY: the caller's word.
             return unsafe { self.panel_slowly(k, lanes, step, panel) };
         }
         let lanes = Lanes::new(window, lanes);
-        let all = (((1u32 << step) - 1) & 0xffff) as u16;
-        let [_, height, width] = window.input;
-        let taps = window.kernel;
-        let first = k.start % window.taps();
-        let (mut plane, mut row, mut col) = (first / taps[2] / taps[1], first / taps[2] % taps[1], first % taps[2]);
-        let mut channel = (k.start / window.taps()) * self.channel_stride;
-        for p in 0..k.len() {
-            let mask = lanes.inside[0][plane] & lanes.inside[1][row] & lanes.inside[2][col];
-            let offset =
-                (plane * window.dilations[0] * height + row * window.dilations[1]) * width + col * window.dilations[2];
-            let from = self.ptr.wrapping_add(channel + offset);
-            let to = panel.wrapping_add(p * step);
-            // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
-            unsafe {
-                match window.strides[2] {
-                    1 => {
-                        F::first_run(from.wrapping_offset(lanes.runs[0].0), to, mask & lanes.runs[0].1, all);
-                        for run in &lanes.runs[1..lanes.run_count] {
-                            F::run(from.wrapping_offset(run.0), to, mask & run.1);
+        let all = mask(0, step);
+        let mut channel = self.ptr.wrapping_add(k.start / taps * self.channel_stride);
+        let mut tap = k.start % taps;
+        let mut to = panel;
+        let mut left = k.len();
+        // Each run has a loop of its own, so that what is the same for all taps and channels stays in registers.
+        while left > 0 {
+            let here = left.min(taps - tap);
+            for (i, &(origin, run)) in lanes.runs[..lanes.run_count].iter().enumerate() {
+                let from = channel.wrapping_offset(origin);
+                let mut to = to;
+                for &(offset, inside) in &lanes.taps[tap..tap + here] {
+                    let from = from.wrapping_offset(offset);
+                    // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
+                    unsafe {
+                        match (window.strides[2], i) {
+                            (1, 0) => F::first_run(from, to, inside & run, all),
+                            (1, _) => F::run(from, to, inside & run),
+                            (_, 0) => F::first_pairs(from, to, inside & run, all),
+                            (_, _) => F::pairs(from, to, inside & run),
                         }
                     }
-                    2 if F::PAIRS => {
-                        F::first_pairs(from.wrapping_offset(lanes.runs[0].0), to, mask & lanes.runs[0].1, all);
-                        for run in &lanes.runs[1..lanes.run_count] {
-                            F::pairs(from.wrapping_offset(run.0), to, mask & run.1);
-                        }
-                    }
-                    _ => {
-                        for lane in 0..step {
-                            let inside = lane < lanes.count && mask >> lane & 1 == 1;
-                            *to.add(lane) = if inside { *from.wrapping_offset(lanes.base[lane]) } else { 0.0 };
-                        }
-                    }
+                    to = to.wrapping_add(step);
                 }
             }
-            col += 1;
-            if col == taps[2] {
-                (row, col) = (row + 1, 0);
-                if row == taps[1] {
-                    (plane, row) = (plane + 1, 0);
-                    if plane == taps[0] {
-                        plane = 0;
-                        channel += self.channel_stride;
-                    }
-                }
-            }
+            to = to.wrapping_add(here * step);
+            left -= here;
+            tap = 0;
+            channel = channel.wrapping_add(self.channel_stride);
         }
     }
 
-    /// Kernels of more taps than anyone uses.
+    /// Wide strides, and kernels of more taps than anyone uses.
     ///
     /// # Safety
     /// As for [`Produce::panel`].
@@ -631,37 +556,7 @@ mod x86 {
     }
 }
 
-/// The shapes of a transposed convolution: the gradient of a [`Conv`] with respect to its input. The window is that convolution's, so its
-/// `input` is this one's output. Weights are `[in_channels, out_channels / groups, kernel]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvTranspose {
-    /// Images.
-    pub batch: usize,
-    /// Input channels.
-    pub in_channels: usize,
-    /// Output channels.
-    pub out_channels: usize,
-    /// Groups; they divide both channel counts.
-    pub groups: usize,
-    /// The window that slides over an output plane, one step per input position.
-    pub window: Window,
-}
-
 impl ConvTranspose {
-    /// Output channels that are computed together.
-    fn block(&self) -> usize {
-        (96 / self.window.taps().max(1)).clamp(1, (self.out_channels / self.groups).max(1))
-    }
-
-    fn blocks(&self) -> usize {
-        (self.out_channels / self.groups).div_ceil(self.block())
-    }
-
-    /// Bytes of the packed weights.
-    pub fn packed_weight_bytes(&self) -> usize {
-        gemm::packed_a_bytes(self.out_channels * self.window.taps(), self.in_channels / self.groups)
-    }
-
     /// Packs the weights.
     ///
     /// # Safety
@@ -678,16 +573,6 @@ impl ConvTranspose {
                 unsafe { gemm::pack_a(View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
             }
         }
-    }
-
-    /// Bytes of workspace that one call of [`ConvTranspose::run`] needs; each thread needs its own.
-    pub fn workspace_bytes(&self) -> usize {
-        let rows = |channels: usize| channels * self.window.taps();
-        let bytes = |m: usize| {
-            gemm::workspace_bytes(m, self.window.output_len(), self.in_channels / self.groups, true, false, false)
-        };
-        let last = self.out_channels / self.groups % self.block();
-        bytes(rows(self.block())).max(bytes(rows(last)))
     }
 
     /// Number of tasks.

@@ -62,11 +62,11 @@ impl Compiled for Copy {
         Needs { rank: self.nest.rank(), motions: 2, ..Needs::default() }
     }
 
-    fn tasks(&self) -> usize {
+    fn tasks(&self, _: usize) -> usize {
         self.tasks
     }
 
-    unsafe fn run(&self, task: usize, args: &Args, scratch: &mut Scratch) {
+    unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
         let (index, at) = (&mut scratch.index[..self.nest.rank()], &mut scratch.at[..2]);
         let cut = self.turned.map_or(self.inner, |(extent, _)| extent);

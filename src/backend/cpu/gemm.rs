@@ -22,23 +22,9 @@
 use super::simd::{Isa, Lanes, Level, Plain, transpose};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
+pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
+use crate::kernel::layout::gemm::*;
 use std::ops::Range;
-
-/// Rows per panel of packed `A`. Ranges of rows start at a multiple of it.
-pub const PANEL_ROWS: usize = 12;
-/// Columns per panel of packed `B`. Ranges of columns start at a multiple of it.
-pub const PANEL_COLS: usize = 16;
-
-/// Depth of one block of `k`: two panels of `B` of this depth stay in the L1 cache.
-const DEPTH: usize = 256;
-/// Rows of `A` that are packed together and stay in the L2 cache.
-const BLOCK_ROWS: usize = 16 * PANEL_ROWS;
-/// Up to this many rows the product is limited by reading `B`, and `A` is not packed.
-const FEW_ROWS: usize = 4;
-/// Up to this many rows a right operand with contiguous rows is not worth packing.
-const IN_PLACE_ROWS: usize = 2 * PANEL_ROWS;
-/// A block of `B` of up to this many floats stays in the L1 cache.
-const SHALLOW: usize = 8 << 10;
 
 /// A matrix in memory. Strides are in elements and may be anything, zero and negative included.
 #[derive(Clone, Copy, Debug)]
@@ -149,61 +135,6 @@ pub struct Gemm<'a> {
 unsafe impl Send for Gemm<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm<'_> {}
-
-/// Bytes of a packed `m` by `k` left operand.
-pub fn packed_a_bytes(m: usize, k: usize) -> usize {
-    4 * m * k
-}
-
-/// Bytes of a packed `k` by `n` right operand, padding included.
-pub fn packed_b_bytes(k: usize, n: usize) -> usize {
-    4 * n.next_multiple_of(PANEL_COLS) * k
-}
-
-/// Bytes of workspace that one call of [`Gemm::run`] needs, whatever range it computes; each thread needs its own.
-/// `a_packed`, `b_packed`: the operand is `Packed`. `c_unit`: the destination is `Out::Strided` with `cs == 1`.
-pub fn workspace_bytes(m: usize, n: usize, k: usize, a_packed: bool, b_packed: bool, c_unit: bool) -> usize {
-    let layout = Layout::new(m, n, k, !a_packed, !b_packed, !c_unit);
-    4 * (layout.a_len + layout.b_len + layout.c_len)
-}
-
-/// The blocks that a product is cut into and the workspace that they need, from the shapes alone.
-struct Layout {
-    /// Rows and columns of a tile of `C`, the unit in which the epilogue runs.
-    tile: (usize, usize),
-    /// Depth of a block of `k`.
-    depth: usize,
-    a_len: usize,
-    b_len: usize,
-    c_len: usize,
-}
-
-impl Layout {
-    fn new(m: usize, n: usize, k: usize, pack_a: bool, pack_b: bool, buffer_c: bool) -> Layout {
-        // A tile of C is about half a megabyte: large enough to use what was packed for it often, small enough for the L2 cache.
-        const TILE: usize = 128 << 10;
-        let (m_up, n_up) = (m.next_multiple_of(PANEL_ROWS), n.next_multiple_of(2 * PANEL_COLS));
-        let tile = if m <= FEW_ROWS {
-            // All of k at once, so it is the width that keeps a packing buffer small.
-            (m, if pack_b { n_up.min(((64 << 10) / k.max(1)) & !31).max(32) } else { n_up.min(2048) })
-        } else if m_up <= 384 {
-            (m_up, n_up.min((TILE / m_up.max(64)) & !31))
-        } else if n_up <= 352 {
-            (m_up.min(TILE / n_up.max(64) / PANEL_ROWS * PANEL_ROWS), n_up)
-        } else {
-            (372, 352)
-        };
-        let depth = if m <= FEW_ROWS { k } else { k.div_ceil(k.div_ceil(DEPTH).max(1)) };
-        let up = |len: usize| len.next_multiple_of(PANEL_COLS);
-        Layout {
-            tile,
-            depth,
-            a_len: if pack_a { up(tile.0.min(BLOCK_ROWS).min(m) * depth) } else { 0 },
-            b_len: if pack_b { up(tile.1.min(n.next_multiple_of(PANEL_COLS)) * depth) } else { 0 },
-            c_len: if buffer_c { up(tile.0.min(m) * tile.1) } else { 0 },
-        }
-    }
-}
 
 /// Packs rows `rows` of an `m` by `k` left operand; `packed` is the start of the whole packed matrix, and `rows.start` a multiple of
 /// [`PANEL_ROWS`]. Packing `0..m` packs it all.
@@ -500,63 +431,16 @@ impl Gemm<'_> {
             let add = self.accumulate || k0 > 0;
             // SAFETY: the workspace holds the blocks that `Layout` sized it for; all else is inside the operands.
             unsafe {
-                let space = b_space.as_mut_ptr();
-                let packed = |ptr, depth: usize| Panels {
-                    ptr,
-                    step: PANEL_COLS,
-                    panel: PANEL_COLS * depth,
-                    count: cols.len().div_ceil(PANEL_COLS),
-                    tail: ptr,
-                };
-                let b = match self.b {
-                    Rhs::Packed(b) => packed(b.wrapping_add(cols.start * self.k + k0 * PANEL_COLS), self.k),
-                    Rhs::Strided(b) if b.cs == 1 && self.m <= IN_PLACE_ROWS => {
-                        let count = cols.len() / PANEL_COLS;
-                        pack_b_block(b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
-                        Panels { ptr: b.at(k0, cols.start), step: b.rs as usize, panel: PANEL_COLS, count, tail: space }
-                    }
-                    Rhs::Strided(b) => {
-                        pack_b_block(b, k.clone(), cols.clone(), space);
-                        packed(space, k.len())
-                    }
-                    Rhs::Produced(b) => {
-                        for (j, col) in cols.clone().step_by(PANEL_COLS).enumerate() {
-                            let panel = space.add(j * PANEL_COLS * k.len());
-                            b.panel(isa, k.clone(), col..cols.end.min(col + PANEL_COLS), PANEL_COLS, panel);
-                        }
-                        packed(space, k.len())
-                    }
-                };
-                if self.m <= FEW_ROWS {
-                    let a = match self.a {
-                        Lhs::Packed(a) => View { ptr: a, rs: 1, cs: self.m as isize },
-                        Lhs::Strided(a) => a,
-                        Lhs::Produced(a) => {
-                            a.panel(isa, k.clone(), rows.clone(), self.m, a_space.as_mut_ptr());
-                            View { ptr: a_space.as_ptr(), rs: 1, cs: self.m as isize }
-                        }
-                    };
-                    kernels.few_rows(a, rows.len(), k.len(), b, cols.len(), c, add);
-                } else {
-                    for row in rows.clone().step_by(BLOCK_ROWS) {
-                        let block = row..rows.end.min(row + BLOCK_ROWS);
-                        let a = match self.a {
-                            Lhs::Packed(a) => Slab { ptr: a.wrapping_add(row * self.k), depth: self.k, skip: k0 },
-                            Lhs::Strided(a) => {
-                                pack_a_block(a, block.clone(), k.clone(), a_space.as_mut_ptr());
-                                Slab { ptr: a_space.as_ptr(), depth: k.len(), skip: 0 }
-                            }
-                            Lhs::Produced(a) => {
-                                for row in block.clone().step_by(PANEL_ROWS) {
-                                    let lanes = row..block.end.min(row + PANEL_ROWS);
-                                    let panel = a_space.as_mut_ptr().add((row - block.start) * k.len());
-                                    a.panel(isa, k.clone(), lanes.clone(), lanes.len(), panel);
-                                }
-                                Slab { ptr: a_space.as_ptr(), depth: k.len(), skip: 0 }
-                            }
-                        };
-                        let c = Target { ptr: c.ptr.wrapping_offset((row - rows.start) as isize * c.stride), ..c };
-                        kernels.block(a, block.len(), k.len(), b, cols.len(), c, add);
+                let a = self.left(isa, rows.clone(), k.clone(), a_space);
+                // As much of B is packed at a time as all rows of A then find in the cache.
+                let sweep = if self.packs_b() { layout.sweep } else { cols.len().max(1) };
+                for col in cols.clone().step_by(sweep) {
+                    let these = col..cols.end.min(col + sweep);
+                    let b = self.right(isa, these.clone(), k.clone(), b_space);
+                    let c = Target { ptr: c.ptr.wrapping_add(col - cols.start), ..c };
+                    match a {
+                        Left::Few(a) => kernels.few_rows(a, rows.len(), k.len(), b, these.len(), c, add),
+                        Left::Panels(a) => kernels.block(a, rows.len(), k.len(), b, these.len(), c, add),
                     }
                 }
             }
@@ -566,6 +450,91 @@ impl Gemm<'_> {
             }
         }
     }
+
+    /// The right operand has to be brought into panels, all of it.
+    fn packs_b(&self) -> bool {
+        match self.b {
+            Rhs::Packed(_) => false,
+            Rhs::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
+            Rhs::Produced(_) => true,
+        }
+    }
+
+    /// A block of the left operand, packed if need be.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tile`].
+    unsafe fn left(&self, isa: Isa, rows: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Left {
+        let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
+        // SAFETY: the caller's word.
+        unsafe {
+            let slab = match self.a {
+                Lhs::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
+                Lhs::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
+                Lhs::Strided(a) => {
+                    pack_a_block(a, rows, k, space.as_mut_ptr());
+                    packed
+                }
+                Lhs::Produced(a) => {
+                    for row in rows.clone().step_by(PANEL_ROWS) {
+                        let lanes = row..rows.end.min(row + PANEL_ROWS);
+                        let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
+                        a.panel(isa, k.clone(), lanes.clone(), lanes.len(), panel);
+                    }
+                    packed
+                }
+            };
+            if self.m <= FEW_ROWS {
+                // One panel, as wide as there are rows.
+                let cs = self.m as isize;
+                return Left::Few(View { ptr: slab.ptr.wrapping_add(slab.skip * self.m), rs: 1, cs });
+            }
+            Left::Panels(slab)
+        }
+    }
+
+    /// A block of the right operand, packed if need be.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tile`].
+    unsafe fn right(&self, isa: Isa, cols: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Panels {
+        let space = space.as_mut_ptr();
+        let count = cols.len().div_ceil(PANEL_COLS);
+        let packed =
+            Panels { ptr: space, step: PANEL_COLS, panel: PANEL_COLS * k.len(), count, tail: space, constant: false };
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.b {
+                Rhs::Packed(b) => {
+                    let ptr = b.wrapping_add(cols.start * self.k + k.start * PANEL_COLS);
+                    Panels { ptr, panel: PANEL_COLS * self.k, constant: true, ..packed }
+                }
+                Rhs::Strided(b) if !self.packs_b() => {
+                    let count = cols.len() / PANEL_COLS;
+                    pack_b_block(b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
+                    Panels { ptr: b.at(k.start, cols.start), step: b.rs as usize, panel: PANEL_COLS, count, ..packed }
+                }
+                Rhs::Strided(b) => {
+                    pack_b_block(b, k, cols, space);
+                    packed
+                }
+                Rhs::Produced(b) => {
+                    for col in cols.clone().step_by(PANEL_COLS) {
+                        let lanes = col..cols.end.min(col + PANEL_COLS);
+                        b.panel(isa, k.clone(), lanes, PANEL_COLS, space.add((col - cols.start) * k.len()));
+                    }
+                    packed
+                }
+            }
+        }
+    }
+}
+
+/// A block of the left operand in the form that the kernels for its number of rows read.
+#[derive(Clone, Copy)]
+enum Left {
+    Few(View),
+    Panels(Slab),
 }
 
 /// A block of `C` with contiguous rows.
@@ -592,6 +561,8 @@ struct Panels {
     panel: usize,
     count: usize,
     tail: *const f32,
+    /// It comes from memory, not from the workspace.
+    constant: bool,
 }
 
 impl Panels {
@@ -678,7 +649,7 @@ impl Kernels {
                 for (i, row) in (0..m).step_by(self.rows).enumerate() {
                     // Each tile asks for a part of the next panels, so that they arrive while these are being used.
                     let (panel, offset) = (i / 4, i % 4 * k.div_ceil(4) * PANEL_COLS);
-                    let more = b.step == PANEL_COLS && next < n && panel < self.panels;
+                    let more = b.constant && next < n && panel < self.panels;
                     let ahead = if more {
                         group.ptr.wrapping_add((group.panels + panel) * b.panel + offset)
                     } else {

@@ -401,11 +401,11 @@ impl Compiled for Map {
         self.needs
     }
 
-    fn tasks(&self) -> usize {
+    fn tasks(&self, _: usize) -> usize {
         self.tasks
     }
 
-    unsafe fn run(&self, task: usize, args: &Args, scratch: &mut Scratch) {
+    unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
         // SAFETY: the caller's word.
         unsafe {

@@ -1,12 +1,13 @@
 //! Bodies applied to finished tiles of a product or a convolution while those are in the cache.
 
 use super::block::{BLOCK, Repr};
+use super::gemm::Tile;
 use super::map::{leaves, stored};
 use super::moves;
-use super::nest::Motion;
+use super::nest::{Motion, Nest};
 use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
-use super::{Args, Needs, Scratch};
+use super::{Args, Needs};
 use crate::kernel::Kernel;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,14 +17,23 @@ enum Place {
     Staged(usize),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Stream {
     /// The launch's argument; `None` is the index itself.
     arg: Option<usize>,
     size: usize,
     place: Place,
-    /// Steps per row and per column of the tile.
-    steps: (isize, isize),
+    /// Step per row of the core's result.
+    row: isize,
+    cols: Cols,
+}
+
+/// How an operand moves along the columns.
+#[derive(Clone, Debug)]
+enum Cols {
+    Even(isize),
+    /// The axes that make up the columns do not act as one for this operand.
+    Split(Nest),
 }
 
 /// The body of a kernel over the rows and columns of its core's result.
@@ -85,9 +95,15 @@ impl Operands {
 }
 
 impl Epilogue {
-    /// Compiles the body for tiles along which the operands take these steps per row and per column.
-    pub fn new(kernel: &Kernel, isa: Isa, operands: Operands, steps: &[(isize, isize)]) -> Result<Epilogue, String> {
-        let Operands { mut frame, sinks, streams, .. } = operands;
+    /// Compiles the body for a core whose result has the kernel's axis `row` as rows and the axes `cols`, joined, as columns.
+    pub fn new(
+        kernel: &Kernel,
+        isa: Isa,
+        operands: Operands,
+        row: usize,
+        cols: std::ops::Range<usize>,
+    ) -> Result<Epilogue, String> {
+        let Operands { mut frame, sinks, streams, motions } = operands;
         let reads = frame.sources.len() - 1;
         let mut bytes = 0;
         let mut reserve = |size: usize| {
@@ -96,12 +112,19 @@ impl Epilogue {
         };
         let mut place = |k: usize| {
             let (arg, size) = streams[k];
-            let place = match steps[k].1 {
-                0 if k < reads => Place::Still,
-                s if arg.is_some() && s == size as isize => Place::Dense,
+            let along = Motion { steps: motions[k].steps[cols.clone()].to_vec(), start: 0 };
+            let nest = Nest::new(&kernel.shape[cols.clone()], &[along], None);
+            let even = match nest.rank() {
+                0 => Some(if k < reads { 0 } else { size as isize }),
+                1 => Some(nest.steps[0][0]),
+                _ => None,
+            };
+            let place = match even {
+                Some(0) if k < reads => Place::Still,
+                Some(s) if arg.is_some() && s == size as isize => Place::Dense,
                 _ => Place::Staged(reserve(BLOCK * size)),
             };
-            Stream { arg, size, place, steps: steps[k] }
+            Stream { arg, size, place, row: motions[k].steps[row], cols: even.map_or(Cols::Split(nest), Cols::Even) }
         };
         let sources: Vec<Stream> = (0..reads).map(&mut place).collect();
         let outs: Vec<Stream> = (reads..streams.len()).map(&mut place).collect();
@@ -122,57 +145,50 @@ impl Epilogue {
         }
     }
 
-    /// Applies the body to a tile of `rows` by `cols` core values, `stride` elements from row to row; `at` is where the operands stand at
-    /// the tile's first element.
+    /// Applies the body to a finished tile; `at` is where the operands stand at row 0 and column 0 of the core's result.
     ///
     /// # Safety
     /// The tile must be readable, and so must the operands over it (the destinations writable); the scratch memory must be what
     /// [`Epilogue::needs`] says. A destination may be the tile itself, or an operand with the same steps.
-    #[expect(clippy::too_many_arguments, reason = "a tile and its surroundings")]
-    pub unsafe fn apply(
-        &self,
-        args: &Args,
-        at: &[isize],
-        rows: usize,
-        cols: usize,
-        tile: *mut f32,
-        stride: usize,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
+    pub unsafe fn apply(&self, args: &Args, at: &[isize], tile: &Tile, mem: *mut u8, bases: &mut [*mut u8]) {
         self.program.bind(mem.wrapping_add(self.bytes), bases);
         let first_out = self.sources.len();
-        for r in 0..rows {
-            for c in (0..cols).step_by(BLOCK) {
-                let n = BLOCK.min(cols - c);
-                let position = |k: usize, s: &Stream| at[k] + r as isize * s.steps.0 + c as isize * s.steps.1;
-                bases[source(0)] = tile.wrapping_add(r * stride + c).cast();
+        for (r, row) in tile.rows.clone().enumerate() {
+            for c in (0..tile.cols.len()).step_by(BLOCK) {
+                let n = BLOCK.min(tile.cols.len() - c);
+                let col = tile.cols.start + c;
+                bases[source(0)] = tile.ptr.wrapping_add(r * tile.stride + c).cast();
                 for (k, s) in self.sources.iter().enumerate() {
+                    let line = at[k] + row as isize * s.row;
                     bases[source(k + 1)] = match (s.place, s.arg) {
                         (Place::Staged(offset), arg) => {
                             let to = mem.wrapping_add(offset);
-                            // SAFETY: a staging block holds a block; the operand is the caller's word.
-                            unsafe {
-                                match arg {
-                                    Some(arg) => moves::gather(s.size, n, args.at(arg, position(k, s)), s.steps.1, to),
-                                    None => moves::iota(n, position(k, s), s.steps.1, to.cast()),
+                            s.runs(line, col, n, |position, step, done, len| {
+                                let to = to.wrapping_add(done * s.size);
+                                // SAFETY: a staging block holds a block; the operand is the caller's word.
+                                unsafe {
+                                    match arg {
+                                        Some(arg) => moves::gather(s.size, len, args.at(arg, position), step, to),
+                                        None => moves::iota(len, position, step, to.cast()),
+                                    }
                                 }
-                            }
+                            });
                             to
                         }
-                        (_, Some(arg)) => args.at(arg, position(k, s)),
+                        (_, Some(arg)) => args.at(arg, s.even(line, col)),
                         (_, None) => {
                             let slot = mem.wrapping_add(self.slots + 8 * k);
                             // SAFETY: eight bytes per source are set aside for this.
-                            unsafe { slot.cast::<i64>().write_unaligned(position(k, s) as i64) }
+                            unsafe { slot.cast::<i64>().write_unaligned(s.even(line, col) as i64) }
                             slot
                         }
                     };
                 }
                 for (k, s) in self.outs.iter().enumerate() {
+                    let line = at[first_out + k] + row as isize * s.row;
                     bases[self.program.out(k)] = match s.place {
                         Place::Staged(offset) => mem.wrapping_add(offset),
-                        _ => args.at(s.arg.expect("destinations are memory"), position(first_out + k, s)),
+                        _ => args.at(s.arg.expect("destinations are memory"), s.even(line, col)),
                     };
                 }
                 // SAFETY: the caller's word.
@@ -181,11 +197,15 @@ impl Epilogue {
                         self.program.run_still(self.isa, bases);
                     }
                     self.program.run_each(self.isa, n, bases);
-                    for (k, s) in self.outs.iter().enumerate() {
-                        if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
-                            let to = args.at(arg, position(first_out + k, s));
-                            moves::scatter(s.size, n, mem.wrapping_add(offset), to, s.steps.1);
-                        }
+                }
+                for (k, s) in self.outs.iter().enumerate() {
+                    if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
+                        let line = at[first_out + k] + row as isize * s.row;
+                        s.runs(line, col, n, |position, step, done, len| {
+                            let from = mem.wrapping_add(offset + done * s.size);
+                            // SAFETY: as for sources.
+                            unsafe { moves::scatter(s.size, len, from, args.at(arg, position), step) }
+                        });
                     }
                 }
             }
@@ -193,7 +213,32 @@ impl Epilogue {
     }
 }
 
-/// The parts of scratch memory that an epilogue uses.
-pub fn split(scratch: &mut Scratch) -> (*mut u8, &mut [*mut u8], &mut [usize], &mut [isize]) {
-    (scratch.mem.as_mut_ptr().cast(), &mut scratch.bases, &mut scratch.index, &mut scratch.at)
+impl Stream {
+    /// The position at a column, given the row's, where columns are evenly spaced.
+    fn even(&self, line: isize, col: usize) -> isize {
+        match self.cols {
+            Cols::Even(step) => line + col as isize * step,
+            Cols::Split(_) => unreachable!("uneven columns are staged"),
+        }
+    }
+
+    /// Calls `f(position, step, elements before, elements)` for every evenly spaced run of `n` columns.
+    fn runs(&self, line: isize, col: usize, n: usize, f: impl Fn(isize, isize, usize, usize)) {
+        let nest = match &self.cols {
+            Cols::Even(step) => return f(line + col as isize * step, *step, 0, n),
+            Cols::Split(nest) => nest,
+        };
+        let inner = *nest.dims.last().expect("columns that are split have axes");
+        let mut done = 0;
+        while done < n {
+            let (mut rest, mut position) = (col + done, line);
+            let len = (inner - rest % inner).min(n - done);
+            for (dim, steps) in nest.dims.iter().zip(&nest.steps).rev() {
+                position += (rest % dim) as isize * steps[0];
+                rest /= dim;
+            }
+            f(position, nest.steps[nest.rank() - 1][0], done, len);
+            done += len;
+        }
+    }
 }

@@ -12,26 +12,9 @@
 use super::simd::{Isa, Lanes, Level, Plain};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
+pub use crate::kernel::layout::window::Window;
+use crate::kernel::layout::window::*;
 use std::ops::Range;
-
-/// The geometry of a window over depth, height and width. Lower ranks have leading dimensions of 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Size of the input.
-    pub input: [usize; 3],
-    /// Size of the output. It is given, not computed, because rounding modes differ.
-    pub output: [usize; 3],
-    /// Taps in each dimension.
-    pub kernel: [usize; 3],
-    /// Distance between windows.
-    pub strides: [usize; 3],
-    /// Distance between taps.
-    pub dilations: [usize; 3],
-    /// Padding before the first element.
-    pub pads: [usize; 3],
-    /// Padding after the last element; only an average that counts the padding looks at it.
-    pub pads_end: [usize; 3],
-}
 
 /// What is made of the elements under a window.
 #[derive(Clone, Copy, Debug)]
@@ -47,56 +30,7 @@ pub enum Slide {
     },
 }
 
-/// Register tiles computed together.
-const TILES: usize = 4;
-/// The widest vector. Rows in the ring are padded to it.
-const WIDEST: usize = 16;
-
-/// How the ring is laid out in the workspace, in floats.
-struct Ring {
-    /// Rows kept per depth tap.
-    rows: usize,
-    /// From one phase of a row to the next.
-    phase: usize,
-    /// From one row to the next.
-    pitch: usize,
-}
-
 impl Window {
-    /// Elements of one output plane.
-    pub fn output_len(&self) -> usize {
-        self.output.iter().product()
-    }
-
-    /// Elements of one input plane.
-    pub fn input_len(&self) -> usize {
-        self.input.iter().product()
-    }
-
-    /// Taps of the kernel.
-    pub fn taps(&self) -> usize {
-        self.kernel.iter().product()
-    }
-
-    /// Rows of one output plane: depth times height.
-    pub fn rows(&self) -> usize {
-        self.output[0] * self.output[1]
-    }
-
-    /// Bytes of workspace that one call of [`slide`] needs; each thread needs its own.
-    pub fn workspace_bytes(&self) -> usize {
-        let ring = self.ring();
-        4 * ((self.kernel[0] * ring.rows + 1) * ring.pitch + self.output[2].next_multiple_of(WIDEST))
-    }
-
-    fn ring(&self) -> Ring {
-        let [_, kernel, width_kernel] = self.kernel;
-        let rows = (kernel.max(1) - 1) * self.dilations[1] + 1 + (TILES - 1) * self.strides[1];
-        let reach = (width_kernel.max(1) - 1) * self.dilations[2] / self.strides[2] + 1;
-        let phase = (self.output[2].next_multiple_of(WIDEST) + reach).next_multiple_of(WIDEST);
-        Ring { rows: rows.min(self.input[1]).max(1), phase, pitch: phase * self.strides[2] }
-    }
-
     /// The input coordinate under tap `tap` of window `at`, if it is inside the input.
     #[inline(always)]
     fn under(&self, dim: usize, at: usize, tap: usize) -> Option<usize> {
@@ -236,7 +170,12 @@ unsafe fn slide_with<V: Lanes, C: Combine>(
             *count = window.count(2, at, count_pads) as f32;
         }
     }
-    let space = space.as_mut_ptr();
+    let mut state = State { window, ring: &ring, space: space.as_mut_ptr(), blank, depth: 0, copied: 0, weights };
+    // Square windows of the usual sizes have kernels of their own.
+    let square =
+        window.kernel[0] == 1 && window.kernel[1] == window.kernel[2] && window.strides[1] == window.strides[2];
+    let square = square && window.dilations[1..] == [1, 1];
+    let tall = square && matches!(window.kernel[1], 3 | 5 | 7) && matches!(window.strides[1], 1 | 2);
     let vectors = width.div_ceil(V::LEN);
     let mut row = rows.start;
     // Depth by depth, because the rows of the ring belong to one output depth.
@@ -244,63 +183,97 @@ unsafe fn slide_with<V: Lanes, C: Combine>(
         let depth = row / height;
         let end = rows.end.min((depth + 1) * height) - depth * height;
         let start = row - depth * height;
+        state.depth = depth;
+        state.copied = (start * window.strides[1]).saturating_sub(window.pads[1]);
+        let counts = average.map(|count_pads| Counts {
+            deep: window.count(0, depth, count_pads),
+            across: counts.as_ptr(),
+            count_pads,
+        });
+        let line = |row: usize| y.wrapping_add((row - start) * width);
         let mut tile = Place { row: start, vector: 0 };
-        // Input rows below this are in the ring, as far as they are still needed.
-        let mut copied = (start * window.strides[1]).saturating_sub(window.pads[1]);
-        while tile.row < end {
-            let mut places = [tile; TILES];
-            let mut count = 0;
-            while count < TILES && tile.row < end {
-                places[count] = tile;
-                count += 1;
-                tile = tile.next(vectors);
-            }
-            // SAFETY: the ring has room for the rows under `TILES` consecutive output rows; rows and columns are inside the planes.
-            unsafe {
-                let last = places[count - 1].row;
-                let needed = last * window.strides[1] + (window.kernel[1] - 1) * window.dilations[1] + 1;
-                let needed = needed.saturating_sub(window.pads[1]).min(window.input[1]);
-                while copied < needed {
-                    for tap in 0..window.kernel[0] {
-                        if let Some(plane) = window.under(0, depth, tap) {
-                            let from = x.add((plane * window.input[1] + copied) * window.input[2]);
-                            copy_row::<V>(
-                                window,
-                                &ring,
-                                from,
-                                space.add((tap * ring.rows + copied % ring.rows) * ring.pitch),
-                            );
+        // SAFETY: rows and columns are inside the planes, and the rows under them are copied before they are read.
+        unsafe {
+            if tall {
+                while tile.row + TALL <= end + 2 && tile.row < end {
+                    let here = TALL.min(end - tile.row);
+                    state.copy_until::<V>(x, tile.row + here - 1);
+                    let lines = state.lines(tile.row);
+                    for vector in 0..vectors {
+                        let mut sums = [V::splat(C::START); TALL];
+                        let column = vector * V::LEN;
+                        match (window.kernel[1], window.strides[1]) {
+                            (3, 1) => state.tall::<V, C, 3, 1>(&lines, column, &mut sums),
+                            (3, 2) => state.tall::<V, C, 3, 2>(&lines, column, &mut sums),
+                            (5, 1) => state.tall::<V, C, 5, 1>(&lines, column, &mut sums),
+                            (5, 2) => state.tall::<V, C, 5, 2>(&lines, column, &mut sums),
+                            (7, 1) => state.tall::<V, C, 7, 1>(&lines, column, &mut sums),
+                            _ => state.tall::<V, C, 7, 2>(&lines, column, &mut sums),
+                        }
+                        for (i, sum) in sums.into_iter().enumerate().take(here) {
+                            let place = Place { row: tile.row + i, vector };
+                            finish(window, counts.as_ref(), place, sum, line(place.row));
                         }
                     }
-                    copied += 1;
+                    tile.row += here;
                 }
-                let at = Tiles { window, ring: &ring, space, blank, depth, weights };
+            }
+            while tile.row < end {
+                let mut places = [tile; TILES];
+                let mut count = 0;
+                while count < TILES && tile.row < end {
+                    places[count] = tile;
+                    count += 1;
+                    tile = tile.next(vectors);
+                }
+                state.copy_until::<V>(x, places[count - 1].row);
                 let mut sums = [V::splat(C::START); TILES];
                 if count == TILES {
-                    at.combine::<V, C, TILES>(&places, &mut sums);
+                    state.combine::<V, C, TILES>(&places, &mut sums);
                 } else {
                     for i in 0..count {
                         let mut one = [sums[i]];
-                        at.combine::<V, C, 1>(&[places[i]], &mut one);
+                        state.combine::<V, C, 1>(&[places[i]], &mut one);
                         sums[i] = one[0];
                     }
                 }
-                for (place, mut sum) in places.into_iter().zip(sums).take(count) {
-                    let column = place.vector * V::LEN;
-                    let n = (width - column).min(V::LEN);
-                    if let Some(count_pads) = average {
-                        let above = window.count(0, depth, count_pads) * window.count(1, place.row, count_pads);
-                        let count = V::splat(above as f32)
-                            .mul_add(V::load_first(counts.as_ptr().add(column), n), V::splat(0.0));
-                        sum = sum.div(count);
-                    }
-                    let to = y.add((place.row - start) * width + column);
-                    if n == V::LEN { sum.store(to) } else { sum.store_first(to, n) }
+                for (place, sum) in places.into_iter().zip(sums).take(count) {
+                    finish(window, counts.as_ref(), place, sum, line(place.row));
                 }
             }
         }
         y = y.wrapping_add((end - start) * width);
         row = depth * height + end;
+    }
+}
+
+/// What a mean of one output depth divides by.
+struct Counts {
+    /// Taps that count in depth.
+    deep: usize,
+    /// Taps that count in each column, as floats.
+    across: *const f32,
+    count_pads: bool,
+}
+
+/// Stores a finished vector in the output row `line`. Closures would not do in these inner loops: they are compiled without the features
+/// of the function that they are in.
+///
+/// # Safety
+/// The vector must be inside the row, and the counts those of a row.
+#[inline(always)]
+unsafe fn finish<V: Lanes>(window: &Window, counts: Option<&Counts>, place: Place, mut sum: V, line: *mut f32) {
+    let column = place.vector * V::LEN;
+    let n = (window.output[2] - column).min(V::LEN);
+    // SAFETY: the caller's word.
+    unsafe {
+        if let Some(counts) = counts {
+            let above = counts.deep * window.count(1, place.row, counts.count_pads);
+            let across = V::load_first(counts.across.add(column), n);
+            sum = sum.div(V::splat(above as f32).mul_add(across, V::splat(0.0)));
+        }
+        let to = line.add(column);
+        if n == V::LEN { sum.store(to) } else { sum.store_first(to, n) }
     }
 }
 
@@ -373,18 +346,96 @@ unsafe fn copy_row<V: Lanes>(window: &Window, ring: &Ring, from: *const f32, to:
     }
 }
 
-/// What the tiles of one output depth have in common.
-struct Tiles<'a> {
+/// The ring and how far it has been filled.
+struct State<'a> {
     window: &'a Window,
     ring: &'a Ring,
-    space: *const f32,
+    space: *mut f32,
     /// Offset of a row of nothing but padding.
     blank: usize,
+    /// Of the output rows being computed.
     depth: usize,
+    /// Input rows below this have been copied, and as many of the last as the ring has are there.
+    copied: usize,
     weights: Option<*const f32>,
 }
 
-impl Tiles<'_> {
+impl State<'_> {
+    /// Copies all rows under output rows up to `last`.
+    ///
+    /// # Safety
+    /// `x` must be readable for the input plane.
+    #[inline(always)]
+    unsafe fn copy_until<V: Lanes>(&mut self, x: *const f32, last: usize) {
+        let (window, ring) = (self.window, self.ring);
+        let needed = last * window.strides[1] + (window.kernel[1] - 1) * window.dilations[1] + 1;
+        let needed = needed.saturating_sub(window.pads[1]).min(window.input[1]);
+        while self.copied < needed {
+            for tap in 0..window.kernel[0] {
+                if let Some(plane) = window.under(0, self.depth, tap) {
+                    // SAFETY: a row of the input, and a row of the ring.
+                    unsafe {
+                        let from = x.add((plane * window.input[1] + self.copied) * window.input[2]);
+                        let to = self.space.add((tap * ring.rows + (self.copied & (ring.rows - 1))) * ring.pitch);
+                        copy_row::<V>(window, ring, from, to);
+                    }
+                }
+            }
+            self.copied += 1;
+        }
+    }
+
+    /// The ring's rows under `TALL` output rows from `row` on. Rows that are not copied are under none that is wanted.
+    #[inline(always)]
+    fn lines(&self, row: usize) -> [*const f32; LINES] {
+        let inside = self.window.under(0, self.depth, 0).is_some();
+        let first = row * self.window.strides[1];
+        let mut lines = [self.space.wrapping_add(self.blank).cast_const(); LINES];
+        for (i, line) in lines.iter_mut().enumerate() {
+            // Below the padding the subtraction wraps to a row that is never copied.
+            let at = (first + i).wrapping_sub(self.window.pads[1]);
+            if inside && at < self.copied {
+                *line = self.space.wrapping_add((at & (self.ring.rows - 1)) * self.ring.pitch);
+            }
+        }
+        lines
+    }
+
+    /// Adds up one vector in each of `TALL` rows under a `K` by `K` window. An input vector is loaded once for all rows that it is under.
+    ///
+    /// # Safety
+    /// The lines must be rows of the ring, the column one of a vector.
+    #[inline(always)]
+    unsafe fn tall<V: Lanes, C: Combine, const K: usize, const S: usize>(
+        &self,
+        lines: &[*const f32; LINES],
+        column: usize,
+        sums: &mut [V; TALL],
+    ) {
+        // SAFETY: the ring's rows are long enough for the last vector under the last tap; there are K * K weights.
+        unsafe {
+            let mut acc = *sums;
+            for tap in 0..K {
+                let offset = tap % S * self.ring.phase + tap / S + column;
+                let mut column = [V::splat(1.0); K];
+                if let Some(weights) = self.weights {
+                    for (i, weight) in column.iter_mut().enumerate() {
+                        *weight = V::splat(*weights.add(i * K + tap));
+                    }
+                }
+                for i in 0..(TALL - 1) * S + K {
+                    let x = V::load(lines[i].add(offset));
+                    for t in 0..TALL {
+                        if i >= t * S && i - t * S < K {
+                            acc[t] = C::step(acc[t], x, column[i - t * S]);
+                        }
+                    }
+                }
+            }
+            *sums = acc;
+        }
+    }
+
     /// Adds up `T` vectors of output at once.
     ///
     /// # Safety
@@ -402,13 +453,14 @@ impl Tiles<'_> {
                     continue;
                 }
                 for tap_row in 0..row_taps {
-                    let base: [*const f32; T] = std::array::from_fn(|t| {
-                        let row = match window.under(1, places[t].row, tap_row) {
-                            Some(row) => (plane * ring.rows + row % ring.rows) * ring.pitch,
+                    let mut base = [self.space.cast_const(); T];
+                    for (base, place) in base.iter_mut().zip(places) {
+                        let row = match window.under(1, place.row, tap_row) {
+                            Some(row) => (plane * ring.rows + (row & (ring.rows - 1))) * ring.pitch,
                             None => self.blank,
                         };
-                        self.space.add(row + places[t].vector * V::LEN)
-                    });
+                        *base = base.add(row + place.vector * V::LEN);
+                    }
                     let weights = self.weights.map(|weights| weights.add((plane * row_taps + tap_row) * taps));
                     let (mut phase, mut column) = (0, 0);
                     for tap in 0..taps {
