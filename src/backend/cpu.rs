@@ -27,6 +27,7 @@ pub mod conv;
 mod copy;
 mod crew;
 pub mod gemm;
+mod index;
 mod map;
 pub mod math;
 mod memory;
@@ -271,7 +272,9 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
-        other => return Err(format!("no template {}", other.name())),
+        Template::Gather { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::gather(kernel)?))?),
+        Template::Pad { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::pad(kernel)?))?),
+        Template::Resize { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::resize(kernel)?))?),
     })
 }
 

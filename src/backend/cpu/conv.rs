@@ -322,7 +322,7 @@ impl Produce for Patches<'_> {
                 Level::Avx512 => self.panel_avx512(k, lanes, step, panel),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => self.panel_avx2(k, lanes, step, panel),
-                _ => self.panel_by::<Scalar>(k, lanes, step, panel),
+                Level::Portable => self.panel_by::<Scalar>(k, lanes, step, panel),
             }
         }
     }

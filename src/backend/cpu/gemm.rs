@@ -342,7 +342,7 @@ impl Gemm<'_> {
                 Level::Avx512 => self.tiles(isa, &AVX512, &layout, rows, cols, workspace, epilogue),
                 #[cfg(target_arch = "x86_64")]
                 Level::Avx2 => self.tiles(isa, &AVX2, &layout, rows, cols, workspace, epilogue),
-                _ => self.tiles(isa, &PORTABLE, &layout, rows, cols, workspace, epilogue),
+                Level::Portable => self.tiles(isa, &PORTABLE, &layout, rows, cols, workspace, epilogue),
             }
         }
     }
@@ -800,8 +800,8 @@ unsafe fn few_kernel<V: Lanes, const M: usize, const W: usize, const U: usize>(a
         let (mut a, mut b) = (args.a, args.b);
         let (a_rs, a_cs, b_step, b_next) = (args.a_rs, args.a_cs, args.b_step, args.b_next);
         for _ in 0..args.k / U {
-            for u in 0..U {
-                step(&mut sum[u], a.wrapping_offset(u as isize * a_cs), a_rs, b.add(u * b_step), b_next);
+            for (u, sum) in sum.iter_mut().enumerate() {
+                step(sum, a.wrapping_offset(u as isize * a_cs), a_rs, b.add(u * b_step), b_next);
             }
             a = a.wrapping_offset(U as isize * a_cs);
             b = b.wrapping_add(U * b_step);

@@ -449,13 +449,16 @@ impl Builder<'_> {
     }
 }
 
-fn literal(value: f64, repr: Repr) -> u64 {
+/// A value as its representation's bits, the lowest bytes first.
+pub fn literal(value: f64, repr: Repr) -> u64 {
     match repr {
         Repr::F32 => u64::from((value as f32).to_bits()),
         Repr::F64 => value.to_bits(),
         Repr::I64 => value as i64 as u64,
         Repr::I32 => u64::from(value as i32 as u32),
-        Repr::U8 | Repr::I8 | Repr::Bool => u64::from(value != 0.0),
+        Repr::U8 => u64::from(value as u8),
+        Repr::I8 => u64::from(value as i8 as u8),
+        Repr::Bool => u64::from(value != 0.0),
     }
 }
 

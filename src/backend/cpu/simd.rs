@@ -6,8 +6,10 @@ pub(super) enum Level {
     /// Plain Rust that the compiler vectorises for the target's baseline.
     Portable,
     /// AVX2 with FMA and BMI2: 16 registers of 8 floats.
+    #[cfg(target_arch = "x86_64")]
     Avx2,
     /// AVX-512 F, BW, DQ, VL: 32 registers of 16 floats, with masks.
+    #[cfg(target_arch = "x86_64")]
     Avx512,
 }
 
@@ -38,14 +40,23 @@ impl Isa {
     /// Every instruction set that this machine has, the plainest first. Tests run each kernel on all of them.
     pub fn available() -> impl Iterator<Item = Isa> {
         let best = Isa::detect();
-        [Level::Portable, Level::Avx2, Level::Avx512].into_iter().map(Isa).filter(move |isa| *isa <= best)
+        let all = [
+            Level::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512,
+        ];
+        all.into_iter().map(Isa).filter(move |isa| *isa <= best)
     }
 
     /// `"portable"`, `"avx2"` or `"avx512"`.
     pub fn name(self) -> &'static str {
         match self.0 {
             Level::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
         }
     }

@@ -494,7 +494,7 @@ mod tests {
         let mut y = Vec::new();
         let mut each = |at: [usize; 3]| {
             let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
-            for tap in 0..w.taps() {
+            for (tap, &weight) in weights.iter().enumerate() {
                 let taps = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
                 let mut index = Some(0);
                 let mut padded = true;
@@ -504,7 +504,7 @@ mod tests {
                     let inside = i >= 0 && i < w.input[d] as isize;
                     index = index.filter(|_| inside).map(|index| index * w.input[d] + i as usize);
                 }
-                let weight = if matches!(what, Slide::Weighted(_)) { f64::from(weights[tap]) } else { 1.0 };
+                let weight = if matches!(what, Slide::Weighted(_)) { f64::from(weight) } else { 1.0 };
                 if let Some(index) = index {
                     sum += f64::from(x[index]) * weight;
                     max = max.max(f64::from(x[index]));
