@@ -19,11 +19,11 @@ if (i < COUNT) {
                 let whole = w % STRIDE_Z == 0 && v % STRIDE_Y == 0 && u % STRIDE_X == 0;
                 let inside = w / STRIDE_Z < IN_Z && v / STRIDE_Y < IN_Y && u / STRIDE_X < IN_X;
                 if (w >= 0 && v >= 0 && u >= 0 && whole && inside) {
-                    let from = image + w / STRIDE_Z * DATA_Z + v / STRIDE_Y * DATA_Y + u / STRIDE_X * DATA_X;
+                    let source = image + w / STRIDE_Z * DATA_Z + v / STRIDE_Y * DATA_Y + u / STRIDE_X * DATA_X;
                     let by = filter_ + r * WEIGHT_Z + s * WEIGHT_Y + t * WEIGHT_X;
                     var part = 0.0f;
                     for (var c = 0; c < GROUP_IN; c++) {
-                        part = part + data(from + c * DATA_C) * weight(by + c * WEIGHT_N);
+                        part = part + data(source + c * DATA_C) * weight(by + c * WEIGHT_N);
                     }
                     sum = sum + part;
                 }

@@ -1,7 +1,7 @@
 // One invocation per element. `base` sums the axes that keep their extents, the others follow one by one.
 let i = group * SIZE + thread;
 if (i < COUNT) {
-    var from = base(i);
+    var source = base(i);
     var value = FILL;
     //@ if CONSTANT
     var inside = true;
@@ -10,17 +10,17 @@ if (i < COUNT) {
     let at$ = coordinate$(i) - BEFORE$;
     //@ if CONSTANT
     inside = inside && at$ >= 0 && at$ < EXTENT$;
-    from = from + at$ * STRIDE$;
+    source = source + at$ * STRIDE$;
     //@ else
-    from = from + outside(at$, EXTENT$) * STRIDE$;
+    source = source + outside(at$, EXTENT$) * STRIDE$;
     //@ end
     //@ end
     //@ if CONSTANT
     if (inside) {
-        value = data(from);
+        value = data(source);
     }
     //@ else
-    value = data(from);
+    value = data(source);
     //@ end
     store(i, value);
 }

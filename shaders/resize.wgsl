@@ -4,12 +4,12 @@ let i = group * SIZE + thread;
 if (i < COUNT) {
     let still = base(i);
     //@ if NEAREST
-    var from = still;
+    var source = still;
     //@ each axis
     let at$ = i32(floor(f32(coordinate$(i)) * SCALE$ + OFFSET$));
-    from = from + clamp(at$, 0, EXTENT$ - 1) * STRIDE$;
+    source = source + clamp(at$, 0, EXTENT$ - 1) * STRIDE$;
     //@ end
-    store(i, data(from));
+    store(i, data(source));
     //@ else
     //@ each axis
     let x$ = place(f32(coordinate$(i)) * SCALE$ + OFFSET$, EXTENT$);
@@ -19,7 +19,7 @@ if (i < COUNT) {
     var total = 0.0f;
     for (var tap = 0; tap < TAPS; tap++) {
         var rest = tap;
-        var from = still;
+        var source = still;
         var weight = 1.0f;
         //@ each axis
         let near$ = at$ + rest % WIDTH;
@@ -27,10 +27,10 @@ if (i < COUNT) {
         //@ if INSIDE
         weight = select(0.0f, weight, near$ >= 0 && near$ < EXTENT$);
         //@ end
-        from = from + clamp(near$, 0, EXTENT$ - 1) * STRIDE$;
+        source = source + clamp(near$, 0, EXTENT$ - 1) * STRIDE$;
         rest = rest / WIDTH;
         //@ end
-        sum = sum + weight * f32(data(from));
+        sum = sum + weight * f32(data(source));
         total = total + weight;
     }
     //@ if INSIDE

@@ -54,6 +54,26 @@ impl DType {
         Self::ALL.into_iter().find(|d| d.name() == name)
     }
 
+    /// The number that ONNX files give the type (`TensorProto.DataType`).
+    pub const fn onnx(self) -> i64 {
+        match self {
+            DType::F32 => 1,
+            DType::U8 => 2,
+            DType::I8 => 3,
+            DType::I32 => 6,
+            DType::I64 => 7,
+            DType::Bool => 9,
+            DType::F16 => 10,
+            DType::F64 => 11,
+            DType::BF16 => 16,
+        }
+    }
+
+    /// The type with this [number](Self::onnx).
+    pub fn from_onnx(number: i64) -> Option<DType> {
+        Self::ALL.into_iter().find(|d| d.onnx() == number)
+    }
+
     /// Whether values are floating-point numbers.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)

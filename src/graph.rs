@@ -2,8 +2,9 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Access;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -103,6 +104,14 @@ impl Constant {
             }
             Source::Derived { op, attrs, inputs, port, .. } => {
                 let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
+                // A view moves bytes; only arithmetic needs numbers.
+                if let (Lower::View(view), Some(Some(input))) = (op.lower, inputs.first()) {
+                    let whole = Access::contiguous(input.fact.shape.clone());
+                    if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
+                        let source = input.value()?;
+                        return Ok(self.value.get_or_init(|| source.gather(&access)));
+                    }
+                }
                 let mut values = Vec::with_capacity(inputs.len());
                 for input in inputs {
                     values.push(input.as_deref().map(|c| c.value().map(Tensor::to_f64)).transpose()?);
@@ -461,22 +470,24 @@ impl Graph {
         self.cursor += 1;
     }
 
-    /// A node whose inputs are all constants becomes constants, computed when first asked for.
+    /// A node whose inputs are all constants becomes constants, computed when first asked for. Gives the values that
+    /// stand for its outputs; an input or a constant stays as it is and gives none.
     ///
     /// # Errors
     /// When an input's elements are needed and cannot be fetched.
-    pub fn make_constant(&mut self, node: u32) -> Result<()> {
+    pub fn make_constant(&mut self, node: u32) -> Result<Vec<ValueId>> {
         let operands = self.operands(node);
         let inputs: Vec<_> = operands.iter().map(|v| v.and_then(|v| self.as_constant(v).cloned())).collect();
         let Node { attrs, outputs, .. } = self.node(node).clone();
-        let Some(op) = self.node(node).op() else { return Ok(()) };
+        let Some(op) = self.node(node).op() else { return Ok(Vec::new()) };
         self.insert_at(node);
+        let mut values = Vec::with_capacity(outputs.len());
         for (port, Output { name, fact }) in outputs.into_iter().enumerate() {
             let constant = Constant::derived(name, op, attrs.clone(), inputs.clone(), port, fact)?;
-            let new = self.constant(constant);
-            self.replace(ValueId { node, port: port as u32 }, new);
+            values.push(self.constant(constant));
+            self.replace(ValueId { node, port: port as u32 }, values[port]);
         }
-        Ok(())
+        Ok(values)
     }
 
     /// Checks every invariant of the graph: it is acyclic, each slot is fed once and by an existing port, and every

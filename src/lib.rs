@@ -1,14 +1,77 @@
-//! plimsoll
+//! plimsoll decides every byte of device memory before the first kernel runs, proves that it fits, and runs a compute
+//! graph from one arena without allocating.
+//!
+//! ```text
+//! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, dot, wgsl
+//!                               Graph --passes--> Graph --lower, order, place--> Plan --exec--> Backend (wgpu | cpu)
+//! Rust code ------------trace---'   '--reference (f64, node by node)             '--check (knows only the plan)
+//! ```
+//!
+//! # Seven words
+//! - [`Graph`]: what was asked, a DAG of operators over values.
+//! - [`OpDef`](op::OpDef): what an operator means; one row of the [op table](ops).
+//! - [`Body`](expr::Body): scalar code.
+//! - [`Kernel`](kernel::Kernel): a template with its holes filled.
+//! - [`Plan`]: what will run, on which bytes.
+//! - [`Backend`](backend::Backend): a device.
+//! - [`Tensor`]: host data.
+//!
+//! # Layers
+//! A module uses only those above it in this list:
+//! ```text
+//! values   error dtype shape tensor npy target
+//! meaning  expr kernel op ops
+//! graph    graph                       the only file that names petgraph
+//! in, out  trace onnx reference pass
+//! kernels  kernel::layout kernel::render
+//! plan     plan::{lower, order, live, place, check}
+//! devices  backend::{cpu, wgpu} exec eager
+//! door     session report cli
+//! ```
+//!
+//! # Invariants
+//! 1. Backends and [`exec`] know kernels and bytes; no operators, no graphs.
+//! 2. Planning needs no device and no weights, and is deterministic.
+//! 3. Planned bytes are allocated bytes; a run allocates nothing.
+//! 4. Every pass ends in [`Graph::verify`], every plan in [`plan::check`].
+//! 5. No globals and no thread-locals: a device is a value that is held.
+//! 6. Bad input is an [`Error`] that names the node, the file or the flag; a broken invariant is a panic that names the
+//!    invariant.
+//!
+//! # How things are added
+//! - An elementwise operator: one row in `src/ops/elementwise.rs`. Shape inference, fusion, the kernels of all backends and the test
+//!   that walks the table follow from it.
+//! - A structured operator: one row that decomposes into others, or names a [template](kernel::Template).
+//! - A kernel template: a variant of [`kernel::Template`], a file in `shaders/`, a function of the CPU backend.
+//! - A backend: one file with the methods of [`backend::Backend`].
+//! - A pass: one function and one line in [`pass::PASSES`].
+#![warn(missing_docs)]
+
 pub mod backend;
 pub mod dtype;
+pub mod eager;
 pub mod error;
+pub mod exec;
 pub mod expr;
 pub mod graph;
 pub mod kernel;
+pub mod npy;
+pub mod onnx;
 pub mod op;
 pub mod ops;
+pub mod pass;
 pub mod plan;
 pub mod reference;
+pub mod report;
 pub mod shape;
 pub mod target;
 pub mod tensor;
+pub mod trace;
+
+pub use dtype::DType;
+pub use error::{Error, Result};
+pub use graph::Graph;
+pub use plan::{Limits, Plan};
+pub use shape::Shape;
+pub use target::Target;
+pub use tensor::Tensor;

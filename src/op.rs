@@ -72,6 +72,18 @@ impl Attr {
             Attr::Tensor(_) => "tensor",
         }
     }
+
+    /// What the constant of a shaping input becomes: a number without axes, a list with one. A scalar whose type is
+    /// not the usual one stays a tensor, so that a row whose result has that type (a Range) can tell.
+    pub fn shaping(tensor: &Tensor) -> Attr {
+        match (tensor.dtype(), tensor.to_i64(), tensor.shape().is_empty()) {
+            (DType::I64, Some(values), true) => Attr::Int(values[0]),
+            (DType::F32, _, true) => Attr::Float(tensor.to_f64()[0]),
+            (_, _, true) => Attr::Tensor(tensor.clone()),
+            (_, Some(values), false) => Attr::Ints(values),
+            (_, None, false) => Attr::Floats(tensor.to_f64()),
+        }
+    }
 }
 
 /// The attributes of a node, by name, in a fixed order.
@@ -164,6 +176,7 @@ impl<'a> Call<'a> {
             None => Ok(default),
             Some(Attr::Int(v)) => Ok(*v),
             Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0]),
+            Some(Attr::Tensor(t)) if t.shape().numel() == 1 && !t.dtype().is_float() => Ok(t.to_f64()[0] as i64),
             Some(other) => Err(format!("attribute '{name}': expected an int, found {}", other.kind())),
         }
     }
@@ -176,6 +189,7 @@ impl<'a> Call<'a> {
             Some(Attr::Int(v)) => Ok(*v as f64),
             Some(Attr::Floats(v)) if v.len() == 1 => Ok(v[0]),
             Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0] as f64),
+            Some(Attr::Tensor(t)) if t.shape().numel() == 1 => Ok(t.to_f64()[0]),
             Some(other) => Err(format!("attribute '{name}': expected a float, found {}", other.kind())),
         }
     }
@@ -189,20 +203,22 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A list of integers, if the attribute is set.
+    /// A list of integers, if the attribute is set; a single one is a list, too.
     pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i64]>> {
         match self.attrs.get(name) {
             None => Ok(None),
             Some(Attr::Ints(v)) => Ok(Some(v)),
+            Some(Attr::Int(v)) => Ok(Some(std::slice::from_ref(v))),
             Some(other) => Err(format!("attribute '{name}': expected ints, found {}", other.kind())),
         }
     }
 
-    /// A list of floats, if the attribute is set.
+    /// A list of floats, if the attribute is set; a single one is a list, too.
     pub fn floats(&self, name: &str) -> OpResult<Option<Vec<f64>>> {
         match self.attrs.get(name) {
             None => Ok(None),
             Some(Attr::Floats(v)) => Ok(Some(v.clone())),
+            Some(Attr::Float(v)) => Ok(Some(vec![*v])),
             Some(Attr::Ints(v)) => Ok(Some(v.iter().map(|&v| v as f64).collect())),
             Some(other) => Err(format!("attribute '{name}': expected floats, found {}", other.kind())),
         }
@@ -345,6 +361,21 @@ pub enum Lower {
     Fold,
 }
 
+impl Lower {
+    /// How the row becomes kernels, in a word.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Lower::Map(_) => "elementwise",
+            Lower::Reduce(_) => "row",
+            Lower::View(_) => "view",
+            Lower::Concat => "in place",
+            Lower::Decompose(_) => "decomposed",
+            Lower::Template(_) => "template",
+            Lower::Fold => "constant",
+        }
+    }
+}
+
 /// One row of the op table.
 pub struct OpDef {
     /// ONNX's name.
@@ -353,7 +384,8 @@ pub struct OpDef {
     pub doc: &'static str,
     /// Inputs in ONNX's order.
     pub inputs: &'static [Input],
-    /// Names of attributes it knows; any other is refused.
+    /// Names of attributes it knows, besides those of shaping inputs; any other is refused. Who builds a node sets
+    /// `num_outputs`, where a row knows it and it is not given, to the number of outputs asked for.
     pub attrs: &'static [&'static str],
     /// Facts of the outputs.
     pub infer: fn(&Call) -> OpResult<Vec<Fact>>,

@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
 /// The family of kernels a target runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -97,5 +98,46 @@ impl Target {
             (Family::Wgpu, _) => {}
         }
         Err(Error::Usage(format!("target '{}' has no {dtype}", self.name)))
+    }
+
+    /// A target from JSON, as another machine described it.
+    ///
+    /// # Errors
+    /// When the text is not a target, or no plan could keep to it.
+    pub fn from_json(text: &str, path: &Path) -> Result<Target> {
+        let target: Target = serde_json::from_str(text).map_err(|e| Error::Syntax {
+            path: path.to_owned(),
+            line: e.line(),
+            column: e.column(),
+            what: e.to_string(),
+        })?;
+        target.check().map_err(|what| Error::Usage(format!("target '{}': {what}", target.name)).in_file(path))?;
+        Ok(target)
+    }
+
+    /// Whether plans can be made for this target at all.
+    ///
+    /// # Errors
+    /// The first field that is out of range, in words.
+    pub fn check(&self) -> Result<(), String> {
+        if !self.alignment.is_power_of_two() || self.alignment < 4 || self.alignment > 1 << 16 {
+            return Err(format!("alignment: expected a power of two from 4 to 65536, found {}", self.alignment));
+        }
+        for (name, value, min) in [
+            ("max_segment", self.max_segment, self.alignment),
+            ("max_binding", self.max_binding, self.alignment),
+            ("max_bindings", self.max_bindings.into(), 4),
+            ("max_workgroup", self.max_workgroup.into(), 1),
+            ("max_groups", self.max_groups.into(), 1),
+            ("threads", self.threads.into(), 1),
+        ] {
+            if value < min {
+                return Err(format!("{name}: expected at least {min}, found {value}"));
+            }
+        }
+        if self.threads > 4096 {
+            return Err(format!("threads: expected at most 4096, found {}", self.threads));
+        }
+        Ok(())
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
 use bytes::Bytes;
 use half::{bf16, f16};
+use std::borrow::Cow;
 
 /// A dense row-major array in host memory, little-endian. Cheap to clone; its bytes may lie in a mapped file.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,6 +114,114 @@ impl Tensor {
             DType::I64 => Some(self.bytes.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()),
             d if d.is_float() => None,
             _ => Some(self.to_f64().into_iter().map(|v| v as i64).collect()),
+        }
+    }
+
+    /// The elements as a device stores them: in the tensor's own type, or integers and `bool` as `i32`.
+    ///
+    /// # Errors
+    /// When a value does not fit into `i32`; `name` is the tensor's, for the message.
+    pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
+        if stored == self.dtype {
+            return Ok(Cow::Borrowed(&self.bytes));
+        }
+        let values = self
+            .to_i64()
+            .filter(|_| stored == DType::I32)
+            .ok_or_else(|| Error::Usage(format!("tensor '{name}': {} cannot be stored as {stored}", self.dtype)))?;
+        let mut bytes = Vec::with_capacity(values.len() * 4);
+        for value in values {
+            let narrow = i32::try_from(value).map_err(|_| {
+                Error::Usage(format!("tensor '{name}': {value} does not fit into i32, which this device computes in"))
+            })?;
+            bytes.extend_from_slice(&narrow.to_le_bytes());
+        }
+        Ok(Cow::Owned(bytes))
+    }
+
+    /// The reverse of [`store`](Self::store): a tensor of `dtype` from elements that a device stored.
+    ///
+    /// # Errors
+    /// When the bytes are not those of the shape's elements.
+    pub fn load(stored: DType, bytes: Vec<u8>, dtype: DType, shape: Shape) -> Result<Tensor> {
+        let tensor = Tensor::new(stored, shape, bytes)?;
+        if stored == dtype {
+            return Ok(tensor);
+        }
+        Ok(Tensor::from_f64(dtype, tensor.shape.clone(), &tensor.to_f64()))
+    }
+
+    /// The tensor with its axes in reverse order.
+    pub fn transposed(&self) -> Tensor {
+        let axes: Vec<usize> = (0..self.shape.len()).rev().collect();
+        self.gather(&Access::contiguous(self.shape.clone()).permute(&axes))
+    }
+
+    /// The elements that `access` reads, row-major; a contiguous run of them shares this tensor's bytes.
+    ///
+    /// # Panics
+    /// When it reads outside of the tensor.
+    pub fn gather(&self, access: &Access) -> Tensor {
+        let size = self.dtype.size();
+        if access.is_contiguous() {
+            let len = access.shape.numel() * size;
+            let start = if len == 0 { 0 } else { access.offset as usize * size };
+            let bytes = self.bytes.slice(start..start + len);
+            return Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes };
+        }
+        let mut bytes = Vec::with_capacity(access.shape.numel() * size);
+        let (inner, step) = match (access.shape.last(), access.strides.last()) {
+            (Some(&d), Some(&s)) => (d, s),
+            _ => (1, 1),
+        };
+        let outer = &access.shape[..access.shape.len().saturating_sub(1)];
+        let mut index = vec![0; access.shape.len()];
+        let rows = if inner == 0 { 0 } else { access.shape.numel() / inner };
+        for _ in 0..rows {
+            let start = access.at(&index);
+            if step == 1 {
+                let start = start as usize * size;
+                bytes.extend_from_slice(&self.bytes[start..start + inner * size]);
+            } else {
+                for i in 0..inner as isize {
+                    let at = (start + i * step) as usize * size;
+                    bytes.extend_from_slice(&self.bytes[at..at + size]);
+                }
+            }
+            crate::shape::advance(&mut index[..outer.len()], outer);
+        }
+        Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
+    }
+
+    /// Compares with what is expected: every element within `atol + rtol * |expected|`, type and shape equal.
+    ///
+    /// # Errors
+    /// What differs most, in words.
+    pub fn compare(&self, expected: &Tensor, rtol: f64, atol: f64) -> Result<(), String> {
+        if (self.dtype, &self.shape) != (expected.dtype, &expected.shape) {
+            let (e, f) = ((expected.dtype, &expected.shape), (self.dtype, &self.shape));
+            return Err(format!("expected {}{}, found {}{}", e.0, e.1, f.0, f.1));
+        }
+        let mut outside = 0;
+        let mut worst = (0.0, 0, 0.0, 0.0);
+        for (i, (found, expected)) in self.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
+            let same = found == expected || found.is_nan() && expected.is_nan();
+            let excess = (found - expected).abs() / (atol + rtol * expected.abs());
+            // A NaN on one side only makes the excess NaN, which is not within 1 either.
+            if !same && !(excess <= 1.0) {
+                outside += 1;
+                if !(excess <= worst.0) {
+                    worst = (excess, i, expected, found);
+                }
+            }
+        }
+        let (_, at, wanted, found) = worst;
+        match outside {
+            0 => Ok(()),
+            n => Err(format!(
+                "{n} of {} elements are outside rtol {rtol}, atol {atol}; worst at {at}: expected {wanted}, found {found}",
+                self.shape.numel()
+            )),
         }
     }
 }

@@ -2,13 +2,229 @@
 
 mod kernels;
 
+use kernels::{Case, cases, elements, interpret};
+use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::kernel::{Kernel, Operand, layout};
+use plimsoll::target::Target;
+use plimsoll::tensor::Tensor;
+
+/// Differences of `f32` results are held against the largest value.
+const TOLERANCE: f64 = 1e-5;
+
+/// The kernel with its operands in types that the target stores.
+fn stored(kernel: &Kernel, target: &Target) -> Kernel {
+    let mut kernel = kernel.clone();
+    for operand in kernel.reads.iter_mut().chain(&mut kernel.writes) {
+        operand.dtype = target.storage(operand.dtype).expect("cases use types that every target stores");
+    }
+    kernel.workspace = layout::workspace(&kernel, target);
+    kernel
+}
+
+fn encode(operand: &Operand, values: &[f64]) -> Vec<u8> {
+    Tensor::from_f64(operand.dtype, [values.len()], values).bytes().to_vec()
+}
+
+fn decode(operand: &Operand, bytes: Vec<u8>) -> Vec<f64> {
+    let n = bytes.len() / operand.dtype.size();
+    Tensor::new(operand.dtype, [n], bytes).expect("whole elements").to_f64()
+}
+
+/// What a buffer holds before a kernel writes to it.
+const UNTOUCHED: f64 = 77.0;
+
+/// Runs one case in an arena and a segment of constants; what it found wrong.
+fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: SegmentId) -> Result<(), String> {
+    let kernel = stored(&case.kernel, backend.target());
+    let fail = |e: plimsoll::error::Error| e.to_string();
+    let mut free = [0u64; 2];
+    let mut place = |constant: bool, bytes: u64| {
+        let offset = free[usize::from(constant)];
+        free[usize::from(constant)] = (offset + bytes).next_multiple_of(256);
+        Slice { segment: if constant { constants } else { arena }, offset, bytes }
+    };
+    let reused = case.in_place.map(|(_, read)| read);
+    let mut args = Vec::new();
+    for (r, (operand, values)) in kernel.reads.iter().zip(&case.inputs).enumerate() {
+        let bytes = encode(operand, values);
+        // Every other operand is a constant.
+        let at = place(r % 2 == 1 && reused != Some(r), bytes.len() as u64);
+        backend.write(at, &bytes).map_err(fail)?;
+        args.push(at);
+    }
+    for (w, operand) in kernel.writes.iter().enumerate() {
+        let before = encode(operand, &vec![UNTOUCHED; elements(&operand.access)]);
+        let at = match case.in_place {
+            Some((write, read)) if write == w => args[read],
+            _ => {
+                let at = place(false, before.len() as u64);
+                backend.write(at, &before).map_err(fail)?;
+                at
+            }
+        };
+        args.push(at);
+    }
+    if kernel.workspace > 0 {
+        args.push(place(false, kernel.workspace));
+    }
+    let id = backend.compile(&kernel).map_err(fail)?;
+    let record = backend.record(&[Launch { kernel: id, args: args.clone() }]).map_err(fail)?;
+    backend.replay(record).map_err(fail)?;
+    for (w, (expected, operand)) in interpret(&case.kernel, &case.inputs).iter().zip(&kernel.writes).enumerate() {
+        let at = args[kernel.reads.len() + w];
+        let mut bytes = vec![0; at.bytes as usize];
+        backend.read(at, &mut bytes).map_err(fail)?;
+        let found = decode(operand, bytes);
+        let peak = expected.iter().fold(1e-30f64, |p, v| p.max(v.abs()));
+        let room = if operand.dtype.is_float() { TOLERANCE * peak } else { 0.0 };
+        let mut touched = vec![false; found.len()];
+        for (index, want) in kernels::indices(&operand.access.shape).iter().zip(expected) {
+            let address = operand.access.at(index) as usize;
+            touched[address] = true;
+            let got = found[address];
+            if (got - want).is_nan() || (got - want).abs() > room {
+                return Err(format!("write {w} at {index:?}: expected {want}, found {got} (peak {peak})"));
+            }
+        }
+        let in_place = case.in_place.is_some_and(|(write, _)| write == w);
+        let stray = touched.iter().zip(&found).position(|(t, v)| !t && *v != UNTOUCHED && !in_place);
+        if let Some(address) = stray {
+            return Err(format!("write {w} touched element {address}, which is not its own"));
+        }
+    }
+    Ok(())
+}
+
+fn run_all(backend: &mut dyn Backend) {
+    let arena = backend.alloc(4 << 20).expect("the device has 4 MiB");
+    let constants = backend.alloc(4 << 20).expect("the device has 4 MiB");
+    let wrong: Vec<String> = cases()
+        .iter()
+        .filter_map(|case| run(backend, case, arena, constants).err().map(|what| format!("{}: {what}", case.name)))
+        .collect();
+    assert!(wrong.is_empty(), "{} cases differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(backend.usage().bytes, 8 << 20, "kernels allocate nothing");
+    assert_eq!(backend.usage().allocations, 2, "kernels allocate nothing");
+}
+
 #[test]
 fn every_case_interprets() {
-    for case in kernels::cases() {
-        let written = kernels::interpret(&case.kernel, &case.inputs);
+    for case in cases() {
+        let written = interpret(&case.kernel, &case.inputs);
         for (values, write) in written.iter().zip(&case.kernel.writes) {
             assert_eq!(values.len(), write.access.shape.numel(), "{}", case.name);
             assert!(values.iter().all(|v| v.is_finite()), "{}: {values:?}", case.name);
         }
+    }
+}
+
+#[cfg(feature = "wgpu")]
+mod wgpu {
+    use super::*;
+    use ::wgpu::naga;
+    use plimsoll::backend::wgpu::Wgpu;
+    use plimsoll::dtype::DType;
+    use plimsoll::expr::{Body, Expr};
+    use plimsoll::kernel::Template;
+    use plimsoll::kernel::render::{Bindings, Dialect, render};
+    use plimsoll::shape::{Access, Shape};
+
+    /// The best adapter, software ones included; without one the test is skipped, or fails where one is required.
+    fn device() -> Option<Wgpu> {
+        match Wgpu::new(None) {
+            Ok(wgpu) => {
+                eprintln!("on {}", wgpu.adapter());
+                Some(wgpu)
+            }
+            Err(e) if std::env::var("PLIMSOLL_REQUIRE_WGPU").is_ok_and(|v| v == "1") => panic!("{e}"),
+            Err(e) => {
+                eprintln!("SKIPPED: {e}");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn every_case_is_valid_wgsl() {
+        let mut small = Target::wgpu();
+        (small.max_workgroup, small.max_groups) = (64, 40);
+        for target in [Target::wgpu(), small] {
+            for case in cases() {
+                let kernel = stored(&case.kernel, &target);
+                let source = render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Wgsl);
+                let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+                if source.groups == [0; 3] {
+                    continue;
+                }
+                assert!(source.size <= target.max_workgroup && source.groups.iter().all(|g| *g <= target.max_groups));
+                let module = naga::front::wgsl::parse_str(&source.text).unwrap_or_else(|e| {
+                    panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text)
+                });
+                let flags = naga::valid::ValidationFlags::all();
+                naga::valid::Validator::new(flags, naga::valid::Capabilities::empty())
+                    .validate(&module)
+                    .unwrap_or_else(|e| panic!("{}: {}", case.name, e.emit_to_string(&source.text)));
+                let shared: u32 = module
+                    .global_variables
+                    .iter()
+                    .filter(|(_, v)| v.space == naga::AddressSpace::WorkGroup)
+                    .map(|(_, v)| module.types[v.ty].inner.size(module.to_ctx()))
+                    .sum();
+                assert!(shared <= target.max_shared, "{}: {shared} bytes of workgroup memory", case.name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_case_agrees() {
+        if let Some(mut wgpu) = device() {
+            run_all(&mut wgpu);
+        }
+    }
+
+    /// More workgroups than a dimension of a grid holds.
+    #[test]
+    fn large_grids_fold() {
+        let Some(mut wgpu) = device() else { return };
+        let n = 256 * 65_600 + 3;
+        let kernel = Kernel {
+            template: Template::Map,
+            shape: Shape::new([n]),
+            reads: vec![],
+            writes: vec![Operand { dtype: DType::I32, access: Access::contiguous(Shape::new([n])), packed: false }],
+            body: Body::new(&[Expr::index(0).cast(DType::I32) * 3.0]),
+            workspace: 0,
+        };
+        let bytes = 4 * n as u64;
+        let segment = wgpu.alloc(bytes).expect("64 MiB");
+        let at = Slice { segment, offset: 0, bytes };
+        let kernel = wgpu.compile(&kernel).expect("renders");
+        let record = wgpu.record(&[Launch { kernel, args: vec![at] }]).expect("records");
+        wgpu.replay(record).expect("runs");
+        let mut data = vec![0u8; bytes as usize];
+        wgpu.read(at, &mut data).expect("reads");
+        let wrong = data.chunks_exact(4).enumerate().find(|(i, c)| {
+            i32::from_le_bytes((*c).try_into().expect("four bytes")) != 3 * *i as i32
+        });
+        assert_eq!(wrong, None);
+    }
+
+    #[test]
+    fn misuse_is_an_error() {
+        let Some(mut wgpu) = device() else { return };
+        let segment = wgpu.alloc(1024).expect("1 KiB");
+        assert!(wgpu.alloc(1023).is_err(), "bytes that are no words");
+        assert!(wgpu.alloc(u64::MAX - 3).is_err(), "more than any device has");
+        let beyond = Slice { segment, offset: 768, bytes: 512 };
+        assert!(wgpu.write(beyond, &[0; 512]).is_err() && wgpu.read(beyond, &mut [0; 512]).is_err());
+        let case = cases().into_iter().find(|c| c.name == "map large").expect("a case of 70001 elements");
+        let kernel = wgpu.compile(&case.kernel).expect("renders");
+        let args = vec![Slice { segment, offset: 0, bytes: 512 }, Slice { segment, offset: 512, bytes: 512 }];
+        let error = wgpu.record(&[Launch { kernel, args }]).expect_err("operands reach beyond their slices");
+        assert!(error.to_string().contains("operand 0"), "{error}");
+        wgpu.free(segment);
+        assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (0, 1));
+        assert!(wgpu.read(Slice { segment, offset: 0, bytes: 4 }, &mut [0; 4]).is_err(), "a segment given back");
+        assert!(Wgpu::new(Some("no such adapter")).is_err());
     }
 }

@@ -71,7 +71,7 @@ fn every_case_agrees_with_the_interpreter() {
         let expected = interpret(&case.kernel, &case.inputs);
         let mut first: Option<Vec<Vec<f64>>> = None;
         for (threads, packed) in [(1, false), (2, false), (1, true), (2, true)] {
-            let mut cpu = Cpu::new(threads).expect("threads");
+            let mut cpu = Cpu::new(threads);
             let found = match run(&mut cpu, &case, packed) {
                 Ok(found) => found,
                 Err(error) => {

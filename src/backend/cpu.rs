@@ -9,7 +9,7 @@
 //! All that kernels read and write lies in segments, whose bytes the plan knows. What the machinery needs on top, registers of
 //! the block programs, is allocated per thread when a kernel is compiled; [`Cpu::scratch_bytes`] tells how much.
 
-use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::layout::{Slots, slots};
 use crate::kernel::{Kernel, Template};
@@ -212,42 +212,34 @@ impl Shared<'_> {
 unsafe impl Send for Cpu {}
 
 impl Cpu {
-    /// A device of `threads` threads (at least one), the caller's own among them, with memory from the system's allocator.
-    ///
-    /// # Errors
-    /// When the system refuses a thread.
-    pub fn new(threads: usize) -> Result<Cpu> {
+    /// A device of `threads` threads (at least one), the caller's own among them, with memory from the system's allocator. When the
+    /// system refuses a thread, there are fewer.
+    pub fn new(threads: usize) -> Cpu {
         Cpu::build(threads, Memory::system())
     }
 
-    /// A device whose segments are carved from memory that the host program provides.
-    ///
-    /// # Errors
-    /// When the system refuses a thread.
-    pub fn with_arena(threads: usize, arena: Region) -> Result<Cpu> {
+    /// The same, with segments carved from memory that the host program provides.
+    pub fn with_arena(threads: usize, arena: Region) -> Cpu {
         Cpu::build(threads, Memory::within(arena))
     }
 
-    fn build(threads: usize, memory: Memory) -> Result<Cpu> {
-        let crew = Crew::new(threads).map_err(|e| refuse(format!("cannot start {threads} threads: {e}")))?;
-        let scratch = (0..crew.threads()).map(|worker| UnsafeCell::new(Scratch { worker, ..Scratch::default() })).collect();
-        let target = Target::cpu(crew.threads() as u32);
-        Ok(Cpu { target, isa: Isa::detect(), crew, memory, kernels: Vec::new(), records: Vec::new(), scratch })
+    fn build(threads: usize, memory: Memory) -> Cpu {
+        let crew = Crew::new(threads);
+        let scratch = |worker| UnsafeCell::new(Scratch { worker, ..Scratch::default() });
+        Cpu {
+            target: Target::cpu(crew.threads() as u32),
+            isa: Isa::detect(),
+            memory,
+            kernels: Vec::new(),
+            records: Vec::new(),
+            scratch: (0..crew.threads()).map(scratch).collect(),
+            crew,
+        }
     }
 
     /// Uses kernels for this instruction set from now on, rather than the best one. Results may differ in their last bits.
     pub fn set_isa(&mut self, isa: Isa) {
         self.isa = isa;
-    }
-
-    /// Bytes of all segments that stand.
-    pub fn allocated_bytes(&self) -> u64 {
-        self.memory.bytes()
-    }
-
-    /// How many segments were ever allocated.
-    pub fn allocations(&self) -> u64 {
-        self.memory.allocations()
     }
 
     /// Bytes of the threads' scratch memory, which is not part of any segment.
@@ -281,6 +273,10 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
 impl Backend for Cpu {
     fn target(&self) -> &Target {
         &self.target
+    }
+
+    fn usage(&self) -> Usage {
+        self.memory.usage()
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {

@@ -41,13 +41,24 @@ pub struct Launch {
     pub args: Vec<Slice>,
 }
 
+/// What a backend has taken from its device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes held now.
+    pub bytes: u64,
+    /// Allocations made so far, those given back included.
+    pub allocations: u64,
+}
+
 /// A device that runs kernels on segments of its memory.
 pub trait Backend: Send {
     /// What planning may assume of this device.
     fn target(&self) -> &Target;
+    /// What has been taken from the device: the figure that plans are held against.
+    fn usage(&self) -> Usage;
     /// Takes exactly `bytes` bytes from the device, zero-filled.
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId>;
-    /// Gives a segment back.
+    /// Gives a segment back. Records that use it are gone with it.
     fn free(&mut self, segment: SegmentId);
     /// Copies host bytes to the device.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;

@@ -14,12 +14,13 @@
 //! These types are plain data and stand below the op table, whose rows name templates; rendering them is
 //! [`render`]'s business.
 
+pub mod layout;
+pub mod render;
+
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
 use serde::{Deserialize, Serialize};
-
-pub mod layout;
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -212,7 +213,7 @@ pub enum Nearest {
 }
 
 impl Template {
-    /// The row of [`KERNELS`] this is.
+    /// The row of [`render::KERNELS`] this is.
     pub fn name(&self) -> &'static str {
         match self {
             Template::Map => "map",

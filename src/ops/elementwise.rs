@@ -1,5 +1,418 @@
-//! Rows.
+//! Elementwise rows: one value per index, from the broadcast inputs' values there.
+//!
+//! A row states its function twice: in `f64`, as the specification writes it, and as the expression that kernels hold,
+//! written so that no intermediate value overflows, since a shader need not have infinities.
 
-use crate::op::OpDef;
+use super::{broadcast, expect_dtype, output, same_dtype};
+use crate::dtype::DType;
+use crate::expr::Expr;
+use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, one, optional, variadic};
+use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-pub(super) static OPS: &[OpDef] = &[];
+const X: &[Input] = &[one("X")];
+const IN: &[Input] = &[one("input")];
+const AB: &[Input] = &[one("A"), one("B")];
+const MANY: &[Input] = &[variadic("data_0")];
+const CLIP: &[Input] = &[one("input"), optional("min"), optional("max")];
+
+#[rustfmt::skip] // A table: one row, one line, where it fits.
+pub(super) static OPS: &[OpDef] = &[
+    // Arithmetic
+    map("Abs", "|x|", X, number, |x, _| x[0].abs(), |x, _| x[0].abs()),
+    map("Add", "a + b", AB, number, |x, _| x[0] + x[1], |x, _| &x[0] + &x[1]),
+    map("Div", "a / b; of integers, rounded toward zero", AB, number, div, |x, _| &x[0] / &x[1]),
+    map("Max", "The largest of the inputs", MANY, number, |x, _| fold(x, f64::max), |x, _| join(x, Expr::max)),
+    map("Mean", "The mean of the inputs", MANY, float,
+        |x, _| x.iter().sum::<f64>() / x.len() as f64,
+        |x, _| join(x, |a, b| a + b) / x.0.len() as f64),
+    map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, f64::min), |x, _| join(x, Expr::min)),
+    map("Mod", "Remainder of a / b: with the sign of b, or with that of a where `fmod` is 1", AB, number, modulo,
+        modulo_expr).attrs(&["fmod"]),
+    map("Mul", "a b", AB, number, |x, _| x[0] * x[1], |x, _| &x[0] * &x[1]),
+    map("Neg", "-x", X, number, |x, _| -x[0], |x, _| -&x[0]),
+    map("Pow", "a^b, in the type of a", &[one("X"), one("Y")], pow_infer, |x, _| x[0].powf(x[1]), pow),
+    map("Reciprocal", "1 / x", X, float, |x, _| 1.0 / x[0], |x, _| x[0].recip()),
+    map("Sign", "-1, 0 or 1, as x is negative, zero or positive", IN, number,
+        |x, _| if x[0] == 0.0 { 0.0 } else { x[0].signum() },
+        |x, _| x[0].sign()),
+    map("Sub", "a - b", AB, number, |x, _| x[0] - x[1], |x, _| &x[0] - &x[1]),
+    map("Sum", "The sum of the inputs", MANY, number, |x, _| x.iter().sum(), |x, _| join(x, |a, b| a + b)),
+    // Functions of mathematics
+    map("Ceil", "The smallest integer not below x", X, float, |x, _| x[0].ceil(), |x, _| x[0].ceil()),
+    map("Cos", "cos x", IN, float, |x, _| x[0].cos(), |x, _| x[0].cos()),
+    map("Erf", "The error function of x", IN, float, |x, _| libm::erf(x[0]), |x, _| x[0].erf()),
+    map("Exp", "e^x", IN, float, |x, _| x[0].exp(), |x, _| x[0].exp()),
+    map("Floor", "The largest integer not above x", X, float, |x, _| x[0].floor(), |x, _| x[0].floor()),
+    map("Log", "The natural logarithm of x", IN, float, |x, _| x[0].ln(), |x, _| x[0].log()),
+    map("Round", "The nearest integer, ties to even", X, float, |x, _| x[0].round_ties_even(), |x, _| x[0].round()),
+    map("Sin", "sin x", IN, float, |x, _| x[0].sin(), |x, _| x[0].sin()),
+    map("Sqrt", "The square root of x", X, float, |x, _| x[0].sqrt(), |x, _| x[0].sqrt()),
+    map("Tan", "tan x", IN, float, |x, _| x[0].tan(), |x, _| x[0].sin() / x[0].cos()),
+    map("Tanh", "tanh x", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh()),
+    // Activations
+    map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
+        |x, c| x[0].max(0.0) + (param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1()).min(0.0),
+        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0))).attrs(&["alpha"]),
+    map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr).attrs(&["min", "max"]),
+    map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
+        |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
+        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0)).attrs(&["alpha"]),
+    map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer, gelu,
+        gelu_expr).attrs(&["approximate"]),
+    map("HardSigmoid", "alpha x + beta within 0..1", X, float,
+        |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
+        |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5))).attrs(&["alpha", "beta"]),
+    map("HardSwish", "x times (x / 6 + 1/2 within 0..1)", X, float,
+        |x, _| x[0] * (x[0] / 6.0 + 0.5).clamp(0.0, 1.0),
+        |x, _| &x[0] * ramp(&x[0], 1.0 / 6.0, 0.5)),
+    map("LeakyRelu", "x, or alpha x where x < 0", X, float,
+        |x, c| if x[0] < 0.0 { param(c, "alpha", 0.01) * x[0] } else { x[0] },
+        |x, c| negative(&x[0]).select(&(&x[0] * param(c, "alpha", 0.01)), &x[0])).attrs(&["alpha"]),
+    map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish),
+    map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
+        |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
+        |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
+    map("Relu", "max(x, 0)", X, number, |x, _| x[0].max(0.0), |x, _| x[0].max(&x[0].like(0.0))),
+    map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
+        |x, c| {
+            let (alpha, gamma) = (param(c, "alpha", SELU_ALPHA), param(c, "gamma", SELU_GAMMA));
+            gamma * if x[0] > 0.0 { x[0] } else { alpha * x[0].exp_m1() }
+        },
+        |x, c| exponential(&x[0], param(c, "alpha", SELU_ALPHA), 1.0) * param(c, "gamma", SELU_GAMMA))
+        .attrs(&["alpha", "gamma"]),
+    map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0])),
+    map("Softplus", "ln(1 + e^x)", X, float,
+        |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
+        |x, _| x[0].max(&x[0].like(0.0)) + ((-x[0].abs()).exp() + 1.0).log()),
+    map("Softsign", "x / (1 + |x|)", IN, float, |x, _| x[0] / (1.0 + x[0].abs()), |x, _| &x[0] / (x[0].abs() + 1.0)),
+    map("Swish", "x / (1 + e^(-alpha x))", X, float,
+        |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0)))).attrs(&["alpha"]),
+    map("ThresholdedRelu", "x, or 0 where x <= alpha", X, float,
+        |x, c| if x[0] > param(c, "alpha", 1.0) { x[0] } else { 0.0 },
+        |x, c| x[0].like(param(c, "alpha", 1.0)).lt(&x[0]).select(&x[0], &x[0].like(0.0))).attrs(&["alpha"]),
+    // Comparison and logic
+    map("And", "a and b", AB, logical, |x, _| x[0] * x[1], |x, _| x[0].and(&x[1])),
+    map("Equal", "Whether a = b", AB, equality, |x, _| truth(x[0] == x[1]), |x, _| x[0].eq(&x[1])),
+    map("Greater", "Whether a > b", AB, comparison, |x, _| truth(x[0] > x[1]), |x, _| x[1].lt(&x[0])),
+    map("GreaterOrEqual", "Whether a >= b", AB, comparison, |x, _| truth(x[0] >= x[1]), |x, _| x[1].le(&x[0])),
+    map("Less", "Whether a < b", AB, comparison, |x, _| truth(x[0] < x[1]), |x, _| x[0].lt(&x[1])),
+    map("LessOrEqual", "Whether a <= b", AB, comparison, |x, _| truth(x[0] <= x[1]), |x, _| x[0].le(&x[1])),
+    map("Not", "Whether x is false", X, logical, |x, _| 1.0 - x[0], |x, _| x[0].not()),
+    map("Or", "a or b", AB, logical, |x, _| x[0].max(x[1]), |x, _| x[0].or(&x[1])),
+    map("Where", "x where the condition holds, else y", &[one("condition"), one("X"), one("Y")], where_infer,
+        |x, _| if x[0] != 0.0 { x[1] } else { x[2] },
+        |x, _| x[0].select(&x[1], &x[2])),
+    map("Xor", "Either a or b", AB, logical, |x, _| (x[0] - x[1]).abs(), |x, _| x[0].xor(&x[1])),
+    // Conversion
+    map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
+        |x, c| convert(x[0], target(c)),
+        |x, c| x[0].cast(target(c))).attrs(&["to", "saturate", "round_mode"]),
+    OpDef {
+        name: "CastLike",
+        doc: "x in the other input's type",
+        inputs: &[one("input"), one("target_type")],
+        attrs: &["saturate", "round_mode"],
+        infer: |c| output(c.dtype(1), c.shape(0).clone()),
+        eval: Eval::Tensor(|x, c| {
+            let x = x[0].ok_or("input 'input' has no value")?;
+            Ok(vec![x.iter().map(|&x| convert(x, c.dtype(1))).collect()])
+        }),
+        lower: Lower::Decompose(|b, c, x| {
+            Ok(vec![b.node("Cast", &x[..1], Attrs::new().with("to", c.dtype(1).onnx()))?])
+        }),
+        upgrade: None,
+    },
+];
+
+/// An elementwise row.
+const fn map(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    eval: fn(&[f64], &Call) -> f64,
+    lower: fn(&Args, &Call) -> Expr,
+) -> OpDef {
+    OpDef { name, doc, inputs, attrs: &[], infer, eval: Eval::Scalar(eval), lower: Lower::Map(lower), upgrade: None }
+}
+
+impl OpDef {
+    /// The row with these attributes.
+    const fn attrs(self, attrs: &'static [&'static str]) -> OpDef {
+        OpDef { attrs, ..self }
+    }
+}
+
+/// Operands of one type, which `allowed` admits; attributes are floats.
+fn same(call: &Call, expected: &str, allowed: fn(DType) -> bool) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, expected, allowed)?;
+    for name in call.op.attrs {
+        call.float(name, 0.0)?;
+    }
+    output(same_dtype(call)?, broadcast(call)?)
+}
+
+fn float(call: &Call) -> OpResult<Vec<Fact>> {
+    same(call, "a float type", DType::is_float)
+}
+
+fn number(call: &Call) -> OpResult<Vec<Fact>> {
+    same(call, "a float or integer type", |d| d != DType::Bool)
+}
+
+fn logical(call: &Call) -> OpResult<Vec<Fact>> {
+    same(call, "bool", |d| d == DType::Bool)
+}
+
+fn comparison(call: &Call) -> OpResult<Vec<Fact>> {
+    number(call)?;
+    output(DType::Bool, broadcast(call)?)
+}
+
+fn equality(call: &Call) -> OpResult<Vec<Fact>> {
+    same_dtype(call)?;
+    output(DType::Bool, broadcast(call)?)
+}
+
+/// A float attribute; `infer` has read every one of them.
+fn param(call: &Call, name: &str, default: f64) -> f64 {
+    call.float(name, default).expect("attributes are checked when facts are inferred")
+}
+
+fn truth(holds: bool) -> f64 {
+    f64::from(u8::from(holds))
+}
+
+fn fold(x: &[f64], f: fn(f64, f64) -> f64) -> f64 {
+    x.iter().copied().reduce(f).expect("a variadic input is given at least once")
+}
+
+fn join(x: &Args, f: fn(&Expr, &Expr) -> Expr) -> Expr {
+    x.iter().cloned().reduce(|a, b| f(&a, &b)).expect("a variadic input is given at least once")
+}
+
+fn negative(x: &Expr) -> Expr {
+    x.lt(&x.like(0.0))
+}
+
+/// `scale x + offset` within 0..1.
+fn ramp(x: &Expr, scale: f64, offset: f64) -> Expr {
+    (x * scale + offset).max(&x.like(0.0)).min(&x.like(1.0))
+}
+
+/// `x`, or `alpha (e^(scale x) - 1)` where `x < 0`.
+fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
+    let below = x.min(&x.like(0.0)) * scale;
+    x.max(&x.like(0.0)) + (below.exp() + -1.0) * alpha
+}
+
+const SELU_ALPHA: f64 = 1.67326319217681884765625;
+const SELU_GAMMA: f64 = 1.05070102214813232421875;
+
+/// `1 / (1 + e)` or `e / (1 + e)` with `e = e^-|x|`: nothing overflows, and small results are exact to the last digits.
+pub(super) fn sigmoid(x: &Expr) -> Expr {
+    let e = (-x.abs()).exp();
+    negative(x).select(&e, &e.like(1.0)) / (&e + 1.0)
+}
+
+/// With `e = e^-|x|`, `tanh(ln(1 + e^x))` is `n / (n + 2 e^2)` where `n = 1 + 2 e`, and for negative `x` it is
+/// `n / (n + 2)` where `n = e (e + 2)`.
+fn mish(args: &Args, _: &Call) -> Expr {
+    let x = &args[0];
+    let e = (-x.abs()).exp();
+    let n = negative(x).select(&(&e * (&e + 2.0)), &(&e * 2.0 + 1.0));
+    let rest = negative(x).select(&x.like(2.0), &(&e * &e * 2.0));
+    x * (&n / (&n + rest))
+}
+
+fn gelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    match call.str("approximate", "none")? {
+        "none" | "tanh" => output(expect_dtype(call, 0, "a float type", DType::is_float)?, call.shape(0).clone()),
+        other => Err(format!("attribute 'approximate': expected none or tanh, found {other}")),
+    }
+}
+
+fn gelu(x: &[f64], call: &Call) -> f64 {
+    let x = x[0];
+    let cdf = match call.str("approximate", "none") {
+        Ok("tanh") => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        _ => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
+    };
+    x * cdf
+}
+
+fn gelu_expr(args: &Args, call: &Call) -> Expr {
+    let x = &args[0];
+    let odd = match call.str("approximate", "none") {
+        Ok("tanh") => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
+        _ => (x * FRAC_1_SQRT_2).erf(),
+    };
+    x * 0.5 * (odd + 1.0)
+}
+
+fn div(x: &[f64], call: &Call) -> f64 {
+    match call.dtype(0).is_int() {
+        true if x[1] == 0.0 => 0.0,
+        true => (x[0] / x[1]).trunc(),
+        false => x[0] / x[1],
+    }
+}
+
+fn modulo(x: &[f64], call: &Call) -> f64 {
+    let quotient = x[0] / x[1];
+    match param(call, "fmod", 0.0) != 0.0 {
+        _ if call.dtype(0).is_int() && x[1] == 0.0 => 0.0,
+        true => x[0] - quotient.trunc() * x[1],
+        false => x[0] - quotient.floor() * x[1],
+    }
+}
+
+fn modulo_expr(x: &Args, call: &Call) -> Expr {
+    let (b, r) = (&x[1], x[0].rem(&x[1]));
+    if param(call, "fmod", 0.0) != 0.0 {
+        return r;
+    }
+    let other_side = negative(&r).xor(&negative(b));
+    r.eq(&r.like(0.0)).not().and(&other_side).select(&(&r + b), &r)
+}
+
+fn pow_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    let number = |d| d != DType::Bool;
+    expect_dtype(call, 1, "a float or integer type", number)?;
+    output(expect_dtype(call, 0, "a float or integer type", number)?, broadcast(call)?)
+}
+
+/// Powers that occur in models, as products and roots; any other as it stands.
+fn pow(args: &Args, _: &Call) -> Expr {
+    let (x, y) = (&args[0], &args[1]);
+    let float = x.dtype().is_float();
+    match y.as_lit() {
+        Some(1.0) => return x.clone(),
+        Some(2.0) => return x * x,
+        Some(3.0) => return x * x * x,
+        Some(0.5) if float => return x.sqrt(),
+        Some(-0.5) if float => return x.sqrt().recip(),
+        Some(-1.0) if float => return x.recip(),
+        _ => {}
+    }
+    let wide = if float || !y.dtype().is_float() { x.dtype() } else { y.dtype() };
+    x.cast(wide).pow(&y.cast(wide)).cast(x.dtype())
+}
+
+fn prelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    number(call)?;
+    keeps_shape(call)
+}
+
+/// The first input's fact, if the others broadcast to its shape.
+fn keeps_shape(call: &Call) -> OpResult<Vec<Fact>> {
+    let found = broadcast(call)?;
+    match found == *call.shape(0) {
+        true => Ok(vec![call.fact(0).clone()]),
+        false => Err(format!("expected shapes that broadcast to {}, found {found}", call.shape(0))),
+    }
+}
+
+fn clip_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    number(call)?;
+    keeps_shape(call)
+}
+
+fn clip(x: &[f64], call: &Call) -> f64 {
+    let bound = |slot: usize, name: &str, open: f64| match call.has(slot) {
+        true => x[slot],
+        false => param(call, name, open),
+    };
+    x[0].max(bound(1, "min", f64::NEG_INFINITY)).min(bound(2, "max", f64::INFINITY))
+}
+
+fn clip_expr(x: &Args, call: &Call) -> Expr {
+    let bound = |slot, name| {
+        let attribute = || call.attrs.get(name).map(|_| x[0].like(param(call, name, 0.0)));
+        x.get(slot).cloned().or_else(attribute)
+    };
+    let raised = bound(1, "min").map_or(x[0].clone(), |low| x[0].max(&low));
+    bound(2, "max").map_or(raised.clone(), |high| raised.min(&high))
+}
+
+fn where_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "bool", |d| d == DType::Bool)?;
+    let (x, y) = (call.dtype(1), call.dtype(2));
+    match x == y {
+        true => output(x, broadcast(call)?),
+        false => Err(format!("input 'Y': expected {x} as input 'X', found {y}")),
+    }
+}
+
+fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    let to = call.int("to", 0)?;
+    let dtype = DType::from_onnx(to).ok_or_else(|| {
+        let known: Vec<_> = DType::ALL.iter().map(|d| format!("{} ({d})", d.onnx())).collect();
+        format!("attribute 'to': expected one of {}, found {to}", known.join(", "))
+    })?;
+    output(dtype, call.shape(0).clone())
+}
+
+/// The type that a Cast converts to.
+fn target(call: &Call) -> DType {
+    let to = call.int("to", 0).ok().and_then(DType::from_onnx);
+    to.expect("attributes are checked when facts are inferred")
+}
+
+fn convert(x: f64, to: DType) -> f64 {
+    match to {
+        DType::Bool => truth(x != 0.0),
+        to if to.is_int() => x.trunc(),
+        _ => x,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::{self, *};
+    use crate::op::{Attrs, Call, Fact};
+    use crate::ops::find;
+    use crate::ops::tests::refused;
+
+    fn infer(op: &str, inputs: &[(DType, &[usize])], attrs: &Attrs) -> Result<String, String> {
+        let facts: Vec<_> = inputs.iter().map(|(dtype, shape)| Fact::new(*dtype, *shape)).collect();
+        let inputs: Vec<_> = facts.iter().map(Some).collect();
+        let call = Call { op: find(op).expect("a row"), attrs, inputs: &inputs };
+        call.infer().map(|facts| facts[0].to_string())
+    }
+
+    #[test]
+    fn facts_follow_the_operands_or_say_why_not() {
+        let none = Attrs::new();
+        assert_eq!(infer("Add", &[(F32, &[2, 1]), (F32, &[3])], &none).as_deref(), Ok("f32[2,3]"));
+        assert_eq!(infer("Less", &[(I64, &[]), (I64, &[0])], &none).as_deref(), Ok("bool[0]"));
+        assert_eq!(infer("Pow", &[(F32, &[4]), (I64, &[])], &none).as_deref(), Ok("f32[4]"));
+        assert_eq!(infer("Cast", &[(F32, &[4])], &Attrs::new().with("to", 7)).as_deref(), Ok("i64[4]"));
+        for (found, expected) in [
+            (refused("Add", &[(F32, &[2]), (F32, &[3])], &none), "expected shapes that broadcast, found [2] and [3]"),
+            (refused("Add", &[(F32, &[2]), (I64, &[2])], &none), "input 'B': expected f32 as input 'A', found i64"),
+            (
+                refused("Sum", &[(F32, &[]), (I32, &[])], &none),
+                "input 'data_0[1]': expected f32 as input 'data_0[0]', found i32",
+            ),
+            (refused("Exp", &[(I64, &[2])], &none), "input 'input': expected a float type, found i64"),
+            (
+                refused("Where", &[(F32, &[]), (F32, &[]), (F32, &[])], &none),
+                "input 'condition': expected bool, found f32",
+            ),
+            (refused("PRelu", &[(F32, &[1]), (F32, &[3])], &none), "expected shapes that broadcast to [1], found [3]"),
+            (
+                refused("Elu", &[(F32, &[1])], &Attrs::new().with("alpha", "one")),
+                "attribute 'alpha': expected a float, found string",
+            ),
+            (
+                refused("Gelu", &[(F32, &[1])], &Attrs::new().with("approximate", "erf")),
+                "attribute 'approximate': expected none or tanh, found erf",
+            ),
+        ] {
+            assert_eq!(found, expected);
+        }
+        assert!(refused("Cast", &[(F32, &[1])], &Attrs::new().with("to", 8)).ends_with("found 8"));
+    }
+}

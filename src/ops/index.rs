@@ -1,5 +1,593 @@
-//! Rows.
+//! Rows that make values from nothing but shapes, and rows that read where an index says.
 
-use crate::op::OpDef;
+use super::{expect_dtype, indices, input_name, output, position, required_ints};
+use crate::dtype::DType;
+use crate::expr::Expr;
+use crate::kernel::{PadMode, Template};
+use crate::op::{
+    Args, Attr, Attrs, Build, Call, Core, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, shaping,
+};
+use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
 
-pub(super) static OPS: &[OpDef] = &[];
+const DATA: &[Input] = &[one("data")];
+const GATHER: &[Input] = &[one("data"), one("indices")];
+const PAD: &[Input] = &[one("data"), shaping("pads"), shaping("constant_value"), shaping("axes")];
+const RANGE: &[Input] = &[shaping("start"), shaping("limit"), shaping("delta")];
+const CONSTANT: &[&str] = &["value", "value_float", "value_floats", "value_int", "value_ints"];
+
+#[rustfmt::skip] // A table: one row, one line, where it fits.
+pub(super) static OPS: &[OpDef] = &[
+    // Known before the run
+    row("Constant", "The value of its attribute", &[], CONSTANT,
+        |c| constant(c.attrs).map(|t| vec![Fact::new(t.dtype(), t.shape().clone())]),
+        |_, c| Ok(vec![constant(c.attrs)?.to_f64()]), Lower::Fold),
+    row("ConstantOfShape", "One value everywhere", &[shaping("input")], &["value"], constant_of_shape,
+        |_, c| Ok(vec![vec![filler(c)?.to_f64()[0]; constant_of_shape(c)?[0].shape.numel()]]), Lower::Fold),
+    row("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], &["dtype", "k"], eye_like,
+        |_, c| {
+            let k = c.int("k", 0)?;
+            Ok(vec![indices(c.shape(0)).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect()])
+        }, Lower::Fold),
+    row("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE, &["stash_type"], range,
+        |_, c| {
+            let [start, _, delta] = range_of(c)?.1;
+            Ok(vec![(0..range(c)?[0].shape[0]).map(|i| start + i as f64 * delta).collect()])
+        }, Lower::Fold),
+    row("Shape", "The extents of the input's axes `start` to `end`", DATA, &["start", "end"],
+        |c| output(DType::I64, [extents(c)?.len()]),
+        |_, c| Ok(vec![extents(c)?.iter().map(|&d| d as f64).collect()]), Lower::Fold),
+    row("Size", "The number of the input's elements", DATA, &[],
+        |_| output(DType::I64, Shape::default()),
+        |_, c| Ok(vec![vec![c.shape(0).numel() as f64]]), Lower::Fold),
+    // Read where an index says
+    row("Gather", "The slices along `axis` that the indices name", GATHER, &["axis"], gather,
+        |x, c| {
+            let (axis, rank) = (c.axis("axis", 0, c.shape(0))?, c.shape(1).len());
+            lookup(x, c, |i, indices| {
+                let named = indices(&i[axis..axis + rank], c.shape(0)[axis]);
+                [&i[..axis], &[named], &i[axis + rank..]].concat()
+            })
+        },
+        Lower::Template(|c, x| {
+            let (axis, shape) = (c.axis("axis", 0, c.shape(0))?, c.infer()?.remove(0).shape);
+            let (data, indices) = (&x[0], &x[1]);
+            let mut base = data.clone();
+            base.strides.splice(axis..=axis, indices.shape.iter().map(|_| 0));
+            let mut at = Access { strides: vec![0; shape.len()], ..indices.clone() };
+            at.strides[axis..axis + indices.strides.len()].copy_from_slice(&indices.strides);
+            Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
+        })),
+    row("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER, &["axis"],
+        gather_elements,
+        |x, c| {
+            let axis = c.axis("axis", 0, c.shape(0))?;
+            lookup(x, c, |i, indices| {
+                let mut source = i.to_vec();
+                source[axis] = indices(i, c.shape(0)[axis]);
+                source
+            })
+        },
+        Lower::Template(|c, x| {
+            let (axis, mut base) = (c.axis("axis", 0, c.shape(0))?, x[0].clone());
+            base.strides[axis] = 0;
+            Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
+        })),
+    row("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER, &["batch_dims"],
+        gather_nd,
+        |x, c| {
+            let (batch, tuple) = tuples(c)?;
+            let outer = c.shape(1).len() - 1;
+            lookup(x, c, |i, indices| {
+                let named = (0..tuple).map(|j| indices(&[&i[..outer], &[j]].concat(), c.shape(0)[batch + j]));
+                [&i[..batch], &named.collect::<Vec<_>>(), &i[outer..]].concat()
+            })
+        },
+        Lower::Template(|c, x| {
+            let ((batch, tuple), shape) = (tuples(c)?, c.infer()?.remove(0).shape);
+            let (data, outer) = (&x[0], x[1].shape.len() - 1);
+            let mut base = data.clone();
+            base.strides.splice(batch..batch + tuple, vec![0; outer - batch]);
+            let at = |j: usize| {
+                let mut strides = x[1].strides[..outer].to_vec();
+                strides.resize(shape.len(), 0);
+                let offset = x[1].offset + j as isize * x[1].strides[outer];
+                Access { strides, offset, shape: shape.clone() }
+            };
+            Ok(gather_core(data, batch..batch + tuple, shape.clone(), base, (0..tuple).map(at)))
+        })),
+    OpDef {
+        upgrade: Some(|_, _, attrs| {
+            // Before opset 11.
+            if let Some(value) = attrs.remove("value") {
+                attrs.set("constant_value", value);
+            }
+        }),
+        ..row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, &["mode"], pad, pad_eval,
+            Lower::Template(pad_core))
+    },
+    // Computed from the index
+    row("OneHot", "`values[1]` where an index is the position along the new `axis`, else `values[0]`",
+        &[one("indices"), shaping("depth"), one("values")], &["axis"], one_hot,
+        |x, c| {
+            let (axis, depth) = one_hot_axis(c)?;
+            let [at, values] = [x[0].ok_or("an input has no value")?, x[1].ok_or("an input has no value")?];
+            let hot = |mut i: Vec<usize>| {
+                let place = i.remove(axis) as f64;
+                let named = at[position(&i, c.shape(0))].trunc();
+                values[usize::from(place == named || place == named + depth as f64)]
+            };
+            Ok(vec![indices(&one_hot(c)?[0].shape).map(hot).collect()])
+        },
+        Lower::Decompose(one_hot_nodes)),
+    row("Trilu", "The part on and above the `k`-th diagonal, or on and below it where `upper` is 0",
+        &[one("input"), shaping("k")], &["upper"], trilu,
+        |x, c| {
+            let (k, upper) = (c.int("k", 0)?, c.int("upper", 1)? != 0);
+            let x = x[0].ok_or("input 'input' has no value")?.iter();
+            let keep = |i: &[usize]| if upper { diagonal(i) >= k } else { diagonal(i) <= k };
+            Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
+        },
+        Lower::Map(trilu_expr)),
+];
+
+type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
+
+const fn row(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    attrs: &'static [&'static str],
+    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    eval: Tensors,
+    lower: Lower,
+) -> OpDef {
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
+}
+
+/// The tensor that the attributes of a Constant hold, exactly.
+pub(crate) fn constant(attrs: &Attrs) -> OpResult<Tensor> {
+    let mut given = attrs.iter();
+    let (Some((name, attr)), None) = (given.next(), given.next()) else {
+        return Err(format!("expected one attribute of {}, found {}", CONSTANT.join(", "), attrs.iter().count()));
+    };
+    let vector = |dtype, values: &[f64]| Tensor::from_f64(dtype, [values.len()], values);
+    let ints = |values: &[i64], shape: Shape| Tensor::from_i64(shape, values).map_err(|e| e.to_string());
+    match (name, attr) {
+        ("value", Attr::Tensor(tensor)) => Ok(tensor.clone()),
+        ("value_float", Attr::Float(value)) => Ok(Tensor::from_f64(DType::F32, Shape::default(), &[*value])),
+        ("value_floats", Attr::Floats(values)) => Ok(vector(DType::F32, values)),
+        ("value_floats", Attr::Ints(values)) if values.is_empty() => Ok(vector(DType::F32, &[])),
+        ("value_int", Attr::Int(value)) => ints(&[*value], Shape::default()),
+        ("value_ints", Attr::Ints(values)) => ints(values, Shape::new([values.len()])),
+        ("value_ints", Attr::Floats(values)) if values.is_empty() => ints(&[], Shape::new([0])),
+        (name, attr) => Err(format!("attribute '{name}': unexpected {}", attr.kind())),
+    }
+}
+
+/// A list of integers as a shape.
+fn as_shape(dims: &[i64]) -> OpResult<Shape> {
+    let shape = dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Shape, _>>();
+    shape.map_err(|_| format!("expected extents of at least 0, found {dims:?}"))
+}
+
+/// The one-element tensor that fills a ConstantOfShape.
+fn filler(call: &Call) -> OpResult<Tensor> {
+    match call.attrs.get("value") {
+        None => Ok(Tensor::from_f64(DType::F32, Shape::default(), &[0.0])),
+        Some(Attr::Tensor(tensor)) if tensor.shape().checked_len() == Some(1) => Ok(tensor.clone()),
+        Some(Attr::Tensor(tensor)) => Err(format!("attribute 'value': expected one element, found {}", tensor.shape())),
+        Some(other) => Err(format!("attribute 'value': expected a tensor, found {}", other.kind())),
+    }
+}
+
+fn constant_of_shape(call: &Call) -> OpResult<Vec<Fact>> {
+    output(filler(call)?.dtype(), as_shape(required_ints(call, "input")?)?)
+}
+
+fn eye_like(call: &Call) -> OpResult<Vec<Fact>> {
+    call.int("k", 0)?;
+    let to = call.int("dtype", call.dtype(0).onnx())?;
+    let dtype = DType::from_onnx(to).ok_or_else(|| format!("attribute 'dtype': unknown element type {to}"))?;
+    match call.shape(0).len() {
+        2 => output(dtype, call.shape(0).clone()),
+        _ => Err(format!("input 'input': expected a matrix, found {}", call.shape(0))),
+    }
+}
+
+/// Which diagonal of the last two axes an index lies on.
+fn diagonal(index: &[usize]) -> i64 {
+    index[index.len() - 1] as i64 - index[index.len() - 2] as i64
+}
+
+/// The type of a Range and its start, limit and delta.
+fn range_of(call: &Call) -> OpResult<(DType, [f64; 3])> {
+    let bound = |name| {
+        let dtype = match call.attrs.get(name) {
+            None => return Err(format!("'{name}' is required and must be a constant")),
+            Some(Attr::Int(_) | Attr::Ints(_)) => DType::I64,
+            Some(Attr::Tensor(tensor)) => tensor.dtype(),
+            Some(_) => DType::F32,
+        };
+        Ok((dtype, call.float(name, 0.0)?))
+    };
+    let bounds = [bound("start")?, bound("limit")?, bound("delta")?];
+    match bounds.map(|(dtype, _)| dtype) {
+        [a, b, c] if a == b && b == c && a != DType::Bool => Ok((a, bounds.map(|(_, value)| value))),
+        [a, b, c] => Err(format!("expected start, limit and delta of one number type, found {a}, {b} and {c}")),
+    }
+}
+
+fn range(call: &Call) -> OpResult<Vec<Fact>> {
+    let (dtype, [start, limit, delta]) = range_of(call)?;
+    let count = ((limit - start) / delta).ceil().max(0.0);
+    match delta != 0.0 && count.is_finite() {
+        true => output(dtype, [count as usize]),
+        false => Err(format!("expected finite steps, found {delta} from {start} to {limit}")),
+    }
+}
+
+/// The extents that a Shape gives.
+fn extents<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
+    let shape = call.shape(0);
+    let rank = shape.len() as i64;
+    let clamp = |at: i64| if at < 0 { at.saturating_add(rank) } else { at }.clamp(0, rank) as usize;
+    let (start, end) = (clamp(call.int("start", 0)?), clamp(call.int("end", rank)?));
+    Ok(&shape[start.min(end)..end])
+}
+
+fn integer_indices(call: &Call) -> OpResult<()> {
+    expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32)).map(|_| ())
+}
+
+/// Refuses to look along axes without elements.
+fn inhabited(call: &Call, axes: std::ops::Range<usize>, out: Shape) -> OpResult<Vec<Fact>> {
+    match call.shape(0)[axes].contains(&0) && !out.contains(&0) {
+        true => Err(format!("input '{}': expected elements to gather, found {}", input_name(call, 0), call.shape(0))),
+        false => output(call.dtype(0), out),
+    }
+}
+
+fn gather(call: &Call) -> OpResult<Vec<Fact>> {
+    integer_indices(call)?;
+    let axis = call.axis("axis", 0, call.shape(0))?;
+    let mut out = call.shape(0).clone();
+    out.splice(axis..=axis, call.shape(1).iter().copied());
+    inhabited(call, axis..axis + 1, out)
+}
+
+fn gather_elements(call: &Call) -> OpResult<Vec<Fact>> {
+    integer_indices(call)?;
+    let (data, out) = (call.shape(0), call.shape(1));
+    let axis = call.axis("axis", 0, data)?;
+    if data.len() != out.len() || (0..data.len()).any(|k| k != axis && out[k] > data[k]) {
+        return Err(format!("input 'indices': expected extents within {data} but for axis {axis}, found {out}"));
+    }
+    inhabited(call, axis..axis + 1, out.clone())
+}
+
+/// The batch axes of a GatherND, and the length of its tuples.
+fn tuples(call: &Call) -> OpResult<(usize, usize)> {
+    let (data, at) = (call.shape(0), call.shape(1));
+    let refuse = || format!("expected indices of [batch.., n.., tuple] for data {data}, found {at}");
+    let batch = usize::try_from(call.int("batch_dims", 0)?).map_err(|_| refuse())?;
+    let tuple = *at.last().ok_or_else(refuse)?;
+    let fits = batch < at.len() && tuple >= 1 && batch.checked_add(tuple).is_some_and(|n| n <= data.len());
+    if fits && data[..batch] == at[..batch] { Ok((batch, tuple)) } else { Err(refuse()) }
+}
+
+fn gather_nd(call: &Call) -> OpResult<Vec<Fact>> {
+    integer_indices(call)?;
+    let ((batch, tuple), at) = (tuples(call)?, call.shape(1));
+    let out = [&at[..at.len() - 1], &call.shape(0)[batch + tuple..]].concat();
+    inhabited(call, batch..batch + tuple, out.into())
+}
+
+/// Fills the output from input 0: `source` gives the index to read for an index of the output, with a function that
+/// reads input 1 at an index and resolves what it finds along an axis of the given extent.
+fn lookup(
+    x: &[Option<&[f64]>],
+    call: &Call,
+    source: impl Fn(&[usize], &dyn Fn(&[usize], usize) -> usize) -> Vec<usize>,
+) -> OpResult<Vec<Vec<f64>>> {
+    let [data, at] = [x[0].ok_or("input 'data' has no value")?, x[1].ok_or("input 'indices' has no value")?];
+    let named = |index: &[usize], extent: usize| {
+        let i = at[position(index, call.shape(1))];
+        (if i < 0.0 { i + extent as f64 } else { i }).clamp(0.0, extent as f64 - 1.0) as usize
+    };
+    let shape = &call.infer()?[0].shape;
+    Ok(vec![indices(shape).map(|i| data[position(&source(&i, &named), call.shape(0))]).collect()])
+}
+
+/// A gather along `axes` of the data: `base` is where the other axes lead, `at` the indices, one per axis.
+fn gather_core(
+    data: &Access,
+    axes: std::ops::Range<usize>,
+    shape: Shape,
+    base: Access,
+    at: impl IntoIterator<Item = Access>,
+) -> Core {
+    let template =
+        Template::Gather { strides: data.strides[axes.clone()].to_vec(), extents: data.shape[axes].to_vec() };
+    let operand = |input: usize, access: Access| (input, Access { shape: shape.clone(), ..access });
+    let reads = [operand(0, base)].into_iter().chain(at.into_iter().map(|at| operand(1, at))).collect();
+    Core { template, reads, shape: shape.clone() }
+}
+
+/// Elements to add before and behind each axis.
+fn pads(call: &Call) -> OpResult<Vec<(i64, i64)>> {
+    let (shape, pads) = (call.shape(0), required_ints(call, "pads")?);
+    let all: Vec<_> = (0..shape.len() as i64).collect();
+    let axes = call.ints("axes")?.unwrap_or(&all);
+    if pads.len() != 2 * axes.len() {
+        return Err(format!("input 'pads': expected {} values, found {}", 2 * axes.len(), pads.len()));
+    }
+    let mut out: Vec<Option<(i64, i64)>> = vec![None; shape.len()];
+    for (&axis, (&before, &behind)) in axes.iter().zip(pads.iter().zip(&pads[axes.len()..])) {
+        let at = shape.axis(axis).ok_or_else(|| format!("input 'axes': axis {axis} is outside {shape}"))?;
+        if out[at].replace((before, behind)).is_some() {
+            return Err(format!("input 'axes': axis {axis} is given twice"));
+        }
+    }
+    Ok(out.into_iter().map(Option::unwrap_or_default).collect())
+}
+
+fn pad_mode(call: &Call) -> OpResult<PadMode> {
+    match call.str("mode", "constant")? {
+        "constant" => Ok(PadMode::Constant(call.float("constant_value", 0.0)?)),
+        "edge" => Ok(PadMode::Edge),
+        "reflect" => Ok(PadMode::Reflect),
+        "wrap" => Ok(PadMode::Wrap),
+        other => Err(format!("attribute 'mode': expected constant, edge, reflect or wrap, found {other}")),
+    }
+}
+
+/// What negative pads leave of each axis: where it starts, and its extent.
+fn cropped(call: &Call) -> OpResult<Vec<(usize, usize)>> {
+    let crop = |(&extent, (before, behind)): (&usize, (i64, i64))| {
+        let start = before.min(0).unsigned_abs();
+        let left = (extent as u64).checked_sub(start).and_then(|d| d.checked_sub(behind.min(0).unsigned_abs()));
+        let left =
+            left.ok_or_else(|| format!("input 'pads': cannot take {before} and {behind} from {extent} elements"))?;
+        Ok((start as usize, left as usize))
+    };
+    call.shape(0).iter().zip(pads(call)?).map(crop).collect()
+}
+
+fn pad(call: &Call) -> OpResult<Vec<Fact>> {
+    let mode = pad_mode(call)?;
+    let grow = |((_, left), (before, behind)): ((usize, usize), (i64, i64))| {
+        let more = before.max(0).checked_add(behind.max(0)).ok_or("the extents overflow")?;
+        match (left, more, mode) {
+            (0, 1.., PadMode::Edge | PadMode::Reflect | PadMode::Wrap) => {
+                Err(format!("input 'data': expected elements along each padded axis, found {}", call.shape(0)))
+            }
+            _ => Ok(left.checked_add(more as usize).ok_or("the extents overflow")?),
+        }
+    };
+    output(call.dtype(0), cropped(call)?.into_iter().zip(pads(call)?).map(grow).collect::<OpResult<Shape>>()?)
+}
+
+fn pad_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, mode) = (x[0].ok_or("input 'data' has no value")?, pad_mode(call)?);
+    let (crops, pads) = (cropped(call)?, pads(call)?);
+    // Along one axis: which element of the data stands at output index `i`, if one does.
+    let source = |k: usize, i: usize| {
+        let (start, left) = (crops[k].0, crops[k].1 as i64);
+        let mut at = i as i64 - pads[k].0.max(0);
+        match mode {
+            PadMode::Constant(_) if at < 0 || at >= left => return None,
+            PadMode::Constant(_) => {}
+            PadMode::Edge => at = at.clamp(0, left - 1),
+            PadMode::Wrap => at = at.rem_euclid(left),
+            PadMode::Reflect => {
+                let period = (2 * (left - 1)).max(1);
+                at = at.rem_euclid(period);
+                at = if at < left { at } else { period - at };
+            }
+        }
+        Some(start + at as usize)
+    };
+    let element = |index: Vec<usize>| {
+        let inside: Option<Vec<_>> = index.iter().enumerate().map(|(k, &i)| source(k, i)).collect();
+        match (inside, mode) {
+            (Some(inside), _) => x[position(&inside, call.shape(0))],
+            (None, PadMode::Constant(value)) => value,
+            (None, _) => unreachable!("every other mode finds an element"),
+        }
+    };
+    Ok(vec![indices(&pad(call)?[0].shape).map(element).collect()])
+}
+
+/// Negative pads are a slice of the data, so the template only adds.
+fn pad_core(call: &Call, x: &[Access]) -> OpResult<Core> {
+    let crops = cropped(call)?;
+    let data = crops.iter().enumerate().fold(x[0].clone(), |a, (k, &(start, left))| a.slice(k, start, 1, left));
+    let before = pads(call)?.iter().map(|&(before, _)| before.max(0) as isize).collect();
+    let shape = pad(call)?.remove(0).shape;
+    Ok(Core { template: Template::Pad { before, mode: pad_mode(call)? }, shape, reads: vec![(0, data)] })
+}
+
+/// The new axis of a OneHot, and its extent.
+fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
+    let rank = call.shape(0).len() as i64 + 1;
+    let (axis, depth) = (call.int("axis", -1)?, call.float("depth", -1.0)?);
+    let at = if axis < 0 { axis.saturating_add(rank) } else { axis };
+    if !(0..rank).contains(&at) {
+        return Err(format!("attribute 'axis': axis {axis} is outside rank {rank}"));
+    }
+    match depth >= 1.0 && depth <= f64::from(i32::MAX) {
+        true => Ok((at as usize, depth as usize)),
+        false => Err(format!("'depth' is required and must be a constant of at least 1, found {depth}")),
+    }
+}
+
+fn one_hot(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    let (axis, depth) = one_hot_axis(call)?;
+    if call.shape(1)[..] != [2] {
+        return Err(format!("input 'values': expected [2], found {}", call.shape(1)));
+    }
+    let mut shape = call.shape(0).clone();
+    shape.insert(axis, depth);
+    output(call.dtype(1), shape)
+}
+
+fn one_hot_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [at, values] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (axis, depth) = one_hot_axis(call)?;
+    let at = b.op("Cast", &[at], Attrs::new().with("to", DType::I64.onnx()))?;
+    let [zero, extent] = [0, depth].map(|n| b.scalar(n as f64, DType::I64));
+    let below = b.op("Less", &[at, zero], Attrs::new())?;
+    let raised = b.op("Add", &[at, extent], Attrs::new())?;
+    let at = b.op("Where", &[below, raised, at], Attrs::new())?;
+    let at = b.op("Unsqueeze", &[at], Attrs::new().with("axes", vec![axis as i64]))?;
+    let mut along = vec![1; call.shape(0).len() + 1 - axis];
+    along[0] = depth;
+    let places: Vec<_> = (0..depth).map(|i| i as f64).collect();
+    let places = b.constant(Tensor::from_f64(DType::I64, along, &places));
+    let hit = b.op("Equal", &[at, places], Attrs::new())?;
+    let mut value = |i: i64| {
+        let attrs = Attrs::new().with("starts", vec![i]).with("ends", vec![i + 1]);
+        b.op("Slice", &[values], attrs)
+    };
+    let [off, on] = [value(0)?, value(1)?];
+    Ok(vec![b.op("Where", &[hit, on, off], Attrs::new())?])
+}
+
+fn trilu(call: &Call) -> OpResult<Vec<Fact>> {
+    call.int("k", 0)?;
+    call.int("upper", 1)?;
+    match call.shape(0).len() {
+        0 | 1 => Err(format!("input 'input': expected at least 2 axes, found {}", call.shape(0))),
+        _ => Ok(vec![call.fact(0).clone()]),
+    }
+}
+
+fn trilu_expr(x: &Args, call: &Call) -> Expr {
+    let (k, upper) = (call.int("k", 0).unwrap_or(0), call.int("upper", 1).unwrap_or(1) != 0);
+    let shape = call.shape(0);
+    let axis = shape.len() - 2;
+    // Beyond the corners every diagonal is alike; and a literal holds few of the 64-bit integers.
+    let k = k.clamp(-(shape[axis] as i64), shape[axis + 1] as i64) as f64;
+    let (row, column) = (Expr::index(axis) + k, Expr::index(axis + 1));
+    let keep = if upper { row.le(&column) } else { column.le(&row) };
+    keep.select(&x[0], &x[0].like(0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::{Attr, Attrs};
+    use crate::ops::tests::{eval, refused};
+    use crate::ops::{find, index::constant};
+    use crate::shape::Shape;
+    use crate::tensor::Tensor;
+
+    const MATRIX: (crate::dtype::DType, &[usize], &[f64]) = (F32, &[3, 2], &[1.0, 1.2, 2.3, 3.4, 4.5, 5.7]);
+
+    fn ints(name: &str, values: &[i64]) -> Attrs {
+        Attrs::new().with(name, values.to_vec())
+    }
+
+    #[test]
+    fn pad_follows_the_specification() {
+        let pads = ints("pads", &[0, 2, 0, 0]);
+        let padded = |mode: &str, pads: Attrs| eval("Pad", &[MATRIX], &pads.with("mode", mode)).1;
+        assert_eq!(padded("constant", pads.clone())[..4], [0.0, 0.0, 1.0, 1.2]);
+        assert_eq!(padded("reflect", pads.clone())[..4], [1.0, 1.2, 1.0, 1.2]);
+        assert_eq!(padded("edge", pads.clone())[4..8], [2.3, 2.3, 2.3, 3.4]);
+        let wrapped = padded("wrap", ints("pads", &[2, 1, 1, 1]));
+        assert_eq!(wrapped[..8], [3.4, 2.3, 3.4, 2.3, 5.7, 4.5, 5.7, 4.5]);
+        assert_eq!(wrapped[20..], [1.2, 1.0, 1.2, 1.0]);
+        let cut = ints("pads", &[-1, 1]).with("axes", vec![0]).with("constant_value", 9.0);
+        assert_eq!(eval("Pad", &[MATRIX], &cut), ("f32[3,2]".into(), vec![2.3, 3.4, 4.5, 5.7, 9.0, 9.0]));
+        let x: &[_] = &[(F32, &[3][..], &[1.0, 2.0, 3.0][..])];
+        let far = ints("pads", &[5, 4]).with("mode", "reflect");
+        assert_eq!(eval("Pad", x, &far).1, [2.0, 1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 3.0]);
+        assert_eq!(
+            refused("Pad", &[(F32, &[3])], &ints("pads", &[-2, -2])),
+            "input 'pads': cannot take -2 and -2 from 3 elements"
+        );
+        assert_eq!(refused("Pad", &[(F32, &[3])], &ints("pads", &[1])), "input 'pads': expected 2 values, found 1");
+    }
+
+    #[test]
+    fn pad_before_opset_11_names_its_value_otherwise() {
+        let mut attrs = ints("pads", &[1, 0]).with("value", 2.5);
+        find("Pad").and_then(|op| op.upgrade).expect("an upgrade")(2, &mut Vec::new(), &mut attrs);
+        assert_eq!(eval("Pad", &[(F32, &[1], &[1.0])], &attrs).1, [2.5, 1.0]);
+    }
+
+    #[test]
+    fn gathers_follow_the_specification() {
+        let at = (I64, &[2, 2][..], &[0.0, 1.0, 1.0, 2.0][..]);
+        let gathered = eval("Gather", &[MATRIX, at], &Attrs::new());
+        assert_eq!(gathered, ("f32[2,2,2]".into(), vec![1.0, 1.2, 2.3, 3.4, 2.3, 3.4, 4.5, 5.7]));
+        let last = eval("Gather", &[MATRIX, (I64, &[1], &[-1.0])], &Attrs::new().with("axis", 1));
+        assert_eq!(last, ("f32[3,1]".into(), vec![1.2, 3.4, 5.7]));
+        let data = (F32, &[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]);
+        let at = (I64, &[2, 2][..], &[0.0, 0.0, 1.0, 0.0][..]);
+        assert_eq!(eval("GatherElements", &[data, at], &Attrs::new().with("axis", 1)).1, [1.0, 1.0, 4.0, 3.0]);
+        let corners = (I64, &[2, 2][..], &[0.0, 0.0, 1.0, 1.0][..]);
+        assert_eq!(eval("GatherND", &[data, corners], &Attrs::new()), ("f32[2]".into(), vec![1.0, 4.0]));
+        let cube = (F32, &[2, 2, 2][..], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0][..]);
+        let batched = eval("GatherND", &[cube, (I64, &[2, 1], &[1.0, 0.0])], &Attrs::new().with("batch_dims", 1));
+        assert_eq!(batched, ("f32[2,2]".into(), vec![2.0, 3.0, 4.0, 5.0]));
+        assert_eq!(
+            refused("Gather", &[(F32, &[2]), (F32, &[1])], &Attrs::new()),
+            "input 'indices': expected i64 or i32, found f32"
+        );
+        assert!(refused("GatherND", &[(F32, &[2]), (I64, &[1, 2])], &Attrs::new()).starts_with("expected indices of"));
+        assert!(refused("Gather", &[(F32, &[0]), (I64, &[1])], &Attrs::new()).ends_with("found [0]"));
+    }
+
+    #[test]
+    fn trilu_follows_the_specification() {
+        let x: &[_] = &[(I64, &[3, 3][..], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0][..])];
+        let part = |upper: i64, k: i64| eval("Trilu", x, &Attrs::new().with("upper", upper).with("k", k)).1;
+        assert_eq!(part(1, 0), [1.0, 2.0, 3.0, 0.0, 5.0, 6.0, 0.0, 0.0, 9.0]);
+        assert_eq!(part(0, -1), [0.0, 0.0, 0.0, 4.0, 0.0, 0.0, 7.0, 8.0, 0.0]);
+        assert_eq!((part(1, i64::MAX), part(0, i64::MAX).len()), (vec![0.0; 9], 9));
+    }
+
+    #[test]
+    fn shapes_and_ranges_follow_the_specification() {
+        let shape = |attrs| eval("Shape", &[(F32, &[2, 3, 0], &[])], &attrs);
+        assert_eq!(shape(Attrs::new()), ("i64[3]".into(), vec![2.0, 3.0, 0.0]));
+        assert_eq!(shape(Attrs::new().with("start", -2).with("end", 2)).1, [3.0]);
+        assert_eq!(shape(Attrs::new().with("start", i64::MIN).with("end", i64::MAX)).1.len(), 3);
+        assert_eq!(shape(Attrs::new().with("start", 2).with("end", 1)).0, "i64[0]");
+        assert_eq!(eval("Size", &[(F32, &[2, 3], &[0.0; 6])], &Attrs::new()), ("i64[]".into(), vec![6.0]));
+        let range = |a: Attr, b: Attr, c: Attr| {
+            eval("Range", &[], &Attrs::new().with("start", a).with("limit", b).with("delta", c))
+        };
+        assert_eq!(range(3.into(), 9.into(), 3.into()), ("i64[2]".into(), vec![3.0, 6.0]));
+        assert_eq!(range(10.0.into(), 4.0.into(), (-2.0).into()), ("f32[3]".into(), vec![10.0, 8.0, 6.0]));
+        let i32s = |v: f64| Attr::shaping(&Tensor::from_f64(I32, Shape::default(), &[v]));
+        assert_eq!(range(i32s(0.0), i32s(-1.0), i32s(1.0)), ("i32[0]".into(), vec![]));
+        let stuck = Attrs::new().with("start", 0).with("limit", 9).with("delta", 0);
+        assert_eq!(refused("Range", &[], &stuck), "expected finite steps, found 0 from 0 to 9");
+    }
+
+    #[test]
+    fn constants_are_exact() {
+        let exact = Attrs::new().with("value_ints", vec![i64::MAX, i64::MIN + 1]);
+        assert_eq!(constant(&exact).map(|t| t.to_i64()), Ok(Some(vec![i64::MAX, i64::MIN + 1])));
+        assert_eq!(eval("Constant", &[], &Attrs::new().with("value_float", 0.5)), ("f32[]".into(), vec![0.5]));
+        assert!(refused("Constant", &[], &Attrs::new()).starts_with("expected one attribute of value, "));
+        let filled = ints("input", &[2, 0]).with("value", Tensor::from_f64(Bool, [1], &[1.0]));
+        assert_eq!(eval("ConstantOfShape", &[], &filled), ("bool[2,0]".into(), vec![]));
+        assert_eq!(eval("ConstantOfShape", &[], &ints("input", &[])), ("f32[]".into(), vec![0.0]));
+    }
+
+    #[test]
+    fn one_hot_follows_the_specification() {
+        let values = (F32, &[2][..], &[1.0, 3.0][..]);
+        let x: &[_] = &[(I64, &[3][..], &[1.0, -9.0, -1.0][..]), values];
+        let hot = eval("OneHot", x, &Attrs::new().with("depth", 3));
+        assert_eq!(hot, ("f32[3,3]".into(), vec![1.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0]));
+        let eye = Attrs::new().with("k", 1).with("dtype", F32.onnx());
+        assert_eq!(eval("EyeLike", &[(I32, &[2, 3], &[0.0; 6])], &eye).1, [0.0, 1.0, 0.0, 0.0, 0.0, 1.0]);
+    }
+}

@@ -1,5 +1,191 @@
-//! Rows.
+//! Matrix products.
 
-use crate::op::OpDef;
+use super::{indices, output, same_float};
+use crate::kernel::Template;
+use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::{Access, Shape};
 
-pub(super) static OPS: &[OpDef] = &[];
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "MatMul",
+        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast",
+        inputs: &[one("A"), one("B")],
+        attrs: &[],
+        infer: infer_matmul,
+        eval: Eval::Tensor(eval_matmul),
+        lower: Lower::Template(lower_matmul),
+        upgrade: None,
+    },
+    OpDef {
+        name: "Gemm",
+        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
+        inputs: &[one("A"), one("B"), optional("C")],
+        attrs: &["alpha", "beta", "transA", "transB"],
+        infer: infer_gemm,
+        eval: Eval::Tensor(eval_gemm),
+        lower: Lower::Decompose(decompose_gemm),
+        upgrade: None,
+    },
+];
+
+/// The extents of a batched product `[batch.., m, k] x [batch.., k, n]`.
+struct Product {
+    batch: Shape,
+    m: usize,
+    k: usize,
+    n: usize,
+}
+
+impl Product {
+    /// With vectors promoted: on the left to one row, on the right to one column.
+    fn new(call: &Call) -> OpResult<Product> {
+        let (a, b) = (call.shape(0), call.shape(1));
+        let (batch_a, m, k) = match a[..] {
+            [] => return Err(format!("input 'A': expected a vector, a matrix or a batch of them, found {a}")),
+            [k] => (&[][..], 1, k),
+            [ref batch @ .., m, k] => (batch, m, k),
+        };
+        let (batch_b, rows, n) = match b[..] {
+            [] => return Err(format!("input 'B': expected a vector, a matrix or a batch of them, found {b}")),
+            [k] => (&[][..], k, 1),
+            [ref batch @ .., k, n] => (batch, k, n),
+        };
+        if k != rows {
+            return Err(format!("expected as many rows of B as columns of A, found {a} and {b}"));
+        }
+        let batch = Shape::broadcast([&Shape::new(batch_a), &Shape::new(batch_b)])
+            .ok_or_else(|| format!("expected leading axes that broadcast, found {a} and {b}"))?;
+        Ok(Product { batch, m, k, n })
+    }
+
+    /// The batch's axes and two more.
+    fn with(&self, rows: usize, columns: usize) -> Shape {
+        self.batch.iter().copied().chain([rows, columns]).collect()
+    }
+}
+
+fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = same_float(call)?;
+    let p = Product::new(call)?;
+    let mut shape = p.with(p.m, p.n);
+    if call.shape(1).len() == 1 {
+        shape.pop();
+    }
+    if call.shape(0).len() == 1 {
+        shape.remove(p.batch.len());
+    }
+    output(dtype, shape)
+}
+
+fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
+    let Product { batch, m, k, n } = Product::new(call)?;
+    // Which of an operand's matrices the batch's elements use.
+    let matrices = |operand: &Shape| {
+        let own = &operand[..operand.len().saturating_sub(2)];
+        Access::contiguous(Shape::new(own)).broadcast(&batch)
+    };
+    let (at_a, at_b) = (matrices(call.shape(0)), matrices(call.shape(1)));
+    let mut y = Vec::with_capacity(batch.numel() * m * n);
+    for index in indices(&batch) {
+        let a = &a[at_a.at(&index) as usize * m * k..][..m * k];
+        let b = &b[at_b.at(&index) as usize * k * n..][..k * n];
+        for i in 0..m {
+            for j in 0..n {
+                y.push((0..k).map(|l| a[i * k + l] * b[l * n + j]).sum());
+            }
+        }
+    }
+    Ok(vec![y])
+}
+
+fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<Core> {
+    let p = Product::new(call)?;
+    let matrix = |access: &Access, promoted: [usize; 2], shape: Shape| match access.shape.len() {
+        1 => access.reshape(&promoted.into()).expect("a unit axis needs no copy").broadcast(&shape),
+        _ => access.broadcast(&shape),
+    };
+    let a = matrix(&at[0], [1, p.k], p.with(p.m, p.k));
+    let b = matrix(&at[1], [p.k, 1], p.with(p.k, p.n));
+    Ok(Core { template: Template::MatMul, shape: p.with(p.m, p.n), reads: vec![(0, a), (1, b)] })
+}
+
+/// The extents m, k and n of a Gemm, and which matrices are transposed.
+fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
+    let flip = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
+    let matrix = |input: usize| match call.shape(input)[..] {
+        [rows, columns] => Ok(if flip[input] { (columns, rows) } else { (rows, columns) }),
+        _ => Err(format!("input '{}': expected a matrix, found {}", ["A", "B"][input], call.shape(input))),
+    };
+    let ((m, k), (rows, n)) = (matrix(0)?, matrix(1)?);
+    if k != rows {
+        let (a, b) = (call.shape(0), call.shape(1));
+        return Err(format!(
+            "expected as many rows of B' as columns of A', found {a} and {b} with transA={}, transB={}",
+            u8::from(flip[0]),
+            u8::from(flip[1])
+        ));
+    }
+    Ok(([m, k, n], flip))
+}
+
+fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = same_float(call)?;
+    let ([m, _, n], _) = gemm(call)?;
+    call.float("alpha", 1.0)?;
+    call.float("beta", 1.0)?;
+    let shape = Shape::new([m, n]);
+    if call.has(2) && Shape::broadcast([&shape, call.shape(2)]).as_ref() != Some(&shape) {
+        return Err(format!("input 'C': expected a shape that broadcasts to {shape}, found {}", call.shape(2)));
+    }
+    output(dtype, shape)
+}
+
+fn eval_gemm(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
+    let ([m, k, n], [flip_a, flip_b]) = gemm(call)?;
+    let (alpha, beta) = (call.float("alpha", 1.0)?, call.float("beta", 1.0)?);
+    let mut y = Vec::with_capacity(m * n);
+    for i in 0..m {
+        for j in 0..n {
+            let a = |l: usize| if flip_a { a[l * m + i] } else { a[i * k + l] };
+            let b = |l: usize| if flip_b { b[j * k + l] } else { b[l * n + j] };
+            let mut value = alpha * (0..k).map(|l| a(l) * b(l)).sum::<f64>();
+            if let Some(Some(c)) = inputs.get(2) {
+                let (rows, columns) = match call.shape(2)[..] {
+                    [] => (1, 1),
+                    [columns] => (1, columns),
+                    [.., rows, columns] => (rows, columns),
+                };
+                value += beta * c[(i % rows) * columns + j % columns];
+            }
+            y.push(value);
+        }
+    }
+    Ok(vec![y])
+}
+
+fn decompose_gemm(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = call.dtype(0);
+    let (_, flip) = gemm(call)?;
+    let mut matrices = [0, 1].map(|i| inputs[i].expect("required"));
+    for (matrix, flip) in matrices.iter_mut().zip(flip) {
+        if flip {
+            *matrix = b.op("Transpose", &[*matrix], Attrs::new().with("perm", vec![1i64, 0]))?;
+        }
+    }
+    let scaled = |b: &mut dyn Build, value, factor| {
+        if factor == 1.0 {
+            return Ok(value);
+        }
+        let factor = b.scalar(factor, dtype);
+        b.op("Mul", &[value, factor], Attrs::new())
+    };
+    let product = b.op("MatMul", &matrices, Attrs::new())?;
+    let mut y = scaled(b, product, call.float("alpha", 1.0)?)?;
+    if let Some(Some(c)) = inputs.get(2) {
+        let c = scaled(b, *c, call.float("beta", 1.0)?)?;
+        y = b.op("Add", &[y, c], Attrs::new())?;
+    }
+    Ok(vec![y])
+}

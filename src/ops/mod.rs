@@ -1,17 +1,21 @@
 //! The op table: one row per operator, by family.
 
-use crate::op::OpDef;
+use crate::dtype::DType;
+use crate::op::{Arity, Call, Fact, OpDef, OpResult};
+use crate::shape::{Shape, advance};
 
 mod elementwise;
 mod index;
 mod layout;
 mod linear;
-mod nn;
+mod norm;
 mod reduce;
+mod resize;
+mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 6] =
-    [elementwise::OPS, reduce::OPS, layout::OPS, index::OPS, linear::OPS, nn::OPS];
+pub static OPS: [&[OpDef]; 8] =
+    [elementwise::OPS, reduce::OPS, layout::OPS, index::OPS, linear::OPS, window::OPS, norm::OPS, resize::OPS];
 
 /// Every row, in order of the families.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {
@@ -21,4 +25,129 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
 /// The row of the operator called `name`.
 pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
+}
+
+/// The shape that the given inputs broadcast to.
+fn broadcast(call: &Call) -> OpResult<Shape> {
+    let shapes = || call.inputs.iter().flatten().map(|f| &f.shape);
+    Shape::broadcast(shapes()).ok_or_else(|| {
+        let shapes: Vec<_> = shapes().map(Shape::to_string).collect();
+        format!("expected shapes that broadcast, found {}", shapes.join(" and "))
+    })
+}
+
+/// The one element type of all given inputs.
+fn same_dtype(call: &Call) -> OpResult<DType> {
+    let mut given = call.inputs.iter().enumerate().filter_map(|(i, f)| Some((i, f.as_ref()?.dtype)));
+    let (first, dtype) = given.next().expect("a row with operands has at least one: arity is checked first");
+    match given.find(|&(_, d)| d != dtype) {
+        Some((i, other)) => {
+            let (first, name) = (input_name(call, first), input_name(call, i));
+            Err(format!("input '{name}': expected {dtype} as input '{first}', found {other}"))
+        }
+        None => Ok(dtype),
+    }
+}
+
+/// The name of a data input, counting repetitions of a variadic one.
+fn input_name(call: &Call, input: usize) -> String {
+    let data: Vec<_> = call.op.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+    match data.last() {
+        Some(last) if input + 1 >= data.len() && last.arity == Arity::Variadic => {
+            format!("{}[{}]", last.name, input + 1 - data.len())
+        }
+        _ => data[input].name.to_owned(),
+    }
+}
+
+/// Refuses an input whose type is not among the `expected` ones.
+fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) -> bool) -> OpResult<DType> {
+    let dtype = call.dtype(input);
+    match allowed(dtype) {
+        true => Ok(dtype),
+        false => Err(format!("input '{}': expected {expected}, found {dtype}", input_name(call, input))),
+    }
+}
+
+/// The one floating-point type of all given inputs.
+fn same_float(call: &Call) -> OpResult<DType> {
+    let dtype = same_dtype(call)?;
+    expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
+}
+
+/// One output of this type and shape.
+fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
+    Ok(vec![Fact::new(dtype, shape)])
+}
+
+/// A constant list of integers that the row cannot do without.
+fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<&'a [i64]> {
+    call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
+}
+
+/// Every index of a shape, in row-major order.
+fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
+    let (shape, mut next) = (shape.clone(), vec![0; shape.len()]);
+    (0..shape.numel()).map(move |_| {
+        let index = next.clone();
+        advance(&mut next, &shape);
+        index
+    })
+}
+
+/// The row-major position of an index.
+fn position(index: &[usize], shape: &Shape) -> usize {
+    index.iter().zip(shape.iter()).fold(0, |at, (&i, &d)| at * d + i)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::op::{Attrs, Eval};
+    use std::collections::HashSet;
+
+    /// An input by type, shape and values.
+    pub type Input<'a> = (DType, &'a [usize], &'a [f64]);
+
+    /// What the row of a name infers and computes: each output's fact, as text, and its values.
+    pub fn outputs(op: &str, inputs: &[Input], attrs: &Attrs) -> Vec<(String, Vec<f64>)> {
+        let facts: Vec<_> = inputs.iter().map(|(dtype, shape, _)| Fact::new(*dtype, *shape)).collect();
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        let values: Vec<_> = inputs.iter().map(|(_, _, values)| Some(*values)).collect();
+        let call = Call { op: find(op).expect("a row"), attrs, inputs: &facts };
+        let Eval::Tensor(f) = call.op.eval else { panic!("{op} is evaluated by element") };
+        let inferred = call.infer().expect("facts");
+        inferred.iter().map(Fact::to_string).zip(f(&values, &call).expect("values")).collect()
+    }
+
+    /// The first of [`outputs`].
+    pub fn eval(op: &str, inputs: &[Input], attrs: &Attrs) -> (String, Vec<f64>) {
+        outputs(op, inputs, attrs).swap_remove(0)
+    }
+
+    /// Why a row infers nothing.
+    pub fn refused(op: &str, inputs: &[(DType, &[usize])], attrs: &Attrs) -> String {
+        let facts: Vec<_> = inputs.iter().map(|(dtype, shape)| Fact::new(*dtype, *shape)).collect();
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        Call { op: find(op).expect("a row"), attrs, inputs: &facts }.infer().expect_err("refused")
+    }
+
+    #[test]
+    fn rows_are_named_once_and_documented() {
+        let mut names = HashSet::new();
+        for op in all() {
+            assert!(names.insert(op.name), "{} stands twice", op.name);
+            assert!(!op.doc.is_empty(), "{} is not documented", op.name);
+            let inputs: HashSet<_> = op.inputs.iter().map(|i| i.name).collect();
+            assert_eq!(inputs.len(), op.inputs.len(), "{} has an input twice", op.name);
+        }
+    }
+
+    #[test]
+    fn indices_are_row_major() {
+        let shape = Shape::new([2, 3]);
+        let found: Vec<_> = indices(&shape).map(|i| position(&i, &shape)).collect();
+        assert_eq!(found, (0..6).collect::<Vec<_>>());
+        assert_eq!((indices(&Shape::default()).count(), indices(&Shape::new([2, 0])).count()), (1, 0));
+    }
 }

@@ -8,13 +8,21 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::graph::{Constant, Graph};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::Target;
+use live::Live;
+use lower::{Draft, Options, lower};
+use place::{Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
+use std::sync::Arc;
 
 pub mod check;
+pub mod live;
+pub mod lower;
+pub mod order;
 pub mod place;
 
 /// The version of the plan's file format.
@@ -220,4 +228,228 @@ impl Plan {
         check::check(&plan).map_err(|e| e.in_file(path))?;
         Ok(plan)
     }
+}
+
+/// What a plan must keep to.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The most bytes the plan may take, all segments together.
+    pub memory: Option<u64>,
+}
+
+/// Plans a graph whose passes have run: exact bytes, before any device is touched.
+///
+/// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals.
+///
+/// # Errors
+/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
+/// lacks its type.
+pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+    Ok(compile(graph, target, limits)?.0)
+}
+
+/// As [`plan`], with the data of the plan's constants: one entry per entry of [`Plan::constants`].
+///
+/// # Errors
+/// As [`plan`].
+pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    let mut best: Option<(Draft, Layout)> = None;
+    for join in [true, false] {
+        let draft = lower(graph, target, Options { join })?;
+        check_sizes(&draft, target)?;
+        let mut smallest: Option<Layout> = None;
+        for (name, order) in order::orders(&draft) {
+            let bar = [smallest.as_ref(), best.as_ref().map(|(_, l)| l)].into_iter().flatten().map(|l| l.peak).min();
+            if let Some(layout) = layout(&draft, target, name, order, bar)? {
+                smallest = Some(layout);
+            }
+        }
+        let joined = draft.concatenates;
+        if let Some(layout) = smallest {
+            best = Some((draft, layout));
+        }
+        if !joined {
+            break;
+        }
+    }
+    let (draft, layout) = best.expect("the first order is always placed");
+    let (plan, constants) = assemble(graph, target, draft, layout);
+    check::check(&plan)?;
+    match limits.memory {
+        Some(limit) if plan.bytes() > limit => {
+            let what = format!("the plan of '{}'", plan.name);
+            Err(Error::Fit { what, needed: plan.bytes(), limit })
+        }
+        _ => Ok((plan, constants)),
+    }
+}
+
+/// An order and the offsets it leads to.
+struct Layout {
+    order: Vec<usize>,
+    live: Live,
+    /// Per range: segment of the arena, offset in it.
+    offsets: Vec<(usize, u64)>,
+    /// Bytes of each segment of the arena.
+    segments: Vec<u64>,
+    bound: u64,
+    peak: u64,
+}
+
+fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let largest = target.max_binding.min(target.max_segment);
+    match draft.buffers.iter().find(|b| b.bytes > largest) {
+        Some(b) => Err(Error::Usage(format!(
+            "tensor '{}' ({}{}) takes {} bytes; target '{}' binds at most {largest}",
+            b.name, b.dtype, b.shape, b.bytes, target.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Places an order, unless its bound says that it cannot come below `bar`.
+fn layout(draft: &Draft, target: &Target, name: &str, order: Vec<usize>, bar: Option<u64>) -> Result<Option<Layout>> {
+    let live = live::live(draft, &order);
+    let items = live.ranges.iter().map(|r| Item {
+        lower: r.lower as u64,
+        upper: r.upper as u64,
+        size: r.bytes,
+        align: target.alignment,
+    });
+    let problem = Problem::new(items.collect(), target.alignment)?;
+    let bound = problem.lower_bound();
+    if bar.is_some_and(|bar| bound >= bar) {
+        return Ok(None);
+    }
+    let mut offsets = vec![(0, 0); live.ranges.len()];
+    let mut segments = Vec::new();
+    let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
+    while !rest.is_empty() {
+        // What reaches beyond the largest segment goes to the next one.
+        let items = rest.iter().map(|&r| problem.items()[r]).collect();
+        let solution = place::place(&Problem::new(items, target.alignment)?);
+        let mut bytes = 0;
+        let mut beyond = Vec::new();
+        for (&range, &offset) in rest.iter().zip(&solution.offsets) {
+            let end = offset + live.ranges[range].bytes;
+            if end > target.max_segment {
+                beyond.push(range);
+            } else {
+                offsets[range] = (segments.len(), offset);
+                bytes = bytes.max(end.next_multiple_of(target.alignment));
+            }
+        }
+        segments.push(bytes.min(target.max_segment));
+        rest = beyond;
+    }
+    let peak = segments.iter().sum();
+    tracing::debug!(order = name, bound, peak, "placed");
+    let better = bar.is_none_or(|bar| peak < bar);
+    Ok(better.then_some(Layout { order, live, offsets, segments, bound, peak }))
+}
+
+/// Lays buffers one after another into segments of one class.
+struct Stack<'a> {
+    target: &'a Target,
+    class: Class,
+    open: Option<usize>,
+}
+
+impl Stack<'_> {
+    fn push(&mut self, segments: &mut Vec<Segment>, bytes: u64) -> (usize, u64) {
+        if let Some(open) = self.open {
+            let offset = segments[open].bytes.next_multiple_of(self.target.alignment);
+            if offset + bytes <= self.target.max_segment {
+                segments[open].bytes = offset + bytes;
+                return (open, offset);
+            }
+        }
+        segments.push(Segment { class: self.class, bytes });
+        self.open = Some(segments.len() - 1);
+        (segments.len() - 1, 0)
+    }
+}
+
+fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Plan, Vec<Arc<Constant>>) {
+    let mut used = vec![false; draft.buffers.len()];
+    for step in &draft.steps {
+        step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
+    }
+    let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
+    ports.for_each(|b| used[b] = true);
+
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut buffers = Vec::new();
+    let arena = layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, bytes });
+    segments.extend(arena.filter(|s| s.bytes > 0));
+    let stack = |class| Stack { target, class, open: None };
+    let mut stacks = Class::ALL.map(stack);
+    for (b, buffer) in draft.buffers.into_iter().enumerate() {
+        if !used[b] {
+            continue;
+        }
+        let (segment, offset) = match layout.live.range[b] {
+            Some(range) => layout.offsets[range],
+            None => {
+                let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
+                stack.push(&mut segments, buffer.bytes)
+            }
+        };
+        number[b] = buffers.len();
+        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer;
+        buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
+    }
+    let port = |name: &str, value, buffer: usize| {
+        let fact = graph.fact(value);
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
+    };
+    let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
+    let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+    let kept = || draft.constants.iter().filter(|c| used[c.buffer]);
+    let data = kept().map(|c| c.constant.clone()).collect();
+    let constants = kept().map(|c| ConstantPort {
+        name: c.constant.name.clone(),
+        dtype: c.constant.fact.dtype,
+        buffer: number[c.buffer],
+        packed: c.packed,
+    });
+    let constants: Vec<_> = constants.collect();
+    let steps = layout.order.iter().map(|&s| {
+        let step = &draft.steps[s];
+        let renumber = |list: &[usize]| list.iter().map(|&b| number[b]).collect();
+        Step {
+            name: step.name.clone(),
+            kernel: step.kernel,
+            reads: renumber(&step.reads),
+            writes: renumber(&step.writes),
+        }
+    });
+    let mut plan = Plan {
+        version: VERSION,
+        name: graph.name.clone(),
+        target: target.clone(),
+        summary: Summary::default(),
+        steps: steps.collect(),
+        segments,
+        buffers,
+        constants,
+        state: Vec::new(),
+        inputs,
+        outputs,
+        kernels: draft.kernels,
+    };
+    let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
+    plan.summary = Summary {
+        planned_bytes: plan.bytes(),
+        arena_bytes: plan.class_bytes(Class::Activation),
+        lower_bound: layout.bound,
+        constant_bytes: plan.class_bytes(Class::Constant),
+        state_bytes: plan.class_bytes(Class::State),
+        input_bytes: plan.class_bytes(Class::Input),
+        output_bytes: plan.class_bytes(Class::Output),
+        unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
+        steps: plan.steps.len(),
+    };
+    (plan, data)
 }

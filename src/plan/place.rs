@@ -387,7 +387,7 @@ impl Skyline {
         self.set(part.end..stretch.end, old);
     }
 
-    /// Makes a stretch, joined with neighbours of the same height. What is left of it must be in order.
+    /// Makes a stretch, joined with neighbours of the same height. The sections before it must belong to stretches already.
     fn set(&mut self, stretch: Range<usize>, floor: u64) {
         if stretch.is_empty() {
             return;
@@ -657,6 +657,20 @@ mod tests {
             judge(&problem, &solution);
             assert_eq!(solution.peak, optimum, "{items:?}");
         }
+    }
+
+    #[test]
+    fn an_order_is_packed_from_the_bottom() {
+        // 1, 3 and 4 pile up between 0 and 2, and 5 bridges the hole above them.
+        let items = [(0, 2, 4, 1), (2, 4, 1, 1), (4, 6, 4, 1), (2, 4, 1, 1), (2, 3, 1, 1), (1, 5, 3, 1)];
+        let problem = problem(&items, 1);
+        let time = Timeline::new(&problem);
+        let mut packer = Packer::new(&problem, &time);
+        let order = [0, 1, 2, 3, 4, 5];
+        assert_eq!(packer.pack(&order, 7).unwrap().offsets, [0, 0, 0, 1, 2, 4]);
+        assert_eq!(packer.pack(&order, 6), None);
+        // With 4 first, the stretch beside it is lifted to carry 3 and 1.
+        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7).unwrap().offsets, [0, 2, 0, 1, 0, 4]);
     }
 
     #[test]

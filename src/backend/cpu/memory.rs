@@ -1,6 +1,6 @@
 //! Segments: from the system's allocator, or carved from a region that the host program lends.
 
-use super::{SegmentId, Slice, refuse};
+use super::{SegmentId, Slice, Usage, refuse};
 use crate::error::{Error, Result};
 use std::alloc::Layout;
 use std::any::Any;
@@ -70,12 +70,8 @@ impl Memory {
         Memory { segments: Vec::new(), arena: Some(arena), allocations: 0 }
     }
 
-    pub fn bytes(&self) -> u64 {
-        self.segments.iter().flatten().map(|s| s.bytes).sum()
-    }
-
-    pub fn allocations(&self) -> u64 {
-        self.allocations
+    pub fn usage(&self) -> Usage {
+        Usage { bytes: self.segments.iter().flatten().map(|s| s.bytes).sum(), allocations: self.allocations }
     }
 
     pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
@@ -174,7 +170,7 @@ mod tests {
         let a = memory.alloc(300).expect("fits");
         let b = memory.alloc(256).expect("fits");
         assert!(matches!(memory.alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
-        assert_eq!((memory.bytes(), memory.allocations()), (556, 2));
+        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2 });
         let slice = |segment, offset, bytes| Slice { segment, offset, bytes };
         let at = memory.resolve(slice(b, 0, 256)).expect("inside");
         assert!(memory.resolve(slice(a, 256, 45)).is_err() && memory.resolve(slice(a, u64::MAX, 2)).is_err());

@@ -1,0 +1,758 @@
+//! The allocators of eager frameworks, by their published rules, over any source of segments.
+//!
+//! An allocator owns no memory. It asks a [`Driver`] for segments and hands out [`Block`]s of them, so the same rules run on a
+//! device and in simulation. Blocks of one segment tile it; freeing a block joins it with its free neighbours.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::error::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// Where segments come from.
+pub trait Driver {
+    /// A new segment, or `None` if the device has no room for it. Every id is larger than those before it: ids stand for addresses.
+    fn malloc(&mut self, bytes: u64) -> Option<u64>;
+    /// Takes a segment back.
+    fn free(&mut self, segment: u64);
+    /// Bytes that it hands out at most, as far as it knows.
+    fn limit(&self) -> u64;
+}
+
+/// A driver without a device: it counts bytes up to its limit.
+#[derive(Debug, Default)]
+pub struct Simulated {
+    limit: u64,
+    used: u64,
+    next: u64,
+    segments: BTreeMap<u64, u64>,
+}
+
+impl Simulated {
+    /// A device of so many bytes.
+    pub fn new(limit: u64) -> Simulated {
+        Simulated { limit, ..Simulated::default() }
+    }
+}
+
+impl Driver for Simulated {
+    fn malloc(&mut self, bytes: u64) -> Option<u64> {
+        self.used = self.used.checked_add(bytes).filter(|&used| used <= self.limit)?;
+        self.next += 1;
+        self.segments.insert(self.next, bytes);
+        Some(self.next)
+    }
+
+    fn free(&mut self, segment: u64) {
+        self.used -= self.segments.remove(&segment).expect("a segment is freed once");
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit
+    }
+}
+
+/// A part of a segment that is in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Block {
+    /// The driver's id of the segment.
+    pub segment: u64,
+    /// Where it begins in the segment, in bytes.
+    pub offset: u64,
+    /// Its bytes, no fewer than were asked for.
+    pub bytes: u64,
+}
+
+/// What an allocator has done so far, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sum of the blocks in use, rounding included.
+    pub live: u64,
+    /// The most that `live` has been.
+    pub peak_live: u64,
+    /// Sum of the segments held.
+    pub reserved: u64,
+    /// The most that `reserved` has been.
+    pub peak_reserved: u64,
+    /// Calls of the driver, refused ones included.
+    pub driver_calls: u64,
+    /// The largest block that could be had without the driver.
+    pub largest_free: u64,
+}
+
+impl Stats {
+    /// The share of the reserved bytes' peak that the live bytes' peak leaves unused: 0 is perfect.
+    pub fn fragmentation(&self) -> f64 {
+        if self.peak_reserved == 0 { 0.0 } else { 1.0 - self.peak_live as f64 / self.peak_reserved as f64 }
+    }
+
+    fn malloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Option<u64> {
+        self.driver_calls += 1;
+        let segment = driver.malloc(bytes)?;
+        self.reserved += bytes;
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
+        Some(segment)
+    }
+
+    fn free(&mut self, driver: &mut dyn Driver, segment: u64, bytes: u64) {
+        self.driver_calls += 1;
+        driver.free(segment);
+        self.reserved -= bytes;
+    }
+
+    fn lives(&mut self, block: Block) -> Block {
+        self.live += block.bytes;
+        self.peak_live = self.peak_live.max(self.live);
+        block
+    }
+
+    /// The error for a request that would have needed one more segment of `more` bytes.
+    fn exhausted(&self, name: &str, request: u64, more: u64, limit: u64) -> Error {
+        let (live, reserved) = (self.live, self.reserved);
+        Error::Fit {
+            what: format!("{name} allocator: request of {request} bytes with {live} live and {reserved} reserved"),
+            needed: reserved.saturating_add(more),
+            limit,
+        }
+    }
+}
+
+/// A way to get blocks out of segments.
+pub trait Allocator {
+    /// A block of at least so many bytes.
+    ///
+    /// # Errors
+    /// [`Error::Fit`] with the request, the bytes live and reserved, and the limit, when all else has failed.
+    fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block>;
+
+    /// Takes back a block that [`alloc`](Allocator::alloc) gave. Panics if it is not in use.
+    fn free(&mut self, driver: &mut dyn Driver, block: Block);
+
+    /// Gives every segment without a live block back to the driver.
+    fn release(&mut self, driver: &mut dyn Driver);
+
+    /// Figures up to now.
+    fn stats(&self) -> Stats;
+}
+
+/// The allocators there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One segment per block: [`Direct`].
+    Direct,
+    /// PyTorch's rules: [`Caching`].
+    Caching,
+    /// TensorFlow's rules, growing and collecting: [`Bfc`].
+    Bfc,
+}
+
+impl Kind {
+    /// All of them, in the order of tables.
+    pub const ALL: [Kind; 3] = [Kind::Direct, Kind::Caching, Kind::Bfc];
+
+    /// The name in tables and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Direct => "direct",
+            Kind::Caching => "caching",
+            Kind::Bfc => "bfc",
+        }
+    }
+
+    /// A new allocator for a device of `limit` bytes.
+    pub fn build(self, limit: u64) -> Box<dyn Allocator> {
+        match self {
+            Kind::Direct => Box::new(Direct::default()),
+            Kind::Caching => Box::new(Caching::default()),
+            Kind::Bfc => Box::new(Bfc::new(limit, true, true)),
+        }
+    }
+}
+
+/// The driver's own allocator: a segment per block, in steps of the 256 bytes to which drivers align.
+#[derive(Debug, Default)]
+pub struct Direct {
+    stats: Stats,
+}
+
+impl Allocator for Direct {
+    fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block> {
+        let rounded = round(bytes, 256);
+        match self.stats.malloc(driver, rounded) {
+            Some(segment) => Ok(self.stats.lives(Block { segment, offset: 0, bytes: rounded })),
+            None => Err(self.stats.exhausted("direct", bytes, rounded, driver.limit())),
+        }
+    }
+
+    fn free(&mut self, driver: &mut dyn Driver, block: Block) {
+        self.stats.live -= block.bytes;
+        self.stats.free(driver, block.segment, block.bytes);
+    }
+
+    fn release(&mut self, _: &mut dyn Driver) {}
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+}
+
+/// PyTorch's CUDACachingAllocator with its default settings and one stream: best fit in two pools, whose segments go back to the
+/// driver only when it refuses another.
+#[derive(Debug, Default)]
+pub struct Caching {
+    small: Pool,
+    large: Pool,
+    stats: Stats,
+}
+
+impl Caching {
+    /// Bytes of the segment that a block of so many bytes is cut from.
+    fn segment_bytes(bytes: u64) -> u64 {
+        if bytes <= MIB {
+            2 * MIB
+        } else if bytes < 10 * MIB {
+            20 * MIB
+        } else {
+            round(bytes, 2 * MIB)
+        }
+    }
+}
+
+impl Allocator for Caching {
+    fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block> {
+        let rounded = round(bytes, 512);
+        let small = rounded <= MIB;
+        let split = |chunk: u64| if small { chunk - rounded >= 512 } else { chunk - rounded > MIB };
+        let pool = if small { &mut self.small } else { &mut self.large };
+        if let Some(block) = pool.take(rounded, split) {
+            return Ok(self.stats.lives(block));
+        }
+        let more = Caching::segment_bytes(rounded);
+        let mut segment = self.stats.malloc(driver, more);
+        if segment.is_none() {
+            self.release(driver);
+            segment = self.stats.malloc(driver, more);
+        }
+        let Some(segment) = segment else {
+            return Err(self.stats.exhausted("caching", bytes, more, driver.limit()));
+        };
+        let pool = if small { &mut self.small } else { &mut self.large };
+        pool.add(segment, more);
+        let block = pool.take(rounded, split).expect("a new segment has room for the request");
+        Ok(self.stats.lives(block))
+    }
+
+    fn free(&mut self, _: &mut dyn Driver, block: Block) {
+        self.stats.live -= block.bytes;
+        let small = self.small.segments.contains_key(&block.segment);
+        if small { &mut self.small } else { &mut self.large }.give(block);
+    }
+
+    fn release(&mut self, driver: &mut dyn Driver) {
+        self.small.release(driver, &mut self.stats);
+        self.large.release(driver, &mut self.stats);
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { largest_free: self.small.largest_free().max(self.large.largest_free()), ..self.stats }
+    }
+}
+
+/// TensorFlow's BFC allocator ("best fit with coalescing").
+///
+/// Its 21 bins hold the free chunks of at least 256 << b bytes, each bin by size and address, and are searched upwards: together
+/// they are the one ordered set that [`Pool`] keeps.
+#[derive(Debug)]
+pub struct Bfc {
+    pool: Pool,
+    stats: Stats,
+    limit: u64,
+    /// Bytes of the next region.
+    region: u64,
+    collect: bool,
+}
+
+impl Bfc {
+    /// An allocator that takes up to `limit` bytes. With `growth` in regions that double from 2 MiB, else in one region of the
+    /// whole limit. With `collect`, regions without a live block go back to the driver before a request fails.
+    pub fn new(limit: u64, growth: bool, collect: bool) -> Bfc {
+        let region = if growth { limit.min(2 * MIB) } else { limit };
+        Bfc { pool: Pool::default(), stats: Stats::default(), limit, region: round(region, 256), collect }
+    }
+
+    fn take(&mut self, bytes: u64) -> Option<Block> {
+        let block = self.pool.take(bytes, |chunk| chunk / 2 >= bytes || chunk - bytes >= 128 * MIB)?;
+        Some(self.stats.lives(block))
+    }
+
+    /// Adds a region with room for so many bytes, or says how many more it would have had to get.
+    fn extend(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<(), u64> {
+        let available = (self.limit - self.stats.reserved) / 256 * 256;
+        if bytes > available {
+            return Err(bytes);
+        }
+        let grown = bytes > self.region;
+        while bytes > self.region {
+            self.region = self.region.saturating_mul(2);
+        }
+        let mut ask = self.region.min(available);
+        let segment = loop {
+            if let Some(segment) = self.stats.malloc(driver, ask) {
+                break segment;
+            }
+            let less = round(ask - ask.div_ceil(10), 256);
+            if less < bytes || less == ask {
+                return Err(ask);
+            }
+            ask = less;
+        };
+        if !grown {
+            self.region = self.region.saturating_mul(2);
+        }
+        self.pool.add(segment, ask);
+        Ok(())
+    }
+}
+
+impl Allocator for Bfc {
+    fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block> {
+        let rounded = round(bytes, 256);
+        if let Some(block) = self.take(rounded) {
+            return Ok(block);
+        }
+        let mut extended = self.extend(driver, rounded);
+        if extended.is_err() && self.collect {
+            let idle: u64 = self.pool.idle().iter().map(|(_, bytes)| bytes).sum();
+            if idle > 0 && rounded <= self.limit - self.stats.reserved + idle {
+                self.release(driver);
+                extended = self.extend(driver, rounded);
+            }
+        }
+        match extended {
+            Ok(()) => Ok(self.take(rounded).expect("a new region has room for the request")),
+            Err(more) => Err(self.stats.exhausted("bfc", bytes, more, self.limit.min(driver.limit()))),
+        }
+    }
+
+    fn free(&mut self, _: &mut dyn Driver, block: Block) {
+        self.stats.live -= block.bytes;
+        self.pool.give(block);
+    }
+
+    fn release(&mut self, driver: &mut dyn Driver) {
+        self.pool.release(driver, &mut self.stats);
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { largest_free: self.pool.largest_free(), ..self.stats }
+    }
+}
+
+/// Up to a multiple of `step`, and at least one of it. Saturates at the largest multiple, which no driver has.
+fn round(bytes: u64, step: u64) -> u64 {
+    bytes.max(1).checked_next_multiple_of(step).unwrap_or(u64::MAX / step * step)
+}
+
+/// Segments, cut into chunks that are free or in use. No two free chunks touch.
+#[derive(Debug, Default)]
+struct Pool {
+    /// Bytes by segment.
+    segments: BTreeMap<u64, u64>,
+    /// Bytes, and whether in use, by segment and offset.
+    chunks: BTreeMap<(u64, u64), (u64, bool)>,
+    /// Bytes, segment and offset of the free chunks: the first one at or after a size is the best fit for it.
+    free: BTreeSet<(u64, u64, u64)>,
+}
+
+impl Pool {
+    fn add(&mut self, segment: u64, bytes: u64) {
+        self.segments.insert(segment, bytes);
+        self.insert_free(segment, 0, bytes);
+    }
+
+    /// Gives the segments that are wholly free back to the driver.
+    fn release(&mut self, driver: &mut dyn Driver, stats: &mut Stats) {
+        for (segment, bytes) in self.idle() {
+            self.segments.remove(&segment);
+            self.remove_free(segment, 0, bytes);
+            stats.free(driver, segment, bytes);
+        }
+    }
+
+    /// The segments that are wholly free, and their bytes.
+    fn idle(&self) -> Vec<(u64, u64)> {
+        let whole = |(&segment, &bytes): (&u64, &u64)| {
+            (self.chunks[&(segment, 0)] == (bytes, false)).then_some((segment, bytes))
+        };
+        self.segments.iter().filter_map(whole).collect()
+    }
+
+    /// Uses the smallest free chunk of at least `bytes`, the lowest one on ties. If `split` says so of the chunk's size, what lies
+    /// above `bytes` stays free.
+    fn take(&mut self, bytes: u64, split: impl Fn(u64) -> bool) -> Option<Block> {
+        let &(chunk, segment, offset) = self.free.range((bytes, 0, 0)..).next()?;
+        self.remove_free(segment, offset, chunk);
+        let bytes = if split(chunk) { bytes } else { chunk };
+        if bytes < chunk {
+            self.insert_free(segment, offset + bytes, chunk - bytes);
+        }
+        self.chunks.insert((segment, offset), (bytes, true));
+        Some(Block { segment, offset, bytes })
+    }
+
+    /// Frees a block, joined with the free chunks on both sides.
+    fn give(&mut self, block: Block) {
+        let Block { segment, mut offset, mut bytes } = block;
+        let chunk = self.chunks.remove(&(segment, offset));
+        assert_eq!(chunk, Some((bytes, true)), "a block is freed once, as it was allocated: {block:?}");
+        if let Some(&(after, false)) = self.chunks.get(&(segment, offset + bytes)) {
+            self.remove_free(segment, offset + bytes, after);
+            bytes += after;
+        }
+        if let Some((&(_, start), &(before, false))) = self.chunks.range((segment, 0)..(segment, offset)).next_back() {
+            self.remove_free(segment, start, before);
+            (offset, bytes) = (start, bytes + before);
+        }
+        self.insert_free(segment, offset, bytes);
+    }
+
+    fn insert_free(&mut self, segment: u64, offset: u64, bytes: u64) {
+        self.chunks.insert((segment, offset), (bytes, false));
+        self.free.insert((bytes, segment, offset));
+    }
+
+    fn remove_free(&mut self, segment: u64, offset: u64, bytes: u64) {
+        self.chunks.remove(&(segment, offset));
+        self.free.remove(&(bytes, segment, offset));
+    }
+
+    fn largest_free(&self) -> u64 {
+        self.free.last().map_or(0, |&(bytes, _, _)| bytes)
+    }
+}
+
+/// A step of a program's use of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A tensor comes to life.
+    Alloc {
+        /// Names it until it is freed.
+        id: usize,
+        /// Its bytes.
+        bytes: u64,
+    },
+    /// It dies.
+    Free {
+        /// As in its `Alloc`.
+        id: usize,
+    },
+}
+
+/// Runs a trace through an allocator. Panics if the trace frees what is not live.
+///
+/// # Errors
+/// [`Error::Fit`] at the first request that fails.
+pub fn replay(trace: &[Event], allocator: &mut dyn Allocator, driver: &mut dyn Driver) -> Result<Stats> {
+    let mut blocks = HashMap::new();
+    for event in trace {
+        match *event {
+            Event::Alloc { id, bytes } => {
+                let before = blocks.insert(id, allocator.alloc(driver, bytes)?);
+                assert!(before.is_none(), "tensor {id} is live already");
+            }
+            Event::Free { id } => allocator.free(driver, blocks.remove(&id).expect("a live tensor is freed")),
+        }
+    }
+    Ok(allocator.stats())
+}
+
+/// Bytes of the smallest device on which a trace runs through, to 256 bytes.
+///
+/// A larger device can fail where a smaller one did not: it refuses later, so cached segments are flushed later, and other chunks
+/// are cut. So there is no single threshold to bisect for. The search goes up from the bytes live at the peak in steps of 1/256 to
+/// the first device that fits, and bisects the last step only: it does not miss by more than a step, and errs in the allocator's
+/// favour.
+///
+/// # Errors
+/// [`Error::Usage`] if no device of 64-bit size is large enough.
+pub fn smallest_device(kind: Kind, trace: &[Event]) -> Result<u64> {
+    let too_large = || Error::Usage(format!("{} allocator: the trace needs more than 64 bits of memory", kind.name()));
+    let fits = |limit: u64| replay(trace, kind.build(limit).as_mut(), &mut Simulated::new(limit)).is_ok();
+    let mut limit = peak_live(trace).and_then(|peak| peak.checked_next_multiple_of(256)).ok_or_else(too_large)?;
+    let mut failed = limit;
+    while !fits(limit) {
+        failed = limit;
+        limit = limit.checked_add(round(limit / 256, 256)).ok_or_else(too_large)?;
+    }
+    while limit - failed > 256 {
+        let middle = failed + round((limit - failed) / 2, 256);
+        if fits(middle) { limit = middle } else { failed = middle }
+    }
+    Ok(limit)
+}
+
+/// The largest sum of bytes that are live at once: no device below it runs the trace. `None` on overflow.
+fn peak_live(trace: &[Event]) -> Option<u64> {
+    let (mut sizes, mut live, mut peak) = (HashMap::new(), 0u64, 0);
+    for event in trace {
+        match *event {
+            Event::Alloc { id, bytes } => {
+                sizes.insert(id, bytes);
+                live = live.checked_add(bytes)?;
+                peak = peak.max(live);
+            }
+            Event::Free { id } => live -= sizes.remove(&id).expect("a live tensor is freed"),
+        }
+    }
+    Some(peak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An allocator of its own device.
+    struct Bench {
+        allocator: Box<dyn Allocator>,
+        driver: Simulated,
+    }
+
+    impl Bench {
+        fn new(allocator: impl Allocator + 'static, limit: u64) -> Bench {
+            Bench { allocator: Box::new(allocator), driver: Simulated::new(limit) }
+        }
+
+        fn alloc(&mut self, bytes: u64) -> Block {
+            self.allocator.alloc(&mut self.driver, bytes).unwrap()
+        }
+
+        fn refused(&mut self, bytes: u64) -> String {
+            self.allocator.alloc(&mut self.driver, bytes).unwrap_err().to_string()
+        }
+
+        fn free(&mut self, block: Block) {
+            self.allocator.free(&mut self.driver, block);
+        }
+
+        fn reserved(&self) -> u64 {
+            assert_eq!(self.allocator.stats().reserved, self.driver.used);
+            self.driver.used
+        }
+    }
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn direct_asks_the_driver_each_time() {
+        let mut direct = Bench::new(Direct::default(), 1024);
+        let (a, b) = (direct.alloc(1), direct.alloc(257));
+        assert_eq!((a.bytes, b.bytes), (256, 512));
+        let error = direct.refused(300);
+        let what = "direct allocator: request of 300 bytes with 768 live and 768 reserved: needs 1280 bytes, the limit is 1024";
+        assert!(error.contains(what), "{error}");
+        direct.free(a);
+        let stats = direct.allocator.stats();
+        assert_eq!((stats.live, stats.peak_live, stats.reserved, stats.driver_calls), (512, 768, 512, 4));
+    }
+
+    #[test]
+    fn caching_rounds_and_picks_segments_by_size() {
+        for (request, block, segment) in [
+            (0, 512, 2 * MIB),
+            (513, 1024, 2 * MIB),
+            (MIB, MIB, 2 * MIB),
+            (MIB + 1, MIB + 512, 20 * MIB),
+            (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
+            (10 * MIB, 10 * MIB, 10 * MIB),
+            (11 * MIB, 12 * MIB, 12 * MIB),
+            (19 * MIB, 20 * MIB, 20 * MIB),
+            (19 * MIB - 512, 19 * MIB - 512, 20 * MIB),
+        ] {
+            let mut caching = Bench::new(Caching::default(), GIB);
+            assert_eq!((caching.alloc(request).bytes, caching.reserved()), (block, segment), "{request}");
+        }
+    }
+
+    #[test]
+    fn caching_keeps_small_and_large_apart() {
+        let mut caching = Bench::new(Caching::default(), GIB);
+        let large = caching.alloc(2 * MIB);
+        assert_eq!(caching.allocator.stats().largest_free, 18 * MIB);
+        let small = caching.alloc(512);
+        assert_eq!(caching.reserved(), 22 * MIB);
+        caching.free(small);
+        let another = caching.alloc(3 * MIB);
+        assert_eq!((another.segment, another.offset), (large.segment, 2 * MIB));
+    }
+
+    #[test]
+    fn caching_takes_the_best_fit_and_merges() {
+        let mut caching = Bench::new(Caching::default(), GIB);
+        let blocks: Vec<Block> = [1024, 512, 512, 512, 512, 512].iter().map(|&bytes| caching.alloc(bytes)).collect();
+        assert_eq!(blocks.iter().map(|block| block.offset).collect::<Vec<_>>(), [0, 1024, 1536, 2048, 2560, 3072]);
+        for at in [0, 2, 4] {
+            caching.free(blocks[at]);
+        }
+        // Not the larger hole below, and of two that fit the lower one.
+        let again = caching.alloc(512);
+        assert_eq!(again, blocks[2]);
+        for block in [again, blocks[5], blocks[1], blocks[3]] {
+            caching.free(block);
+        }
+        let stats = caching.allocator.stats();
+        assert_eq!((stats.largest_free, stats.live, stats.peak_live, stats.driver_calls), (2 * MIB, 0, 3584, 1));
+        caching.allocator.release(&mut caching.driver);
+        assert_eq!(caching.reserved(), 0);
+    }
+
+    #[test]
+    fn caching_flushes_before_it_fails() {
+        let mut caching = Bench::new(Caching::default(), 24 * MIB);
+        let block = caching.alloc(20 * MIB);
+        caching.free(block);
+        caching.alloc(22 * MIB);
+        assert_eq!((caching.reserved(), caching.allocator.stats().driver_calls), (22 * MIB, 4));
+        caching.alloc(1);
+        let error = caching.refused(2 * MIB);
+        let what = "caching allocator: request of 2097152 bytes with 23069184 live and 25165824 reserved: needs 46137344 bytes";
+        assert!(error.contains(what), "{error}");
+    }
+
+    #[test]
+    fn bfc_splits_at_twice_the_request_or_128_mib() {
+        let mut bfc = Bench::new(Bfc::new(GIB, true, false), GIB);
+        let half = bfc.alloc(MIB - 255);
+        assert_eq!(half.bytes, MIB);
+        bfc.free(half);
+        let more = bfc.alloc(MIB + 1);
+        assert_eq!((more.bytes, bfc.reserved()), (2 * MIB, 2 * MIB));
+
+        for (request, block) in [(172 * MIB, 172 * MIB), (172 * MIB + 1, 300 * MIB)] {
+            let mut bfc = Bench::new(Bfc::new(300 * MIB, false, false), 300 * MIB);
+            assert_eq!((bfc.alloc(request).bytes, bfc.reserved()), (block, 300 * MIB));
+        }
+    }
+
+    #[test]
+    fn bfc_takes_the_smallest_chunk_of_a_bin() {
+        let mut bfc = Bench::new(Bfc::new(GIB, true, false), GIB);
+        let blocks: Vec<Block> = [1000, 256, 500, 256, 512, 256].iter().map(|&bytes| bfc.alloc(bytes)).collect();
+        for at in [0, 2, 4] {
+            bfc.free(blocks[at]);
+        }
+        // 1024 bytes are free at 0, 512 at 1280 and at 2048.
+        assert_eq!(bfc.alloc(300), Block { segment: 1, offset: 1280, bytes: 512 });
+        bfc.free(blocks[1]);
+        assert_eq!(bfc.alloc(1280), Block { segment: 1, offset: 0, bytes: 1280 });
+    }
+
+    #[test]
+    fn bfc_regions_double() {
+        let mut bfc = Bench::new(Bfc::new(GIB, true, false), GIB);
+        for (request, reserved) in [(2, 2), (2, 6), (10, 22), (10, 38), (20, 70), (1, 70)] {
+            bfc.alloc(request * MIB);
+            assert_eq!(bfc.reserved(), reserved * MIB, "{request}");
+        }
+        // The limit leaves 954 MiB, and caps the region of 1 GiB that the second request wants.
+        assert!(bfc.refused(955 * MIB).contains("needs 1074790400 bytes"));
+        bfc.alloc(900 * MIB);
+        assert_eq!(bfc.reserved(), GIB);
+    }
+
+    #[test]
+    fn bfc_backs_off_when_the_driver_refuses() {
+        let mut bfc = Bench::new(Bfc::new(GIB, true, false), 3 * MIB);
+        bfc.alloc(2 * MIB);
+        // 4 MiB less a tenth, rounded up to 256, fourteen times.
+        bfc.alloc(256);
+        assert_eq!((bfc.reserved() - 2 * MIB, bfc.allocator.stats().driver_calls), (960_512, 1 + 15));
+        assert!(bfc.refused(MIB).contains("bfc allocator: request of 1048576 bytes with"));
+    }
+
+    #[test]
+    fn bfc_collects_free_regions() {
+        for collect in [false, true] {
+            let mut bfc = Bench::new(Bfc::new(8 * MIB, true, collect), 8 * MIB);
+            let block = bfc.alloc(2 * MIB);
+            bfc.free(block);
+            if collect {
+                bfc.alloc(7 * MIB);
+                assert_eq!(bfc.reserved(), 8 * MIB);
+            } else {
+                let error = bfc.refused(7 * MIB);
+                assert!(error.contains("needs 9437184 bytes, the limit is 8388608 bytes"), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_never_overlap_and_stats_add_up() {
+        for kind in Kind::ALL {
+            let mut state = 7u64;
+            let mut random = |bound: u64| {
+                state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                (state >> 33) % bound
+            };
+            let mut driver = Simulated::new(200 * MIB);
+            let mut allocator = kind.build(200 * MIB);
+            let mut live: Vec<Block> = Vec::new();
+            for _ in 0..3000 {
+                if random(2) == 0 && !live.is_empty() {
+                    let block = live.swap_remove(random(live.len() as u64) as usize);
+                    allocator.free(&mut driver, block);
+                } else {
+                    let most = 1 << (1 + random(24));
+                    let bytes = random(most);
+                    let Ok(block) = allocator.alloc(&mut driver, bytes) else { continue };
+                    assert!(block.bytes >= bytes && block.offset + block.bytes <= driver.segments[&block.segment]);
+                    let apart = |other: &Block| {
+                        other.segment != block.segment
+                            || other.offset + other.bytes <= block.offset
+                            || block.offset + block.bytes <= other.offset
+                    };
+                    assert!(live.iter().all(apart), "{kind:?}");
+                    live.push(block);
+                }
+                let stats = allocator.stats();
+                assert_eq!(stats.live, live.iter().map(|block| block.bytes).sum::<u64>());
+                assert_eq!(stats.reserved, driver.used);
+                assert!(stats.live <= stats.reserved && stats.peak_reserved <= 200 * MIB);
+            }
+            for block in live {
+                allocator.free(&mut driver, block);
+            }
+            allocator.release(&mut driver);
+            assert_eq!((driver.used, allocator.stats().live), (0, 0));
+        }
+    }
+
+    fn alternating(sizes: &[u64]) -> Vec<Event> {
+        let steps = |(id, &bytes)| [Event::Alloc { id, bytes }, Event::Free { id }];
+        sizes.iter().enumerate().flat_map(steps).collect()
+    }
+
+    #[test]
+    fn smallest_devices_of_known_traces() {
+        // Unlimited, the cache holds both; on the smallest device the first makes way.
+        let trace = alternating(&[20 * MIB, 22 * MIB]);
+        let stats = replay(&trace, &mut Caching::default(), &mut Simulated::new(GIB)).unwrap();
+        assert_eq!((stats.peak_reserved, stats.peak_live), (42 * MIB, 22 * MIB));
+        assert!((stats.fragmentation() - 20.0 / 42.0).abs() < 1e-12);
+        for (sizes, direct, caching, bfc) in [
+            (&[20 * MIB, 22 * MIB][..], 22 * MIB, 22 * MIB, 22 * MIB),
+            (&[1], 256, 2 * MIB, 256),
+            (&[0], 256, 2 * MIB, 256),
+            (&[19 * MIB + 1], 19 * MIB + 256, 20 * MIB, 19 * MIB + 256),
+        ] {
+            let trace = alternating(sizes);
+            assert_eq!(
+                Kind::ALL.map(|kind| smallest_device(kind, &trace).unwrap()),
+                [direct, caching, bfc],
+                "{sizes:?}"
+            );
+        }
+        assert_eq!(smallest_device(Kind::Caching, &[]).unwrap(), 0);
+        let most = [Event::Alloc { id: 0, bytes: u64::MAX }];
+        assert!(Kind::ALL.iter().all(|&kind| smallest_device(kind, &most).is_err()));
+    }
+}

@@ -1,0 +1,193 @@
+//! Loads a plan on a backend and replays it. Decides nothing.
+
+use crate::backend::{Backend, Launch, RecordId, SegmentId, Slice};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::Constant;
+use crate::kernel::{Kernel, layout};
+use crate::plan::{Plan, Port};
+use crate::tensor::Tensor;
+use std::sync::Arc;
+
+/// A plan on a device: allocated, filled with its constants, recorded.
+pub struct Exec {
+    backend: Box<dyn Backend>,
+    plan: Plan,
+    segments: Vec<SegmentId>,
+    record: RecordId,
+}
+
+impl std::fmt::Debug for Exec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exec").field("plan", &self.plan.name).finish_non_exhaustive()
+    }
+}
+
+impl Exec {
+    /// Allocates the plan's segments, uploads constants (one per entry of [`Plan::constants`]) and records the steps.
+    /// `progress` is told of each constant as it arrives.
+    ///
+    /// # Errors
+    /// When a constant cannot be fetched or the device refuses. Everything taken is given back.
+    pub fn load(
+        mut backend: Box<dyn Backend>,
+        plan: Plan,
+        constants: &[Arc<Constant>],
+        progress: &dyn Fn(usize),
+    ) -> Result<Exec> {
+        let mut segments = Vec::with_capacity(plan.segments.len());
+        match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
+            Ok(record) => Ok(Exec { backend, plan, segments, record }),
+            Err(error) => {
+                segments.into_iter().for_each(|s| backend.free(s));
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(
+        backend: &mut dyn Backend,
+        plan: &Plan,
+        constants: &[Arc<Constant>],
+        segments: &mut Vec<SegmentId>,
+        progress: &dyn Fn(usize),
+    ) -> Result<RecordId> {
+        for segment in &plan.segments {
+            segments.push(backend.alloc(segment.bytes)?);
+        }
+        for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
+            let (stored, at) = place(plan, segments, port.buffer);
+            let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
+            write_constant(backend, at, stored, packed, constant)?;
+            progress(index + 1);
+        }
+        let mut kernels = Vec::with_capacity(plan.kernels.len());
+        for kernel in &plan.kernels {
+            kernels.push(backend.compile(kernel)?);
+        }
+        let launch = |step: &crate::plan::Step| Launch {
+            kernel: kernels[step.kernel],
+            args: step.reads.iter().chain(&step.writes).map(|&b| place(plan, segments, b).1).collect(),
+        };
+        backend.record(&plan.steps.iter().map(launch).collect::<Vec<_>>())
+    }
+
+    /// The plan that is loaded.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Copies inputs, in the plan's order, into their buffers.
+    ///
+    /// # Errors
+    /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
+    pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
+        let Exec { backend, plan, segments, .. } = self;
+        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)
+    }
+
+    /// Runs all steps once.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn replay(&mut self) -> Result<()> {
+        self.backend.replay(self.record)
+    }
+
+    /// Waits for the device and copies the outputs, in the plan's order, to the host.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn read(&mut self) -> Result<Vec<Tensor>> {
+        let Exec { backend, plan, segments, .. } = self;
+        read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
+    }
+
+    /// One run: inputs in, outputs out, in the plan's order.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), [`replay`](Self::replay) and [`read`](Self::read).
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        self.write(inputs)?;
+        self.replay()?;
+        self.read()
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        self.segments.drain(..).for_each(|s| self.backend.free(s));
+    }
+}
+
+fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {
+    let b = &plan.buffers[buffer];
+    (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
+}
+
+/// Copies a constant to its buffer: in the layout that a kernel wants of an operand, or as the type that is stored.
+pub(crate) fn write_constant(
+    backend: &mut dyn Backend,
+    at: Slice,
+    stored: DType,
+    packed: Option<(&Kernel, usize)>,
+    constant: &Constant,
+) -> Result<()> {
+    let value = constant.value()?;
+    let bytes = match packed {
+        Some((kernel, operand)) => layout::pack(kernel, operand, value.bytes()).into(),
+        None => value.store(stored, &constant.name)?,
+    };
+    backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)
+}
+
+/// Copies inputs to their buffers once all of them were found to be what the ports ask for. `place` tells where a buffer lies, and
+/// as which type.
+pub(crate) fn write_inputs(
+    backend: &mut dyn Backend,
+    ports: &[Port],
+    place: &dyn Fn(usize) -> (DType, Slice),
+    inputs: &[Tensor],
+) -> Result<()> {
+    if inputs.len() != ports.len() {
+        return Err(Error::Usage(format!("expected {} inputs, found {}", ports.len(), inputs.len())));
+    }
+    for (port, tensor) in ports.iter().zip(inputs) {
+        fits(port, tensor)?;
+    }
+    for (port, tensor) in ports.iter().zip(inputs) {
+        let (stored, at) = place(port.buffer);
+        let bytes = tensor.store(stored, &port.name)?;
+        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Waits for the device and copies outputs from their buffers.
+pub(crate) fn read_outputs(
+    backend: &mut dyn Backend,
+    ports: &[Port],
+    place: &dyn Fn(usize) -> (DType, Slice),
+) -> Result<Vec<Tensor>> {
+    let mut outputs = Vec::with_capacity(ports.len());
+    for port in ports {
+        let (stored, at) = place(port.buffer);
+        let mut bytes = vec![0; port.shape.numel() * stored.size()];
+        backend.read(Slice { bytes: bytes.len() as u64, ..at }, &mut bytes)?;
+        outputs.push(Tensor::load(stored, bytes, port.dtype, port.shape.clone())?);
+    }
+    Ok(outputs)
+}
+
+fn fits(port: &Port, tensor: &Tensor) -> Result<()> {
+    if tensor.dtype() == port.dtype && *tensor.shape() == port.shape {
+        return Ok(());
+    }
+    let Port { name, dtype, shape, .. } = port;
+    Err(Error::Usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))
+}

@@ -1,0 +1,160 @@
+//! Binds the dims that a model's inputs leave open.
+
+use super::proto::*;
+use crate::error::{Error, Result};
+use crate::op::Fact;
+use crate::shape::Shape;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A dim of an input.
+enum Dim {
+    Fixed(usize),
+    /// By name, as a sum of products of names and numbers (`past + 1`), or unnamed as `input.axis`.
+    Open(String),
+}
+
+/// Types and bound shapes of the inputs.
+pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)]) -> Result<Vec<(&'a str, Fact)>> {
+    let mut values: BTreeMap<&str, usize> = BTreeMap::new();
+    for (name, value) in given {
+        if values.insert(name, *value).is_some_and(|old| old != *value) {
+            return Err(Error::Usage(format!("dim '{name}' is set twice, to different values")));
+        }
+    }
+    let mut known = BTreeSet::new();
+    let mut missing = BTreeSet::new();
+    let mut facts = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let (dtype, dims) = declared(input).map_err(|what| Error::Graph(format!("input '{}': {what}", input.name)))?;
+        let mut shape = Shape::default();
+        for dim in dims {
+            shape.push(match dim {
+                Dim::Fixed(size) => size,
+                Dim::Open(text) => {
+                    let (names, size) = evaluate(&text, &values)?;
+                    missing
+                        .extend(names.iter().filter(|n| size.is_none() && !values.contains_key(n.as_str())).cloned());
+                    known.extend(names);
+                    known.extend(values.contains_key(text.as_str()).then_some(text));
+                    size.unwrap_or(0)
+                }
+            });
+        }
+        let fact = Fact::new(dtype, shape);
+        if fact.shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).is_none_or(|bytes| bytes > 1 << 46) {
+            return Err(Error::Graph(format!("input '{}': {fact} is larger than any memory", input.name)));
+        }
+        facts.push((input.name.as_str(), fact));
+    }
+    let list = |names: &BTreeSet<String>| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
+    if let Some(name) = values.keys().find(|n| !known.contains(**n)) {
+        let known = if known.is_empty() { "none".into() } else { list(&known) };
+        return Err(Error::Usage(format!("the graph has no dim '{name}' to set; its dims: {known}")));
+    }
+    if !missing.is_empty() {
+        let flags: Vec<_> = missing.iter().map(|n| format!("--set {}=N", quote(n))).collect();
+        return Err(Error::Usage(format!("dims not bound: {}; give {}", list(&missing), flags.join(" "))));
+    }
+    Ok(facts)
+}
+
+/// As a shell wants it.
+fn quote(name: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    if name.chars().all(plain) { name.into() } else { format!("'{name}'") }
+}
+
+/// Type and dims that a file declares for a value.
+fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), String> {
+    let kind = match value.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+        Some(TypeValue::Tensor(tensor)) => {
+            let dtype = dtype(tensor.elem_type)?;
+            let shape = tensor.shape.as_ref().ok_or("its rank is unknown: expected a shape")?;
+            let open = |axis, name: &str| match name {
+                "" => Dim::Open(format!("{}.{axis}", value.name)),
+                name => Dim::Open(name.into()),
+            };
+            let dims = shape.dim.iter().enumerate().map(|(axis, dim)| match &dim.value {
+                Some(DimensionValue::DimParam(name)) => open(axis, name.trim()),
+                // -1 is how some write what they do not know.
+                Some(DimensionValue::DimValue(size)) => usize::try_from(*size).map_or(open(axis, ""), Dim::Fixed),
+                None => open(axis, ""),
+            });
+            return Ok((dtype, dims.collect()));
+        }
+        None => "nothing",
+        Some(TypeValue::Sequence(_)) => "a sequence",
+        Some(TypeValue::Map(_)) => "a map",
+        Some(TypeValue::Optional(_)) => "an optional",
+        Some(TypeValue::SparseTensor(_)) => "a sparse tensor",
+        Some(TypeValue::Opaque(_)) => "an opaque value",
+    };
+    Err(format!("expected a tensor type, found {kind}"))
+}
+
+/// The names in a dim's text, and its size if all of them have a value.
+fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, Option<usize>)> {
+    if let Some(size) = values.get(text) {
+        return Ok((Vec::new(), Some(*size)));
+    }
+    let is_name = |f: &str| f.starts_with(|c: char| c.is_alphabetic() || c == '_') && quote(f) == f;
+    let mut names = Vec::new();
+    let mut sum = Some(0usize);
+    for term in text.split('+') {
+        let mut product = Some(1usize);
+        for factor in term.split('*').map(str::trim) {
+            let size = match factor.parse() {
+                Ok(number) => Some(number),
+                Err(_) if is_name(factor) => {
+                    names.push(factor.to_owned());
+                    values.get(factor).copied()
+                }
+                // Not a sum of products: a name like any other.
+                Err(_) => return Ok((vec![text.to_owned()], None)),
+            };
+            product = product.zip(size).and_then(|(a, b)| a.checked_mul(b));
+        }
+        sum = sum.zip(product).and_then(|(a, b)| a.checked_add(b));
+    }
+    match sum {
+        None if names.iter().all(|n| values.contains_key(n.as_str())) => {
+            Err(Error::Usage(format!("dim '{text}' is larger than any memory")))
+        }
+        size => Ok((names, size)),
+    }
+}
+
+/// Refuses an output whose type or rank is not what the file declares. A wrong size is not refused: exporters often
+/// write down those of their own example.
+pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact) -> Result<()> {
+    let Some(TypeValue::Tensor(tensor)) = output.r#type.as_ref().and_then(|t| t.value.as_ref()) else { return Ok(()) };
+    let fail = |expected: String| {
+        let name = &output.name;
+        Err(Error::Graph(format!("output '{name}': the file declares {expected}, but its nodes make {fact}")))
+    };
+    if tensor.elem_type != DataType::Undefined as i32 && tensor.elem_type != DataType::from(fact.dtype) as i32 {
+        let found = DataType::try_from(tensor.elem_type).map_or("an unknown type", DataType::name);
+        return fail(found.into());
+    }
+    match &tensor.shape {
+        Some(shape) if shape.dim.len() != fact.shape.len() => fail(format!("{} dims", shape.dim.len())),
+        Some(shape) => {
+            for (axis, dim) in shape.dim.iter().enumerate() {
+                match dim.value {
+                    Some(DimensionValue::DimValue(size)) if size >= 0 && size as usize != fact.shape[axis] => {
+                        tracing::warn!(
+                            output = output.name,
+                            axis,
+                            declared = size,
+                            made = fact.shape[axis],
+                            "size differs"
+                        );
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}

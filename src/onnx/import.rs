@@ -1,0 +1,468 @@
+//! From a [`Model`] to a [`Graph`].
+//!
+//! A loop over nodes: inputs are looked up by name, attributes are copied, and inputs that only shape the computation
+//! become attributes. Every node whose inputs are known is folded at once, so that the shape arithmetic that exporters
+//! write out is gone before the next node asks for its result. Functions of the model are inlined, and so is the
+//! branch of an `If` whose condition is known.
+
+use super::Model;
+use super::dims::{bind, check_output};
+use super::proto::*;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Kind};
+use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
+use crate::ops;
+use crate::pass::fold_node;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+/// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
+const OLDEST_OPSET: i64 = 7;
+/// Functions and branches nest no deeper.
+const MAX_DEPTH: usize = 32;
+/// Inlined functions let a graph grow to no more nodes.
+const MAX_NODES: usize = 1 << 18;
+/// An input that shapes a computation holds no more numbers.
+const MAX_SHAPING: usize = 1 << 16;
+
+/// The graph of a model, with its dims bound: a named one by its name, an unnamed one of an input as `input.axis`.
+///
+/// A dim that an input writes as sums and products of other dims (`past + 1`) may be left out.
+///
+/// # Errors
+/// The first thing that is not as ONNX or the op table wants it, with the node; all operators that have no row at once;
+/// dims that are not bound, or that the graph does not have.
+pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
+    let run = || {
+        let proto = model.graph()?;
+        let mut importer = Importer::new(model, &proto.name);
+        importer.check_operators()?;
+        importer.run(proto, dims)?;
+        importer.graph.sweep();
+        Ok(importer.graph)
+    };
+    run().map_err(|e| model.name_file(e))
+}
+
+struct Importer<'a> {
+    model: &'a Model,
+    rows: HashMap<&'static str, &'static OpDef>,
+    functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
+    graph: Graph,
+}
+
+/// Domain, name and overload.
+type FunctionId<'a> = (&'a str, &'a str, &'a str);
+
+/// What names mean within a graph, a function's body or a branch.
+struct Scope<'s, 'a> {
+    /// A function's optional input that is left out has a name and no value.
+    values: HashMap<&'a str, Option<ValueId>>,
+    /// What a function's body may refer to by `ref_attr_name`.
+    attributes: HashMap<&'a str, &'a AttributeProto>,
+    /// What a branch sees of the graph around it.
+    outer: Option<&'s Scope<'s, 'a>>,
+    /// Stands before the names of nodes and values.
+    prefix: String,
+    opset: i64,
+    depth: usize,
+}
+
+/// What a node's operator stands for.
+enum Meaning<'a> {
+    Row(&'static OpDef),
+    Function(&'a FunctionProto),
+    If,
+}
+
+/// ONNX's own operators have two names for their domain.
+fn domain(domain: &str) -> &str {
+    if domain == "ai.onnx" { "" } else { domain }
+}
+
+/// Domain and operator, for messages.
+fn full_name(node: &NodeProto) -> String {
+    match domain(&node.domain) {
+        "" => node.op_type.clone(),
+        domain => format!("{domain}.{}", node.op_type),
+    }
+}
+
+fn node_name(node: &NodeProto, index: usize) -> String {
+    let output = || node.output.iter().find(|o| !o.is_empty()).cloned();
+    let name = Some(&node.name).filter(|n| !n.is_empty()).cloned();
+    name.or_else(output).unwrap_or_else(|| format!("{}#{index}", node.op_type))
+}
+
+/// The version of ONNX's operators among the imports, if it is.
+fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
+    match imports.iter().find(|i| domain(&i.domain).is_empty()).map(|i| i.version) {
+        Some(version) if version < OLDEST_OPSET => {
+            Err(Error::Graph(format!("opset {version} is too old: expected {OLDEST_OPSET} or newer")))
+        }
+        version => Ok(version),
+    }
+}
+
+impl<'a> Importer<'a> {
+    fn new(model: &'a Model, name: &str) -> Importer<'a> {
+        let functions = &model.proto.functions;
+        let key = |f: &'a FunctionProto| ((domain(&f.domain), f.name.as_str(), f.overload.as_str()), f);
+        Importer {
+            model,
+            rows: ops::all().map(|op| (op.name, op)).collect(),
+            functions: functions.iter().map(key).collect(),
+            graph: Graph::new(name),
+        }
+    }
+
+    fn meaning(&self, node: &'a NodeProto) -> Option<Meaning<'a>> {
+        let (domain, op) = (domain(&node.domain), node.op_type.as_str());
+        if let Some(function) = self.functions.get(&(domain, op, node.overload.as_str())) {
+            return Some(Meaning::Function(function));
+        }
+        match domain {
+            "" if op == "If" => Some(Meaning::If),
+            "" | "com.microsoft" => self.rows.get(op).copied().map(Meaning::Row),
+            _ => None,
+        }
+    }
+
+    /// Refuses operators without a row, all of them at once.
+    fn check_operators(&self) -> Result<()> {
+        let mut unknown: BTreeMap<String, (usize, String)> = BTreeMap::new();
+        let mut seen: HashSet<FunctionId> = HashSet::new();
+        let mut work: Vec<&'a [NodeProto]> = vec![&self.model.graph()?.node];
+        while let Some(nodes) = work.pop() {
+            for (index, node) in nodes.iter().enumerate() {
+                match self.meaning(node) {
+                    Some(Meaning::Function(f)) if seen.insert((&f.domain, &f.name, &f.overload)) => work.push(&f.node),
+                    // Only one branch will be there, and it is checked when it is known which.
+                    Some(_) => {}
+                    None => unknown.entry(full_name(node)).or_insert_with(|| (0, node_name(node, index))).0 += 1,
+                }
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let list: Vec<_> = unknown
+            .iter()
+            .map(|(op, (count, first))| match count {
+                1 => format!("{op} (node '{first}')"),
+                count => format!("{op} ({count} nodes, the first is '{first}')"),
+            })
+            .collect();
+        let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());
+        Err(Error::Graph(format!(
+            "no such operator: {}; the model's opset is {opset}, and `plimsoll ops` lists the operators there are",
+            list.join(", ")
+        )))
+    }
+
+    fn run(&mut self, proto: &'a GraphProto, dims: &[(String, usize)]) -> Result<()> {
+        let opset = opset(&self.model.proto.opset_import)?
+            .ok_or_else(|| Error::Graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
+        let mut scope = Scope {
+            values: HashMap::with_capacity(proto.node.len() + proto.initializer.len()),
+            attributes: HashMap::new(),
+            outer: None,
+            prefix: String::new(),
+            opset,
+            depth: 0,
+        };
+        self.initializers(proto, &mut scope)?;
+        // Up to IR version 3, every initializer was an input, too: its default value, which nobody overrides here.
+        let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
+        for (name, fact) in bind(&inputs, dims)? {
+            if scope.values.insert(name, Some(self.graph.input(name, fact))).is_some() {
+                return Err(Error::Graph(format!("two inputs are called '{name}'")));
+            }
+        }
+        self.nodes(&proto.node, &mut scope)?;
+        let mut names = HashSet::new();
+        for output in &proto.output {
+            let name = output.name.as_str();
+            let Some(Some(value)) = scope.find(name) else {
+                return Err(Error::Graph(format!("output '{name}' is produced by no node")));
+            };
+            if !names.insert(name) {
+                return Err(Error::Graph(format!("two outputs are called '{name}'")));
+            }
+            check_output(output, self.graph.fact(value))?;
+            self.graph.output(name, value);
+        }
+        match names.is_empty() {
+            true => Err(Error::Graph("it has no outputs".into())),
+            false => Ok(()),
+        }
+    }
+
+    fn initializers(&mut self, proto: &'a GraphProto, scope: &mut Scope<'_, 'a>) -> Result<()> {
+        if let Some(sparse) = proto.sparse_initializer.first() {
+            let name = sparse.values.as_ref().map_or("", |v| &v.name);
+            return Err(Error::Graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
+        }
+        for tensor in &proto.initializer {
+            let constant = self.model.constant(tensor, format!("{}{}", scope.prefix, tensor.name))?;
+            if scope.values.insert(&tensor.name, Some(self.graph.constant(constant))).is_some() {
+                return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
+            }
+        }
+        Ok(())
+    }
+
+    fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
+        for (index, node) in nodes.iter().enumerate() {
+            let name = format!("{}{}", scope.prefix, node_name(node, index));
+            let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what };
+            let mut inputs = Vec::with_capacity(node.input.len());
+            for input in &node.input {
+                let value = if input.is_empty() { Some(None) } else { scope.find(input) };
+                let Some(value) = value else {
+                    let later = nodes.iter().enumerate().skip(index).find(|(_, n)| n.output.contains(input));
+                    return Err(fail(match later {
+                        Some((at, later)) => format!(
+                            "reads '{input}', which node '{}' produces later: expected nodes in the order they run",
+                            node_name(later, at)
+                        ),
+                        None => format!("reads '{input}', which is no input, no initializer and no node's output"),
+                    }));
+                };
+                inputs.push(value);
+            }
+            // Constants made on the way stand where the node stands.
+            self.graph.append();
+            let outputs = self.node(node, &name, inputs, scope)?;
+            for (output, value) in node.output.iter().zip(outputs).filter(|(name, _)| !name.is_empty()) {
+                if scope.values.insert(output, Some(value)).is_some() {
+                    return Err(fail(format!("'{output}' is already another value's name")));
+                }
+            }
+            if self.graph.len() > MAX_NODES {
+                return Err(fail(format!("functions let the graph grow beyond {MAX_NODES} nodes")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds what a node stands for; gives the values of its outputs.
+    fn node(
+        &mut self,
+        node: &'a NodeProto,
+        name: &str,
+        inputs: Vec<Option<ValueId>>,
+        scope: &Scope<'_, 'a>,
+    ) -> Result<Vec<ValueId>> {
+        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
+        let mut attributes: Vec<(&'a str, &'a AttributeProto)> = Vec::with_capacity(node.attribute.len());
+        for attribute in &node.attribute {
+            match attribute.ref_attr_name.as_str() {
+                "" => attributes.push((&attribute.name, attribute)),
+                // An attribute that the function's caller leaves out is left out.
+                refers => attributes.extend(scope.attribute(refers).map(|a| (attribute.name.as_str(), a))),
+            }
+        }
+        match self.meaning(node) {
+            Some(Meaning::Row(op)) => self.row(op, node, name, inputs, &attributes, scope),
+            Some(_) if scope.depth == MAX_DEPTH => {
+                Err(fail(format!("functions or branches nest deeper than {MAX_DEPTH}: does one call itself?")))
+            }
+            Some(Meaning::Function(function)) => self.function(function, name, &inputs, &attributes, scope),
+            Some(Meaning::If) => self.branch(name, &inputs, &attributes, scope).and_then(|v| v.map_err(fail)),
+            None => Err(fail("no such operator; `plimsoll ops` lists those there are".into())),
+        }
+    }
+
+    fn row(
+        &mut self,
+        op: &'static OpDef,
+        node: &'a NodeProto,
+        name: &str,
+        mut inputs: Vec<Option<ValueId>>,
+        attributes: &[(&'a str, &'a AttributeProto)],
+        scope: &Scope<'_, 'a>,
+    ) -> Result<Vec<ValueId>> {
+        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
+        let outputs: Vec<_> = node
+            .output
+            .iter()
+            .map(|o| if o.is_empty() { String::new() } else { format!("{}{o}", scope.prefix) })
+            .collect();
+        let mut attrs = Attrs::new();
+        for &(key, attribute) in attributes {
+            // A constant's elements stay where they are.
+            if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
+                let name = outputs.first().map_or(name, String::as_str);
+                let constant = self.model.constant(tensor, name.into()).map_err(|e| fail(e.to_string()))?;
+                return Ok(vec![self.graph.constant(constant)]);
+            }
+            if attrs.get(key).is_some() {
+                return Err(fail(format!("attribute '{key}' is given twice")));
+            }
+            attrs.set(key, self.attribute(attribute).map_err(|what| fail(format!("attribute '{key}': {what}")))?);
+        }
+        if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
+            upgrade(scope.opset, &mut inputs, &mut attrs);
+        }
+        let mut data = Vec::with_capacity(inputs.len());
+        for (slot, input) in inputs.into_iter().enumerate() {
+            let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
+            match (declared, input) {
+                (Some(declared), value) if declared.arity == Arity::Shaping => {
+                    let Some(value) = value else { continue };
+                    let Some(constant) = self.graph.as_constant(value) else {
+                        return Err(fail(self.not_constant(declared.name, value)));
+                    };
+                    if constant.fact.shape.numel() > MAX_SHAPING {
+                        return Err(fail(format!(
+                            "input '{}': found {}, too many numbers",
+                            declared.name, constant.fact
+                        )));
+                    }
+                    if attrs.get(declared.name).is_some() {
+                        return Err(fail(format!("'{}' is given as an attribute and as an input", declared.name)));
+                    }
+                    attrs.set(declared.name, Attr::shaping(constant.value()?));
+                }
+                (None, None) => {}
+                // One input too many is counted by the graph.
+                (_, value) => data.push(value),
+            }
+        }
+        while data.last().is_some_and(Option::is_none) {
+            data.pop();
+        }
+        let shaped = op.inputs.iter().any(|i| i.arity == Arity::Shaping && attrs.get(i.name).is_some());
+        if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
+            attrs.set("num_outputs", outputs.len() as i64);
+        }
+        let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
+        let id = self.graph.add(op, name, &data, attrs, &outputs)?;
+        let ports = self.graph.node(id).outputs.len() as u32;
+        let folded = fold_node(&mut self.graph, id)?;
+        Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node: id, port }).collect()))
+    }
+
+    fn function(
+        &mut self,
+        function: &'a FunctionProto,
+        name: &str,
+        inputs: &[Option<ValueId>],
+        attributes: &[(&'a str, &'a AttributeProto)],
+        scope: &Scope<'_, 'a>,
+    ) -> Result<Vec<ValueId>> {
+        let fail = |what: String| Error::Node { node: name.into(), op: function.name.clone(), what };
+        if inputs.len() > function.input.len() {
+            let (expected, found) = (function.input.len(), inputs.len());
+            return Err(fail(format!("expected at most {expected} inputs, found {found}")));
+        }
+        let known = |key| function.attribute.iter().any(|a| a == key);
+        let defaults = || function.attribute_proto.iter();
+        if let Some((key, _)) = attributes.iter().find(|(key, _)| !known(key) && defaults().all(|d| d.name != *key)) {
+            return Err(fail(format!("unknown attribute '{key}'")));
+        }
+        let mut inner = Scope {
+            values: HashMap::with_capacity(function.node.len()),
+            attributes: defaults().map(|a| (a.name.as_str(), a)).chain(attributes.iter().copied()).collect(),
+            outer: None,
+            prefix: format!("{name}/"),
+            opset: opset(&function.opset_import)?.unwrap_or(scope.opset),
+            depth: scope.depth + 1,
+        };
+        let given = inputs.iter().copied().chain(std::iter::repeat(None));
+        inner.values.extend(function.input.iter().map(String::as_str).zip(given));
+        self.nodes(&function.node, &mut inner)?;
+        let output = |name: &String| {
+            inner
+                .find(name)
+                .flatten()
+                .ok_or_else(|| fail(format!("the function's output '{name}' is produced by no node")))
+        };
+        function.output.iter().map(output).collect()
+    }
+
+    /// Inlines the branch that a known condition takes.
+    fn branch(
+        &mut self,
+        name: &str,
+        inputs: &[Option<ValueId>],
+        attributes: &[(&'a str, &'a AttributeProto)],
+        scope: &Scope<'_, 'a>,
+    ) -> Result<Result<Vec<ValueId>, String>> {
+        let &[Some(condition)] = inputs else { return Ok(Err(format!("expected 1 input, found {}", inputs.len()))) };
+        let Some(constant) = self.graph.as_constant(condition) else {
+            return Ok(Err(self.not_constant("cond", condition)));
+        };
+        let Some(taken) = constant.value()?.to_f64().first().map(|&v| v != 0.0) else {
+            return Ok(Err("input 'cond': expected one element, found none".into()));
+        };
+        let key = if taken { "then_branch" } else { "else_branch" };
+        let branch = attributes.iter().find(|(k, _)| *k == key).and_then(|(_, a)| a.g.as_deref());
+        let Some(branch) = branch else { return Ok(Err(format!("attribute '{key}' is missing or no graph"))) };
+        let mut inner = Scope {
+            values: HashMap::new(),
+            attributes: HashMap::new(),
+            outer: Some(scope),
+            prefix: format!("{name}/"),
+            opset: scope.opset,
+            depth: scope.depth + 1,
+        };
+        self.initializers(branch, &mut inner)?;
+        self.nodes(&branch.node, &mut inner)?;
+        let output = |o: &ValueInfoProto| {
+            inner.find(&o.name).flatten().ok_or_else(|| format!("{key}: output '{}' is produced by no node", o.name))
+        };
+        Ok(branch.output.iter().map(output).collect())
+    }
+
+    fn attribute(&self, attribute: &AttributeProto) -> Result<Attr, String> {
+        let text = |s: &bytes::Bytes| String::from_utf8(s.to_vec()).map_err(|_| "expected UTF-8".to_owned());
+        let kind = AttributeType::try_from(attribute.r#type).unwrap_or(AttributeType::Undefined);
+        Ok(match kind {
+            AttributeType::Float => Attr::Float(attribute.f.into()),
+            AttributeType::Int => Attr::Int(attribute.i),
+            AttributeType::String => Attr::Str(text(&attribute.s)?),
+            AttributeType::Floats => Attr::Floats(attribute.floats.iter().map(|&v| v.into()).collect()),
+            AttributeType::Ints => Attr::Ints(attribute.ints.clone()),
+            AttributeType::Strings => Attr::Strs(attribute.strings.iter().map(text).collect::<Result<_, _>>()?),
+            AttributeType::Tensor => {
+                let tensor = attribute.t.as_deref().ok_or("it has no value")?;
+                let constant = self.model.constant(tensor, String::new()).map_err(|e| e.to_string())?;
+                Attr::Tensor(constant.value().map_err(|e| e.to_string())?.clone())
+            }
+            AttributeType::Undefined => return Err(format!("its type {} is not one of ONNX's", attribute.r#type)),
+            other => return Err(format!("a value of type {other:?} is not supported")),
+        })
+    }
+
+    /// Why an input that must be known is not.
+    fn not_constant(&self, input: &str, value: ValueId) -> String {
+        let (mut inputs, mut seen, mut work) = (BTreeSet::new(), HashSet::new(), vec![value]);
+        while let Some(value) = work.pop() {
+            if !seen.insert(value.node) {
+                continue;
+            }
+            match self.graph.node(value.node).kind {
+                Kind::Input => _ = inputs.insert(format!("'{}'", self.graph.value_name(value))),
+                _ => work.extend(self.graph.operands(value.node).into_iter().flatten()),
+            }
+        }
+        let inputs: Vec<_> = inputs.into_iter().collect();
+        format!(
+            "input '{input}' must be known before the run, but '{}' depends on the data of {}",
+            self.graph.value_name(value),
+            inputs.join(", ")
+        )
+    }
+}
+
+impl<'a> Scope<'_, 'a> {
+    /// The value of a name, if anything has it.
+    fn find(&self, name: &str) -> Option<Option<ValueId>> {
+        self.values.get(name).copied().or_else(|| self.outer?.find(name))
+    }
+
+    fn attribute(&self, name: &str) -> Option<&'a AttributeProto> {
+        self.attributes.get(name).copied().or_else(|| self.outer?.attribute(name))
+    }
+}

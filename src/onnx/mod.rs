@@ -1,0 +1,161 @@
+//! ONNX files. The only module that knows protobuf.
+//!
+//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`], [`import`] turns that into a [`Graph`] and [`export`] a
+//! graph into a model. Operators have ONNX's names and meanings throughout the crate, so both ways are loops over nodes:
+//! what an operator is stands in its row of the [op table](crate::ops), and nowhere here.
+
+use crate::error::{Error, Result};
+use crate::graph::Constant;
+use crate::op::Fact;
+use crate::tensor::Tensor;
+use bytes::Bytes;
+use prost::Message;
+use proto::{GraphProto, ModelProto, NodeProto, TensorProto};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+mod dims;
+mod export;
+mod import;
+pub mod proto;
+pub mod text;
+
+pub use export::export;
+pub use import::import;
+
+/// A decoded file, and the place it came from.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// Its content. Weights stay in the mapped file.
+    pub proto: ModelProto,
+    /// The file: errors name it, and external data lies in its folder.
+    path: Option<PathBuf>,
+}
+
+/// Reads a model: ONNX's text syntax from `.onnxtxt`, protobuf from `.onnx`, and what the content looks like from any
+/// other file. Weights are mapped, not read. The file must stay as it is for as long as anything of the model is in use.
+///
+/// # Errors
+/// The file is missing or is not a model, or a file with external data is missing or too short.
+pub fn load(path: &Path) -> Result<Model> {
+    let bytes = map(path)?;
+    let is_text = match path.extension().and_then(OsStr::to_str) {
+        Some("onnx") => false,
+        Some("onnxtxt") => true,
+        // No protobuf comes without control characters: they are its tags and lengths.
+        _ => !bytes.iter().take(1024).any(|b| b.is_ascii_control() && !b.is_ascii_whitespace()),
+    };
+    let fail = |what| Error::File { path: path.to_owned(), what };
+    let proto = if is_text {
+        let text = std::str::from_utf8(&bytes).map_err(|e| fail(format!("expected text, but {e}")))?;
+        text::parse(text, path)?
+    } else {
+        ModelProto::decode(bytes).map_err(|e| fail(format!("not an ONNX model, or only a part of one: {e}")))?
+    };
+    let model = Model { proto, path: Some(path.to_owned()) };
+    model.check().map_err(|e| e.in_file(path))?;
+    Ok(model)
+}
+
+fn map(path: &Path) -> Result<Bytes> {
+    let fail = |e| Error::file(path, "read it", e);
+    let file = File::open(path).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(Error::File { path: path.to_owned(), what: "not a file".into() });
+    }
+    if metadata.len() == 0 {
+        return Err(Error::File { path: path.to_owned(), what: "the file is empty".into() });
+    }
+    // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. That no one changes or
+    // truncates the file in the meantime cannot be enforced; it is a documented condition of `load`.
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
+    Ok(Bytes::from_owner(map))
+}
+
+impl Model {
+    /// A model from memory. External data lies in the current folder.
+    pub fn new(proto: ModelProto) -> Model {
+        Model { proto, path: None }
+    }
+
+    /// The model's graph.
+    fn graph(&self) -> Result<&GraphProto> {
+        self.proto.graph.as_ref().ok_or_else(|| Error::Graph("not an ONNX model: it has no graph".into()))
+    }
+
+    /// Names the file in an error, if there is one.
+    fn name_file(&self, error: Error) -> Error {
+        match &self.path {
+            Some(path) => error.in_file(path),
+            None => error,
+        }
+    }
+
+    fn beside(&self, location: &str) -> PathBuf {
+        self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).join(location)
+    }
+
+    /// Whether there is a graph, and all external data is there.
+    fn check(&self) -> Result<()> {
+        let mut lengths: HashMap<PathBuf, u64> = HashMap::new();
+        let mut check = |tensor: &TensorProto| {
+            let Some(external) = tensor.external()? else { return Ok(()) };
+            let path = self.beside(external.location);
+            let length = match lengths.get(&path) {
+                Some(length) => *length,
+                None => {
+                    let doing = format!("read the data of tensor '{}'", tensor.name);
+                    let length = std::fs::metadata(&path).map_err(|e| Error::file(&path, &doing, e))?.len();
+                    lengths.insert(path.clone(), length);
+                    length
+                }
+            };
+            if external.offset.checked_add(external.length).is_none_or(|end| end > length) {
+                let (name, from) = (&tensor.name, external.offset);
+                let what = format!(
+                    "tensor '{name}' needs {} bytes from {from} on, but the file has {length}",
+                    external.length
+                );
+                return Err(Error::File { path, what });
+            }
+            Ok(())
+        };
+        in_graph(self.graph()?, &mut check)?;
+        self.proto.functions.iter().try_for_each(|f| in_nodes(&f.node, &mut check))
+    }
+
+    /// The constant that a tensor is; its elements are not touched.
+    fn constant(&self, tensor: &TensorProto, name: String) -> Result<Constant> {
+        let fact = Fact::new(tensor.dtype()?, tensor.shape()?);
+        match tensor.external()? {
+            Some(_) if fact.shape.checked_len().is_none() => {
+                Err(Error::Graph(format!("tensor '{}': {fact} is larger than any memory", tensor.name)))
+            }
+            Some(external) => Ok(Constant::in_file(name, fact, self.beside(external.location), external.offset)),
+            None => Ok(Constant::new(name, Tensor::new(fact.dtype, fact.shape, tensor.bytes()?)?)),
+        }
+    }
+}
+
+type Visit<'v> = &'v mut dyn FnMut(&TensorProto) -> Result<()>;
+
+/// Visits every tensor in a graph.
+fn in_graph(graph: &GraphProto, visit: Visit) -> Result<()> {
+    graph.initializer.iter().try_for_each(&mut *visit)?;
+    in_nodes(&graph.node, visit)
+}
+
+/// Visits every tensor in the attributes of nodes.
+fn in_nodes(nodes: &[NodeProto], visit: Visit) -> Result<()> {
+    for attribute in nodes.iter().flat_map(|n| &n.attribute) {
+        attribute.t.iter().map(Box::as_ref).chain(&attribute.tensors).try_for_each(&mut *visit)?;
+        let graphs = attribute.g.iter().map(Box::as_ref).chain(&attribute.graphs);
+        for graph in graphs {
+            in_graph(graph, visit)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,715 @@
+//! The messages of `onnx.proto` (ONNX 1.23, IR version 14) as structs, and the rules of the format that need no graph.
+//!
+//! Field numbers and names are ONNX's. Scalars have no presence (as in ONNX's own proto3 variant of it): an absent
+//! field and its default are the same. Left out, and skipped when read: `training_info`, device configurations and
+//! `Segment`. Decoding from [`Bytes`] copies no `raw_data`: it stays a window into the file.
+#![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use bytes::Bytes;
+
+/// A whole file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ModelProto {
+    #[prost(int64, tag = "1")]
+    pub ir_version: i64,
+    #[prost(string, tag = "2")]
+    pub producer_name: String,
+    #[prost(string, tag = "3")]
+    pub producer_version: String,
+    #[prost(string, tag = "4")]
+    pub domain: String,
+    #[prost(int64, tag = "5")]
+    pub model_version: i64,
+    #[prost(string, tag = "6")]
+    pub doc_string: String,
+    #[prost(message, optional, tag = "7")]
+    pub graph: Option<GraphProto>,
+    #[prost(message, repeated, tag = "8")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+    #[prost(message, repeated, tag = "25")]
+    pub functions: Vec<FunctionProto>,
+}
+
+/// A set of operators (`""` is ONNX's own) and its version.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct OperatorSetIdProto {
+    #[prost(string, tag = "1")]
+    pub domain: String,
+    #[prost(int64, tag = "2")]
+    pub version: i64,
+}
+
+/// A key and its value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct StringStringEntryProto {
+    #[prost(string, tag = "1")]
+    pub key: String,
+    #[prost(string, tag = "2")]
+    pub value: String,
+}
+
+/// Nodes in topological order, with the values that go in, come out and stay constant.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    pub node: Vec<NodeProto>,
+    #[prost(string, tag = "2")]
+    pub name: String,
+    #[prost(message, repeated, tag = "5")]
+    pub initializer: Vec<TensorProto>,
+    #[prost(string, tag = "10")]
+    pub doc_string: String,
+    #[prost(message, repeated, tag = "11")]
+    pub input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub output: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "13")]
+    pub value_info: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "14")]
+    pub quantization_annotation: Vec<TensorAnnotation>,
+    #[prost(message, repeated, tag = "15")]
+    pub sparse_initializer: Vec<SparseTensorProto>,
+    #[prost(message, repeated, tag = "16")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+}
+
+/// Which tensors hold the quantization parameters of a tensor.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorAnnotation {
+    #[prost(string, tag = "1")]
+    pub tensor_name: String,
+    #[prost(message, repeated, tag = "2")]
+    pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
+}
+
+/// One application of an operator. An empty input or output name is one left out.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    pub output: Vec<String>,
+    #[prost(string, tag = "3")]
+    pub name: String,
+    #[prost(string, tag = "4")]
+    pub op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    pub attribute: Vec<AttributeProto>,
+    #[prost(string, tag = "6")]
+    pub doc_string: String,
+    #[prost(string, tag = "7")]
+    pub domain: String,
+    #[prost(string, tag = "8")]
+    pub overload: String,
+    #[prost(message, repeated, tag = "9")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+}
+
+/// A named value: `type` says which field holds it, unless `ref_attr_name` names an attribute of its function.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct AttributeProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(float, tag = "2")]
+    pub f: f32,
+    #[prost(int64, tag = "3")]
+    pub i: i64,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub s: Bytes,
+    #[prost(message, optional, boxed, tag = "5")]
+    pub t: Option<Box<TensorProto>>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub g: Option<Box<GraphProto>>,
+    #[prost(float, repeated, packed = "false", tag = "7")]
+    pub floats: Vec<f32>,
+    #[prost(int64, repeated, packed = "false", tag = "8")]
+    pub ints: Vec<i64>,
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub strings: Vec<Bytes>,
+    #[prost(message, repeated, tag = "10")]
+    pub tensors: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    pub graphs: Vec<GraphProto>,
+    #[prost(string, tag = "13")]
+    pub doc_string: String,
+    #[prost(message, optional, boxed, tag = "14")]
+    pub tp: Option<Box<TypeProto>>,
+    #[prost(message, repeated, tag = "15")]
+    pub type_protos: Vec<TypeProto>,
+    #[prost(enumeration = "AttributeType", tag = "20")]
+    pub r#type: i32,
+    #[prost(string, tag = "21")]
+    pub ref_attr_name: String,
+    #[prost(message, optional, boxed, tag = "22")]
+    pub sparse_tensor: Option<Box<SparseTensorProto>>,
+    #[prost(message, repeated, tag = "23")]
+    pub sparse_tensors: Vec<SparseTensorProto>,
+}
+
+/// What an attribute holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum AttributeType {
+    Undefined = 0,
+    Float = 1,
+    Int = 2,
+    String = 3,
+    Tensor = 4,
+    Graph = 5,
+    Floats = 6,
+    Ints = 7,
+    Strings = 8,
+    Tensors = 9,
+    Graphs = 10,
+    SparseTensor = 11,
+    SparseTensors = 12,
+    TypeProto = 13,
+    TypeProtos = 14,
+}
+
+/// A value's name and type.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(message, optional, tag = "2")]
+    pub r#type: Option<TypeProto>,
+    #[prost(string, tag = "3")]
+    pub doc_string: String,
+    #[prost(message, repeated, tag = "4")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+}
+
+/// The type of a value.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TypeProto {
+    #[prost(oneof = "TypeValue", tags = "1, 4, 5, 7, 8, 9")]
+    pub value: Option<TypeValue>,
+    #[prost(string, tag = "6")]
+    pub denotation: String,
+}
+
+/// The kinds of type.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum TypeValue {
+    #[prost(message, tag = "1")]
+    Tensor(TensorType),
+    #[prost(message, tag = "4")]
+    Sequence(ElemType),
+    #[prost(message, tag = "5")]
+    Map(MapType),
+    #[prost(message, tag = "7")]
+    Opaque(OpaqueType),
+    #[prost(message, tag = "8")]
+    SparseTensor(TensorType),
+    #[prost(message, tag = "9")]
+    Optional(ElemType),
+}
+
+/// `TypeProto.Tensor` and `TypeProto.SparseTensor`. No shape means unknown rank; an empty one is a scalar's.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorType {
+    #[prost(enumeration = "DataType", tag = "1")]
+    pub elem_type: i32,
+    #[prost(message, optional, tag = "2")]
+    pub shape: Option<TensorShapeProto>,
+}
+
+/// `TypeProto.Sequence` and `TypeProto.Optional`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ElemType {
+    #[prost(message, optional, boxed, tag = "1")]
+    pub elem_type: Option<Box<TypeProto>>,
+}
+
+/// `TypeProto.Map`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct MapType {
+    #[prost(enumeration = "DataType", tag = "1")]
+    pub key_type: i32,
+    #[prost(message, optional, boxed, tag = "2")]
+    pub value_type: Option<Box<TypeProto>>,
+}
+
+/// `TypeProto.Opaque`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct OpaqueType {
+    #[prost(string, tag = "1")]
+    pub domain: String,
+    #[prost(string, tag = "2")]
+    pub name: String,
+}
+
+/// A shape whose dimensions may be named or unknown.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    pub dim: Vec<Dimension>,
+}
+
+/// One dimension; no value means unknown.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Dimension {
+    #[prost(oneof = "DimensionValue", tags = "1, 2")]
+    pub value: Option<DimensionValue>,
+    #[prost(string, tag = "3")]
+    pub denotation: String,
+}
+
+/// A dimension's size or name.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum DimensionValue {
+    #[prost(int64, tag = "1")]
+    DimValue(i64),
+    #[prost(string, tag = "2")]
+    DimParam(String),
+}
+
+/// A constant. Its elements are in `raw_data` (little-endian), in the field for its `data_type`, or in another file.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TensorProto {
+    #[prost(int64, repeated, packed = "false", tag = "1")]
+    pub dims: Vec<i64>,
+    #[prost(enumeration = "DataType", tag = "2")]
+    pub data_type: i32,
+    #[prost(float, repeated, tag = "4")]
+    pub float_data: Vec<f32>,
+    #[prost(int32, repeated, tag = "5")]
+    pub int32_data: Vec<i32>,
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub string_data: Vec<Bytes>,
+    #[prost(int64, repeated, tag = "7")]
+    pub int64_data: Vec<i64>,
+    #[prost(string, tag = "8")]
+    pub name: String,
+    #[prost(bytes = "bytes", tag = "9")]
+    pub raw_data: Bytes,
+    #[prost(double, repeated, tag = "10")]
+    pub double_data: Vec<f64>,
+    #[prost(uint64, repeated, tag = "11")]
+    pub uint64_data: Vec<u64>,
+    #[prost(string, tag = "12")]
+    pub doc_string: String,
+    #[prost(message, repeated, tag = "13")]
+    pub external_data: Vec<StringStringEntryProto>,
+    #[prost(enumeration = "DataLocation", tag = "14")]
+    pub data_location: i32,
+    #[prost(message, repeated, tag = "16")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+}
+
+/// Where a tensor's elements are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum DataLocation {
+    Default = 0,
+    External = 1,
+}
+
+/// The non-zero `values` of a tensor, at `indices`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct SparseTensorProto {
+    #[prost(message, optional, tag = "1")]
+    pub values: Option<TensorProto>,
+    #[prost(message, optional, tag = "2")]
+    pub indices: Option<TensorProto>,
+    #[prost(int64, repeated, packed = "false", tag = "3")]
+    pub dims: Vec<i64>,
+}
+
+/// An operator defined by other operators.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct FunctionProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub output: Vec<String>,
+    #[prost(string, repeated, tag = "6")]
+    pub attribute: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    pub node: Vec<NodeProto>,
+    #[prost(string, tag = "8")]
+    pub doc_string: String,
+    #[prost(message, repeated, tag = "9")]
+    pub opset_import: Vec<OperatorSetIdProto>,
+    #[prost(string, tag = "10")]
+    pub domain: String,
+    #[prost(message, repeated, tag = "11")]
+    pub attribute_proto: Vec<AttributeProto>,
+    #[prost(message, repeated, tag = "12")]
+    pub value_info: Vec<ValueInfoProto>,
+    #[prost(string, tag = "13")]
+    pub overload: String,
+    #[prost(message, repeated, tag = "14")]
+    pub metadata_props: Vec<StringStringEntryProto>,
+}
+
+/// `TensorProto.DataType`: ONNX's element types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum DataType {
+    Undefined = 0,
+    Float = 1,
+    Uint8 = 2,
+    Int8 = 3,
+    Uint16 = 4,
+    Int16 = 5,
+    Int32 = 6,
+    Int64 = 7,
+    String = 8,
+    Bool = 9,
+    Float16 = 10,
+    Double = 11,
+    Uint32 = 12,
+    Uint64 = 13,
+    Complex64 = 14,
+    Complex128 = 15,
+    Bfloat16 = 16,
+    Float8e4m3fn = 17,
+    Float8e4m3fnuz = 18,
+    Float8e5m2 = 19,
+    Float8e5m2fnuz = 20,
+    Uint4 = 21,
+    Int4 = 22,
+    Float4e2m1 = 23,
+    Float8e8m0 = 24,
+    Uint2 = 25,
+    Int2 = 26,
+    Float6e2m3 = 27,
+    Float6e3m2 = 28,
+}
+
+impl DataType {
+    /// ONNX's names, in the order of the numbers.
+    const NAMES: &'static str = "undefined float uint8 int8 uint16 int16 int32 int64 string bool float16 double uint32 \
+        uint64 complex64 complex128 bfloat16 float8e4m3fn float8e4m3fnuz float8e5m2 float8e5m2fnuz uint4 int4 \
+        float4e2m1 float8e8m0 uint2 int2 float6e2m3 float6e3m2";
+
+    /// The name in ONNX's text syntax.
+    pub fn name(self) -> &'static str {
+        Self::NAMES.split(' ').nth(self as usize).expect("every number has a name")
+    }
+
+    /// The type with this [`name`](Self::name).
+    pub fn from_name(name: &str) -> Option<DataType> {
+        let number = Self::NAMES.split(' ').position(|n| n == name)?;
+        DataType::try_from(number as i32).ok()
+    }
+
+    /// The element type that this crate computes with, if it has one.
+    pub fn dtype(self) -> Option<DType> {
+        DType::ALL.into_iter().find(|&d| DataType::from(d) == self)
+    }
+}
+
+impl From<DType> for DataType {
+    fn from(dtype: DType) -> DataType {
+        match dtype {
+            DType::F32 => DataType::Float,
+            DType::F16 => DataType::Float16,
+            DType::BF16 => DataType::Bfloat16,
+            DType::F64 => DataType::Double,
+            DType::I64 => DataType::Int64,
+            DType::I32 => DataType::Int32,
+            DType::U8 => DataType::Uint8,
+            DType::I8 => DataType::Int8,
+            DType::Bool => DataType::Bool,
+        }
+    }
+}
+
+/// The element type with ONNX's number `elem_type`, or what is wrong with it.
+pub fn dtype(elem_type: i32) -> Result<DType, String> {
+    let known = DataType::try_from(elem_type).map_err(|_| format!("element type {elem_type} is not one of ONNX's"))?;
+    known.dtype().ok_or_else(|| {
+        let ours = DType::ALL.map(|d| DataType::from(d).name()).join(", ");
+        format!("element type {} is not supported (supported: {ours})", known.name())
+    })
+}
+
+/// Where the elements of an external tensor are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct External<'a> {
+    /// File, relative to the model's folder; neither absolute nor through `..`.
+    pub location: &'a str,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; what the tensor's type and shape need if the file does not say.
+    pub length: u64,
+}
+
+impl TensorProto {
+    /// The tensor `name` with these elements, row-major and little-endian.
+    ///
+    /// # Errors
+    /// The bytes are not as many as the type and the shape need.
+    pub fn new(name: &str, dtype: DType, dims: &[usize], bytes: Bytes) -> Result<TensorProto> {
+        let signed = |&d: &usize| i64::try_from(d).map_err(|_| Error::Graph(format!("tensor '{name}': dimension {d}")));
+        let dims = dims.iter().map(signed).collect::<Result<_>>()?;
+        let data_type = DataType::from(dtype) as i32;
+        let tensor = TensorProto { name: name.into(), dims, data_type, raw_data: bytes, ..Default::default() };
+        tensor.expect_len("bytes", tensor.byte_len()?, tensor.raw_data.len())?;
+        Ok(tensor)
+    }
+
+    /// Element type.
+    ///
+    /// # Errors
+    /// It is not one that this crate has.
+    pub fn dtype(&self) -> Result<DType> {
+        dtype(self.data_type).map_err(|what| self.error(what))
+    }
+
+    /// Sizes of the dimensions.
+    ///
+    /// # Errors
+    /// One of them is negative.
+    pub fn shape(&self) -> Result<Vec<usize>> {
+        let size =
+            |&d: &i64| usize::try_from(d).map_err(|_| self.error(format!("negative dimension in {:?}", self.dims)));
+        self.dims.iter().map(size).collect()
+    }
+
+    /// Bytes that the type and the shape need.
+    pub fn byte_len(&self) -> Result<u64> {
+        self.len()?.checked_mul(self.dtype()?.size() as u64).ok_or_else(|| self.too_large())
+    }
+
+    /// Where the elements are, if that is another file.
+    ///
+    /// # Errors
+    /// The location leaves the model's folder, a number is not one, or the length is not what type and shape need.
+    pub fn external(&self) -> Result<Option<External<'_>>> {
+        if self.data_location != DataLocation::External as i32 {
+            return Ok(None);
+        }
+        let get = |key| self.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
+        let number = |key| match get(key) {
+            None => Ok(None),
+            Some(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| self.error(format!("external data: {key} '{text}' is not a number of bytes"))),
+        };
+        let location =
+            get("location").filter(|l| !l.is_empty()).ok_or_else(|| self.error("external data: no location".into()))?;
+        let inside = std::path::Path::new(location)
+            .components()
+            .all(|c| matches!(c, std::path::Component::Normal(_) | std::path::Component::CurDir));
+        if !inside {
+            return Err(self.error(format!("external data: location '{location}' leaves the model's folder")));
+        }
+        let needed = self.byte_len()?;
+        let length = number("length")?.unwrap_or(needed);
+        self.expect_len("bytes of external data", needed, length)?;
+        Ok(Some(External { location, offset: number("offset")?.unwrap_or(0), length }))
+    }
+
+    /// The elements, row-major and little-endian; a `bool` is 0 or 1. Raw data is shared, not copied.
+    ///
+    /// # Errors
+    /// They are in another file (see [`external`](Self::external)), are not as many as the shape needs, do not fit
+    /// the element type, or the element type is not one that this crate has.
+    pub fn bytes(&self) -> Result<Bytes> {
+        let dtype = self.dtype()?;
+        if let Some(external) = self.external()? {
+            return Err(self.error(format!("its data is in '{}', which was not loaded", external.location)));
+        }
+        let (field, found) = match dtype {
+            DType::F32 => ("float_data", self.float_data.len()),
+            DType::F64 => ("double_data", self.double_data.len()),
+            DType::I64 => ("int64_data", self.int64_data.len()),
+            DType::F16 | DType::BF16 | DType::I32 | DType::U8 | DType::I8 | DType::Bool => {
+                ("int32_data", self.int32_data.len())
+            }
+        };
+        if !self.raw_data.is_empty() {
+            if found > 0 {
+                return Err(self.error(format!("it has both raw_data and {field}")));
+            }
+            self.expect_len("bytes of raw_data", self.byte_len()?, self.raw_data.len())?;
+            let flags = dtype == DType::Bool && self.raw_data.iter().any(|&b| b > 1);
+            return Ok(if flags {
+                self.raw_data.iter().map(|&b| u8::from(b != 0)).collect()
+            } else {
+                self.raw_data.clone()
+            });
+        }
+        self.expect_len(&format!("values of {field}"), self.len()?, found)?;
+        Ok(match dtype {
+            DType::F32 => self.float_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::F64 => self.double_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::I64 => self.int64_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::I32 => self.int32_data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            DType::Bool => self.int32_data.iter().map(|&v| u8::from(v != 0)).collect(),
+            DType::U8 => self.narrow(|v| u8::try_from(v).ok())?.into(),
+            DType::I8 => self.narrow(|v| i8::try_from(v).map(|v| v as u8).ok())?.into(),
+            // Stored as the bit pattern, widened.
+            DType::F16 | DType::BF16 => {
+                self.narrow(|v| u16::try_from(v).ok())?.into_iter().flat_map(u16::to_le_bytes).collect()
+            }
+        })
+    }
+
+    fn narrow<T>(&self, fit: impl Fn(i32) -> Option<T>) -> Result<Vec<T>> {
+        let fits = |(i, &v): (usize, &i32)| {
+            fit(v).ok_or_else(|| self.error(format!("int32_data[{i}] = {v} does not fit its element type")))
+        };
+        self.int32_data.iter().enumerate().map(fits).collect()
+    }
+
+    /// Number of elements.
+    fn len(&self) -> Result<u64> {
+        let dims = self.shape()?;
+        // A zero may stand behind dimensions whose product is too large.
+        if dims.contains(&0) {
+            return Ok(0);
+        }
+        dims.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64)).ok_or_else(|| self.too_large())
+    }
+
+    fn expect_len(&self, what: &str, expected: u64, found: impl TryInto<u64>) -> Result<()> {
+        let found = found.try_into().unwrap_or(u64::MAX);
+        if found == expected { Ok(()) } else { Err(self.error(format!("expected {expected} {what}, found {found}"))) }
+    }
+
+    fn too_large(&self) -> Error {
+        self.error("its size overflows 64 bits".into())
+    }
+
+    fn error(&self, what: String) -> Error {
+        let kind = DataType::try_from(self.data_type).map_or("?", DataType::name);
+        Error::Graph(format!("tensor '{}' ({kind} {:?}): {what}", self.name, self.dims))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+
+    fn tensor(data_type: DataType, dims: &[i64]) -> TensorProto {
+        TensorProto { name: "w".into(), data_type: data_type as i32, dims: dims.into(), ..Default::default() }
+    }
+
+    fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
+        result.expect_err("must be refused").to_string()
+    }
+
+    #[test]
+    fn raw_data_is_a_window_into_the_file() {
+        let w = TensorProto::new("w", DType::F32, &[1024], vec![7; 4096].into()).unwrap();
+        let graph = GraphProto { initializer: vec![w.clone()], ..Default::default() };
+        let value = AttributeProto { name: "value".into(), t: Some(Box::new(w)), ..Default::default() };
+        let node = NodeProto { attribute: vec![value], ..Default::default() };
+        let model = ModelProto { graph: Some(GraphProto { node: vec![node], ..graph }), ..Default::default() };
+        let file = Bytes::from(model.encode_to_vec());
+        let read = ModelProto::decode(file.clone()).unwrap();
+        assert_eq!(read, model);
+        let graph = read.graph.unwrap();
+        let constant = graph.node[0].attribute[0].t.as_ref().unwrap();
+        for bytes in [graph.initializer[0].bytes().unwrap(), constant.bytes().unwrap()] {
+            assert_eq!(bytes.len(), 4096);
+            assert!(file.as_ptr_range().contains(&bytes.as_ptr()));
+        }
+    }
+
+    #[test]
+    fn every_storage_form_gives_the_same_bytes() {
+        type Case<'a> = (DType, &'a [i64], fn(&mut TensorProto), &'a [u8]);
+        let cases: [Case; 9] = [
+            (DType::F32, &[2], |t| t.float_data = vec![1.0, -2.0], &[0, 0, 128, 63, 0, 0, 0, 192]),
+            (DType::F64, &[], |t| t.double_data = vec![1.0], &[0, 0, 0, 0, 0, 0, 240, 63]),
+            (DType::I64, &[1], |t| t.int64_data = vec![-2], &[254, 255, 255, 255, 255, 255, 255, 255]),
+            (DType::I32, &[1, 1], |t| t.int32_data = vec![258], &[2, 1, 0, 0]),
+            (DType::F16, &[2], |t| t.int32_data = vec![0x3c00, 0xbc00], &[0, 0x3c, 0, 0xbc]),
+            (DType::BF16, &[1], |t| t.int32_data = vec![0x3f80], &[0x80, 0x3f]),
+            (DType::U8, &[2], |t| t.int32_data = vec![0, 255], &[0, 255]),
+            (DType::I8, &[2], |t| t.int32_data = vec![-1, 127], &[255, 127]),
+            (DType::Bool, &[3], |t| t.int32_data = vec![0, 1, 5], &[0, 1, 1]),
+        ];
+        for (dtype, dims, fill, expected) in cases {
+            let mut typed = tensor(dtype.into(), dims);
+            fill(&mut typed);
+            assert_eq!(typed.bytes().unwrap(), expected, "{dtype}");
+            let shape = typed.shape().unwrap();
+            let raw = TensorProto::new("w", dtype, &shape, Bytes::copy_from_slice(expected)).unwrap();
+            assert_eq!((raw.dtype().unwrap(), raw.shape().unwrap()), (dtype, shape));
+            assert_eq!(raw.bytes().unwrap(), expected, "{dtype}");
+        }
+        let flags = TensorProto { raw_data: vec![0, 1, 9].into(), ..tensor(DataType::Bool, &[3]) };
+        assert_eq!(flags.bytes().unwrap(), &[0u8, 1, 1][..]);
+        let empty = tensor(DataType::Float, &[i64::MAX, 0, i64::MAX]);
+        assert_eq!((empty.byte_len().unwrap(), empty.bytes().unwrap().len()), (0, 0));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_by_name() {
+        let few = TensorProto { float_data: vec![1.0], ..tensor(DataType::Float, &[2, 3]) };
+        assert_eq!(text(few.bytes()), "graph: tensor 'w' (float [2, 3]): expected 6 values of float_data, found 1");
+        let raw = TensorProto { raw_data: vec![0; 7].into(), ..tensor(DataType::Float, &[2]) };
+        assert!(text(raw.bytes()).ends_with("expected 8 bytes of raw_data, found 7"));
+        let both = TensorProto { raw_data: vec![0; 4].into(), float_data: vec![0.0], ..tensor(DataType::Float, &[1]) };
+        assert!(text(both.bytes()).ends_with("it has both raw_data and float_data"));
+        for (kind, value) in [(DataType::Int8, 128), (DataType::Uint8, -1), (DataType::Float16, 65536)] {
+            let wide = TensorProto { int32_data: vec![value], ..tensor(kind, &[1]) };
+            assert!(text(wide.bytes()).ends_with(&format!("int32_data[0] = {value} does not fit its element type")));
+        }
+        assert!(
+            text(tensor(DataType::Uint16, &[1]).bytes())
+                .contains("element type uint16 is not supported (supported: float, ")
+        );
+        assert!(text(TensorProto { data_type: 99, ..Default::default() }.dtype()).contains("element type 99"));
+        assert!(text(tensor(DataType::Float, &[-1]).bytes()).contains("negative dimension in [-1]"));
+        assert!(text(tensor(DataType::Float, &[i64::MAX, 3]).bytes()).ends_with("its size overflows 64 bits"));
+        assert!(text(tensor(DataType::Double, &[i64::MAX]).byte_len()).ends_with("its size overflows 64 bits"));
+        assert!(text(TensorProto::new("w", DType::F32, &[2], Bytes::new())).ends_with("expected 8 bytes, found 0"));
+    }
+
+    #[test]
+    fn external_data_stays_in_the_folder() {
+        let external = |entries: &[(&str, &str)]| TensorProto {
+            data_location: DataLocation::External as i32,
+            external_data: entries
+                .iter()
+                .map(|&(key, value)| StringStringEntryProto { key: key.into(), value: value.into() })
+                .collect(),
+            ..tensor(DataType::Float, &[2])
+        };
+        let whole = external(&[("location", "sub/w.bin"), ("offset", "4096"), ("length", "8"), ("checksum", "x")]);
+        assert_eq!(whole.external().unwrap(), Some(External { location: "sub/w.bin", offset: 4096, length: 8 }));
+        assert!(text(whole.bytes()).ends_with("its data is in 'sub/w.bin', which was not loaded"));
+        let least = external(&[("location", "w.bin")]);
+        assert_eq!(least.external().unwrap(), Some(External { location: "w.bin", offset: 0, length: 8 }));
+        assert_eq!(tensor(DataType::Float, &[2]).external().unwrap(), None);
+        for (entries, what) in [
+            (&[][..], "no location"),
+            (&[("location", "../w.bin")], "leaves the model's folder"),
+            (&[("location", "/w.bin")], "leaves the model's folder"),
+            (&[("location", "w"), ("offset", "-1")], "offset '-1' is not a number of bytes"),
+            (&[("location", "w"), ("length", "4")], "expected 8 bytes of external data, found 4"),
+        ] {
+            let message = text(external(entries).external());
+            assert!(message.contains(what), "{message}");
+        }
+    }
+
+    #[test]
+    fn names_and_numbers_of_element_types_agree() {
+        for number in 0..29 {
+            let kind = DataType::try_from(number).unwrap();
+            assert_eq!(DataType::from_name(kind.name()), Some(kind));
+            assert_eq!(format!("{kind:?}").to_lowercase(), kind.name());
+        }
+        assert!(DataType::try_from(29).is_err());
+        for dtype in DType::ALL {
+            assert_eq!(DataType::from(dtype).dtype(), Some(dtype));
+        }
+    }
+}

@@ -1,5 +1,0 @@
-//! Rows.
-
-use crate::op::OpDef;
-
-pub(super) static OPS: &[OpDef] = &[];

@@ -1,0 +1,443 @@
+//! Normalizations: values brought to a common mean and scale, or to a sum of one.
+
+use super::{expect_dtype, indices, input_name, position, same_float};
+use crate::dtype::DType;
+use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::{Access, Shape};
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "BatchNormalization",
+        doc: "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: inference only",
+        inputs: &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
+        attrs: &["epsilon", "momentum", "spatial", "training_mode"],
+        infer: infer_batch,
+        eval: Eval::Tensor(eval_batch),
+        lower: Lower::Decompose(decompose_batch),
+        upgrade: None,
+    },
+    OpDef {
+        name: "InstanceNormalization",
+        doc: "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
+        inputs: &[one("input"), one("scale"), one("B")],
+        attrs: &["epsilon"],
+        infer: |call| infer_groups(call, 3, None),
+        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
+        lower: Lower::Decompose(decompose_instance),
+        upgrade: None,
+    },
+    OpDef {
+        name: "GroupNormalization",
+        doc: "Groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (or, before opset 21, group)",
+        inputs: &[one("X"), one("scale"), one("bias")],
+        attrs: &["epsilon", "num_groups", "stash_type"],
+        infer: |call| infer_groups(call, 2, Some(groups(call)?)),
+        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
+        lower: Lower::Decompose(decompose_group),
+        upgrade: None,
+    },
+    OpDef {
+        name: "LayerNormalization",
+        doc: "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; with both statistics",
+        inputs: &[one("X"), one("Scale"), optional("B")],
+        attrs: &["axis", "epsilon", "stash_type"],
+        infer: |call| infer_layer(call, 2),
+        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
+        lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
+        upgrade: None,
+    },
+    OpDef {
+        name: "RMSNormalization",
+        doc: "The axes from `axis` on divided by their root mean square, then scaled",
+        inputs: &[one("X"), one("scale")],
+        attrs: &["axis", "epsilon", "stash_type"],
+        infer: |call| infer_layer(call, 0),
+        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
+        lower: Lower::Decompose(|b, call, inputs| {
+            decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "SimplifiedLayerNormalization",
+        doc: "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square",
+        inputs: &[one("X"), one("scale")],
+        attrs: &["axis", "epsilon", "stash_type"],
+        infer: |call| infer_layer(call, 1),
+        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
+        lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
+        upgrade: None,
+    },
+    OpDef {
+        name: "Softmax",
+        doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
+        inputs: &[one("input")],
+        attrs: &["axis", "flatten"],
+        infer: infer_softmax,
+        eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
+        lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
+        upgrade: Some(flattened),
+    },
+    OpDef {
+        name: "LogSoftmax",
+        doc: "The logarithm of Softmax",
+        inputs: &[one("input")],
+        attrs: &["axis", "flatten"],
+        infer: infer_softmax,
+        eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
+        lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
+        upgrade: Some(flattened),
+    },
+];
+
+fn epsilon(call: &Call) -> OpResult<f64> {
+    call.float("epsilon", 1e-5)
+}
+
+/// The type of the statistics.
+fn stash(call: &Call) -> OpResult<DType> {
+    let code = call.int("stash_type", 1)?;
+    let float = DType::from_onnx(code).filter(|d| d.is_float());
+    float.ok_or_else(|| format!("attribute 'stash_type': expected a floating-point type such as 1 (f32), found {code}"))
+}
+
+/// The value in another type.
+fn cast(b: &mut dyn Build, value: ValueId, dtype: DType) -> OpResult<ValueId> {
+    if b.fact(value).dtype == dtype {
+        return Ok(value);
+    }
+    b.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
+}
+
+fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
+    if b.fact(value).shape[..] == *shape {
+        return Ok(value);
+    }
+    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
+}
+
+fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
+    b.op(op, &[x, y], Attrs::new())
+}
+
+fn reduce(b: &mut dyn Build, op: &str, x: ValueId, axes: &[usize]) -> OpResult<ValueId> {
+    b.op(op, &[x], Attrs::new().with("axes", axes).with("keepdims", 1))
+}
+
+/// `1 / sqrt(variance + epsilon)`.
+fn inverse_deviation(b: &mut dyn Build, variance: ValueId, epsilon: f64) -> OpResult<ValueId> {
+    let epsilon = b.scalar(epsilon, b.fact(variance).dtype);
+    let sum = binary(b, "Add", variance, epsilon)?;
+    let root = b.op("Sqrt", &[sum], Attrs::new())?;
+    b.op("Reciprocal", &[root], Attrs::new())
+}
+
+/// The values normalized over `axes`, their mean (if `centred`) and their inverse deviation.
+fn normalize(
+    b: &mut dyn Build,
+    mut x: ValueId,
+    axes: &[usize],
+    epsilon: f64,
+    centred: bool,
+) -> OpResult<(ValueId, Option<ValueId>, ValueId)> {
+    let mut mean = None;
+    if centred {
+        let m = reduce(b, "ReduceMean", x, axes)?;
+        x = binary(b, "Sub", x, m)?;
+        mean = Some(m);
+    }
+    let square = binary(b, "Mul", x, x)?;
+    let variance = reduce(b, "ReduceMean", square, axes)?;
+    let inverse = inverse_deviation(b, variance, epsilon)?;
+    Ok((binary(b, "Mul", x, inverse)?, mean, inverse))
+}
+
+/// A parameter per channel of [n, c, spatial..] that broadcasts along axis 1.
+fn along_channels(b: &mut dyn Build, parameter: ValueId, rank: usize) -> OpResult<ValueId> {
+    let mut shape = vec![1; rank - 1];
+    shape[0] = b.fact(parameter).shape[0];
+    reshape(b, parameter, &shape)
+}
+
+/// Mean and inverse deviation.
+fn statistics(values: impl Iterator<Item = f64> + Clone, epsilon: f64) -> (f64, f64) {
+    let count = values.clone().count() as f64;
+    let mean = values.clone().sum::<f64>() / count;
+    (mean, 1.0 / (values.map(|v| (v - mean).powi(2)).sum::<f64>() / count + epsilon).sqrt())
+}
+
+fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
+    let x = call.fact(0);
+    for input in 0..5 {
+        expect_dtype(call, input, "a floating-point type", DType::is_float)?;
+    }
+    if call.int("training_mode", 0)? != 0 {
+        return Err("attribute 'training_mode': expected 0 (inference), found 1".into());
+    }
+    epsilon(call)?;
+    let expected = match (x.shape.len(), call.int("spatial", 1)? != 0) {
+        (0, _) => return Err(format!("input 'X': expected [n, c, spatial..], found {x}")),
+        (1, _) => Shape::new([1]),
+        (_, true) => Shape::new([x.shape[1]]),
+        (_, false) => Shape::new(&x.shape[1..]),
+    };
+    for input in 1..5 {
+        if *call.shape(input) != expected {
+            let name = input_name(call, input);
+            return Err(format!("input '{name}': expected {expected}, found {}", call.shape(input)));
+        }
+    }
+    Ok(vec![x.clone()])
+}
+
+fn eval_batch(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
+    let (shape, epsilon) = (call.shape(0), epsilon(call)?);
+    let per_value = shape.len() > 1 && call.shape(1).len() + 1 == shape.len();
+    let per_channel: usize = shape.iter().skip(2).product();
+    let mut y = Vec::with_capacity(x.len());
+    for (i, x) in x.iter().enumerate() {
+        let p = if per_value { i % scale.len() } else { i / per_channel % scale.len() };
+        y.push((x - mean[p]) / (var[p] + epsilon).sqrt() * scale[p] + bias[p]);
+    }
+    Ok(vec![y])
+}
+
+/// Factor and shift per channel are nodes of their own, which constant statistics let fold away.
+fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
+    let [scale, bias, mean, var] = {
+        let common = call.dtype(3);
+        let mut cast = |v| cast(b, v, common);
+        [cast(scale)?, cast(bias)?, cast(mean)?, cast(var)?]
+    };
+    let inverse = inverse_deviation(b, var, epsilon(call)?)?;
+    let factor = binary(b, "Mul", scale, inverse)?;
+    let shift = binary(b, "Mul", mean, factor)?;
+    let shift = binary(b, "Sub", bias, shift)?;
+    let mut parameters = [factor, shift];
+    for p in &mut parameters {
+        *p = cast(b, *p, call.dtype(0))?;
+        if call.shape(1).len() == 1 && call.shape(0).len() > 1 {
+            *p = along_channels(b, *p, call.shape(0).len())?;
+        }
+    }
+    let y = binary(b, "Mul", x, parameters[0])?;
+    Ok(vec![binary(b, "Add", y, parameters[1])?])
+}
+
+/// The number of groups, which divides the number of channels.
+fn groups(call: &Call) -> OpResult<usize> {
+    let x = call.shape(0);
+    let groups = call.int("num_groups", 0)?;
+    match usize::try_from(groups) {
+        Ok(n @ 1..) if x.len() >= 2 && x[1].is_multiple_of(n) => Ok(n),
+        _ => Err(format!("attribute 'num_groups': expected a divisor of the channels of {x}, found {groups}")),
+    }
+}
+
+/// Scale and shift have one value per channel, or per group.
+fn infer_groups(call: &Call, rank: usize, groups: Option<usize>) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    epsilon(call)?;
+    stash(call)?;
+    let x = call.fact(0);
+    if x.shape.len() < rank {
+        return Err(format!("input '{}': expected [n, c, spatial..], found {x}", input_name(call, 0)));
+    }
+    for input in [1, 2] {
+        let (parameter, channels) = (call.shape(input), x.shape[1]);
+        if parameter[..] != [channels] && groups.is_none_or(|groups| parameter[..] != [groups]) {
+            let name = input_name(call, input);
+            return Err(format!("input '{name}': expected [{channels}], one value per channel, found {parameter}"));
+        }
+    }
+    Ok(vec![x.clone()])
+}
+
+fn eval_groups(inputs: &[Option<&[f64]>], call: &Call, groups: usize) -> OpResult<Vec<Vec<f64>>> {
+    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
+    let (shape, epsilon) = (call.shape(0), epsilon(call)?);
+    let channels = shape[1];
+    let image: usize = shape[2..].iter().product();
+    let group = channels / groups * image;
+    let mut y = Vec::with_capacity(x.len());
+    for (start, values) in x.chunks(group.max(1)).enumerate().map(|(g, values)| (g * group, values)) {
+        let (mean, inverse) = statistics(values.iter().copied(), epsilon);
+        for (i, v) in values.iter().enumerate() {
+            let c = (start + i) / image % channels;
+            let p = |p: &[f64]| p[c * p.len() / channels];
+            y.push((v - mean) * inverse * p(scale) + p(bias));
+        }
+    }
+    Ok(vec![y])
+}
+
+fn decompose_instance(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
+    let rank = call.shape(0).len();
+    let axes: Vec<usize> = (2..rank).collect();
+    let (y, ..) = normalize(b, x, &axes, epsilon(call)?, true)?;
+    let scale = along_channels(b, scale, rank)?;
+    let bias = along_channels(b, bias, rank)?;
+    let y = binary(b, "Mul", y, scale)?;
+    Ok(vec![binary(b, "Add", y, bias)?])
+}
+
+fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [x, scale, bias] = [0, 1, 2].map(|i: usize| inputs[i].expect("required"));
+    let (shape, dtype, groups) = (call.shape(0), call.dtype(0), groups(call)?);
+    // [n, groups, c / groups, spatial..]
+    let mut split = shape[..].to_vec();
+    split.splice(1..2, [groups, shape[1] / groups]);
+    let axes: Vec<usize> = (2..split.len()).collect();
+    let x = reshape(b, x, &split)?;
+    let x = cast(b, x, stash(call)?)?;
+    let (y, ..) = normalize(b, x, &axes, epsilon(call)?, true)?;
+    let mut y = cast(b, y, dtype)?;
+    for (op, p, len) in [("Mul", scale, call.shape(1)[0]), ("Add", bias, call.shape(2)[0])] {
+        let mut per_group = vec![1; split.len() - 1];
+        per_group[..2].copy_from_slice(&[groups, len / groups]);
+        let p = reshape(b, p, &per_group)?;
+        y = binary(b, op, y, p)?;
+    }
+    Ok(vec![reshape(b, y, shape)?])
+}
+
+/// The normalized values and so many statistics of each row.
+fn infer_layer(call: &Call, statistics: usize) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    epsilon(call)?;
+    stash(call)?;
+    let x = call.fact(0);
+    let axis = call.axis("axis", -1, &x.shape)?;
+    for input in (1..call.inputs.len()).filter(|&i| call.has(i)) {
+        if Shape::broadcast([&x.shape, call.shape(input)]).as_ref() != Some(&x.shape) {
+            let name = input_name(call, input);
+            return Err(format!(
+                "input '{name}': expected a shape that broadcasts to {x}, found {}",
+                call.shape(input)
+            ));
+        }
+    }
+    let rows: Shape = x.shape.iter().enumerate().map(|(k, &d)| if k < axis { d } else { 1 }).collect();
+    let mut outputs = vec![x.clone()];
+    outputs.resize(1 + statistics, Fact::new(stash(call)?, rows));
+    Ok(outputs)
+}
+
+fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0].expect("required");
+    let (shape, epsilon) = (call.shape(0), epsilon(call)?);
+    let (outer, inner) = shape.split_at(call.axis("axis", -1, shape)?);
+    let (rows, row): (usize, usize) = (outer.iter().product(), inner.iter().product());
+    let (mut means, mut inverses) = (Vec::new(), Vec::new());
+    for values in (0..rows).map(|r| &x[r * row..][..row]) {
+        let (mean, inverse) = if centred {
+            statistics(values.iter().copied(), epsilon)
+        } else {
+            (0.0, 1.0 / (values.iter().map(|v| v * v).sum::<f64>() / row as f64 + epsilon).sqrt())
+        };
+        means.push(mean);
+        inverses.push(inverse);
+    }
+    let parameter = |input: usize| {
+        let values = inputs.get(input).copied().flatten()?;
+        Some((values, Access::contiguous(call.shape(input).clone()).broadcast(shape)))
+    };
+    let parameters = [parameter(1), parameter(2)];
+    let mut y = Vec::with_capacity(x.len());
+    for (i, index) in indices(shape).enumerate() {
+        let [scale, bias] =
+            parameters.each_ref().map(|p| p.as_ref().map(|(values, at)| values[at.at(&index) as usize]));
+        let normal = (x[i] - means[i / row]) * inverses[i / row];
+        y.push(normal * scale.unwrap_or(1.0) + bias.unwrap_or(0.0));
+    }
+    Ok(if centred { vec![y, means, inverses] } else { vec![y, inverses] })
+}
+
+fn decompose_layer(
+    b: &mut dyn Build,
+    call: &Call,
+    inputs: &[Option<ValueId>],
+    centred: bool,
+) -> OpResult<Vec<ValueId>> {
+    let shape = call.shape(0);
+    let axes: Vec<usize> = (call.axis("axis", -1, shape)?..shape.len()).collect();
+    let x = cast(b, inputs[0].expect("required"), stash(call)?)?;
+    let (y, mean, inverse) = normalize(b, x, &axes, epsilon(call)?, centred)?;
+    let mut y = cast(b, y, call.dtype(0))?;
+    for (op, p) in ["Mul", "Add"].iter().zip(&inputs[1..]) {
+        if let Some(p) = *p {
+            y = binary(b, op, y, p)?;
+        }
+    }
+    Ok([Some(y), mean, Some(inverse)].into_iter().flatten().collect())
+}
+
+/// Before opset 13 the input is flattened to two axes at `axis`, by default 1.
+fn flattened(opset: i64, _: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
+    if opset < 13 {
+        if attrs.get("axis").is_none() {
+            attrs.set("axis", Attr::Int(1));
+        }
+        attrs.set("flatten", Attr::Int(1));
+    }
+}
+
+/// The axes along which values sum to one.
+fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
+    let shape = call.shape(0);
+    let flatten = call.int("flatten", 0)? != 0;
+    // Flattened at the end, every value is a row of its own.
+    if flatten && call.int("axis", -1)? == shape.len() as i64 {
+        return Ok(Vec::new());
+    }
+    let axis = call.axis("axis", -1, shape)?;
+    Ok(if flatten { (axis..shape.len()).collect() } else { vec![axis] })
+}
+
+fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    softmax_axes(call)?;
+    Ok(vec![call.fact(0).clone()])
+}
+
+fn eval_softmax(inputs: &[Option<&[f64]>], call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0].expect("required");
+    let (shape, axes) = (call.shape(0), softmax_axes(call)?);
+    // Rows are numbered by where they start.
+    let mut rows = Vec::with_capacity(x.len());
+    for mut index in indices(shape) {
+        axes.iter().for_each(|&k| index[k] = 0);
+        rows.push(position(&index, shape));
+    }
+    let (mut max, mut sum) = (vec![f64::NEG_INFINITY; x.len()], vec![0.0; x.len()]);
+    for (&r, &x) in rows.iter().zip(x) {
+        max[r] = max[r].max(x);
+    }
+    for (&r, &x) in rows.iter().zip(x) {
+        sum[r] += (x - max[r]).exp();
+    }
+    Ok(vec![rows.iter().zip(x).map(|(&r, &x)| finish(x, max[r], sum[r])).collect()])
+}
+
+fn decompose_softmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], log: bool) -> OpResult<Vec<ValueId>> {
+    let x = inputs[0].expect("required");
+    let axes = softmax_axes(call)?;
+    if axes.is_empty() {
+        // The only member of a row: 1, or 0 as a logarithm.
+        let zero = binary(b, "Sub", x, x)?;
+        return Ok(vec![if log { zero } else { b.op("Exp", &[zero], Attrs::new())? }]);
+    }
+    let max = reduce(b, "ReduceMax", x, &axes)?;
+    let shifted = binary(b, "Sub", x, max)?;
+    let exp = b.op("Exp", &[shifted], Attrs::new())?;
+    let sum = reduce(b, "ReduceSum", exp, &axes)?;
+    Ok(vec![if log {
+        let log = b.op("Log", &[sum], Attrs::new())?;
+        binary(b, "Sub", shifted, log)?
+    } else {
+        binary(b, "Div", exp, sum)?
+    }])
+}

@@ -1,0 +1,285 @@
+//! Interpolation.
+
+use super::{indices, output, same_float};
+use crate::kernel::{Nearest, ResizeMode, Template};
+use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::shape::{Access, Shape};
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "Resize",
+        doc: "Interpolates along every axis to `sizes`, or by `scales`",
+        inputs: &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        attrs: &[
+            "antialias",
+            "axes",
+            "coordinate_transformation_mode",
+            "cubic_coeff_a",
+            "exclude_outside",
+            "extrapolation_value",
+            "keep_aspect_ratio_policy",
+            "mode",
+            "nearest_mode",
+        ],
+        infer: infer_resize,
+        eval: Eval::Tensor(eval_resize),
+        lower: Lower::Template(lower_resize),
+        upgrade: Some(upgrade_resize),
+    },
+    OpDef {
+        name: "Upsample",
+        doc: "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element rounded down",
+        inputs: &[one("X"), shaping("scales")],
+        attrs: &["mode"],
+        infer: infer_resize,
+        eval: Eval::Tensor(eval_resize),
+        lower: Lower::Decompose(decompose_upsample),
+        upgrade: None,
+    },
+];
+
+/// The first form of Resize, of opset 10, has neither `roi` nor a choice of coordinates.
+fn upgrade_resize(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
+    if opset < 11 {
+        if inputs.len() == 2 {
+            inputs.insert(1, None);
+        }
+        attrs.set("coordinate_transformation_mode", Attr::Str("asymmetric".into()));
+        attrs.set("nearest_mode", Attr::Str("floor".into()));
+    }
+}
+
+fn decompose_upsample(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let mut attrs = call.attrs.clone();
+    attrs.set("coordinate_transformation_mode", "asymmetric");
+    attrs.set("nearest_mode", "floor");
+    Ok(vec![b.node("Resize", &inputs[..1], attrs)?])
+}
+
+/// One axis of the data: output index `i` lies at the coordinate `i * step + offset`.
+#[derive(Clone, Copy)]
+struct Axis {
+    len: usize,
+    out: usize,
+    step: f64,
+    offset: f64,
+}
+
+/// The value of a choice attribute; Upsample has no choice.
+fn choice<'a>(call: &Call<'a>, name: &str, default: &'a str, upsample: &'a str) -> OpResult<&'a str> {
+    if call.op.name == "Upsample" { Ok(upsample) } else { call.str(name, default) }
+}
+
+fn nearest(call: &Call) -> OpResult<Nearest> {
+    match choice(call, "nearest_mode", "round_prefer_floor", "floor")? {
+        "round_prefer_floor" => Ok(Nearest::RoundPreferFloor),
+        "round_prefer_ceil" => Ok(Nearest::RoundPreferCeil),
+        "floor" => Ok(Nearest::Floor),
+        "ceil" => Ok(Nearest::Ceil),
+        other => Err(format!(
+            "attribute 'nearest_mode': expected round_prefer_floor, round_prefer_ceil, floor or ceil, found '{other}'"
+        )),
+    }
+}
+
+fn mode(call: &Call) -> OpResult<ResizeMode> {
+    if call.int("antialias", 0)? != 0 {
+        return Err("attribute 'antialias': expected 0, found 1, which is not implemented".into());
+    }
+    match call.str("mode", "nearest")? {
+        "nearest" => Ok(ResizeMode::Nearest(nearest(call)?)),
+        "linear" => Ok(ResizeMode::Linear),
+        "cubic" => Ok(ResizeMode::Cubic {
+            a: call.float("cubic_coeff_a", -0.75)?,
+            exclude_outside: call.int("exclude_outside", 0)? != 0,
+        }),
+        other => Err(format!("attribute 'mode': expected nearest, linear or cubic, found '{other}'")),
+    }
+}
+
+/// Which axes the lists `scales` and `sizes` are about, in their order.
+fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
+    let x = call.shape(0);
+    let Some(axes) = call.ints("axes")? else { return Ok((0..x.len()).collect()) };
+    let mut named = Vec::new();
+    for &axis in axes {
+        match x.axis(axis) {
+            Some(axis) if !named.contains(&axis) => named.push(axis),
+            _ => return Err(format!("attribute 'axes': expected different axes of {x}, found {axes:?}")),
+        }
+    }
+    Ok(named)
+}
+
+/// How every axis is resized.
+fn axes(call: &Call) -> OpResult<Vec<Axis>> {
+    let x = call.shape(0);
+    let named = named_axes(call)?;
+    let listed = |name: &str, len: usize, found: usize| match len == found {
+        true => Ok(()),
+        false => Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}")),
+    };
+    let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
+    // An empty list stands for one that is not given.
+    let scales = call.floats("scales")?.filter(|s| !s.is_empty());
+    let sizes = call.ints("sizes")?.filter(|s| !s.is_empty());
+    // Per named axis: the output's extent and the scale.
+    let resized: Vec<(usize, f64)> = match (scales, sizes) {
+        (Some(scales), None) => {
+            listed("scales", named.len(), scales.len())?;
+            let extent = |(k, &scale): (usize, &f64)| {
+                let len = x[named[k]];
+                if scale == 1.0 {
+                    return Some((len, scale));
+                }
+                // In single precision, as the factors are: 0.7 of 10 is 7.
+                let out = (len as f32 * scale as f32).floor();
+                let valid = scale > 0.0 && out < i64::MAX as f32 && (out >= 1.0 || len == 0);
+                valid.then_some((out as usize, scale))
+            };
+            let resized = scales.iter().enumerate().map(extent).collect::<Option<_>>();
+            resized.ok_or_else(|| {
+                format!("attribute 'scales': expected positive factors that leave elements, found {scales:?}")
+            })?
+        }
+        (None, Some(sizes)) => {
+            listed("sizes", named.len(), sizes.len())?;
+            if let Some(size) = sizes.iter().find(|&&s| s < 1) {
+                return Err(format!("attribute 'sizes': expected 1 or more, found {size}"));
+            }
+            if named.iter().any(|&k| x[k] == 0) {
+                return Err(format!("input 'X': expected elements to interpolate, found {x}"));
+            }
+            let scales = sizes.iter().zip(&named).map(|(&size, &k)| size as f64 / x[k] as f64);
+            let common = match choice(call, "keep_aspect_ratio_policy", "stretch", "stretch")? {
+                "stretch" => None,
+                "not_larger" => scales.clone().reduce(f64::min),
+                "not_smaller" => scales.clone().reduce(f64::max),
+                other => {
+                    return Err(format!(
+                        "attribute 'keep_aspect_ratio_policy': expected stretch, not_larger or not_smaller, found '{other}'"
+                    ));
+                }
+            };
+            match common {
+                None => sizes.iter().map(|&s| s as usize).zip(scales).collect(),
+                Some(scale) => named.iter().map(|&k| ((scale * x[k] as f64 + 0.5).floor() as usize, scale)).collect(),
+            }
+        }
+        (scales, _) => {
+            let found = if scales.is_some() { "both" } else { "neither" };
+            return Err(format!("expected constant 'scales' or 'sizes', found {found}"));
+        }
+    };
+    let mut axes: Vec<Axis> = x.iter().map(|&len| Axis { len, out: len, step: 1.0, offset: 0.0 }).collect();
+    for (k, &(out, scale)) in resized.iter().enumerate() {
+        let axis = &mut axes[named[k]];
+        let (len, last) = (axis.len as f64, axis.len as f64 - 1.0);
+        (axis.out, axis.step) = (out, 1.0 / scale);
+        axis.offset = match transform {
+            "half_pixel" => 0.5 / scale - 0.5,
+            "half_pixel_symmetric" => len / 2.0 * (1.0 - out as f64 / (scale * len)) + 0.5 / scale - 0.5,
+            "pytorch_half_pixel" if out > 1 => 0.5 / scale - 0.5,
+            "asymmetric" | "pytorch_half_pixel" => 0.0,
+            "align_corners" => {
+                axis.step = if out > 1 { last / (out as f64 - 1.0) } else { 0.0 };
+                0.0
+            }
+            other => {
+                return Err(format!(
+                    "attribute 'coordinate_transformation_mode': expected half_pixel, half_pixel_symmetric, \
+                     pytorch_half_pixel, align_corners or asymmetric, found '{other}'"
+                ));
+            }
+        };
+    }
+    Ok(axes)
+}
+
+fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = same_float(call)?;
+    mode(call)?;
+    output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
+}
+
+fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
+    let (mode, axes) = (mode(call)?, axes(call)?);
+    // A coordinate that should be an integer, or half of one, falls on the right side whatever the rounding errors of
+    // `index * step + offset` in single precision. They grow with the axis; so does this.
+    let nudge = |len: usize| {
+        let error = len as f64 * (-21f64).exp2();
+        match mode {
+            ResizeMode::Nearest(Nearest::Floor | Nearest::RoundPreferCeil) => error,
+            ResizeMode::Nearest(Nearest::Ceil | Nearest::RoundPreferFloor) => -error,
+            _ => 0.0,
+        }
+    };
+    Ok(Core {
+        template: Template::Resize {
+            scales: axes.iter().map(|a| a.step).collect(),
+            offsets: axes.iter().map(|a| a.offset + nudge(a.len)).collect(),
+            mode,
+        },
+        shape: axes.iter().map(|a| a.out).collect(),
+        reads: vec![(0, at[0].clone())],
+    })
+}
+
+/// The elements that output index `i` of an axis is made of, with their weights.
+fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
+    let x = i as f64 * axis.step + axis.offset;
+    let last = axis.len - 1;
+    let clamp = |i: f64| i.clamp(0.0, last as f64) as usize;
+    match mode {
+        ResizeMode::Nearest(rule) => {
+            // Scales are in single precision: 3 over the number nearest to 1/3 is 9, not a little less. 20 bits of a
+            // coordinate count.
+            let unit = (axis.len.max(1).ilog2() as f64 - 20.0).exp2().min(0.25);
+            let x = (x / unit).round() * unit;
+            let i = match rule {
+                Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+                Nearest::RoundPreferCeil => (x + 0.5).floor(),
+                Nearest::Floor => x.floor(),
+                Nearest::Ceil => x.ceil(),
+            };
+            vec![(clamp(i), 1.0)]
+        }
+        ResizeMode::Linear => {
+            let x = x.clamp(0.0, last as f64);
+            vec![(clamp(x.floor()), 1.0 - x.fract()), (clamp(x.floor() + 1.0), x.fract())]
+        }
+        ResizeMode::Cubic { a, exclude_outside } => {
+            // Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4.
+            let weight = |d: f64| match d.abs() {
+                d if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
+                d => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+            };
+            let mut taps: Vec<(f64, f64)> =
+                [-1.0, 0.0, 1.0, 2.0].map(|k| x.floor() + k).map(|i| (i, weight(x - i))).to_vec();
+            if exclude_outside {
+                taps.retain(|&(i, _)| (0.0..=last as f64).contains(&i));
+                let sum: f64 = taps.iter().map(|&(_, w)| w).sum();
+                taps.iter_mut().for_each(|(_, w)| *w /= sum);
+            }
+            taps.into_iter().map(|(i, w)| (clamp(i), w)).collect()
+        }
+    }
+}
+
+/// Axis by axis.
+fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (mode, axes) = (mode(call)?, axes(call)?);
+    let (mut values, mut shape) = (inputs[0].expect("required").to_vec(), call.shape(0).clone());
+    for (k, &axis) in axes.iter().enumerate() {
+        let inner: usize = shape[k + 1..].iter().product();
+        shape[k] = axis.out;
+        let mut resized = Vec::with_capacity(shape.numel());
+        let outer: usize = shape[..k].iter().product();
+        for index in indices(&[outer, axis.out, inner].into()) {
+            let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
+            resized.push(neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum());
+        }
+        values = resized;
+    }
+    Ok(vec![values])
+}

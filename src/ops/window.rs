@@ -1,0 +1,561 @@
+//! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
+
+use super::{indices, output, position, same_float};
+use crate::kernel::{Pool, Template, Window};
+use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::{Access, Shape};
+use std::iter::zip;
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "Conv",
+        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
+        inputs: &[one("X"), one("W"), optional("B")],
+        attrs: &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
+        infer: infer_conv,
+        eval: Eval::Tensor(eval_conv),
+        lower: Lower::Decompose(|b, call, inputs| {
+            let (_, group, sides) = conv(call)?;
+            let attrs = window_attrs(&sides).with("group", group as i64);
+            decompose_biased(b, call, inputs, "plimsoll.Conv", attrs)
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "plimsoll.Conv",
+        doc: "What Conv decomposes into: no bias, every attribute given, pads explicit",
+        inputs: &[one("X"), one("W")],
+        attrs: &["dilations", "group", "pads", "strides"],
+        infer: infer_conv,
+        eval: Eval::Tensor(eval_conv),
+        lower: Lower::Template(|call, at| {
+            let (shape, groups, sides) = conv(call)?;
+            let template = Template::Conv { groups, window: window(&sides) };
+            Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "ConvTranspose",
+        doc: "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a bias per o",
+        inputs: &[one("X"), one("W"), optional("B")],
+        attrs: &["auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides"],
+        infer: infer_conv_transpose,
+        eval: Eval::Tensor(eval_conv_transpose),
+        lower: Lower::Decompose(|b, call, inputs| {
+            let (_, group, sides) = conv_transpose(call)?;
+            let surplus: Vec<i64> = sides.iter().map(|s| s.surplus as i64).collect();
+            let attrs = window_attrs(&sides).with("group", group as i64).with("output_padding", surplus);
+            decompose_biased(b, call, inputs, "plimsoll.ConvTranspose", attrs)
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "plimsoll.ConvTranspose",
+        doc: "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
+        inputs: &[one("X"), one("W")],
+        attrs: &["dilations", "group", "output_padding", "pads", "strides"],
+        infer: infer_conv_transpose,
+        eval: Eval::Tensor(eval_conv_transpose),
+        lower: Lower::Template(|call, at| {
+            let (shape, groups, sides) = conv_transpose(call)?;
+            let template = Template::ConvTranspose { groups, window: window(&sides) };
+            Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "MaxPool",
+        doc: "The maximum of each window of [n, c, spatial..], without the optional output Indices",
+        inputs: &[one("X")],
+        attrs: &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
+        infer: infer_pool,
+        eval: Eval::Tensor(|inputs, call| eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)),
+        lower: Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
+        upgrade: None,
+    },
+    OpDef {
+        name: "AveragePool",
+        doc: "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
+        inputs: &[one("X")],
+        attrs: &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"],
+        infer: infer_pool,
+        eval: Eval::Tensor(|inputs, call| eval_pool(inputs, call, 0.0, |sum, x| sum + x, |sum, n| sum / n as f64)),
+        lower: Lower::Template(|call, at| {
+            let padded = call.int("count_include_pad", 0)? != 0;
+            let mean = |sides: &[Side]| match padded {
+                true => Pool::MeanPadded { pads_end: three(sides, 0, |s| s.after) },
+                false => Pool::Mean,
+            };
+            lower_pool(call, at, mean)
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "GlobalMaxPool",
+        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
+        inputs: &[one("X")],
+        attrs: &[],
+        infer: infer_global,
+        eval: Eval::Tensor(|inputs, call| {
+            Ok(vec![each_image(inputs, call, |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max))])
+        }),
+        lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
+        upgrade: None,
+    },
+    OpDef {
+        name: "GlobalAveragePool",
+        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
+        inputs: &[one("X")],
+        attrs: &[],
+        infer: infer_global,
+        eval: Eval::Tensor(|inputs, call| {
+            Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])
+        }),
+        lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
+        upgrade: None,
+    },
+];
+
+/// How a window slides along one spatial axis.
+struct Side {
+    /// The input's extent.
+    len: usize,
+    /// The window's extent.
+    kernel: usize,
+    stride: usize,
+    dilation: usize,
+    /// Padding before and after (of a transposed convolution: what is cut off).
+    before: usize,
+    after: usize,
+    /// What a transposed convolution adds at the end.
+    surplus: usize,
+    /// The output's extent.
+    out: usize,
+}
+
+/// `[n, c, spatial..]`, checked to have one to three spatial axes.
+fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
+    let x = call.shape(0);
+    match x.len() {
+        3..=5 => Ok(&x[2..]),
+        _ => Err(format!("input 'X': expected [n, c, spatial..] with 1 to 3 spatial axes, found {x}")),
+    }
+}
+
+/// An attribute with one integer per spatial axis (or `per` of them), none below `least`.
+fn sizes(call: &Call, name: &str, axes: usize, default: usize, least: i64) -> OpResult<Vec<usize>> {
+    let Some(values) = call.ints(name)? else { return Ok(vec![default; axes]) };
+    if values.len() != axes {
+        return Err(format!("attribute '{name}': expected {axes} values, found {values:?}"));
+    }
+    // The bound keeps sums and products of attributes and extents far from overflow.
+    let checked = |&v: &i64| (least..=i64::from(i32::MAX)).contains(&v).then_some(v as usize);
+    values
+        .iter()
+        .map(checked)
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("attribute '{name}': expected values from {least} to {}, found {values:?}", i32::MAX))
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum AutoPad {
+    Explicit,
+    Valid,
+    SameUpper,
+    SameLower,
+}
+
+impl AutoPad {
+    fn new(call: &Call) -> OpResult<AutoPad> {
+        match call.str("auto_pad", "NOTSET")? {
+            "NOTSET" | "" => Ok(AutoPad::Explicit),
+            "VALID" => Ok(AutoPad::Valid),
+            "SAME_UPPER" => Ok(AutoPad::SameUpper),
+            "SAME_LOWER" => Ok(AutoPad::SameLower),
+            other => {
+                Err(format!("attribute 'auto_pad': expected NOTSET, VALID, SAME_UPPER or SAME_LOWER, found '{other}'"))
+            }
+        }
+    }
+}
+
+/// The sides of a window of these extents before padding and output are known.
+fn sides(call: &Call, kernel: &[usize]) -> OpResult<Vec<Side>> {
+    let lens = spatial(call)?;
+    let axes = lens.len();
+    if let Some(shape) = call.ints("kernel_shape")?
+        && !shape.iter().copied().eq(kernel.iter().map(|&k| k as i64))
+    {
+        return Err(format!("attribute 'kernel_shape': expected {kernel:?} as the input W has, found {shape:?}"));
+    }
+    if let Some(k) = kernel.iter().find(|k| !(1..=i32::MAX as usize).contains(*k)) {
+        return Err(format!("expected window extents from 1 to {}, found {k}", i32::MAX));
+    }
+    let strides = sizes(call, "strides", axes, 1, 1)?;
+    let dilations = sizes(call, "dilations", axes, 1, 1)?;
+    let pads = match AutoPad::new(call)? {
+        AutoPad::Explicit => sizes(call, "pads", 2 * axes, 0, 0)?,
+        _ => vec![0; 2 * axes],
+    };
+    let side = |k: usize| Side {
+        len: lens[k],
+        kernel: kernel[k],
+        stride: strides[k],
+        dilation: dilations[k],
+        before: pads[k],
+        after: pads[axes + k],
+        surplus: 0,
+        out: 0,
+    };
+    Ok((0..axes).map(side).collect())
+}
+
+impl Side {
+    /// From the window's first element to behind its last.
+    fn reach(&self) -> usize {
+        (self.kernel - 1) * self.dilation + 1
+    }
+
+    /// The element of the input that element `t` of window `o` lies on, if that is not padding.
+    fn tap(&self, o: usize, t: usize) -> Option<usize> {
+        (o * self.stride + t * self.dilation).checked_sub(self.before).filter(|&i| i < self.len)
+    }
+
+    /// Splits `total` elements of padding, the odd one at the end for `SAME_UPPER`.
+    fn split(&mut self, total: usize, auto: AutoPad) {
+        self.before = if auto == AutoPad::SameUpper { total / 2 } else { total.div_ceil(2) };
+        self.after = total - self.before;
+    }
+
+    /// Output extent and padding of a sliding window on spatial axis `axis`.
+    fn slide(&mut self, axis: usize, auto: AutoPad, ceil: bool) -> OpResult<()> {
+        if matches!(auto, AutoPad::SameUpper | AutoPad::SameLower) {
+            let last = self.len.div_ceil(self.stride).saturating_sub(1) * self.stride;
+            self.split((last + self.reach()).saturating_sub(self.len), auto);
+        }
+        let (len, reach) = (self.before + self.len + self.after, self.reach());
+        let Some(room) = len.checked_sub(reach) else {
+            return Err(format!(
+                "spatial axis {axis}: expected extent {} + padding {} + {} to hold a window that reaches over {reach}",
+                self.len, self.before, self.after
+            ));
+        };
+        self.out = room / self.stride + 1;
+        // Rounded up, a last window may reach beyond the padding, but none starts in the padding behind the data.
+        let rounds = ceil && auto == AutoPad::Explicit && !room.is_multiple_of(self.stride);
+        if rounds && self.out * self.stride < self.before + self.len {
+            self.out += 1;
+        }
+        Ok(())
+    }
+
+    /// Output extent and cut of a transposed convolution.
+    fn spread(&mut self, axis: usize, auto: AutoPad, wanted: Option<usize>) -> OpResult<()> {
+        let spread = self.len.checked_sub(1).and_then(|n| n.checked_mul(self.stride)?.checked_add(self.reach()));
+        let Some(spread) = spread.filter(|&n| n <= isize::MAX as usize) else {
+            return Err(format!("spatial axis {axis}: expected a countable extent that is not 0, found {}", self.len));
+        };
+        let same = matches!(auto, AutoPad::SameUpper | AutoPad::SameLower);
+        let Some(out) = wanted.or(same.then(|| self.len * self.stride)) else {
+            let out = (spread + self.surplus).checked_sub(self.before + self.after).filter(|&out| out > 0);
+            self.out = out.ok_or_else(|| {
+                format!(
+                    "spatial axis {axis}: expected pads that leave some of {} elements, found {} + {}",
+                    spread + self.surplus,
+                    self.before,
+                    self.after
+                )
+            })?;
+            return Ok(());
+        };
+        let most = spread + self.surplus + self.stride.max(self.dilation) - 1;
+        if out == 0 || (out > most && !same) {
+            return Err(format!("attribute 'output_shape': expected 1 to {most} on spatial axis {axis}, found {out}"));
+        }
+        self.split((spread + self.surplus).saturating_sub(out), auto);
+        // Explicit pads and padding of the output that come to the same.
+        self.after = (spread - self.before.min(spread)).saturating_sub(out);
+        self.surplus = (out + self.before).saturating_sub(spread);
+        self.out = out;
+        Ok(())
+    }
+}
+
+/// The attributes that a canonical row spells out.
+fn window_attrs(sides: &[Side]) -> Attrs {
+    let ints = |f: fn(&Side) -> usize| sides.iter().map(f).collect::<Vec<_>>();
+    let pads = [ints(|s| s.before), ints(|s| s.after)].concat();
+    let (strides, dilations) = (ints(|s| s.stride), ints(|s| s.dilation));
+    Attrs::new().with("pads", &pads[..]).with("strides", &strides[..]).with("dilations", &dilations[..])
+}
+
+/// One value per axis of three, unused leading ones filled.
+fn three(sides: &[Side], fill: usize, f: impl Fn(&Side) -> usize) -> [usize; 3] {
+    let mut out = [fill; 3];
+    for (o, side) in zip(&mut out[3 - sides.len()..], sides) {
+        *o = f(side);
+    }
+    out
+}
+
+fn window(sides: &[Side]) -> Window {
+    Window {
+        kernel: three(sides, 1, |s| s.kernel),
+        strides: three(sides, 1, |s| s.stride),
+        dilations: three(sides, 1, |s| s.dilation),
+        pads: three(sides, 0, |s| s.before),
+    }
+}
+
+/// `[n, c, spatial..]` with unit axes put before the spatial ones, so that there are three.
+fn widen(shape: &[usize]) -> Shape {
+    let units = std::iter::repeat_n(1, 5 - shape.len());
+    shape[..2].iter().copied().chain(units).chain(shape[2..].iter().copied()).collect()
+}
+
+fn widened(access: &Access) -> Access {
+    access.reshape(&widen(&access.shape)).expect("a unit axis needs no copy")
+}
+
+/// Filters, which have as many axes as the data, and the number of groups.
+fn filters<'a>(call: &Call<'a>) -> OpResult<(&'a Shape, usize)> {
+    let (x, w) = (call.shape(0), call.shape(1));
+    if w.len() != spatial(call)?.len() + 2 {
+        return Err(format!("input 'W': expected as many axes as X {x}, found {w}"));
+    }
+    match call.int("group", 1)? {
+        group @ 1.. => Ok((w, group as usize)),
+        group => Err(format!("attribute 'group': expected 1 or more, found {group}")),
+    }
+}
+
+/// Output shape, groups and sides of a convolution.
+fn conv(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
+    let x = call.shape(0);
+    let (w, group) = filters(call)?;
+    if w[1].checked_mul(group) != Some(x[1]) || !w[0].is_multiple_of(group) {
+        return Err(format!(
+            "expected filters [o, c / group, kernel..] with o divisible by group, found X {x}, W {w} and group {group}"
+        ));
+    }
+    let auto = AutoPad::new(call)?;
+    let mut sides = sides(call, &w[2..])?;
+    for (axis, side) in sides.iter_mut().enumerate() {
+        side.slide(axis, auto, false)?;
+    }
+    Ok(([x[0], w[0]].into_iter().chain(sides.iter().map(|s| s.out)).collect(), group, sides))
+}
+
+/// Output shape, groups and sides of a transposed convolution.
+fn conv_transpose(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
+    let x = call.shape(0);
+    let (w, group) = filters(call)?;
+    let channels = w[1].checked_mul(group);
+    let (Some(channels), true) = (channels, w[0] == x[1] && x[1].is_multiple_of(group)) else {
+        return Err(format!(
+            "expected filters [c, o / group, kernel..] with c divisible by group, found X {x}, W {w} and group {group}"
+        ));
+    };
+    let auto = AutoPad::new(call)?;
+    let mut sides = sides(call, &w[2..])?;
+    let surplus = sizes(call, "output_padding", sides.len(), 0, 0)?;
+    let wanted = call.ints("output_shape")?.is_some().then(|| sizes(call, "output_shape", sides.len(), 0, 1));
+    let wanted = wanted.transpose()?;
+    for (axis, side) in sides.iter_mut().enumerate() {
+        side.surplus = surplus[axis];
+        side.spread(axis, auto, wanted.as_ref().map(|w| w[axis]))?;
+    }
+    Ok(([x[0], channels].into_iter().chain(sides.iter().map(|s| s.out)).collect(), group, sides))
+}
+
+fn biased(call: &Call, shape: Shape) -> OpResult<Vec<Fact>> {
+    let dtype = same_float(call)?;
+    if call.has(2) && call.shape(2)[..] != [shape[1]] {
+        return Err(format!(
+            "input 'B': expected [{}], one bias per output channel, found {}",
+            shape[1],
+            call.shape(2)
+        ));
+    }
+    output(dtype, shape)
+}
+
+fn infer_conv(call: &Call) -> OpResult<Vec<Fact>> {
+    biased(call, conv(call)?.0)
+}
+
+fn infer_conv_transpose(call: &Call) -> OpResult<Vec<Fact>> {
+    biased(call, conv_transpose(call)?.0)
+}
+
+/// The biasless row, then the bias along axis 1.
+fn decompose_biased(
+    b: &mut dyn Build,
+    call: &Call,
+    inputs: &[Option<ValueId>],
+    core: &str,
+    attrs: Attrs,
+) -> OpResult<Vec<ValueId>> {
+    let mut y = b.node(core, &inputs[..2], attrs)?;
+    if let Some(Some(bias)) = inputs.get(2) {
+        let mut shape = vec![1; call.shape(0).len() - 1];
+        shape[0] = call.shape(2)[0];
+        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))?;
+        y = b.op("Add", &[y, bias], Attrs::new())?;
+    }
+    Ok(vec![y])
+}
+
+/// The position within the input's image of tap `t` of window `o`, unless it lies in the padding.
+fn tap(sides: &[Side], o: &[usize], t: &[usize]) -> Option<usize> {
+    let mut at = 0;
+    for (side, (&o, &t)) in zip(sides, zip(o, t)) {
+        at = at * side.len + side.tap(o, t)?;
+    }
+    Some(at)
+}
+
+/// The extents of the window, and every index within it.
+fn taps(sides: &[Side]) -> (Shape, Vec<Vec<usize>>) {
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let taps = indices(&kernel).collect();
+    (kernel, taps)
+}
+
+fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
+    let (shape, group, sides) = conv(call)?;
+    let (kernel, taps) = taps(&sides);
+    let (image, channels, per_group) = (spatial(call)?.iter().product::<usize>(), call.shape(0)[1], call.shape(1)[1]);
+    let mut y = Vec::with_capacity(shape.numel());
+    for index in indices(&shape) {
+        let (n, o) = (index[0], index[1]);
+        let first = o / (shape[1] / group) * per_group;
+        let mut sum = inputs.get(2).copied().flatten().map_or(0.0, |bias| bias[o]);
+        for t in &taps {
+            let Some(at) = tap(&sides, &index[2..], t) else { continue };
+            let t = position(t, &kernel);
+            for c in 0..per_group {
+                sum += x[(n * channels + first + c) * image + at] * w[(o * per_group + c) * taps.len() + t];
+            }
+        }
+        y.push(sum);
+    }
+    Ok(vec![y])
+}
+
+/// As the definition reads: every input element is spread over the window it stands for.
+fn eval_conv_transpose(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
+    let (shape, group, sides) = conv_transpose(call)?;
+    let (kernel, taps) = taps(&sides);
+    let (input, per_group) = (call.shape(0), call.shape(1)[1]);
+    let image = Shape::new(&shape[2..]);
+    let mut y = vec![0.0; shape.numel()];
+    if let Some(Some(bias)) = inputs.get(2) {
+        y.chunks_exact_mut(image.numel()).enumerate().for_each(|(i, y)| y.fill(bias[i % shape[1]]));
+    }
+    for (value, index) in zip(x, indices(input)) {
+        let (n, c) = (index[0], index[1]);
+        let first = c / (input[1] / group) * per_group;
+        for t in &taps {
+            let spread = |(s, (&i, &t)): (&Side, (&usize, &usize))| {
+                (i * s.stride + t * s.dilation).checked_sub(s.before).filter(|&o| o < s.out)
+            };
+            let at = zip(&sides, zip(&index[2..], t)).map(spread).collect::<Option<Vec<_>>>();
+            let Some(at) = at.map(|at| position(&at, &image)) else { continue };
+            let t = position(t, &kernel);
+            for o in 0..per_group {
+                let weight = w[(c * per_group + o) * taps.len() + t];
+                y[(n * shape[1] + first + o) * image.numel() + at] += value * weight;
+            }
+        }
+    }
+    Ok(vec![y])
+}
+
+/// Output shape and sides of a pool.
+fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
+    let axes = spatial(call)?.len();
+    if call.attrs.get("kernel_shape").is_none() {
+        return Err("attribute 'kernel_shape': expected ints, found none".into());
+    }
+    let kernel = sizes(call, "kernel_shape", axes, 1, 1)?;
+    let (auto, ceil) = (AutoPad::new(call)?, call.int("ceil_mode", 0)? != 0);
+    let padded = call.int("count_include_pad", 0)? != 0;
+    let mut sides = sides(call, &kernel)?;
+    for (axis, side) in sides.iter_mut().enumerate() {
+        side.slide(axis, auto, ceil)?;
+        // Only windows that start outside the data can miss it.
+        let outside = (0..side.out.min(side.before.div_ceil(side.stride))).chain(side.out.checked_sub(1));
+        let mut empty = outside.filter(|&o| (0..side.kernel).all(|t| side.tap(o, t).is_none()));
+        if let (false, Some(o)) = (padded, empty.next()) {
+            return Err(format!(
+                "spatial axis {axis}: expected data in every window, found only padding in window {o}"
+            ));
+        }
+    }
+    let x = call.shape(0);
+    Ok(([x[0], x[1]].into_iter().chain(sides.iter().map(|s| s.out)).collect(), sides))
+}
+
+fn infer_pool(call: &Call) -> OpResult<Vec<Fact>> {
+    output(same_float(call)?, pool(call)?.0)
+}
+
+fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<Core> {
+    let (shape, sides) = pool(call)?;
+    let template = Template::Pool { window: window(&sides), pool: kind(&sides) };
+    Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0]))] })
+}
+
+fn eval_pool(
+    inputs: &[Option<&[f64]>],
+    call: &Call,
+    start: f64,
+    fold: fn(f64, f64) -> f64,
+    finish: fn(f64, usize) -> f64,
+) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0].expect("required");
+    let (shape, sides) = pool(call)?;
+    let padded = call.int("count_include_pad", 0)? != 0;
+    let (_, taps) = taps(&sides);
+    let image: usize = spatial(call)?.iter().product();
+    let mut y = Vec::with_capacity(shape.numel());
+    for index in indices(&shape) {
+        let x = &x[(index[0] * shape[1] + index[1]) * image..][..image];
+        let (mut value, mut count) = (start, 0);
+        for t in &taps {
+            let inside = tap(&sides, &index[2..], t);
+            if let Some(at) = inside {
+                value = fold(value, x[at]);
+            }
+            let within =
+                |(s, (&o, &t)): (&Side, (&usize, &usize))| o * s.stride + t * s.dilation < s.before + s.len + s.after;
+            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], t)).all(within);
+            count += usize::from(counts);
+        }
+        y.push(finish(value, count));
+    }
+    Ok(vec![y])
+}
+
+fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {
+    let x = call.shape(0);
+    spatial(call)?;
+    let shape: Shape = [x[0], x[1]].into_iter().chain(x[2..].iter().map(|_| 1)).collect();
+    output(same_float(call)?, shape)
+}
+
+fn decompose_global(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], op: &str) -> OpResult<Vec<ValueId>> {
+    let axes: Vec<usize> = (2..call.shape(0).len()).collect();
+    Ok(vec![b.node(op, &inputs[..1], Attrs::new().with("axes", &axes[..]))?])
+}
+
+/// One value per channel of each image.
+fn each_image(inputs: &[Option<&[f64]>], call: &Call, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+    let (x, shape) = (inputs[0].expect("required"), call.shape(0));
+    let image: usize = shape[2..].iter().product();
+    (0..shape[0] * shape[1]).map(|i| f(&x[i * image..][..image])).collect()
+}

@@ -1,0 +1,72 @@
+//! Constant folding: what depends on constants and shapes alone is known before the run.
+
+use crate::error::Result;
+use crate::graph::{Constant, Graph};
+use crate::op::{Call, Fact, Lower, ValueId};
+use crate::target::Target;
+use crate::tensor::Tensor;
+
+/// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there.
+const MAX_EXPANDED: usize = 4 << 10;
+/// What shapes alone determine is computed at once, up to this many bytes.
+const MAX_COMPUTED: usize = 1 << 30;
+
+/// Folds every node that can be.
+pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    for node in graph.order()? {
+        fold_node(graph, node)?;
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// Replaces a node by constants if its inputs are constants, or if shapes alone determine it. Gives the values that now
+/// stand for its outputs, if it did.
+///
+/// # Errors
+/// When an operator refuses its values.
+pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
+    let node = graph.node(id);
+    let Some(op) = node.op() else { return Ok(None) };
+    let operands = graph.operands(id);
+    let constants: Vec<_> = operands.iter().map(|v| v.and_then(|v| graph.as_constant(v))).collect();
+    let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
+    let bytes = |f: &Fact| f.shape.numel() * f.dtype.size();
+    match op.lower {
+        // A fact in disguise: computed at once, from the facts and such values as are there.
+        Lower::Fold => {
+            if let Some(o) = node.outputs.iter().find(|o| bytes(&o.fact) > MAX_COMPUTED) {
+                return Err(node.error(format!("its constant {} is larger than {MAX_COMPUTED} bytes", o.fact)));
+            }
+            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            let mut values = Vec::with_capacity(constants.len());
+            for constant in &constants {
+                values.push(constant.map(|c| c.value().map(Tensor::to_f64)).transpose()?);
+            }
+            let values: Vec<_> = values.iter().map(Option::as_deref).collect();
+            let call = Call { op, attrs: &node.attrs, inputs: &facts };
+            let outputs = call.eval(&values).map_err(|what| node.error(what))?;
+            let made = node.outputs.iter().zip(outputs).map(|(o, values)| {
+                Constant::new(o.name.clone(), Tensor::from_f64(o.fact.dtype, o.fact.shape.clone(), &values))
+            });
+            let made: Vec<_> = made.collect();
+            graph.insert_at(id);
+            let mut values = Vec::with_capacity(made.len());
+            for (port, constant) in made.into_iter().enumerate() {
+                values.push(graph.constant(constant));
+                graph.replace(ValueId { node: id, port: port as u32 }, values[port]);
+            }
+            Ok(Some(values))
+        }
+        Lower::View(_) if known => {
+            let input = operands[0].map_or(0, |v| bytes(graph.fact(v)));
+            let output = bytes(&node.outputs[0].fact);
+            if output > input.max(MAX_EXPANDED) {
+                return Ok(None);
+            }
+            graph.make_constant(id).map(Some)
+        }
+        _ if known && !operands.is_empty() => graph.make_constant(id).map(Some),
+        _ => Ok(None),
+    }
+}

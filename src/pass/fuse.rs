@@ -1,0 +1,207 @@
+//! Decides which nodes become one kernel, by giving them one group number.
+//!
+//! A group has one value that anything outside of it reads: its last node's. So whatever the grouping, the groups form a
+//! DAG again (a path that leaves a group leaves by its last node and cannot come back), and nothing is stored on the way.
+//! Three kinds of group exist, and [`plan::lower`](crate::plan::lower) makes a kernel of each:
+//!
+//! - a **template** (matrix product, convolution, window, gather ...) and the elementwise nodes behind it;
+//! - a **row**: reductions over the same axes of the same index space, and the elementwise nodes between, before and
+//!   behind them, so that softmax and every normalisation, however it was spelled, is one pass over memory;
+//! - **elementwise** nodes of one shape.
+
+use crate::error::Result;
+use crate::expr::{Body, Code, Expr};
+use crate::graph::Graph;
+use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
+use crate::shape::Shape;
+use crate::target::Target;
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// A group may read this many values from outside, less what the target can bind.
+const MAX_READS: usize = 24;
+/// A growing group is given up when more values than this leave it.
+const MAX_LEAVING: usize = 4;
+/// The most nodes in a group: what a kernel's code may grow to.
+const MAX_NODES: usize = 64;
+
+struct Fuser<'a> {
+    graph: &'a Graph,
+    /// Position of every node in the order of the graph.
+    position: HashMap<u32, usize>,
+    groups: HashMap<u32, u32>,
+    next: u32,
+    max_reads: usize,
+}
+
+/// What a growing group iterates over.
+struct Space {
+    /// The shape of its elements.
+    full: Shape,
+    /// For a row, the shape of one result per row, and the axes it folds.
+    row: Option<(Shape, Vec<usize>)>,
+}
+
+/// Assigns groups.
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    let order = graph.order()?;
+    let position = order.iter().enumerate().map(|(i, &n)| (n, i)).collect();
+    let max_reads = MAX_READS.min((target.max_bindings as usize).saturating_sub(2));
+    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads };
+    let is = |f: fn(&Lower) -> bool| {
+        let graph = &*fuser.graph;
+        order.iter().copied().filter(move |&n| graph.node(n).op().is_some_and(|op| f(&op.lower))).collect::<Vec<_>>()
+    };
+    let templates = is(|l| matches!(l, Lower::Template(_)));
+    let reductions = is(|l| matches!(l, Lower::Reduce(_)));
+    let maps = is(|l| matches!(l, Lower::Map(_)));
+    for node in templates {
+        let space = Space { full: fuser.shape(node).clone(), row: None };
+        fuser.grow_down(node, &space);
+    }
+    for node in reductions {
+        if !fuser.groups.contains_key(&node) {
+            let space = fuser.row_space(node);
+            fuser.grow_down(node, &space);
+            fuser.grow_up(node, &space.full);
+        }
+    }
+    for node in maps.into_iter().rev() {
+        if !fuser.groups.contains_key(&node) {
+            fuser.seal(&[node]);
+            fuser.grow_up(node, &fuser.shape(node).clone());
+        }
+    }
+    let groups = fuser.groups;
+    for (node, group) in groups {
+        graph.set_group(node, Some(group));
+    }
+    Ok(())
+}
+
+impl Fuser<'_> {
+    fn shape(&self, node: u32) -> &Shape {
+        &self.graph.node(node).outputs[0].fact.shape
+    }
+
+    fn seal(&mut self, nodes: &[u32]) {
+        for &node in nodes {
+            self.groups.insert(node, self.next);
+        }
+        self.next += 1;
+    }
+
+    fn row_space(&self, node: u32) -> Space {
+        let n = self.graph.node(node);
+        let input = self.graph.operands(node)[0].expect("a reduction reads one value");
+        let facts = [Some(self.graph.fact(input))];
+        let call = Call { op: n.op().expect("a reduction is an operator"), attrs: &n.attrs, inputs: &facts };
+        let axes = reduced_axes(&call).expect("axes were inferred");
+        Space { full: self.graph.fact(input).shape.clone(), row: Some((self.shape(node).clone(), axes)) }
+    }
+
+    /// Whether a node could be part of a group over this space.
+    fn fits(&self, node: u32, space: &Space) -> bool {
+        let n = self.graph.node(node);
+        let Some(op) = n.op() else { return false };
+        match op.lower {
+            Lower::Map(map) => {
+                let shape = self.shape(node);
+                let in_row = space.row.as_ref().is_some_and(|(row, _)| row == shape);
+                // Without kept axes a result per row would broadcast along the wrong ones.
+                let in_full = space.row.as_ref().is_none_or(|(row, _)| row.len() == space.full.len());
+                let placed = in_row || in_full && *shape == space.full;
+                placed && !uses_index(self.graph, node, map)
+            }
+            Lower::Reduce(_) => space.row.as_ref().is_some_and(|(row, axes)| {
+                let other = self.row_space(node);
+                other.full == space.full && other.row.is_some_and(|(r, a)| r == *row && a == *axes)
+            }),
+            _ => false,
+        }
+    }
+
+    /// Adds readers in the order of the graph for as long as they fit, and keeps the longest run of them that one
+    /// value leaves.
+    fn grow_down(&mut self, seed: u32, space: &Space) {
+        let mut nodes = vec![seed];
+        let mut members = HashSet::from([seed]);
+        let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
+        let mut kept = 1;
+        let mut joined = seed;
+        loop {
+            let readers = self.graph.users(ValueId { node: joined, port: 0 });
+            let free = readers.into_iter().filter(|u| !members.contains(u) && !self.groups.contains_key(u));
+            frontier.extend(free.map(|u| (self.position[&u], u)));
+            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.reads(&nodes, Some(n)) <= self.max_reads;
+            let Some(next) = frontier.iter().copied().find(fits) else { break };
+            frontier.remove(&next);
+            joined = next.1;
+            nodes.push(joined);
+            members.insert(joined);
+            match self.leaving(&nodes, &members) {
+                1 if self.leaves(joined, &members) => kept = nodes.len(),
+                // Too many values would have to be kept on the way; what follows is unlikely to take them all in.
+                n if n > MAX_LEAVING || nodes.len() == MAX_NODES => break,
+                _ => {}
+            }
+        }
+        nodes.truncate(kept);
+        self.seal(&nodes);
+    }
+
+    /// Whether anything outside of the group reads the node.
+    fn leaves(&self, node: u32, members: &HashSet<u32>) -> bool {
+        let value = ValueId { node, port: 0 };
+        self.graph.is_output(value) || self.graph.users(value).iter().any(|u| !members.contains(u))
+    }
+
+    fn leaving(&self, nodes: &[u32], members: &HashSet<u32>) -> usize {
+        nodes.iter().filter(|&&n| self.leaves(n, members)).count()
+    }
+
+    /// How many values from outside a group reads, with `more` added to it.
+    fn reads(&self, nodes: &[u32], more: Option<u32>) -> usize {
+        let inside = |n: u32| nodes.contains(&n) || more == Some(n);
+        let operands = nodes.iter().copied().chain(more).flat_map(|n| self.graph.operands(n)).flatten();
+        operands.filter(|v| !inside(v.node)).collect::<HashSet<_>>().len()
+    }
+
+    /// Adds elementwise producers of the group's shape that nothing else reads.
+    fn grow_up(&mut self, sink: u32, full: &Shape) {
+        let group = self.groups[&sink];
+        let mut nodes: Vec<u32> = self.groups.iter().filter(|(_, g)| **g == group).map(|(n, _)| *n).collect();
+        nodes.sort_unstable();
+        let has_row =
+            nodes.iter().any(|&n| matches!(self.graph.node(n).op().map(|o| &o.lower), Some(Lower::Reduce(_))));
+        let mut next = 0;
+        while next < nodes.len() && nodes.len() < MAX_NODES {
+            let node = nodes[next];
+            next += 1;
+            for value in self.graph.operands(node).into_iter().flatten() {
+                let producer = value.node;
+                let Some(Lower::Map(map)) = self.graph.node(producer).op().map(|op| &op.lower) else { continue };
+                let free = !self.groups.contains_key(&producer) && !self.graph.is_output(value);
+                if free
+                    && self.shape(producer) == full
+                    && self.graph.users(value).iter().all(|u| nodes.contains(u))
+                    && !(has_row && uses_index(self.graph, producer, *map))
+                    && self.reads(&nodes, Some(producer)) <= self.max_reads
+                {
+                    self.groups.insert(producer, group);
+                    nodes.push(producer);
+                }
+            }
+        }
+    }
+}
+
+/// Whether an elementwise node's code depends on the index, which only its own index space gives.
+fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
+    let n = graph.node(node);
+    let operands = graph.operands(node);
+    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+    let call = Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts };
+    let args: Vec<_> = facts.iter().enumerate().map(|(i, f)| f.map(|f| Expr::input(i, f.dtype))).collect();
+    let body = Body::new(&[map(&Args(&args), &call)]);
+    body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
+}

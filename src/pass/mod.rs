@@ -1,0 +1,41 @@
+//! Graphs in, graphs out. Each pass is one function; [`Graph::verify`] judges its result.
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::target::Target;
+
+mod decompose;
+mod fold;
+mod fuse;
+mod simplify;
+
+pub use fold::fold_node;
+
+/// A pass.
+pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
+
+/// The pipeline, in order.
+pub const PASSES: &[(&str, Pass)] = &[
+    ("fold", fold::run),
+    ("simplify", simplify::run),
+    ("decompose", decompose::run),
+    ("fold", fold::run),
+    ("simplify", simplify::run),
+];
+
+/// Runs the pipeline, and fuses unless told otherwise.
+///
+/// # Errors
+/// What a pass or the verification after it finds.
+pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
+    graph.verify()?;
+    let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
+    for (name, pass) in PASSES.iter().chain(fusion) {
+        let span = tracing::debug_span!("pass", name).entered();
+        pass(graph, target)?;
+        graph.verify()?;
+        tracing::debug!(nodes = graph.len(), "done");
+        drop(span);
+    }
+    Ok(())
+}

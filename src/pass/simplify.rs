@@ -1,0 +1,153 @@
+//! Algebra that needs no numbers: what computes nothing goes, what is computed twice is computed once, and factors that
+//! are known move into the weights in front of them.
+
+use crate::error::Result;
+use crate::graph::{Decomposer, Graph, Kind};
+use crate::op::{Attrs, Build, ValueId};
+use crate::shape::Shape;
+use crate::target::Target;
+use std::collections::HashMap;
+
+/// Simplifies once over the graph.
+pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    let mut seen: HashMap<String, u32> = HashMap::new();
+    for id in graph.order()? {
+        if let Some(value) = forwards(graph, id) {
+            graph.replace(ValueId { node: id, port: 0 }, value);
+            continue;
+        }
+        if let Some(key) = key(graph, id) {
+            if let Some(&twin) = seen.get(&key) {
+                for port in 0..graph.node(id).outputs.len() as u32 {
+                    graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
+                }
+                continue;
+            }
+            seen.insert(key, id);
+        }
+        scale_weights(graph, id)?;
+    }
+    graph.sweep();
+    Ok(())
+}
+
+/// What tells equal computations from others: operator, attributes, operands.
+fn key(graph: &Graph, id: u32) -> Option<String> {
+    let node = graph.node(id);
+    let op = node.op()?;
+    Some(format!("{} {:?} {:?}", op.name, node.attrs, graph.operands(id)))
+}
+
+/// The scalar that a constant holds, if its elements are at hand and all equal to it.
+fn scalar(graph: &Graph, value: Option<ValueId>) -> Option<f64> {
+    let constant = graph.as_constant(value?)?;
+    if constant.fact.shape.numel() != 1 {
+        return None;
+    }
+    constant.value().ok()?.to_f64().first().copied()
+}
+
+/// The operand that a node passes on unchanged, if it does.
+fn forwards(graph: &Graph, id: u32) -> Option<ValueId> {
+    let node = graph.node(id);
+    let operands = graph.operands(id);
+    let fact = &node.outputs[0].fact;
+    let same = |v: ValueId| (graph.fact(v) == fact).then_some(v);
+    let a = (*operands.first()?)?;
+    let b = operands.get(1).copied().flatten();
+    match (node.op()?.name, scalar(graph, Some(a)), scalar(graph, b)) {
+        ("Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze", ..) => same(a),
+        ("Dropout", ..) if node.outputs.len() == 1 => same(a),
+        ("Concat" | "Sum" | "Max" | "Min" | "Mean", ..) if operands.len() == 1 => same(a),
+        ("Add" | "Sub", _, Some(0.0)) | ("Mul" | "Div" | "Pow", _, Some(1.0)) => same(a),
+        ("Add", Some(0.0), _) | ("Mul", Some(1.0), _) => same(b?),
+        ("Transpose", ..) => {
+            let perm = crate::op::Call { op: node.op()?, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()??;
+            perm.iter().enumerate().all(|(i, &p)| i as i64 == p).then_some(a)
+        }
+        _ => None,
+    }
+}
+
+/// A node with one reader, no output of the graph, of the given operator.
+fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
+    matches!(graph.node(value.node).kind, Kind::Op(op) if ops.contains(&op.name))
+        && graph.users(value).len() == 1
+        && !graph.is_output(value)
+}
+
+/// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
+/// product costs nothing.
+fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
+    let node = graph.node(id);
+    if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
+        return Ok(());
+    }
+    let (shape, name) = (node.outputs[0].fact.shape.clone(), node.name.clone());
+    let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+    let Some(&factor) = operands.iter().find(|v| graph.as_constant(**v).is_some()) else { return Ok(()) };
+    let Some(&scaled) = operands.iter().find(|v| graph.as_constant(**v).is_none()) else { return Ok(()) };
+    if graph.fact(scaled).shape != shape {
+        return Ok(());
+    }
+    // Through an addition of constants, down to the product.
+    let mut product = scaled;
+    let mut bias = None;
+    if only(graph, scaled, &["Add"]) {
+        let terms: Vec<_> = graph.operands(scaled.node).into_iter().flatten().collect();
+        let constant = terms.iter().find(|v| graph.as_constant(**v).is_some());
+        let inner = terms.iter().find(|v| graph.as_constant(**v).is_none());
+        if let (Some(&constant), Some(&inner)) = (constant, inner)
+            && graph.fact(inner).shape == shape
+        {
+            (product, bias) = (inner, Some(constant));
+        }
+    }
+    if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
+        return Ok(());
+    }
+    let operands = graph.operands(product.node);
+    let (Some(x), Some(weights)) = (operands[0], operands[1]) else { return Ok(()) };
+    if graph.as_constant(weights).is_none() {
+        return Ok(());
+    }
+    let (op, attrs) = (graph.node(product.node).op(), graph.node(product.node).attrs.clone());
+    let op = op.expect("a product is an operator");
+    let factor_shape = graph.fact(factor).shape.clone();
+    let Some(along) = weight_factor(op.name, &factor_shape, &shape, graph.fact(weights).shape.len()) else {
+        return Ok(());
+    };
+    graph.insert_at(product.node);
+    let mut build = Decomposer { graph, name };
+    let build: &mut dyn Build = &mut build;
+    let fail = |what| crate::error::Error::Graph(what);
+    let reshaped = build.op("Reshape", &[factor], Attrs::new().with("shape", along.as_slice())).map_err(fail)?;
+    let weights = build.op("Mul", &[weights, reshaped], Attrs::new()).map_err(fail)?;
+    let mut result = build.op(op.name, &[x, weights], attrs).map_err(fail)?;
+    let mut made = vec![reshaped, weights];
+    if let Some(bias) = bias {
+        let scaled_bias = build.op("Mul", &[bias, factor], Attrs::new()).map_err(fail)?;
+        result = build.op("Add", &[result, scaled_bias], Attrs::new()).map_err(fail)?;
+        made.push(scaled_bias);
+    }
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    for value in made {
+        super::fold_node(graph, value.node)?;
+    }
+    Ok(())
+}
+
+/// The shape under which a factor of the product's result scales its weights: along the output channels of a
+/// convolution (axis 1 of the result, axis 0 of the weights), along the columns of a matrix product.
+fn weight_factor(op: &str, factor: &Shape, result: &Shape, rank: usize) -> Option<Vec<usize>> {
+    let axis = if op == "MatMul" { result.len().checked_sub(1)? } else { 1 };
+    let skip = result.len().checked_sub(factor.len())?;
+    let varies = |k: usize| k >= skip && factor[k - skip] != 1;
+    if (0..result.len()).any(|k| k != axis && varies(k)) {
+        return None;
+    }
+    let mut shape = vec![1; rank];
+    let along = if op == "MatMul" { rank.checked_sub(1)? } else { 0 };
+    shape[along] = if varies(axis) { result[axis] } else { 1 };
+    Some(shape)
+}

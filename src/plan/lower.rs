@@ -1,0 +1,645 @@
+//! Groups become kernels, values become buffers and accesses.
+//!
+//! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
+//! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
+//! copied by a kernel of its own.
+
+use super::Class;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::expr::{Body, Expr};
+use crate::graph::{Constant, Graph, Kind};
+use crate::kernel::{Kernel, Operand, RowFold, Template, layout};
+use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
+use crate::shape::{Access, Shape};
+use crate::target::{Family, Target};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// A buffer that has no offset yet.
+#[derive(Clone, Debug)]
+pub struct DraftBuffer {
+    /// The tensor's name.
+    pub name: String,
+    /// The type in which elements are stored.
+    pub dtype: DType,
+    /// The tensor's extents.
+    pub shape: Shape,
+    /// Length in bytes, a multiple of 4.
+    pub bytes: u64,
+    /// What it is for.
+    pub class: Class,
+}
+
+/// A launch whose place in the order is not decided.
+#[derive(Clone, Debug)]
+pub struct DraftStep {
+    /// The node whose result it computes.
+    pub name: String,
+    /// Index of the kernel.
+    pub kernel: usize,
+    /// One buffer per operand read.
+    pub reads: Vec<usize>,
+    /// One buffer per operand written, then the workspace.
+    pub writes: Vec<usize>,
+    /// Buffers read that the first write may take the bytes of: each element is read before it is written.
+    pub reusable: Vec<usize>,
+}
+
+/// A constant and its buffer.
+#[derive(Clone, Debug)]
+pub struct DraftConstant {
+    /// The constant.
+    pub constant: Arc<Constant>,
+    /// Index of the buffer.
+    pub buffer: usize,
+    /// The kernel and its operand whose packed layout the bytes take.
+    pub packed: Option<(usize, usize)>,
+}
+
+/// Kernels and buffers of a graph, in the order of the file.
+#[derive(Debug, Default)]
+pub struct Draft {
+    /// Buffers.
+    pub buffers: Vec<DraftBuffer>,
+    /// Kernels, each once.
+    pub kernels: Vec<Kernel>,
+    /// Launches.
+    pub steps: Vec<DraftStep>,
+    /// Constants.
+    pub constants: Vec<DraftConstant>,
+    /// Inputs of the graph: value and buffer.
+    pub inputs: Vec<(ValueId, usize)>,
+    /// Outputs of the graph: name, value and buffer.
+    pub outputs: Vec<(String, ValueId, usize)>,
+    /// Whether there are concatenations, on which [`Options::join`] has a bearing.
+    pub concatenates: bool,
+}
+
+/// Choices of lowering that change memory, not results.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Write the parts of a concatenation in place.
+    pub join: bool,
+}
+
+/// Where a value lies.
+#[derive(Clone, Debug)]
+struct Place {
+    buffer: usize,
+    access: Access,
+}
+
+/// Constants of one element are literals in the code up to this many bytes of fetching.
+const LITERAL: usize = 1;
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    target: &'a Target,
+    draft: Draft,
+    places: HashMap<ValueId, Place>,
+    /// Where a value must be written, decided before its kernel is made.
+    destinations: HashMap<ValueId, Place>,
+    constants: HashMap<(*const Constant, Option<String>), usize>,
+    kernels: HashMap<String, usize>,
+}
+
+/// Lowers a graph whose passes have run.
+///
+/// # Errors
+/// When the target has no type for a value, or a node has no kernel.
+pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+    let mut lowering = Lowering {
+        graph,
+        target,
+        draft: Draft::default(),
+        places: HashMap::new(),
+        destinations: HashMap::new(),
+        constants: HashMap::new(),
+        kernels: HashMap::new(),
+    };
+    lowering.run(options)?;
+    Ok(lowering.draft)
+}
+
+impl Lowering<'_> {
+    fn run(&mut self, options: Options) -> Result<()> {
+        let order = self.graph.order()?;
+        for &value in self.graph.inputs() {
+            let buffer = self.buffer(value, Class::Input)?;
+            self.draft.inputs.push((value, buffer));
+            let access = Access::contiguous(self.graph.fact(value).shape.clone());
+            self.places.insert(value, Place { buffer, access });
+        }
+        self.choose_outputs()?;
+        self.choose_destinations(&order, options)?;
+        let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
+        for &node in &order {
+            if let Some(group) = self.graph.node(node).group {
+                members.entry(group).or_default().push(node);
+            }
+        }
+        for &id in &order {
+            let node = self.graph.node(id);
+            let Kind::Op(op) = node.kind else { continue };
+            let alone = [id];
+            let group = match node.group {
+                Some(group) => members[&group].as_slice(),
+                None => &alone,
+            };
+            if group.last() != Some(&id) {
+                continue;
+            }
+            match op.lower {
+                Lower::View(_) => self.view(id)?,
+                Lower::Concat => self.concat(id)?,
+                Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => self.group(group)?,
+                Lower::Decompose(_) | Lower::Fold => {
+                    return Err(node.error("its inputs must be constants: it has no kernel"));
+                }
+            }
+        }
+        for index in 0..self.draft.outputs.len() {
+            let (_, value, buffer) = self.draft.outputs[index];
+            let place = self.place(value)?;
+            if place.buffer != buffer {
+                let access = Access::contiguous(place.access.shape.clone());
+                self.copy(value, &place, Place { buffer, access })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn buffer(&mut self, value: ValueId, class: Class) -> Result<usize> {
+        let (fact, name) = (self.graph.fact(value), self.graph.value_name(value));
+        let dtype = self.storage(fact.dtype, name)?;
+        Ok(self.add_buffer(name.to_owned(), dtype, fact.shape.clone(), class))
+    }
+
+    fn storage(&self, dtype: DType, name: &str) -> Result<DType> {
+        self.target.storage(dtype).map_err(|e| Error::Usage(format!("value '{name}': {e}")))
+    }
+
+    fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> usize {
+        let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
+        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class });
+        self.draft.buffers.len() - 1
+    }
+
+    /// Gives every output a buffer; the first output of a value that a kernel produces is written there directly.
+    fn choose_outputs(&mut self) -> Result<()> {
+        for (name, value) in self.graph.outputs() {
+            let buffer = self.buffer(*value, Class::Output)?;
+            self.draft.buffers[buffer].name = name.clone();
+            self.draft.outputs.push((name.clone(), *value, buffer));
+            let access = Access::contiguous(self.graph.fact(*value).shape.clone());
+            self.aim(*value, Place { buffer, access });
+        }
+        Ok(())
+    }
+
+    /// Decides where a value is written, through views that keep all elements, unless that is decided already or
+    /// nothing writes the value.
+    fn aim(&mut self, mut value: ValueId, mut place: Place) {
+        loop {
+            let node = self.graph.node(value.node);
+            let Some(op) = node.op() else { return };
+            if self.destinations.contains_key(&value) {
+                return;
+            }
+            let Lower::View(_) = op.lower else {
+                self.destinations.insert(value, place);
+                return;
+            };
+            // Only views that keep the elements' order are undone: the source is written under its own shape.
+            let source = self.graph.operands(value.node)[0].expect("a view has a source");
+            let contiguous = Access::contiguous(self.graph.fact(source).shape.clone());
+            let seen = self.view_access(value.node, &contiguous);
+            let keeps = seen == Some(Access::contiguous(node.outputs[0].fact.shape.clone()));
+            let Some(access) = place.access.reshape(&contiguous.shape).filter(|_| keeps) else { return };
+            place = Place { buffer: place.buffer, access };
+            value = source;
+        }
+    }
+
+    /// Lets the producers of a concatenation's parts write into it.
+    fn choose_destinations(&mut self, order: &[u32], options: Options) -> Result<()> {
+        for &id in order.iter().rev() {
+            let node = self.graph.node(id);
+            if !matches!(node.op().map(|op| &op.lower), Some(Lower::Concat)) {
+                continue;
+            }
+            self.draft.concatenates = true;
+            let value = ValueId { node: id, port: 0 };
+            if !self.destinations.contains_key(&value) {
+                let buffer = self.buffer(value, Class::Activation)?;
+                let access = Access::contiguous(node.outputs[0].fact.shape.clone());
+                self.destinations.insert(value, Place { buffer, access });
+            }
+            if options.join {
+                let whole = self.destinations[&value].clone();
+                for (part, access) in self.parts(id, &whole.access) {
+                    self.aim(part, Place { buffer: whole.buffer, access });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of a concatenation and where each lies in the whole.
+    fn parts(&self, id: u32, whole: &Access) -> Vec<(ValueId, Access)> {
+        let operands = self.graph.operands(id);
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
+        let node = self.graph.node(id);
+        let call = Call { op: node.op().expect("a concatenation"), attrs: &node.attrs, inputs: &facts };
+        let axis = call.axis("axis", 0, &whole.shape).expect("the axis was inferred");
+        let mut start = 0;
+        let part = |value: ValueId| {
+            let len = self.graph.fact(value).shape[axis];
+            start += len;
+            (value, whole.slice(axis, start - len, 1, len))
+        };
+        operands.into_iter().flatten().map(part).collect()
+    }
+
+    fn view_access(&self, id: u32, source: &Access) -> Option<Access> {
+        let node = self.graph.node(id);
+        let op = node.op()?;
+        let Lower::View(view) = op.lower else { return None };
+        let operands = self.graph.operands(id);
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
+        view(&Call { op, attrs: &node.attrs, inputs: &facts }, source)
+    }
+
+    fn view(&mut self, id: u32) -> Result<()> {
+        let source = self.graph.operands(id)[0].expect("a view has a source");
+        let mut place = self.place(source)?;
+        let access = match self.view_access(id, &place.access) {
+            Some(access) => access,
+            None => {
+                place = self.contiguous(source, &place)?;
+                let whole = self.view_access(id, &place.access);
+                whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
+            }
+        };
+        self.places.insert(ValueId { node: id, port: 0 }, Place { buffer: place.buffer, access });
+        Ok(())
+    }
+
+    /// A row-major copy of a value in a buffer of its own.
+    fn contiguous(&mut self, value: ValueId, place: &Place) -> Result<Place> {
+        let buffer = self.buffer(value, Class::Activation)?;
+        let copy = Place { buffer, access: Access::contiguous(place.access.shape.clone()) };
+        self.copy(value, place, copy.clone())?;
+        Ok(copy)
+    }
+
+    fn copy(&mut self, value: ValueId, from: &Place, to: Place) -> Result<()> {
+        let dtype = self.graph.fact(value).dtype;
+        let name = format!("copy of {}", self.graph.value_name(value));
+        let shape = from.access.shape.clone();
+        let read = (from.buffer, self.operand(from.buffer, from.access.clone()));
+        self.step(name, Template::Map, shape, vec![read], vec![to], Body::identity(dtype))
+    }
+
+    fn concat(&mut self, id: u32) -> Result<()> {
+        let value = ValueId { node: id, port: 0 };
+        let whole = self.destinations[&value].clone();
+        for (part, access) in self.parts(id, &whole.access) {
+            let place = self.place(part)?;
+            if place.buffer != whole.buffer || place.access != access {
+                self.copy(part, &place, Place { buffer: whole.buffer, access })?;
+            }
+        }
+        self.places.insert(value, whole);
+        Ok(())
+    }
+
+    /// Where a value lies; constants get their buffer when they are first read.
+    fn place(&mut self, value: ValueId) -> Result<Place> {
+        if let Some(place) = self.places.get(&value) {
+            return Ok(place.clone());
+        }
+        let Some(constant) = self.graph.as_constant(value) else {
+            return Err(Error::Graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
+        };
+        let constant = constant.clone();
+        let key = (Arc::as_ptr(&constant), None);
+        let access = Access::contiguous(constant.fact.shape.clone());
+        if let Some(&buffer) = self.constants.get(&key) {
+            return Ok(Place { buffer, access });
+        }
+        let buffer = self.buffer(value, Class::Constant)?;
+        self.constants.insert(key, buffer);
+        self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+        Ok(Place { buffer, access })
+    }
+
+    fn operand(&self, buffer: usize, access: Access) -> Operand {
+        Operand { dtype: self.draft.buffers[buffer].dtype, access, packed: false }
+    }
+
+    /// The literal that a value is, if it is a constant of one element.
+    fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
+        match self.graph.as_constant(value) {
+            Some(c) if c.fact.shape.numel() == LITERAL => {
+                Ok(c.value()?.to_f64().first().map(|&v| Expr::lit(v, c.fact.dtype)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Makes one kernel of a group.
+    fn group(&mut self, nodes: &[u32]) -> Result<()> {
+        let sink = *nodes.last().expect("a group has nodes");
+        let lower = |n: u32| &self.graph.node(n).op().expect("only operators are grouped").lower;
+        let anchor = nodes.iter().copied().find(|&n| matches!(lower(n), Lower::Template(_)));
+        let reduction = nodes.iter().copied().find(|&n| matches!(lower(n), Lower::Reduce(_)));
+        let mut code = Code::default();
+        let value = ValueId { node: sink, port: 0 };
+        let shape = self.graph.fact(value).shape.clone();
+        let name = self.graph.node(sink).name.clone();
+        if let Some(anchor) = anchor {
+            let (core, mut reads) = self.core(anchor)?;
+            let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
+            code.values.insert(ValueId { node: anchor, port: 0 }, Expr::input(0, dtype));
+            code.first = 1;
+            let result = self.compute(nodes, &mut code, &|access, _| access.broadcast(&shape).reshape(&core.shape))?;
+            reads.append(&mut code.reads);
+            let to = self.destination(value)?;
+            let access = to.access.reshape(&core.shape);
+            let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
+            self.step(name, core.template, core.shape, reads, vec![to], Body::new(&[result]))
+        } else if let Some(reduction) = reduction {
+            let row = self.row(reduction);
+            let result = self.compute(nodes, &mut code, &|access, rank| {
+                let kept = if rank == row.full.len() { access.shape.clone() } else { row.kept.clone() };
+                Some(access.reshape(&kept)?.broadcast(&row.full).permute(&row.axes))
+            })?;
+            let per_row = shape.numel() == row.kept.numel() && (shape != row.full || row.full == row.kept);
+            let space: Shape = row.axes.iter().map(|&a| row.full[a]).collect();
+            let to = self.destination(value)?;
+            let outer = row.axes.len() - row.inner;
+            let access = if per_row {
+                to.access.reshape(&row.kept).map(|a| a.permute(&row.axes)).map(|mut a| {
+                    a.shape.truncate(outer);
+                    a.strides.truncate(outer);
+                    a
+                })
+            } else {
+                Some(to.access.permute(&row.axes))
+            };
+            let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
+            let template = Template::Row { inner: row.inner, folds: code.folds, per_row };
+            self.step(name, template, space, code.reads, vec![to], Body::new(&[result]))
+        } else {
+            let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;
+            let to = self.destination(value)?;
+            self.step(name, Template::Map, shape, code.reads, vec![to], Body::new(&[result]))
+        }
+    }
+
+    fn unreachable(&self, node: u32) -> Error {
+        self.graph.node(node).error("its result cannot be written where it is needed")
+    }
+
+    /// Where a value is to be written: as decided, or in a buffer of its own.
+    fn destination(&mut self, value: ValueId) -> Result<Place> {
+        let place = match self.destinations.get(&value) {
+            Some(place) => place.clone(),
+            None => {
+                let buffer = self.buffer(value, Class::Activation)?;
+                Place { buffer, access: Access::contiguous(self.graph.fact(value).shape.clone()) }
+            }
+        };
+        self.places.insert(value, place.clone());
+        Ok(place)
+    }
+
+    fn row(&self, reduction: u32) -> Row {
+        let node = self.graph.node(reduction);
+        let input = self.graph.operands(reduction)[0].expect("a reduction reads one value");
+        let full = self.graph.fact(input).shape.clone();
+        let facts = [Some(self.graph.fact(input))];
+        let call = Call { op: node.op().expect("a reduction"), attrs: &node.attrs, inputs: &facts };
+        let inner = reduced_axes(&call).expect("the axes were inferred");
+        let kept = (0..full.len()).map(|k| if inner.contains(&k) { 1 } else { full[k] }).collect();
+        let mut axes: Vec<usize> = (0..full.len()).filter(|k| !inner.contains(k)).collect();
+        axes.extend(&inner);
+        Row { full, kept, axes, inner: inner.len() }
+    }
+
+    /// The template of a node, with its operands' buffers.
+    fn core(&mut self, anchor: u32) -> Result<(crate::op::Core, Vec<(usize, Operand)>)> {
+        let graph = self.graph;
+        let node = graph.node(anchor);
+        let op = node.op().expect("a template is an operator");
+        let Lower::Template(template) = op.lower else { unreachable!("the caller chose a template") };
+        let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
+        let mut places = Vec::with_capacity(operands.len());
+        for &value in &operands {
+            places.push(self.place(value)?);
+        }
+        let facts: Vec<_> = operands.iter().map(|&v| Some(graph.fact(v))).collect();
+        let call = Call { op, attrs: &node.attrs, inputs: &facts };
+        let build = |places: &[Place]| {
+            let accesses: Vec<_> = places.iter().map(|p| p.access.clone()).collect();
+            template(&call, &accesses).map_err(|what| node.error(what))
+        };
+        let mut core = build(&places)?;
+        let windowed = matches!(
+            core.template,
+            Template::Conv { .. }
+                | Template::ConvTranspose { .. }
+                | Template::Pool { .. }
+                | Template::Resize { .. }
+                | Template::Pad { .. }
+        );
+        if windowed {
+            let (input, access) = &core.reads[0];
+            let mut image = access.clone();
+            if image.shape.len() > 1 {
+                image.shape.remove(0);
+                image.strides.remove(0);
+            }
+            if !image.is_contiguous() {
+                let input = *input;
+                places[input] = self.contiguous(operands[input], &places[input])?;
+                core = build(&places)?;
+            }
+        }
+        let reads =
+            core.reads.iter().map(|(i, access)| (places[*i].buffer, self.operand(places[*i].buffer, access.clone())));
+        let reads = reads.collect();
+        Ok((core, reads))
+    }
+
+    /// The expression of a group's last node. `access` turns a value's access into the kernel's index space, given the
+    /// rank of the value that the elementwise node reading it produces.
+    fn compute(
+        &mut self,
+        nodes: &[u32],
+        code: &mut Code,
+        access: &dyn Fn(&Access, usize) -> Option<Access>,
+    ) -> Result<Expr> {
+        let graph = self.graph;
+        for &id in nodes {
+            let node = graph.node(id);
+            let op = node.op().expect("only operators are grouped");
+            if matches!(op.lower, Lower::Template(_)) {
+                continue;
+            }
+            let operands = graph.operands(id);
+            // Elementwise operands are broadcast to the node's own shape before the kernel's space is considered.
+            let shape = match op.lower {
+                Lower::Reduce(_) => graph.fact(operands[0].expect("a reduction reads one value")).shape.clone(),
+                _ => node.outputs[0].fact.shape.clone(),
+            };
+            let mut args = Vec::with_capacity(operands.len());
+            for &value in &operands {
+                let Some(value) = value else {
+                    args.push(None);
+                    continue;
+                };
+                if let Some(expr) = code.values.get(&value) {
+                    args.push(Some(expr.clone()));
+                    continue;
+                }
+                if let Some(literal) = self.literal(value)? {
+                    args.push(Some(literal));
+                    continue;
+                }
+                let place = self.place(value)?;
+                let seen = access(&place.access.broadcast(&shape), shape.len());
+                let seen = seen.ok_or_else(|| node.error("an operand cannot be read in the kernel's index space"))?;
+                let read = (place.buffer, self.operand(place.buffer, seen));
+                let number = code.reads.iter().position(|r| *r == read).unwrap_or_else(|| {
+                    code.reads.push(read);
+                    code.reads.len() - 1
+                });
+                args.push(Some(Expr::input(code.first + number, graph.fact(value).dtype)));
+            }
+            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            let call = Call { op, attrs: &node.attrs, inputs: &facts };
+            let result = match op.lower {
+                Lower::Map(map) => map(&Args(&args), &call),
+                Lower::Reduce(fold) => {
+                    let input = args[0].take().expect("a reduction reads one value");
+                    let dtype = input.dtype();
+                    code.folds.push(RowFold { fold, body: Body::new(&[input]) });
+                    Expr::fold(code.folds.len() - 1, dtype)
+                }
+                _ => return Err(node.error("cannot be part of a kernel")),
+            };
+            code.values.insert(ValueId { node: id, port: 0 }, result);
+        }
+        let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
+        Ok(code.values[&sink].clone())
+    }
+
+    /// Adds a launch, its workspace, and what of it can be done in place.
+    fn step(
+        &mut self,
+        name: String,
+        template: Template,
+        shape: Shape,
+        reads: Vec<(usize, Operand)>,
+        writes: Vec<Place>,
+        body: Body,
+    ) -> Result<()> {
+        let (mut buffers, operands): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
+        let mut kernel = Kernel {
+            template,
+            shape,
+            reads: operands,
+            writes: writes.iter().map(|p| self.operand(p.buffer, p.access.clone())).collect(),
+            body,
+            workspace: 0,
+        };
+        if self.target.family == Family::Cpu {
+            self.pack(&mut kernel, &mut buffers);
+        }
+        kernel.workspace = layout::workspace(&kernel, self.target);
+        let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
+        let first = &kernel.writes[0];
+        let core = kernel.template.core_reads();
+        let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
+        let same = |b: usize| {
+            let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
+            operands.all(|(i, o)| i >= core && o.access == first.access && o.dtype.size() == first.dtype.size())
+        };
+        let bytes = |b: usize| self.draft.buffers[b].bytes;
+        let mut reusable: Vec<usize> = buffers.clone();
+        reusable.sort_unstable();
+        reusable.dedup();
+        reusable.retain(|&b| !per_row && bytes(b) == bytes(written[0]) && same(b));
+        if kernel.workspace > 0 {
+            let shape = Shape::new([kernel.workspace as usize]);
+            written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
+        }
+        let text = serde_json::to_string(&kernel).expect("a kernel has only finite numbers and text keys");
+        let kernels = &mut self.draft.kernels;
+        let number = *self.kernels.entry(text).or_insert_with(|| {
+            kernels.push(kernel);
+            kernels.len() - 1
+        });
+        for constant in &mut self.draft.constants {
+            if let Some((kernel @ usize::MAX, _)) = &mut constant.packed {
+                *kernel = number;
+            }
+        }
+        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, reusable });
+        Ok(())
+    }
+
+    /// Constants that the CPU's kernels want in their own layout get a buffer in that layout.
+    fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
+        for operand in 0..kernel.template.core_reads() {
+            let source = buffers[operand];
+            if self.draft.buffers[source].class != Class::Constant {
+                continue;
+            }
+            let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
+            let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
+            let constant = self.draft.constants[at].constant.clone();
+            let read = &mut kernel.reads[operand];
+            let layout = format!("{:?} {:?} {}", read.access, kernel.template, kernel.template.name());
+            let key = (Arc::as_ptr(&constant), Some(layout));
+            read.packed = true;
+            buffers[operand] = match self.constants.get(&key) {
+                Some(&buffer) => buffer,
+                None => {
+                    let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[source].clone();
+                    let buffer = self.add_buffer(name, dtype, shape, Class::Constant);
+                    self.draft.buffers[buffer].bytes = bytes.next_multiple_of(4);
+                    let packed = Some((usize::MAX, operand));
+                    self.draft.constants.push(DraftConstant { constant, buffer, packed });
+                    self.constants.insert(key, buffer);
+                    buffer
+                }
+            };
+        }
+    }
+}
+
+/// What a group's expressions are made of so far.
+#[derive(Default)]
+struct Code {
+    values: HashMap<ValueId, Expr>,
+    reads: Vec<(usize, Operand)>,
+    folds: Vec<RowFold>,
+    /// The number of the first operand: a core value comes before it.
+    first: usize,
+}
+
+/// The index space of a row kernel.
+struct Row {
+    /// The shape that is reduced.
+    full: Shape,
+    /// The same with reduced axes of extent 1.
+    kept: Shape,
+    /// Outer axes, then reduced ones.
+    axes: Vec<usize>,
+    /// How many are reduced.
+    inner: usize,
+}

@@ -1,0 +1,194 @@
+//! The front door: a path or a graph in, a plan that runs out.
+
+use crate::backend::{Backend, Usage, cpu::Cpu};
+use crate::error::{Error, Result};
+use crate::exec::Exec;
+use crate::graph::{Constant, Graph};
+use crate::onnx;
+use crate::pass;
+use crate::plan::{self, Limits, Plan};
+use crate::target::Target;
+use crate::tensor::Tensor;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Which device to run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// The best device that is there: a GPU if one is, else the CPU.
+    #[default]
+    Auto,
+    /// Any wgpu adapter, software ones included.
+    Wgpu,
+    /// The host.
+    Cpu,
+}
+
+/// How a graph is compiled and where it runs.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The device.
+    pub backend: Choice,
+    /// Named dims and their extents.
+    pub dims: Vec<(String, usize)>,
+    /// Threads of the CPU backend; 0 means as many as the host has cores.
+    pub threads: usize,
+    /// Whether neighbouring operators become one kernel.
+    pub fuse: bool,
+    /// The most bytes the plan may take.
+    pub memory_limit: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { backend: Choice::Auto, dims: Vec::new(), threads: 0, fuse: true, memory_limit: None }
+    }
+}
+
+impl Options {
+    /// These options with a named dim bound.
+    pub fn set(mut self, dim: impl Into<String>, extent: usize) -> Options {
+        self.dims.push((dim.into(), extent));
+        self
+    }
+
+    /// These options on another device.
+    pub fn on(mut self, backend: Choice) -> Options {
+        self.backend = backend;
+        self
+    }
+
+    /// Threads, with 0 resolved.
+    pub fn thread_count(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        }
+    }
+}
+
+/// Opens the device that `options` ask for, and says in one line which it is and why.
+///
+/// # Errors
+/// [`Error::Backend`] when a device is named that is not there.
+pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
+    let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(options.thread_count())) };
+    #[cfg(feature = "wgpu")]
+    let gpu = |software: bool| crate::backend::wgpu::open(software);
+    #[cfg(not(feature = "wgpu"))]
+    let gpu = |_: bool| -> Result<(Box<dyn Backend>, String)> {
+        Err(Error::Backend { backend: "wgpu", what: "this build has no wgpu".into() })
+    };
+    match options.backend {
+        Choice::Cpu => Ok((cpu(), format!("cpu, {} threads", options.thread_count()))),
+        Choice::Wgpu => gpu(true),
+        Choice::Auto => gpu(false).or_else(|reason| {
+            Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))
+        }),
+    }
+}
+
+/// A compiled graph on a device. Shared between threads, it runs one call at a time.
+#[derive(Debug)]
+pub struct Session {
+    plan: Plan,
+    device: String,
+    exec: Mutex<Exec>,
+}
+
+impl Session {
+    /// Reads a graph file (`.onnx` or `.onnxtxt`), plans it, and loads it.
+    ///
+    /// # Errors
+    /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
+    pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
+        let path = path.as_ref();
+        let graph = onnx::import(&onnx::load(path)?, &options.dims).map_err(|e| e.in_file(path))?;
+        Session::from_graph(graph, options).map_err(|e| e.in_file(path))
+    }
+
+    /// Plans a graph and loads it.
+    ///
+    /// # Errors
+    /// When the plan exceeds the limit, or the device is not there.
+    pub fn from_graph(graph: Graph, options: &Options) -> Result<Session> {
+        let (backend, device) = open(options)?;
+        Session::on_backend(graph, backend, device, options, &|_, _| {})
+    }
+
+    /// Plans a graph and loads it on a backend that the caller opened, such as one over memory of its own.
+    /// `progress` is told how many constants of how many have arrived.
+    ///
+    /// # Errors
+    /// When the plan exceeds the limit, or the device refuses.
+    pub fn on_backend(
+        graph: Graph,
+        backend: Box<dyn Backend>,
+        device: String,
+        options: &Options,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Session> {
+        let (plan, constants) = compile(graph, backend.target(), options)?;
+        let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
+        Ok(Session { plan, device, exec: Mutex::new(exec) })
+    }
+
+    /// The plan that runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The device in one line, and why it was chosen.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// What the device has given.
+    pub fn usage(&self) -> Usage {
+        self.with(|exec| exec.backend().usage())
+    }
+
+    /// One run: inputs by name in any order, outputs by name in the graph's order.
+    ///
+    /// # Errors
+    /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
+    pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+        let ordered = self.arrange(inputs)?;
+        let outputs = self.with(|exec| exec.run(&ordered))?;
+        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+    }
+
+    /// Inputs given by name, in the order of the plan.
+    ///
+    /// # Errors
+    /// When one is missing, unknown or given twice.
+    pub fn arrange(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
+        let known = || self.plan.inputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
+        for (i, (name, _)) in inputs.iter().enumerate() {
+            if !self.plan.inputs.iter().any(|p| p.name == *name) {
+                return Err(Error::Usage(format!("input '{name}': not an input of the graph; its inputs: {}", known())));
+            }
+            if inputs[..i].iter().any(|(other, _)| other == name) {
+                return Err(Error::Usage(format!("input '{name}' is given twice")));
+            }
+        }
+        let find = |name: &str| inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
+        let missing = |p: &plan::Port| Error::Usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
+        self.plan.inputs.iter().map(|p| find(&p.name).ok_or_else(|| missing(p))).collect()
+    }
+
+    /// Lends the loaded plan, for callers that time or repeat its parts.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
+        // A panic in another thread leaves no half-written state that a new run would not overwrite.
+        f(&mut self.exec.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Runs the passes over a graph and plans it; with the data of the plan's constants.
+///
+/// # Errors
+/// When the graph cannot be lowered to the target, or the plan exceeds the limit.
+pub fn compile(mut graph: Graph, target: &Target, options: &Options) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    pass::run(&mut graph, target, options.fuse)?;
+    plan::compile(&graph, target, &Limits { memory: options.memory_limit })
+}

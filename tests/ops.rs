@@ -1,0 +1,80 @@
+//! The op table on every backend against the reference.
+
+mod common;
+mod samples;
+
+use plimsoll::exec::Exec;
+use plimsoll::graph::Graph;
+use plimsoll::op::{Fact, ValueId};
+use plimsoll::plan::Limits;
+use plimsoll::{ops, pass, plan, reference};
+use std::collections::BTreeSet;
+
+/// Within this share of the output's peak.
+const TOLERANCE: f64 = 1e-5;
+
+/// Rows whose exactness a backend's arithmetic bounds, and the share of the peak that it keeps to.
+const LOOSER: &[(&str, &str, f64)] = &[];
+
+fn graph(sample: &samples::Sample) -> Result<Graph, String> {
+    let op = ops::find(sample.op).ok_or_else(|| format!("no row '{}'", sample.op))?;
+    let mut graph = Graph::new(sample.op);
+    let inputs: Vec<Option<ValueId>> = sample
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, input)| input.as_ref().map(|t| graph.input(format!("x{i}"), Fact::new(t.dtype, t.shape.clone()))))
+        .collect();
+    let node = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]).map_err(|e| e.to_string())?;
+    for port in 0..graph.node(node).outputs.len() as u32 {
+        graph.output(format!("y{port}"), ValueId { node, port });
+    }
+    Ok(graph)
+}
+
+#[test]
+fn every_row_agrees_with_the_reference_on_every_backend() {
+    let samples = samples::samples();
+    let mut failures = Vec::new();
+    for (name, open) in common::backends() {
+        let mut ran = 0;
+        for (number, sample) in samples.iter().enumerate() {
+            let run = || -> Result<(), String> {
+                let graph = graph(sample)?;
+                let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
+                let expected = reference::run(&graph, &inputs).map_err(|e| format!("reference: {e}"))?;
+                let backend = open();
+                let mut passed = graph.clone();
+                pass::run(&mut passed, backend.target(), true).map_err(|e| e.to_string())?;
+                let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None })
+                    .map_err(|e| format!("plan: {e}"))?;
+                let planned = plan.bytes();
+                let mut exec = Exec::load(backend, plan, &constants, &|_| {}).map_err(|e| format!("load: {e}"))?;
+                let found = exec.run(&inputs).map_err(|e| format!("run: {e}"))?;
+                let allocated = exec.backend().usage().bytes;
+                if planned != allocated {
+                    return Err(format!("planned {planned} bytes, allocated {allocated}"));
+                }
+                let looser = LOOSER.iter().find(|(b, o, _)| *b == name && *o == sample.op);
+                let tolerance = looser.map_or(TOLERANCE, |l| l.2);
+                for (found, expected) in found.iter().zip(&expected) {
+                    common::agrees(found, expected, tolerance)?;
+                }
+                Ok(())
+            };
+            ran += 1;
+            if let Err(error) = run() {
+                failures.push(format!("{name}: sample {number}, {} {:?}: {error}", sample.op, sample.attrs));
+            }
+        }
+        eprintln!("{name}: {ran} samples");
+    }
+    assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_row_has_a_sample() {
+    let sampled: BTreeSet<&str> = samples::samples().iter().map(|s| s.op).collect();
+    let missing: Vec<_> = ops::all().map(|op| op.name).filter(|name| !sampled.contains(name)).collect();
+    assert!(missing.is_empty(), "rows without a sample: {}", missing.join(", "));
+}

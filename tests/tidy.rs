@@ -1,0 +1,173 @@
+//! The project's rules about itself.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Modules from bottom to top; a file may use only modules listed above its own, and its own folder.
+const LAYERS: &[&[&str]] = &[
+    &["error", "dtype", "shape", "tensor", "npy", "target"],
+    &["expr", "kernel", "op", "ops"],
+    &["graph"],
+    &["trace", "onnx", "reference", "pass"],
+    &["kernel::layout", "kernel::render"],
+    &["plan"],
+    &["backend", "exec", "eager"],
+    &["session", "report", "cli"],
+];
+
+fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("it can be listed").path();
+        if path.is_dir() {
+            rust_files(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            out.push(path);
+        }
+    }
+}
+
+/// Every source file with its module path and its code: comments and tests are left out.
+fn sources() -> Vec<(PathBuf, String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    files.sort();
+    let load = |path: PathBuf| {
+        let text = fs::read_to_string(&path).expect("it is text");
+        let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+        let code: String =
+            code.lines().filter(|l| !l.trim_start().starts_with("//")).map(|l| format!("{l}\n")).collect();
+        let relative = path.strip_prefix(&root).expect("it is below src").with_extension("");
+        let module = relative.to_string_lossy().replace('/', "::");
+        (path, module.trim_end_matches("::mod").to_owned(), code)
+    };
+    files.into_iter().map(load).collect()
+}
+
+/// The layer and position of the longest listed prefix of a module path.
+fn place(module: &str) -> Option<(usize, usize)> {
+    let listed =
+        LAYERS.iter().enumerate().flat_map(|(l, names)| names.iter().enumerate().map(move |(i, n)| (*n, (l, i))));
+    listed
+        .filter(|(name, _)| module == *name || module.starts_with(&format!("{name}::")))
+        .max_by_key(|(name, _)| name.len())
+        .map(|(_, at)| at)
+}
+
+#[test]
+fn modules_use_only_what_is_below_them() {
+    let mut wrong = Vec::new();
+    for (path, module, code) in sources() {
+        if module == "lib" || module == "main" {
+            continue;
+        }
+        let (layer, _) = place(&module).unwrap_or_else(|| panic!("{} has no layer", path.display()));
+        let top = module.split("::").next().expect("a module has a name");
+        for (at, _) in code.match_indices("crate::") {
+            let rest = &code[at + "crate::".len()..];
+            let used: String = rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_' || *c == ':').collect();
+            let used = used.trim_end_matches(':');
+            let Some((other, _)) = place(used) else { continue };
+            if other > layer && used.split("::").next() != Some(top) {
+                wrong.push(format!("{}: uses crate::{used}, a layer above", path.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn libraries_stay_where_they_belong() {
+    let mut wrong = Vec::new();
+    for (path, module, code) in sources() {
+        let confined: &[(&str, &[&str])] = &[
+            ("petgraph::", &["graph"]),
+            ("prost::", &["onnx"]),
+            ("wgpu::", &["backend::wgpu", "backend", "session", "cli"]),
+            ("rayon::", &["backend::cpu"]),
+            ("clap::", &["cli"]),
+            ("npyz::", &["npy"]),
+        ];
+        for (library, allowed) in confined {
+            let named = code.match_indices(library).any(|(i, _)| !code[..i].ends_with("::"));
+            let inside = allowed.iter().any(|a| module == *a || module.starts_with(&format!("{a}::")));
+            if named && !inside {
+                wrong.push(format!("{} names {library}", path.display()));
+            }
+        }
+        let mapped = module == "onnx" || module.starts_with("onnx::");
+        if !module.starts_with("backend") && !mapped && code.contains("unsafe ") {
+            wrong.push(format!("{} is unsafe", path.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_unsafe_block_says_why_it_is_sound() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    let mut wrong = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(&path).expect("it is text");
+        let lines: Vec<&str> = text.lines().collect();
+        for (i, line) in lines.iter().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            let block = code.contains("unsafe {") || code.contains("unsafe impl");
+            // The reason stands above the statement, which may span a few lines, or above a run of unsafe lines.
+            let reasoned = lines[i.saturating_sub(12)..=i].iter().any(|l| l.contains("SAFETY"));
+            if block && !reasoned {
+                wrong.push(format!("{}:{}", path.display(), i + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "unsafe without a SAFETY comment:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_dependency_has_its_reason() {
+    let manifest = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml")).expect("it is there");
+    let mut inside = false;
+    let mut reason = false;
+    let mut wrong = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            inside = line == "[dependencies]" || line == "[dev-dependencies]";
+            reason = false;
+        } else if inside && line.starts_with('#') {
+            reason = true;
+        } else if inside && line.is_empty() {
+            reason = false;
+        } else if inside && line.contains('=') && !reason {
+            wrong.push(line.to_owned());
+        }
+    }
+    assert!(wrong.is_empty(), "dependencies without a reason:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn every_row_of_the_op_table_is_documented_and_unique() {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    for op in plimsoll::ops::all() {
+        *seen.entry(op.name).or_default() += 1;
+        assert!(op.doc.len() > 8 && !op.doc.contains('\n'), "{}: one line that says what it computes", op.name);
+    }
+    let twice: Vec<_> = seen.iter().filter(|(_, n)| **n > 1).collect();
+    assert!(twice.is_empty(), "{twice:?}");
+}
+
+#[test]
+fn the_top_level_is_what_it_should_be() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let expected =
+        ["Cargo.lock", "Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md", "graphs", "shaders", "src", "tests"];
+    let mut found: Vec<_> = fs::read_dir(root)
+        .expect("it is there")
+        .map(|e| e.expect("it can be listed").file_name().to_string_lossy().into_owned())
+        .filter(|n| !n.starts_with('.') && n != "target")
+        .collect();
+    found.sort();
+    assert_eq!(found, expected);
+}
