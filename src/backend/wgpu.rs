@@ -216,7 +216,7 @@ impl Wgpu {
             family: Family::Wgpu,
             alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
             max_segment: limits.max_buffer_size & !3,
-            max_binding: u64::from(limits.max_storage_buffer_binding_size) & !3,
+            max_binding: limits.max_storage_buffer_binding_size & !3,
             max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
             max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
             max_shared: limits.max_compute_workgroup_storage_size,
@@ -266,7 +266,7 @@ impl Wgpu {
         let buffer = self.segments.get(at.segment.0 as usize).and_then(Option::as_ref);
         let buffer = buffer.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
         let end = at.offset.checked_add(at.bytes).filter(|end| *end <= buffer.size());
-        if end.is_none() || at.offset % 4 != 0 || at.bytes % 4 != 0 {
+        if end.is_none() || !at.offset.is_multiple_of(4) || !at.bytes.is_multiple_of(4) {
             let Slice { offset, bytes, .. } = at;
             return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes in words", buffer.size())));
         }
@@ -327,9 +327,7 @@ impl Wgpu {
                 // SAFETY: the text was rendered from a kernel whose accesses `reaches` has found to lie within their
                 // bindings; templates compare every other index with constant extents before they use it, and their
                 // loops end at constants.
-                unsafe {
-                    self.device.create_shader_module_trusted(source, wgpu::ShaderRuntimeChecks::unchecked())
-                }
+                unsafe { self.device.create_shader_module_trusted(source, wgpu::ShaderRuntimeChecks::unchecked()) }
             };
             self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
                 label: Some(name),
@@ -426,7 +424,7 @@ impl Backend for Wgpu {
 
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
         self.alive()?;
-        if bytes % 4 != 0 || bytes > self.target.max_segment {
+        if !bytes.is_multiple_of(4) || bytes > self.target.max_segment {
             let most = self.target.max_segment;
             return Err(failed(format!("cannot allocate {bytes} bytes: at most {most}, in words")));
         }
