@@ -1,9 +1,10 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
 use crate::backend::{Backend, Launch, RecordId, SegmentId, Slice};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Constant;
-use crate::kernel::layout;
+use crate::kernel::{Kernel, layout};
 use crate::plan::{Plan, Port};
 use crate::tensor::Tensor;
 use std::sync::Arc;
@@ -55,13 +56,9 @@ impl Exec {
             segments.push(backend.alloc(segment.bytes)?);
         }
         for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
-            let value = constant.value()?;
-            let bytes = match port.packed {
-                Some((kernel, operand)) => layout::pack(&plan.kernels[kernel], operand, value.bytes()),
-                None => value.store(plan.buffers[port.buffer].dtype, &port.name)?.into_owned(),
-            };
-            let at = Slice { bytes: bytes.len() as u64, ..slice(plan, segments, port.buffer) };
-            backend.write(at, &bytes)?;
+            let (stored, at) = place(plan, segments, port.buffer);
+            let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
+            write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
         let mut kernels = Vec::with_capacity(plan.kernels.len());
@@ -70,7 +67,7 @@ impl Exec {
         }
         let launch = |step: &crate::plan::Step| Launch {
             kernel: kernels[step.kernel],
-            args: step.reads.iter().chain(&step.writes).map(|&b| slice(plan, segments, b)).collect(),
+            args: step.reads.iter().chain(&step.writes).map(|&b| place(plan, segments, b).1).collect(),
         };
         backend.record(&plan.steps.iter().map(launch).collect::<Vec<_>>())
     }
@@ -90,19 +87,8 @@ impl Exec {
     /// # Errors
     /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
-        if inputs.len() != self.plan.inputs.len() {
-            let expected = self.plan.inputs.len();
-            return Err(Error::Usage(format!("expected {expected} inputs, found {}", inputs.len())));
-        }
-        for (port, tensor) in self.plan.inputs.iter().zip(inputs) {
-            fits(port, tensor)?;
-        }
-        for (port, tensor) in self.plan.inputs.iter().zip(inputs) {
-            let bytes = tensor.store(self.plan.buffers[port.buffer].dtype, &port.name)?;
-            let at = Slice { bytes: bytes.len() as u64, ..slice(&self.plan, &self.segments, port.buffer) };
-            self.backend.write(at, &bytes)?;
-        }
-        Ok(())
+        let Exec { backend, plan, segments, .. } = self;
+        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)
     }
 
     /// Runs all steps once.
@@ -118,15 +104,8 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
-        let mut outputs = Vec::with_capacity(self.plan.outputs.len());
-        for port in &self.plan.outputs {
-            let stored = self.plan.buffers[port.buffer].dtype;
-            let mut bytes = vec![0; port.shape.numel() * stored.size()];
-            let at = Slice { bytes: bytes.len() as u64, ..slice(&self.plan, &self.segments, port.buffer) };
-            self.backend.read(at, &mut bytes)?;
-            outputs.push(Tensor::load(stored, bytes, port.dtype, port.shape.clone())?);
-        }
-        Ok(outputs)
+        let Exec { backend, plan, segments, .. } = self;
+        read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
     /// One run: inputs in, outputs out, in the plan's order.
@@ -146,9 +125,63 @@ impl Drop for Exec {
     }
 }
 
-fn slice(plan: &Plan, segments: &[SegmentId], buffer: usize) -> Slice {
+fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {
     let b = &plan.buffers[buffer];
-    Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes }
+    (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
+}
+
+/// Copies a constant to its buffer: in the layout that a kernel wants of an operand, or as the type that is stored.
+pub(crate) fn write_constant(
+    backend: &mut dyn Backend,
+    at: Slice,
+    stored: DType,
+    packed: Option<(&Kernel, usize)>,
+    constant: &Constant,
+) -> Result<()> {
+    let value = constant.value()?;
+    let bytes = match packed {
+        Some((kernel, operand)) => layout::pack(kernel, operand, value.bytes()).into(),
+        None => value.store(stored, &constant.name)?,
+    };
+    backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)
+}
+
+/// Copies inputs to their buffers once all of them were found to be what the ports ask for. `place` tells where a buffer lies, and
+/// as which type.
+pub(crate) fn write_inputs(
+    backend: &mut dyn Backend,
+    ports: &[Port],
+    place: &dyn Fn(usize) -> (DType, Slice),
+    inputs: &[Tensor],
+) -> Result<()> {
+    if inputs.len() != ports.len() {
+        return Err(Error::Usage(format!("expected {} inputs, found {}", ports.len(), inputs.len())));
+    }
+    for (port, tensor) in ports.iter().zip(inputs) {
+        fits(port, tensor)?;
+    }
+    for (port, tensor) in ports.iter().zip(inputs) {
+        let (stored, at) = place(port.buffer);
+        let bytes = tensor.store(stored, &port.name)?;
+        backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Waits for the device and copies outputs from their buffers.
+pub(crate) fn read_outputs(
+    backend: &mut dyn Backend,
+    ports: &[Port],
+    place: &dyn Fn(usize) -> (DType, Slice),
+) -> Result<Vec<Tensor>> {
+    let mut outputs = Vec::with_capacity(ports.len());
+    for port in ports {
+        let (stored, at) = place(port.buffer);
+        let mut bytes = vec![0; port.shape.numel() * stored.size()];
+        backend.read(Slice { bytes: bytes.len() as u64, ..at }, &mut bytes)?;
+        outputs.push(Tensor::load(stored, bytes, port.dtype, port.shape.clone())?);
+    }
+    Ok(outputs)
 }
 
 fn fits(port: &Port, tensor: &Tensor) -> Result<()> {

@@ -109,12 +109,7 @@ impl Constant {
                     let whole = Access::contiguous(input.fact.shape.clone());
                     if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
                         let source = input.value()?;
-                        let tensor = if access.is_contiguous() && access.offset == 0 {
-                            Tensor::new(self.fact.dtype, self.fact.shape.clone(), source.bytes().clone())?
-                        } else {
-                            source.gather(&access)
-                        };
-                        return Ok(self.value.get_or_init(|| tensor));
+                        return Ok(self.value.get_or_init(|| source.gather(&access)));
                     }
                 }
                 let mut values = Vec::with_capacity(inputs.len());

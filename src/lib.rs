@@ -48,7 +48,9 @@
 #![warn(missing_docs)]
 
 pub mod backend;
+pub mod cli;
 pub mod dtype;
+pub mod eager;
 pub mod error;
 pub mod exec;
 pub mod expr;
@@ -61,14 +63,19 @@ pub mod ops;
 pub mod pass;
 pub mod plan;
 pub mod reference;
+pub mod report;
+pub mod session;
 pub mod shape;
 pub mod target;
 pub mod tensor;
+pub mod trace;
 
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use plan::{Limits, Plan};
+pub use session::Session;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
+pub use trace::Trace;

@@ -73,15 +73,15 @@ impl Attr {
         }
     }
 
-    /// What the constant of a shaping input becomes. A scalar whose type is not the usual one stays a tensor, so that
-    /// a row whose result has that type (a Range) can tell.
+    /// What the constant of a shaping input becomes: a number without axes, a list with one. A scalar whose type is
+    /// not the usual one stays a tensor, so that a row whose result has that type (a Range) can tell.
     pub fn shaping(tensor: &Tensor) -> Attr {
-        match (tensor.dtype(), tensor.to_i64()) {
-            (dtype, _) if tensor.shape().is_empty() && !matches!(dtype, DType::I64 | DType::F32) => {
-                Attr::Tensor(tensor.clone())
-            }
-            (_, Some(values)) => Attr::Ints(values),
-            (_, None) => Attr::Floats(tensor.to_f64()),
+        match (tensor.dtype(), tensor.to_i64(), tensor.shape().is_empty()) {
+            (DType::I64, Some(values), true) => Attr::Int(values[0]),
+            (DType::F32, _, true) => Attr::Float(tensor.to_f64()[0]),
+            (_, _, true) => Attr::Tensor(tensor.clone()),
+            (_, Some(values), false) => Attr::Ints(values),
+            (_, None, false) => Attr::Floats(tensor.to_f64()),
         }
     }
 }
@@ -203,20 +203,22 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A list of integers, if the attribute is set.
+    /// A list of integers, if the attribute is set; a single one is a list, too.
     pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i64]>> {
         match self.attrs.get(name) {
             None => Ok(None),
             Some(Attr::Ints(v)) => Ok(Some(v)),
+            Some(Attr::Int(v)) => Ok(Some(std::slice::from_ref(v))),
             Some(other) => Err(format!("attribute '{name}': expected ints, found {}", other.kind())),
         }
     }
 
-    /// A list of floats, if the attribute is set.
+    /// A list of floats, if the attribute is set; a single one is a list, too.
     pub fn floats(&self, name: &str) -> OpResult<Option<Vec<f64>>> {
         match self.attrs.get(name) {
             None => Ok(None),
             Some(Attr::Floats(v)) => Ok(Some(v.clone())),
+            Some(Attr::Float(v)) => Ok(Some(vec![*v])),
             Some(Attr::Ints(v)) => Ok(Some(v.iter().map(|&v| v as f64).collect())),
             Some(other) => Err(format!("attribute '{name}': expected floats, found {}", other.kind())),
         }

@@ -157,12 +157,18 @@ impl Tensor {
         self.gather(&Access::contiguous(self.shape.clone()).permute(&axes))
     }
 
-    /// The elements that `access` reads, row-major.
+    /// The elements that `access` reads, row-major; a contiguous run of them shares this tensor's bytes.
     ///
     /// # Panics
     /// When it reads outside of the tensor.
     pub fn gather(&self, access: &Access) -> Tensor {
         let size = self.dtype.size();
+        if access.is_contiguous() {
+            let len = access.shape.numel() * size;
+            let start = if len == 0 { 0 } else { access.offset as usize * size };
+            let bytes = self.bytes.slice(start..start + len);
+            return Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes };
+        }
         let mut bytes = Vec::with_capacity(access.shape.numel() * size);
         let (inner, step) = match (access.shape.last(), access.strides.last()) {
             (Some(&d), Some(&s)) => (d, s),

@@ -58,7 +58,7 @@ pub trait Backend: Send {
     fn usage(&self) -> Usage;
     /// Takes exactly `bytes` bytes from the device, zero-filled.
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId>;
-    /// Gives a segment back.
+    /// Gives a segment back. Records that use it are gone with it.
     fn free(&mut self, segment: SegmentId);
     /// Copies host bytes to the device.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;

@@ -17,10 +17,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 mod dims;
+mod export;
 mod import;
 pub mod proto;
 pub mod text;
 
+pub use export::export;
 pub use import::import;
 
 /// A decoded file, and the place it came from.

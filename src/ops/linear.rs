@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{each_index, one_float};
+use super::{indices, output, same_float};
 use crate::kernel::Template;
 use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
@@ -8,7 +8,7 @@ use crate::shape::{Access, Shape};
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "MatMul",
-        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast.",
+        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast",
         inputs: &[one("A"), one("B")],
         attrs: &[],
         infer: infer_matmul,
@@ -18,7 +18,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "Gemm",
-        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes.",
+        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
         inputs: &[one("A"), one("B"), optional("C")],
         attrs: &["alpha", "beta", "transA", "transB"],
         infer: infer_gemm,
@@ -41,12 +41,12 @@ impl Product {
     fn new(call: &Call) -> OpResult<Product> {
         let (a, b) = (call.shape(0), call.shape(1));
         let (batch_a, m, k) = match a[..] {
-            [] => return Err(format!("input A: expected a vector, a matrix or a batch of them, found {a}")),
+            [] => return Err(format!("input 'A': expected a vector, a matrix or a batch of them, found {a}")),
             [k] => (&[][..], 1, k),
             [ref batch @ .., m, k] => (batch, m, k),
         };
         let (batch_b, rows, n) = match b[..] {
-            [] => return Err(format!("input B: expected a vector, a matrix or a batch of them, found {b}")),
+            [] => return Err(format!("input 'B': expected a vector, a matrix or a batch of them, found {b}")),
             [k] => (&[][..], k, 1),
             [ref batch @ .., k, n] => (batch, k, n),
         };
@@ -65,7 +65,7 @@ impl Product {
 }
 
 fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = one_float(call)?;
+    let dtype = same_float(call)?;
     let p = Product::new(call)?;
     let mut shape = p.with(p.m, p.n);
     if call.shape(1).len() == 1 {
@@ -74,28 +74,28 @@ fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
     if call.shape(0).len() == 1 {
         shape.remove(p.batch.len());
     }
-    Ok(vec![Fact::new(dtype, shape)])
+    output(dtype, shape)
 }
 
 fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let Product { batch, m, k, n } = Product::new(call)?;
-    // The matrix that an operand contributes to this element of the batch: its axes of extent 1 repeat.
-    let matrix = |operand: &Shape, index: &[usize]| {
-        let own = operand.len().saturating_sub(2);
-        let skip = index.len() - own;
-        operand[..own].iter().zip(&index[skip..]).fold(0, |at, (&d, &i)| at * d + if d == 1 { 0 } else { i })
+    // Which of an operand's matrices the batch's elements use.
+    let matrices = |operand: &Shape| {
+        let own = &operand[..operand.len().saturating_sub(2)];
+        Access::contiguous(Shape::new(own)).broadcast(&batch)
     };
+    let (at_a, at_b) = (matrices(call.shape(0)), matrices(call.shape(1)));
     let mut y = Vec::with_capacity(batch.numel() * m * n);
-    each_index(&batch, |index| {
-        let a = &a[matrix(call.shape(0), index) * m * k..][..m * k];
-        let b = &b[matrix(call.shape(1), index) * k * n..][..k * n];
+    for index in indices(&batch) {
+        let a = &a[at_a.at(&index) as usize * m * k..][..m * k];
+        let b = &b[at_b.at(&index) as usize * k * n..][..k * n];
         for i in 0..m {
             for j in 0..n {
                 y.push((0..k).map(|l| a[i * k + l] * b[l * n + j]).sum());
             }
         }
-    });
+    }
     Ok(vec![y])
 }
 
@@ -115,7 +115,7 @@ fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
     let flip = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
     let matrix = |input: usize| match call.shape(input)[..] {
         [rows, columns] => Ok(if flip[input] { (columns, rows) } else { (rows, columns) }),
-        _ => Err(format!("input {}: expected a matrix, found {}", ["A", "B"][input], call.shape(input))),
+        _ => Err(format!("input '{}': expected a matrix, found {}", ["A", "B"][input], call.shape(input))),
     };
     let ((m, k), (rows, n)) = (matrix(0)?, matrix(1)?);
     if k != rows {
@@ -130,14 +130,15 @@ fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
 }
 
 fn infer_gemm(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = one_float(call)?;
+    let dtype = same_float(call)?;
     let ([m, _, n], _) = gemm(call)?;
-    (call.float("alpha", 1.0)?, call.float("beta", 1.0)?);
+    call.float("alpha", 1.0)?;
+    call.float("beta", 1.0)?;
     let shape = Shape::new([m, n]);
     if call.has(2) && Shape::broadcast([&shape, call.shape(2)]).as_ref() != Some(&shape) {
-        return Err(format!("input C: expected a shape that broadcasts to {shape}, found {}", call.shape(2)));
+        return Err(format!("input 'C': expected a shape that broadcasts to {shape}, found {}", call.shape(2)));
     }
-    Ok(vec![Fact::new(dtype, shape)])
+    output(dtype, shape)
 }
 
 fn eval_gemm(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {

@@ -69,6 +69,12 @@ fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) ->
     }
 }
 
+/// The one floating-point type of all given inputs.
+fn same_float(call: &Call) -> OpResult<DType> {
+    let dtype = same_dtype(call)?;
+    expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
+}
+
 /// One output of this type and shape.
 fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
     Ok(vec![Fact::new(dtype, shape)])
@@ -89,33 +95,9 @@ fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// Calls `f` with every index of a tensor of this shape, in row-major order.
-fn each_index(shape: &[usize], mut f: impl FnMut(&[usize])) {
-    let mut index = vec![0; shape.len()];
-    for _ in 0..shape.iter().product() {
-        f(&index);
-        advance(&mut index, shape);
-    }
-}
-
 /// The row-major position of an index.
 fn position(index: &[usize], shape: &Shape) -> usize {
     index.iter().zip(shape.iter()).fold(0, |at, (&i, &d)| at * d + i)
-}
-
-/// Every data input that is given has one floating-point type, which is returned.
-fn one_float(call: &Call) -> OpResult<DType> {
-    let dtype = call.dtype(0);
-    let data = call.op.inputs.iter().filter(|i| i.arity != Arity::Shaping);
-    for (input, fact) in data.zip(call.inputs).filter_map(|(i, f)| Some((i.name, (*f)?))) {
-        if !fact.dtype.is_float() {
-            return Err(format!("input {input}: expected a floating-point type, found {fact}"));
-        }
-        if fact.dtype != dtype {
-            return Err(format!("input {input}: expected {dtype} like input {}, found {fact}", call.op.inputs[0].name));
-        }
-    }
-    Ok(dtype)
 }
 
 #[cfg(test)]
@@ -155,7 +137,7 @@ mod tests {
         let mut names = HashSet::new();
         for op in all() {
             assert!(names.insert(op.name), "{} stands twice", op.name);
-            assert!(!op.doc.is_empty() && !op.doc.ends_with('.'), "{}", op.name);
+            assert!(!op.doc.is_empty(), "{} is not documented", op.name);
             let inputs: HashSet<_> = op.inputs.iter().map(|i| i.name).collect();
             assert_eq!(inputs.len(), op.inputs.len(), "{} has an input twice", op.name);
         }

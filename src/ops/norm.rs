@@ -1,14 +1,14 @@
 //! Normalizations: values brought to a common mean and scale, or to a sum of one.
 
-use super::{each_index, one_float};
+use super::{expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "BatchNormalization",
-        doc: "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: inference only.",
+        doc: "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: inference only",
         inputs: &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
         attrs: &["epsilon", "momentum", "spatial", "training_mode"],
         infer: infer_batch,
@@ -18,40 +18,40 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "InstanceNormalization",
-        doc: "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel.",
+        doc: "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
         inputs: &[one("input"), one("scale"), one("B")],
         attrs: &["epsilon"],
-        infer: |call| infer_groups(call, &[call.shape(0).get(1).copied().unwrap_or(0)]),
-        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1])),
+        infer: |call| infer_groups(call, 3, None),
+        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         lower: Lower::Decompose(decompose_instance),
         upgrade: None,
     },
     OpDef {
         name: "GroupNormalization",
-        doc: "Each of num_groups groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (before opset 21, per group).",
+        doc: "Groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (or, before opset 21, group)",
         inputs: &[one("X"), one("scale"), one("bias")],
         attrs: &["epsilon", "num_groups", "stash_type"],
-        infer: |call| infer_groups(call, &[call.shape(0).get(1).copied().unwrap_or(0), groups(call)?]),
+        infer: |call| infer_groups(call, 2, Some(groups(call)?)),
         eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
         lower: Lower::Decompose(decompose_group),
         upgrade: None,
     },
     OpDef {
         name: "LayerNormalization",
-        doc: "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; also the mean and the inverse standard deviation.",
+        doc: "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; with both statistics",
         inputs: &[one("X"), one("Scale"), optional("B")],
         attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, &["Mean", "InvStdDev"]),
+        infer: |call| infer_layer(call, 2),
         eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
         lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
         upgrade: None,
     },
     OpDef {
         name: "RMSNormalization",
-        doc: "The axes from `axis` on divided by their root mean square, then scaled.",
+        doc: "The axes from `axis` on divided by their root mean square, then scaled",
         inputs: &[one("X"), one("scale")],
         attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, &[]),
+        infer: |call| infer_layer(call, 0),
         eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
         lower: Lower::Decompose(|b, call, inputs| {
             decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())
@@ -60,17 +60,17 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "SimplifiedLayerNormalization",
-        doc: "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square.",
+        doc: "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square",
         inputs: &[one("X"), one("scale")],
         attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, &["InvStdDev"]),
+        infer: |call| infer_layer(call, 1),
         eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
         lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
         upgrade: None,
     },
     OpDef {
         name: "Softmax",
-        doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on.",
+        doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
         inputs: &[one("input")],
         attrs: &["axis", "flatten"],
         infer: infer_softmax,
@@ -80,7 +80,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "LogSoftmax",
-        doc: "The logarithm of Softmax.",
+        doc: "The logarithm of Softmax",
         inputs: &[one("input")],
         attrs: &["axis", "flatten"],
         infer: infer_softmax,
@@ -96,15 +96,9 @@ fn epsilon(call: &Call) -> OpResult<f64> {
 
 /// The type of the statistics.
 fn stash(call: &Call) -> OpResult<DType> {
-    match call.int("stash_type", 1)? {
-        1 => Ok(DType::F32),
-        10 => Ok(DType::F16),
-        11 => Ok(DType::F64),
-        16 => Ok(DType::BF16),
-        other => {
-            Err(format!("attribute 'stash_type': expected a floating-point type (1, 10, 11 or 16), found {other}"))
-        }
-    }
+    let code = call.int("stash_type", 1)?;
+    let float = DType::from_onnx(code).filter(|d| d.is_float());
+    float.ok_or_else(|| format!("attribute 'stash_type': expected a floating-point type such as 1 (f32), found {code}"))
 }
 
 /// The value in another type.
@@ -112,20 +106,14 @@ fn cast(b: &mut dyn Build, value: ValueId, dtype: DType) -> OpResult<ValueId> {
     if b.fact(value).dtype == dtype {
         return Ok(value);
     }
-    let to: i64 = match dtype {
-        DType::F16 => 10,
-        DType::F64 => 11,
-        DType::BF16 => 16,
-        _ => 1,
-    };
-    b.op("Cast", &[value], Attrs::new().with("to", to))
+    b.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
 }
 
 fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
     if b.fact(value).shape[..] == *shape {
         return Ok(value);
     }
-    b.op("Reshape", &[value], Attrs::new().with("shape", shape))
+    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
 }
 
 fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
@@ -180,24 +168,23 @@ fn statistics(values: impl Iterator<Item = f64> + Clone, epsilon: f64) -> (f64, 
 
 fn infer_batch(call: &Call) -> OpResult<Vec<Fact>> {
     let x = call.fact(0);
-    for (input, name) in call.op.inputs.iter().enumerate().map(|(i, p)| (i, p.name)) {
-        if !call.dtype(input).is_float() {
-            return Err(format!("input {name}: expected a floating-point type, found {}", call.fact(input)));
-        }
+    for input in 0..5 {
+        expect_dtype(call, input, "a floating-point type", DType::is_float)?;
     }
     if call.int("training_mode", 0)? != 0 {
         return Err("attribute 'training_mode': expected 0 (inference), found 1".into());
     }
     epsilon(call)?;
     let expected = match (x.shape.len(), call.int("spatial", 1)? != 0) {
-        (0, _) => return Err(format!("input X: expected [n, c, spatial..], found {x}")),
+        (0, _) => return Err(format!("input 'X': expected [n, c, spatial..], found {x}")),
         (1, _) => Shape::new([1]),
         (_, true) => Shape::new([x.shape[1]]),
         (_, false) => Shape::new(&x.shape[1..]),
     };
-    for (input, name) in call.op.inputs.iter().enumerate().skip(1).map(|(i, p)| (i, p.name)) {
+    for input in 1..5 {
         if *call.shape(input) != expected {
-            return Err(format!("input {name}: expected {expected}, found {}", call.shape(input)));
+            let name = input_name(call, input);
+            return Err(format!("input '{name}': expected {expected}, found {}", call.shape(input)));
         }
     }
     Ok(vec![x.clone()])
@@ -249,22 +236,20 @@ fn groups(call: &Call) -> OpResult<usize> {
     }
 }
 
-/// Scale and shift have one value per channel, or one per group: `allowed` of them.
-fn infer_groups(call: &Call, allowed: &[usize]) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
-    (epsilon(call)?, stash(call)?);
+/// Scale and shift have one value per channel, or per group.
+fn infer_groups(call: &Call, rank: usize, groups: Option<usize>) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    epsilon(call)?;
+    stash(call)?;
     let x = call.fact(0);
-    if x.shape.len() < 3 {
-        return Err(format!("input {}: expected [n, c, spatial..], found {x}", call.op.inputs[0].name));
+    if x.shape.len() < rank {
+        return Err(format!("input '{}': expected [n, c, spatial..], found {x}", input_name(call, 0)));
     }
     for input in [1, 2] {
-        let p = call.shape(input);
-        if !allowed.iter().any(|&n| p[..] == [n]) {
-            let name = call.op.inputs[input].name;
-            return Err(format!(
-                "input {name}: expected {} like the channels of {x}, found {p}",
-                Shape::new([allowed[0]])
-            ));
+        let (parameter, channels) = (call.shape(input), x.shape[1]);
+        if parameter[..] != [channels] && groups.is_none_or(|groups| parameter[..] != [groups]) {
+            let name = input_name(call, input);
+            return Err(format!("input '{name}': expected [{channels}], one value per channel, found {parameter}"));
         }
     }
     Ok(vec![x.clone()])
@@ -319,31 +304,35 @@ fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     Ok(vec![reshape(b, y, shape)?])
 }
 
-fn infer_layer(call: &Call, statistics: &[&str]) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
-    (epsilon(call)?, stash(call)?);
+/// The normalized values and so many statistics of each row.
+fn infer_layer(call: &Call, statistics: usize) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    epsilon(call)?;
+    stash(call)?;
     let x = call.fact(0);
     let axis = call.axis("axis", -1, &x.shape)?;
-    for input in (1..call.op.inputs.len()).filter(|&i| call.has(i)) {
+    for input in (1..call.inputs.len()).filter(|&i| call.has(i)) {
         if Shape::broadcast([&x.shape, call.shape(input)]).as_ref() != Some(&x.shape) {
-            let name = call.op.inputs[input].name;
-            return Err(format!("input {name}: expected a shape that broadcasts to {x}, found {}", call.shape(input)));
+            let name = input_name(call, input);
+            return Err(format!(
+                "input '{name}': expected a shape that broadcasts to {x}, found {}",
+                call.shape(input)
+            ));
         }
     }
+    let rows: Shape = x.shape.iter().enumerate().map(|(k, &d)| if k < axis { d } else { 1 }).collect();
     let mut outputs = vec![x.clone()];
-    for _ in statistics {
-        let shape: Shape = x.shape.iter().enumerate().map(|(k, &d)| if k < axis { d } else { 1 }).collect();
-        outputs.push(Fact::new(stash(call)?, shape));
-    }
+    outputs.resize(1 + statistics, Fact::new(stash(call)?, rows));
     Ok(outputs)
 }
 
 fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult<Vec<Vec<f64>>> {
     let x = inputs[0].expect("required");
     let (shape, epsilon) = (call.shape(0), epsilon(call)?);
-    let row: usize = shape[call.axis("axis", -1, shape)?..].iter().product();
+    let (outer, inner) = shape.split_at(call.axis("axis", -1, shape)?);
+    let (rows, row): (usize, usize) = (outer.iter().product(), inner.iter().product());
     let (mut means, mut inverses) = (Vec::new(), Vec::new());
-    for values in x.chunks(row.max(1)) {
+    for values in (0..rows).map(|r| &x[r * row..][..row]) {
         let (mean, inverse) = if centred {
             statistics(values.iter().copied(), epsilon)
         } else {
@@ -352,19 +341,18 @@ fn eval_layer(inputs: &[Option<&[f64]>], call: &Call, centred: bool) -> OpResult
         means.push(mean);
         inverses.push(inverse);
     }
-    let parameter = |input: usize, index: &[usize]| {
+    let parameter = |input: usize| {
         let values = inputs.get(input).copied().flatten()?;
-        let p = call.shape(input);
-        let skip = index.len() - p.len();
-        let at = p.iter().zip(&index[skip..]).fold(0, |at, (&d, &i)| at * d + if d == 1 { 0 } else { i });
-        Some(values[at])
+        Some((values, Access::contiguous(call.shape(input).clone()).broadcast(shape)))
     };
+    let parameters = [parameter(1), parameter(2)];
     let mut y = Vec::with_capacity(x.len());
-    each_index(shape, |index| {
-        let i = y.len();
+    for (i, index) in indices(shape).enumerate() {
+        let [scale, bias] =
+            parameters.each_ref().map(|p| p.as_ref().map(|(values, at)| values[at.at(&index) as usize]));
         let normal = (x[i] - means[i / row]) * inverses[i / row];
-        y.push(normal * parameter(1, index).unwrap_or(1.0) + parameter(2, index).unwrap_or(0.0));
-    });
+        y.push(normal * scale.unwrap_or(1.0) + bias.unwrap_or(0.0));
+    }
     Ok(if centred { vec![y, means, inverses] } else { vec![y, inverses] })
 }
 
@@ -410,7 +398,7 @@ fn softmax_axes(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
-    one_float(call)?;
+    same_float(call)?;
     softmax_axes(call)?;
     Ok(vec![call.fact(0).clone()])
 }
@@ -418,13 +406,12 @@ fn infer_softmax(call: &Call) -> OpResult<Vec<Fact>> {
 fn eval_softmax(inputs: &[Option<&[f64]>], call: &Call, finish: fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let x = inputs[0].expect("required");
     let (shape, axes) = (call.shape(0), softmax_axes(call)?);
-    // The row that each element belongs to, numbered by the index with the row's axes at 0.
+    // Rows are numbered by where they start.
     let mut rows = Vec::with_capacity(x.len());
-    each_index(shape, |index| {
-        rows.push(
-            index.iter().enumerate().fold(0, |at, (k, &i)| at * shape[k] + if axes.contains(&k) { 0 } else { i }),
-        );
-    });
+    for mut index in indices(shape) {
+        axes.iter().for_each(|&k| index[k] = 0);
+        rows.push(position(&index, shape));
+    }
     let (mut max, mut sum) = (vec![f64::NEG_INFINITY; x.len()], vec![0.0; x.len()]);
     for (&r, &x) in rows.iter().zip(x) {
         max[r] = max[r].max(x);

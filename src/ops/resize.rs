@@ -1,6 +1,6 @@
 //! Interpolation.
 
-use super::{each_index, one_float};
+use super::{indices, output, same_float};
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::{Access, Shape};
@@ -8,7 +8,7 @@ use crate::shape::{Access, Shape};
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Resize",
-        doc: "Interpolates along every axis to `sizes`, or by `scales`.",
+        doc: "Interpolates along every axis to `sizes`, or by `scales`",
         inputs: &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
         attrs: &[
             "antialias",
@@ -28,7 +28,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "Upsample",
-        doc: "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element rounded down.",
+        doc: "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element rounded down",
         inputs: &[one("X"), shaping("scales")],
         attrs: &["mode"],
         infer: infer_resize,
@@ -128,18 +128,27 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
         (Some(scales), None) => {
             listed("scales", named.len(), scales.len())?;
             let extent = |(k, &scale): (usize, &f64)| {
+                let len = x[named[k]];
+                if scale == 1.0 {
+                    return Some((len, scale));
+                }
                 // In single precision, as the factors are: 0.7 of 10 is 7.
-                let out = (x[named[k]] as f32 * scale as f32).floor();
-                let valid = scale > 0.0 && scale.is_finite() && (0.0..i64::MAX as f32).contains(&out);
+                let out = (len as f32 * scale as f32).floor();
+                let valid = scale > 0.0 && out < i64::MAX as f32 && (out >= 1.0 || len == 0);
                 valid.then_some((out as usize, scale))
             };
             let resized = scales.iter().enumerate().map(extent).collect::<Option<_>>();
-            resized.ok_or_else(|| format!("attribute 'scales': expected positive factors, found {scales:?}"))?
+            resized.ok_or_else(|| {
+                format!("attribute 'scales': expected positive factors that leave elements, found {scales:?}")
+            })?
         }
         (None, Some(sizes)) => {
             listed("sizes", named.len(), sizes.len())?;
             if let Some(size) = sizes.iter().find(|&&s| s < 1) {
                 return Err(format!("attribute 'sizes': expected 1 or more, found {size}"));
+            }
+            if named.iter().any(|&k| x[k] == 0) {
+                return Err(format!("input 'X': expected elements to interpolate, found {x}"));
             }
             let scales = sizes.iter().zip(&named).map(|(&size, &k)| size as f64 / x[k] as f64);
             let common = match choice(call, "keep_aspect_ratio_policy", "stretch", "stretch")? {
@@ -165,9 +174,6 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
     let mut axes: Vec<Axis> = x.iter().map(|&len| Axis { len, out: len, step: 1.0, offset: 0.0 }).collect();
     for (k, &(out, scale)) in resized.iter().enumerate() {
         let axis = &mut axes[named[k]];
-        if axis.len == 0 && out != 0 {
-            return Err(format!("input X: expected elements to interpolate, found {x}"));
-        }
         let (len, last) = (axis.len as f64, axis.len as f64 - 1.0);
         (axis.out, axis.step) = (out, 1.0 / scale);
         axis.offset = match transform {
@@ -191,9 +197,9 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
 }
 
 fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
-    let dtype = one_float(call)?;
+    let dtype = same_float(call)?;
     mode(call)?;
-    Ok(vec![Fact::new(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())])
+    output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
 }
 
 fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
@@ -268,10 +274,11 @@ fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         let inner: usize = shape[k + 1..].iter().product();
         shape[k] = axis.out;
         let mut resized = Vec::with_capacity(shape.numel());
-        each_index(&[shape[..k].iter().product(), axis.out, inner], |index| {
+        let outer: usize = shape[..k].iter().product();
+        for index in indices(&[outer, axis.out, inner].into()) {
             let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
             resized.push(neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum());
-        });
+        }
         values = resized;
     }
     Ok(vec![values])

@@ -1,6 +1,6 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
-use super::{each_index, one_float};
+use super::{indices, output, position, same_float};
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
@@ -9,7 +9,7 @@ use std::iter::zip;
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Conv",
-        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per output channel.",
+        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
         inputs: &[one("X"), one("W"), optional("B")],
         attrs: &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
         infer: infer_conv,
@@ -23,7 +23,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "plimsoll.Conv",
-        doc: "What Conv is made of: no bias, every attribute given, pads explicit.",
+        doc: "What Conv decomposes into: no bias, every attribute given, pads explicit",
         inputs: &[one("X"), one("W")],
         attrs: &["dilations", "group", "pads", "strides"],
         infer: infer_conv,
@@ -37,7 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "ConvTranspose",
-        doc: "Transposed convolution of [n, c, spatial..] with filters [c, o / group, kernel..], plus a bias per output channel.",
+        doc: "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a bias per o",
         inputs: &[one("X"), one("W"), optional("B")],
         attrs: &["auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides"],
         infer: infer_conv_transpose,
@@ -52,7 +52,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "plimsoll.ConvTranspose",
-        doc: "What ConvTranspose is made of: no bias, every attribute given, pads explicit.",
+        doc: "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
         inputs: &[one("X"), one("W")],
         attrs: &["dilations", "group", "output_padding", "pads", "strides"],
         infer: infer_conv_transpose,
@@ -66,7 +66,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "MaxPool",
-        doc: "The maximum of each window of [n, c, spatial..]. The optional output Indices is not computed.",
+        doc: "The maximum of each window of [n, c, spatial..], without the optional output Indices",
         inputs: &[one("X")],
         attrs: &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
         infer: infer_pool,
@@ -76,7 +76,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "AveragePool",
-        doc: "The mean of each window of [n, c, spatial..], over its elements inside the data or, with count_include_pad, inside data and padding.",
+        doc: "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
         inputs: &[one("X")],
         attrs: &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"],
         infer: infer_pool,
@@ -93,7 +93,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "GlobalMaxPool",
-        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1.",
+        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
         inputs: &[one("X")],
         attrs: &[],
         infer: infer_global,
@@ -105,7 +105,7 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "GlobalAveragePool",
-        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1.",
+        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
         inputs: &[one("X")],
         attrs: &[],
         infer: infer_global,
@@ -139,11 +139,11 @@ fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
     let x = call.shape(0);
     match x.len() {
         3..=5 => Ok(&x[2..]),
-        _ => Err(format!("input X: expected [n, c, spatial..] with 1 to 3 spatial axes, found {x}")),
+        _ => Err(format!("input 'X': expected [n, c, spatial..] with 1 to 3 spatial axes, found {x}")),
     }
 }
 
-/// An attribute with one integer per spatial axis (or `per` of them), none below `least`.
+/// An attribute with `axes` integers, none below `least`.
 fn sizes(call: &Call, name: &str, axes: usize, default: usize, least: i64) -> OpResult<Vec<usize>> {
     let Some(values) = call.ints(name)? else { return Ok(vec![default; axes]) };
     if values.len() != axes {
@@ -191,6 +191,9 @@ fn sides(call: &Call, kernel: &[usize]) -> OpResult<Vec<Side>> {
     }
     if let Some(k) = kernel.iter().find(|k| !(1..=i32::MAX as usize).contains(*k)) {
         return Err(format!("expected window extents from 1 to {}, found {k}", i32::MAX));
+    }
+    if Shape::new(kernel).checked_len().is_none() {
+        return Err(format!("expected a window with a countable number of elements, found {kernel:?}"));
     }
     let strides = sizes(call, "strides", axes, 1, 1)?;
     let dilations = sizes(call, "dilations", axes, 1, 1)?;
@@ -322,7 +325,7 @@ fn widened(access: &Access) -> Access {
 fn filters<'a>(call: &Call<'a>) -> OpResult<(&'a Shape, usize)> {
     let (x, w) = (call.shape(0), call.shape(1));
     if w.len() != spatial(call)?.len() + 2 {
-        return Err(format!("input W: expected as many axes as X {x}, found {w}"));
+        return Err(format!("input 'W': expected as many axes as X {x}, found {w}"));
     }
     match call.int("group", 1)? {
         group @ 1.. => Ok((w, group as usize)),
@@ -370,11 +373,15 @@ fn conv_transpose(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
 }
 
 fn biased(call: &Call, shape: Shape) -> OpResult<Vec<Fact>> {
-    let dtype = one_float(call)?;
+    let dtype = same_float(call)?;
     if call.has(2) && call.shape(2)[..] != [shape[1]] {
-        return Err(format!("input B: expected [{}], one bias per output channel, found {}", shape[1], call.shape(2)));
+        return Err(format!(
+            "input 'B': expected [{}], one bias per output channel, found {}",
+            shape[1],
+            call.shape(2)
+        ));
     }
-    Ok(vec![Fact::new(dtype, shape)])
+    output(dtype, shape)
 }
 
 fn infer_conv(call: &Call) -> OpResult<Vec<Fact>> {
@@ -397,15 +404,10 @@ fn decompose_biased(
     if let Some(Some(bias)) = inputs.get(2) {
         let mut shape = vec![1; call.shape(0).len() - 1];
         shape[0] = call.shape(2)[0];
-        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]))?;
+        let bias = b.op("Reshape", &[*bias], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))?;
         y = b.op("Add", &[y, bias], Attrs::new())?;
     }
     Ok(vec![y])
-}
-
-/// The position of `index` in a row-major tensor of this shape.
-fn position(shape: impl IntoIterator<Item = usize>, index: impl IntoIterator<Item = usize>) -> usize {
-    zip(shape, index).fold(0, |at, (d, i)| at * d + i)
 }
 
 /// The position within the input's image of tap `t` of window `o`, unless it lies in the padding.
@@ -417,26 +419,32 @@ fn tap(sides: &[Side], o: &[usize], t: &[usize]) -> Option<usize> {
     Some(at)
 }
 
+/// The extents of the window, and every index within it.
+fn taps(sides: &[Side]) -> (Shape, Vec<Vec<usize>>) {
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let taps = indices(&kernel).collect();
+    (kernel, taps)
+}
+
 fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let (shape, group, sides) = conv(call)?;
-    let taps: Vec<usize> = sides.iter().map(|s| s.kernel).collect();
-    let (image, filter) = (spatial(call)?.iter().product::<usize>(), taps.iter().product::<usize>());
-    let (channels, per_group) = (call.shape(0)[1], call.shape(1)[1]);
+    let (kernel, taps) = taps(&sides);
+    let (image, channels, per_group) = (spatial(call)?.iter().product::<usize>(), call.shape(0)[1], call.shape(1)[1]);
     let mut y = Vec::with_capacity(shape.numel());
-    each_index(&shape, |index| {
+    for index in indices(&shape) {
         let (n, o) = (index[0], index[1]);
         let first = o / (shape[1] / group) * per_group;
         let mut sum = inputs.get(2).copied().flatten().map_or(0.0, |bias| bias[o]);
-        each_index(&taps, |t| {
-            let Some(at) = tap(&sides, &index[2..], t) else { return };
-            let t = position(taps.iter().copied(), t.iter().copied());
+        for t in &taps {
+            let Some(at) = tap(&sides, &index[2..], t) else { continue };
+            let t = position(t, &kernel);
             for c in 0..per_group {
-                sum += x[(n * channels + first + c) * image + at] * w[(o * per_group + c) * filter + t];
+                sum += x[(n * channels + first + c) * image + at] * w[(o * per_group + c) * taps.len() + t];
             }
-        });
+        }
         y.push(sum);
-    });
+    }
     Ok(vec![y])
 }
 
@@ -444,30 +452,29 @@ fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
 fn eval_conv_transpose(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let (shape, group, sides) = conv_transpose(call)?;
-    let taps: Vec<usize> = sides.iter().map(|s| s.kernel).collect();
+    let (kernel, taps) = taps(&sides);
     let (input, per_group) = (call.shape(0), call.shape(1)[1]);
-    let out: usize = shape[2..].iter().product();
+    let image = Shape::new(&shape[2..]);
     let mut y = vec![0.0; shape.numel()];
     if let Some(Some(bias)) = inputs.get(2) {
-        y.chunks_exact_mut(out).enumerate().for_each(|(i, image)| image.fill(bias[i % shape[1]]));
+        y.chunks_exact_mut(image.numel()).enumerate().for_each(|(i, y)| y.fill(bias[i % shape[1]]));
     }
-    let mut x = x.iter();
-    each_index(input, |index| {
+    for (value, index) in zip(x, indices(input)) {
         let (n, c) = (index[0], index[1]);
-        let value = x.next().expect("as many values as indices");
         let first = c / (input[1] / group) * per_group;
-        each_index(&taps, |t| {
+        for t in &taps {
             let spread = |(s, (&i, &t)): (&Side, (&usize, &usize))| {
                 (i * s.stride + t * s.dilation).checked_sub(s.before).filter(|&o| o < s.out)
             };
-            let Some(at) = zip(&sides, zip(&index[2..], t)).map(spread).collect::<Option<Vec<_>>>() else { return };
-            let at = position(shape[2..].iter().copied(), at);
+            let at = zip(&sides, zip(&index[2..], t)).map(spread).collect::<Option<Vec<_>>>();
+            let Some(at) = at.map(|at| position(&at, &image)) else { continue };
+            let t = position(t, &kernel);
             for o in 0..per_group {
-                let t = position([input[1], per_group].iter().chain(&taps).copied(), [c, o].iter().chain(t).copied());
-                y[(n * shape[1] + first + o) * out + at] += value * w[t];
+                let weight = w[(c * per_group + o) * taps.len() + t];
+                y[(n * shape[1] + first + o) * image.numel() + at] += value * weight;
             }
-        });
-    });
+        }
+    }
     Ok(vec![y])
 }
 
@@ -483,8 +490,10 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
     let mut sides = sides(call, &kernel)?;
     for (axis, side) in sides.iter_mut().enumerate() {
         side.slide(axis, auto, ceil)?;
-        let empty = |&o: &usize| (0..side.kernel).all(|t| side.tap(o, t).is_none());
-        if let (false, Some(o)) = (padded, (0..side.out).find(empty)) {
+        // Only windows that start outside the data can miss it.
+        let outside = (0..side.out.min(side.before.div_ceil(side.stride))).chain(side.out.checked_sub(1));
+        let mut empty = outside.filter(|&o| (0..side.kernel).all(|t| side.tap(o, t).is_none()));
+        if let (false, Some(o)) = (padded, empty.next()) {
             return Err(format!(
                 "spatial axis {axis}: expected data in every window, found only padding in window {o}"
             ));
@@ -495,7 +504,7 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
 }
 
 fn infer_pool(call: &Call) -> OpResult<Vec<Fact>> {
-    Ok(vec![Fact::new(one_float(call)?, pool(call)?.0)])
+    output(same_float(call)?, pool(call)?.0)
 }
 
 fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<Core> {
@@ -514,24 +523,25 @@ fn eval_pool(
     let x = inputs[0].expect("required");
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
-    let taps: Vec<usize> = sides.iter().map(|s| s.kernel).collect();
+    // Unlike a filter, a window may have more elements than memory has room for.
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
     let image: usize = spatial(call)?.iter().product();
     let mut y = Vec::with_capacity(shape.numel());
-    each_index(&shape, |index| {
+    for index in indices(&shape) {
         let x = &x[(index[0] * shape[1] + index[1]) * image..][..image];
         let (mut value, mut count) = (start, 0);
-        each_index(&taps, |t| {
-            let inside = tap(&sides, &index[2..], t);
+        for t in indices(&kernel) {
+            let inside = tap(&sides, &index[2..], &t);
             if let Some(at) = inside {
                 value = fold(value, x[at]);
             }
             let within =
                 |(s, (&o, &t)): (&Side, (&usize, &usize))| o * s.stride + t * s.dilation < s.before + s.len + s.after;
-            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], t)).all(within);
+            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], &t)).all(within);
             count += usize::from(counts);
-        });
+        }
         y.push(finish(value, count));
-    });
+    }
     Ok(vec![y])
 }
 
@@ -539,7 +549,7 @@ fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {
     let x = call.shape(0);
     spatial(call)?;
     let shape: Shape = [x[0], x[1]].into_iter().chain(x[2..].iter().map(|_| 1)).collect();
-    Ok(vec![Fact::new(one_float(call)?, shape)])
+    output(same_float(call)?, shape)
 }
 
 fn decompose_global(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], op: &str) -> OpResult<Vec<ValueId>> {

@@ -1,9 +1,498 @@
 //! Judges a plan from the plan alone.
+//!
+//! What passes is safe to run: every launch finds in its operands' bytes what was written there for it, and touches nothing else.
+//! The checker knows kernels, buffers and bytes, and nothing of how a plan is made; it holds for a plan that was edited by hand as well.
+//!
+//! ```text
+//! once            target, segments, buffers, ports, kernels, summary
+//! step by step    operands fit their buffers -> slices are equal or apart -> reads find their data -> writes take their bytes
+//! ```
+//!
+//! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. Of a buffer written in
+//! parts, only those parts may be read.
 
-use super::Plan;
-use crate::error::Result;
+use super::{Buffer, Class, Plan, Port, Step, VERSION};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::kernel::layout;
+use kernel::{Needs, Touch, is_countable, stores};
+use set::Set;
+use std::collections::{BTreeMap, HashSet};
+
+mod kernel;
+mod set;
 
 /// Checks a plan.
-pub fn check(_: &Plan) -> Result<()> {
-    Ok(())
+///
+/// # Errors
+/// [`Error::Plan`], with the step, the kernel and the buffers that break a rule, what was expected and what was found.
+pub fn check(plan: &Plan) -> Result<()> {
+    Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::Plan)
+}
+
+type Verdict<T = ()> = std::result::Result<T, String>;
+
+fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
+    if holds { Ok(()) } else { Err(what()) }
+}
+
+struct Checker<'a> {
+    plan: &'a Plan,
+    /// Per buffer, the kernel and the operand whose packed layout it is in.
+    packed: Vec<Option<(usize, usize)>>,
+    needs: Vec<Needs>,
+    /// Per buffer, what it holds.
+    held: Vec<Option<Held>>,
+    /// Per segment, the buffers that hold bytes, by offset; they do not overlap.
+    holders: Vec<BTreeMap<u64, usize>>,
+    /// Changes of the arena's live bytes from one step to the next.
+    live: Vec<i128>,
+}
+
+/// The data in a buffer's bytes.
+struct Held {
+    /// The step that took the bytes, and the last that used them.
+    steps: (usize, usize),
+    /// What of it was written; `None` is all.
+    parts: Option<Vec<Set>>,
+}
+
+impl Held {
+    fn has(&self, set: &Set) -> bool {
+        self.parts.as_ref().is_none_or(|parts| set.is_covered(parts))
+    }
+}
+
+/// An argument of a launch.
+struct Arg<'a> {
+    buffer: usize,
+    /// `None` for the workspace, which is touched everywhere.
+    touch: Option<&'a Touch>,
+    /// Its number among the operands that are read, or are written.
+    operand: usize,
+    written: bool,
+}
+
+impl<'a> Checker<'a> {
+    /// Checks everything but the steps.
+    fn new(plan: &'a Plan) -> Verdict<Checker<'a>> {
+        ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
+        let target = &plan.target;
+        target.check().map_err(|e| format!("target '{}': {e}", target.name))?;
+        let kernel = |(i, k)| {
+            kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()))
+        };
+        let needs = plan.kernels.iter().enumerate().map(kernel).collect::<Verdict<Vec<_>>>()?;
+        let mut checker = Checker {
+            plan,
+            packed: vec![None; plan.buffers.len()],
+            needs,
+            held: plan.buffers.iter().map(|_| None).collect(),
+            holders: vec![BTreeMap::new(); plan.segments.len()],
+            live: vec![0; plan.steps.len() + 1],
+        };
+        checker.segments()?;
+        checker.ports()?;
+        checker.buffers()?;
+        Ok(checker)
+    }
+
+    fn run(&mut self) -> Verdict {
+        for (at, step) in self.plan.steps.iter().enumerate() {
+            self.step(at, step).map_err(|e| {
+                let kernel = self.plan.kernels.get(step.kernel).map_or("absent", |k| k.template.name());
+                format!("step {at} '{}' (kernel {}, {kernel}): {e}", step.name, step.kernel)
+            })?;
+        }
+        for port in &self.plan.outputs {
+            let whole = Set::first(self.elements(port.buffer));
+            let held = self.held[port.buffer].as_ref();
+            let written = whole.is_none_or(|whole| held.is_some_and(|h| h.has(&whole)));
+            ensure(written, || format!("output '{}': no step writes all of {}", port.name, self.name(port.buffer)))?;
+        }
+        for buffer in 0..self.held.len() {
+            self.release(buffer);
+        }
+        self.summary()
+    }
+
+    fn name(&self, buffer: usize) -> String {
+        format!("buffer {buffer} '{}'", self.plan.buffers[buffer].name)
+    }
+
+    /// Number of a buffer's elements; they were counted before.
+    fn elements(&self, buffer: usize) -> u64 {
+        self.plan.buffers[buffer].shape.iter().map(|&d| d as u64).product()
+    }
+
+    fn is_arena(&self, buffer: usize) -> bool {
+        self.plan.buffers[buffer].class.segment() == Class::Activation
+    }
+
+    /// What a buffer takes of the arena.
+    fn footprint(&self, buffer: usize) -> i128 {
+        let Buffer { bytes, .. } = self.plan.buffers[buffer];
+        (bytes as i128 + self.plan.target.alignment as i128 - 1) & -(self.plan.target.alignment as i128)
+    }
+
+    fn segments(&self) -> Verdict {
+        let most = self.plan.target.max_segment;
+        for (i, segment) in self.plan.segments.iter().enumerate() {
+            let own = segment.class.segment() == segment.class;
+            ensure(own, || format!("segment {i}: no segment is of class {}", segment.class.name()))?;
+            ensure(segment.bytes <= most, || {
+                format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes)
+            })?;
+        }
+        let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
+        total.map(drop).ok_or_else(|| "the segments' sizes cannot be added up".into())
+    }
+
+    /// Ports, their buffers, and what the buffers hold before the first step.
+    fn ports(&mut self) -> Verdict {
+        let plan = self.plan;
+        let mut taken = HashSet::new();
+        let mut fill = |checker: &mut Checker, name: &str, dtype: DType, buffer: usize, class: Class| {
+            let name = || format!("{} '{name}'", class.name());
+            let Some(found) = plan.buffers.get(buffer) else {
+                return Err(format!("{}: buffer {buffer} of {}", name(), plan.buffers.len()));
+            };
+            let named = || format!("{}: {}", name(), checker.name(buffer));
+            ensure(found.class == class, || {
+                format!("{}: expected class {}, found {}", named(), class.name(), found.class.name())
+            })?;
+            ensure(stores(&plan.target, dtype, found.dtype), || {
+                format!("{}: expected what stores {dtype}, found {}", named(), found.dtype)
+            })?;
+            if class != Class::Output {
+                ensure(taken.insert(buffer), || format!("{}: filled twice", named()))?;
+                checker.held[buffer] = Some(Held { steps: (0, 0), parts: None });
+            }
+            Ok(())
+        };
+        for port in &plan.constants {
+            fill(self, &port.name, port.dtype, port.buffer, Class::Constant)?;
+            let Some((kernel, operand)) = port.packed else { continue };
+            let reader = plan.kernels.get(kernel).and_then(|k| k.reads.get(operand));
+            ensure(reader.is_some_and(|o| o.packed), || {
+                format!("constant '{}': operand {operand} of kernel {kernel} is not packed", port.name)
+            })?;
+            self.packed[port.buffer] = port.packed;
+        }
+        for (ports, class) in
+            [(&plan.state, Class::State), (&plan.inputs, Class::Input), (&plan.outputs, Class::Output)]
+        {
+            let mut names = HashSet::new();
+            for Port { name, dtype, shape, buffer } in ports {
+                fill(self, name, *dtype, *buffer, class)?;
+                ensure(names.insert(name), || format!("{} '{name}': named twice", class.name()))?;
+                let count = |s: &crate::shape::Shape| s.iter().map(|&d| d as u128).product::<u128>();
+                let found = &plan.buffers[*buffer].shape;
+                let same = is_countable(shape) && is_countable(found) && count(shape) == count(found);
+                ensure(same, || {
+                    format!("{} '{name}': {} expected {shape}, found {found}", class.name(), self.name(*buffer))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sizes and places; only in the arena may buffers share bytes.
+    fn buffers(&self) -> Verdict {
+        let plan = self.plan;
+        let target = &plan.target;
+        let mut lasting = Vec::new();
+        for (i, b) in plan.buffers.iter().enumerate() {
+            let name = |e: String| format!("{}: {e}", self.name(i));
+            let Some(segment) = plan.segments.get(b.segment) else {
+                return Err(name(format!("segment {} of {}", b.segment, plan.segments.len())));
+            };
+            ensure(segment.class == b.class.segment(), || {
+                name(format!("class {} in a segment of class {}", b.class.name(), segment.class.name()))
+            })?;
+            ensure(b.offset.is_multiple_of(target.alignment), || {
+                name(format!("expected an offset that is a multiple of {}, found {}", target.alignment, b.offset))
+            })?;
+            let inside = b.offset.checked_add(b.bytes).is_some_and(|end| end <= segment.bytes);
+            ensure(inside, || {
+                let Buffer { segment: number, offset, bytes, .. } = b;
+                name(format!("{bytes} bytes at {offset} of segment {number}, which has {} bytes", segment.bytes))
+            })?;
+            ensure(b.bytes <= target.max_binding, || {
+                name(format!("expected at most {} bytes, found {}", target.max_binding, b.bytes))
+            })?;
+            ensure(is_countable(&b.shape), || name(format!("{} is too large", b.shape)))?;
+            let needed = match self.packed[i] {
+                // The operand was seen to be packed, and its kernel to have a layout for it.
+                Some((kernel, operand)) => layout::packed_bytes(&plan.kernels[kernel], operand).unwrap_or(u64::MAX),
+                None => self.elements(i) * b.dtype.size() as u64,
+            };
+            ensure(b.bytes >= needed, || {
+                name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
+            })?;
+            if !self.is_arena(i) && b.bytes > 0 {
+                lasting.push((b.segment, b.offset, i));
+            }
+        }
+        lasting.sort_unstable();
+        for pair in lasting.windows(2) {
+            let [(segment, offset, a), (other, next, b)] = *pair else { unreachable!("windows of two") };
+            let apart = segment != other || offset + plan.buffers[a].bytes <= next;
+            ensure(apart, || {
+                let class = plan.segments[segment].class.name();
+                format!("{} overlaps {} in a segment of class {class}", self.name(b), self.name(a))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, at: usize, step: &Step) -> Verdict {
+        let plan = self.plan;
+        let Some(kernel) = plan.kernels.get(step.kernel) else {
+            return Err(format!("one of {} kernels", plan.kernels.len()));
+        };
+        let works = usize::from(kernel.workspace > 0);
+        let counts = (kernel.reads.len(), kernel.writes.len() + works);
+        ensure((step.reads.len(), step.writes.len()) == counts, || {
+            let (reads, writes) = counts;
+            let (found, written) = (step.reads.len(), step.writes.len());
+            format!("expected {reads} buffers to read and {writes} to write, found {found} and {written}")
+        })?;
+        let mut buffers = step.reads.iter().chain(&step.writes);
+        if let Some(buffer) = buffers.find(|&&b| b >= plan.buffers.len()) {
+            return Err(format!("buffer {buffer} of {}", plan.buffers.len()));
+        }
+        self.operands(step)?;
+
+        // Taken out for a while, because the arguments borrow from it.
+        let needs = std::mem::take(&mut self.needs);
+        let Needs { reads, writes } = &needs[step.kernel];
+        let result = self.launch(at, step, reads, writes);
+        self.needs = needs;
+        result
+    }
+
+    /// Each buffer is what the operand says.
+    fn operands(&self, step: &Step) -> Verdict {
+        let plan = self.plan;
+        let (kernel, needs) = (&plan.kernels[step.kernel], &self.needs[step.kernel]);
+        let reads = step.reads.iter().zip(&kernel.reads).zip(&needs.reads).map(|a| (a, "reads"));
+        let writes = step.writes.iter().zip(&kernel.writes).zip(&needs.writes).map(|a| (a, "writes"));
+        for (i, (((&b, operand), touch), verb)) in reads.chain(writes).enumerate() {
+            let name = |e: String| format!("{verb} {}: {e}", self.name(b));
+            let buffer = &plan.buffers[b];
+            ensure(buffer.dtype == operand.dtype, || {
+                name(format!("expected {}, found {}", operand.dtype, buffer.dtype))
+            })?;
+            let usable = match (verb, buffer.class) {
+                (_, Class::Workspace) => false,
+                ("writes", Class::Constant | Class::Input) => false,
+                _ => true,
+            };
+            ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
+            let elements = self.elements(b);
+            let inside = touch.set.as_ref().is_none_or(|s| s.high() < elements);
+            ensure(inside, || {
+                let high = touch.set.as_ref().map_or(0, Set::high);
+                name(format!("expected elements below {elements}, found element {high}"))
+            })?;
+            let layout = |(k, o): (usize, usize)| {
+                let packed = &plan.kernels[k];
+                o == i && packed.template == kernel.template && packed.reads[o] == *operand
+            };
+            let fits = match self.packed[b] {
+                Some(at) => operand.packed && layout(at),
+                None => !operand.packed,
+            };
+            ensure(fits, || name("its packed layout is not what the kernel reads".into()))?;
+        }
+        if let Some(&b) = step.writes.get(kernel.writes.len()) {
+            let Buffer { class, bytes, .. } = plan.buffers[b];
+            let name = |e: String| format!("works in {}: {e}", self.name(b));
+            ensure(class == Class::Workspace, || name(format!("a buffer of class {}", class.name())))?;
+            ensure(bytes >= kernel.workspace, || {
+                name(format!("expected at least {} bytes, found {bytes}", kernel.workspace))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, at: usize, step: &Step, reads: &[Touch], writes: &[Touch]) -> Verdict {
+        let read = |(operand, &buffer): (usize, &usize)| Arg {
+            buffer,
+            touch: Some(&reads[operand]),
+            operand,
+            written: false,
+        };
+        let write = |(operand, &buffer): (usize, &usize)| Arg {
+            buffer,
+            touch: writes.get(operand),
+            operand,
+            written: true,
+        };
+        let mut args: Vec<Arg> = step.reads.iter().enumerate().map(read).collect();
+        args.extend(step.writes.iter().enumerate().map(write));
+        self.slices(step, &args)?;
+        for arg in args.iter().filter(|a| !a.written) {
+            let found = match (arg.touch.and_then(|t| t.set.as_ref()), &self.held[arg.buffer]) {
+                (None, _) => true,
+                (Some(_), None) => false,
+                (Some(set), Some(held)) => held.has(set),
+            };
+            ensure(found, || {
+                let lost = "bytes that were not written, or were overwritten by another buffer";
+                format!("reads {}: {lost}", self.name(arg.buffer))
+            })?;
+            if let Some(held) = &mut self.held[arg.buffer] {
+                held.steps.1 = at;
+            }
+        }
+        for arg in args.iter().filter(|a| a.written) {
+            self.write(at, arg);
+        }
+        Ok(())
+    }
+
+    /// Arguments are equal slices or apart, and what is written is not needed any more by then.
+    fn slices(&self, step: &Step, args: &[Arg]) -> Verdict {
+        let plan = self.plan;
+        let slice = |a: &Arg| {
+            let Buffer { segment, offset, bytes, .. } = plan.buffers[a.buffer];
+            (segment, offset, offset + bytes)
+        };
+        let mut sorted: Vec<&Arg> = args.iter().collect();
+        sorted.sort_by_key(|a| slice(a));
+        let groups: Vec<&[&Arg]> = sorted.chunk_by(|a, b| slice(a) == slice(b)).collect();
+        let most = plan.target.max_bindings;
+        ensure(groups.len() as u64 <= u64::from(most), || {
+            format!("expected at most {most} bindings, found {}", groups.len())
+        })?;
+        let mut before: Option<&Arg> = None;
+        for group in groups {
+            let (segment, offset, end) = slice(group[0]);
+            if offset == end {
+                continue;
+            }
+            if let Some(before) = before {
+                let (other, _, reached) = slice(before);
+                ensure(other != segment || reached <= offset, || {
+                    format!("{} overlaps {}", self.name(group[0].buffer), self.name(before.buffer))
+                })?;
+            }
+            before = Some(group[0]);
+            for (i, w) in group.iter().enumerate().filter(|(_, a)| a.written) {
+                for (j, other) in group.iter().enumerate() {
+                    if i != j && (!other.written || j > i) {
+                        ensure(self.may_share(step, w, other), || {
+                            let verb = if other.written { "writes" } else { "reads" };
+                            format!(
+                                "{verb} {} while it writes {} at the same bytes",
+                                self.name(other.buffer),
+                                self.name(w.buffer)
+                            )
+                        })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `w` may be written where `other` is read or written.
+    fn may_share(&self, step: &Step, w: &Arg, other: &Arg) -> bool {
+        let (Some(to), Some(from)) = (w.touch, other.touch) else { return false };
+        let kernel = &self.plan.kernels[step.kernel];
+        if !other.written && from.at_index {
+            let (a, b) = (&kernel.reads[other.operand], &kernel.writes[w.operand]);
+            let strides = |(k, &extent): (usize, &usize)| extent == 1 || a.access.strides[k] == b.access.strides[k];
+            let same = a.access.offset == b.access.offset
+                && a.access.shape == b.access.shape
+                && a.access.shape.iter().enumerate().all(strides);
+            if same && a.dtype.size() == b.dtype.size() {
+                return true;
+            }
+        }
+        w.buffer == other.buffer
+            && match (&to.set, &from.set) {
+                (Some(a), Some(b)) => a.is_apart(b),
+                _ => true,
+            }
+    }
+
+    fn write(&mut self, at: usize, arg: &Arg) {
+        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[arg.buffer];
+        if self.held[arg.buffer].is_none() {
+            let below = |holders: &BTreeMap<u64, usize>| holders.range(..offset + bytes).next_back().map(|(_, &b)| b);
+            while let Some(last) = below(&self.holders[segment]) {
+                let Buffer { offset: start, bytes: length, .. } = self.plan.buffers[last];
+                if start + length <= offset {
+                    break;
+                }
+                if self.held[last].as_ref().is_some_and(|h| h.steps.1 == at) {
+                    // Read by this step, at the very bytes that are written now: they count once.
+                    self.live[at] -= self.footprint(last);
+                    self.live[at + 1] += self.footprint(last);
+                }
+                self.release(last);
+            }
+            self.held[arg.buffer] = Some(Held { steps: (at, at), parts: Some(Vec::new()) });
+            if bytes > 0 {
+                self.holders[segment].insert(offset, arg.buffer);
+            }
+        }
+        let whole = Set::first(self.elements(arg.buffer));
+        let Some(held) = &mut self.held[arg.buffer] else { unreachable!("it took its bytes above") };
+        held.steps.1 = at;
+        let (Some(parts), Some(set)) = (&mut held.parts, arg.touch.and_then(|t| t.set.as_ref())) else { return };
+        if !parts.contains(set) {
+            parts.push(set.clone());
+        }
+        // Counting first is cheaper, and parts that are too few cannot cover the whole.
+        let written = parts.iter().fold(0u64, |sum, p| sum.saturating_add(p.len()));
+        if whole.is_some_and(|whole| written >= whole.len() && whole.is_covered(parts)) {
+            held.parts = None;
+        }
+    }
+
+    /// Ends a buffer's hold on its bytes.
+    fn release(&mut self, buffer: usize) {
+        let Some(Held { steps: (from, to), .. }) = self.held[buffer].take() else { return };
+        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+        if bytes > 0 {
+            self.holders[segment].remove(&offset);
+        }
+        if self.is_arena(buffer) {
+            self.live[from] += self.footprint(buffer);
+            self.live[to + 1] -= self.footprint(buffer);
+        }
+    }
+
+    /// The figures are those of the plan.
+    fn summary(&self) -> Verdict {
+        let (plan, found) = (self.plan, &self.plan.summary);
+        let mut live = 0;
+        let bound = self.live.iter().map(|change| {
+            live += change;
+            live
+        });
+        let bound = bound.max().unwrap_or(0);
+        let arena = (0..plan.buffers.len()).filter(|&b| self.is_arena(b));
+        let unshared: i128 = arena.map(|b| self.footprint(b)).sum();
+        let class = |class| i128::from(plan.class_bytes(class));
+        let figures = [
+            ("planned_bytes", i128::from(plan.bytes()), found.planned_bytes),
+            ("arena_bytes", class(Class::Activation), found.arena_bytes),
+            ("lower_bound", bound, found.lower_bound),
+            ("constant_bytes", class(Class::Constant), found.constant_bytes),
+            ("state_bytes", class(Class::State), found.state_bytes),
+            ("input_bytes", class(Class::Input), found.input_bytes),
+            ("output_bytes", class(Class::Output), found.output_bytes),
+            ("unshared_bytes", unshared, found.unshared_bytes),
+            ("steps", plan.steps.len() as i128, found.steps as u64),
+        ];
+        for (name, expected, found) in figures {
+            ensure(expected == i128::from(found), || format!("summary: {name}: expected {expected}, found {found}"))?;
+        }
+        Ok(())
+    }
 }

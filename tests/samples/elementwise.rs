@@ -1,5 +1,153 @@
 use super::Sample;
+use plimsoll::dtype::DType::{self, *};
+
+const BINARY: &[(&[usize], &[usize])] =
+    &[(&[2, 3, 4], &[2, 3, 4]), (&[2, 3, 4], &[3, 1]), (&[5], &[2, 1]), (&[3, 4], &[]), (&[], &[]), (&[0, 2], &[1, 2])];
 
 pub fn samples() -> Vec<Sample> {
-    Vec::new()
+    let mut all = Vec::new();
+    // One operand: values of both signs where the function has them.
+    for (op, low, high) in [
+        ("Abs", -3.0, 3.0),
+        ("Ceil", -3.0, 3.0),
+        ("Celu", -4.0, 4.0),
+        ("Cos", -6.0, 6.0),
+        ("Elu", -4.0, 4.0),
+        ("Erf", -3.0, 3.0),
+        ("Exp", -5.0, 3.0),
+        ("Floor", -3.0, 3.0),
+        ("Gelu", -5.0, 5.0),
+        ("HardSigmoid", -4.0, 4.0),
+        ("HardSwish", -5.0, 5.0),
+        ("LeakyRelu", -3.0, 3.0),
+        ("Log", 0.1, 9.0),
+        ("Mish", -6.0, 6.0),
+        ("Neg", -3.0, 3.0),
+        ("Reciprocal", 0.2, 3.0),
+        ("Relu", -3.0, 3.0),
+        ("Round", -3.0, 3.0),
+        ("Selu", -4.0, 4.0),
+        ("Sigmoid", -9.0, 9.0),
+        ("Sign", -3.0, 3.0),
+        ("Sin", -6.0, 6.0),
+        ("Softplus", -6.0, 6.0),
+        ("Softsign", -6.0, 6.0),
+        ("Sqrt", 0.0, 9.0),
+        ("Swish", -6.0, 6.0),
+        ("Tan", -1.2, 1.2),
+        ("Tanh", -4.0, 4.0),
+        ("ThresholdedRelu", -3.0, 3.0),
+    ] {
+        all.push(Sample::new(op).input(F32, &[2, 3, 37], low, high));
+        all.push(Sample::new(op).input(F32, &[], low, high));
+    }
+    // Where a careless formula overflows or loses everything.
+    for op in ["Sigmoid", "Softplus", "Swish", "Mish", "Tanh", "Elu", "Selu", "Celu", "Gelu", "Erf", "Softsign"] {
+        all.push(Sample::new(op).given(F32, &[8], &[-1000.0, -90.0, -20.0, -0.0, 1e-6, 20.0, 90.0, 1000.0]));
+    }
+    all.push(Sample::new("Round").given(F32, &[6], &[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]));
+    all.push(Sample::new("Sign").given(F32, &[4], &[-0.0, 0.0, -2.0, 1e-30]));
+    for op in ["Celu", "Elu", "LeakyRelu", "ThresholdedRelu", "Swish"] {
+        all.push(Sample::new(op).input(F32, &[64], -3.0, 3.0).attr("alpha", 0.625));
+    }
+    all.push(Sample::new("Selu").input(F32, &[64], -3.0, 3.0).attr("alpha", 1.25).attr("gamma", 0.75));
+    all.push(Sample::new("HardSigmoid").input(F32, &[64], -3.0, 3.0).attr("alpha", 0.5).attr("beta", 0.25));
+    all.push(Sample::new("Gelu").input(F32, &[64], -5.0, 5.0).attr("approximate", "tanh"));
+    all.push(Sample::new("Not").input(Bool, &[3, 5], 0.0, 1.0));
+    for op in ["Abs", "Neg", "Sign", "Relu"] {
+        all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));
+    }
+
+    // Two operands.
+    for (op, dtypes) in [
+        ("Add", &[F32, I64, I32][..]),
+        ("Sub", &[F32, I64, I32]),
+        ("Mul", &[F32, I64, I32]),
+        ("Equal", &[F32, I64, I32, Bool]),
+        ("Greater", &[F32, I64, I32]),
+        ("GreaterOrEqual", &[F32, I64, I32]),
+        ("Less", &[F32, I64, I32]),
+        ("LessOrEqual", &[F32, I64, I32]),
+        ("And", &[Bool]),
+        ("Or", &[Bool]),
+        ("Xor", &[Bool]),
+    ] {
+        for (shapes, dtype) in BINARY.iter().zip(dtypes.iter().cycle()) {
+            all.push(binary(op, *dtype, *shapes, (-3.0, 3.0), (-3.0, 3.0)));
+        }
+        all.extend(dtypes.iter().map(|&d| binary(op, d, (&[2, 9], &[9]), (-3.0, 3.0), (-3.0, 3.0))));
+    }
+    for shapes in BINARY {
+        all.push(binary("Div", F32, *shapes, (-3.0, 3.0), (0.3, 2.0)));
+        all.push(binary("Pow", F32, *shapes, (0.2, 3.0), (-2.0, 2.0)));
+    }
+    for dtype in [I64, I32] {
+        let a = [7.0, -7.0, 7.0, -7.0, 0.0, 6.0, -6.0, 5.0];
+        let b = [2.0, 2.0, -2.0, -2.0, 3.0, 3.0, 3.0, 0.0];
+        let pair = |op| Sample::new(op).given(dtype, &[8], &a).given(dtype, &[8], &b);
+        all.extend([pair("Div"), pair("Mod"), pair("Mod").attr("fmod", 1)]);
+        all.push(Sample::new("Pow").given(dtype, &[4], &[2.0, -3.0, 0.0, 5.0]).given(
+            dtype,
+            &[4],
+            &[3.0, 3.0, 0.0, 1.0],
+        ));
+    }
+    let floats = |op| {
+        let a = Sample::new(op).given(F32, &[6], &[7.5, -7.5, 7.5, -7.5, 6.0, 0.0]);
+        a.given(F32, &[6], &[2.0, 2.0, -2.0, -2.0, 3.0, 3.0])
+    };
+    all.extend([floats("Mod").attr("fmod", 1), floats("Mod").attr("fmod", 0)]);
+    // A negative base has powers where the exponent is whole; base and exponent need not be of one type.
+    all.push(Sample::new("Pow").given(F32, &[6], &[-2.0, -2.0, -1.5, 2.0, 0.0, 0.0]).given(
+        F32,
+        &[6],
+        &[3.0, 2.0, -1.0, 0.5, 2.0, 0.0],
+    ));
+    all.push(Sample::new("Pow").input(F32, &[3, 4], -2.0, 2.0).given(I64, &[4], &[0.0, 1.0, 2.0, 3.0]));
+    all.push(Sample::new("Pow").given(I64, &[3], &[2.0, 3.0, 9.0]).given(F32, &[3], &[3.0, 2.5, 0.5]));
+    all.push(Sample::new("PRelu").input(F32, &[2, 3, 4], -3.0, 3.0).input(F32, &[3, 1], 0.0, 1.0));
+    all.push(Sample::new("PRelu").input(F32, &[2, 3, 4], -3.0, 3.0).input(F32, &[], -1.0, 1.0));
+
+    // Any number of operands.
+    for op in ["Max", "Min", "Sum", "Mean"] {
+        all.push(Sample::new(op).input(F32, &[2, 5], -3.0, 3.0));
+        let three = Sample::new(op).input(F32, &[2, 1, 5], -3.0, 3.0).input(F32, &[3, 1], -3.0, 3.0);
+        all.push(three.input(F32, &[5], -3.0, 3.0));
+        if op != "Mean" {
+            all.push(Sample::new(op).input(I64, &[7], -9.0, 9.0).input(I64, &[7], -9.0, 9.0));
+        }
+    }
+
+    // Bounds as inputs, as attributes (before opset 11), and only one of them.
+    let clipped = |dtype: DType| Sample::new("Clip").input(dtype, &[4, 9], -5.0, 5.0);
+    all.push(clipped(F32));
+    all.push(clipped(F32).input(F32, &[], -2.0, -1.0).input(F32, &[], 1.0, 2.0));
+    all.push(clipped(F32).given(F32, &[1], &[-1.0]));
+    all.push(clipped(F32).omitted().given(F32, &[], &[1.5]));
+    all.push(clipped(F32).attr("min", 0.0).attr("max", 3.5));
+    all.push(clipped(F32).given(F32, &[], &[2.0]).given(F32, &[], &[-2.0]));
+    all.push(clipped(I64).given(I64, &[], &[-2.0]).given(I64, &[], &[2.0]));
+
+    let choice = |shape: &[usize]| Sample::new("Where").input(Bool, shape, 0.0, 1.0);
+    all.push(choice(&[2, 3, 4]).input(F32, &[2, 3, 4], -3.0, 3.0).input(F32, &[2, 3, 4], -3.0, 3.0));
+    all.push(choice(&[4]).input(F32, &[2, 1, 1], -3.0, 3.0).input(F32, &[3, 1], -3.0, 3.0));
+    all.push(choice(&[2, 1]).input(I64, &[], -3.0, 3.0).input(I64, &[3], -3.0, 3.0));
+    all.push(choice(&[3]).input(Bool, &[3], 0.0, 1.0).input(Bool, &[3], 0.0, 1.0));
+
+    for from in [F32, I64, I32, Bool] {
+        for to in [F32, I64, I32, Bool] {
+            all.push(Sample::new("Cast").input(from, &[3, 7], -3.0, 3.0).attr("to", to.onnx()));
+        }
+    }
+    all.push(Sample::new("Cast").given(F32, &[6], &[-1.9, -0.5, 0.0, 0.5, 1.9, 100.0]).attr("to", I64.onnx()));
+    let ignored = |s: Sample| s.attr("saturate", 0).attr("round_mode", "down");
+    all.push(ignored(Sample::new("Cast").input(F32, &[3], -3.0, 3.0).attr("to", I32.onnx())));
+    all.push(ignored(Sample::new("CastLike").input(F32, &[3, 2], -3.0, 3.0).input(I64, &[5], 0.0, 1.0)));
+    all
+}
+
+fn binary(op: &'static str, dtype: DType, shapes: (&[usize], &[usize]), a: (f64, f64), b: (f64, f64)) -> Sample {
+    let range = |(low, high)| if dtype == Bool { (0.0, 1.0) } else { (low, high) };
+    let (a, b) = (range(a), range(b));
+    Sample::new(op).input(dtype, shapes.0, a.0, a.1).input(dtype, shapes.1, b.0, b.1)
 }

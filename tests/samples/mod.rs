@@ -8,10 +8,11 @@ use plimsoll::tensor::Tensor;
 
 mod elementwise;
 mod layout;
+mod nn;
 
 /// Every sample of every family.
 pub fn samples() -> Vec<Sample> {
-    [elementwise::samples(), layout::samples()].concat()
+    [elementwise::samples(), layout::samples(), nn::samples()].concat()
 }
 
 /// A call of a row: its data inputs and its attributes, those of shaping inputs among them.

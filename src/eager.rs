@@ -1,0 +1,294 @@
+//! The other way to run a graph: one kernel and one allocation per op, through a real allocator.
+//!
+//! ```text
+//! load     constants and inputs come                                  (kept)
+//! run      per step: what it writes first comes, it runs, what nobody reads any more goes
+//!          outputs are read and go
+//! ```
+//!
+//! Kernels and device are those of a plan, and so are the views, which cost nothing. What differs is when memory is decided:
+//! addresses come from an [`Allocator`] during the run, every tensor has bytes of its own, and each kernel is launched alone.
+
+use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::exec;
+use crate::graph::Graph;
+use crate::plan::lower::{Draft, Options, lower};
+use crate::plan::{Class, Port};
+use crate::target::Target;
+use crate::tensor::Tensor;
+use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
+use std::collections::BTreeMap;
+use std::mem::take;
+
+pub mod alloc;
+pub mod compare;
+
+/// A graph as kernels in the order of the file, and when each of its tensors comes and goes.
+#[derive(Debug)]
+pub struct Program {
+    draft: Draft,
+    /// Buffers that are there before the first run and stay: constants that a step reads, then inputs.
+    resident: Vec<usize>,
+    /// Per step, the buffers that it writes first.
+    born: Vec<Vec<usize>>,
+    /// Per step, the buffers that are not used behind it.
+    dead: Vec<Vec<usize>>,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+}
+
+impl Program {
+    /// Lowers a graph whose passes have run. Needs no device.
+    ///
+    /// # Errors
+    /// When the target has no type for a value, or a node has no kernel.
+    pub fn new(graph: &Graph, target: &Target) -> Result<Program> {
+        let draft = lower(graph, target, Options { join: false })?;
+        let mut last = vec![None; draft.buffers.len()];
+        for (s, step) in draft.steps.iter().enumerate() {
+            step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = Some(s));
+        }
+        let read = draft.constants.iter().map(|c| c.buffer).filter(|&b| last[b].is_some());
+        let resident: Vec<usize> = read.chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
+        let mut born = vec![Vec::new(); draft.steps.len()];
+        let mut dead = vec![Vec::new(); draft.steps.len()];
+        let mut seen = vec![false; draft.buffers.len()];
+        for (s, step) in draft.steps.iter().enumerate() {
+            for &b in &step.writes {
+                if !std::mem::replace(&mut seen[b], true) {
+                    born[s].push(b);
+                    if draft.buffers[b].class != Class::Output {
+                        dead[last[b].expect("a buffer that a step writes has a last step")].push(b);
+                    }
+                }
+            }
+        }
+        let port = |name: &str, value, buffer| {
+            let fact = graph.fact(value);
+            Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer }
+        };
+        let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
+        let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+        Ok(Program { draft, resident, born, dead, inputs, outputs })
+    }
+
+    /// Number of kernel launches in a run.
+    pub fn launches(&self) -> usize {
+        self.draft.steps.len()
+    }
+
+    /// Number of tensors that come and go in a run, workspaces among them.
+    pub fn allocations(&self) -> usize {
+        self.born.iter().map(Vec::len).sum()
+    }
+
+    /// What an allocator is asked for: everything that is loaded, then so many runs.
+    pub fn trace(&self, runs: usize) -> Vec<Event> {
+        let alloc = |&id: &usize| Event::Alloc { id, bytes: self.draft.buffers[id].bytes };
+        let free = |&id: &usize| Event::Free { id };
+        let mut trace: Vec<Event> = self.resident.iter().map(alloc).collect();
+        for _ in 0..runs {
+            for (born, dead) in self.born.iter().zip(&self.dead) {
+                trace.extend(born.iter().map(alloc));
+                trace.extend(dead.iter().map(free));
+            }
+            trace.extend(self.outputs.iter().map(|p| free(&p.buffer)));
+        }
+        trace
+    }
+}
+
+/// A device as an allocator's source of segments.
+struct Device {
+    backend: Box<dyn Backend>,
+    /// The backend's segments by the allocator's ids, which rise while the backend may use its own again.
+    segments: BTreeMap<u64, (SegmentId, u64)>,
+    next: u64,
+    used: u64,
+    limit: u64,
+    /// Why the device, rather than the limit, refused the last request.
+    refused: Option<String>,
+}
+
+impl Driver for Device {
+    fn malloc(&mut self, bytes: u64) -> Option<u64> {
+        let used = self.used.checked_add(bytes).filter(|&used| used <= self.limit)?;
+        let largest = self.backend.target().max_segment;
+        if bytes > largest {
+            self.refused = Some(format!("a segment has at most {largest} bytes on this device"));
+            return None;
+        }
+        match self.backend.alloc(bytes) {
+            Ok(segment) => {
+                self.used = used;
+                self.next += 1;
+                self.segments.insert(self.next, (segment, bytes));
+                Some(self.next)
+            }
+            Err(error) => {
+                self.refused = Some(error.to_string());
+                None
+            }
+        }
+    }
+
+    fn free(&mut self, segment: u64) {
+        let (segment, bytes) = self.segments.remove(&segment).expect("a segment is freed once");
+        self.used -= bytes;
+        self.backend.free(segment);
+    }
+
+    fn limit(&self) -> u64 {
+        self.limit
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        for (segment, _) in take(&mut self.segments).into_values() {
+            self.backend.free(segment);
+        }
+    }
+}
+
+/// The last launch of a step: as long as its addresses come again, its record serves.
+struct Recorded {
+    blocks: Vec<Block>,
+    record: RecordId,
+}
+
+/// A program on a device, run through an allocator.
+pub struct Eager<'a> {
+    program: &'a Program,
+    device: Device,
+    allocator: Box<dyn Allocator>,
+    kernels: Vec<KernelId>,
+    /// Per buffer, its bytes while it is live.
+    blocks: Vec<Option<Block>>,
+    recorded: Vec<Option<Recorded>>,
+}
+
+impl std::fmt::Debug for Eager<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Eager").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Eager<'a> {
+    /// Compiles the kernels and brings constants to the device, of which at most `limit` bytes are used.
+    ///
+    /// # Errors
+    /// [`Error::Fit`] when the constants and inputs exceed the limit or the device; else what the device refuses.
+    pub fn load(program: &'a Program, backend: Box<dyn Backend>, kind: Kind, limit: Option<u64>) -> Result<Eager<'a>> {
+        let limit = limit.unwrap_or(u64::MAX);
+        let draft = &program.draft;
+        let mut eager = Eager {
+            program,
+            device: Device { backend, segments: BTreeMap::new(), next: 0, used: 0, limit, refused: None },
+            allocator: kind.build(limit),
+            kernels: Vec::with_capacity(draft.kernels.len()),
+            blocks: vec![None; draft.buffers.len()],
+            recorded: draft.steps.iter().map(|_| None).collect(),
+        };
+        program.resident.iter().try_for_each(|&b| eager.alloc(b))?;
+        for constant in draft.constants.iter().filter(|c| eager.blocks[c.buffer].is_some()) {
+            let (stored, at) = eager.place(constant.buffer);
+            let packed = constant.packed.map(|(kernel, operand)| (&draft.kernels[kernel], operand));
+            exec::write_constant(&mut *eager.device.backend, at, stored, packed, &constant.constant)?;
+        }
+        for kernel in &draft.kernels {
+            eager.kernels.push(eager.device.backend.compile(kernel)?);
+        }
+        Ok(eager)
+    }
+
+    /// One run: inputs in, outputs out, in the graph's order.
+    ///
+    /// # Errors
+    /// [`Error::Fit`] when the allocator has no bytes for a tensor, with all else that the run took given back; when an input is not of
+    /// the type and shape that the graph asks for; when the device fails.
+    pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let outputs = self.attempt(inputs);
+        // Outputs go now that they are read; after a failure, whatever was live goes too.
+        for buffer in self.program.born.iter().flatten() {
+            self.free(*buffer);
+        }
+        outputs
+    }
+
+    /// What the allocator has done so far.
+    pub fn stats(&self) -> Stats {
+        self.allocator.stats()
+    }
+
+    /// The device.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.device.backend
+    }
+
+    fn attempt(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let program = self.program;
+        let places: BTreeMap<usize, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
+        exec::write_inputs(&mut *self.device.backend, &program.inputs, &|b| places[&b], inputs)?;
+        for (step, (born, dead)) in program.born.iter().zip(&program.dead).enumerate() {
+            born.iter().try_for_each(|&b| self.alloc(b))?;
+            self.launch(step)?;
+            dead.iter().for_each(|&b| self.free(b));
+        }
+        let places: BTreeMap<usize, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
+        exec::read_outputs(&mut *self.device.backend, &program.outputs, &|b| places[&b])
+    }
+
+    fn launch(&mut self, index: usize) -> Result<()> {
+        let step = &self.program.draft.steps[index];
+        let buffers = || step.reads.iter().chain(&step.writes).copied();
+        let block = |b: usize| self.blocks[b].expect("a buffer lives from its first write to its last use");
+        let record = match &self.recorded[index] {
+            Some(last) if buffers().map(block).eq(last.blocks.iter().copied()) => last.record,
+            _ => {
+                let args = buffers().map(|b| self.place(b).1).collect();
+                let launch = Launch { kernel: self.kernels[step.kernel], args };
+                let record = self.device.backend.record(&[launch])?;
+                self.recorded[index] = Some(Recorded { blocks: buffers().map(block).collect(), record });
+                record
+            }
+        };
+        self.device.backend.replay(record)
+    }
+
+    /// The type in which a live buffer is stored, and where.
+    fn place(&self, buffer: usize) -> (DType, Slice) {
+        let block = self.blocks[buffer].expect("a buffer is placed while it is live");
+        let (segment, _) = self.device.segments[&block.segment];
+        let of = &self.program.draft.buffers[buffer];
+        (of.dtype, Slice { segment, offset: block.offset, bytes: of.bytes })
+    }
+
+    fn alloc(&mut self, buffer: usize) -> Result<()> {
+        let bytes = self.program.draft.buffers[buffer].bytes;
+        self.device.refused = None;
+        let block = self.allocator.alloc(&mut self.device, bytes).map_err(|error| self.device.explain(error))?;
+        self.blocks[buffer] = Some(block);
+        Ok(())
+    }
+
+    fn free(&mut self, buffer: usize) {
+        if let Some(block) = self.blocks[buffer].take() {
+            self.allocator.free(&mut self.device, block);
+        }
+    }
+}
+
+impl Device {
+    /// When it was not the limit that the allocator met with, says what it was.
+    fn explain(&mut self, error: Error) -> Error {
+        match (error, self.refused.take()) {
+            (Error::Fit { what, needed, limit }, Some(reason)) => {
+                Error::Fit { what: format!("{what} ({reason})"), needed, limit: limit.min(self.used) }
+            }
+            (error, _) => error,
+        }
+    }
+}

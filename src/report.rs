@@ -1,0 +1,307 @@
+//! What people look at: text that is aligned, plain, and the same in a pipe.
+
+use crate::backend::Usage;
+use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::plan::{Class, Plan};
+use std::collections::BTreeMap;
+
+/// Rows of cells in columns: numbers to the right, all else to the left.
+#[derive(Clone, Debug, Default)]
+pub struct Table(Vec<Vec<String>>);
+
+impl Table {
+    /// A table without rows.
+    pub fn new() -> Table {
+        Table::default()
+    }
+
+    /// Adds a row. Rows may differ in length.
+    pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
+        self.0.push(cells.into_iter().map(Into::into).collect());
+    }
+}
+
+impl std::fmt::Display for Table {
+    /// One line per row, two spaces between columns, none at the end.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |k: usize| self.0.iter().filter_map(|row| row.get(k)).map(|c| c.chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for row in &self.0 {
+            let mut line = String::new();
+            for (k, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                line += &if k == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") };
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes in the largest unit that it fills: `1.50 MiB`.
+pub fn human(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let power = (bytes.max(1).ilog2() / 10) as usize;
+    match power.checked_sub(1) {
+        None => format!("{bytes} B"),
+        Some(unit) => format!("{:.2} {}", bytes as f64 / (1u64 << (10 * power)) as f64, UNITS[unit]),
+    }
+}
+
+/// A whole number with its digits in groups of three: `1,572,864`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (k, digit) in digits.chars().enumerate() {
+        if k > 0 && (digits.len() - k).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number of bytes, readable and exact: `1.50 MiB (1,572,864 bytes)`.
+pub fn bytes(bytes: u64) -> String {
+    format!("{} ({} bytes)", human(bytes), grouped(bytes))
+}
+
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "-".into() } else { format!("{:.1} %", 100.0 * part as f64 / whole as f64) }
+}
+
+/// The plan's memory block: what will be taken from the device, for what, and how close the arena is to its bound. With what a
+/// device says it has given, if the plan was loaded on one.
+pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
+    let mut table = Table::new();
+    let mut line = |label: &str, bytes: u64, note: String| {
+        table.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes)), note]);
+    };
+    let planned = plan.bytes();
+    line("planned", planned, String::new());
+    if let Some(Usage { bytes, .. }) = usage {
+        let note = match bytes.cmp(&planned) {
+            std::cmp::Ordering::Equal => "as planned".into(),
+            std::cmp::Ordering::Less => format!("{} fewer than planned", grouped(planned - bytes)),
+            std::cmp::Ordering::Greater => format!("{} more than planned", grouped(bytes - planned)),
+        };
+        line("allocated", bytes, note);
+    }
+    for (class, label) in [
+        (Class::Constant, "  constants"),
+        (Class::State, "  state"),
+        (Class::Input, "  inputs"),
+        (Class::Output, "  outputs"),
+        (Class::Activation, "  arena"),
+    ] {
+        let bytes = plan.class_bytes(class);
+        if bytes > 0 || class == Class::Activation {
+            line(label, bytes, percent(bytes, planned));
+        }
+    }
+    let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
+    let over = arena.saturating_sub(summary.lower_bound);
+    let gap = match over {
+        0 => "reached".into(),
+        _ => format!("the arena is {} over", percent(over, summary.lower_bound)),
+    };
+    line("arena's lower bound", summary.lower_bound, gap);
+    let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
+    line("arena without sharing", summary.unshared_bytes, share);
+    table.to_string()
+}
+
+/// The graph in Graphviz's language; nodes that are one kernel stand in one box.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub fn dot(graph: &Graph) -> Result<String> {
+    let quote = |text: &str| format!("{text:?}");
+    let mut groups: BTreeMap<Option<u32>, Vec<String>> = BTreeMap::new();
+    let mut edges = String::new();
+    for id in graph.order()? {
+        let node = graph.node(id);
+        let facts: Vec<_> = node.outputs.iter().map(|o| o.fact.to_string()).collect();
+        let label = quote(&format!("{}\n{}\n{}", node.op_name(), node.name, facts.join(" ")));
+        groups.entry(node.group).or_default().push(format!("  n{id} [shape=box label={label}];\n"));
+        for value in graph.operands(id).into_iter().flatten() {
+            edges += &format!("  n{} -> n{id};\n", value.node);
+        }
+    }
+    let mut text = format!("digraph {} {{\n", quote(&graph.name));
+    for (group, nodes) in groups {
+        match group {
+            Some(group) => text += &format!("  subgraph cluster_{group} {{\n{}  }}\n", nodes.concat()),
+            None => text += &nodes.concat(),
+        }
+    }
+    for (name, value) in graph.outputs() {
+        edges += &format!("  n{} -> {};\n", value.node, quote(name));
+    }
+    Ok(text + &edges + "}\n")
+}
+
+/// The comparison as a table: a row per figure, a column per way to run.
+pub fn comparison(comparison: &Comparison) -> String {
+    let Comparison { model, target, memory_limit, runs, reference, columns } = comparison;
+    let limit = memory_limit.map_or(String::new(), |limit| format!(", at most {}", bytes(limit)));
+    let mut out = format!("{model} on {target}, {runs} runs each{limit}\n\n");
+
+    let mut table = Table::new();
+    let mut row = |label: &str, cell: &dyn Fn(&Column) -> String| {
+        table.row(std::iter::once(label.to_owned()).chain(columns.iter().map(cell)));
+    };
+    let ran = |column: &Column, cell: &dyn Fn(&Measured) -> String| match &column.outcome {
+        Outcome::Ran(measured) => cell(measured),
+        Outcome::Refused { .. } => "-".into(),
+    };
+    row("", &|c| c.name.clone());
+    row("kernel launches", &|c| c.launches.to_string());
+    for (label, figure) in
+        [("peak live", (|m| m.peak_live_bytes) as fn(&Measured) -> u64), ("peak reserved", |m| m.peak_reserved_bytes)]
+    {
+        row(label, &|c| ran(c, &|m| human(figure(m))));
+        row("  bytes", &|c| ran(c, &|m| grouped(figure(m))));
+    }
+    row("smallest device that fits", &|c| human(c.smallest_device_bytes));
+    row("  bytes", &|c| grouped(c.smallest_device_bytes));
+    row("fragmentation", &|c| ran(c, &|m| format!("{:.1} %", 100.0 * m.fragmentation)));
+    row("driver calls, load and run 1", &|c| ran(c, &|m| m.driver_calls_first.to_string()));
+    row(&format!("driver calls, run {runs}"), &|c| ran(c, &|m| m.driver_calls_last.to_string()));
+    row("median run", &|c| ran(c, &|m| format!("{:.3} ms", m.median_ms)));
+    row("results", &|c| match &c.outcome {
+        Outcome::Refused { .. } => "does not fit".into(),
+        Outcome::Ran(Measured { agreement: None, .. }) => "reference".into(),
+        Outcome::Ran(Measured { agreement: Some(Agreement { equal: true, .. }), .. }) => "equal".into(),
+        Outcome::Ran(Measured { agreement: Some(found), .. }) => format!("{:.1e} off", found.difference),
+    });
+    out += &table.to_string();
+
+    out += "\nBytes: constants, inputs, outputs, activations and workspaces, in every column.\n";
+    out += "Smallest device: eager in simulation, on a device that loses nothing itself; planned by its plan.\n";
+    if reference.is_some() {
+        out += "Equal: bit for bit as the reference. Off: the largest difference over the peak of the reference's output.\n";
+    }
+    for column in columns {
+        if let Outcome::Refused { does_not_fit } = &column.outcome {
+            out += &format!("{}: {does_not_fit}\n", column.name);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Segment, Summary};
+    use crate::target::Target;
+
+    #[test]
+    fn bytes_are_readable_and_exact() {
+        assert_eq!(bytes(0), "0 B (0 bytes)");
+        assert_eq!(bytes(1023), "1023 B (1,023 bytes)");
+        assert_eq!(bytes(1_572_864), "1.50 MiB (1,572,864 bytes)");
+        assert_eq!(bytes(u64::MAX), "16.00 EiB (18,446,744,073,709,551,615 bytes)");
+        assert_eq!(["12", "123", "1,234", "12,345,678"], [12, 123, 1234, 12345678].map(grouped));
+    }
+
+    #[test]
+    fn cells_line_up() {
+        let mut table = Table::new();
+        table.row(["", "a", "größer"]);
+        table.row(["name", "1000", "2"]);
+        table.row(["x"]);
+        assert_eq!(table.to_string(), "         a  größer\nname  1000       2\nx\n");
+    }
+
+    #[test]
+    fn the_memory_block_adds_up() {
+        let segment = |class, bytes| Segment { class, bytes };
+        let mut plan = Plan {
+            version: crate::plan::VERSION,
+            name: "m".into(),
+            target: Target::cpu(1),
+            summary: Summary { lower_bound: 1000, unshared_bytes: 4096, ..Summary::default() },
+            segments: vec![
+                segment(Class::Activation, 1024),
+                segment(Class::Constant, 2048),
+                segment(Class::Input, 512),
+                segment(Class::Output, 512),
+            ],
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            state: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kernels: Vec::new(),
+            steps: Vec::new(),
+        };
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4 }));
+        let expected = "\
+planned                4.00 KiB  4,096 bytes
+allocated              3.91 KiB  4,000 bytes  96 fewer than planned
+  constants            2.00 KiB  2,048 bytes                 50.0 %
+  inputs                  512 B    512 bytes                 12.5 %
+  outputs                 512 B    512 bytes                 12.5 %
+  arena                1.00 KiB  1,024 bytes                 25.0 %
+arena's lower bound      1000 B  1,000 bytes  the arena is 2.4 % over
+arena without sharing  4.00 KiB  4,096 bytes    the arena is 25.0 %
+";
+        let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(squeeze(&block), squeeze(expected), "{block}");
+        plan.summary.lower_bound = 1024;
+        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4 }));
+        assert!(block.contains("as planned") && block.contains("reached"), "{block}");
+        assert!(!memory(&plan, None).contains("allocated"));
+    }
+
+    #[test]
+    fn a_column_that_does_not_fit_says_why() {
+        let measured = Measured {
+            peak_live_bytes: 1000,
+            peak_reserved_bytes: 2048,
+            fragmentation: 0.5,
+            driver_calls_first: 3,
+            driver_calls_last: 0,
+            median_ms: 0.25,
+            agreement: None,
+        };
+        let refused = Outcome::Refused { does_not_fit: "too large".into() };
+        let column = |name: &str, outcome| Column {
+            name: name.into(),
+            exact: true,
+            launches: 7,
+            smallest_device_bytes: 1 << 21,
+            outcome,
+        };
+        let text = comparison(&Comparison {
+            model: "m".into(),
+            target: "cpu".into(),
+            memory_limit: Some(4096),
+            runs: 21,
+            reference: Some("planned".into()),
+            columns: vec![column("eager bfc", refused), column("planned", Outcome::Ran(measured))],
+        });
+        let expected = "\
+m on cpu, 21 runs each, at most 4.00 KiB (4,096 bytes)
+
+                                 eager bfc    planned
+kernel launches                          7          7
+peak live                                -     1000 B
+  bytes                                  -      1,000
+peak reserved                            -   2.00 KiB
+  bytes                                  -      2,048
+smallest device that fits         2.00 MiB   2.00 MiB
+  bytes                          2,097,152  2,097,152
+fragmentation                            -     50.0 %
+driver calls, load and run 1             -          3
+driver calls, run 21                     -          0
+median run                               -   0.250 ms
+results                       does not fit  reference
+";
+        assert_eq!(&text[..expected.len()], expected);
+        assert!(text.ends_with("eager bfc: too large\n"), "{text}");
+    }
+}

@@ -1,0 +1,273 @@
+//! Eager and planned runs of the same graphs: equal results, and the figures that each claims of its memory.
+
+mod common;
+
+use plimsoll::backend::Backend;
+use plimsoll::eager::alloc::{Kind, smallest_device};
+use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, compare};
+use plimsoll::eager::{Eager, Program};
+use plimsoll::graph::{Constant, Graph};
+use plimsoll::op::{Attrs, Fact, ValueId};
+use plimsoll::{DType, Error, Limits, Result, Shape, Target, Tensor, onnx, ops, pass, plan, report};
+use proptest::prelude::*;
+use std::path::{Path, PathBuf};
+
+/// Every file in `graphs`, with extents for its named dims.
+const GRAPHS: &[(&str, &[(&str, usize)])] = &[
+    ("attention.onnxtxt", &[("batch", 2), ("sequence", 9)]),
+    ("digits.onnx", &[("batch", 5)]),
+    ("mlp.onnxtxt", &[("batch", 3)]),
+    ("residual.onnxtxt", &[("batch", 2), ("height", 7), ("width", 10)]),
+];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs")
+}
+
+fn load(file: &str, dims: &[(&str, usize)]) -> Graph {
+    let dims: Vec<_> = dims.iter().map(|&(name, extent)| (name.to_owned(), extent)).collect();
+    let model = onnx::load(&folder().join(file)).expect("the file is a graph");
+    onnx::import(&model, &dims).expect("the graph is imported")
+}
+
+/// Values between -1 and 1, the same ones at every call.
+fn random(fact: &Fact, mut state: u64) -> Tensor {
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as f64 / f64::from(1u32 << 30) - 1.0
+    };
+    let values: Vec<f64> = (0..fact.shape.numel()).map(|_| next()).collect();
+    Tensor::from_f64(fact.dtype, fact.shape.clone(), &values)
+}
+
+fn inputs(graph: &Graph) -> Vec<Tensor> {
+    graph.inputs().iter().zip(1..).map(|(&value, seed)| random(graph.fact(value), seed)).collect()
+}
+
+fn cpu() -> Box<dyn Backend> {
+    common::backends()[0].1()
+}
+
+fn compared(graph: &Graph, open: fn() -> Box<dyn Backend>, memory_limit: Option<u64>) -> Comparison {
+    let setup = Setup { open: &|| Ok(open()), memory_limit, iters: 2, progress: &|_| {} };
+    compare(graph, &inputs(graph), &setup).expect("the graph is compared")
+}
+
+fn measured(column: &Column) -> &Measured {
+    match &column.outcome {
+        Outcome::Ran(measured) => measured,
+        Outcome::Refused { does_not_fit } => panic!("{}: {does_not_fit}", column.name),
+    }
+}
+
+fn unfused(graph: &Graph, target: &Target) -> (Graph, Program) {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, false).expect("the graph passes");
+    let program = Program::new(&graph, target).expect("the graph is lowered");
+    (graph, program)
+}
+
+#[test]
+fn every_graph_file_is_listed() {
+    let files = std::fs::read_dir(folder()).expect("the folder is there");
+    let names = files.map(|f| f.expect("it can be listed").file_name().to_string_lossy().into_owned());
+    let mut graphs: Vec<_> = names.filter(|n| n.ends_with(".onnx") || n.ends_with(".onnxtxt")).collect();
+    graphs.sort();
+    assert_eq!(graphs, GRAPHS.iter().map(|(file, _)| *file).collect::<Vec<_>>());
+}
+
+#[test]
+fn graph_files_give_the_same_results_eager_and_planned() {
+    for (backend, open) in common::backends() {
+        for (file, dims) in GRAPHS {
+            let graph = load(file, dims);
+            let found = compared(&graph, open, None);
+            let text = report::comparison(&found);
+            eprintln!("{backend}: {text}");
+            let names: Vec<_> = found.columns.iter().map(|c| c.name.as_str()).collect();
+            assert_eq!(names, ["eager direct", "eager caching", "eager bfc", "planned", "planned fused"]);
+            found.verdict(1e-5).unwrap_or_else(|e| panic!("{backend}: {file}: {e}\n{text}"));
+            let [direct, caching, bfc, planned, fused] = &found.columns[..] else { unreachable!("named above") };
+            for column in [caching, bfc, planned] {
+                assert!(measured(column).agreement.as_ref().is_some_and(|a| a.equal), "{file}: {text}");
+            }
+
+            let target = open().target().clone();
+            let (graph, program) = unfused(&graph, &target);
+            let bytes = plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").bytes();
+            assert_eq!((measured(planned).peak_reserved_bytes, planned.smallest_device_bytes), (bytes, bytes));
+            assert_eq!(measured(direct).driver_calls_last, 2 * program.allocations() as u64);
+            for column in [caching, planned, fused] {
+                assert_eq!(measured(column).driver_calls_last, 0, "{file}: {}", column.name);
+            }
+            for column in &found.columns {
+                let Measured { peak_live_bytes, peak_reserved_bytes, .. } = *measured(column);
+                assert!(0 < peak_live_bytes && peak_live_bytes <= peak_reserved_bytes, "{file}: {}", column.name);
+                assert!(planned.smallest_device_bytes <= column.smallest_device_bytes || column.name == fused.name);
+            }
+            assert!(fused.launches < planned.launches && planned.launches <= direct.launches);
+        }
+    }
+}
+
+/// The simulated devices are true to the real one: an allocator gets along with the bytes of the smallest device that was found for it,
+/// and not with fewer.
+#[test]
+fn eager_runs_on_the_smallest_device_and_not_below() {
+    for (file, dims) in GRAPHS {
+        let graph = load(file, dims);
+        let backend = cpu();
+        let (_, program) = unfused(&graph, backend.target());
+        for kind in Kind::ALL {
+            let run = |limit: u64| -> Result<()> {
+                let mut eager = Eager::load(&program, cpu(), kind, Some(limit))?;
+                for _ in 0..2 {
+                    let outputs = eager.run(&inputs(&graph));
+                    assert!(eager.stats().peak_reserved <= limit && eager.backend().usage().bytes <= limit);
+                    outputs?;
+                }
+                Ok(())
+            };
+            let limit = smallest_device(kind, &program.trace(2)).expect("some device is large enough");
+            run(limit).unwrap_or_else(|e| panic!("{file}: {}: {e}", kind.name()));
+            let error = run(limit - 256).expect_err("a smaller device was not enough in the simulation");
+            assert!(matches!(error, Error::Fit { .. }), "{file}: {}: {error}", kind.name());
+        }
+    }
+}
+
+#[test]
+fn a_column_that_does_not_fit_says_so() {
+    let (file, dims) = GRAPHS[0];
+    let graph = load(file, dims);
+    let bytes = |found: &Comparison, k: usize| found.columns[k].smallest_device_bytes;
+    let free = compared(&graph, cpu, None);
+    let limit = bytes(&free, 3);
+    let tight = compared(&graph, cpu, Some(limit));
+    for (k, column) in tight.columns.iter().enumerate() {
+        assert_eq!(column.smallest_device_bytes, bytes(&free, k), "{}", column.name);
+        match &column.outcome {
+            Outcome::Ran(measured) => assert!(measured.peak_reserved_bytes <= limit, "{}", column.name),
+            Outcome::Refused { does_not_fit } => {
+                assert!(column.smallest_device_bytes > limit && does_not_fit.contains(&limit.to_string()));
+            }
+        }
+    }
+    assert_eq!(tight.reference.as_deref(), Some("planned"));
+    tight.verdict(1e-5).expect("what ran agrees");
+    let text = report::comparison(&tight);
+    assert!(text.contains("eager caching: does not fit: caching allocator"), "{text}");
+    let none = compared(&graph, cpu, Some(1000));
+    assert!(none.reference.is_none() && none.columns.iter().all(|c| matches!(c.outcome, Outcome::Refused { .. })));
+    none.verdict(0.0).expect("nothing ran, nothing differs");
+}
+
+#[test]
+fn what_the_allocator_reserves_is_what_the_device_gave() {
+    let (file, dims) = GRAPHS[0];
+    let graph = load(file, dims);
+    let inputs = inputs(&graph);
+    let (_, program) = unfused(&graph, cpu().target());
+    for kind in Kind::ALL {
+        let mut eager = Eager::load(&program, cpu(), kind, None).expect("it fits");
+        let loaded = eager.stats();
+        for _ in 0..3 {
+            let (usage, calls) = (eager.backend().usage(), eager.stats().driver_calls);
+            eager.run(&inputs).expect("it runs");
+            let stats = eager.stats();
+            assert_eq!(stats.reserved, eager.backend().usage().bytes);
+            assert_eq!(stats.live, loaded.live, "nothing of a run stays");
+            if kind == Kind::Direct {
+                let took = eager.backend().usage().allocations - usage.allocations;
+                assert_eq!(took, program.allocations() as u64);
+                assert_eq!(stats.driver_calls - calls, 2 * took);
+            }
+        }
+        // A run that is refused gives back what it took, and leaves the next one unharmed.
+        assert!(eager.run(&inputs[1..]).is_err());
+        assert_eq!(eager.stats().live, loaded.live);
+        eager.run(&inputs).expect("it runs again");
+    }
+}
+
+/// Adds a node, unless its operands do not fit together or it becomes too large.
+fn grow(graph: &mut Graph, values: &mut Vec<ValueId>, choice: u8, a: ValueId, b: ValueId) {
+    let shape = graph.fact(a).shape.clone();
+    let last = shape.len() as i64 - 1;
+    let (op, operands, attrs): (&str, &[ValueId], Attrs) = match choice {
+        0 => ("Add", &[a, b], Attrs::new()),
+        1 => ("Mul", &[a, b], Attrs::new()),
+        2 => ("Relu", &[a], Attrs::new()),
+        3 => ("Tanh", &[a], Attrs::new()),
+        4 | 5 => ("MatMul", &[a, b], Attrs::new()),
+        6 | 7 => ("Concat", &[a, b], Attrs::new().with("axis", i64::from(choice) - 6)),
+        8 => ("Transpose", &[a], Attrs::new()),
+        9 => ("Softmax", &[a], Attrs::new().with("axis", last)),
+        10 => ("ReduceMean", &[a], Attrs::new().with("axes", vec![last])),
+        11 => ("Slice", &[a], Attrs::new().with("starts", vec![1]).with("ends", vec![5]).with("axes", vec![last])),
+        _ => ("Reshape", &[a], Attrs::new().with("shape", vec![-1, shape[0] as i64])),
+    };
+    let operands: Vec<_> = operands.iter().copied().map(Some).collect();
+    graph.append();
+    let name = format!("{op}{}", graph.len());
+    let Ok(node) = graph.add(ops::find(op).expect("a row"), &name, &operands, attrs, &[]) else { return };
+    let value = ValueId { node, port: 0 };
+    if (1..=1 << 12).contains(&graph.fact(value).shape.numel()) {
+        values.push(value);
+    }
+}
+
+/// A graph of matrices, grown from choices; the last values are its outputs.
+fn grown(steps: &[(u8, prop::sample::Index, prop::sample::Index)]) -> Graph {
+    let mut graph = Graph::new("grown");
+    let matrix = |rows: usize, columns: usize| Fact::new(DType::F32, [rows, columns]);
+    let weights = Constant::new("w", random(&matrix(6, 6), 7));
+    let mut values = vec![graph.input("x", matrix(4, 6)), graph.input("y", matrix(6, 6)), graph.constant(weights)];
+    for (choice, a, b) in steps {
+        let (a, b) = (*a.get(&values), *b.get(&values));
+        grow(&mut graph, &mut values, *choice, a, b);
+    }
+    for (k, &value) in values.iter().rev().take(3).enumerate() {
+        graph.output(format!("out{k}"), value);
+    }
+    graph
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_graphs_give_the_same_results_eager_and_planned(
+        steps in prop::collection::vec((0u8..13, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..40)
+    ) {
+        let graph = grown(&steps);
+        let found = compared(&graph, cpu, None);
+        if let Err(error) = found.verdict(1e-5) {
+            return Err(TestCaseError::fail(format!("{error}\n{}", report::comparison(&found))));
+        }
+        prop_assert_eq!(measured(&found.columns[3]).peak_reserved_bytes, found.columns[3].smallest_device_bytes);
+    }
+}
+
+/// Products that are written in place into their concatenation, each row of it apart from the next, are the same to the bit as
+/// products that are copied there. Deep ones, so that any other order of summation shows.
+#[test]
+fn products_in_a_concatenation_are_summed_in_the_same_order() {
+    let fact = |shape: &[usize]| Fact::new(DType::F32, Shape::new(shape));
+    let mut graph = Graph::new("joined");
+    let x = graph.input("x", fact(&[5, 3, 700]));
+    let mut parts = Vec::new();
+    for seed in 0..2 {
+        let weights = Constant::new(format!("w{seed}"), random(&fact(&[700, 40]), seed));
+        let w = graph.constant(weights);
+        let row = ops::find("MatMul").expect("a row");
+        let node = graph.add(row, "product", &[Some(x), Some(w)], Attrs::new(), &[]).expect("it multiplies");
+        parts.push(Some(ValueId { node, port: 0 }));
+    }
+    let row = ops::find("Concat").expect("a row");
+    let node = graph.add(row, "joined", &parts, Attrs::new().with("axis", -1), &[]).expect("it joins");
+    graph.output("y", ValueId { node, port: 0 });
+    let found = compared(&graph, cpu, None);
+    found.verdict(1e-5).expect("equal bit for bit");
+    assert!(found.columns[3].launches < found.columns[0].launches, "the plan joins in place, eager copies");
+}

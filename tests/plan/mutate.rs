@@ -1,0 +1,532 @@
+//! Corrupts plans in every way that comes to mind.
+
+use plimsoll::dtype::DType;
+use plimsoll::expr::{Body, Code};
+use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::plan::{Class, Plan, Segment, Summary};
+
+/// What a mutation may change, if it is let through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// Only where things lie, when they run, or what is said about them: results stay.
+    Layout,
+    /// What is computed as well: results are those of the mutant with a memory of its own for each buffer.
+    Meaning,
+}
+
+/// A corrupted plan.
+pub struct Mutant {
+    pub kind: Kind,
+    pub what: String,
+    pub plan: Plan,
+}
+
+/// Numbers from a seed.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) % n.max(1) as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}
+
+/// Makes the figures follow from the rest again, and the segments hold their buffers, so that a mutant is not refused for those alone.
+pub fn repair(plan: &mut Plan) {
+    let align = plan.target.alignment.max(1);
+    for b in &plan.buffers {
+        if let (Some(segment), Some(end)) = (plan.segments.get_mut(b.segment), b.offset.checked_add(b.bytes)) {
+            segment.bytes = segment.bytes.max(end);
+        }
+    }
+    let sum = |class: Option<Class>| {
+        let of = plan.segments.iter().filter(|s| class.is_none_or(|c| c == s.class));
+        of.fold(0u64, |n, s| n.saturating_add(s.bytes))
+    };
+    let size = |b: usize| plan.buffers[b].bytes.div_ceil(align).saturating_mul(align);
+    let arena = |b: &usize| plan.buffers.get(*b).is_some_and(|b| b.class.segment() == Class::Activation);
+    let all = 0..plan.buffers.len();
+    // From the first step that writes a buffer to the last that uses it.
+    let life = |b: usize| {
+        let first = plan.steps.iter().position(|s| s.writes.contains(&b))?;
+        let last = plan.steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b))?;
+        Some((first, last))
+    };
+    let lives: Vec<_> = all.clone().map(|b| arena(&b).then(|| life(b)).flatten()).collect();
+    let place = |b: usize| (plan.buffers[b].segment, plan.buffers[b].offset, plan.buffers[b].bytes);
+    let live = |at: usize| -> u64 {
+        let here: Vec<_> = all.clone().filter(|&b| lives[b].is_some_and(|(f, l)| f <= at && at <= l)).collect();
+        let heir = |r: usize| {
+            lives[r].is_some_and(|(_, last)| last == at)
+                && here.iter().any(|&w| w != r && lives[w].is_some_and(|(f, _)| f == at) && place(w) == place(r))
+        };
+        here.iter().filter(|&&b| !heir(b) || lives[b].is_some_and(|(f, _)| f == at)).fold(0, |n, &b| n.saturating_add(size(b)))
+    };
+    plan.summary = Summary {
+        planned_bytes: sum(None),
+        arena_bytes: sum(Some(Class::Activation)),
+        lower_bound: (0..plan.steps.len()).map(live).max().unwrap_or(0),
+        constant_bytes: sum(Some(Class::Constant)),
+        state_bytes: sum(Some(Class::State)),
+        input_bytes: sum(Some(Class::Input)),
+        output_bytes: sum(Some(Class::Output)),
+        unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
+        steps: plan.steps.len(),
+    };
+}
+
+struct Nursery<'a> {
+    seed: &'a Plan,
+    mutants: Vec<Mutant>,
+}
+
+impl Nursery<'_> {
+    fn add(&mut self, kind: Kind, what: String, change: impl FnOnce(&mut Plan)) {
+        let mut plan = self.seed.clone();
+        change(&mut plan);
+        if plan == *self.seed {
+            return;
+        }
+        let mut repaired = plan.clone();
+        repair(&mut repaired);
+        if repaired != plan && repaired != *self.seed {
+            self.mutants.push(Mutant { kind, what: format!("{what}, repaired"), plan: repaired });
+        }
+        self.mutants.push(Mutant { kind, what, plan });
+    }
+}
+
+/// Every single corruption of a plan.
+pub fn mutants(seed: &Plan) -> Vec<Mutant> {
+    let mut nursery = Nursery { seed, mutants: Vec::new() };
+    buffers(&mut nursery);
+    plan_wide(&mut nursery);
+    steps(&mut nursery);
+    ports(&mut nursery);
+    for k in 0..seed.kernels.len() {
+        kernel(&mut nursery, k);
+    }
+    nursery.mutants
+}
+
+/// Several corruptions at once.
+pub fn compound(seed: &Plan, random: &mut Random, count: usize) -> Vec<Mutant> {
+    let mut compounds = Vec::new();
+    let first = mutants(seed);
+    while compounds.len() < count {
+        let one = random.pick(&first);
+        let second = mutants(&one.plan);
+        for _ in 0..20 {
+            let two = random.pick(&second);
+            let what = format!("{}; {}", one.what, two.what);
+            compounds.push(Mutant { kind: one.kind.max(two.kind), what, plan: two.plan.clone() });
+        }
+    }
+    compounds
+}
+
+fn buffers(nursery: &mut Nursery) {
+    let seed = nursery.seed;
+    let count = seed.buffers.len();
+    for b in 0..count {
+        let name = &seed.buffers[b].name;
+        for by in [-512i64, -256, -64, -4, -1, 1, 4, 64, 256, 512, 1024] {
+            let change = |n: &mut u64| *n = n.wrapping_add_signed(by);
+            nursery.add(Kind::Layout, format!("{name}: offset {by:+}"), |p| change(&mut p.buffers[b].offset));
+            nursery.add(Kind::Layout, format!("{name}: bytes {by:+}"), |p| change(&mut p.buffers[b].bytes));
+        }
+        for bytes in [0, 1, u64::MAX] {
+            nursery.add(Kind::Layout, format!("{name}: {bytes} bytes"), |p| p.buffers[b].bytes = bytes);
+        }
+        for offset in [0, u64::MAX, u64::MAX - 255] {
+            nursery.add(Kind::Layout, format!("{name}: at {offset}"), |p| p.buffers[b].offset = offset);
+        }
+        for segment in (0..seed.segments.len() + 1).chain([usize::MAX]) {
+            nursery.add(Kind::Layout, format!("{name}: in segment {segment}"), |p| p.buffers[b].segment = segment);
+            nursery.add(Kind::Layout, format!("{name}: in segment {segment} and of its class"), |p| {
+                p.buffers[b].segment = segment;
+                p.buffers[b].class = p.segments.get(segment).map_or(Class::Workspace, |s| s.class);
+            });
+        }
+        for class in Class::ALL {
+            nursery.add(Kind::Layout, format!("{name}: class {}", class.name()), |p| p.buffers[b].class = class);
+        }
+        for dtype in DType::ALL {
+            nursery.add(Kind::Layout, format!("{name}: {dtype}"), |p| p.buffers[b].dtype = dtype);
+        }
+        for axis in 0..seed.buffers[b].shape.len() {
+            for extent in [0, 1, 2, 7, 1 << 40, usize::MAX] {
+                nursery.add(Kind::Layout, format!("{name}: extent {axis} is {extent}"), |p| {
+                    p.buffers[b].shape[axis] = extent;
+                });
+            }
+        }
+        nursery.add(Kind::Layout, format!("{name}: flat"), |p| {
+            let n = p.buffers[b].shape.checked_len().unwrap_or(usize::MAX);
+            p.buffers[b].shape = [n].into();
+        });
+        for other in 0..count {
+            nursery.add(Kind::Layout, format!("{name}: on buffer {other}"), |p| {
+                (p.buffers[b].segment, p.buffers[b].offset) = (p.buffers[other].segment, p.buffers[other].offset);
+            });
+            nursery.add(Kind::Layout, format!("{name}: places swapped with buffer {other}"), |p| {
+                let (x, y) = ((p.buffers[b].segment, p.buffers[b].offset), (p.buffers[other].segment, p.buffers[other].offset));
+                (p.buffers[b].segment, p.buffers[b].offset) = y;
+                (p.buffers[other].segment, p.buffers[other].offset) = x;
+            });
+        }
+    }
+    nursery.add(Kind::Layout, "no buffers".into(), |p| p.buffers.clear());
+}
+
+fn plan_wide(nursery: &mut Nursery) {
+    let seed = nursery.seed;
+    nursery.add(Kind::Layout, "version".into(), |p| p.version += 1);
+    for s in 0..seed.segments.len() {
+        for by in [-4096i64, -256, -1, 1, 256, 4096] {
+            nursery.add(Kind::Layout, format!("segment {s}: {by:+}"), |p| {
+                p.segments[s].bytes = p.segments[s].bytes.wrapping_add_signed(by);
+            });
+        }
+        for class in Class::ALL {
+            nursery.add(Kind::Layout, format!("segment {s}: class {}", class.name()), |p| p.segments[s].class = class);
+        }
+        nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| drop(p.segments.remove(s)));
+        nursery.add(Kind::Layout, format!("segment {s}: endless"), |p| p.segments[s].bytes = u64::MAX);
+        nursery.add(Kind::Layout, format!("segment {s}: swapped"), |p| p.segments.rotate_left(s));
+    }
+    nursery.add(Kind::Layout, "a segment more".into(), |p| p.segments.push(Segment { class: Class::Activation, bytes: 256 }));
+    for alignment in [0, 1, 3, 64, 4096, 1 << 63] {
+        nursery.add(Kind::Layout, format!("alignment {alignment}"), |p| p.target.alignment = alignment);
+    }
+    for limit in [0, 1, 255] {
+        nursery.add(Kind::Layout, format!("segments of {limit}"), |p| p.target.max_segment = limit);
+        nursery.add(Kind::Layout, format!("bindings of {limit}"), |p| p.target.max_binding = limit);
+        nursery.add(Kind::Layout, format!("{limit} bindings"), |p| p.target.max_bindings = limit as u32);
+        nursery.add(Kind::Layout, format!("{limit} threads"), |p| p.target.threads = limit as u32);
+    }
+    let figures: [fn(&mut Summary) -> &mut u64; 8] = [
+        |s| &mut s.planned_bytes,
+        |s| &mut s.arena_bytes,
+        |s| &mut s.lower_bound,
+        |s| &mut s.constant_bytes,
+        |s| &mut s.state_bytes,
+        |s| &mut s.input_bytes,
+        |s| &mut s.output_bytes,
+        |s| &mut s.unshared_bytes,
+    ];
+    for (i, figure) in figures.into_iter().enumerate() {
+        for by in [-256i64, -1, 1, 256] {
+            nursery.add(Kind::Layout, format!("figure {i}: {by:+}"), |p| {
+                let n = figure(&mut p.summary);
+                *n = n.wrapping_add_signed(by);
+            });
+        }
+    }
+    nursery.add(Kind::Layout, "figure steps".into(), |p| p.summary.steps += 1);
+}
+
+fn steps(nursery: &mut Nursery) {
+    let seed = nursery.seed;
+    // An order that is let through computes the same, unless state is read before it is written and after.
+    let order = if seed.state.is_empty() { Kind::Layout } else { Kind::Meaning };
+    for s in 0..seed.steps.len() {
+        for other in 0..s {
+            nursery.add(order, format!("steps {other} and {s} swapped"), |p| p.steps.swap(other, s));
+            nursery.add(order, format!("step {s} moved to {other}"), |p| p.steps[other..=s].rotate_right(1));
+            nursery.add(order, format!("step {other} moved to {s}"), |p| p.steps[other..=s].rotate_left(1));
+        }
+        nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.steps.remove(s)));
+        nursery.add(order, format!("step {s}: again at once"), |p| p.steps.insert(s, p.steps[s].clone()));
+        nursery.add(order, format!("step {s}: again at the end"), |p| p.steps.push(p.steps[s].clone()));
+        for kernel in (0..seed.kernels.len() + 1).chain([usize::MAX]) {
+            nursery.add(Kind::Meaning, format!("step {s}: kernel {kernel}"), |p| p.steps[s].kernel = kernel);
+        }
+        for writes in [false, true] {
+            let verb = if writes { "writes" } else { "reads" };
+            let count = if writes { seed.steps[s].writes.len() } else { seed.steps[s].reads.len() };
+            fn list(p: &mut Plan, s: usize, writes: bool) -> &mut Vec<usize> {
+                if writes { &mut p.steps[s].writes } else { &mut p.steps[s].reads }
+            }
+            for i in 0..count {
+                for b in (0..seed.buffers.len() + 1).chain([usize::MAX]) {
+                    nursery.add(Kind::Meaning, format!("step {s}: {verb} {b} as {i}"), |p| list(p, s, writes)[i] = b);
+                }
+                nursery.add(Kind::Meaning, format!("step {s}: {verb} no {i}"), |p| {
+                    list(p, s, writes).remove(i);
+                });
+                nursery.add(Kind::Meaning, format!("step {s}: {verb} {i} twice"), |p| {
+                    let b = list(p, s, writes)[i];
+                    list(p, s, writes).push(b);
+                });
+                nursery.add(Kind::Meaning, format!("step {s}: {verb} rotated by {i}"), |p| list(p, s, writes).rotate_left(i));
+            }
+            nursery.add(Kind::Meaning, format!("step {s}: {verb} nothing"), |p| list(p, s, writes).clear());
+        }
+    }
+    nursery.add(Kind::Meaning, "no steps".into(), |p| p.steps.clear());
+}
+
+fn ports(nursery: &mut Nursery) {
+    let seed = nursery.seed;
+    for b in (0..seed.buffers.len() + 1).chain([usize::MAX]) {
+        for i in 0..seed.constants.len() {
+            nursery.add(Kind::Meaning, format!("constant {i} in {b}"), |p| p.constants[i].buffer = b);
+        }
+        for i in 0..seed.inputs.len() {
+            nursery.add(Kind::Meaning, format!("input {i} in {b}"), |p| p.inputs[i].buffer = b);
+        }
+        for i in 0..seed.outputs.len() {
+            nursery.add(Kind::Meaning, format!("output {i} in {b}"), |p| p.outputs[i].buffer = b);
+        }
+        for i in 0..seed.state.len() {
+            nursery.add(Kind::Meaning, format!("state {i} in {b}"), |p| p.state[i].buffer = b);
+        }
+    }
+    for i in 0..seed.constants.len() {
+        nursery.add(Kind::Meaning, format!("constant {i} twice"), |p| p.constants.push(p.constants[i].clone()));
+        nursery.add(Kind::Meaning, format!("constant {i} gone"), |p| drop(p.constants.remove(i)));
+        nursery.add(Kind::Meaning, format!("constant {i} i64"), |p| p.constants[i].dtype = DType::I64);
+        for packed in [(0, 0), (0, 1), (1, 1), (usize::MAX, 0), (0, usize::MAX)] {
+            nursery.add(Kind::Meaning, format!("constant {i} packed {packed:?}"), |p| p.constants[i].packed = Some(packed));
+        }
+    }
+    for i in 0..seed.inputs.len() {
+        nursery.add(Kind::Meaning, format!("input {i} twice"), |p| p.inputs.push(p.inputs[i].clone()));
+        nursery.add(Kind::Meaning, format!("input {i} gone"), |p| drop(p.inputs.remove(i)));
+        nursery.add(Kind::Layout, format!("input {i} f64"), |p| p.inputs[i].dtype = DType::F64);
+        nursery.add(Kind::Layout, format!("input {i} longer"), |p| p.inputs[i].shape.push(2));
+    }
+    for i in 0..seed.outputs.len() {
+        nursery.add(Kind::Layout, format!("output {i} f64"), |p| p.outputs[i].dtype = DType::F64);
+        nursery.add(Kind::Layout, format!("output {i} longer"), |p| p.outputs[i].shape.push(usize::MAX));
+        nursery.add(Kind::Meaning, format!("output {i} twice"), |p| p.outputs.push(p.outputs[i].clone()));
+    }
+}
+
+fn kernel(nursery: &mut Nursery, k: usize) {
+    let seed = nursery.seed;
+    let kernel = &seed.kernels[k];
+    let mut add = |what: String, change: &dyn Fn(&mut Kernel)| {
+        nursery.add(Kind::Meaning, format!("kernel {k}: {what}"), |p| change(&mut p.kernels[k]));
+    };
+    const STRIDES: [isize; 9] = [0, 1, 2, 3, 16, -1, -16, isize::MAX, isize::MIN];
+    const EXTENTS: [usize; 6] = [0, 1, 2, 9, 1 << 40, usize::MAX];
+    for writes in [false, true] {
+        fn list(k: &mut Kernel, writes: bool) -> &mut Vec<Operand> {
+            if writes { &mut k.writes } else { &mut k.reads }
+        }
+        let verb = if writes { "writes" } else { "reads" };
+        let operands = if writes { &kernel.writes } else { &kernel.reads };
+        for (i, operand) in operands.iter().enumerate() {
+            let name = format!("{verb} {i}");
+            for by in [-16isize, -1, 1, 2, 16, isize::MAX, isize::MIN] {
+                add(format!("{name}: offset {by:+}"), &|k| {
+                    let offset = &mut list(k, writes)[i].access.offset;
+                    *offset = offset.wrapping_add(by);
+                });
+            }
+            for axis in 0..operand.access.shape.len() {
+                for stride in STRIDES {
+                    add(format!("{name}: stride {axis} is {stride}"), &|k| list(k, writes)[i].access.strides[axis] = stride);
+                }
+                for extent in EXTENTS {
+                    add(format!("{name}: extent {axis} is {extent}"), &|k| list(k, writes)[i].access.shape[axis] = extent);
+                }
+                add(format!("{name}: strides rotated by {axis}"), &|k| list(k, writes)[i].access.strides.rotate_left(axis));
+                add(format!("{name}: axis {axis} reversed"), &|k| {
+                    let access = &mut list(k, writes)[i].access;
+                    let reach = (access.shape[axis] as isize).wrapping_sub(1).wrapping_mul(access.strides[axis]);
+                    access.offset = access.offset.wrapping_add(reach);
+                    access.strides[axis] = access.strides[axis].wrapping_neg();
+                });
+            }
+            for dtype in [DType::F32, DType::I64, DType::I32, DType::Bool, DType::F64, DType::F16] {
+                add(format!("{name}: {dtype}"), &|k| list(k, writes)[i].dtype = dtype);
+            }
+            add(format!("{name}: a stride less"), &|k| {
+                list(k, writes)[i].access.strides.pop();
+            });
+            add(format!("{name}: an axis less"), &|k| {
+                list(k, writes)[i].access.strides.pop();
+                list(k, writes)[i].access.shape.pop();
+            });
+            add(format!("{name}: packed"), &|k| list(k, writes)[i].packed ^= true);
+            add(format!("{name}: gone"), &|k| drop(list(k, writes).remove(i)));
+            for (j, other) in operands.iter().enumerate() {
+                add(format!("{name}: like {j}"), &|k| list(k, writes)[i].access = other.access.clone());
+            }
+        }
+        add(format!("{verb} swapped"), &|k| list(k, writes).reverse());
+    }
+    for axis in 0..kernel.shape.len() {
+        for extent in EXTENTS {
+            add(format!("extent {axis} is {extent}"), &|k| k.shape[axis] = extent);
+            // The operands agree: the whole index space changes.
+            add(format!("extent {axis} is {extent} everywhere"), &|k| {
+                k.shape[axis] = extent;
+                for operand in k.reads.iter_mut().chain(&mut k.writes) {
+                    if let Some(d) = operand.access.shape.get_mut(axis) {
+                        *d = extent;
+                    }
+                }
+            });
+        }
+    }
+    for workspace in [0, 1, 256, 512, 4096, u64::MAX] {
+        add(format!("a workspace of {workspace}"), &|k| k.workspace = workspace);
+    }
+    template(kernel, &mut add);
+    body(&kernel.body, "body", &mut add, &|k| &mut k.body);
+    if let Template::Row { folds, .. } = &kernel.template {
+        for (i, fold) in folds.iter().enumerate() {
+            body(&fold.body, &format!("fold {i}"), &mut add, &|k| match &mut k.template {
+                Template::Row { folds, .. } if i < folds.len() => &mut folds[i].body,
+                _ => &mut k.body,
+            });
+        }
+    }
+}
+
+fn template(kernel: &Kernel, add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel))) {
+    let row = |inner: usize, per_row: bool| Template::Row { inner, folds: Vec::new(), per_row };
+    for other in [Template::Map, Template::MatMul, row(0, false), row(1, false), row(1, true), row(9, false)] {
+        add(format!("template {other:?}"), &|k| k.template = other.clone());
+    }
+    match &kernel.template {
+        Template::Row { .. } => {
+            for by in [0usize, 1, 2, 3, 9, usize::MAX] {
+                add(format!("rows of {by} axes"), &|k| {
+                    let Template::Row { inner, .. } = &mut k.template else { return };
+                    *inner = by;
+                });
+            }
+            add("per row or not".into(), &|k| {
+                let Template::Row { per_row, .. } = &mut k.template else { return };
+                *per_row ^= true;
+            });
+            add("no folds".into(), &|k| {
+                let Template::Row { folds, .. } = &mut k.template else { return };
+                folds.clear();
+            });
+            add("folds reversed".into(), &|k| {
+                let Template::Row { folds, .. } = &mut k.template else { return };
+                folds.reverse();
+            });
+        }
+        Template::Gather { strides, .. } => {
+            for j in 0..strides.len() {
+                for stride in [0, 1, -1, 3, 64, isize::MAX, isize::MIN] {
+                    add(format!("indexed stride {j} is {stride}"), &|k| {
+                        let Template::Gather { strides, .. } = &mut k.template else { return };
+                        strides[j] = stride;
+                    });
+                }
+                for extent in [0, 1, 2, 3, 5, 1 << 40, usize::MAX] {
+                    add(format!("indexed extent {j} is {extent}"), &|k| {
+                        let Template::Gather { extents, .. } = &mut k.template else { return };
+                        extents[j] = extent;
+                    });
+                }
+            }
+            add("an index less".into(), &|k| {
+                let Template::Gather { strides, .. } = &mut k.template else { return };
+                strides.pop();
+            });
+            add("an extent less".into(), &|k| {
+                let Template::Gather { extents, .. } = &mut k.template else { return };
+                extents.pop();
+            });
+        }
+        Template::Conv { .. } | Template::Pool { .. } => {
+            for value in [0, 1, 2, 3, 5, 1 << 40, usize::MAX] {
+                for field in 0..13 {
+                    add(format!("window field {field} is {value}"), &|k| {
+                        let (groups, window) = match &mut k.template {
+                            Template::Conv { groups, window } => (Some(groups), window),
+                            Template::Pool { window, .. } => (None, window),
+                            _ => return,
+                        };
+                        match (field / 3, groups) {
+                            (0, _) => window.kernel[field % 3] = value,
+                            (1, _) => window.strides[field % 3] = value,
+                            (2, _) => window.dilations[field % 3] = value,
+                            (3, _) => window.pads[field % 3] = value,
+                            (_, Some(groups)) => *groups = value,
+                            _ => {}
+                        }
+                    });
+                }
+            }
+        }
+        Template::Pad { before, .. } => {
+            for axis in 0..before.len() {
+                for value in [isize::MIN, -1, 0, 1, isize::MAX] {
+                    add(format!("padding {axis} is {value}"), &|k| {
+                        let Template::Pad { before, .. } = &mut k.template else { return };
+                        before[axis] = value;
+                    });
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn body(
+    seed: &Body,
+    name: &str,
+    add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel)),
+    at: &dyn Fn(&mut Kernel) -> &mut Body,
+) {
+    for (i, instr) in seed.code.iter().enumerate() {
+        for n in [0, 1, 2, 3, 7, u32::MAX] {
+            for code in [Code::Input(n), Code::Index(n), Code::Fold(n), Code::Cast(n)] {
+                add(format!("{name}: instruction {i} is {code:?}"), &|k| {
+                    if let Some(instr) = at(k).code.get_mut(i) {
+                        instr.code = code;
+                    }
+                });
+            }
+            add(format!("{name}: instruction {i} uses {n}"), &|k| {
+                let Some(instr) = at(k).code.get_mut(i) else { return };
+                match &mut instr.code {
+                    Code::Unary(_, a) | Code::Cast(a) | Code::Input(a) | Code::Index(a) | Code::Fold(a) => *a = n,
+                    Code::Binary(_, _, b) | Code::Select(_, _, b) => *b = n,
+                    Code::Const(_) => {}
+                }
+            });
+        }
+        for dtype in [DType::F32, DType::I64, DType::Bool] {
+            add(format!("{name}: instruction {i} ({:?}) gives {dtype}", instr.code), &|k| {
+                if let Some(instr) = at(k).code.get_mut(i) {
+                    instr.dtype = dtype;
+                }
+            });
+        }
+        add(format!("{name}: instruction {i} gone"), &|k| {
+            if i < at(k).code.len() {
+                at(k).code.remove(i);
+            }
+        });
+    }
+    for (i, _) in seed.results.iter().enumerate() {
+        for n in [0, 1, 2, u32::MAX] {
+            add(format!("{name}: result {i} is {n}"), &|k| {
+                if let Some(result) = at(k).results.get_mut(i) {
+                    *result = n;
+                }
+            });
+        }
+    }
+    add(format!("{name}: no results"), &|k| at(k).results.clear());
+    add(format!("{name}: results twice"), &|k| {
+        let more = at(k).results.clone();
+        at(k).results.extend(more);
+    });
+    add(format!("{name}: empty"), &|k| *at(k) = Body::default());
+}

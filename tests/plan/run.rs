@@ -1,0 +1,331 @@
+//! Runs a plan element by element, twice over: on the bytes that it assigns, and with memory of its own for every buffer.
+
+use plimsoll::dtype::DType;
+use plimsoll::kernel::{Fold, Kernel, Template};
+use plimsoll::plan::{Buffer, Class, Plan, Step};
+use plimsoll::shape::{Access, advance};
+use std::collections::BTreeMap;
+
+/// Outputs, then state, after each of the runs, bit by bit.
+pub type Results = Vec<Vec<u64>>;
+
+/// Runs whose work is beyond this many elements are not worth waiting for.
+const MOST_WORK: u128 = 1 << 20;
+
+/// Where elements are read and written.
+trait Memory {
+    fn get(&mut self, buffer: usize, element: isize) -> f64;
+    fn set(&mut self, buffer: usize, element: isize, value: f64);
+    /// The kernel uses its workspace.
+    fn scribble(&mut self, _buffer: usize) {}
+    /// The step is over.
+    fn commit(&mut self) {}
+}
+
+/// A buffer's own memory. What a step writes is seen after it.
+struct Private {
+    written: Vec<BTreeMap<isize, f64>>,
+    staged: Vec<(usize, isize, f64)>,
+    dtypes: Vec<DType>,
+    /// A buffer of which an element was read that nothing wrote.
+    unwritten: Option<usize>,
+}
+
+impl Memory for Private {
+    fn get(&mut self, buffer: usize, element: isize) -> f64 {
+        let found = self.written[buffer].get(&element).copied();
+        if found.is_none() {
+            self.unwritten = Some(buffer);
+        }
+        found.unwrap_or(0.0)
+    }
+
+    fn set(&mut self, buffer: usize, element: isize, value: f64) {
+        self.staged.push((buffer, element, value));
+    }
+
+    fn commit(&mut self) {
+        for (buffer, element, value) in self.staged.drain(..) {
+            let value = load(self.dtypes[buffer], &store(self.dtypes[buffer], value));
+            self.written[buffer].insert(element, value);
+        }
+    }
+}
+
+/// The plan's segments, full of nonsense at first.
+struct Shared<'a> {
+    plan: &'a Plan,
+    segments: Vec<Vec<u8>>,
+    nonsense: u64,
+}
+
+impl Shared<'_> {
+    fn bytes(&mut self, buffer: usize, element: isize, size: usize) -> &mut [u8] {
+        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+        let at = usize::try_from(element).expect("no element is below a buffer") * size;
+        assert!(at + size <= bytes as usize, "element {element} is beyond buffer {buffer}");
+        &mut self.segments[segment][offset as usize + at..][..size]
+    }
+
+    /// Four bytes that are a number of every type.
+    fn nonsense(&mut self) -> [u8; 4] {
+        self.nonsense = self.nonsense.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (0x3f80_0000 | (self.nonsense >> 41) as u32).to_le_bytes()
+    }
+
+    fn fill(&mut self, segment: usize, from: usize, to: usize) {
+        for at in from..to {
+            let byte = self.nonsense()[at % 4];
+            self.segments[segment][at] = byte;
+        }
+    }
+}
+
+impl Memory for Shared<'_> {
+    fn get(&mut self, buffer: usize, element: isize) -> f64 {
+        let dtype = self.plan.buffers[buffer].dtype;
+        load(dtype, self.bytes(buffer, element, dtype.size()))
+    }
+
+    fn set(&mut self, buffer: usize, element: isize, value: f64) {
+        let dtype = self.plan.buffers[buffer].dtype;
+        self.bytes(buffer, element, dtype.size()).copy_from_slice(&store(dtype, value));
+    }
+
+    fn scribble(&mut self, buffer: usize) {
+        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+        self.fill(segment, offset as usize, (offset + bytes) as usize);
+    }
+}
+
+fn load(dtype: DType, bytes: &[u8]) -> f64 {
+    fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+        bytes.try_into().expect("an element's bytes")
+    }
+    match dtype {
+        DType::F32 => f32::from_le_bytes(array(bytes)).into(),
+        DType::F64 => f64::from_le_bytes(array(bytes)),
+        DType::I64 => i64::from_le_bytes(array(bytes)) as f64,
+        DType::I32 => i32::from_le_bytes(array(bytes)).into(),
+        DType::I8 => (bytes[0] as i8).into(),
+        DType::U8 | DType::Bool => bytes[0].into(),
+        DType::F16 | DType::BF16 => u16::from_le_bytes(array(bytes)).into(),
+    }
+}
+
+fn store(dtype: DType, value: f64) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DType::F64 => value.to_le_bytes().to_vec(),
+        DType::I64 => (value as i64).to_le_bytes().to_vec(),
+        DType::I32 => (value as i32).to_le_bytes().to_vec(),
+        DType::I8 => vec![value as i8 as u8],
+        DType::U8 => vec![value as u8],
+        DType::Bool => vec![u8::from(value != 0.0)],
+        DType::F16 | DType::BF16 => (value as u16).to_le_bytes().to_vec(),
+    }
+}
+
+/// Values that the caller or the loader provides: small, different, and whole where they should be.
+fn given(dtype: DType, port: usize, element: usize, run: usize) -> f64 {
+    let n = (element * 7 + port * 3 + run * 5) % 11;
+    if dtype.is_float() { 0.25 * n as f64 - 1.0 } else { (n % 3) as f64 }
+}
+
+/// Elements that a run reads, or thereabouts.
+fn work(plan: &Plan) -> u128 {
+    let size = |shape: &[usize]| shape.iter().fold(1u128, |n, &d| n.saturating_mul(d as u128));
+    let kernel = |k: &Kernel| {
+        let core = k.reads.iter().take(k.template.core_reads()).map(|o| size(&o.access.shape)).max().unwrap_or(1);
+        let space = size(&k.shape);
+        match k.template {
+            Template::MatMul => space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128),
+            Template::Gather { .. } | Template::Map | Template::Row { .. } => space,
+            _ => space.saturating_mul(core),
+        }
+    };
+    let steps = plan.steps.iter().map(|s| kernel(&plan.kernels[s.kernel])).fold(0u128, u128::saturating_add);
+    plan.segments.iter().fold(steps, |n, s| n.saturating_add(u128::from(s.bytes)))
+}
+
+/// Runs twice in a row with a memory of its own for each buffer; `None` when that would take too long.
+///
+/// # Errors
+/// With a buffer of which an element was read that nothing wrote.
+pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
+    if work(plan) > MOST_WORK {
+        return None;
+    }
+    let mut memory = Private {
+        written: vec![BTreeMap::new(); plan.buffers.len()],
+        staged: Vec::new(),
+        dtypes: plan.buffers.iter().map(|b| b.dtype).collect(),
+        unwritten: None,
+    };
+    let results = runs(plan, &mut memory, false, |memory, buffer, lasts| {
+        if !lasts {
+            memory.written[buffer].clear();
+        }
+    });
+    Some(memory.unwritten.map_or(Ok(results), Err))
+}
+
+/// Runs twice in a row on the bytes that the plan assigns, forwards or backwards through each kernel's index space.
+pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
+    let segments = plan.segments.iter().map(|s| vec![0; s.bytes as usize]).collect();
+    let mut memory = Shared { plan, segments, nonsense: seed };
+    for (i, segment) in plan.segments.iter().enumerate() {
+        memory.fill(i, 0, segment.bytes as usize);
+    }
+    runs(plan, &mut memory, backwards, |_, _, _| ())
+}
+
+fn runs<M: Memory>(plan: &Plan, memory: &mut M, backwards: bool, mut reset: impl FnMut(&mut M, usize, bool)) -> Results {
+    let mut results = Vec::new();
+    let elements = |b: usize| plan.buffers[b].shape.iter().product::<usize>();
+    let fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
+        for e in 0..elements(buffer) {
+            memory.set(buffer, e as isize, given(plan.buffers[buffer].dtype, port, e, run));
+        }
+        memory.commit();
+    };
+    for (i, port) in plan.constants.iter().enumerate() {
+        fill(memory, port.buffer, i, 0);
+    }
+    for port in &plan.state {
+        fill(memory, port.buffer, 0, 0);
+    }
+    for run in 0..2 {
+        for (b, buffer) in plan.buffers.iter().enumerate() {
+            reset(memory, b, matches!(buffer.class, Class::Constant | Class::State));
+        }
+        for (i, port) in plan.inputs.iter().enumerate() {
+            fill(memory, port.buffer, 5 + i, run);
+        }
+        for step in &plan.steps {
+            launch(&plan.kernels[step.kernel], step, memory, backwards);
+            memory.commit();
+        }
+        for port in plan.outputs.iter().chain(&plan.state) {
+            results.push((0..elements(port.buffer)).map(|e| memory.get(port.buffer, e as isize).to_bits()).collect());
+        }
+    }
+    results
+}
+
+/// All indices of a shape, in order or against it.
+fn indices(shape: &[usize], backwards: bool) -> Vec<Vec<usize>> {
+    let mut index = vec![0; shape.len()];
+    let count = shape.iter().product();
+    let mut all = Vec::with_capacity(count);
+    for _ in 0..count {
+        all.push(index.clone());
+        advance(&mut index, shape);
+    }
+    if backwards {
+        all.reverse();
+    }
+    all
+}
+
+fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bool) {
+    let Kernel { template, shape, reads, writes, body, .. } = kernel;
+    let core = template.core_reads();
+    let workspace = step.writes.get(writes.len()).copied();
+    let further = |memory: &mut M, index: &[usize], moving: usize| -> Vec<f64> {
+        let read = |(i, operand): (usize, &plimsoll::kernel::Operand)| {
+            let Access { shape, strides, .. } = &operand.access;
+            let still = (moving..index.len()).all(|k| strides[k] == 0 || shape[k] == 1);
+            if moving < index.len() && !still { f64::NAN } else { memory.get(step.reads[core + i], operand.access.at(index)) }
+        };
+        reads[core..].iter().enumerate().map(read).collect()
+    };
+    let write = |memory: &mut M, index: &[usize], values: Vec<f64>| {
+        for ((operand, &buffer), value) in writes.iter().zip(&step.writes).zip(values) {
+            memory.set(buffer, operand.access.at(index), value);
+        }
+    };
+    if let Template::Row { inner, folds, per_row } = template {
+        let outer = shape.len() - inner;
+        for row in indices(&shape[..outer], backwards) {
+            workspace.into_iter().for_each(|w| memory.scribble(w));
+            let elements: Vec<_> = indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
+            let mut folded: Vec<f64> = Vec::new();
+            for fold in folds {
+                let mut total = None;
+                for index in &elements {
+                    let inputs = further(memory, index, shape.len());
+                    let value = fold.body.eval(&inputs, index, &folded)[0];
+                    total = Some(total.map_or(value, |t: f64| match fold.fold {
+                        Fold::Sum => t + value,
+                        Fold::Max => t.max(value),
+                        Fold::Min => t.min(value),
+                        Fold::Prod => t * value,
+                    }));
+                }
+                folded.push(total.unwrap_or(0.0));
+            }
+            if *per_row {
+                let index = [&row[..], &vec![0; *inner]].concat();
+                let inputs = further(memory, &index, outer);
+                write(memory, &row, body.eval(&inputs, &row, &folded));
+            } else {
+                let mut order: Vec<_> = elements.iter().collect();
+                if backwards {
+                    order.reverse();
+                }
+                for index in order {
+                    let inputs = further(memory, index, shape.len());
+                    write(memory, index, body.eval(&inputs, index, &folded));
+                }
+            }
+        }
+        return;
+    }
+    for index in indices(shape, backwards) {
+        workspace.into_iter().for_each(|w| memory.scribble(w));
+        let mut inputs = Vec::new();
+        if core > 0 {
+            inputs.push(value(kernel, step, memory, &index));
+        }
+        inputs.extend(further(memory, &index, shape.len()));
+        write(memory, &index, body.eval(&inputs, &index, &[]));
+    }
+}
+
+/// The core value at an index. Of windows only this is kept: they depend on every element of their operands.
+fn value(kernel: &Kernel, step: &Step, memory: &mut impl Memory, index: &[usize]) -> f64 {
+    let Kernel { template, reads, .. } = kernel;
+    match template {
+        Template::MatMul => {
+            let rank = index.len();
+            let (mut left, mut right) = (index.to_vec(), index.to_vec());
+            let mut sum = 0.0;
+            for k in 0..reads[0].access.shape[rank - 1] {
+                (left[rank - 1], right[rank - 2]) = (k, k);
+                let a = memory.get(step.reads[0], reads[0].access.at(&left));
+                sum += a * memory.get(step.reads[1], reads[1].access.at(&right));
+            }
+            sum
+        }
+        Template::Gather { strides, extents } => {
+            let mut at = reads[0].access.at(index);
+            for (j, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
+                let i = memory.get(step.reads[1 + j], reads[1 + j].access.at(index)) as isize;
+                let i = if i < 0 { i + extent as isize } else { i };
+                at += i.clamp(0, extent as isize - 1) * stride;
+            }
+            memory.get(step.reads[0], at)
+        }
+        _ => {
+            let mut sum = 0.0;
+            for (i, operand) in reads.iter().enumerate().take(template.core_reads()) {
+                for (n, element) in indices(&operand.access.shape, false).iter().enumerate() {
+                    let weight = 1 + (n * 5 + i + index.iter().sum::<usize>()) % 7;
+                    sum += weight as f64 * memory.get(step.reads[i], operand.access.at(element));
+                }
+            }
+            sum
+        }
+    }
+}

@@ -1,0 +1,236 @@
+use super::Sample;
+use plimsoll::dtype::DType::F32;
+
+/// A call with inputs of these shapes, random between -1 and 1.
+fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
+    shapes.iter().fold(Sample::new(op), |sample, shape| sample.input(F32, shape, -1.0, 1.0))
+}
+
+pub fn samples() -> Vec<Sample> {
+    [products(), convolutions(), transposed(), pools(), normalizations(), softmax(), resizes()].concat()
+}
+
+fn products() -> Vec<Sample> {
+    let shapes: [(&[usize], &[usize]); 13] = [
+        (&[3], &[3]),
+        (&[3], &[3, 2]),
+        (&[2, 3], &[3]),
+        (&[2, 3], &[3, 4]),
+        (&[65, 70], &[70, 33]),
+        (&[1, 130], &[130, 257]),
+        (&[3, 17, 64], &[64, 96]),
+        (&[5, 2, 3], &[5, 3, 4]),
+        (&[2, 1, 2, 3], &[5, 3, 4]),
+        (&[1, 4, 3], &[2, 1, 3, 2]),
+        (&[3], &[5, 3, 4]),
+        (&[5, 2, 3], &[3]),
+        (&[1, 1], &[1, 1]),
+    ];
+    let mut samples: Vec<_> = shapes.iter().map(|(a, b)| call("MatMul", &[a, b])).collect();
+    samples.extend([
+        call("Gemm", &[&[2, 3], &[3, 4]]),
+        call("Gemm", &[&[2, 3], &[3, 4], &[4]]),
+        call("Gemm", &[&[3, 2], &[3, 4], &[2, 1]]).attr("transA", 1),
+        call("Gemm", &[&[2, 3], &[4, 3], &[2, 4]]).attr("transB", 1).attr("alpha", 0.5),
+        call("Gemm", &[&[3, 2], &[4, 3], &[1, 4]]).attr("transA", 1).attr("transB", 1).attr("beta", -2.0),
+        call("Gemm", &[&[2, 3], &[3, 4], &[]]).attr("alpha", 0.25).attr("beta", 3.0),
+        call("Gemm", &[&[33, 65], &[40, 65], &[40]]).attr("transB", 1),
+    ]);
+    samples
+}
+
+fn convolutions() -> Vec<Sample> {
+    let conv = |shapes: &[&[usize]]| call("Conv", shapes);
+    vec![
+        // One spatial axis.
+        conv(&[&[2, 3, 9], &[4, 3, 3]]),
+        conv(&[&[1, 4, 11], &[6, 2, 3], &[6]]).attr("group", 2).ints("strides", &[2]).ints("pads", &[2, 1]),
+        // Two: plain, 1x1, strided, asymmetric pads, dilated, grouped, depthwise, depthwise with a multiplier.
+        conv(&[&[1, 1, 5, 5], &[1, 1, 3, 3]]),
+        conv(&[&[2, 8, 5, 7], &[16, 8, 1, 1], &[16]]),
+        conv(&[&[1, 8, 6, 6], &[5, 8, 1, 1]]).ints("strides", &[2, 2]),
+        conv(&[&[2, 3, 8, 9], &[4, 3, 3, 2], &[4]]).ints("strides", &[2, 3]).ints("pads", &[1, 0, 2, 1]),
+        conv(&[&[1, 2, 9, 8], &[3, 2, 3, 2]]).ints("dilations", &[2, 3]).ints("pads", &[2, 1, 2, 2]),
+        conv(&[&[1, 6, 5, 5], &[4, 3, 3, 3], &[4]]).attr("group", 2).ints("pads", &[1, 1, 1, 1]),
+        conv(&[&[2, 5, 7, 6], &[5, 1, 3, 3], &[5]]).attr("group", 5).ints("pads", &[1, 1, 1, 1]),
+        conv(&[&[1, 3, 8, 8], &[6, 1, 5, 5]]).attr("group", 3).ints("pads", &[2, 2, 2, 2]).ints("strides", &[2, 2]),
+        conv(&[&[1, 16, 13, 11], &[32, 16, 3, 3], &[32]]).ints("pads", &[1, 1, 1, 1]),
+        conv(&[&[1, 3, 20, 20], &[8, 3, 7, 7], &[8]]).ints("pads", &[3, 3, 3, 3]).ints("strides", &[2, 2]),
+        conv(&[&[1, 2, 6, 6], &[3, 2, 4, 4]]).attr("auto_pad", "SAME_UPPER").ints("kernel_shape", &[4, 4]),
+        conv(&[&[1, 2, 7, 6], &[3, 2, 2, 3]]).attr("auto_pad", "SAME_LOWER").ints("strides", &[2, 2]),
+        conv(&[&[1, 2, 7, 6], &[3, 2, 2, 3]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2, 2]),
+        conv(&[&[1, 2, 7, 6], &[3, 2, 2, 3], &[3]]).attr("auto_pad", "VALID"),
+        conv(&[&[1, 1, 4, 4], &[2, 1, 2, 2]]).attr("auto_pad", "NOTSET").ints("pads", &[5, 0, 0, 5]),
+        // Three.
+        conv(&[&[1, 2, 4, 5, 6], &[3, 2, 2, 3, 2], &[3]]).ints("pads", &[1, 0, 1, 0, 1, 1]),
+        conv(&[&[2, 4, 5, 4, 5], &[4, 2, 3, 2, 3]])
+            .attr("group", 2)
+            .ints("strides", &[2, 1, 2])
+            .ints("dilations", &[1, 2, 1])
+            .ints("pads", &[1, 1, 1, 1, 1, 1]),
+        call("plimsoll.Conv", &[&[1, 4, 6, 6], &[4, 2, 3, 3]])
+            .attr("group", 2)
+            .ints("strides", &[1, 2])
+            .ints("dilations", &[2, 1])
+            .ints("pads", &[1, 0, 2, 1]),
+    ]
+}
+
+fn transposed() -> Vec<Sample> {
+    let conv = |shapes: &[&[usize]]| call("ConvTranspose", shapes);
+    vec![
+        conv(&[&[2, 3, 5], &[3, 4, 3], &[4]]).ints("strides", &[2]),
+        conv(&[&[1, 2, 5], &[2, 3, 3]]).ints("strides", &[3]).ints("dilations", &[2]).ints("pads", &[1, 2]),
+        conv(&[&[1, 3, 4, 5], &[3, 2, 2, 2]]).ints("strides", &[2, 2]),
+        conv(&[&[2, 4, 3, 4], &[4, 3, 3, 3], &[6]]).attr("group", 2).ints("pads", &[1, 1, 1, 1]),
+        conv(&[&[1, 3, 4, 4], &[3, 1, 3, 3]]).attr("group", 3).ints("kernel_shape", &[3, 3]),
+        conv(&[&[1, 2, 3, 3], &[2, 2, 3, 3], &[2]])
+            .ints("strides", &[2, 3])
+            .ints("pads", &[1, 0, 0, 2])
+            .ints("output_padding", &[1, 2]),
+        conv(&[&[1, 1, 3, 3], &[1, 2, 3, 2]]).ints("strides", &[2, 2]).ints("output_shape", &[6, 5]),
+        conv(&[&[1, 1, 3, 3], &[1, 2, 3, 2]])
+            .ints("strides", &[2, 2])
+            .ints("output_shape", &[8, 5])
+            .attr("auto_pad", "SAME_UPPER"),
+        conv(&[&[1, 1, 3, 4], &[1, 1, 3, 4]]).ints("strides", &[2, 2]).attr("auto_pad", "SAME_UPPER"),
+        conv(&[&[1, 1, 3, 4], &[1, 1, 3, 4]]).ints("strides", &[2, 2]).attr("auto_pad", "SAME_LOWER"),
+        conv(&[&[1, 1, 3, 4], &[1, 1, 2, 1]]).ints("strides", &[3, 2]).attr("auto_pad", "SAME_LOWER"),
+        conv(&[&[1, 1, 3, 4], &[1, 1, 3, 4]]).attr("auto_pad", "VALID"),
+        conv(&[&[1, 2, 3, 2, 3], &[2, 2, 2, 3, 2], &[2]]).ints("strides", &[2, 1, 2]).ints("pads", &[0, 1, 1, 1, 1, 0]),
+        call("plimsoll.ConvTranspose", &[&[1, 4, 3, 3], &[4, 1, 3, 2]])
+            .attr("group", 2)
+            .ints("strides", &[2, 1])
+            .ints("dilations", &[1, 2])
+            .ints("pads", &[1, 0, 1, 1])
+            .ints("output_padding", &[1, 0]),
+    ]
+}
+
+fn pools() -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for op in ["MaxPool", "AveragePool"] {
+        let pool = |shape: &[usize], kernel: &[i64]| call(op, &[shape]).ints("kernel_shape", kernel);
+        samples.extend([
+            pool(&[2, 3, 9], &[3]),
+            pool(&[1, 2, 7], &[2]).ints("strides", &[3]).ints("pads", &[1, 1]).attr("ceil_mode", 1),
+            pool(&[1, 3, 8, 7], &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1]),
+            pool(&[2, 2, 6, 6], &[3, 3]).ints("strides", &[2, 2]).attr("ceil_mode", 1),
+            pool(&[1, 2, 6, 6], &[3, 3]).ints("strides", &[2, 2]).ints("pads", &[1, 1, 1, 1]).attr("ceil_mode", 1),
+            pool(&[1, 2, 9, 8], &[3, 2]).ints("dilations", &[2, 3]),
+            pool(&[1, 2, 5, 6], &[2, 3]).attr("auto_pad", "SAME_UPPER"),
+            pool(&[1, 2, 5, 6], &[2, 4]).attr("auto_pad", "SAME_LOWER").ints("strides", &[2, 1]),
+            pool(&[1, 2, 5, 6], &[2, 4]).attr("auto_pad", "VALID").ints("strides", &[2, 1]),
+            pool(&[1, 2, 4, 5, 6], &[2, 3, 2]).ints("strides", &[2, 1, 3]).ints("pads", &[0, 1, 1, 1, 0, 1]),
+        ]);
+    }
+    let padded = |shape: &[usize]| call("AveragePool", &[shape]).attr("count_include_pad", 1);
+    samples.extend([
+        call("MaxPool", &[&[1, 1, 4, 4]]).ints("kernel_shape", &[2, 2]).attr("storage_order", 1),
+        padded(&[1, 2, 6, 6]).ints("kernel_shape", &[3, 3]).ints("pads", &[1, 1, 1, 1]),
+        padded(&[1, 1, 6, 6])
+            .ints("kernel_shape", &[3, 3])
+            .ints("pads", &[1, 1, 1, 1])
+            .ints("strides", &[2, 2])
+            .attr("ceil_mode", 1),
+        padded(&[1, 1, 7]).ints("kernel_shape", &[3]).ints("dilations", &[2]).ints("pads", &[2, 3]),
+        padded(&[1, 2, 7, 5]).ints("kernel_shape", &[4, 2]).ints("strides", &[2, 2]).attr("auto_pad", "SAME_UPPER"),
+        call("GlobalMaxPool", &[&[2, 3, 7]]),
+        call("GlobalMaxPool", &[&[2, 3, 4, 5]]),
+        call("GlobalAveragePool", &[&[2, 3, 7]]),
+        call("GlobalAveragePool", &[&[2, 3, 4, 5]]),
+        call("GlobalAveragePool", &[&[1, 2, 3, 4, 2]]),
+    ]);
+    samples
+}
+
+fn normalizations() -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for shape in [&[2, 3, 4, 5][..], &[4, 3], &[2, 3, 4]] {
+        let parameters = |shape| call("BatchNormalization", &[shape, &[3], &[3], &[3]]).input(F32, &[3], 0.5, 2.0);
+        samples.push(parameters(shape));
+        samples.push(parameters(shape).attr("epsilon", 0.1).attr("momentum", 0.5).attr("training_mode", 0));
+    }
+    samples.push(call("BatchNormalization", &[&[5], &[1], &[1], &[1]]).input(F32, &[1], 0.5, 2.0));
+    let per_value = call("BatchNormalization", &[&[2, 3, 4], &[3, 4], &[3, 4], &[3, 4]]);
+    samples.push(per_value.input(F32, &[3, 4], 0.5, 2.0).attr("spatial", 0));
+    samples.extend([
+        call("InstanceNormalization", &[&[2, 3, 4, 5], &[3], &[3]]),
+        call("InstanceNormalization", &[&[2, 3, 7], &[3], &[3]]).attr("epsilon", 0.1),
+        call("GroupNormalization", &[&[2, 6, 4, 3], &[6], &[6]]).attr("num_groups", 2),
+        call("GroupNormalization", &[&[2, 6, 5], &[6], &[6]])
+            .attr("num_groups", 3)
+            .attr("epsilon", 0.1)
+            .attr("stash_type", 1),
+        call("GroupNormalization", &[&[2, 6, 5], &[3], &[3]]).attr("num_groups", 3),
+        call("GroupNormalization", &[&[2, 4, 5], &[4], &[4]]).attr("num_groups", 4),
+        call("GroupNormalization", &[&[2, 4, 5], &[4], &[4]]).attr("num_groups", 1),
+        call("LayerNormalization", &[&[2, 5, 48], &[48], &[48]]),
+        call("LayerNormalization", &[&[3, 130], &[130]]).attr("epsilon", 0.1).attr("stash_type", 1),
+        call("LayerNormalization", &[&[2, 3, 4], &[3, 4], &[4]]).attr("axis", 1),
+        call("LayerNormalization", &[&[2, 3, 4], &[3, 1], &[2, 3, 4]]).attr("axis", -2),
+        call("LayerNormalization", &[&[2, 3, 4], &[2, 3, 4], &[]]).attr("axis", 0),
+        call("RMSNormalization", &[&[2, 5, 48], &[48]]),
+        call("RMSNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("epsilon", 0.1).attr("stash_type", 1),
+        call("SimplifiedLayerNormalization", &[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01),
+        call("SimplifiedLayerNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("stash_type", 1),
+    ]);
+    samples
+}
+
+fn softmax() -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for op in ["Softmax", "LogSoftmax"] {
+        let wide = |shape: &[usize]| Sample::new(op).input(F32, shape, -20.0, 20.0);
+        samples.extend([
+            wide(&[7]),
+            wide(&[3, 130]),
+            wide(&[2, 3, 4]).attr("axis", 1),
+            wide(&[2, 3, 4]).attr("axis", -3),
+            wide(&[2, 3, 4]).attr("axis", 1).attr("flatten", 1),
+            wide(&[2, 3, 4]).attr("axis", 0).attr("flatten", 1),
+            wide(&[2, 3]).attr("axis", 2).attr("flatten", 1),
+        ]);
+    }
+    samples
+}
+
+fn resizes() -> Vec<Sample> {
+    let resize = |shape: &[usize]| call("Resize", &[shape]);
+    let mut samples = Vec::new();
+    let coordinates = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"];
+    for coordinate in coordinates {
+        let with =
+            |mode: &str| resize(&[1, 2, 6, 7]).attr("coordinate_transformation_mode", coordinate).attr("mode", mode);
+        for nearest in ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] {
+            let with = |scales: [f64; 2]| {
+                with("nearest").attr("nearest_mode", nearest).attr("scales", vec![1.0, 1.0, scales[0], scales[1]])
+            };
+            samples.extend([with([2.0, 3.0]), with([0.5, 1.0]), with([1.3, 2.6])]);
+        }
+        for mode in ["linear", "cubic"] {
+            samples.push(with(mode).attr("scales", vec![1.0, 1.0, 2.0, 1.7]));
+            samples.push(with(mode).ints("sizes", &[1, 2, 4, 1]));
+            samples.push(with(mode).ints("sizes", &[1, 2, 9, 13]));
+        }
+    }
+    for policy in ["stretch", "not_larger", "not_smaller"] {
+        let with = resize(&[1, 2, 6, 9]).attr("keep_aspect_ratio_policy", policy).ints("axes", &[-1, 2]);
+        samples.push(with.clone().ints("sizes", &[14, 9]).attr("mode", "linear"));
+        samples.push(with.ints("sizes", &[5, 4]).attr("mode", "nearest"));
+    }
+    samples.extend([
+        resize(&[1, 1, 5, 6])
+            .attr("mode", "cubic")
+            .attr("cubic_coeff_a", -0.5)
+            .attr("exclude_outside", 1)
+            .attr("scales", vec![1.0, 1.0, 0.6, 1.5]),
+        resize(&[9]).attr("scales", vec![2.4]),
+        resize(&[2, 5, 7]).attr("scales", vec![1.0, 2.0, 1.7]).attr("mode", "linear").attr("antialias", 0),
+        resize(&[1, 2, 3, 4, 5]).attr("scales", vec![1.0, 1.0, 2.0, 1.5, 0.5]).attr("mode", "linear"),
+        resize(&[2, 3, 4]).attr("scales", vec![2.0]).ints("axes", &[0]).attr("extrapolation_value", 1.0),
+        call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]),
+        call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 1.5, 2.0]).attr("mode", "linear"),
+    ]);
+    samples
+}
