@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
-use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -76,6 +75,9 @@ struct Step {
     group: wgpu::BindGroup,
     groups: [u32; 3],
 }
+
+/// A template's name, a kernel's text, and which of its bindings are for reading only.
+type Entry = (&'static str, render::Source, Vec<bool>);
 
 fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "wgpu", what: what.to_string() }
@@ -520,7 +522,7 @@ impl Backend for Wgpu {
             written.extend(writes.map(|at| at.segment));
         }
         // Per launch that has work: its source, by number, and the slices of its bindings.
-        let mut sources: Vec<(&'static str, render::Source, Vec<bool>)> = Vec::new();
+        let mut sources: Vec<Entry> = Vec::new();
         let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
         let mut bound = Vec::with_capacity(launches.len());
         for launch in launches {
@@ -543,19 +545,32 @@ impl Backend for Wgpu {
             self.layout(modes)?;
         }
         // Every text that is new, once; drivers compile them side by side.
-        let mut fresh: Vec<&(&'static str, render::Source, Vec<bool>)> = sources
+        let mut seen = HashSet::new();
+        let fresh: Vec<&Entry> = sources
             .iter()
-            .filter(|(_, source, _)| !source.text.is_empty() && !self.pipelines.contains_key(&source.text))
+            .filter(|(_, source, _)| source.groups != [0; 3] && !self.pipelines.contains_key(&source.text))
+            .filter(|(_, source, _)| seen.insert(&source.text))
             .collect();
-        fresh.sort_by(|a, b| a.1.text.cmp(&b.1.text));
-        fresh.dedup_by(|a, b| a.1.text == b.1.text);
-        let compiled: Vec<(String, wgpu::ComputePipeline)> = fresh
-            .into_par_iter()
-            .map(|(name, source, modes)| {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(fresh.len().max(1));
+        let compile = |share: &[&Entry]| -> Result<Vec<_>> {
+            let pipeline = |(name, source, modes): &Entry| {
                 let pipeline = self.pipeline(name, &source.text, &self.layouts[modes].pipeline)?;
                 Ok((source.text.clone(), pipeline))
-            })
-            .collect::<Result<_>>()?;
+            };
+            share.iter().map(|entry| pipeline(entry)).collect()
+        };
+        let compiled: Vec<(String, wgpu::ComputePipeline)> = std::thread::scope(|scope| {
+            let shares = fresh.chunks(fresh.len().div_ceil(workers).max(1));
+            let threads: Vec<_> = shares.map(|share| scope.spawn(|| compile(share))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Vec<_>>>| {
+                thread.join().unwrap_or_else(|_| Err(failed("a thread that compiled shaders panicked")))
+            };
+            threads
+                .into_iter()
+                .map(join)
+                .collect::<Result<Vec<_>>>()
+                .map(|shares| shares.into_iter().flatten().collect())
+        })?;
         self.pipelines.extend(compiled);
         let steps = scoped(&self.device, "record", || {
             let step = |(number, slices): (usize, Vec<Slice>)| {
