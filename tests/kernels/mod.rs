@@ -446,7 +446,7 @@ fn row(c: &mut Cases) {
     let folds = [(Fold::Sum, x(0)), (Fold::Sum, (x(0) - &mean) * (x(0) - &mean))];
     let body = (x(0) - &mean) / (f(1) * (1.0 / 24.0) + 1e-5).sqrt() * x(1) + x(2);
     let reads = vec![f32s(dense(&s)), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
-    c.add("layer norm", template(1, &folds, false), &s, reads, &[body.clone()]);
+    c.add("layer norm", template(1, &folds, false), &s, reads, std::slice::from_ref(&body));
     let reads = vec![f32s(dense(&[2, 24, 5]).permute(&[0, 2, 1])), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
     c.add("layer norm, strided", template(1, &folds, false), &s, reads, &[body]);
     let s = [3, 4, 6, 7];
@@ -508,7 +508,7 @@ fn matmul(c: &mut Cases) {
     let b = Access { shape: Shape::new([2, 3, 17, 24]), ..dense(&[3, 17, 24]).broadcast(&Shape::new([2, 3, 17, 24])) };
     let reads = vec![f32s(dense(&[2, 3, 20, 17])), f32s(b), f32s(spread(&[24], &s)), f32s(dense(&s))];
     let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
-    c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), &[body.clone()]).in_place = Some((0, 3));
+    c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), std::slice::from_ref(&body)).in_place = Some((0, 3));
     let heads = vec![f32s(dense(&[2, 20, 3, 24]).permute(&[0, 2, 1, 3]))];
     c.add_writing("matmul to heads", mm.clone(), &s, reads, heads, &[body]);
     let heads = dense(&[2, 9, 3, 16]).permute(&[0, 2, 1, 3]);
