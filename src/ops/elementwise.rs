@@ -260,11 +260,12 @@ fn div(x: &[f64], call: &Call) -> f64 {
 }
 
 fn modulo(x: &[f64], call: &Call) -> f64 {
-    let quotient = x[0] / x[1];
+    let [a, b] = [x[0], x[1]];
     match param(call, "fmod", 0.0) != 0.0 {
-        _ if call.dtype(0).is_int() && x[1] == 0.0 => 0.0,
-        true => x[0] - quotient.trunc() * x[1],
-        false => x[0] - quotient.floor() * x[1],
+        _ if call.dtype(0).is_int() && b == 0.0 => 0.0,
+        true => a % b,
+        false if b < 0.0 => -(-a).rem_euclid(b),
+        false => a.rem_euclid(b),
     }
 }
 

@@ -22,9 +22,6 @@ use std::collections::{BTreeMap, HashSet};
 mod kernel;
 mod set;
 
-/// A target claims no more threads than this.
-const MOST_THREADS: u32 = 1 << 16;
-
 /// Checks a plan.
 ///
 /// # Errors
@@ -81,12 +78,7 @@ impl<'a> Checker<'a> {
     fn new(plan: &'a Plan) -> Verdict<Checker<'a>> {
         ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
         let target = &plan.target;
-        ensure(target.alignment.is_power_of_two(), || {
-            format!("expected an alignment that is a power of two, found {}", target.alignment)
-        })?;
-        ensure((1..=MOST_THREADS).contains(&target.threads), || {
-            format!("expected 1 to {MOST_THREADS} threads, found {}", target.threads)
-        })?;
+        target.check().map_err(|e| format!("target '{}': {e}", target.name))?;
         let kernel = |(i, k)| {
             kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()))
         };

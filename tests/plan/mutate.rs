@@ -166,7 +166,7 @@ fn buffers(nursery: &mut Nursery) {
             }
         }
         nursery.add(Kind::Layout, format!("{name}: flat"), |p| {
-            let n: usize = p.buffers[b].shape.iter().product();
+            let n = p.buffers[b].shape.checked_len().unwrap_or(usize::MAX);
             p.buffers[b].shape = [n].into();
         });
         for other in 0..count {
@@ -256,7 +256,9 @@ fn steps(nursery: &mut Nursery) {
                 for b in (0..seed.buffers.len() + 1).chain([usize::MAX]) {
                     nursery.add(Kind::Meaning, format!("step {s}: {verb} {b} as {i}"), |p| list(p, s, writes)[i] = b);
                 }
-                nursery.add(Kind::Meaning, format!("step {s}: {verb} no {i}"), |p| drop(list(p, s, writes).remove(i)));
+                nursery.add(Kind::Meaning, format!("step {s}: {verb} no {i}"), |p| {
+                    list(p, s, writes).remove(i);
+                });
                 nursery.add(Kind::Meaning, format!("step {s}: {verb} {i} twice"), |p| {
                     let b = list(p, s, writes)[i];
                     list(p, s, writes).push(b);
@@ -338,15 +340,17 @@ fn kernel(nursery: &mut Nursery, k: usize) {
                 add(format!("{name}: strides rotated by {axis}"), &|k| list(k, writes)[i].access.strides.rotate_left(axis));
                 add(format!("{name}: axis {axis} reversed"), &|k| {
                     let access = &mut list(k, writes)[i].access;
-                    let reach = (access.shape[axis] as isize - 1) * access.strides[axis];
-                    access.offset += reach;
-                    access.strides[axis] *= -1;
+                    let reach = (access.shape[axis] as isize).wrapping_sub(1).wrapping_mul(access.strides[axis]);
+                    access.offset = access.offset.wrapping_add(reach);
+                    access.strides[axis] = access.strides[axis].wrapping_neg();
                 });
             }
             for dtype in [DType::F32, DType::I64, DType::I32, DType::Bool, DType::F64, DType::F16] {
                 add(format!("{name}: {dtype}"), &|k| list(k, writes)[i].dtype = dtype);
             }
-            add(format!("{name}: a stride less"), &|k| drop(list(k, writes)[i].access.strides.pop()));
+            add(format!("{name}: a stride less"), &|k| {
+                list(k, writes)[i].access.strides.pop();
+            });
             add(format!("{name}: an axis less"), &|k| {
                 list(k, writes)[i].access.strides.pop();
                 list(k, writes)[i].access.shape.pop();

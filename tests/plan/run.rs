@@ -183,7 +183,7 @@ pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
 fn runs<M: Memory>(plan: &Plan, memory: &mut M, backwards: bool, mut reset: impl FnMut(&mut M, usize, bool)) -> Results {
     let mut results = Vec::new();
     let elements = |b: usize| plan.buffers[b].shape.iter().product::<usize>();
-    let mut fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
+    let fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
         for e in 0..elements(buffer) {
             memory.set(buffer, e as isize, given(plan.buffers[buffer].dtype, port, e, run));
         }

@@ -1,0 +1,545 @@
+//! The plan's checker: good plans pass, corrupted ones are refused or harmless, and nothing panics.
+
+#[path = "plan/mutate.rs"]
+mod mutate;
+#[path = "plan/run.rs"]
+mod run;
+mod samples;
+
+use mutate::{Kind, Mutant, Random};
+use plimsoll::dtype::DType;
+use plimsoll::error::Error;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::graph::Graph;
+use plimsoll::kernel::{Fold, Kernel, Operand, Pool, RowFold, Template, Window};
+use plimsoll::op::{Fact, ValueId};
+use plimsoll::plan::check::check;
+use plimsoll::plan::{Buffer, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan};
+use plimsoll::shape::{Access, Shape};
+use plimsoll::target::Target;
+use plimsoll::{onnx, ops, pass};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+const F32: DType = DType::F32;
+
+/// Puts a plan together by hand.
+struct Maker(Plan);
+
+impl Maker {
+    fn new(name: &str) -> Maker {
+        Maker(Plan {
+            version: VERSION,
+            name: name.into(),
+            target: Target::cpu(1),
+            summary: Summary::default(),
+            segments: Vec::new(),
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            state: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kernels: Vec::new(),
+            steps: Vec::new(),
+        })
+    }
+
+    /// A buffer in the segment of its class, at this offset.
+    fn at(&mut self, offset: u64, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+        let plan = &mut self.0;
+        let own = plan.segments.iter().position(|s| s.class == class.segment());
+        let segment = own.unwrap_or_else(|| {
+            plan.segments.push(Segment { class: class.segment(), bytes: 0 });
+            plan.segments.len() - 1
+        });
+        let shape = Shape::new(shape);
+        let bytes = (shape.numel() * dtype.size()).max(4) as u64;
+        plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
+        let port =
+            |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer };
+        let number = plan.buffers.len();
+        match class {
+            Class::Constant => {
+                plan.constants.push(ConstantPort { name: name.into(), dtype, buffer: number, packed: None });
+            }
+            Class::State => plan.state.push(port(number)),
+            Class::Input => plan.inputs.push(port(number)),
+            Class::Output => plan.outputs.push(port(number)),
+            Class::Activation | Class::Workspace => {}
+        }
+        plan.buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
+        number
+    }
+
+    /// A buffer behind all others of its class.
+    fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+        let end = self.0.class_bytes(class.segment());
+        self.at(end, name, class, dtype, shape)
+    }
+
+    /// The whole of a buffer.
+    fn whole(&self, buffer: usize) -> (usize, Access) {
+        (buffer, Access::contiguous(self.0.buffers[buffer].shape.clone()))
+    }
+
+    /// A step with a kernel of its own.
+    fn step(
+        &mut self,
+        template: Template,
+        shape: &[usize],
+        reads: &[(usize, Access)],
+        writes: &[(usize, Access)],
+        results: &[Expr],
+    ) -> &mut Step {
+        let plan = &mut self.0;
+        let operands = |list: &[(usize, Access)]| -> Vec<Operand> {
+            let operand =
+                |(b, access): &(usize, Access)| Operand { dtype: plan.buffers[*b].dtype, access: access.clone(), packed: false };
+            list.iter().map(operand).collect()
+        };
+        let buffers = |list: &[(usize, Access)]| list.iter().map(|r| r.0).collect();
+        plan.kernels.push(Kernel {
+            template,
+            shape: Shape::new(shape),
+            reads: operands(reads),
+            writes: operands(writes),
+            body: Body::new(results),
+            workspace: 0,
+        });
+        let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
+        plan.steps.push(Step { name, kernel, reads: buffers(reads), writes: buffers(writes) });
+        plan.steps.last_mut().expect("one was pushed")
+    }
+
+    fn done(mut self) -> Plan {
+        mutate::repair(&mut self.0);
+        self.0
+    }
+}
+
+fn x(number: usize) -> Expr {
+    Expr::input(number, F32)
+}
+
+/// A chain in place, and a buffer that takes the bytes of one that is done with.
+fn chain() -> Plan {
+    let mut m = Maker::new("chain");
+    let shape = [4, 16];
+    let [input, output] = [("x", Class::Input), ("y", Class::Output)].map(|(n, c)| m.add(n, c, F32, &shape));
+    let a = m.at(0, "a", Class::Activation, F32, &shape);
+    let b = m.at(0, "b", Class::Activation, F32, &shape);
+    let c = m.at(256, "c", Class::Activation, F32, &shape);
+    let d = m.at(0, "d", Class::Activation, F32, &[64, 1]);
+    let full = |m: &Maker, b: usize| (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.buffers[b].shape).unwrap());
+    let [xs, as_, bs, cs, ys] = [input, a, b, c, output].map(|b| full(&m, b));
+    m.step(Template::Map, &shape, &[xs], &[as_.clone()], &[x(0) * 2.0]);
+    m.step(Template::Map, &shape, &[as_], &[bs.clone()], &[x(0) + 1.0]);
+    let turned = (b, bs.1.permute(&[1, 0]).reshape(&Shape::new([16, 4])).unwrap().permute(&[1, 0]));
+    m.step(Template::Map, &shape, &[turned, bs], &[cs.clone()], &[x(0) * x(1)]);
+    let flat = |buffer| (buffer, Access::contiguous(Shape::new([64, 1])));
+    m.step(Template::Map, &[64, 1], &[flat(c)], &[flat(d)], &[x(0) - 0.5]);
+    let first = (d, Access::contiguous(Shape::new([1, 16])).broadcast(&Shape::new(shape)));
+    m.step(Template::Map, &shape, &[cs, first], &[ys], &[x(0) + x(1)]);
+    m.done()
+}
+
+/// A concatenation whose parts are written in place, one of them from the other, and read before the whole is there.
+fn concat() -> Plan {
+    let mut m = Maker::new("concat");
+    let input = m.add("x", Class::Input, F32, &[4, 6]);
+    let c = m.at(256, "c", Class::Activation, F32, &[4, 10]);
+    let early = m.at(0, "early", Class::Activation, F32, &[4]);
+    let late = m.at(0, "late", Class::Activation, F32, &[10]);
+    let [sums, y] = [("sums", 4), ("y", 10)].map(|(n, d)| m.add(n, Class::Output, F32, &[d]));
+    let all = Access::contiguous(Shape::new([4, 10]));
+    let (left, right) = (all.slice(1, 0, 1, 6), all.slice(1, 6, 1, 4));
+    let xs = m.whole(input);
+    m.step(Template::Map, &[4, 6], &[xs], &[(c, left.clone())], &[x(0) + 0.25]);
+    let every_other = all.slice(1, 1, 1, 4);
+    m.step(Template::Map, &[4, 4], &[(c, every_other)], &[(c, right.clone())], &[&x(0) * &x(0)]);
+    let folds = |body: Expr| vec![RowFold { fold: Fold::Sum, body: Body::new(&[body]) }];
+    let row = |inner, per_row| Template::Row { inner, folds: folds(x(0)), per_row };
+    let e = m.whole(early);
+    m.step(row(1, true), &[4, 6], &[(c, left)], std::slice::from_ref(&e), &[Expr::fold(0, F32)]);
+    let s = m.whole(sums);
+    m.step(Template::Map, &[4], &[e], &[s], &[x(0) * 3.0]);
+    let l = m.whole(late);
+    let maximum = Template::Row { inner: 1, folds: vec![RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) }], per_row: true };
+    m.step(maximum, &[10, 4], &[(c, all.permute(&[1, 0]))], std::slice::from_ref(&l), &[Expr::fold(0, F32)]);
+    let y = m.whole(y);
+    m.step(Template::Map, &[10], &[l], &[y], &[x(0) - 2.0]);
+    m.done()
+}
+
+/// A product with a workspace, a bias and a residual that it overwrites, then a softmax in place.
+fn matmul() -> Plan {
+    let mut m = Maker::new("matmul");
+    let input = m.add("x", Class::Input, F32, &[4, 8]);
+    let [w, bias] = [("w", &[8usize, 16][..]), ("bias", &[16][..])].map(|(n, s)| m.add(n, Class::Constant, F32, s));
+    let r = m.at(0, "residual", Class::Activation, F32, &[4, 16]);
+    let p = m.at(0, "product", Class::Activation, F32, &[4, 16]);
+    let scratch = m.at(256, "scratch", Class::Workspace, DType::U8, &[300]);
+    let soft = m.at(0, "soft", Class::Activation, F32, &[4, 16]);
+    let y = m.add("y", Class::Output, F32, &[16, 4]);
+    let [xs, ws, rs, ps, ss] = [input, w, r, p, soft].map(|b| m.whole(b));
+    let shape = Shape::new([4, 16]);
+    let half = Access { shape: shape.clone(), strides: vec![8, 0], offset: 3 };
+    m.step(Template::Map, &shape, &[(input, half)], std::slice::from_ref(&rs), &[x(0) + 1.0]);
+    let bias = (bias, m.whole(bias).1.broadcast(&shape));
+    let sum = &(&x(0) + &x(1)) + &x(2);
+    m.step(Template::MatMul, &shape, &[xs, ws, bias, rs], std::slice::from_ref(&ps), &[sum]).writes.push(scratch);
+    m.0.kernels.last_mut().unwrap().workspace = 300;
+    let largest = RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) };
+    let shifted = &x(0) - &Expr::fold(0, F32);
+    let total = RowFold { fold: Fold::Sum, body: Body::new(&[shifted.exp()]) };
+    let softmax = Template::Row { inner: 1, folds: vec![largest, total], per_row: false };
+    m.step(softmax, &shape, &[ps], std::slice::from_ref(&ss), &[&shifted.exp() / &Expr::fold(1, F32)]);
+    let turned = (soft, ss.1.permute(&[1, 0]));
+    let y = m.whole(y);
+    m.step(Template::Map, &[16, 4], &[turned], &[y], &[x(0)]);
+    m.done()
+}
+
+/// Gathered rows, integers and truth values, two results at once, and state that is updated in place.
+fn gather() -> Plan {
+    let mut m = Maker::new("gather");
+    let table = m.add("table", Class::Constant, F32, &[5, 8]);
+    let ids = m.add("ids", Class::Input, DType::I64, &[3]);
+    let total = m.add("total", Class::State, F32, &[3, 8]);
+    let g = m.at(0, "rows", Class::Activation, F32, &[3, 8]);
+    let mask = m.at(256, "mask", Class::Activation, DType::Bool, &[3, 8]);
+    let size = m.at(512, "size", Class::Activation, F32, &[3, 8]);
+    let odd = m.at(256, "odd", Class::Activation, DType::I64, &[3]);
+    let y = m.add("y", Class::Output, F32, &[3, 8]);
+    let counts = m.add("counts", Class::Output, DType::I64, &[3]);
+    let shape = Shape::new([3, 8]);
+    let [gs, ms, zs, ts, ys, is, os, cs] = [g, mask, size, total, y, ids, odd, counts].map(|b| m.whole(b));
+    let row = (table, Access { shape: shape.clone(), strides: vec![0, 1], offset: 0 });
+    let per_row = (ids, m.whole(ids).1.reshape(&Shape::new([3, 1])).unwrap().broadcast(&shape));
+    let template = Template::Gather { strides: vec![8], extents: vec![5] };
+    m.step(template, &shape, &[row, per_row], std::slice::from_ref(&gs), &[x(0) * 0.5]);
+    let results = [x(0).lt(&x(0).like(0.0)), x(0).abs()];
+    m.step(Template::Map, &shape, std::slice::from_ref(&gs), &[ms.clone(), zs.clone()], &results);
+    let chosen = Expr::input(0, DType::Bool).select(&x(1), &x(2));
+    m.step(Template::Map, &shape, &[ms, gs, ts.clone()], std::slice::from_ref(&ts), &[&chosen + &x(2)]);
+    let i = Expr::input(0, DType::I64);
+    m.step(Template::Map, &[3], std::slice::from_ref(&is), std::slice::from_ref(&os), &[&i * &Expr::index(0)]);
+    let count = Expr::fold(0, DType::I64) + Expr::input(1, DType::I64);
+    let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[x(0).cast(DType::I64)]) }];
+    let still = (odd, os.1.reshape(&Shape::new([3, 1])).unwrap().broadcast(&shape));
+    m.step(Template::Row { inner: 1, folds, per_row: true }, &shape, &[zs.clone(), still], &[cs], &[count]);
+    m.step(Template::Map, &shape, &[ts, zs], &[ys], &[x(0) * x(1)]);
+    m.done()
+}
+
+/// Windows and padding, with a tensor of no elements on the way.
+fn windows() -> Plan {
+    let mut m = Maker::new("windows");
+    let window = |kernel, strides, pads| Window { kernel, strides, dilations: [1, 1, 1], pads };
+    let input = m.add("x", Class::Input, F32, &[1, 2, 1, 4, 4]);
+    let w = m.add("w", Class::Constant, F32, &[2, 1, 1, 3, 3]);
+    let c = m.at(0, "conv", Class::Activation, F32, &[1, 2, 1, 4, 4]);
+    let p = m.at(256, "pool", Class::Activation, F32, &[1, 2, 1, 2, 2]);
+    let none = m.at(512, "none", Class::Activation, F32, &[0, 4]);
+    let wide = m.at(0, "wide", Class::Activation, F32, &[8, 3]);
+    let y = m.add("y", Class::Output, F32, &[8, 3]);
+    let [xs, ws, cs, ps, ns, wides, ys] = [input, w, c, p, none, wide, y].map(|b| m.whole(b));
+    let conv = Template::Conv { groups: 2, window: window([1, 3, 3], [1, 1, 1], [0, 1, 1]) };
+    m.step(conv, &[1, 2, 1, 4, 4], &[xs.clone(), ws, xs], std::slice::from_ref(&cs), &[&x(0) + &x(1)]);
+    let pool = Template::Pool { window: window([1, 2, 2], [1, 2, 2], [0, 0, 0]), pool: Pool::Max };
+    m.step(pool, &[1, 2, 1, 2, 2], &[cs], std::slice::from_ref(&ps), &[x(0)]);
+    let nothing = (p, Access { shape: Shape::new([0, 4]), strides: vec![4, 1], offset: 0 });
+    m.step(Template::Map, &[0, 4], &[nothing], &[ns.clone()], &[x(0)]);
+    let pad = Template::Pad { before: vec![0, 1], mode: plimsoll::kernel::PadMode::Edge };
+    let flat = (p, Access { shape: Shape::new([8, 1]), strides: vec![1, 1], offset: 0 });
+    m.step(pad, &[8, 3], &[flat], std::slice::from_ref(&wides), &[x(0)]);
+    let sum = RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) };
+    let empty = (none, Access { shape: Shape::new([8, 3, 0]), strides: vec![0, 0, 1], offset: 0 });
+    let still = (wide, Access { shape: Shape::new([8, 3, 0]), strides: vec![3, 1, 0], offset: 0 });
+    let template = Template::Row { inner: 1, folds: vec![sum], per_row: true };
+    m.step(template, &[8, 3, 0], &[empty, still], &[ys], &[&Expr::fold(0, F32) + &x(1)]);
+    m.done()
+}
+
+/// Plans that the planner makes, from text.
+fn planned() -> Vec<Plan> {
+    const TEXTS: [&str; 2] = [
+        r#"<ir_version: 8, opset_import: ["" : 17]>
+        dense (float[2, 3, 4] x) => (float[2, 9, 4] y, float[2, 4] m) <float[4, 4] w = {1,2,3,4, 0,1,0,1, 2,0,2,0, 1,1,1,1}> {
+            a = Relu (x)
+            b = MatMul (a, w)
+            c = Concat <axis = 1> (a, b)
+            d = Exp (c)
+            e = MatMul (d, w)
+            f = Softmax <axis = 2> (b)
+            y = Concat <axis = 1> (f, e)
+            m = ReduceMax <axes = [1], keepdims = 0> (e)
+        }"#,
+        r#"<ir_version: 8, opset_import: ["" : 17]>
+        tangle (float[4, 6] x, int64[4] i) => (float[4, 6] y, float[6, 4] z) {
+            t = Transpose <perm = [1, 0]> (x)
+            a, b = Split <axis = 0> (t)
+            c = Concat <axis = 0> (b, a)
+            d = Sigmoid (c)
+            p = MatMul (x, d)
+            g = Gather <axis = 1> (p, i)
+            h = MatMul (g, x)
+            y = Add (h, x)
+            z = Mul (d, t)
+        }"#,
+    ];
+    let mut plans = Vec::new();
+    for text in TEXTS {
+        let model = onnx::Model::new(onnx::text::parse(text, Path::new("text")).expect("it parses"));
+        for (target, fuse) in [(Target::cpu(1), true), (Target::wgpu(), false)] {
+            let mut graph = onnx::import(&model, &[]).expect("it is a graph");
+            pass::run(&mut graph, &target, fuse).expect("passes run");
+            let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
+            plan.name = format!("{} on {}", plan.name, target.name);
+            plans.push(plan);
+        }
+    }
+    plans
+}
+
+/// Good plans, small enough to be run many times.
+fn seeds() -> Vec<Plan> {
+    let mut seeds = vec![chain(), concat(), matmul(), gather(), windows()];
+    seeds.extend(planned());
+    seeds
+}
+
+#[test]
+fn good_plans_pass() {
+    for seed in seeds() {
+        check(&seed).unwrap_or_else(|e| panic!("{}: {e}", seed.name));
+        let again = Plan::from_json(&seed.to_json(), Path::new("seed.json")).expect("it was written by itself");
+        assert_eq!(again, seed);
+        let ideal = run::ideal(&seed).expect("seeds are small").expect("every element is written before it is read");
+        assert!(ideal.iter().flatten().any(|&bits| f64::from_bits(bits) != 0.0), "{} computes nothing", seed.name);
+        for backwards in [false, true] {
+            assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.name);
+        }
+    }
+    assert_eq!(chain().summary.lower_bound, 512, "in place counts once");
+}
+
+#[test]
+fn what_the_planner_makes_passes() {
+    let mut count = 0;
+    for sample in samples::samples() {
+        for (target, fuse) in [(Target::cpu(2), false), (Target::wgpu(), false), (Target::wgpu(), true)] {
+            let mut graph = Graph::new(sample.op);
+            let mut input = |(i, input): (usize, &Option<samples::Input>)| {
+                let input = input.as_ref()?;
+                Some(graph.input(format!("x{i}"), Fact::new(input.dtype, input.shape.clone())))
+            };
+            let inputs: Vec<_> = sample.inputs.iter().enumerate().map(&mut input).collect();
+            let op = ops::find(sample.op).expect("samples name rows");
+            let Ok(node) = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]) else { continue };
+            for port in 0..graph.node(node).outputs.len() as u32 {
+                graph.output(format!("y{port}"), ValueId { node, port });
+            }
+            if let Err(e) = pass::run(&mut graph, &target, fuse) {
+                eprintln!("{} {e}", sample.op);
+                continue;
+            }
+            match plan(&graph, &target, &Limits { memory: None }) {
+                Err(Error::Plan(e)) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
+                Err(e) => eprintln!("{}: {e}", sample.op),
+                Ok(_) => count += 1,
+            }
+        }
+    }
+    assert!(count > 500, "{count} plans");
+}
+
+/// How mutants fared.
+#[derive(Debug, Default)]
+struct Tally {
+    refused: usize,
+    equal: usize,
+    changed: usize,
+    unjudged: usize,
+}
+
+/// Refused, or as good as a plan with a memory of its own for each buffer; and if only the layout is another, with the seed's results.
+fn judge(seed: &Plan, results: &run::Results, mutant: &Mutant, tally: &mut Tally) {
+    let Mutant { kind, what, plan } = mutant;
+    let verdict = catch_unwind(AssertUnwindSafe(|| check(plan)));
+    let verdict = verdict.unwrap_or_else(|_| panic!("{}: {what}: the checker panics", seed.name));
+    if let Err(error) = verdict {
+        assert!(matches!(error, Error::Plan(_)), "{error}");
+        tally.refused += 1;
+        return;
+    }
+    let Some(ideal) = run::ideal(plan) else {
+        tally.unjudged += 1;
+        return;
+    };
+    let ideal = ideal.unwrap_or_else(|b| panic!("{}: {what}: reads what nothing wrote in buffer {b}", seed.name));
+    for (nonsense, backwards) in [(1, false), (2, true)] {
+        let found = run::shared(plan, nonsense, backwards);
+        assert!(found == ideal, "{}: {what}: bytes are mixed up", seed.name);
+    }
+    assert!(*kind == Kind::Meaning || ideal == *results, "{}: {what}: computes something else", seed.name);
+    if ideal == *results { tally.equal += 1 } else { tally.changed += 1 }
+}
+
+fn results(seed: &Plan) -> run::Results {
+    run::ideal(seed).expect("seeds are small").expect("seeds are good")
+}
+
+#[test]
+fn corrupted_plans_are_refused_or_right() {
+    let mut all = Tally::default();
+    for seed in seeds() {
+        let results = results(&seed);
+        let mut tally = Tally::default();
+        mutate::mutants(&seed).iter().for_each(|mutant| judge(&seed, &results, mutant, &mut tally));
+        eprintln!("{}: {tally:?}", seed.name);
+        assert!(tally.refused > 500 && tally.equal > 20 && tally.changed > 20, "{}: {tally:?}", seed.name);
+        all.unjudged += tally.unjudged;
+    }
+    assert!(all.unjudged < 100, "{all:?}");
+}
+
+#[test]
+fn plans_corrupted_twice_are_refused_or_right() {
+    let mut random = Random(7);
+    for seed in seeds() {
+        let results = results(&seed);
+        let mut tally = Tally::default();
+        let mutants = mutate::compound(&seed, &mut random, 2000);
+        mutants.iter().for_each(|mutant| judge(&seed, &results, mutant, &mut tally));
+        eprintln!("{}: {tally:?}", seed.name);
+        assert!(tally.refused > 500 && tally.equal > 5 && tally.changed > 5, "{}: {tally:?}", seed.name);
+    }
+}
+
+/// Puts something else in place of one value of a JSON document.
+fn edit(value: &mut serde_json::Value, random: &mut Random) {
+    use serde_json::{Value, json};
+    let size = |v: &Value| match v {
+        Value::Array(list) => list.len(),
+        Value::Object(map) => map.len(),
+        _ => 0,
+    };
+    let mut at = value;
+    while size(at) > 0 && random.below(8) > 0 {
+        let n = random.below(size(at));
+        at = match at {
+            Value::Array(list) => &mut list[n],
+            Value::Object(map) => map.values_mut().nth(n).expect("it has that many"),
+            _ => unreachable!("only lists and maps have a size"),
+        };
+    }
+    let number = at.as_i64();
+    let n = random.below(100);
+    match (at, number) {
+        (Value::Array(list), _) if !list.is_empty() && n < 90 => {
+            let i = random.below(list.len());
+            match n % 4 {
+                0 => drop(list.remove(i)),
+                1 => list.insert(i, list[i].clone()),
+                2 => list.rotate_left(i),
+                _ => list.truncate(i),
+            }
+        }
+        (at, Some(number)) if n < 90 => {
+            const VALUES: [i64; 12] = [0, 1, 2, 3, 5, 16, 255, 256, 1 << 32, 1 << 45, i64::MAX, i64::MIN];
+            let near = [number.wrapping_sub(1), number.wrapping_add(1), number.wrapping_mul(2), number.wrapping_neg()];
+            *at = if n < 50 { json!(*random.pick(&near)) } else { json!(*random.pick(&VALUES)) };
+            if n == 89 {
+                *at = json!(u64::MAX);
+            }
+        }
+        (at, _) => {
+            let values = [json!(null), json!("x"), json!(-1), json!(u64::MAX), json!(0.5), json!([]), json!({}), json!("map")];
+            *at = random.pick(&values).clone();
+        }
+    }
+}
+
+#[test]
+fn edited_files_never_panic() {
+    let mut random = Random(3);
+    let mut tally = Tally::default();
+    for seed in seeds() {
+        let document: serde_json::Value = serde_json::from_str(&seed.to_json()).expect("plans are JSON");
+        let results = results(&seed);
+        for _ in 0..1500 {
+            let mut edited = document.clone();
+            for _ in 0..1 + random.below(3) {
+                edit(&mut edited, &mut random);
+            }
+            let text = edited.to_string();
+            let parsed = catch_unwind(AssertUnwindSafe(|| Plan::from_json(&text, Path::new("edited.json"))));
+            match parsed.unwrap_or_else(|_| panic!("{}: panics on {text}", seed.name)) {
+                Ok(plan) => judge(&seed, &results, &Mutant { kind: Kind::Meaning, what: text, plan }, &mut tally),
+                Err(_) => tally.refused += 1,
+            }
+        }
+    }
+    eprintln!("{tally:?}");
+    assert!(tally.refused > 5000 && tally.equal > 100, "{tally:?}");
+}
+
+#[test]
+fn messages_name_what_is_wrong() {
+    let refused = |change: fn(&mut Plan)| {
+        let mut plan = concat();
+        change(&mut plan);
+        check(&plan).expect_err("it was corrupted").to_string()
+    };
+    assert_eq!(
+        refused(|p| p.steps.swap(0, 1)),
+        "plan: step 0 'step1' (kernel 1, map): reads buffer 1 'c': bytes that were not written, or were overwritten by another buffer"
+    );
+    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 512, found 513");
+    assert_eq!(
+        refused(|p| p.buffers[1].offset = 200),
+        "plan: buffer 1 'c': expected an offset that is a multiple of 256, found 200"
+    );
+    assert_eq!(
+        refused(|p| p.kernels[1].reads[0].access.offset = 3),
+        "plan: step 1 'step1' (kernel 1, map): reads buffer 1 'c' while it writes buffer 1 'c' at the same bytes"
+    );
+    assert_eq!(
+        refused(|p| p.kernels[2].body.results[0] = 4),
+        "plan: kernel 2 (row): a result of instruction 4"
+    );
+}
+
+/// A long plan is checked in a time that nobody notices.
+#[test]
+fn ten_thousand_steps_are_quick() {
+    let mut m = Maker::new("long");
+    let input = m.add("x", Class::Input, F32, &[64]);
+    let mut last = m.whole(input);
+    for i in 0..10_000u64 {
+        let b = m.at(i % 7 * 256, &format!("b{i}"), Class::Activation, F32, &[64]);
+        let next = m.whole(b);
+        m.step(Template::Map, &[64], &[last], std::slice::from_ref(&next), &[x(0) + 1.0]);
+        last = next;
+    }
+    let y = m.add("y", Class::Output, F32, &[64]);
+    let y = m.whole(y);
+    m.step(Template::Map, &[64], &[last], &[y], &[x(0)]);
+    let mut plan = m.0;
+    plan.summary = Summary {
+        planned_bytes: plan.bytes(),
+        arena_bytes: 7 * 256,
+        lower_bound: 512,
+        input_bytes: 256,
+        output_bytes: 256,
+        unshared_bytes: 10_000 * 256,
+        steps: 10_001,
+        ..Summary::default()
+    };
+    let start = std::time::Instant::now();
+    check(&plan).expect("it is a good plan");
+    let took = start.elapsed();
+    eprintln!("{took:?}");
+    assert!(took.as_millis() < 2000, "{took:?}");
+}
