@@ -14,13 +14,13 @@
 use super::{Buffer, Class, Plan, Port, Step, VERSION};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::layout;
+use crate::kernel::{Template, layout};
 use kernel::{Needs, Touch, is_countable, stores};
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
-mod set;
+pub(crate) mod set;
 
 /// Checks a plan.
 ///
@@ -298,7 +298,8 @@ impl<'a> Checker<'a> {
             })?;
             let layout = |(k, o): (usize, usize)| {
                 let packed = &plan.kernels[k];
-                o == i && packed.template == kernel.template && packed.reads[o] == *operand
+                let space = kernel.template == Template::MatMul || packed.shape == kernel.shape;
+                o == i && space && packed.template == kernel.template && packed.reads[o] == *operand
             };
             let fits = match self.packed[b] {
                 Some(at) => operand.packed && layout(at),
