@@ -106,6 +106,8 @@ impl Compiled for MatMul {
                     false => Out::Epilogue,
                     true => {
                         let (rs, cs) = self.steps[2];
+                        // A single column has any step.
+                        let cs = if n == 1 { 1 } else { cs };
                         Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs }
                     }
                 },
