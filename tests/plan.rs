@@ -4,6 +4,7 @@
 mod mutate;
 #[path = "plan/run.rs"]
 mod run;
+#[allow(dead_code, reason = "plans need no values")]
 mod samples;
 
 use mutate::{Kind, Mutant, Random};
@@ -55,8 +56,7 @@ impl Maker {
         let shape = Shape::new(shape);
         let bytes = (shape.numel() * dtype.size()).max(4) as u64;
         plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
-        let port =
-            |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer };
+        let port = |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer };
         let number = plan.buffers.len();
         match class {
             Class::Constant => {
@@ -93,8 +93,11 @@ impl Maker {
     ) -> &mut Step {
         let plan = &mut self.0;
         let operands = |list: &[(usize, Access)]| -> Vec<Operand> {
-            let operand =
-                |(b, access): &(usize, Access)| Operand { dtype: plan.buffers[*b].dtype, access: access.clone(), packed: false };
+            let operand = |(b, access): &(usize, Access)| Operand {
+                dtype: plan.buffers[*b].dtype,
+                access: access.clone(),
+                packed: false,
+            };
             list.iter().map(operand).collect()
         };
         let buffers = |list: &[(usize, Access)]| list.iter().map(|r| r.0).collect();
@@ -164,7 +167,8 @@ fn concat() -> Plan {
     let s = m.whole(sums);
     m.step(Template::Map, &[4], &[e], &[s], &[x(0) * 3.0]);
     let l = m.whole(late);
-    let maximum = Template::Row { inner: 1, folds: vec![RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) }], per_row: true };
+    let maximum =
+        Template::Row { inner: 1, folds: vec![RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) }], per_row: true };
     m.step(maximum, &[10, 4], &[(c, all.permute(&[1, 0]))], std::slice::from_ref(&l), &[Expr::fold(0, F32)]);
     let y = m.whole(y);
     m.step(Template::Map, &[10], &[l], &[y], &[x(0) - 2.0]);
@@ -340,14 +344,12 @@ fn what_the_planner_makes_passes() {
             for port in 0..graph.node(node).outputs.len() as u32 {
                 graph.output(format!("y{port}"), ValueId { node, port });
             }
-            if let Err(e) = pass::run(&mut graph, &target, fuse) {
-                eprintln!("{} {e}", sample.op);
+            if pass::run(&mut graph, &target, fuse).is_err() {
                 continue;
             }
             match plan(&graph, &target, &Limits { memory: None }) {
                 Err(Error::Plan(e)) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
-                Err(e) => eprintln!("{}: {e}", sample.op),
-                Ok(_) => count += 1,
+                result => count += usize::from(result.is_ok()),
             }
         }
     }
@@ -407,14 +409,19 @@ fn corrupted_plans_are_refused_or_right() {
 #[test]
 fn plans_corrupted_twice_are_refused_or_right() {
     let mut random = Random(7);
+    let mut tally = Tally::default();
     for seed in seeds() {
         let results = results(&seed);
-        let mut tally = Tally::default();
-        let mutants = mutate::compound(&seed, &mut random, 2000);
-        mutants.iter().for_each(|mutant| judge(&seed, &results, mutant, &mut tally));
-        eprintln!("{}: {tally:?}", seed.name);
-        assert!(tally.refused > 500 && tally.equal > 5 && tally.changed > 5, "{}: {tally:?}", seed.name);
+        // What is let through is worth corrupting again, what would be refused anyway less so.
+        let (good, bad): (Vec<_>, Vec<_>) = mutate::mutants(&seed).into_iter().partition(|m| check(&m.plan).is_ok());
+        for round in 0..24 {
+            let one = random.pick(if round % 4 < 3 { &good } else { &bad });
+            let twice = mutate::compound(one, &mut random, 40);
+            twice.iter().for_each(|mutant| judge(&seed, &results, mutant, &mut tally));
+        }
     }
+    eprintln!("{tally:?}");
+    assert!(tally.refused > 5000 && tally.equal > 50 && tally.changed > 100, "{tally:?}");
 }
 
 /// Puts something else in place of one value of a JSON document.
@@ -455,7 +462,8 @@ fn edit(value: &mut serde_json::Value, random: &mut Random) {
             }
         }
         (at, _) => {
-            let values = [json!(null), json!("x"), json!(-1), json!(u64::MAX), json!(0.5), json!([]), json!({}), json!("map")];
+            let values =
+                [json!(null), json!("x"), json!(-1), json!(u64::MAX), json!(0.5), json!([]), json!({}), json!("map")];
             *at = random.pick(&values).clone();
         }
     }
@@ -505,10 +513,7 @@ fn messages_name_what_is_wrong() {
         refused(|p| p.kernels[1].reads[0].access.offset = 3),
         "plan: step 1 'step1' (kernel 1, map): reads buffer 1 'c' while it writes buffer 1 'c' at the same bytes"
     );
-    assert_eq!(
-        refused(|p| p.kernels[2].body.results[0] = 4),
-        "plan: kernel 2 (row): a result of instruction 4"
-    );
+    assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
 }
 
 /// A long plan is checked in a time that nobody notices.

@@ -180,7 +180,12 @@ pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
     runs(plan, &mut memory, backwards, |_, _, _| ())
 }
 
-fn runs<M: Memory>(plan: &Plan, memory: &mut M, backwards: bool, mut reset: impl FnMut(&mut M, usize, bool)) -> Results {
+fn runs<M: Memory>(
+    plan: &Plan,
+    memory: &mut M,
+    backwards: bool,
+    mut reset: impl FnMut(&mut M, usize, bool),
+) -> Results {
     let mut results = Vec::new();
     let elements = |b: usize| plan.buffers[b].shape.iter().product::<usize>();
     let fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
@@ -236,7 +241,11 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
         let read = |(i, operand): (usize, &plimsoll::kernel::Operand)| {
             let Access { shape, strides, .. } = &operand.access;
             let still = (moving..index.len()).all(|k| strides[k] == 0 || shape[k] == 1);
-            if moving < index.len() && !still { f64::NAN } else { memory.get(step.reads[core + i], operand.access.at(index)) }
+            if moving < index.len() && !still {
+                f64::NAN
+            } else {
+                memory.get(step.reads[core + i], operand.access.at(index))
+            }
         };
         reads[core..].iter().enumerate().map(read).collect()
     };
@@ -249,7 +258,8 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
         let outer = shape.len() - inner;
         for row in indices(&shape[..outer], backwards) {
             workspace.into_iter().for_each(|w| memory.scribble(w));
-            let elements: Vec<_> = indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
+            let elements: Vec<_> =
+                indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
             let mut folded: Vec<f64> = Vec::new();
             for fold in folds {
                 let mut total = None;
