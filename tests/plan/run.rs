@@ -16,8 +16,8 @@ const MOST_WORK: u128 = 1 << 20;
 trait Memory {
     fn get(&mut self, buffer: usize, element: isize) -> f64;
     fn set(&mut self, buffer: usize, element: isize, value: f64);
-    /// The kernel uses its workspace.
-    fn scribble(&mut self, _buffer: usize) {}
+    /// The kernel uses that many bytes of its workspace.
+    fn scribble(&mut self, _buffer: usize, _bytes: u64) {}
     /// The step is over.
     fn commit(&mut self) {}
 }
@@ -92,8 +92,8 @@ impl Memory for Shared<'_> {
         self.bytes(buffer, element, dtype.size()).copy_from_slice(&store(dtype, value));
     }
 
-    fn scribble(&mut self, buffer: usize) {
-        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+    fn scribble(&mut self, buffer: usize, bytes: u64) {
+        let Buffer { segment, offset, .. } = self.plan.buffers[buffer];
         self.fill(segment, offset as usize, (offset + bytes) as usize);
     }
 }
@@ -257,7 +257,7 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
     if let Template::Row { inner, folds, per_row } = template {
         let outer = shape.len() - inner;
         for row in indices(&shape[..outer], backwards) {
-            workspace.into_iter().for_each(|w| memory.scribble(w));
+            workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
             let elements: Vec<_> =
                 indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
             let mut folded: Vec<f64> = Vec::new();
@@ -293,7 +293,7 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
         return;
     }
     for index in indices(shape, backwards) {
-        workspace.into_iter().for_each(|w| memory.scribble(w));
+        workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
         let mut inputs = Vec::new();
         if core > 0 {
             inputs.push(value(kernel, step, memory, &index));
