@@ -48,6 +48,7 @@
 #![warn(missing_docs)]
 
 pub mod backend;
+pub mod cli;
 pub mod dtype;
 pub mod eager;
 pub mod error;
@@ -63,6 +64,7 @@ pub mod pass;
 pub mod plan;
 pub mod reference;
 pub mod report;
+pub mod session;
 pub mod shape;
 pub mod target;
 pub mod tensor;
@@ -72,6 +74,8 @@ pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::Graph;
 pub use plan::{Limits, Plan};
+pub use session::Session;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
+pub use trace::Trace;

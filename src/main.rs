@@ -1,1 +1,7 @@
-fn main() {}
+//! The `plimsoll` program.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    plimsoll::cli::main()
+}

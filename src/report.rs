@@ -2,9 +2,12 @@
 
 use crate::backend::Usage;
 use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
+use crate::error::Result;
+use crate::graph::Graph;
 use crate::plan::{Class, Plan};
+use std::collections::BTreeMap;
 
-/// Rows of cells in columns: the first to the left, numbers and all else to the right.
+/// Rows of cells in columns: numbers to the right, all else to the left.
 #[derive(Clone, Debug, Default)]
 pub struct Table(Vec<Vec<String>>);
 
@@ -108,6 +111,36 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
     line("arena without sharing", summary.unshared_bytes, share);
     table.to_string()
+}
+
+/// The graph in Graphviz's language; nodes that are one kernel stand in one box.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub fn dot(graph: &Graph) -> Result<String> {
+    let quote = |text: &str| format!("{text:?}");
+    let mut groups: BTreeMap<Option<u32>, Vec<String>> = BTreeMap::new();
+    let mut edges = String::new();
+    for id in graph.order()? {
+        let node = graph.node(id);
+        let facts: Vec<_> = node.outputs.iter().map(|o| o.fact.to_string()).collect();
+        let label = quote(&format!("{}\n{}\n{}", node.op_name(), node.name, facts.join(" ")));
+        groups.entry(node.group).or_default().push(format!("  n{id} [shape=box label={label}];\n"));
+        for value in graph.operands(id).into_iter().flatten() {
+            edges += &format!("  n{} -> n{id};\n", value.node);
+        }
+    }
+    let mut text = format!("digraph {} {{\n", quote(&graph.name));
+    for (group, nodes) in groups {
+        match group {
+            Some(group) => text += &format!("  subgraph cluster_{group} {{\n{}  }}\n", nodes.concat()),
+            None => text += &nodes.concat(),
+        }
+    }
+    for (name, value) in graph.outputs() {
+        edges += &format!("  n{} -> {};\n", value.node, quote(name));
+    }
+    Ok(text + &edges + "}\n")
 }
 
 /// The comparison as a table: a row per figure, a column per way to run.

@@ -419,7 +419,7 @@ mod tests {
         fn x(g: &Trace) -> Var<'_> {
             g.input("x", DType::F32, [2, 8, 6, 6])
         }
-        fn c(g: &Trace, shape: &[usize]) -> Var<'_> {
+        fn c<'g>(g: &'g Trace, shape: &[usize]) -> Var<'g> {
             let shape = Shape::new(shape);
             g.constant("c", Tensor::from_f64(DType::F32, shape.clone(), &vec![0.5; shape.numel()]))
         }

@@ -1,19 +1,490 @@
-//! Layouts and workspaces of the CPU's kernels.
+//! What CPU kernels use beyond their operands: packed constants and workspaces, from shapes alone.
+//!
+//! Planning asks here, and the CPU backend obeys: what a kernel needs is a function of the kernel and the target, the same on every
+//! machine and for every instruction set.
 
-use super::Kernel;
-use crate::target::Target;
+use super::{Kernel, Operand, Pool, Template};
+use crate::dtype::DType;
+use crate::expr::Code;
+use crate::shape::Access;
+use crate::target::{Family, Target};
+use std::ops::Range;
 
-/// Bytes of scratch memory that a kernel needs.
-pub fn workspace(_: &Kernel, _: &Target) -> u64 {
-    0
+pub mod conv;
+pub mod gemm;
+pub mod window;
+
+use conv::{Conv, ConvTranspose, Way};
+use gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes};
+use window::Window;
+
+/// A workspace: bytes that all threads share, and as many slots as threads can use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Slots {
+    /// Bytes in front that all threads share; a multiple of 64.
+    pub shared: u64,
+    /// Bytes of each slot; a multiple of 64.
+    pub each: u64,
+    /// Number of slots.
+    pub count: u64,
 }
 
-/// Bytes of a constant operand in the layout that the kernel prefers.
-pub fn packed_bytes(_: &Kernel, _: usize) -> Option<u64> {
-    None
+impl Slots {
+    fn new(shared: usize, each: usize, count: usize) -> Slots {
+        let up = |bytes: usize| (bytes as u64).next_multiple_of(64);
+        Slots { shared: up(shared), each: up(each), count: count as u64 }
+    }
+
+    /// Bytes altogether.
+    pub fn total(&self) -> u64 {
+        self.shared + self.each * self.count
+    }
 }
 
-/// A constant operand's elements in the layout that the kernel prefers.
-pub fn pack(_: &Kernel, _: usize, bytes: &[u8]) -> Vec<u8> {
-    bytes.to_vec()
+/// The workspace of a kernel on the CPU when `threads` threads run it. Malformed kernels, which no backend compiles, have none.
+pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
+    let parts = |ns: f64| if ns < 20e3 { 1 } else { threads.max(1) };
+    let slots = match &kernel.template {
+        Template::MatMul => Product::new(kernel).map(|p| Slots::new(0, p.slot_bytes(), parts(p.nanoseconds()))),
+        Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
+            Windowed::new(kernel).map(|w| Slots::new(w.shared_bytes(), w.slot_bytes(), parts(w.nanoseconds())))
+        }
+        _ => return Slots::default(),
+    };
+    slots.unwrap_or_default()
+}
+
+/// Bytes of workspace that a kernel needs on this target.
+pub fn workspace(kernel: &Kernel, target: &Target) -> u64 {
+    if target.family == Family::Cpu { slots(kernel, target.threads as usize).total() } else { 0 }
+}
+
+/// Bytes of the packed form of a constant operand on the CPU, if the kernel's template has one for it.
+pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
+    let access = &kernel.reads.get(operand)?.access;
+    let rank = access.shape.len();
+    let bytes = match (&kernel.template, operand) {
+        (Template::MatMul, 0 | 1) if rank >= 2 => {
+            let (rows, cols) = (access.shape[rank - 2], access.shape[rank - 1]);
+            matrices(access, 0..rank - 2) * if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) }
+        }
+        (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => Windowed::new(kernel).ok()?.packed_bytes(),
+        _ => return None,
+    };
+    Some(bytes as u64)
+}
+
+/// The packed form of a constant operand, whose buffer is given.
+///
+/// # Panics
+/// When [`packed_bytes`] is `None`, or the operand reaches outside its buffer.
+pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
+    let total = packed_bytes(kernel, operand).expect("an operand with a packed form");
+    let access = &kernel.reads[operand].access;
+    let mut packed = vec![0u8; total as usize];
+    match &kernel.template {
+        Template::MatMul => {
+            let batch = access.shape.len() - 2;
+            let (rows, cols) = (access.shape[batch], access.shape[batch + 1]);
+            let (rs, cs) = (access.strides[batch], access.strides[batch + 1]);
+            let size = if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) };
+            let mut index = vec![0usize; batch];
+            for matrix in packed.chunks_exact_mut(size.max(1)) {
+                let steps = index.iter().zip(&access.strides).map(|(&i, &s)| i as isize * s);
+                let start = access.offset + steps.sum::<isize>();
+                match operand {
+                    0 => pack_lines(bytes, start, (rows, rs), (cols, cs), PANEL_ROWS, false, matrix),
+                    _ => pack_lines(bytes, start, (cols, cs), (rows, rs), PANEL_COLS, true, matrix),
+                }
+                for k in (0..batch).rev().filter(|&k| access.strides[k] != 0) {
+                    index[k] += 1;
+                    if index[k] < access.shape[k] {
+                        break;
+                    }
+                    index[k] = 0;
+                }
+            }
+        }
+        _ => {
+            let windowed = Windowed::new(kernel).expect("a kernel with a packed form is well-formed");
+            if access.is_contiguous() {
+                windowed.pack(bytes, access.offset, &mut packed);
+            } else {
+                windowed.pack(&gather(access, bytes), 0, &mut packed);
+            }
+        }
+    }
+    packed
+}
+
+/// The 4-byte elements of an access, row-major.
+fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(4 * access.shape.numel());
+    let mut index = vec![0usize; access.shape.len()];
+    for _ in 0..access.shape.numel() {
+        let at = 4 * access.at(&index) as usize;
+        out.extend_from_slice(&bytes[at..at + 4]);
+        for k in (0..index.len()).rev() {
+            index[k] += 1;
+            if index[k] < access.shape[k] {
+                break;
+            }
+            index[k] = 0;
+        }
+    }
+    out
+}
+
+/// Packs `lines` (rows of a left, columns of a right operand), `unit` side by side in a panel, element by element of their `depth`. Both
+/// come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
+fn pack_lines(
+    from: &[u8],
+    start: isize,
+    (lines, line_step): (usize, isize),
+    (depth, depth_step): (usize, isize),
+    unit: usize,
+    padded: bool,
+    to: &mut [u8],
+) {
+    for (panel, first) in to.chunks_mut((4 * unit * depth).max(1)).zip((0..lines).step_by(unit)) {
+        let width = unit.min(lines - first);
+        let stride = if padded { unit } else { width };
+        for (p, to) in panel.chunks_exact_mut(4 * stride).enumerate() {
+            let at = start + first as isize * line_step + p as isize * depth_step;
+            if line_step == 1 {
+                let at = 4 * at as usize;
+                to[..4 * width].copy_from_slice(&from[at..at + 4 * width]);
+                continue;
+            }
+            for (i, to) in to.chunks_exact_mut(4).take(width).enumerate() {
+                let at = 4 * (at + i as isize * line_step) as usize;
+                to.copy_from_slice(&from[at..at + 4]);
+            }
+        }
+    }
+}
+
+/// Whether two accesses of one shape put every index at the same element.
+pub fn same_elements(a: &Access, b: &Access) -> bool {
+    let steps = |access: &Access| -> Vec<(usize, usize, isize)> {
+        let axes = access.shape.iter().zip(&access.strides).enumerate();
+        axes.filter(|(_, (d, _))| **d != 1).map(|(k, (&d, &s))| (k, d, s)).collect()
+    };
+    a.offset == b.offset && steps(a) == steps(b)
+}
+
+/// Whether the result may be collected where it goes: partial sums overwrite the destination before the body has read its operands, so
+/// none of them may lie there.
+fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
+    let [write] = &kernel.writes[..] else { return false };
+    let further = &kernel.reads[kernel.template.core_reads()..];
+    write.dtype == DType::F32 && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
+}
+
+/// A batch axis of a product.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BatchAxis {
+    /// Extent.
+    pub dim: usize,
+    /// The kernel's axis.
+    pub axis: usize,
+    /// Step of both operands, in elements, or in matrices when they are packed.
+    pub steps: [isize; 2],
+}
+
+/// A [`Template::MatMul`] kernel as a batch of matrix products.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Product {
+    /// Batch axes that remain after those that only lengthen the rows were joined with them.
+    pub batch: Vec<BatchAxis>,
+    /// Rows of the left operand and the result.
+    pub m: usize,
+    /// Columns of the right operand and the result.
+    pub n: usize,
+    /// Columns of the left operand, rows of the right one.
+    pub k: usize,
+    /// Whether the left, the right operand is packed.
+    pub packed: [bool; 2],
+    /// Whether the result is collected where it goes, rather than tile by tile in the workspace.
+    pub direct: bool,
+}
+
+impl Product {
+    /// Takes a matrix product apart.
+    ///
+    /// # Errors
+    /// When the operands do not fit together.
+    pub fn new(kernel: &Kernel) -> Result<Product, String> {
+        let Kernel { shape, reads, writes, .. } = kernel;
+        let [a, b, ..] = &reads[..] else { return Err("a product of fewer than two operands".into()) };
+        let rank = shape.len();
+        let (left, right) = (&a.access, &b.access);
+        let mismatch = || format!("a product of {} and {} in {shape}", left.shape, right.shape);
+        if rank < 2 || left.shape.len() != rank || right.shape.len() != rank || writes.is_empty() {
+            return Err(mismatch());
+        }
+        let (batch, m, n, k) = (rank - 2, shape[rank - 2], shape[rank - 1], left.shape[rank - 1]);
+        let fits = |access: &Access, matrix: [usize; 2]| {
+            access.strides.len() == rank && access.shape[..batch] == shape[..batch] && access.shape[batch..] == matrix
+        };
+        let whole = |o: &Operand| o.access.shape == *shape && o.access.strides.len() == rank;
+        if !fits(left, [m, k]) || !fits(right, [k, n]) || !reads[2..].iter().chain(writes).all(whole) {
+            return Err(mismatch());
+        }
+        let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[rank - 2] >= 0;
+        let plain = kernel.body.is_identity();
+        let direct = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let mut product = Product { batch: Vec::new(), m, n, k, packed: [a.packed, b.packed], direct };
+        // A body that looks at the index wants the axes apart.
+        let mut joining = m > 0 && !kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
+        for axis in (0..batch).rev().filter(|&axis| shape[axis] != 1) {
+            let lengthens = |access: &Access| {
+                Some(access.strides[axis]) == access.strides[batch].checked_mul(product.m as isize)
+            };
+            joining &= right.strides[axis] == 0
+                && !a.packed
+                && lengthens(left)
+                && reads[2..].iter().chain(writes).all(|o| lengthens(&o.access));
+            if joining {
+                product.m *= shape[axis];
+                continue;
+            }
+            let steps = [a, b].map(|o| match o.access.strides[axis] {
+                0 => 0,
+                _ if o.packed => matrices(&o.access, axis + 1..batch) as isize,
+                step => step,
+            });
+            product.batch.insert(0, BatchAxis { dim: shape[axis], axis, steps });
+        }
+        Ok(product)
+    }
+
+    /// Number of matrices.
+    pub fn count(&self) -> usize {
+        self.batch.iter().map(|axis| axis.dim).product()
+    }
+
+    /// About how long one thread takes.
+    pub fn nanoseconds(&self) -> f64 {
+        self.count() as f64 * self.m as f64 * self.n as f64 * self.k as f64 / 50.0
+    }
+
+    fn slot_bytes(&self) -> usize {
+        gemm::workspace_bytes(self.m, self.n, self.k, self.packed[0], self.packed[1], self.direct)
+    }
+}
+
+/// How many different matrices an operand has over these batch axes.
+fn matrices(access: &Access, axes: Range<usize>) -> usize {
+    axes.filter(|&k| access.strides[k] != 0).map(|k| access.shape[k]).product()
+}
+
+/// What a window does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Slide {
+    /// A convolution.
+    Conv(Conv),
+    /// A transposed convolution.
+    ConvTranspose(ConvTranspose),
+    /// A fold of the window's elements.
+    Pool(Pool),
+}
+
+/// A kernel with a window over images.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Windowed {
+    /// What the window does.
+    pub slide: Slide,
+    /// Its geometry over the input (over the output, for a transposed convolution).
+    pub window: Window,
+    /// Images and channels of the output.
+    pub planes: [usize; 2],
+    /// Elements between images and between channels of the input.
+    pub input: [usize; 2],
+    /// The same of the output, when the result is collected where it goes.
+    pub direct: Option<[usize; 2]>,
+    /// Whether the weights are packed.
+    pub packed: bool,
+    /// Whether unpacked weights lie row-major.
+    pub dense: bool,
+}
+
+impl Windowed {
+    /// Takes a kernel with a window apart.
+    ///
+    /// # Errors
+    /// When the operands do not fit together.
+    pub fn new(kernel: &Kernel) -> Result<Windowed, String> {
+        let Kernel { template, shape, reads, writes, .. } = kernel;
+        let (window, pads_end) = match template {
+            Template::Conv { window, .. } | Template::ConvTranspose { window, .. } => (window, [0; 3]),
+            Template::Pool { window, pool: Pool::MeanPadded { pads_end } } => (window, *pads_end),
+            Template::Pool { window, .. } => (window, [0; 3]),
+            _ => return Err("a kernel without a window".into()),
+        };
+        let core = template.core_reads();
+        if reads.len() < core || shape.len() != 5 || writes.is_empty() {
+            return Err(format!("a window over {shape}"));
+        }
+        let data = &reads[0].access;
+        let whole = |o: &Operand| o.access.shape == *shape && o.access.strides.len() == 5;
+        let (&[n, c, ref input @ ..], &[outputs_n, outputs, ref output @ ..]) = (&data.shape[..], &shape[..]) else {
+            return Err(format!("a window over {}", data.shape));
+        };
+        if n != outputs_n || data.strides.len() != 5 || !reads[core..].iter().chain(writes).all(whole) {
+            return Err(format!("a window over {} in {shape}", data.shape));
+        }
+        let images = image_steps(data).ok_or("a window over planes with gaps")?;
+        let [input, output] = [input, output].map(|s| [s[0], s[1], s[2]]);
+        let transposed = matches!(template, Template::ConvTranspose { .. });
+        let (input, output) = if transposed { (output, input) } else { (input, output) };
+        let window = Window {
+            input,
+            output,
+            kernel: window.kernel,
+            strides: window.strides,
+            dilations: window.dilations,
+            pads: window.pads,
+            pads_end,
+        };
+        if window.kernel.contains(&0) || window.strides.contains(&0) || window.dilations.contains(&0) {
+            return Err("a window of no extent".into());
+        }
+        let weights = |groups: usize| -> Result<(), String> {
+            let w = &reads[1].access;
+            let (first, second) = if transposed { (c, outputs) } else { (outputs, c) };
+            let kernel = window.kernel;
+            let fits = groups > 0
+                && first % groups == 0
+                && second % groups == 0
+                && w.shape[..] == [first, second / groups, kernel[0], kernel[1], kernel[2]]
+                && w.strides.len() == 5;
+            if fits { Ok(()) } else { Err(format!("weights {} for {c} to {outputs} channels in {groups} groups", w.shape)) }
+        };
+        let (batch, in_channels, out_channels) = (n, c, outputs);
+        let slide = match *template {
+            Template::Conv { groups, .. } => {
+                weights(groups)?;
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window })
+            }
+            Template::ConvTranspose { groups, .. } => {
+                weights(groups)?;
+                Slide::ConvTranspose(ConvTranspose { batch, in_channels, out_channels, groups, window })
+            }
+            Template::Pool { pool, .. } if c == outputs => Slide::Pool(pool),
+            _ => return Err(format!("a window over {} in {shape}", data.shape)),
+        };
+        let direct = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
+        Ok(Windowed {
+            slide,
+            window,
+            planes: [n, outputs],
+            input: images,
+            direct: image_steps(&writes[0].access).filter(|_| direct),
+            packed: core > 1 && reads[1].packed,
+            dense: core > 1 && reads[1].access.is_contiguous(),
+        })
+    }
+
+    /// Output rows that a pooling hands to its body together.
+    pub fn band(&self) -> usize {
+        ((8 << 10) / self.window.output[2].max(1)).clamp(1, self.window.rows().max(1))
+    }
+
+    /// About how long one thread takes.
+    pub fn nanoseconds(&self) -> f64 {
+        let [n, channels] = self.planes.map(|d| d as f64);
+        let (positions, taps) = (self.window.output_len() as f64, self.window.taps() as f64);
+        match self.slide {
+            Slide::Conv(conv) => {
+                let depth = (conv.in_channels / conv.groups) as f64 * taps;
+                let rate = if conv.way() == Way::Depthwise { 10.0 } else { 50.0 };
+                n * channels * positions * depth / rate
+            }
+            Slide::ConvTranspose(conv) => {
+                n * channels * (conv.in_channels / conv.groups) as f64 * taps * positions / 20.0
+            }
+            Slide::Pool(_) => n * channels * positions * taps / 10.0,
+        }
+    }
+
+    fn packed_bytes(&self) -> usize {
+        match self.slide {
+            Slide::Conv(conv) => conv.packed_weight_bytes(),
+            Slide::ConvTranspose(conv) => conv.packed_weight_bytes(),
+            Slide::Pool(_) => 0,
+        }
+    }
+
+    /// Weights that come unpacked are packed before each use, and made dense before that.
+    fn shared_bytes(&self) -> usize {
+        match (self.packed, self.dense) {
+            (true, _) => 0,
+            (false, true) => self.packed_bytes(),
+            (false, false) => 2 * self.packed_bytes().next_multiple_of(64),
+        }
+    }
+
+    fn slot_bytes(&self) -> usize {
+        let direct = self.direct.is_some();
+        match self.slide {
+            Slide::Conv(conv) => conv.workspace_bytes(direct),
+            Slide::ConvTranspose(conv) => {
+                conv.workspace_bytes().next_multiple_of(64)
+                    + if direct { 0 } else { 4 * conv.block() * self.window.input_len() }
+            }
+            Slide::Pool(_) => {
+                let band = if direct { 0 } else { 4 * self.band() * self.window.output[2] };
+                self.window.workspace_bytes().next_multiple_of(64) + band
+            }
+        }
+    }
+
+    /// Packs dense weights that start at element `start`.
+    fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
+        match self.slide {
+            Slide::Pool(_) => {}
+            Slide::Conv(conv) => {
+                let (m, n, k) = conv.product();
+                let outputs = conv.out_channels / conv.groups;
+                let size = (conv.packed_weight_bytes() / conv.groups).max(1);
+                for (group, to) in to.chunks_exact_mut(size).enumerate() {
+                    let start = start + (group * outputs * k) as isize;
+                    match conv.way() {
+                        Way::Depthwise => to.copy_from_slice(&from[4 * start as usize..][..to.len()]),
+                        Way::WeightsLeft => pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
+                        Way::WeightsRight => pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
+                    }
+                }
+            }
+            Slide::ConvTranspose(conv) => {
+                let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+                let taps = self.window.taps();
+                let mut rest = to;
+                for group in 0..conv.groups {
+                    for first in (0..outputs).step_by(conv.block()) {
+                        let rows = conv.block().min(outputs - first) * taps;
+                        let (to, after) = rest.split_at_mut(packed_a_bytes(rows, inputs));
+                        let start = start + ((group * inputs * outputs + first) * taps) as isize;
+                        let step = (outputs * taps) as isize;
+                        pack_lines(from, start, (rows, 1), (inputs, step), PANEL_ROWS, false, to);
+                        rest = after;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Elements between images and between channels, if the planes of `[n, c, d, h, w]` have no gaps.
+fn image_steps(access: &Access) -> Option<[usize; 2]> {
+    let mut expected = 1isize;
+    for k in (2..5).rev().filter(|&k| access.shape[k] != 1) {
+        if access.strides[k] != expected {
+            return None;
+        }
+        expected *= access.shape[k] as isize;
+    }
+    let step = |k: usize| if access.shape[k] == 1 { Some(0) } else { usize::try_from(access.strides[k]).ok() };
+    Some([step(0)?, step(1)?])
 }

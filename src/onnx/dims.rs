@@ -1,5 +1,6 @@
 //! Binds the dims that a model's inputs leave open.
 
+use super::Model;
 use super::proto::*;
 use crate::error::{Error, Result};
 use crate::op::Fact;
@@ -56,6 +57,24 @@ pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)])
         return Err(Error::Usage(format!("dims not bound: {}; give {}", list(&missing), flags.join(" "))));
     }
     Ok(facts)
+}
+
+impl Model {
+    /// The open dims that an input of this name and shape tells: single names, or `input.axis`. None for a name that is no input, or
+    /// a rank that is not its own: [`import`](super::import) and the run report those.
+    pub fn dims_of(&self, input: &str, shape: &Shape) -> Vec<(String, usize)> {
+        let declared = self.proto.graph.iter().flat_map(|g| &g.input).find(|i| i.name == input).map(declared);
+        let Some(Ok((_, dims))) = declared.filter(|d| d.as_ref().is_ok_and(|(_, dims)| dims.len() == shape.len()))
+        else {
+            return Vec::new();
+        };
+        let single = |text: &str| !text.contains(|c: char| c.is_whitespace() || "+-*/()".contains(c));
+        let open = dims.into_iter().zip(shape.iter()).filter_map(|(dim, &size)| match dim {
+            Dim::Open(text) if single(&text) => Some((text, size)),
+            _ => None,
+        });
+        open.collect()
+    }
 }
 
 /// As a shell wants it.

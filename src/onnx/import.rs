@@ -20,7 +20,9 @@ const OLDEST_OPSET: i64 = 7;
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
 /// Inlined functions let a graph grow to no more nodes.
-const MAX_NODES: usize = 1 << 20;
+const MAX_NODES: usize = 1 << 18;
+/// An input that shapes a computation holds no more numbers.
+const MAX_SHAPING: usize = 1 << 16;
 
 /// The graph of a model, with its dims bound: a named one by its name, an unnamed one of an input as `input.axis`.
 ///
@@ -311,6 +313,12 @@ impl<'a> Importer<'a> {
                     let Some(constant) = self.graph.as_constant(value) else {
                         return Err(fail(self.not_constant(declared.name, value)));
                     };
+                    if constant.fact.shape.numel() > MAX_SHAPING {
+                        return Err(fail(format!(
+                            "input '{}': found {}, too many numbers",
+                            declared.name, constant.fact
+                        )));
+                    }
                     if attrs.get(declared.name).is_some() {
                         return Err(fail(format!("'{}' is given as an attribute and as an input", declared.name)));
                     }

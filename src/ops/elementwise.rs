@@ -207,8 +207,8 @@ fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
     x.max(&x.like(0.0)) + (below.exp() + -1.0) * alpha
 }
 
-const SELU_ALPHA: f64 = 1.67326319217681884765625;
-const SELU_GAMMA: f64 = 1.05070102214813232421875;
+const SELU_ALPHA: f64 = 1.6732631921768188;
+const SELU_GAMMA: f64 = 1.0507010221481323;
 
 /// `1 / (1 + e)` or `e / (1 + e)` with `e = e^-|x|`: nothing overflows, and small results are exact to the last digits.
 pub(super) fn sigmoid(x: &Expr) -> Expr {
@@ -260,11 +260,12 @@ fn div(x: &[f64], call: &Call) -> f64 {
 }
 
 fn modulo(x: &[f64], call: &Call) -> f64 {
-    let quotient = x[0] / x[1];
+    let [a, b] = [x[0], x[1]];
     match param(call, "fmod", 0.0) != 0.0 {
-        _ if call.dtype(0).is_int() && x[1] == 0.0 => 0.0,
-        true => x[0] - quotient.trunc() * x[1],
-        false => x[0] - quotient.floor() * x[1],
+        _ if call.dtype(0).is_int() && b == 0.0 => 0.0,
+        true => a % b,
+        false if b < 0.0 => -(-a).rem_euclid(b),
+        false => a.rem_euclid(b),
     }
 }
 

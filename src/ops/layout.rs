@@ -88,7 +88,7 @@ pub(super) static OPS: &[OpDef] = &[
     row("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, &["blocksize", "mode"], depth_to_space,
         |x, c| {
             let (depth, block) = (depth_to_space(c)?[0].shape[1], blocksize(c)?);
-            let columns_first = c.str("mode", "DCR")? == "CRD";
+            let columns_first = columns_first(c)?;
             rearrange(x, c, |i, _| {
                 let at = i[2] % block * block + i[3] % block;
                 let channel = if columns_first { i[1] * block * block + at } else { at * depth + i[1] };
@@ -98,22 +98,27 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, c, x| {
             let (s, k) = (c.shape(0), blocksize(c)?);
             let depth = s[1] / (k * k);
-            match c.str("mode", "DCR")? {
-                "CRD" => shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3]),
-                _ => shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2]),
+            match columns_first(c)? {
+                true => shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3]),
+                false => shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2]),
             }
         })),
-    row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, &["blocksize"], space_to_depth,
+    row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, &["blocksize", "mode"], space_to_depth,
         |x, c| {
             let (depth, block) = (c.shape(0)[1], blocksize(c)?);
+            let columns_first = columns_first(c)?;
             rearrange(x, c, |i, _| {
-                let at = i[1] / depth;
-                vec![i[0], i[1] % depth, i[2] * block + at / block, i[3] * block + at % block]
+                let (channel, at) = match columns_first {
+                    true => (i[1] / (block * block), i[1] % (block * block)),
+                    false => (i[1] % depth, i[1] / depth),
+                };
+                vec![i[0], channel, i[2] * block + at / block, i[3] * block + at % block]
             })
         },
         Lower::Decompose(|b, c, x| {
             let (s, k) = (c.shape(0), blocksize(c)?);
-            shuffle(b, c, x, &[s[0], s[1], s[2] / k, k, s[3] / k, k], &[0, 3, 5, 1, 2, 4])
+            let perm = if columns_first(c)? { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
+            shuffle(b, c, x, &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
         })),
     row("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], &[], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
@@ -410,12 +415,18 @@ fn blocksize(call: &Call) -> OpResult<usize> {
     }
 }
 
+/// Whether the channels of a block stand in the order column, row, depth.
+fn columns_first(call: &Call) -> OpResult<bool> {
+    match call.str("mode", "DCR")? {
+        "DCR" => Ok(false),
+        "CRD" => Ok(true),
+        mode => Err(format!("attribute 'mode': expected DCR or CRD, found {mode}")),
+    }
+}
+
 fn depth_to_space(call: &Call) -> OpResult<Vec<Fact>> {
     let (shape, k) = (call.shape(0), blocksize(call)?);
-    let mode = call.str("mode", "DCR")?;
-    if !["DCR", "CRD"].contains(&mode) {
-        return Err(format!("attribute 'mode': expected DCR or CRD, found {mode}"));
-    }
+    columns_first(call)?;
     let more = |extent: usize| extent.checked_mul(k).ok_or("the extents overflow");
     match shape[..] {
         [n, c, h, w] if c % (k * k) == 0 => output(call.dtype(0), vec![n, c / (k * k), more(h)?, more(w)?]),
@@ -424,6 +435,7 @@ fn depth_to_space(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn space_to_depth(call: &Call) -> OpResult<Vec<Fact>> {
+    columns_first(call)?;
     let (shape, k) = (call.shape(0), blocksize(call)?);
     match shape[..] {
         [n, c, h, w] if h % k == 0 && w % k == 0 => {

@@ -143,7 +143,7 @@ fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
     }
 }
 
-/// An attribute with one integer per spatial axis (or `per` of them), none below `least`.
+/// An attribute with `axes` integers, none below `least`.
 fn sizes(call: &Call, name: &str, axes: usize, default: usize, least: i64) -> OpResult<Vec<usize>> {
     let Some(values) = call.ints(name)? else { return Ok(vec![default; axes]) };
     if values.len() != axes {
@@ -191,6 +191,9 @@ fn sides(call: &Call, kernel: &[usize]) -> OpResult<Vec<Side>> {
     }
     if let Some(k) = kernel.iter().find(|k| !(1..=i32::MAX as usize).contains(*k)) {
         return Err(format!("expected window extents from 1 to {}, found {k}", i32::MAX));
+    }
+    if Shape::new(kernel).checked_len().is_none() {
+        return Err(format!("expected a window with a countable number of elements, found {kernel:?}"));
     }
     let strides = sizes(call, "strides", axes, 1, 1)?;
     let dilations = sizes(call, "dilations", axes, 1, 1)?;
@@ -520,20 +523,21 @@ fn eval_pool(
     let x = inputs[0].expect("required");
     let (shape, sides) = pool(call)?;
     let padded = call.int("count_include_pad", 0)? != 0;
-    let (_, taps) = taps(&sides);
+    // Unlike a filter, a window may have more elements than memory has room for.
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
     let image: usize = spatial(call)?.iter().product();
     let mut y = Vec::with_capacity(shape.numel());
     for index in indices(&shape) {
         let x = &x[(index[0] * shape[1] + index[1]) * image..][..image];
         let (mut value, mut count) = (start, 0);
-        for t in &taps {
-            let inside = tap(&sides, &index[2..], t);
+        for t in indices(&kernel) {
+            let inside = tap(&sides, &index[2..], &t);
             if let Some(at) = inside {
                 value = fold(value, x[at]);
             }
             let within =
                 |(s, (&o, &t)): (&Side, (&usize, &usize))| o * s.stride + t * s.dilation < s.before + s.len + s.after;
-            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], t)).all(within);
+            let counts = inside.is_some() || padded && zip(&sides, zip(&index[2..], &t)).all(within);
             count += usize::from(counts);
         }
         y.push(finish(value, count));

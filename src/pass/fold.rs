@@ -2,12 +2,14 @@
 
 use crate::error::Result;
 use crate::graph::{Constant, Graph};
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Call, Fact, Lower, ValueId};
 use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there.
 const MAX_EXPANDED: usize = 4 << 10;
+/// What shapes alone determine is computed at once, up to this many bytes.
+const MAX_COMPUTED: usize = 1 << 30;
 
 /// Folds every node that can be.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
@@ -29,9 +31,13 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
     let operands = graph.operands(id);
     let constants: Vec<_> = operands.iter().map(|v| v.and_then(|v| graph.as_constant(v))).collect();
     let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
+    let bytes = |f: &Fact| f.shape.numel() * f.dtype.size();
     match op.lower {
         // A fact in disguise: computed at once, from the facts and such values as are there.
         Lower::Fold => {
+            if let Some(o) = node.outputs.iter().find(|o| bytes(&o.fact) > MAX_COMPUTED) {
+                return Err(node.error(format!("its constant {} is larger than {MAX_COMPUTED} bytes", o.fact)));
+            }
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let mut values = Vec::with_capacity(constants.len());
             for constant in &constants {
@@ -53,7 +59,6 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
             Ok(Some(values))
         }
         Lower::View(_) if known => {
-            let bytes = |f: &crate::op::Fact| f.shape.numel() * f.dtype.size();
             let input = operands[0].map_or(0, |v| bytes(graph.fact(v)));
             let output = bytes(&node.outputs[0].fact);
             if output > input.max(MAX_EXPANDED) {

@@ -1,0 +1,627 @@
+//! Instructions over blocks: each runs one scalar operation over up to [`BLOCK`] elements in a loop that the compiler vectorises.
+//!
+//! Operands are addresses relative to a small table of base pointers: the register file, the constants, and the kernel's operands
+//! where a block of them lies in memory as it is needed. Source and destination of an instruction may be the same memory, element for
+//! element; every loop loads a group of elements before it stores one.
+
+use super::math;
+use super::simd::{Isa, Level};
+use crate::dtype::DType;
+use crate::expr::{Binary, Unary};
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// Elements per block: registers of a typical fused body stay in the L1 cache, and the cost of an instruction's dispatch is spread thin.
+pub const BLOCK: usize = 1024;
+
+/// How values lie in a register or in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repr {
+    F32,
+    F64,
+    I64,
+    I32,
+    U8,
+    I8,
+    /// A byte that is zero or not.
+    Bool,
+}
+
+impl Repr {
+    /// How elements of this type lie in memory, if this backend has them.
+    pub fn stored(dtype: DType) -> Option<Repr> {
+        Some(match dtype {
+            DType::F32 => Repr::F32,
+            DType::F64 => Repr::F64,
+            DType::I64 => Repr::I64,
+            DType::I32 => Repr::I32,
+            DType::U8 => Repr::U8,
+            DType::I8 => Repr::I8,
+            DType::Bool => Repr::Bool,
+            DType::F16 | DType::BF16 => return None,
+        })
+    }
+
+    /// How values of this type are computed with: small integers in 32 bits.
+    pub fn computed(dtype: DType) -> Option<Repr> {
+        Some(match Repr::stored(dtype)? {
+            Repr::U8 | Repr::I8 => Repr::I32,
+            repr => repr,
+        })
+    }
+
+    /// Bytes per element.
+    pub fn size(self) -> usize {
+        match self {
+            Repr::F64 | Repr::I64 => 8,
+            Repr::F32 | Repr::I32 => 4,
+            Repr::U8 | Repr::I8 | Repr::Bool => 1,
+        }
+    }
+}
+
+/// Where a block lies: bytes from a base pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Loc {
+    /// Index into the table of base pointers.
+    pub base: u32,
+    /// Bytes from there.
+    pub offset: u32,
+}
+
+/// Which operands of an instruction are one value for the whole block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// None.
+    VV,
+    /// The second.
+    VS,
+    /// The first.
+    SV,
+}
+
+/// What an instruction computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Unary(Unary, Repr),
+    /// Forms other than `VV` exist for `F32` alone.
+    Binary(Binary, Repr, Form),
+    /// By element size; whether `a` and `b` are one value each.
+    Select(usize, bool, bool),
+    Cast(Repr, Repr),
+    /// One value, of this many bytes, to all elements.
+    Splat(usize),
+    Copy(usize),
+}
+
+/// An instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    pub kind: Kind,
+    pub to: Loc,
+    pub args: [Loc; 3],
+}
+
+/// Runs instructions over the first `n` elements of each block.
+///
+/// # Safety
+/// Every location must be readable (or writable) for `n` elements of its instruction's type, or one where the form says so; blocks that
+/// overlap must be equal.
+pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+    if ops.is_empty() {
+        return;
+    }
+    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
+    unsafe {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => exec_avx512(isa, ops, n, bases),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => exec_avx2(isa, ops, n, bases),
+            _ => exec_all(isa, ops, n, bases),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn exec_avx512(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+    // SAFETY: as for `exec`.
+    unsafe { exec_all(isa, ops, n, bases) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn exec_avx2(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+    // SAFETY: as for `exec`.
+    unsafe { exec_all(isa, ops, n, bases) }
+}
+
+/// Elements that are loaded before any is stored.
+const GROUP: usize = 16;
+
+/// # Safety
+/// `a` readable and `to` writable for `n` elements.
+#[inline(always)]
+unsafe fn each<A: Copy, R: Copy + Default>(n: usize, a: *const A, to: *mut R, f: impl Fn(A) -> R) {
+    let mut i = 0;
+    // SAFETY: `i + GROUP <= n`, then `i < n`.
+    unsafe {
+        while i + GROUP <= n {
+            let x = a.add(i).cast::<[A; GROUP]>().read_unaligned();
+            let mut y = [R::default(); GROUP];
+            for j in 0..GROUP {
+                y[j] = f(x[j]);
+            }
+            to.add(i).cast::<[R; GROUP]>().write_unaligned(y);
+            i += GROUP;
+        }
+        while i < n {
+            to.add(i).write_unaligned(f(a.add(i).read_unaligned()));
+            i += 1;
+        }
+    }
+}
+
+/// # Safety
+/// `a`, `b` readable and `to` writable for `n` elements.
+#[inline(always)]
+unsafe fn each2<A: Copy, B: Copy, R: Copy + Default>(
+    n: usize,
+    a: *const A,
+    b: *const B,
+    to: *mut R,
+    f: impl Fn(A, B) -> R,
+) {
+    let mut i = 0;
+    // SAFETY: `i + GROUP <= n`, then `i < n`.
+    unsafe {
+        while i + GROUP <= n {
+            let x = a.add(i).cast::<[A; GROUP]>().read_unaligned();
+            let y = b.add(i).cast::<[B; GROUP]>().read_unaligned();
+            let mut z = [R::default(); GROUP];
+            for j in 0..GROUP {
+                z[j] = f(x[j], y[j]);
+            }
+            to.add(i).cast::<[R; GROUP]>().write_unaligned(z);
+            i += GROUP;
+        }
+        while i < n {
+            to.add(i).write_unaligned(f(a.add(i).read_unaligned(), b.add(i).read_unaligned()));
+            i += 1;
+        }
+    }
+}
+
+/// `to = f(a, b)` in one of the forms.
+///
+/// # Safety
+/// Operands readable for `n` elements, or one where the form says so; `to` writable for `n`.
+#[inline(always)]
+unsafe fn formed<R: Copy + Default>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -> R) {
+    let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<R>());
+    // SAFETY: the caller's word.
+    unsafe {
+        match form {
+            Form::VV => each2(n, a, b, to, f),
+            Form::VS => {
+                let b = b.read_unaligned();
+                each(n, a, to, |a| f(a, b));
+            }
+            Form::SV => {
+                let a = a.read_unaligned();
+                each(n, b, to, |b| f(a, b));
+            }
+        }
+    }
+}
+
+/// `to = if c { a } else { b }`.
+///
+/// # Safety
+/// As for [`formed`].
+#[inline(always)]
+unsafe fn select<T: Copy + Default>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
+    let (c, a, b) = (p.args[0].cast_const(), p.args[1].cast::<T>(), p.args[2].cast::<T>());
+    let to = p.to.cast::<T>();
+    // SAFETY: the caller's word.
+    unsafe {
+        match (one_a, one_b) {
+            (true, true) => {
+                let (a, b) = (a.read_unaligned(), b.read_unaligned());
+                each(n, c, to, |c| if c != 0 { a } else { b });
+            }
+            (true, false) => {
+                let a = a.read_unaligned();
+                each2(n, c, b, to, |c, b| if c != 0 { a } else { b });
+            }
+            (false, true) => {
+                let b = b.read_unaligned();
+                each2(n, c, a, to, |c, a| if c != 0 { a } else { b });
+            }
+            (false, false) => {
+                let mut i = 0;
+                while i + GROUP <= n {
+                    let c = c.add(i).cast::<[u8; GROUP]>().read_unaligned();
+                    let x = a.add(i).cast::<[T; GROUP]>().read_unaligned();
+                    let y = b.add(i).cast::<[T; GROUP]>().read_unaligned();
+                    let mut z = [T::default(); GROUP];
+                    for j in 0..GROUP {
+                        z[j] = if c[j] != 0 { x[j] } else { y[j] };
+                    }
+                    to.add(i).cast::<[T; GROUP]>().write_unaligned(z);
+                    i += GROUP;
+                }
+                while i < n {
+                    let from = if *c.add(i) != 0 { a } else { b };
+                    to.add(i).write_unaligned(from.add(i).read_unaligned());
+                    i += 1;
+                }
+            }
+        }
+    }
+}
+
+/// An instruction's operands as addresses.
+struct Ptrs {
+    to: *mut u8,
+    args: [*mut u8; 3],
+}
+
+/// # Safety
+/// As for [`exec`].
+#[inline(always)]
+unsafe fn exec_all(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+    for op in ops {
+        let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
+        let p = Ptrs { to: at(op.to), args: op.args.map(at) };
+        // SAFETY: the caller's word.
+        unsafe {
+            match op.kind {
+                Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, &p),
+                Kind::Binary(op, Repr::F32, form) => binary_f32(isa, op, form, n, &p),
+                Kind::Select(4, a, b) => select::<u32>(n, &p, a, b),
+                Kind::Binary(op, Repr::Bool, _) => {
+                    let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
+                    match op {
+                        Binary::And => each2(n, a, b, to, |a, b| u8::from((a != 0) & (b != 0))),
+                        Binary::Or => each2(n, a, b, to, |a, b| u8::from((a != 0) | (b != 0))),
+                        Binary::Xor => each2(n, a, b, to, |a, b| u8::from((a != 0) ^ (b != 0))),
+                        _ => exec_plain(Kind::Binary(op, Repr::Bool, Form::VV), n, &p),
+                    }
+                }
+                Kind::Cast(Repr::Bool, Repr::F32) => {
+                    each(n, p.args[0].cast_const(), p.to.cast::<f32>(), |a| if a != 0 { 1.0 } else { 0.0 });
+                }
+                Kind::Splat(4) => {
+                    let x = p.args[0].cast::<u32>().read_unaligned();
+                    fill(n, p.to.cast::<u32>(), x);
+                }
+                kind => exec_plain(kind, n, &p),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` writable for `n` elements.
+#[inline(always)]
+unsafe fn fill<T: Copy>(n: usize, to: *mut T, x: T) {
+    for i in 0..n {
+        // SAFETY: `i < n`.
+        unsafe { to.add(i).write_unaligned(x) }
+    }
+}
+
+/// # Safety
+/// As for [`exec`].
+#[inline(always)]
+unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
+    let (a, to) = (p.args[0].cast::<f32>().cast_const(), p.to.cast::<f32>());
+    // SAFETY: the caller's word.
+    unsafe {
+        match op {
+            Unary::Neg => each(n, a, to, |x| -x),
+            Unary::Abs => each(n, a, to, f32::abs),
+            Unary::Sign => each(n, a, to, |x| f32::from(u8::from(x > 0.0)) - f32::from(u8::from(x < 0.0))),
+            Unary::Sqrt => each(n, a, to, f32::sqrt),
+            Unary::Recip => each(n, a, to, |x| 1.0 / x),
+            Unary::Floor => each(n, a, to, f32::floor),
+            Unary::Ceil => each(n, a, to, f32::ceil),
+            Unary::Round => each(n, a, to, f32::round_ties_even),
+            Unary::Exp => elementary(isa, math::Unary::Exp, n, a, to),
+            Unary::Log => elementary(isa, math::Unary::Log, n, a, to),
+            Unary::Tanh => elementary(isa, math::Unary::Tanh, n, a, to),
+            Unary::Erf => elementary(isa, math::Unary::Erf, n, a, to),
+            Unary::Sin => elementary(isa, math::Unary::Sin, n, a, to),
+            Unary::Cos => elementary(isa, math::Unary::Cos, n, a, to),
+            Unary::Not => each(n, a, to, |x| if x == 0.0 { 1.0 } else { 0.0 }),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`exec`].
+unsafe fn elementary(isa: Isa, op: math::Unary, n: usize, a: *const f32, to: *mut f32) {
+    // SAFETY: the caller's word; blocks are equal or apart, and no reference to the source is made when they are equal.
+    unsafe {
+        if std::ptr::eq(a, to) {
+            math::unary_in_place(isa, op, from_raw_parts_mut(to, n));
+        } else {
+            math::unary(isa, op, from_raw_parts(a, n), from_raw_parts_mut(to, n));
+        }
+    }
+}
+
+/// The power of two operands or of one with a still exponent.
+///
+/// # Safety
+/// As for [`exec`].
+unsafe fn power(isa: Isa, form: Form, n: usize, p: &Ptrs) {
+    let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<f32>());
+    let (mut left, mut right) = ([0f32; 64], [0f32; 64]);
+    for i in (0..n).step_by(64) {
+        let len = (n - i).min(64);
+        // SAFETY: the caller's word; operands are copied before the destination, which may be one of them, is written.
+        unsafe {
+            match form {
+                Form::SV => left.fill(*a),
+                _ => left.as_mut_ptr().copy_from_nonoverlapping(a.add(i), len),
+            }
+            match form {
+                Form::VS => math::pow_scalar(isa, &left[..len], *b, &mut right[..len]),
+                _ => {
+                    let mut out = [0f32; 64];
+                    right.as_mut_ptr().copy_from_nonoverlapping(b.add(i), len);
+                    math::pow(isa, &left[..len], &right[..len], &mut out[..len]);
+                    right = out;
+                }
+            }
+            to.add(i).copy_from_nonoverlapping(right.as_ptr(), len);
+        }
+    }
+}
+
+/// # Safety
+/// As for [`exec`].
+#[inline(always)]
+unsafe fn binary_f32(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match op {
+            Binary::Add => formed(n, form, p, |a, b| a + b),
+            Binary::Sub => formed(n, form, p, |a, b| a - b),
+            Binary::Mul => formed(n, form, p, |a, b| a * b),
+            Binary::Div => formed(n, form, p, |a, b| a / b),
+            Binary::Max => formed(n, form, p, |a, b| if a > b { a } else { b }),
+            Binary::Min => formed(n, form, p, |a, b| if a < b { a } else { b }),
+            Binary::Lt => formed(n, form, p, |a, b| u8::from(a < b)),
+            Binary::Le => formed(n, form, p, |a, b| u8::from(a <= b)),
+            Binary::Eq => formed(n, form, p, |a, b| u8::from(a == b)),
+            Binary::Rem => formed(n, form, p, |a: f32, b| a % b),
+            Binary::Pow => power(isa, form, n, p),
+            Binary::And => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 && b != 0.0))),
+            Binary::Or => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 || b != 0.0))),
+            Binary::Xor => formed(n, form, p, |a, b| f32::from(u8::from((a != 0.0) != (b != 0.0)))),
+        }
+    }
+}
+
+/// What is rare or gains nothing from wider vectors: built once, for the baseline.
+///
+/// # Safety
+/// As for [`exec`].
+#[inline(never)]
+unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match kind {
+            Kind::Unary(op, Repr::F64) => number(n, p, op, |x: f64| x, |x| x),
+            Kind::Unary(op, Repr::I64) => integer::<i64>(n, p, op),
+            Kind::Unary(op, Repr::I32) => integer::<i32>(n, p, op),
+            Kind::Unary(_, _) => each(n, p.args[0].cast_const(), p.to, |x| u8::from(x == 0)),
+            Kind::Binary(op, Repr::F64, _) => binary_f64(op, n, p),
+            Kind::Binary(op, Repr::I64, _) => binary_int::<i64>(op, n, p),
+            Kind::Binary(op, Repr::I32, _) => binary_int::<i32>(op, n, p),
+            Kind::Binary(op, _, _) => {
+                let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
+                let truth = |f: fn(bool, bool) -> bool| each2(n, a, b, to, |a: u8, b: u8| u8::from(f(a != 0, b != 0)));
+                match op {
+                    Binary::Add | Binary::Max | Binary::Or => truth(|a, b| a | b),
+                    Binary::Mul | Binary::Min | Binary::And => truth(|a, b| a & b),
+                    Binary::Sub | Binary::Xor => truth(|a, b| a ^ b),
+                    Binary::Eq => truth(|a, b| a == b),
+                    Binary::Lt => truth(|a, b| !a & b),
+                    Binary::Le => truth(|a, b| !a | b),
+                    Binary::Div => truth(|a, b| a & b),
+                    Binary::Rem => truth(|_, _| false),
+                    Binary::Pow => truth(|a, b| a | !b),
+                }
+            }
+            Kind::Select(1, a, b) => select::<u8>(n, p, a, b),
+            Kind::Select(8, a, b) => select::<u64>(n, p, a, b),
+            Kind::Select(_, a, b) => select::<u32>(n, p, a, b),
+            Kind::Cast(from, to) => cast(from, to, n, p),
+            Kind::Splat(1) => p.to.write_bytes(*p.args[0], n),
+            Kind::Splat(8) => fill(n, p.to.cast::<u64>(), p.args[0].cast::<u64>().read_unaligned()),
+            Kind::Splat(_) => fill(n, p.to.cast::<u32>(), p.args[0].cast::<u32>().read_unaligned()),
+            Kind::Copy(size) => {
+                if p.to != p.args[0] {
+                    p.to.copy_from_nonoverlapping(p.args[0], n * size);
+                }
+            }
+        }
+    }
+}
+
+/// A unary operation by way of `f64`.
+///
+/// # Safety
+/// As for [`exec`].
+unsafe fn number<T: Copy + Default>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, from64: fn(f64) -> T) {
+    let f: fn(f64) -> f64 = match op {
+        Unary::Neg => |x| -x,
+        Unary::Abs => f64::abs,
+        Unary::Sign => |x| f64::from(u8::from(x > 0.0)) - f64::from(u8::from(x < 0.0)),
+        Unary::Exp => f64::exp,
+        Unary::Log => f64::ln,
+        Unary::Sqrt => f64::sqrt,
+        Unary::Recip => |x| 1.0 / x,
+        Unary::Sin => f64::sin,
+        Unary::Cos => f64::cos,
+        Unary::Tanh => f64::tanh,
+        Unary::Erf => libm::erf,
+        Unary::Floor => f64::floor,
+        Unary::Ceil => f64::ceil,
+        Unary::Round => f64::round_ties_even,
+        Unary::Not => |x| f64::from(u8::from(x == 0.0)),
+    };
+    // SAFETY: the caller's word.
+    unsafe { each(n, p.args[0].cast::<T>(), p.to.cast::<T>(), |x| from64(f(to64(x)))) }
+}
+
+/// Integers of a register.
+pub trait Int: Copy + Default + Ord {
+    const ZERO: Self;
+    const ONE: Self;
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    fn rem(self, other: Self) -> Self;
+    fn to64(self) -> f64;
+    fn from64(value: f64) -> Self;
+}
+
+macro_rules! int {
+    ($($ty:ident),*) => {$(
+        impl Int for $ty {
+            const ZERO: Self = 0;
+            const ONE: Self = 1;
+            #[inline(always)]
+            fn add(self, other: Self) -> Self { self.wrapping_add(other) }
+            #[inline(always)]
+            fn sub(self, other: Self) -> Self { self.wrapping_sub(other) }
+            #[inline(always)]
+            fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
+            fn div(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_div(other) } }
+            fn rem(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_rem(other) } }
+            fn to64(self) -> f64 { self as f64 }
+            fn from64(value: f64) -> Self { value as $ty }
+        }
+    )*};
+}
+int!(i64, i32);
+
+/// # Safety
+/// As for [`exec`].
+unsafe fn integer<T: Int>(n: usize, p: &Ptrs, op: Unary) {
+    let (a, to) = (p.args[0].cast::<T>().cast_const(), p.to.cast::<T>());
+    // SAFETY: the caller's word.
+    unsafe {
+        match op {
+            Unary::Neg => each(n, a, to, |x| T::ZERO.sub(x)),
+            Unary::Abs => each(n, a, to, |x| if x < T::ZERO { T::ZERO.sub(x) } else { x }),
+            Unary::Floor | Unary::Ceil | Unary::Round => each(n, a, to, |x| x),
+            _ => number(n, p, op, T::to64, T::from64),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`exec`].
+unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
+    let (a, b, to) = (p.args[0].cast::<T>().cast_const(), p.args[1].cast::<T>().cast_const(), p.to.cast::<T>());
+    let truth = |x: bool| if x { T::ONE } else { T::ZERO };
+    // SAFETY: the caller's word.
+    unsafe {
+        match op {
+            Binary::Add => each2(n, a, b, to, T::add),
+            Binary::Sub => each2(n, a, b, to, T::sub),
+            Binary::Mul => each2(n, a, b, to, T::mul),
+            Binary::Div => each2(n, a, b, to, T::div),
+            Binary::Rem => each2(n, a, b, to, T::rem),
+            Binary::Pow => each2(n, a, b, to, |a, b| T::from64(a.to64().powf(b.to64()).trunc())),
+            Binary::Max => each2(n, a, b, to, T::max),
+            Binary::Min => each2(n, a, b, to, T::min),
+            Binary::Lt => each2(n, a, b, p.to, |a, b| u8::from(a < b)),
+            Binary::Le => each2(n, a, b, p.to, |a, b| u8::from(a <= b)),
+            Binary::Eq => each2(n, a, b, p.to, |a, b| u8::from(a == b)),
+            Binary::And => each2(n, a, b, to, |a, b| truth(a != T::ZERO && b != T::ZERO)),
+            Binary::Or => each2(n, a, b, to, |a, b| truth(a != T::ZERO || b != T::ZERO)),
+            Binary::Xor => each2(n, a, b, to, |a, b| truth((a != T::ZERO) != (b != T::ZERO))),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`exec`].
+unsafe fn binary_f64(op: Binary, n: usize, p: &Ptrs) {
+    let (a, b, to) = (p.args[0].cast::<f64>().cast_const(), p.args[1].cast::<f64>().cast_const(), p.to.cast::<f64>());
+    let truth = |x: bool| f64::from(u8::from(x));
+    // SAFETY: the caller's word.
+    unsafe {
+        match op {
+            Binary::Add => each2(n, a, b, to, |a, b| a + b),
+            Binary::Sub => each2(n, a, b, to, |a, b| a - b),
+            Binary::Mul => each2(n, a, b, to, |a, b| a * b),
+            Binary::Div => each2(n, a, b, to, |a, b| a / b),
+            Binary::Rem => each2(n, a, b, to, |a, b| a % b),
+            Binary::Pow => each2(n, a, b, to, f64::powf),
+            Binary::Max => each2(n, a, b, to, |a, b| if a > b { a } else { b }),
+            Binary::Min => each2(n, a, b, to, |a, b| if a < b { a } else { b }),
+            Binary::Lt => each2(n, a, b, p.to, |a, b| u8::from(a < b)),
+            Binary::Le => each2(n, a, b, p.to, |a, b| u8::from(a <= b)),
+            Binary::Eq => each2(n, a, b, p.to, |a, b| u8::from(a == b)),
+            Binary::And => each2(n, a, b, to, |a, b| truth(a != 0.0 && b != 0.0)),
+            Binary::Or => each2(n, a, b, to, |a, b| truth(a != 0.0 || b != 0.0)),
+            Binary::Xor => each2(n, a, b, to, |a, b| truth((a != 0.0) != (b != 0.0))),
+        }
+    }
+}
+
+/// Between any two representations: floats to integers by truncation (saturating), integers by wrapping, anything to `bool` by
+/// comparing with zero.
+///
+/// # Safety
+/// As for [`exec`].
+unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
+    macro_rules! from {
+        ($a:ty) => {{
+            let a = p.args[0].cast::<$a>().cast_const();
+            // SAFETY: the caller's word.
+            unsafe {
+                match to {
+                    Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| x as f32),
+                    Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| x as f64),
+                    Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| x as i64),
+                    Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| x as i32),
+                    Repr::U8 => each(n, a, p.to.cast::<u8>(), |x| x as u8),
+                    Repr::I8 => each(n, a, p.to.cast::<i8>(), |x| x as i8),
+                    Repr::Bool => each(n, a, p.to.cast::<u8>(), |x| u8::from(x != (0u8 as $a))),
+                }
+            }
+        }};
+    }
+    match from {
+        Repr::F32 => from!(f32),
+        Repr::F64 => from!(f64),
+        Repr::I64 => from!(i64),
+        Repr::I32 => from!(i32),
+        Repr::I8 => from!(i8),
+        Repr::U8 => from!(u8),
+        Repr::Bool => {
+            let a = p.args[0].cast_const();
+            let bit = |x: u8| u8::from(x != 0);
+            // SAFETY: the caller's word.
+            unsafe {
+                match to {
+                    Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| f32::from(bit(x))),
+                    Repr::F64 => each(n, a, p.to.cast::<f64>(), |x| f64::from(bit(x))),
+                    Repr::I64 => each(n, a, p.to.cast::<i64>(), |x| i64::from(bit(x))),
+                    Repr::I32 => each(n, a, p.to.cast::<i32>(), |x| i32::from(bit(x))),
+                    Repr::U8 | Repr::I8 | Repr::Bool => each(n, a, p.to, bit),
+                }
+            }
+        }
+    }
+}

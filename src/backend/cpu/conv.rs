@@ -1,0 +1,855 @@
+//! Convolution of rank 1 to 3 in f32 on NCHW data, and its transpose.
+//!
+//! Three ways, chosen by the shapes alone so that the packed weights are the same everywhere:
+//! - *depthwise* (a group has one input channel and few outputs): a [`Window`] slides over each plane;
+//! - *weights on the left*: `Y[channels, positions] = W[channels, taps] * patches[taps, positions]`, a matrix product whose right operand
+//!   is never stored: panels of it are cut out of the image when they are needed;
+//! - *weights on the right*: the same product transposed, for images so small that their positions would fill a vector badly.
+//!
+//! Nothing here allocates. Results do not depend on how the work is split.
+
+use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
+use super::simd::{Isa, Level};
+use super::window::{Slide, Window, slide};
+pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
+use crate::kernel::layout::conv::*;
+use std::ops::Range;
+
+/// Taps up to which patches are cut out with precomputed masks.
+const MAX_TAPS: usize = 64;
+
+/// An image in memory: `[batch, channels, positions]` with contiguous positions.
+#[derive(Clone, Copy, Debug)]
+pub struct Image<P> {
+    /// The first element.
+    pub ptr: P,
+    /// Elements from one image of the batch to the next.
+    pub batch_stride: usize,
+    /// Elements from one channel to the next.
+    pub channel_stride: usize,
+}
+
+// SAFETY: an image is an address with strides; whoever reads or writes through it answers for the memory.
+unsafe impl<P> Send for Image<P> {}
+// SAFETY: as above.
+unsafe impl<P> Sync for Image<P> {}
+
+impl Conv {
+    /// Packs the weights.
+    ///
+    /// # Safety
+    /// `weights` must be readable for all of them, `packed` writable for [`Conv::packed_weight_bytes`] and apart from them.
+    pub unsafe fn pack_weights(&self, weights: *const f32, packed: *mut f32) {
+        let (m, n, k) = self.product();
+        let outputs = self.out_channels / self.groups;
+        for group in 0..self.groups {
+            let from = weights.wrapping_add(group * outputs * k);
+            let to = packed.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
+            // SAFETY: the group's part of either buffer.
+            unsafe {
+                match self.way() {
+                    Way::Depthwise => to.copy_from_nonoverlapping(from, outputs * k),
+                    Way::WeightsLeft => gemm::pack_a(View { ptr: from, rs: k as isize, cs: 1 }, 0..m, k, to),
+                    Way::WeightsRight => gemm::pack_b(View { ptr: from, rs: 1, cs: k as isize }, k, 0..n, to),
+                }
+            }
+        }
+    }
+
+    /// Number of tasks when the work is cut for `parts` threads: at least that many, if the shapes allow.
+    pub fn tasks(&self, parts: usize) -> usize {
+        let (_, grid) = self.split(parts);
+        match self.way() {
+            Way::Depthwise => grid.len(),
+            _ => self.batch * self.groups * grid.len(),
+        }
+    }
+
+    /// The planes or products that exist, and the cut of each (depthwise: of all the planes together).
+    fn split(&self, parts: usize) -> (usize, Grid) {
+        let (m, n, _) = self.product();
+        match self.way() {
+            Way::Depthwise => {
+                let planes = self.batch * self.out_channels;
+                let rows = self.window.rows();
+                let cuts = if planes >= parts { 1 } else { parts.div_ceil(planes.max(1)) };
+                (planes, Grid::even(planes, rows, parts.min(planes.max(1)), cuts.min(rows.max(1))))
+            }
+            _ => {
+                let products = self.batch * self.groups;
+                (products, Grid::new(m, n, parts.div_ceil(products.max(1))))
+            }
+        }
+    }
+
+    /// Computes one task. Each finished piece is handed, while it is still in cache, to `epilogue` with the index of its image: rows are
+    /// output channels, columns are positions. With no `y`, the epilogue stores what it makes of the piece.
+    ///
+    /// # Panics
+    /// If there is no such task or `workspace` is shorter than [`Conv::workspace_bytes`] says.
+    ///
+    /// # Safety
+    /// `x` must be readable, `y` writable and apart from it, `weights` as packed by [`Conv::pack_weights`]. No other thread may use the
+    /// task's part of `y` during the call; tasks of one `parts` do not overlap.
+    #[expect(clippy::too_many_arguments, reason = "three operands, the share, and what is lent for the call")]
+    pub unsafe fn run(
+        &self,
+        isa: Isa,
+        parts: usize,
+        task: usize,
+        x: Image<*const f32>,
+        weights: *const f32,
+        y: Option<Image<*mut f32>>,
+        workspace: &mut [f32],
+        epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+    ) {
+        assert!(task < self.tasks(parts), "the task exists");
+        assert!(workspace.len() >= self.workspace_bytes(y.is_some()) / 4, "the workspace is as large as was asked for");
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.way() {
+                Way::Depthwise => self.depthwise(isa, parts, task, x, weights, y, workspace, epilogue),
+                _ => self.by_product(isa, parts, task, x, weights, y, workspace, epilogue),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Conv::run`].
+    #[expect(clippy::too_many_arguments, reason = "as for `run`")]
+    unsafe fn depthwise(
+        &self,
+        isa: Isa,
+        parts: usize,
+        task: usize,
+        x: Image<*const f32>,
+        weights: *const f32,
+        y: Option<Image<*mut f32>>,
+        workspace: &mut [f32],
+        mut epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+    ) {
+        let (planes, rows) = self.split(parts).1.get(task);
+        let (space, band) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
+        let width = self.window.output[2];
+        let outputs = self.out_channels / self.groups;
+        for plane in planes {
+            let (image, channel) = (plane / self.out_channels, plane % self.out_channels);
+            let from = x.ptr.wrapping_add(image * x.batch_stride + channel / outputs * x.channel_stride);
+            let taps = weights.wrapping_add(channel * self.window.taps());
+            for start in rows.clone().step_by(self.band()) {
+                let rows = start..rows.end.min(start + self.band());
+                let cols = rows.start * width..rows.end * width;
+                let (ptr, stride) = match y {
+                    Some(y) => {
+                        let plane = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
+                        (plane.wrapping_add(cols.start), y.channel_stride)
+                    }
+                    None => (band.as_mut_ptr(), cols.len()),
+                };
+                // SAFETY: a plane of x, the taps of its channel, and a band of y or of the workspace.
+                unsafe { slide(isa, &self.window, Slide::Weighted(taps), from, ptr, rows, space) }
+                if let Some(epilogue) = &mut epilogue {
+                    epilogue(image, Tile { rows: channel..channel + 1, cols, ptr, stride });
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Conv::run`].
+    #[expect(clippy::too_many_arguments, reason = "as for `run`")]
+    unsafe fn by_product(
+        &self,
+        isa: Isa,
+        parts: usize,
+        task: usize,
+        x: Image<*const f32>,
+        weights: *const f32,
+        y: Option<Image<*mut f32>>,
+        workspace: &mut [f32],
+        mut epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+    ) {
+        let grid = self.split(parts).1;
+        let (index, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
+        let (image, group) = (index / self.groups, index % self.groups);
+        let (m, n, k) = self.product();
+        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
+        let from = x.ptr.wrapping_add(image * x.batch_stride + group * inputs * x.channel_stride);
+        let weights = weights.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
+        let patches = Patches { window: &self.window, ptr: from, channel_stride: x.channel_stride };
+        let w = &self.window;
+        let pointwise = w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output;
+        let first = group * outputs;
+        let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
+        if self.way() == Way::WeightsLeft {
+            let b = if pointwise {
+                Rhs::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 })
+            } else {
+                Rhs::Produced(&patches)
+            };
+            let c = match to {
+                Some((ptr, stride)) => Out::Strided { ptr, rs: stride as isize, cs: 1 },
+                None => Out::Epilogue,
+            };
+            let gemm = Gemm { m, n, k, a: Lhs::Packed(weights), b, c, accumulate: false };
+            let mut relay = |tile: Tile| {
+                if let Some(epilogue) = &mut epilogue {
+                    epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
+                }
+            };
+            // SAFETY: the caller's word, for this group of this image.
+            unsafe { gemm.run(isa, rows, cols, workspace, Some(&mut relay)) }
+        } else {
+            let a = if pointwise {
+                Lhs::Strided(View { ptr: from, rs: 1, cs: x.channel_stride as isize })
+            } else {
+                Lhs::Produced(&patches)
+            };
+            let gemm = Gemm { m, n, k, a, b: Rhs::Packed(weights), c: Out::Epilogue, accumulate: false };
+            let (space, turned) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
+            let mut relay = |tile: Tile| {
+                let (channels, positions) = (tile.cols.len(), tile.rows.len());
+                let (ptr, stride) = match to {
+                    Some((ptr, stride)) => (ptr.wrapping_add(tile.cols.start * stride + tile.rows.start), stride),
+                    None => (turned.as_mut_ptr(), positions),
+                };
+                // SAFETY: the tile as it is, and its place in y or a buffer of its size.
+                unsafe {
+                    let (from, to) = ((1, tile.stride as isize), (stride as isize, 1));
+                    super::math::copy_2d(channels, positions, tile.ptr, from, ptr, to);
+                }
+                if let Some(epilogue) = &mut epilogue {
+                    let rows = first + tile.cols.start..first + tile.cols.end;
+                    epilogue(image, Tile { rows, cols: tile.rows, ptr, stride });
+                }
+            };
+            // SAFETY: as above.
+            unsafe { gemm.run(isa, rows, cols, space, Some(&mut relay)) }
+        }
+    }
+}
+
+/// The matrix of image patches: row `(channel, tap)`, column `position`. Lanes are positions.
+struct Patches<'a> {
+    window: &'a Window,
+    ptr: *const f32,
+    channel_stride: usize,
+}
+
+// SAFETY: an image that the caller of `Conv::run` vouches for, and that is only read.
+unsafe impl Sync for Patches<'_> {}
+
+/// Where the lanes of a panel read, relative to the channel.
+struct Lanes {
+    /// Lanes whose offsets are evenly spaced: the offset that lane 0 would have under tap 0, which may be outside the image, and which
+    /// lanes.
+    runs: [(isize, u16); LANES],
+    run_count: usize,
+    /// By tap: its offset, and the lanes that are inside the image under it.
+    taps: [(isize, u16); MAX_TAPS],
+}
+
+impl Lanes {
+    fn new(window: &Window, lanes: Range<usize>) -> Lanes {
+        let [_, height, width] = window.output;
+        let mut at = [lanes.start / width / height, lanes.start / width % height, lanes.start % width];
+        let mut this = Lanes { runs: [(0, 0); LANES], run_count: 0, taps: [(0, 0); MAX_TAPS] };
+        let stride = window.strides[2] as isize;
+        let [input_depth, input_height, input_width] = window.input.map(|len| len as isize);
+        let first = |dim: usize, at: usize| (at * window.strides[dim]) as isize - window.pads[dim] as isize;
+        let shift = |dim: usize, tap: usize| (tap * window.dilations[dim]) as isize;
+        let mut lane = 0;
+        // Row by row of the output: in one, depth and height are the same for all lanes.
+        while lane < lanes.len() {
+            let count = (lanes.len() - lane).min(width - at[2]);
+            let (d, h, w) = (first(0, at[0]), first(1, at[1]), first(2, at[2]));
+            let origin = (d * input_height + h) * input_width + w - lane as isize * stride;
+            // With equal sizes and a stride of one even the step to the next row is even.
+            if this.run_count == 0 || this.runs[this.run_count - 1].0 != origin {
+                this.runs[this.run_count] = (origin, 0);
+                this.run_count += 1;
+            }
+            this.runs[this.run_count - 1].1 |= mask(lane, lane + count);
+            for tap in 0..window.kernel[2] {
+                // Lane `lane + i` reads column `w + i * stride + shift`.
+                let column = w + shift(2, tap);
+                let until = |limit: isize| {
+                    let left = (limit - column).max(0) as usize;
+                    (if stride == 1 { left } else { left.div_ceil(stride as usize) }).min(count)
+                };
+                let inside = mask(lane + until(0), lane + until(input_width));
+                for plane in 0..window.kernel[0] {
+                    let deep = d + shift(0, plane);
+                    if deep < 0 || deep >= input_depth {
+                        continue;
+                    }
+                    for row in 0..window.kernel[1] {
+                        let high = h + shift(1, row);
+                        if high >= 0 && high < input_height {
+                            this.taps[(plane * window.kernel[1] + row) * window.kernel[2] + tap].1 |= inside;
+                        }
+                    }
+                }
+            }
+            lane += count;
+            at = if at[1] + 1 < height { [at[0], at[1] + 1, 0] } else { [at[0] + 1, 0, 0] };
+        }
+        let mut index = 0;
+        for plane in 0..window.kernel[0] {
+            for row in 0..window.kernel[1] {
+                for tap in 0..window.kernel[2] {
+                    this.taps[index].0 = (shift(0, plane) * input_height + shift(1, row)) * input_width + shift(2, tap);
+                    index += 1;
+                }
+            }
+        }
+        this
+    }
+}
+
+/// Lanes `from..to`.
+#[inline(always)]
+fn mask(from: usize, to: usize) -> u16 {
+    ((1u32 << to) - (1u32 << from.min(to))) as u16
+}
+
+impl Produce for Patches<'_> {
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        // SAFETY: the caller's word; an `Isa` is proof of the CPU's features.
+        unsafe {
+            match isa.level() {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => self.panel_avx512(k, lanes, step, panel),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => self.panel_avx2(k, lanes, step, panel),
+                Level::Portable => self.panel_by::<Scalar>(k, lanes, step, panel),
+            }
+        }
+    }
+}
+
+impl Patches<'_> {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi2")]
+    unsafe fn panel_avx512(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        // SAFETY: the caller's word.
+        unsafe { self.panel_by::<x86::Avx512>(k, lanes, step, panel) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,bmi2")]
+    unsafe fn panel_avx2(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        // SAFETY: the caller's word.
+        unsafe { self.panel_by::<x86::Avx2>(k, lanes, step, panel) }
+    }
+
+    /// # Safety
+    /// As for [`Produce::panel`], where the CPU has the instruction set of `F`.
+    #[inline(always)]
+    unsafe fn panel_by<F: Fetch>(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        let (window, taps) = (self.window, self.window.taps());
+        if taps > MAX_TAPS || window.strides[2] > if F::PAIRS { 2 } else { 1 } {
+            // SAFETY: the caller's word.
+            return unsafe { self.panel_slowly(k, lanes, step, panel) };
+        }
+        let lanes = Lanes::new(window, lanes);
+        let all = mask(0, step);
+        let mut channel = self.ptr.wrapping_add(k.start / taps * self.channel_stride);
+        let mut tap = k.start % taps;
+        let mut to = panel;
+        let mut left = k.len();
+        // Each run has a loop of its own, so that what is the same for all taps and channels stays in registers.
+        while left > 0 {
+            let here = left.min(taps - tap);
+            for (i, &(origin, run)) in lanes.runs[..lanes.run_count].iter().enumerate() {
+                let from = channel.wrapping_offset(origin);
+                let mut to = to;
+                for &(offset, inside) in &lanes.taps[tap..tap + here] {
+                    let from = from.wrapping_offset(offset);
+                    // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
+                    unsafe {
+                        match (window.strides[2], i) {
+                            (1, 0) => F::first_run(from, to, inside & run, all),
+                            (1, _) => F::run(from, to, inside & run),
+                            (_, 0) => F::first_pairs(from, to, inside & run, all),
+                            (_, _) => F::pairs(from, to, inside & run),
+                        }
+                    }
+                    to = to.wrapping_add(step);
+                }
+            }
+            to = to.wrapping_add(here * step);
+            left -= here;
+            tap = 0;
+            channel = channel.wrapping_add(self.channel_stride);
+        }
+    }
+
+    /// Wide strides, and kernels of more taps than anyone uses.
+    ///
+    /// # Safety
+    /// As for [`Produce::panel`].
+    unsafe fn panel_slowly(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+        let w = self.window;
+        for (p, k) in k.enumerate() {
+            let (channel, tap) = (k / w.taps(), k % w.taps());
+            let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
+            for j in 0..step {
+                let at = lanes.start + j;
+                let at = [at / w.output[2] / w.output[1], at / w.output[2] % w.output[1], at % w.output[2]];
+                let mut index = (j < lanes.len()).then_some(0);
+                for dim in 0..3 {
+                    let padded = at[dim] * w.strides[dim] + tap[dim] * w.dilations[dim];
+                    let inside = padded.checked_sub(w.pads[dim]).filter(|&i| i < w.input[dim]);
+                    index = index.zip(inside).map(|(index, i)| index * w.input[dim] + i);
+                }
+                // SAFETY: inside the image, and inside the panel.
+                unsafe {
+                    *panel.add(p * step + j) = match index {
+                        Some(index) => *self.ptr.add(channel * self.channel_stride + index),
+                        None => 0.0,
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Moves of up to 16 floats under a mask.
+///
+/// # Safety
+/// The CPU must have the implementor's instruction set. `from` must be readable at the masked lanes (of each pair, at the first), `to`
+/// writable at them, and at all lanes of `all` in the `first` forms, which write zero to the others.
+trait Fetch {
+    /// Whether `pairs` and `first_pairs` exist.
+    const PAIRS: bool;
+    unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16);
+    unsafe fn run(from: *const f32, to: *mut f32, mask: u16);
+    unsafe fn first_pairs(from: *const f32, to: *mut f32, mask: u16, all: u16);
+    unsafe fn pairs(from: *const f32, to: *mut f32, mask: u16);
+}
+
+struct Scalar;
+
+impl Fetch for Scalar {
+    const PAIRS: bool = false;
+    #[inline(always)]
+    unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
+        // SAFETY: the caller's word.
+        unsafe {
+            if mask == u16::MAX {
+                return to.cast::<[f32; LANES]>().write_unaligned(from.cast::<[f32; LANES]>().read_unaligned());
+            }
+            for lane in 0..all.count_ones() as usize {
+                *to.add(lane) = if mask >> lane & 1 == 1 { *from.wrapping_add(lane) } else { 0.0 };
+            }
+        }
+    }
+    #[inline(always)]
+    unsafe fn run(from: *const f32, to: *mut f32, mask: u16) {
+        let mut left = mask;
+        while left != 0 {
+            let lane = left.trailing_zeros() as usize;
+            // SAFETY: the caller's word.
+            unsafe { *to.add(lane) = *from.wrapping_add(lane) }
+            left &= left - 1;
+        }
+    }
+    unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
+    unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Fetch;
+    use std::arch::x86_64::*;
+
+    pub struct Avx512;
+
+    /// The first elements of 16 pairs, those under the mask.
+    #[inline(always)]
+    unsafe fn every_other(from: *const f32, mask: u16) -> __m512 {
+        // SAFETY: AVX-512 and BMI2, by the contract of `Fetch`; lanes that are masked out are not read.
+        unsafe {
+            let wide = _pdep_u32(u32::from(mask), 0x5555_5555);
+            let low = _mm512_maskz_loadu_ps(wide as u16, from);
+            let high = _mm512_maskz_loadu_ps((wide >> 16) as u16, from.wrapping_add(16));
+            let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            _mm512_permutex2var_ps(low, even, high)
+        }
+    }
+
+    // SAFETY of every block: the caller's word; lanes that are masked out are neither read nor written.
+    impl Fetch for Avx512 {
+        const PAIRS: bool = true;
+        #[inline(always)]
+        unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(to, all, _mm512_maskz_loadu_ps(mask, from)) }
+        }
+        #[inline(always)]
+        unsafe fn run(from: *const f32, to: *mut f32, mask: u16) {
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from)) }
+        }
+        #[inline(always)]
+        unsafe fn first_pairs(from: *const f32, to: *mut f32, mask: u16, all: u16) {
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(to, all, every_other(from, mask)) }
+        }
+        #[inline(always)]
+        unsafe fn pairs(from: *const f32, to: *mut f32, mask: u16) {
+            // SAFETY: as above.
+            unsafe { _mm512_mask_storeu_ps(to, mask, every_other(from, mask)) }
+        }
+    }
+
+    pub struct Avx2;
+
+    /// The low eight bits as a vector mask.
+    #[inline(always)]
+    unsafe fn spread(mask: u16) -> __m256i {
+        // SAFETY: AVX2, by the contract of `Fetch`.
+        unsafe {
+            let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(i32::from(mask)), bit), bit)
+        }
+    }
+
+    // SAFETY of every block: as for `Avx512`.
+    impl Fetch for Avx2 {
+        const PAIRS: bool = false;
+        #[inline(always)]
+        unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
+            // SAFETY: as above.
+            unsafe {
+                let low = _mm256_maskload_ps(from, spread(mask));
+                let high = _mm256_maskload_ps(from.wrapping_add(8), spread(mask >> 8));
+                if all == u16::MAX {
+                    _mm256_storeu_ps(to, low);
+                    _mm256_storeu_ps(to.wrapping_add(8), high);
+                } else {
+                    _mm256_maskstore_ps(to, spread(all), low);
+                    _mm256_maskstore_ps(to.wrapping_add(8), spread(all >> 8), high);
+                }
+            }
+        }
+        #[inline(always)]
+        unsafe fn run(from: *const f32, to: *mut f32, mask: u16) {
+            // SAFETY: as above.
+            unsafe {
+                let (low, high) = (spread(mask), spread(mask >> 8));
+                _mm256_maskstore_ps(to, low, _mm256_maskload_ps(from, low));
+                _mm256_maskstore_ps(to.wrapping_add(8), high, _mm256_maskload_ps(from.wrapping_add(8), high));
+            }
+        }
+        unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
+            unreachable!("`PAIRS` is false")
+        }
+        unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
+            unreachable!("`PAIRS` is false")
+        }
+    }
+}
+
+impl ConvTranspose {
+    /// Packs the weights.
+    ///
+    /// # Safety
+    /// As for [`Conv::pack_weights`].
+    pub unsafe fn pack_weights(&self, weights: *const f32, packed: *mut f32) {
+        let (inputs, outputs, taps) =
+            (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
+        for group in 0..self.groups {
+            for first in (0..outputs).step_by(self.block()) {
+                let rows = self.block().min(outputs - first) * taps;
+                let ptr = weights.wrapping_add((group * inputs * outputs + first) * taps);
+                let to = packed.wrapping_add((group * outputs + first) * taps * inputs);
+                // SAFETY: the block's part of either buffer.
+                unsafe { gemm::pack_a(View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
+            }
+        }
+    }
+
+    /// Number of tasks.
+    pub fn tasks(&self) -> usize {
+        self.batch * self.groups * self.blocks()
+    }
+
+    /// Computes one task: a few channels of one image, which are then handed to `epilogue` one by one, in place.
+    ///
+    /// # Panics
+    /// If there is no such task or `workspace` is shorter than [`ConvTranspose::workspace_bytes`] says.
+    ///
+    /// # Safety
+    /// As for [`Conv::run`].
+    #[expect(clippy::too_many_arguments, reason = "three operands, the share, and what is lent for the call")]
+    pub unsafe fn run(
+        &self,
+        isa: Isa,
+        task: usize,
+        x: Image<*const f32>,
+        weights: *const f32,
+        y: Image<*mut f32>,
+        workspace: &mut [f32],
+        epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+    ) {
+        assert!(task < self.tasks(), "the task exists");
+        let (inputs, outputs, taps) =
+            (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
+        let (image, group, block) =
+            (task / self.blocks() / self.groups, task / self.blocks() % self.groups, task % self.blocks());
+        let first = block * self.block();
+        let channels = self.block().min(outputs - first);
+        let channel = group * outputs + first;
+        let (n, size) = (self.window.output_len(), self.window.input_len());
+        let to = y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride);
+        let from = x.ptr.wrapping_add(image * x.batch_stride + group * inputs * x.channel_stride);
+        let gemm = Gemm {
+            m: channels * taps,
+            n,
+            k: inputs,
+            a: Lhs::Packed(weights.wrapping_add(channel * taps * inputs)),
+            b: Rhs::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 }),
+            c: Out::Epilogue,
+            accumulate: false,
+        };
+        // SAFETY: the caller's word, for these channels of this image.
+        unsafe {
+            for c in 0..channels {
+                to.add(c * y.channel_stride).write_bytes(0, size);
+            }
+            let mut scatter = |tile: Tile| {
+                for (i, row) in tile.rows.clone().enumerate() {
+                    let plane = to.wrapping_add(row / taps * y.channel_stride);
+                    self.scatter(row % taps, tile.cols.clone(), tile.ptr.wrapping_add(i * tile.stride), plane);
+                }
+            };
+            gemm.run(isa, 0..gemm.m, 0..n, workspace, Some(&mut scatter));
+        }
+        if let Some(epilogue) = epilogue {
+            for c in 0..channels {
+                let ptr = to.wrapping_add(c * y.channel_stride);
+                let rows = channel + c..channel + c + 1;
+                epilogue(image, Tile { rows, cols: 0..size, ptr, stride: y.channel_stride });
+            }
+        }
+    }
+
+    /// Adds what positions `cols` contribute through one tap to an output plane.
+    ///
+    /// # Safety
+    /// `from` must be readable for `cols.len()` elements, `plane` writable for a plane.
+    unsafe fn scatter(&self, tap: usize, cols: Range<usize>, from: *const f32, plane: *mut f32) {
+        let w = &self.window;
+        let tap = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
+        let place = |dim: usize, at: usize| {
+            let padded = at * w.strides[dim] + tap[dim] * w.dilations[dim];
+            padded.checked_sub(w.pads[dim]).filter(|&i| i < w.input[dim])
+        };
+        let width = w.output[2];
+        let mut col = cols.start;
+        while col < cols.end {
+            let (row, start) = (col / width, col % width);
+            let end = width.min(start + cols.end - col);
+            if let (Some(d), Some(h)) = (place(0, row / w.output[1]), place(1, row % w.output[1])) {
+                // The positions of this row whose target is inside: those from `low` to `high`.
+                let shift = tap[2] * w.dilations[2];
+                let low = w.pads[2].saturating_sub(shift).div_ceil(w.strides[2]).max(start);
+                let high = (w.input[2] + w.pads[2]).saturating_sub(shift).div_ceil(w.strides[2]).min(end);
+                // SAFETY: by the choice of `low` and `high`.
+                unsafe {
+                    let line = plane.add((d * w.input[1] + h) * w.input[2]);
+                    for at in low..high {
+                        let to = line.add(at * w.strides[2] + shift - w.pads[2]);
+                        *to += *from.add(col - cols.start + at - start);
+                    }
+                }
+            }
+            col += end - start;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(len: usize, seed: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 7919 + seed * 104_729) % 61) as f32 / 4.0 - 7.0).collect()
+    }
+
+    /// Calls `f(channel taps, input index, output index)` for every product that makes up one plane.
+    fn for_each(w: &Window, mut f: impl FnMut(usize, usize, usize)) {
+        for position in 0..w.output_len() {
+            for tap in 0..w.taps() {
+                let split = |i: usize, of: [usize; 3]| [i / of[2] / of[1], i / of[2] % of[1], i % of[2]];
+                let (at, taps) = (split(position, w.output), split(tap, w.kernel));
+                let mut index = Some(0);
+                for d in 0..3 {
+                    let i = (at[d] * w.strides[d] + taps[d] * w.dilations[d]).checked_sub(w.pads[d]);
+                    index = index.zip(i.filter(|&i| i < w.input[d])).map(|(index, i)| index * w.input[d] + i);
+                }
+                if let Some(index) = index {
+                    f(tap, index, position);
+                }
+            }
+        }
+    }
+
+    fn window(input: [usize; 3], kernel: [usize; 3], stride: usize, dilation: usize, pad: usize) -> Option<Window> {
+        let pads: [usize; 3] = std::array::from_fn(|d| pad.min((kernel[d] - 1) * dilation));
+        let mut output = [0; 3];
+        for d in 0..3 {
+            output[d] = (input[d] + 2 * pads[d]).checked_sub((kernel[d] - 1) * dilation + 1)? / stride + 1;
+        }
+        Some(Window { input, output, kernel, strides: [stride; 3], dilations: [dilation; 3], pads, pads_end: pads })
+    }
+
+    fn check(conv: &Conv, parts: usize, direct: bool) {
+        let w = &conv.window;
+        let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
+        let x = values(conv.batch * conv.in_channels * w.input_len(), 1);
+        let weights = values(conv.out_channels * inputs * w.taps(), 2);
+        let mut want = vec![0f64; conv.batch * conv.out_channels * w.output_len()];
+        for image in 0..conv.batch {
+            for o in 0..conv.out_channels {
+                for i in 0..inputs {
+                    let from = (image * conv.in_channels + o / outputs * inputs + i) * w.input_len();
+                    let to = (image * conv.out_channels + o) * w.output_len();
+                    for_each(w, |tap, index, position| {
+                        let weight = weights[(o * inputs + i) * w.taps() + tap];
+                        want[to + position] += f64::from(x[from + index]) * f64::from(weight);
+                    });
+                }
+            }
+        }
+        let want: Vec<f32> = want.into_iter().map(|x| 2.0 * x as f32).collect();
+        let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
+        // SAFETY: the buffers have exactly the sizes that the shapes name.
+        unsafe { conv.pack_weights(weights.as_ptr(), packed.as_mut_ptr()) }
+        for isa in Isa::available() {
+            let mut y = vec![f32::NAN; want.len()];
+            let image = Image {
+                ptr: y.as_mut_ptr(),
+                batch_stride: conv.out_channels * w.output_len(),
+                channel_stride: w.output_len(),
+            };
+            let from = Image {
+                ptr: x.as_ptr(),
+                batch_stride: conv.in_channels * w.input_len(),
+                channel_stride: w.input_len(),
+            };
+            for task in 0..conv.tasks(parts) {
+                let mut space = vec![f32::NAN; conv.workspace_bytes(direct) / 4];
+                let mut double = |b: usize, tile: Tile| {
+                    for (i, c) in tile.rows.clone().enumerate() {
+                        for (j, p) in tile.cols.clone().enumerate() {
+                            // SAFETY: inside the tile, and inside y.
+                            unsafe {
+                                let value = 2.0 * *tile.ptr.add(i * tile.stride + j);
+                                *image.ptr.add(b * image.batch_stride + c * image.channel_stride + p) = value;
+                            }
+                        }
+                    }
+                };
+                let to = direct.then_some(image);
+                // SAFETY: as above.
+                unsafe { conv.run(isa, parts, task, from, packed.as_ptr(), to, &mut space, Some(&mut double)) }
+            }
+            assert_eq!(y, want, "{} {:?} {conv:?}", isa.name(), conv.way());
+        }
+    }
+
+    #[test]
+    fn convolutions_of_every_kind() {
+        let mut ways = Vec::new();
+        for input in [[1, 1, 1], [1, 1, 29], [1, 7, 7], [1, 13, 18], [3, 4, 5]] {
+            for kernel in [[1, 1, 1], [1, 3, 3], [1, 1, 5], [2, 2, 3], [1, 1, 40]] {
+                for (stride, dilation, pad) in [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 2, 2), (3, 1, 2), (1, 3, 40)] {
+                    for (in_channels, out_channels, groups) in
+                        [(3, 16, 1), (6, 6, 6), (3, 6, 3), (4, 34, 2), (1, 9, 1), (10, 20, 1)]
+                    {
+                        let Some(window) = window(input, kernel, stride, dilation, pad) else { continue };
+                        let conv = Conv { batch: 2, in_channels, out_channels, groups, window };
+                        ways.push(conv.way());
+                        check(&conv, 1 + in_channels % 3, stride % 2 == 0);
+                        check(&conv, 16, stride % 2 == 1);
+                    }
+                }
+            }
+        }
+        for way in [Way::Depthwise, Way::WeightsLeft, Way::WeightsRight] {
+            assert!(ways.iter().filter(|&&w| w == way).count() > 50, "{way:?}");
+        }
+    }
+
+    #[test]
+    fn deep_convolutions() {
+        for (size, in_channels, out_channels, kernel) in
+            [(7, 130, 64, 3), (20, 70, 30, 3), (16, 300, 20, 1), (2, 600, 40, 1)]
+        {
+            let window = window([1, size, size], [1, kernel, kernel], 1, 1, kernel / 2).expect("the kernel fits");
+            let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window };
+            check(&conv, 2, true);
+            check(&conv, 3, false);
+        }
+    }
+
+    #[test]
+    fn transposed_convolutions_of_every_kind() {
+        for output in [[1, 1, 9], [1, 8, 8], [1, 15, 40], [4, 5, 6]] {
+            for kernel in [[1, 1, 1], [1, 2, 2], [1, 3, 4], [2, 3, 3]] {
+                for (stride, dilation, pad) in [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 2, 1), (3, 1, 2)] {
+                    for (in_channels, out_channels, groups) in [(3, 5, 1), (4, 4, 4), (6, 4, 2), (8, 70, 1)] {
+                        let Some(window) = window(output, kernel, stride, dilation, pad) else { continue };
+                        let conv = ConvTranspose { batch: 2, in_channels, out_channels, groups, window };
+                        let (inputs, outputs) = (in_channels / groups, out_channels / groups);
+                        let (n, size) = (window.output_len(), window.input_len());
+                        let x = values(2 * in_channels * n, 1);
+                        let weights = values(in_channels * outputs * window.taps(), 2);
+                        let mut want = vec![0f64; 2 * out_channels * size];
+                        for image in 0..2 {
+                            for i in 0..in_channels {
+                                for o in 0..outputs {
+                                    let from = (image * in_channels + i) * n;
+                                    let to = (image * out_channels + i / inputs * outputs + o) * size;
+                                    for_each(&window, |tap, index, position| {
+                                        let weight = weights[(i * outputs + o) * window.taps() + tap];
+                                        want[to + index] += f64::from(x[from + position]) * f64::from(weight);
+                                    });
+                                }
+                            }
+                        }
+                        let want: Vec<f32> = want.into_iter().map(|x| -x as f32).collect();
+                        let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
+                        // SAFETY: the buffers have exactly the sizes that the shapes name.
+                        unsafe { conv.pack_weights(weights.as_ptr(), packed.as_mut_ptr()) }
+                        for isa in Isa::available() {
+                            let mut y = vec![f32::NAN; want.len()];
+                            let from = Image { ptr: x.as_ptr(), batch_stride: in_channels * n, channel_stride: n };
+                            let to =
+                                Image { ptr: y.as_mut_ptr(), batch_stride: out_channels * size, channel_stride: size };
+                            for task in 0..conv.tasks() {
+                                let mut space = vec![f32::NAN; conv.workspace_bytes() / 4];
+                                let mut negate = |_: usize, tile: Tile| {
+                                    for j in 0..tile.cols.len() {
+                                        // SAFETY: inside the tile, which is one row.
+                                        unsafe { *tile.ptr.add(j) = -*tile.ptr.add(j) }
+                                    }
+                                };
+                                // SAFETY: as above.
+                                unsafe { conv.run(isa, task, from, packed.as_ptr(), to, &mut space, Some(&mut negate)) }
+                            }
+                            assert_eq!(y, want, "{} {conv:?}", isa.name());
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,1109 @@
+//! Matrix product `C[m, n] = A[m, k] * B[k, n]` in f32, with every byte in the caller's hands.
+//!
+//! The structure is that of BLIS: operands are copied ("packed") into panels that the innermost kernel reads front to back. `A` is
+//! cut into panels of [`PANEL_ROWS`] rows, each stored column by column; `B` into panels of [`PANEL_COLS`] columns, each stored row by
+//! row. The kernel keeps a tile of `C` in registers while it walks down `k`.
+//!
+//! ```text
+//!              panel of B: k rows of 16               packed A, m = 29: panels of 12, 12 and 5 rows
+//!             .----------.                            .--------------------------------------.
+//!             |          |                            | k columns of 12 | k of 12 |  k of 5  |
+//!   .------.  .----------.                            '--------------------------------------'
+//!   | A 12 |  |  C tile  |                            packed B, n = 40: panels of 16, 16 and 8, the last
+//!   '------'  '----------'                            padded with zeros to 16
+//! ```
+//!
+//! The packed form does not depend on the instruction set, so constants can be packed before the machine is known. Nothing here
+//! allocates: packing buffers come from the caller, who learns their size from [`workspace_bytes`] when the shapes are known.
+//!
+//! Every element of `C` is the sum over `k` in an order that depends on `m`, `n` and `k` alone. Computing a matrix in one piece or as any
+//! number of ranges gives the same bits.
+
+use super::simd::{Isa, Lanes, Level, Plain, transpose};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Ymm, Zmm};
+pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
+use crate::kernel::layout::gemm::*;
+use std::ops::Range;
+
+/// A matrix in memory. Strides are in elements and may be anything, zero and negative included.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// The element at row 0, column 0.
+    pub ptr: *const f32,
+    /// From one row to the next.
+    pub rs: isize,
+    /// From one column to the next.
+    pub cs: isize,
+}
+
+// SAFETY: a view is an address with a shape; whoever reads through it answers for the memory.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// Address of an element, which need not exist.
+    #[inline(always)]
+    fn at(self, row: usize, col: usize) -> *const f32 {
+        self.ptr.wrapping_offset(row as isize * self.rs + col as isize * self.cs)
+    }
+}
+
+/// The left operand, `m` by `k`.
+#[derive(Clone, Copy)]
+pub enum Lhs<'a> {
+    /// As written by [`pack_a`] for the whole matrix.
+    Packed(*const f32),
+    /// Packed block by block into the workspace.
+    Strided(View),
+    /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
+    Produced(&'a dyn Produce),
+}
+
+/// The right operand, `k` by `n`.
+#[derive(Clone, Copy)]
+pub enum Rhs<'a> {
+    /// As written by [`pack_b`] for the whole matrix.
+    Packed(*const f32),
+    /// Packed block by block into the workspace, or read in place where that is faster.
+    Strided(View),
+    /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution.
+    Produced(&'a dyn Produce),
+}
+
+/// An operand that is computed when needed.
+pub trait Produce: Sync {
+    /// Writes one panel: a few lanes (rows of `A` or columns of `B`) over a range of `k`. Element `(p, j)` goes to
+    /// `panel[(p - k.start) * step + (j - lanes.start)]`, and what is left of each step is zero.
+    ///
+    /// # Safety
+    /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
+    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
+}
+
+/// Where the result goes.
+#[derive(Clone, Copy, Debug)]
+pub enum Out {
+    /// Element `(i, j)` to `ptr[i * rs + j * cs]`. With `cs == 1` and no gap that matters to the caller this is the fast way. The memory
+    /// also holds partial sums during the call.
+    Strided {
+        /// The element at row 0, column 0.
+        ptr: *mut f32,
+        /// From one row to the next.
+        rs: isize,
+        /// From one column to the next.
+        cs: isize,
+    },
+    /// Nowhere: the epilogue finds each finished tile in the workspace and stores what it makes of it.
+    Epilogue,
+}
+
+/// A finished block of `C`: element `(i, j)` is at `ptr[(i - rows.start) * stride + (j - cols.start)]`.
+#[derive(Clone, Debug)]
+pub struct Tile {
+    /// Rows of `C` in this tile.
+    pub rows: Range<usize>,
+    /// Columns of `C` in this tile.
+    pub cols: Range<usize>,
+    /// The tile's first element; the tile may be changed in place.
+    pub ptr: *mut f32,
+    /// From one row to the next, in elements.
+    pub stride: usize,
+}
+
+/// A matrix product: the shapes, the operands and the destination.
+#[derive(Clone, Copy)]
+pub struct Gemm<'a> {
+    /// Rows of `A` and `C`.
+    pub m: usize,
+    /// Columns of `B` and `C`.
+    pub n: usize,
+    /// Columns of `A`, rows of `B`. With `k == 0` the product is zero.
+    pub k: usize,
+    /// Left operand.
+    pub a: Lhs<'a>,
+    /// Right operand.
+    pub b: Rhs<'a>,
+    /// Destination.
+    pub c: Out,
+    /// Add to what the destination holds instead of overwriting it. Needs [`Out::Strided`].
+    pub accumulate: bool,
+}
+
+// SAFETY: the operands are addresses; the contract of `Gemm::run` is what makes using them sound on any thread.
+unsafe impl Send for Gemm<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Gemm<'_> {}
+
+/// Packs rows `rows` of an `m` by `k` left operand; `packed` is the start of the whole packed matrix, and `rows.start` a multiple of
+/// [`PANEL_ROWS`]. Packing `0..m` packs it all.
+///
+/// # Safety
+/// `a` must be readable at those rows and `k` columns, `packed` writable for [`packed_a_bytes`] and apart from `a`.
+pub unsafe fn pack_a(a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
+    assert!(rows.start.is_multiple_of(PANEL_ROWS), "rows of a packed operand start at a panel");
+    // SAFETY: panels before `rows.start` are full, so the offset is theirs; the rest is the caller's word.
+    unsafe { pack_a_block(a, rows.clone(), 0..k, packed.add(rows.start * k)) }
+}
+
+/// Packs columns `cols` of a `k` by `n` right operand; `packed` is the start of the whole packed matrix, and `cols.start` a multiple of
+/// [`PANEL_COLS`]. Packing `0..n` packs it all.
+///
+/// # Safety
+/// `b` must be readable at those columns and `k` rows, `packed` writable for [`packed_b_bytes`] and apart from `b`.
+pub unsafe fn pack_b(b: View, k: usize, cols: Range<usize>, packed: *mut f32) {
+    assert!(cols.start.is_multiple_of(PANEL_COLS), "columns of a packed operand start at a panel");
+    // SAFETY: as for `pack_a`.
+    unsafe { pack_b_block(b, 0..k, cols.clone(), packed.add(cols.start * k)) }
+}
+
+/// # Safety
+/// `a` must be readable in the block, `to` writable for `rows.len() * k.len()` floats.
+unsafe fn pack_a_block(a: View, rows: Range<usize>, k: Range<usize>, mut to: *mut f32) {
+    for row in rows.clone().step_by(PANEL_ROWS) {
+        let width = (rows.end - row).min(PANEL_ROWS);
+        // SAFETY: the panel is `width * k.len()` floats of the destination.
+        unsafe {
+            pack_panel(View { ptr: a.at(row, k.start), ..a }, width, k.len(), to, width);
+            to = to.add(width * k.len());
+        }
+    }
+}
+
+/// # Safety
+/// `b` must be readable in the block, `to` writable for `k.len()` times `cols.len()` rounded up to [`PANEL_COLS`].
+unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
+    let panel_len = PANEL_COLS * k.len();
+    let full = if b.cs == 1 { cols.len() / PANEL_COLS } else { 0 };
+    // SAFETY: every panel is `panel_len` floats of the destination, every element inside the block of the source.
+    unsafe {
+        // Rows that are contiguous are read along their length, across the panels: memory likes long runs.
+        for p in 0..if full > 0 { k.len() } else { 0 } {
+            let from = b.at(k.start + p, cols.start);
+            let to = to.add(p * PANEL_COLS);
+            for j in 0..full {
+                let panel = to.add(j * panel_len).cast::<[f32; PANEL_COLS]>();
+                panel.write_unaligned(from.add(j * PANEL_COLS).cast::<[f32; PANEL_COLS]>().read_unaligned());
+            }
+        }
+        for j in full..cols.len().div_ceil(PANEL_COLS) {
+            let (col, to) = (cols.start + j * PANEL_COLS, to.add(j * panel_len));
+            let width = (cols.end - col).min(PANEL_COLS);
+            if width < PANEL_COLS {
+                to.write_bytes(0, panel_len);
+            }
+            pack_panel(View { ptr: b.at(k.start, col), rs: b.cs, cs: b.rs }, width, k.len(), to, PANEL_COLS);
+        }
+    }
+}
+
+/// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.
+///
+/// # Safety
+/// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
+#[inline(always)]
+unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+    // SAFETY: every index is below `width` and `k`.
+    unsafe {
+        if from.rs == 1 {
+            // The full widths are spelled out so that they become a few vector moves.
+            match width {
+                PANEL_COLS => copy_rows::<PANEL_COLS>(from, k, to, step),
+                PANEL_ROWS => copy_rows::<PANEL_ROWS>(from, k, to, step),
+                _ => {
+                    for p in 0..k {
+                        to.add(p * step).copy_from_nonoverlapping(from.at(0, p), width);
+                    }
+                }
+            }
+        } else if from.cs == 1 {
+            transpose(width, k, from.ptr, from.rs, to, step);
+        } else {
+            for p in 0..k {
+                for i in 0..width {
+                    *to.add(p * step + i) = *from.at(i, p);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for `pack_panel`, with a width of `W` and a row stride of 1.
+#[inline(always)]
+unsafe fn copy_rows<const W: usize>(from: View, k: usize, to: *mut f32, step: usize) {
+    for p in 0..k {
+        // SAFETY: `W` elements at column `p` of the source and at step `p` of the destination.
+        unsafe {
+            to.add(p * step).cast::<[f32; W]>().write_unaligned(from.at(0, p).cast::<[f32; W]>().read_unaligned())
+        }
+    }
+}
+
+/// How to share a product among threads: a grid of ranges, all of about the same size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    m: usize,
+    n: usize,
+    row_step: usize,
+    col_step: usize,
+}
+
+impl Grid {
+    /// Cuts `m` by `n` into about `parts` ranges that start at panels. Fewer come out when the matrix is small.
+    pub fn new(m: usize, n: usize, parts: usize) -> Grid {
+        let parts = parts.max(1);
+        let cut = |len: usize, unit: usize, parts: usize| len.div_ceil(unit).div_ceil(parts).max(1) * unit;
+        // The cost of a split is the largest piece, in units of what the kernel computes at a time; on a tie, cut columns: both
+        // operands of a wide product are read once.
+        let mut best = Grid { m, n, row_step: cut(m, PANEL_ROWS, 1), col_step: cut(n, 2 * PANEL_COLS, 1) };
+        let mut cost = usize::MAX;
+        for row_parts in 1..=parts.min(m.div_ceil(PANEL_ROWS).max(1)) {
+            if !parts.is_multiple_of(row_parts) {
+                continue;
+            }
+            let row_step = cut(m, PANEL_ROWS, row_parts);
+            let col_step = cut(n, 2 * PANEL_COLS, parts / row_parts);
+            let piece = row_step.min(m.next_multiple_of(4)) * col_step.min(n.next_multiple_of(PANEL_COLS));
+            if piece < cost {
+                cost = piece;
+                best = Grid { m, n, row_step, col_step };
+            }
+        }
+        best
+    }
+
+    /// Cuts `m` by `n` into `row_parts` by `col_parts` ranges that start anywhere, for work that is not made of panels.
+    pub fn even(m: usize, n: usize, row_parts: usize, col_parts: usize) -> Grid {
+        let step = |len: usize, parts: usize| len.div_ceil(parts.max(1)).max(1);
+        Grid { m, n, row_step: step(m, row_parts), col_step: step(n, col_parts) }
+    }
+
+    /// Number of ranges.
+    pub fn len(&self) -> usize {
+        self.m.div_ceil(self.row_step) * self.n.div_ceil(self.col_step)
+    }
+
+    /// True when the matrix has no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The rows and columns of range `index < len()`.
+    pub fn get(&self, index: usize) -> (Range<usize>, Range<usize>) {
+        let across = self.n.div_ceil(self.col_step);
+        let (row, col) = (index / across * self.row_step, index % across * self.col_step);
+        (row..(row + self.row_step).min(self.m), col..(col + self.col_step).min(self.n))
+    }
+}
+
+impl Gemm<'_> {
+    /// Computes rows `rows` of columns `cols` and hands each finished tile, while it is still in cache, to `epilogue`. Ranges start
+    /// and end at multiples of [`PANEL_ROWS`] and [`PANEL_COLS`] or at the matrix's end. `workspace` is best aligned to 64 bytes.
+    ///
+    /// # Panics
+    /// If a range leaves the matrix or cuts a panel, if `workspace` is shorter than [`workspace_bytes`] says, or if `accumulate` is
+    /// asked of [`Out::Epilogue`].
+    ///
+    /// # Safety
+    /// The operands must be readable in the parts that the ranges need, packed ones in the form that the packing functions write; the
+    /// destination must be writable there, overlap no operand, and no other thread may use that part during the call.
+    pub unsafe fn run(
+        &self,
+        isa: Isa,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        workspace: &mut [f32],
+        epilogue: Option<&mut dyn FnMut(Tile)>,
+    ) {
+        assert!(rows.end <= self.m && cols.end <= self.n, "the range is inside the matrix");
+        assert!(
+            rows.start.is_multiple_of(PANEL_ROWS) && cols.start.is_multiple_of(PANEL_COLS),
+            "ranges start at panels"
+        );
+        let (c_unit, c_none) = match self.c {
+            Out::Strided { cs, .. } => (cs == 1, false),
+            Out::Epilogue => (false, true),
+        };
+        assert!(!(c_none && self.accumulate), "accumulating needs a destination");
+        let ends = |end: usize, len: usize, unit: usize| end == len || end.is_multiple_of(unit);
+        assert!(ends(rows.end, self.m, PANEL_ROWS) && ends(cols.end, self.n, PANEL_COLS), "ranges end at panels");
+        let (a_packed, b_packed) = (matches!(self.a, Lhs::Packed(_)), matches!(self.b, Rhs::Packed(_)));
+        let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !c_unit);
+        assert!(
+            workspace.len() >= layout.a_len + layout.b_len + layout.c_len,
+            "the workspace is as large as was asked for"
+        );
+        // SAFETY: the ranges and the workspace were checked, the rest is the caller's word; an `Isa` is proof of the CPU's features.
+        unsafe {
+            match isa.level() {
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 => self.tiles(isa, &AVX512, &layout, rows, cols, workspace, epilogue),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2 => self.tiles(isa, &AVX2, &layout, rows, cols, workspace, epilogue),
+                Level::Portable => self.tiles(isa, &PORTABLE, &layout, rows, cols, workspace, epilogue),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Gemm::run`], with everything it checks; the CPU must have the kernels' instruction set.
+    #[expect(clippy::too_many_arguments, reason = "the context of one loop nest, taken apart once")]
+    unsafe fn tiles(
+        &self,
+        isa: Isa,
+        kernels: &Kernels,
+        layout: &Layout,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        workspace: &mut [f32],
+        mut epilogue: Option<&mut dyn FnMut(Tile)>,
+    ) {
+        let (a_space, rest) = workspace.split_at_mut(layout.a_len);
+        let (b_space, c_space) = rest.split_at_mut(layout.b_len);
+        for row in rows.clone().step_by(layout.tile.0.max(1)) {
+            for col in cols.clone().step_by(layout.tile.1.max(1)) {
+                let rows = row..rows.end.min(row + layout.tile.0);
+                let cols = col..cols.end.min(col + layout.tile.1);
+                // SAFETY: the offsets stay inside the destination, the range being inside the matrix.
+                let (ptr, stride) = match self.c {
+                    Out::Strided { ptr, rs, cs: 1 } => (ptr.wrapping_offset(row as isize * rs + col as isize), rs),
+                    _ => (c_space.as_mut_ptr(), layout.tile.1 as isize),
+                };
+                // SAFETY: a buffered tile has room for the tile's rows at its own stride; the rest is the caller's word.
+                unsafe {
+                    if let Out::Strided { ptr: c, rs, cs } = self.c
+                        && cs != 1
+                        && self.accumulate
+                    {
+                        let c = View { ptr: c, rs, cs };
+                        for (i, r) in rows.clone().enumerate() {
+                            for (j, s) in cols.clone().enumerate() {
+                                *ptr.offset(i as isize * stride + j as isize) = *c.at(r, s);
+                            }
+                        }
+                    }
+                    let target = Target { ptr, stride };
+                    self.tile(isa, kernels, layout, rows.clone(), cols.clone(), target, a_space, b_space);
+                    if let Some(epilogue) = &mut epilogue {
+                        // Only a destination with a negative or a huge row stride cannot be named by `usize`, and there is none in memory.
+                        epilogue(Tile { rows: rows.clone(), cols: cols.clone(), ptr, stride: stride as usize });
+                    }
+                    if let Out::Strided { ptr: c, rs, cs } = self.c
+                        && cs != 1
+                    {
+                        let c = c.wrapping_offset(row as isize * rs + col as isize * cs);
+                        if rs == 1 && cs > 0 {
+                            transpose(rows.len(), cols.len(), ptr, stride, c, cs as usize);
+                        } else {
+                            for i in 0..rows.len() as isize {
+                                for j in 0..cols.len() as isize {
+                                    *c.offset(i * rs + j * cs) = *ptr.offset(i * stride + j);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// One tile of `C`, over all of `k`.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tiles`]; `c` must be writable for the tile.
+    #[expect(clippy::too_many_arguments, reason = "the context of one loop nest, taken apart once")]
+    unsafe fn tile(
+        &self,
+        isa: Isa,
+        kernels: &Kernels,
+        layout: &Layout,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        c: Target,
+        a_space: &mut [f32],
+        b_space: &mut [f32],
+    ) {
+        let mut k0 = 0;
+        loop {
+            let k = k0..self.k.min(k0 + layout.depth);
+            let add = self.accumulate || k0 > 0;
+            // SAFETY: the workspace holds the blocks that `Layout` sized it for; all else is inside the operands.
+            unsafe {
+                let a = self.left(isa, rows.clone(), k.clone(), a_space);
+                // As much of B is packed at a time as all rows of A then find in the cache.
+                let sweep = if self.packs_b() { layout.sweep } else { cols.len().max(1) };
+                for col in cols.clone().step_by(sweep) {
+                    let these = col..cols.end.min(col + sweep);
+                    let b = self.right(isa, these.clone(), k.clone(), b_space);
+                    let c = Target { ptr: c.ptr.wrapping_add(col - cols.start), ..c };
+                    match a {
+                        Left::Few(a) => kernels.few_rows(a, rows.len(), k.len(), b, these.len(), c, add),
+                        Left::Panels(a) => kernels.block(a, rows.len(), k.len(), b, these.len(), c, add),
+                    }
+                }
+            }
+            k0 = k.end;
+            if k0 >= self.k {
+                break;
+            }
+        }
+    }
+
+    /// The right operand has to be brought into panels, all of it.
+    fn packs_b(&self) -> bool {
+        match self.b {
+            Rhs::Packed(_) => false,
+            Rhs::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
+            Rhs::Produced(_) => true,
+        }
+    }
+
+    /// A block of the left operand, packed if need be.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tile`].
+    unsafe fn left(&self, isa: Isa, rows: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Left {
+        let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
+        // SAFETY: the caller's word.
+        unsafe {
+            let slab = match self.a {
+                Lhs::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
+                Lhs::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
+                Lhs::Strided(a) => {
+                    pack_a_block(a, rows, k, space.as_mut_ptr());
+                    packed
+                }
+                Lhs::Produced(a) => {
+                    for row in rows.clone().step_by(PANEL_ROWS) {
+                        let lanes = row..rows.end.min(row + PANEL_ROWS);
+                        let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
+                        a.panel(isa, k.clone(), lanes.clone(), lanes.len(), panel);
+                    }
+                    packed
+                }
+            };
+            if self.m <= FEW_ROWS {
+                // One panel, as wide as there are rows.
+                let cs = self.m as isize;
+                return Left::Few(View { ptr: slab.ptr.wrapping_add(slab.skip * self.m), rs: 1, cs });
+            }
+            Left::Panels(slab)
+        }
+    }
+
+    /// A block of the right operand, packed if need be.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tile`].
+    unsafe fn right(&self, isa: Isa, cols: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Panels {
+        let space = space.as_mut_ptr();
+        let count = cols.len().div_ceil(PANEL_COLS);
+        let packed =
+            Panels { ptr: space, step: PANEL_COLS, panel: PANEL_COLS * k.len(), count, tail: space, constant: false };
+        // SAFETY: the caller's word.
+        unsafe {
+            match self.b {
+                Rhs::Packed(b) => {
+                    let ptr = b.wrapping_add(cols.start * self.k + k.start * PANEL_COLS);
+                    Panels { ptr, panel: PANEL_COLS * self.k, constant: true, ..packed }
+                }
+                Rhs::Strided(b) if !self.packs_b() => {
+                    let count = cols.len() / PANEL_COLS;
+                    pack_b_block(b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
+                    Panels { ptr: b.at(k.start, cols.start), step: b.rs as usize, panel: PANEL_COLS, count, ..packed }
+                }
+                Rhs::Strided(b) => {
+                    pack_b_block(b, k, cols, space);
+                    packed
+                }
+                Rhs::Produced(b) => {
+                    for col in cols.clone().step_by(PANEL_COLS) {
+                        let lanes = col..cols.end.min(col + PANEL_COLS);
+                        b.panel(isa, k.clone(), lanes, PANEL_COLS, space.add((col - cols.start) * k.len()));
+                    }
+                    packed
+                }
+            }
+        }
+    }
+}
+
+/// A block of the left operand in the form that the kernels for its number of rows read.
+#[derive(Clone, Copy)]
+enum Left {
+    Few(View),
+    Panels(Slab),
+}
+
+/// A block of `C` with contiguous rows.
+#[derive(Clone, Copy)]
+struct Target {
+    ptr: *mut f32,
+    stride: isize,
+}
+
+/// Panels of `A`: panel `i` starts at `ptr + i * PANEL_ROWS * depth`, and the block's first column is `skip` columns in.
+#[derive(Clone, Copy)]
+struct Slab {
+    ptr: *const f32,
+    depth: usize,
+    skip: usize,
+}
+
+/// Panels of `B`: the first `count` start at `ptr + j * panel`, and their rows of [`PANEL_COLS`] are `step` apart. What columns there
+/// are beyond them make one packed panel at `tail`.
+#[derive(Clone, Copy)]
+struct Panels {
+    ptr: *const f32,
+    step: usize,
+    panel: usize,
+    count: usize,
+    tail: *const f32,
+    /// It comes from memory, not from the workspace.
+    constant: bool,
+}
+
+impl Panels {
+    /// The next panels for a register tile that is up to `most` panels wide, from column `col` of `n`.
+    fn group(&self, col: usize, n: usize, most: usize) -> Group {
+        let first = col / PANEL_COLS;
+        if first < self.count {
+            let panels = most.min(self.count - first);
+            let ptr = self.ptr.wrapping_add(first * self.panel);
+            Group { ptr, step: self.step, panel: self.panel, panels, cols: (n - col).min(panels * PANEL_COLS) }
+        } else {
+            Group { ptr: self.tail, step: PANEL_COLS, panel: 0, panels: 1, cols: n - col }
+        }
+    }
+}
+
+/// One or two neighbouring panels of `B`.
+struct Group {
+    ptr: *const f32,
+    step: usize,
+    panel: usize,
+    panels: usize,
+    cols: usize,
+}
+
+/// What an innermost kernel needs to compute one register tile.
+struct Args {
+    k: usize,
+    a: *const f32,
+    /// Between rows and between columns of `A`; the kernels for packed panels take the first to be 1.
+    a_rs: isize,
+    a_cs: isize,
+    b: *const f32,
+    b_step: usize,
+    /// From one vector of a row of `B` to the next.
+    b_next: usize,
+    c: *mut f32,
+    c_rs: isize,
+    /// Columns to store.
+    cols: usize,
+    add: bool,
+    /// Where to prefetch from, a line for every four steps.
+    ahead: *const f32,
+}
+
+type Kernel = unsafe fn(&Args);
+
+/// The kernels of one instruction set.
+struct Kernels {
+    /// Floats per vector.
+    lanes: usize,
+    /// Rows and panels of the largest register tile.
+    rows: usize,
+    panels: usize,
+    /// By panels and rows, both less one; for packed panels of `A`.
+    packed: &'static [&'static [Kernel]],
+    /// By panels and rows, both less one, for up to `FEW_ROWS` rows of an `A` with any strides.
+    few: &'static [&'static [Kernel]],
+}
+
+impl Kernels {
+    /// `C (+)= A * B` for a block of packed `A` and of `B`.
+    ///
+    /// # Safety
+    /// The CPU must have the instruction set, and the operands and the target the sizes named.
+    #[expect(clippy::too_many_arguments, reason = "three operands and their sizes")]
+    unsafe fn block(&self, a: Slab, m: usize, k: usize, b: Panels, n: usize, c: Target, add: bool) {
+        // SAFETY (both): the rows and the group are inside the block.
+        if k * n <= SHALLOW {
+            // All of B fits the L1 cache: writing C row by row is what matters.
+            for row in (0..m).step_by(self.rows) {
+                let mut col = 0;
+                while col < n {
+                    let group = b.group(col, n, self.panels);
+                    unsafe { self.strip(a, row, m, k, &group, col, c, add, group.ptr) }
+                    col += group.cols;
+                }
+            }
+        } else {
+            let mut col = 0;
+            while col < n {
+                let group = b.group(col, n, self.panels);
+                let next = col + group.cols;
+                for (i, row) in (0..m).step_by(self.rows).enumerate() {
+                    // Each tile asks for a part of the next panels, so that they arrive while these are being used.
+                    let (panel, offset) = (i / 4, i % 4 * k.div_ceil(4) * PANEL_COLS);
+                    let more = b.constant && next < n && panel < self.panels;
+                    let ahead = if more {
+                        group.ptr.wrapping_add((group.panels + panel) * b.panel + offset)
+                    } else {
+                        group.ptr
+                    };
+                    unsafe { self.strip(a, row, m, k, &group, col, c, add, ahead) }
+                }
+                col = next;
+            }
+        }
+    }
+
+    /// One register tile, from row `row` of the block.
+    ///
+    /// # Safety
+    /// As for [`Kernels::block`].
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "three operands and where in them")]
+    unsafe fn strip(
+        &self,
+        a: Slab,
+        row: usize,
+        m: usize,
+        k: usize,
+        b: &Group,
+        col: usize,
+        c: Target,
+        add: bool,
+        ahead: *const f32,
+    ) {
+        // A register tile never crosses a panel, because its height divides the panel's.
+        let panel = row / PANEL_ROWS * PANEL_ROWS;
+        let width = (m - panel).min(PANEL_ROWS);
+        let args = Args {
+            k,
+            a: a.ptr.wrapping_add(panel * a.depth + a.skip * width + (row - panel)),
+            a_rs: 1,
+            a_cs: width as isize,
+            b: b.ptr,
+            b_step: b.step,
+            b_next: if self.lanes == PANEL_COLS { b.panel } else { self.lanes },
+            c: c.ptr.wrapping_offset(row as isize * c.stride + col as isize),
+            c_rs: c.stride,
+            cols: b.cols,
+            add,
+            ahead,
+        };
+        // SAFETY: the caller's word.
+        unsafe { self.packed[b.panels - 1][(m - row).min(self.rows) - 1](&args) }
+    }
+
+    /// `C (+)= A * B` for `m <= FEW_ROWS`.
+    ///
+    /// # Safety
+    /// As for [`Kernels::block`].
+    #[expect(clippy::too_many_arguments, reason = "three operands and their sizes")]
+    unsafe fn few_rows(&self, a: View, m: usize, k: usize, b: Panels, n: usize, c: Target, add: bool) {
+        let mut col = 0;
+        while m > 0 && col < n {
+            let group = b.group(col, n, self.panels);
+            let args = Args {
+                k,
+                a: a.ptr,
+                a_rs: a.rs,
+                a_cs: a.cs,
+                b: group.ptr,
+                b_step: group.step,
+                b_next: if self.lanes == PANEL_COLS { group.panel } else { self.lanes },
+                c: c.ptr.wrapping_add(col),
+                c_rs: c.stride,
+                cols: group.cols,
+                add,
+                ahead: group.ptr,
+            };
+            // SAFETY: the tile is inside the block.
+            unsafe { self.few[group.panels - 1][m - 1](&args) }
+            col += group.cols;
+        }
+    }
+}
+
+/// One step of `k`: a column of `M` elements of `A` times a row of `W` vectors of `B`.
+///
+/// # Safety
+/// As for [`packed_kernel`].
+#[inline(always)]
+unsafe fn step<V: Lanes, const M: usize, const W: usize>(
+    sum: &mut [[V; W]; M],
+    a: *const f32,
+    a_rs: isize,
+    b: *const f32,
+    b_next: usize,
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut right = [V::splat(0.0); W];
+        for (w, right) in right.iter_mut().enumerate() {
+            *right = V::load(b.add(w * b_next));
+        }
+        for (i, sum) in sum.iter_mut().enumerate() {
+            let left = V::splat(*a.wrapping_offset(i as isize * a_rs));
+            for (sum, &right) in sum.iter_mut().zip(&right) {
+                *sum = left.mul_add(right, *sum);
+            }
+        }
+    }
+}
+
+/// `M` rows by `W` vectors of `C`, from a packed panel of `A`.
+///
+/// # Safety
+/// The pointers must be good for what [`Args`] describes, and the CPU must have the instruction set of `V`.
+#[inline(always)]
+unsafe fn packed_kernel<V: Lanes, const M: usize, const W: usize>(args: &Args) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut sum = [[V::splat(0.0); W]; M];
+        let (mut a, mut b, mut ahead) = (args.a, args.b, args.ahead);
+        let (a_step, b_step, b_next) = (args.a_cs as usize, args.b_step, args.b_next);
+        for _ in 0..args.k / 4 {
+            prefetch(ahead);
+            ahead = ahead.wrapping_add(16);
+            for p in 0..4 {
+                step(&mut sum, a.add(p * a_step), 1, b.add(p * b_step), b_next);
+            }
+            a = a.wrapping_add(4 * a_step);
+            b = b.wrapping_add(4 * b_step);
+        }
+        for _ in 0..args.k % 4 {
+            step(&mut sum, a, 1, b, b_next);
+            a = a.wrapping_add(a_step);
+            b = b.wrapping_add(b_step);
+        }
+        store(&sum, args);
+    }
+}
+
+/// `M` rows by `W` vectors of `C`, from a few rows of `A` with any strides. There are few sums, so each is split `U` ways to hide the
+/// latency of the additions.
+///
+/// # Safety
+/// As for [`packed_kernel`].
+#[inline(always)]
+unsafe fn few_kernel<V: Lanes, const M: usize, const W: usize, const U: usize>(args: &Args) {
+    // SAFETY: the caller's word.
+    unsafe {
+        let mut sum = [[[V::splat(0.0); W]; M]; U];
+        let (mut a, mut b) = (args.a, args.b);
+        let (a_rs, a_cs, b_step, b_next) = (args.a_rs, args.a_cs, args.b_step, args.b_next);
+        for _ in 0..args.k / U {
+            for (u, sum) in sum.iter_mut().enumerate() {
+                step(sum, a.wrapping_offset(u as isize * a_cs), a_rs, b.add(u * b_step), b_next);
+            }
+            a = a.wrapping_offset(U as isize * a_cs);
+            b = b.wrapping_add(U * b_step);
+        }
+        for _ in 0..args.k % U {
+            step(&mut sum[0], a, a_rs, b, b_next);
+            a = a.wrapping_offset(a_cs);
+            b = b.wrapping_add(b_step);
+        }
+        let (first, others) = sum.split_at_mut(1);
+        for other in others {
+            for i in 0..M {
+                for w in 0..W {
+                    first[0][i][w] = first[0][i][w].add(other[i][w]);
+                }
+            }
+        }
+        store(&first[0], args);
+    }
+}
+
+/// # Safety
+/// `args.c` must be writable, and readable when adding, for `M` rows of `args.cols` columns.
+#[inline(always)]
+unsafe fn store<V: Lanes, const M: usize, const W: usize>(sum: &[[V; W]; M], args: &Args) {
+    for (i, row) in sum.iter().enumerate() {
+        for (w, &value) in row.iter().enumerate() {
+            let to = args.c.wrapping_offset(i as isize * args.c_rs + (w * V::LEN) as isize);
+            // SAFETY: full vectors lie inside the tile, the last is cut to it.
+            unsafe {
+                if args.cols >= (w + 1) * V::LEN {
+                    (if args.add { V::load(to).add(value) } else { value }).store(to);
+                } else if args.cols > w * V::LEN {
+                    let n = args.cols - w * V::LEN;
+                    (if args.add { V::load_first(to, n).add(value) } else { value }).store_first(to, n);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch(line: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch of any address is harmless, and SSE is part of the baseline.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(line.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// Instantiates the kernels of an instruction set and the table of them.
+macro_rules! kernels {
+    ($table:ident, $packed:ident, $few:ident, $v:ty, [$($feature:meta)?], panels: $panels:literal, rows: [$($m:literal)*], vectors: [$($w:literal)*]) => {
+        $(#[$feature])?
+        unsafe fn $packed<const M: usize, const W: usize>(args: &Args) {
+            // SAFETY: the caller's word; this function has the features of the vector type.
+            unsafe { packed_kernel::<$v, M, W>(args) }
+        }
+        $(#[$feature])?
+        unsafe fn $few<const M: usize, const W: usize, const U: usize>(args: &Args) {
+            // SAFETY: as above.
+            unsafe { few_kernel::<$v, M, W, U>(args) }
+        }
+        const $table: Kernels = Kernels {
+            lanes: <$v>::LEN,
+            rows: [$($m),*].len(),
+            panels: $panels,
+            packed: kernels!(@rows $packed, [$($w)*], [$($m)*]),
+            few: &[$(&[$few::<1, $w, 4>, $few::<2, $w, 2>, $few::<3, $w, 2>, $few::<4, $w, 1>]),*],
+        };
+    };
+    (@rows $packed:ident, [$($w:literal)*], $rows:tt) => { &[$(kernels!(@row $packed, $w, $rows)),*] };
+    (@row $packed:ident, $w:literal, [$($m:literal)*]) => { &[$($packed::<$m, $w>),*] };
+}
+
+#[cfg(target_arch = "x86_64")]
+kernels!(AVX512, packed_avx512, few_avx512, Zmm, [target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")],
+    panels: 2, rows: [1 2 3 4 5 6 7 8 9 10 11 12], vectors: [1 2]);
+#[cfg(target_arch = "x86_64")]
+kernels!(AVX2, packed_avx2, few_avx2, Ymm, [target_feature(enable = "avx2,fma")],
+    panels: 1, rows: [1 2 3 4 5 6], vectors: [2]);
+kernels!(PORTABLE, packed_portable, few_portable, Plain, [], panels: 1, rows: [1 2 3 4], vectors: [2]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small deterministic values with exact sums up to a few thousand terms, so that results can be compared bit for bit.
+    fn values(len: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
+        (0..len)
+            .map(|_| {
+                state = state.wrapping_mul(1664525).wrapping_add(1013904223);
+                ((state >> 24) as i32 - 128) as f32 / 16.0
+            })
+            .collect()
+    }
+
+    /// A matrix in a buffer of exactly the size it needs, with the strides of the kind asked for.
+    fn matrix(rows: usize, cols: usize, kind: usize, seed: u32) -> (Vec<f32>, isize, isize) {
+        let (rs, cs) = match kind {
+            0 => (cols, 1),
+            1 => (1, rows),
+            2 => (cols + 3, 1),
+            _ => (2 * cols, 2),
+        };
+        let len = if rows == 0 || cols == 0 { 0 } else { (rows - 1) * rs + (cols - 1) * cs + 1 };
+        (values(len, seed), rs as isize, cs as isize)
+    }
+
+    struct FromView(View);
+    impl Produce for FromView {
+        unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+            for (i, p) in k.enumerate() {
+                for j in 0..step {
+                    let value = if j < lanes.len() { unsafe { *self.0.at(p, lanes.start + j) } } else { 0.0 };
+                    // SAFETY: the test's view covers the whole operand, the panel every step.
+                    unsafe { *panel.add(i * step + j) = value }
+                }
+            }
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    struct Case {
+        a: usize,
+        b: usize,
+        c: usize,
+        accumulate: bool,
+        parts: usize,
+    }
+
+    /// Runs one case and compares it with a plain triple loop.
+    fn check(isa: Isa, m: usize, n: usize, k: usize, case: Case) {
+        let (a, a_rs, a_cs) = matrix(m, k, case.a % 4, 1);
+        let (b, b_rs, b_cs) = matrix(k, n, case.b % 4, 2);
+        let view_a = View { ptr: a.as_ptr(), rs: a_rs, cs: a_cs };
+        let view_b = View { ptr: b.as_ptr(), rs: b_rs, cs: b_cs };
+        let (mut packed_a, mut packed_b) =
+            (vec![f32::NAN; packed_a_bytes(m, k) / 4], vec![f32::NAN; packed_b_bytes(k, n) / 4]);
+        let produced = FromView(view_b);
+        let produced_a = FromView(View { ptr: view_a.ptr, rs: a_cs, cs: a_rs });
+        let (a_packed, b_packed) = ((4..8).contains(&case.a), (4..8).contains(&case.b));
+        let a_operand = if a_packed {
+            // SAFETY: the buffers have the sizes that the functions name.
+            unsafe { pack_a(view_a, 0..m, k, packed_a.as_mut_ptr()) };
+            Lhs::Packed(packed_a.as_ptr())
+        } else if case.a >= 8 {
+            Lhs::Produced(&produced_a)
+        } else {
+            Lhs::Strided(view_a)
+        };
+        let b_operand = if b_packed {
+            // SAFETY: as above.
+            unsafe { pack_b(view_b, k, 0..n, packed_b.as_mut_ptr()) };
+            Rhs::Packed(packed_b.as_ptr())
+        } else if case.b >= 8 {
+            Rhs::Produced(&produced)
+        } else {
+            Rhs::Strided(view_b)
+        };
+        let (mut c, c_rs, c_cs) = matrix(m, n, case.c % 4, 3);
+        let before = c.clone();
+        let out = c.as_mut_ptr();
+        let to_epilogue = case.c == 4;
+        let gemm = Gemm {
+            m,
+            n,
+            k,
+            a: a_operand,
+            b: b_operand,
+            c: if to_epilogue { Out::Epilogue } else { Out::Strided { ptr: out, rs: c_rs, cs: c_cs } },
+            accumulate: case.accumulate && !to_epilogue,
+        };
+        let bytes = workspace_bytes(m, n, k, a_packed, b_packed, !to_epilogue && c_cs == 1);
+        let grid = Grid::new(m, n, case.parts);
+        let mut seen = 0;
+        for index in 0..grid.len() {
+            let mut workspace = vec![f32::NAN; bytes / 4];
+            let (rows, cols) = grid.get(index);
+            let mut epilogue = |tile: Tile| {
+                for (i, r) in tile.rows.clone().enumerate() {
+                    for (j, s) in tile.cols.clone().enumerate() {
+                        seen += 1;
+                        // SAFETY: inside the tile, and inside C.
+                        unsafe {
+                            let value = tile.ptr.add(i * tile.stride + j);
+                            *value = -*value;
+                            if to_epilogue {
+                                *out.offset(r as isize * c_rs + s as isize * c_cs) = *value;
+                            }
+                        }
+                    }
+                }
+            };
+            // SAFETY: the operands are whole matrices, and C overlaps none of them.
+            unsafe { gemm.run(isa, rows, cols, &mut workspace, Some(&mut epilogue)) }
+        }
+        assert_eq!(seen, m * n, "every element passes the epilogue once");
+        let mut want = before.clone();
+        for i in 0..m {
+            for j in 0..n {
+                let at = |rs: isize, cs: isize, r: usize, s: usize| (r as isize * rs + s as isize * cs) as usize;
+                let to = at(c_rs, c_cs, i, j);
+                let sum: f64 =
+                    (0..k).map(|p| f64::from(a[at(a_rs, a_cs, i, p)]) * f64::from(b[at(b_rs, b_cs, p, j)])).sum();
+                want[to] = -(sum + if gemm.accumulate { f64::from(before[to]) } else { 0.0 }) as f32;
+            }
+        }
+        assert_eq!(c, want, "{} m={m} n={n} k={k} {case:?}", isa.name());
+    }
+
+    #[test]
+    fn every_form_of_operand_and_destination() {
+        for isa in Isa::available() {
+            for a in 0..10 {
+                for b in 0..12 {
+                    for c in 0..5 {
+                        let case = Case { a, b, c, accumulate: (a + b) % 2 == 1, parts: 1 + (a + c) % 3 };
+                        check(isa, 29, 51, 23, case);
+                        check(isa, 3, 37, 14, case);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_edge_size() {
+        for isa in Isa::available() {
+            for m in [0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 13, 25] {
+                for n in [0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48] {
+                    for k in [0, 1, 2, 5, 8] {
+                        let case = Case { a: 4 * (m % 2), b: 4 * (n % 3), c: m % 5, accumulate: k % 2 == 0, parts: 2 };
+                        check(isa, m, n, k, case);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_blocks_of_every_dimension() {
+        for isa in Isa::available() {
+            for (m, n, k) in [(400, 50, 300), (40, 1100, 520), (450, 400, 70), (2, 2100, 600), (1, 40, 1025)] {
+                for (a, b, c) in [(0, 4, 0), (4, 8, 0), (1, 1, 1), (0, 0, 4)] {
+                    check(isa, m, n, k, Case { a, b, c, accumulate: c == 0, parts: 2 });
+                }
+            }
+        }
+    }
+
+    /// With values that do round, any partition gives the same bits.
+    #[test]
+    fn ranges_do_not_change_bits() {
+        for isa in Isa::available() {
+            for (m, n, k) in [(60, 100, 700), (3, 100, 700), (1, 200, 333)] {
+                let a: Vec<f32> = values(m * k, 1).iter().map(|x| x * 1.1).collect();
+                let b: Vec<f32> = values(k * n, 2).iter().map(|x| x * 0.7).collect();
+                let run = |parts: usize| {
+                    let mut c = vec![f32::NAN; m * n];
+                    let gemm = Gemm {
+                        m,
+                        n,
+                        k,
+                        a: Lhs::Strided(View { ptr: a.as_ptr(), rs: k as isize, cs: 1 }),
+                        b: Rhs::Strided(View { ptr: b.as_ptr(), rs: n as isize, cs: 1 }),
+                        c: Out::Strided { ptr: c.as_mut_ptr(), rs: n as isize, cs: 1 },
+                        accumulate: false,
+                    };
+                    let mut workspace = vec![0.0; workspace_bytes(m, n, k, false, false, true) / 4];
+                    let grid = Grid::new(m, n, parts);
+                    for index in 0..grid.len() {
+                        let (rows, cols) = grid.get(index);
+                        // SAFETY: the operands are whole matrices, and C overlaps none of them.
+                        unsafe { gemm.run(isa, rows, cols, &mut workspace, None) }
+                    }
+                    c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
+                };
+                let whole = run(1);
+                assert!((2..9).all(|parts| run(parts) == whole), "{} {m} {n} {k}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn a_grid_covers_the_matrix_once() {
+        for (m, n) in [(0, 5), (1, 1), (1, 1000), (128, 768), (49, 512), (512, 49), (1000, 3)] {
+            for parts in 0..9 {
+                let grid = Grid::new(m, n, parts);
+                let mut hits = vec![0u8; m * n];
+                for index in 0..grid.len() {
+                    let (rows, cols) = grid.get(index);
+                    assert!(!rows.is_empty() && !cols.is_empty());
+                    rows.for_each(|r| cols.clone().for_each(|c| hits[r * n + c] += 1));
+                }
+                assert!(hits.iter().all(|&hits| hits == 1), "{m} {n} {parts}");
+                assert!(grid.len() <= parts.max(1));
+            }
+        }
+    }
+}

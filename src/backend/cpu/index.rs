@@ -1,0 +1,404 @@
+//! Cores whose values are elements of another index: gather, pad and resize.
+
+use super::Args;
+use super::block::Repr;
+use super::map::{Core, CoreSpec, stored};
+use super::moves;
+use super::nest::Motion;
+use super::program::literal;
+use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
+
+/// Prepares a gather.
+pub fn gather(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
+    let Template::Gather { strides, extents } = &kernel.template else { return Err("not a gather".into()) };
+    let rank = kernel.shape.len();
+    let repr = stored(&kernel.reads[0])?;
+    let (data, indices) = (&kernel.reads[0], &kernel.reads[1..1 + strides.len()]);
+    if data.access.shape != kernel.shape || indices.iter().any(|i| i.access.shape != kernel.shape) {
+        return Err(format!("a gather in {} from {}", kernel.shape, data.access.shape));
+    }
+    if extents.contains(&0) && kernel.shape.numel() > 0 {
+        return Err("a gather from nothing".into());
+    }
+    let mut axes = Vec::new();
+    for ((operand, &stride), &extent) in indices.iter().zip(strides).zip(extents) {
+        let repr = stored(operand)?;
+        if !matches!(repr, Repr::I64 | Repr::I32) {
+            return Err(format!("indices of type {}", operand.dtype));
+        }
+        axes.push(Indexed { wide: repr == Repr::I64, extent: extent as i64, stride: stride * data.dtype.size() as isize });
+    }
+    let motions = std::iter::once(data).chain(indices).map(|o| Motion::bytes(o, 0..rank)).collect();
+    let size = repr.size();
+    Ok(CoreSpec {
+        repr,
+        motions,
+        cost: 0.5,
+        build: Box::new(move |steps, _| Box::new(Gather { axes, size, steps: steps.to_vec() })),
+    })
+}
+
+struct Indexed {
+    wide: bool,
+    extent: i64,
+    /// In bytes of the data.
+    stride: isize,
+}
+
+struct Gather {
+    axes: Vec<Indexed>,
+    size: usize,
+    /// Along the innermost axis: the data's, then the indices'.
+    steps: Vec<isize>,
+}
+
+impl Indexed {
+    /// Bytes from the data's base to the element that an index names.
+    ///
+    /// # Safety
+    /// `index` must be readable.
+    #[inline(always)]
+    unsafe fn offset(&self, index: *const u8) -> isize {
+        // SAFETY: the caller's word.
+        let i = unsafe {
+            if self.wide { index.cast::<i64>().read_unaligned() } else { i64::from(index.cast::<i32>().read_unaligned()) }
+        };
+        let i = if i < 0 { i.wrapping_add(self.extent) } else { i };
+        i.clamp(0, self.extent - 1) as isize * self.stride
+    }
+}
+
+impl Core for Gather {
+    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
+        let start = start as isize;
+        let index = |j: usize, i: isize| args.at(1 + j, at[1 + j] + (start + i) * self.steps[1 + j]).cast_const();
+        // SAFETY: indices were checked to span their memory and are clamped, so that data is read inside its own.
+        unsafe {
+            if self.steps[1..].iter().all(|&s| s == 0) {
+                let offset: isize = self.axes.iter().enumerate().map(|(j, axis)| axis.offset(index(j, 0))).sum();
+                let from = args.at(0, at[0] + start * self.steps[0] + offset);
+                if self.steps[0] == self.size as isize {
+                    return from;
+                }
+                moves::gather(self.size, n, from, self.steps[0], to);
+            } else {
+                for i in 0..n as isize {
+                    let offset: isize = self.axes.iter().enumerate().map(|(j, axis)| axis.offset(index(j, i))).sum();
+                    let from = args.at(0, at[0] + (start + i) * self.steps[0] + offset);
+                    moves::gather(self.size, 1, from, 0, to.offset(i * self.size as isize));
+                }
+            }
+        }
+        to
+    }
+}
+
+/// An element that is not in the data.
+const OUTSIDE: isize = isize::MIN;
+
+/// Prepares padding.
+pub fn pad(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
+    let Template::Pad { before, mode } = &kernel.template else { return Err("not a padding".into()) };
+    let data = &kernel.reads[0].access.shape;
+    if before.len() != kernel.shape.len() || data.len() != kernel.shape.len() {
+        return Err(format!("padding {before:?} of {data} to {}", kernel.shape));
+    }
+    let mut maps = Vec::new();
+    for ((&extent, &n), &before) in kernel.shape.iter().zip(data.iter()).zip(before) {
+        if before == 0 && extent == n {
+            maps.push(None);
+            continue;
+        }
+        if n == 0 && extent > 0 && !matches!(mode, PadMode::Constant(_)) {
+            return Err(format!("padding of {data}, which has no element to repeat"));
+        }
+        let n = n as i64;
+        let source = |i: usize| {
+            let i = i as i64 - before as i64;
+            Some(match mode {
+                _ if (0..n).contains(&i) => i as usize,
+                PadMode::Constant(_) => return None,
+                PadMode::Edge => i.clamp(0, n - 1) as usize,
+                PadMode::Wrap => i.rem_euclid(n) as usize,
+                PadMode::Reflect if n == 1 => 0,
+                PadMode::Reflect => {
+                    let i = i.rem_euclid(2 * (n - 1));
+                    i.min(2 * (n - 1) - i) as usize
+                }
+            })
+        };
+        maps.push(Some((0..extent).map(source).collect()));
+    }
+    let value = if let PadMode::Constant(value) = mode { *value } else { 0.0 };
+    mapped(kernel, maps, value)
+}
+
+/// Prepares interpolation.
+pub fn resize(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
+    let Template::Resize { scales, offsets, mode } = &kernel.template else { return Err("not a resize".into()) };
+    let data = &kernel.reads[0].access.shape;
+    let rank = kernel.shape.len();
+    if scales.len() != rank || offsets.len() != rank || data.len() != rank {
+        return Err(format!("resizing {data} to {}", kernel.shape));
+    }
+    if data.contains(&0) && kernel.shape.numel() > 0 {
+        return Err(format!("resizing {data}, which has no element"));
+    }
+    let still = |axis: usize| scales[axis] == 1.0 && offsets[axis] == 0.0 && data[axis] == kernel.shape[axis];
+    let clamp = |axis: usize, i: f64| (i as i64).clamp(0, data[axis] as i64 - 1) as usize;
+    if let ResizeMode::Nearest(rule) = mode {
+        let source = |axis: usize, i: usize| {
+            let x = i as f64 * scales[axis] + offsets[axis];
+            let nearest = match rule {
+                Nearest::Floor => x.floor(),
+                Nearest::Ceil => x.ceil(),
+                Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+                Nearest::RoundPreferCeil => (x + 0.5).floor(),
+            };
+            Some(clamp(axis, nearest))
+        };
+        let map = |axis: usize| (!still(axis)).then(|| (0..kernel.shape[axis]).map(|i| source(axis, i)).collect());
+        return mapped(kernel, (0..rank).map(map).collect(), 0.0);
+    }
+    if stored(&kernel.reads[0])? != Repr::F32 {
+        return Err(format!("interpolation of {}", kernel.reads[0].dtype));
+    }
+    let access = &kernel.reads[0].access;
+    let mut data_motion = Motion { steps: vec![0; rank], start: 4 * access.offset };
+    let mut motions = Vec::new();
+    let mut axes = Vec::new();
+    for axis in 0..rank {
+        if still(axis) {
+            data_motion.steps[axis] = 4 * access.strides[axis];
+            continue;
+        }
+        motions.push(Motion::index(axis, rank));
+        let mut taps = Vec::new();
+        let mut count = 0;
+        for i in 0..kernel.shape[axis] {
+            let x = i as f64 * scales[axis] + offsets[axis];
+            let found = neighbours(*mode, x, data[axis]);
+            count = found.len();
+            taps.extend(found.into_iter().map(|(i, w)| (4 * clamp(axis, i) as isize * access.strides[axis], w as f32)));
+        }
+        axes.push(Taps { taps, count });
+    }
+    motions.insert(0, data_motion);
+    let cost = axes.iter().map(|a| a.count as f64).product();
+    Ok(CoreSpec {
+        repr: Repr::F32,
+        motions,
+        cost,
+        build: Box::new(move |steps, _| {
+            let inner = axes.iter().enumerate().position(|(k, _)| steps[1 + k] != 0);
+            Box::new(Blend { step: steps[0], inner, axes })
+        }),
+    })
+}
+
+/// The coordinates around `x` that an interpolation looks at along an axis of `n` elements, and their weights: always the same number.
+fn neighbours(mode: ResizeMode, x: f64, n: usize) -> Vec<(f64, f64)> {
+    let ResizeMode::Cubic { a, exclude_outside } = mode else {
+        let x = x.clamp(0.0, n as f64 - 1.0);
+        let f = x - x.floor();
+        return vec![(x.floor(), 1.0 - f), (x.floor() + 1.0, f)];
+    };
+    let weight = |d: f64| match d.abs() {
+        d if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
+        d if d < 2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+        _ => 0.0,
+    };
+    let outside = |i: f64| exclude_outside && !(0.0..n as f64).contains(&i);
+    let mut taps: Vec<(f64, f64)> = (-1..3)
+        .map(|k| x.floor() + f64::from(k))
+        .map(|i| (i, if outside(i) { 0.0 } else { weight(x - i) }))
+        .collect();
+    if exclude_outside {
+        let total: f64 = taps.iter().map(|t| t.1).sum();
+        taps.iter_mut().for_each(|t| t.1 /= total);
+    }
+    taps
+}
+
+/// Prepares a core that reads one element per index: per axis, the coordinate that each index reads, or a value outside the data.
+fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<Vec<Option<usize>>>>, value: f64) -> Result<CoreSpec<'a>, String> {
+    let operand = &kernel.reads[0];
+    let (rank, repr) = (kernel.shape.len(), stored(operand)?);
+    let size = repr.size();
+    let access = &operand.access;
+    let mut data = Motion { steps: vec![0; rank], start: access.offset * size as isize };
+    let (mut motions, mut tables) = (Vec::new(), Vec::new());
+    for (axis, map) in maps.into_iter().enumerate() {
+        let step = access.strides[axis].wrapping_mul(size as isize);
+        match map {
+            None => data.steps[axis] = step,
+            Some(map) => {
+                motions.push(Motion::index(axis, rank));
+                let offset = |i: Option<usize>| i.map_or(OUTSIDE, |i| i as isize * step);
+                tables.push(Table::new(map.into_iter().map(offset).collect(), size as isize));
+            }
+        }
+    }
+    motions.insert(0, data);
+    Ok(CoreSpec {
+        repr,
+        motions,
+        cost: 0.3,
+        build: Box::new(move |steps, _| {
+            let inner = tables.iter().enumerate().position(|(k, _)| steps[1 + k] != 0);
+            Box::new(Mapped { tables, inner, step: steps[0], size, value: literal(value, repr) })
+        }),
+    })
+}
+
+/// Where the indices of an axis read, in bytes.
+struct Table {
+    offsets: Vec<isize>,
+    /// How many indices from each on read neighbours, or all lie outside.
+    runs: Vec<u32>,
+}
+
+impl Table {
+    fn new(offsets: Vec<isize>, size: isize) -> Table {
+        let mut runs = vec![1u32; offsets.len()];
+        for i in (1..offsets.len()).rev() {
+            let (a, b) = (offsets[i - 1], offsets[i]);
+            let joins = if a == OUTSIDE || b == OUTSIDE { a == b } else { a + size == b };
+            if joins {
+                runs[i - 1] = runs[i].saturating_add(1);
+            }
+        }
+        Table { offsets, runs }
+    }
+}
+
+struct Mapped {
+    tables: Vec<Table>,
+    /// The table of the innermost axis, if it has one; its step along that axis if not.
+    inner: Option<usize>,
+    step: isize,
+    size: usize,
+    value: u64,
+}
+
+impl Mapped {
+    /// # Safety
+    /// `to` must be writable for `n` elements.
+    unsafe fn fill(&self, n: usize, to: *mut u8) {
+        let value = self.value.to_le_bytes();
+        // SAFETY: the caller's word; no element is larger than eight bytes.
+        unsafe { moves::gather(self.size, n, value.as_ptr(), 0, to) }
+    }
+}
+
+impl Core for Mapped {
+    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
+        let mut base = at[0];
+        for (k, table) in self.tables.iter().enumerate().filter(|(k, _)| Some(*k) != self.inner) {
+            match table.offsets[at[1 + k] as usize] {
+                // SAFETY: the caller's word.
+                OUTSIDE => unsafe {
+                    self.fill(n, to);
+                    return to;
+                },
+                offset => base += offset,
+            }
+        }
+        // SAFETY: the offsets are those of elements of the data, which was checked to span its memory.
+        unsafe {
+            let Some(inner) = self.inner else {
+                let from = args.at(0, base + start as isize * self.step);
+                if self.step == self.size as isize {
+                    return from;
+                }
+                moves::gather(self.size, n, from, self.step, to);
+                return to;
+            };
+            let table = &self.tables[inner];
+            let first = at[1 + inner] as usize + start;
+            let mut i = 0;
+            while i < n {
+                let len = (table.runs[first + i] as usize).min(n - i);
+                let to = to.add(i * self.size);
+                match table.offsets[first + i] {
+                    OUTSIDE => self.fill(len, to),
+                    offset => moves::gather(self.size, len, args.at(0, base + offset), self.size as isize, to),
+                }
+                i += len;
+            }
+        }
+        to
+    }
+}
+
+/// The elements that make up each index of an axis: bytes to them, and weights; as many for every index.
+struct Taps {
+    taps: Vec<(isize, f32)>,
+    count: usize,
+}
+
+struct Blend {
+    axes: Vec<Taps>,
+    /// Which of them is the innermost, if it is resized; its step if not.
+    inner: Option<usize>,
+    step: isize,
+}
+
+impl Core for Blend {
+    unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
+        let sums = to.cast::<f32>();
+        // SAFETY: the caller's word.
+        unsafe { to.write_bytes(0, 4 * n) }
+        let outer = |k: usize| Some(k) != self.inner;
+        let rows: usize = self.axes.iter().enumerate().filter(|(k, _)| outer(*k)).map(|(_, a)| a.count).product();
+        for row in 0..rows {
+            let (mut rest, mut base, mut weight) = (row, at[0], 1.0);
+            for (k, axis) in self.axes.iter().enumerate().filter(|(k, _)| outer(*k)) {
+                let (offset, w) = axis.taps[at[1 + k] as usize * axis.count + rest % axis.count];
+                rest /= axis.count;
+                base += offset;
+                weight *= w;
+            }
+            if weight == 0.0 {
+                continue;
+            }
+            // SAFETY: the offsets are those of elements of the data, which was checked to span its memory.
+            unsafe {
+                match self.inner {
+                    None => {
+                        let from = args.at(0, base + start as isize * self.step);
+                        for i in 0..n {
+                            *sums.add(i) += weight * from.offset(i as isize * self.step).cast::<f32>().read();
+                        }
+                    }
+                    Some(inner) => {
+                        let axis = &self.axes[inner];
+                        let first = at[1 + inner] as usize + start;
+                        let from = args.at(0, base).cast_const();
+                        match axis.count {
+                            2 => blend::<2>(&axis.taps[2 * first..], n, weight, from, sums),
+                            _ => blend::<4>(&axis.taps[4 * first..], n, weight, from, sums),
+                        }
+                    }
+                }
+            }
+        }
+        to
+    }
+}
+
+/// `sums[i] += weight * (the element that taps make up)`.
+///
+/// # Safety
+/// Taps must lead from `from` to readable elements; `sums` must be writable for `n`.
+unsafe fn blend<const T: usize>(taps: &[(isize, f32)], n: usize, weight: f32, from: *const u8, sums: *mut f32) {
+    for (i, taps) in taps.chunks_exact(T).take(n).enumerate() {
+        let mut sum = 0.0;
+        for &(offset, w) in taps {
+            // SAFETY: the caller's word.
+            sum += w * unsafe { from.offset(offset).cast::<f32>().read() };
+        }
+        // SAFETY: `i < n`.
+        unsafe { *sums.add(i) += weight * sum }
+    }
+}

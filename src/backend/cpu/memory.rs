@@ -1,0 +1,183 @@
+//! Segments: from the system's allocator, or carved from a region that the host program lends.
+
+use super::{SegmentId, Slice, Usage, refuse};
+use crate::error::{Error, Result};
+use std::alloc::Layout;
+use std::any::Any;
+use std::ptr::NonNull;
+
+/// Alignment of every segment, in bytes.
+const ALIGN: usize = 256;
+
+/// 256 bytes, aligned to 256.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(256))]
+pub struct Line(pub [u8; ALIGN]);
+
+impl Line {
+    /// All zeros.
+    pub const ZERO: Line = Line([0; ALIGN]);
+}
+
+/// Memory that the host program lends to a device.
+pub struct Region {
+    ptr: NonNull<u8>,
+    bytes: u64,
+    /// Keeps the memory alive.
+    _owner: Option<Box<dyn Any + Send>>,
+}
+
+// SAFETY: a region is the only user of its memory, by the contracts of its constructors.
+unsafe impl Send for Region {}
+
+impl Region {
+    /// The region of these lines.
+    pub fn new(lines: Vec<Line>) -> Region {
+        let mut lines = lines;
+        let bytes = size_of_val(&lines[..]) as u64;
+        let ptr = NonNull::from(&mut lines[..]).cast();
+        Region { ptr, bytes, _owner: Some(Box::new(lines)) }
+    }
+
+    /// The region at an address.
+    ///
+    /// # Safety
+    /// `ptr` must be aligned to 256 bytes, and the bytes behind it initialised and used by nobody else for as long as the region or the
+    /// device it was given to lives.
+    pub unsafe fn from_raw(ptr: NonNull<u8>, bytes: u64) -> Region {
+        Region { ptr, bytes, _owner: None }
+    }
+}
+
+struct Segment {
+    ptr: NonNull<u8>,
+    bytes: u64,
+}
+
+/// All segments of a device.
+pub(super) struct Memory {
+    segments: Vec<Option<Segment>>,
+    arena: Option<Region>,
+    allocations: u64,
+}
+
+impl Memory {
+    pub fn system() -> Memory {
+        Memory { segments: Vec::new(), arena: None, allocations: 0 }
+    }
+
+    pub fn within(arena: Region) -> Memory {
+        Memory { segments: Vec::new(), arena: Some(arena), allocations: 0 }
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage { bytes: self.segments.iter().flatten().map(|s| s.bytes).sum(), allocations: self.allocations }
+    }
+
+    pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+        let ptr = match &self.arena {
+            Some(arena) => self.carve(arena, bytes)?,
+            None => system_alloc(bytes)?,
+        };
+        self.allocations += 1;
+        self.segments.push(Some(Segment { ptr, bytes }));
+        Ok(SegmentId(self.segments.len() as u32 - 1))
+    }
+
+    /// The lowest gap of the arena that is large enough, zeroed.
+    fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
+        let base = arena.ptr.as_ptr() as u64;
+        let mut taken: Vec<(u64, u64)> =
+            self.segments.iter().flatten().map(|s| (s.ptr.as_ptr() as u64 - base, s.bytes)).collect();
+        taken.sort_unstable();
+        let mut offset = 0u64;
+        for (start, len) in taken {
+            if start >= offset && start - offset >= bytes {
+                break;
+            }
+            offset = offset.max((start + len).next_multiple_of(ALIGN as u64));
+        }
+        let free = arena.bytes.saturating_sub(offset);
+        if bytes > free {
+            let what = "a segment in the host's memory".into();
+            return Err(Error::Fit { what, needed: bytes, limit: free });
+        }
+        // SAFETY: `offset + bytes` is within the region, no segment lies there, and nobody else uses the region.
+        unsafe {
+            let ptr = arena.ptr.add(offset as usize);
+            ptr.as_ptr().write_bytes(0, bytes as usize);
+            Ok(ptr)
+        }
+    }
+
+    pub fn free(&mut self, segment: SegmentId) {
+        let Some(segment) = self.segments.get_mut(segment.0 as usize).and_then(Option::take) else { return };
+        if self.arena.is_none() {
+            system_free(&segment);
+        }
+    }
+
+    /// The address of a slice that lies within its segment.
+    pub fn resolve(&self, slice: Slice) -> Result<*mut u8> {
+        let segment = self.segments.get(slice.segment.0 as usize).and_then(Option::as_ref);
+        let segment = segment.ok_or_else(|| refuse(format!("no segment {}", slice.segment.0)))?;
+        if slice.offset.checked_add(slice.bytes).is_none_or(|end| end > segment.bytes) {
+            let Slice { offset, bytes, .. } = slice;
+            return Err(refuse(format!("bytes {offset}+{bytes} of a segment of {}", segment.bytes)));
+        }
+        // SAFETY: within the segment.
+        Ok(unsafe { segment.ptr.add(slice.offset as usize) }.as_ptr())
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        for k in 0..self.segments.len() {
+            self.free(SegmentId(k as u32));
+        }
+    }
+}
+
+fn layout(bytes: u64) -> Option<Layout> {
+    Layout::from_size_align(usize::try_from(bytes).ok()?, ALIGN).ok()
+}
+
+fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
+    let refused = || refuse(format!("the system has no {bytes} bytes"));
+    let layout = layout(bytes).ok_or_else(refused)?;
+    if bytes == 0 {
+        return Ok(NonNull::<Line>::dangling().cast());
+    }
+    // SAFETY: the layout is not empty.
+    NonNull::new(unsafe { std::alloc::alloc_zeroed(layout) }).ok_or_else(refused)
+}
+
+fn system_free(segment: &Segment) {
+    let layout = layout(segment.bytes).expect("a segment was allocated with this layout");
+    if segment.bytes > 0 {
+        // SAFETY: allocated by `system_alloc` with the same layout, and freed once.
+        unsafe { std::alloc::dealloc(segment.ptr.as_ptr(), layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_is_carved_and_reused() {
+        let mut memory = Memory::within(Region::new(vec![Line([7; ALIGN]); 4]));
+        let a = memory.alloc(300).expect("fits");
+        let b = memory.alloc(256).expect("fits");
+        assert!(matches!(memory.alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
+        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2 });
+        let slice = |segment, offset, bytes| Slice { segment, offset, bytes };
+        let at = memory.resolve(slice(b, 0, 256)).expect("inside");
+        assert!(memory.resolve(slice(a, 256, 45)).is_err() && memory.resolve(slice(a, u64::MAX, 2)).is_err());
+        memory.free(a);
+        let c = memory.alloc(512).expect("in the gap");
+        let c = memory.resolve(slice(c, 0, 512)).expect("inside");
+        // SAFETY: both lie in the region; `c` is 512 bytes of zeros.
+        assert!(unsafe { c.add(512) == at && (0..512).all(|i| *c.add(i) == 0) });
+    }
+}

@@ -1,0 +1,95 @@
+//! Moves of elements whose size, not type, matters.
+
+use super::simd::transpose;
+
+/// `to[i] = from[i * step]` for elements of `size` bytes, `step` in bytes.
+///
+/// # Safety
+/// Source and destination must be valid for `n` elements each, and apart.
+#[inline]
+pub unsafe fn gather(size: usize, n: usize, from: *const u8, step: isize, to: *mut u8) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match size {
+            1 => strided::<u8>(n, from, step, to, 1),
+            4 => strided::<u32>(n, from, step, to, 4),
+            _ => strided::<u64>(n, from, step, to, 8),
+        }
+    }
+}
+
+/// `to[i * step] = from[i]` for elements of `size` bytes, `step` in bytes.
+///
+/// # Safety
+/// Source and destination must be valid for `n` elements each, and apart.
+#[inline]
+pub unsafe fn scatter(size: usize, n: usize, from: *const u8, to: *mut u8, step: isize) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match size {
+            1 => strided::<u8>(n, from, 1, to, step),
+            4 => strided::<u32>(n, from, 4, to, step),
+            _ => strided::<u64>(n, from, 8, to, step),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`gather`], with steps on both sides.
+#[inline(always)]
+pub unsafe fn strided<T: Copy>(n: usize, from: *const u8, from_step: isize, to: *mut u8, to_step: isize) {
+    let size = size_of::<T>() as isize;
+    // SAFETY: the caller's word.
+    unsafe {
+        if from_step == size && to_step == size {
+            to.copy_from_nonoverlapping(from, n * size_of::<T>());
+        } else if from_step == 0 && to_step == size {
+            let x = from.cast::<T>().read_unaligned();
+            for i in 0..n {
+                to.cast::<T>().add(i).write_unaligned(x);
+            }
+        } else {
+            for i in 0..n as isize {
+                to.offset(i * to_step).cast::<T>().write_unaligned(from.offset(i * from_step).cast::<T>().read_unaligned());
+            }
+        }
+    }
+}
+
+/// `to[i] = start + i * step`.
+///
+/// # Safety
+/// `to` must be writable for `n` elements.
+pub unsafe fn iota(n: usize, start: isize, step: isize, to: *mut i64) {
+    for i in 0..n {
+        // SAFETY: `i < n`.
+        unsafe { to.add(i).write_unaligned((start + i as isize * step) as i64) }
+    }
+}
+
+/// `to[c, r] = from[r, c]` for elements of `size` bytes, where the source's columns and the destination's rows are dense; the
+/// other steps are in bytes.
+///
+/// # Safety
+/// Source and destination must be valid for `rows * cols` elements each, and apart.
+pub unsafe fn turn(size: usize, rows: usize, cols: usize, from: *const u8, from_step: isize, to: *mut u8, to_step: isize) {
+    const TILE: usize = 32;
+    for r in (0..rows).step_by(TILE) {
+        for c in (0..cols).step_by(TILE) {
+            let (rn, cn) = (TILE.min(rows - r), TILE.min(cols - c));
+            // SAFETY: a tile of the matrix.
+            unsafe {
+                let from = from.offset(r as isize * from_step).add(c * size);
+                let to = to.offset(c as isize * to_step).add(r * size);
+                if size == 4 && from_step % 4 == 0 && to_step % 4 == 0 && to_step > 0 {
+                    transpose(rn, cn, from.cast(), from_step / 4, to.cast(), to_step as usize / 4);
+                } else {
+                    for c in 0..cn as isize {
+                        let (from, to) = (from.offset(c * size as isize), to.offset(c * to_step));
+                        gather(size, rn, from, from_step, to);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Matrix products: a batch loop around [`Gemm`], with the body as its epilogue.
+
+use super::gemm::{Gemm, Grid, Lhs, Out, Rhs, Tile, View};
+use super::nest::Nest;
+use super::simd::Isa;
+use super::tile::{Epilogue, Operands};
+use super::{Args, Compiled, Needs, Scratch, Workspace};
+use crate::dtype::DType;
+use crate::kernel::Kernel;
+use crate::kernel::layout::gemm::{packed_a_bytes, packed_b_bytes};
+use crate::kernel::layout::{Product, slots};
+
+/// A compiled matrix product.
+pub struct MatMul {
+    isa: Isa,
+    product: Product,
+    /// Over matrices: left, right, destination, then the epilogue's operands; in bytes.
+    nest: Nest,
+    /// Elements per row and per column of left, right and destination.
+    steps: [(isize, isize); 3],
+    epilogue: Option<Epilogue>,
+    /// The destination's argument.
+    write: usize,
+    grid: Grid,
+    items: usize,
+    workspace: Workspace,
+}
+
+impl MatMul {
+    /// Compiles a matrix product.
+    pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<MatMul, String> {
+        if kernel.reads[..2].iter().any(|r| r.dtype != DType::F32) {
+            return Err("a matrix product of other than f32".into());
+        }
+        let product = Product::new(kernel)?;
+        let (rank, write) = (kernel.shape.len(), kernel.reads.len());
+        let operands = Operands::new(kernel)?;
+        let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];
+        let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { 4 });
+        let start = [0, 1].map(|o| if product.packed[o] { 0 } else { 4 * kernel.reads[o].access.offset });
+        let out = &kernel.writes[0];
+        let size = out.dtype.size() as isize;
+        let mut nest = Nest {
+            dims: product.batch.iter().map(|b| b.dim).collect(),
+            steps: Vec::new(),
+            start: vec![start[0], start[1], out.access.offset * size],
+        };
+        nest.start.extend(operands.motions.iter().map(|m| m.start));
+        for axis in &product.batch {
+            let mut steps = vec![axis.steps[0] * unit[0], axis.steps[1] * unit[1]];
+            steps.push(out.access.strides[axis.axis] * size);
+            steps.extend(operands.motions.iter().map(|m| m.steps[axis.axis]));
+            nest.steps.push(steps);
+        }
+        let steps = [&kernel.reads[0], &kernel.reads[1], out]
+            .map(|o| (o.access.strides[rank - 2], o.access.strides[rank - 1]));
+        let epilogue = match kernel.body.is_identity() && product.direct {
+            true => None,
+            false => Some(Epilogue::new(kernel, isa, operands, rank - 2, rank - 1..rank)?),
+        };
+
+        let (count, ns) = (product.count(), product.nanoseconds());
+        let parts = if slots(kernel, threads).count > 1 { threads } else { 1 };
+        // Twice as many parts as threads even out what else the machine does, when they are large.
+        let pieces = if parts > 1 && ns > 1e6 { 2 * parts } else { parts };
+        let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
+        let items = count * grid.len();
+        let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
+        Ok(MatMul { isa, product, nest, steps, epilogue, write, grid, items, workspace })
+    }
+}
+
+impl Compiled for MatMul {
+    fn needs(&self) -> Needs {
+        let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
+        Needs { rank: self.nest.rank(), motions: self.nest.start.len(), ..needs }
+    }
+
+    fn tasks(&self, _: usize) -> usize {
+        self.workspace.tasks
+    }
+
+    unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
+        // SAFETY: the task's own, by the contract of `run`.
+        let workspace = unsafe { self.workspace.slot(args, task, scratch.worker) };
+        let items = self.workspace.share(self.items, task);
+        let Product { m, n, k, packed, direct, .. } = self.product;
+        let Scratch { mem, bases, index, at, .. } = scratch;
+        let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
+        self.nest.seek(items.start / self.grid.len(), index, at);
+        for item in items {
+            let part = item % self.grid.len();
+            let (rows, cols) = self.grid.get(part);
+            let view = |o: usize| View {
+                ptr: args.at(o, at[o]).cast_const().cast(),
+                rs: self.steps[o].0,
+                cs: self.steps[o].1,
+            };
+            let gemm = Gemm {
+                m,
+                n,
+                k,
+                a: if packed[0] { Lhs::Packed(view(0).ptr) } else { Lhs::Strided(view(0)) },
+                b: if packed[1] { Rhs::Packed(view(1).ptr) } else { Rhs::Strided(view(1)) },
+                c: match direct {
+                    false => Out::Epilogue,
+                    true => {
+                        let (rs, cs) = self.steps[2];
+                        Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs }
+                    }
+                },
+                accumulate: false,
+            };
+            let mut finish = |tile: Tile| {
+                if let Some(epilogue) = &self.epilogue {
+                    // SAFETY: the tile is a part of the kernel's index space.
+                    unsafe { epilogue.apply(args, &at[3..], &tile, mem.as_mut_ptr().cast(), bases) }
+                }
+            };
+            let finish: Option<&mut dyn FnMut(Tile)> = if self.epilogue.is_some() { Some(&mut finish) } else { None };
+            // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
+            unsafe { gemm.run(self.isa, rows, cols, workspace, finish) }
+            if part + 1 == self.grid.len() {
+                self.nest.advance(index, at);
+            }
+        }
+    }
+}

@@ -1,0 +1,772 @@
+//! Reductions and row-wise kernels.
+//!
+//! A row is folded block by block along its densest axis (`Rows`). Where rows lie side by side instead, as in a sum over leading axes or a
+//! normalisation over channels, a block holds one element of many rows and folds are kept in blocks too (`Lanes`).
+//!
+//! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
+
+use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
+use super::map::{leaves, stored};
+use super::math;
+use super::moves;
+use super::nest::{Motion, Nest};
+use super::program::{Frame, Program, Sink, Source, source};
+use super::simd::Isa;
+use super::{Args, Compiled, Needs, Scratch, share};
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code, Instr, Unary};
+use crate::kernel::{Fold, Kernel, Template};
+use std::collections::HashMap;
+use std::slice::from_raw_parts;
+
+/// Most bytes of intermediate values that are kept from one pass over a row to the next.
+const KEPT_BYTES: usize = 64 << 10;
+/// Side by side, this many additions go to one partial sum.
+const PARTIAL: usize = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Dense,
+    Still,
+    Staged(usize),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    /// The launch's argument; `None` is the index itself.
+    arg: Option<usize>,
+    size: usize,
+    place: Place,
+    /// Along the axis that blocks run along.
+    step: isize,
+}
+
+struct Phase {
+    program: Program,
+    /// How the first result is folded, and its representation; the last phase has none.
+    fold: Option<(Fold, Repr)>,
+    /// Values that are kept for later phases: kept value and destination number.
+    keeps: Vec<(usize, usize)>,
+}
+
+/// A compiled row kernel.
+pub struct Row {
+    isa: Isa,
+    /// Over rows; without the axis that blocks run along, when that is one of its axes.
+    outer: Nest,
+    /// Over the elements of a row; likewise.
+    inner: Nest,
+    /// Extent of the axis that blocks run along, and how much of it is one block.
+    along: usize,
+    block: usize,
+    lanes: bool,
+    per_row: bool,
+    sources: Vec<Stream>,
+    outs: Vec<Stream>,
+    /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
+    kept: Vec<(usize, usize)>,
+    phases: Vec<Phase>,
+    /// Offsets in scratch memory: folded values (one slot or one block each), partial sums, index slots.
+    folds: usize,
+    partial: usize,
+    slots: usize,
+    zeros: usize,
+    items: usize,
+    tasks: usize,
+    needs: Needs,
+}
+
+impl Row {
+    /// Compiles a row kernel.
+    pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Row, String> {
+        let Template::Row { inner, folds, per_row } = &kernel.template else { return Err("not a row kernel".into()) };
+        let rank = kernel.shape.len();
+        let rows = rank - inner;
+        let mut bodies: Vec<Body> = folds.iter().map(|f| f.body.clone()).collect();
+        bodies.push(kernel.body.clone());
+        if bodies[..folds.len()].iter().any(|b| b.results.len() != 1) {
+            return Err("a fold of more than one value".into());
+        }
+
+        // Every operand as it moves over all axes: those of the rows, then those of the elements.
+        let (inputs, axes) = leaves(&bodies);
+        let mut frame = Frame { inputs: vec![None; kernel.reads.len()], ..Frame::default() };
+        let mut motions = Vec::new();
+        let mut streams: Vec<(Option<usize>, usize)> = Vec::new();
+        for j in inputs {
+            let operand = kernel.reads.get(j as usize).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
+            let repr = stored(operand)?;
+            frame.inputs[j as usize] = Some(streams.len());
+            frame.sources.push(Source { repr, still: false });
+            streams.push((Some(j as usize), repr.size()));
+            motions.push(Motion::bytes(operand, 0..rank));
+        }
+        for axis in axes {
+            if axis as usize >= rank {
+                return Err(format!("a body reads the index along axis {axis} of {rank}"));
+            }
+            frame.index.insert(axis, streams.len());
+            frame.sources.push(Source { repr: Repr::I64, still: false });
+            streams.push((None, 8));
+            motions.push(Motion::index(axis as usize, rank));
+        }
+        let first_out = motions.len();
+        let mut stores = Vec::new();
+        for (k, operand) in kernel.writes.iter().enumerate() {
+            let repr = stored(operand)?;
+            stores.push(Sink::Store(repr));
+            streams.push((Some(kernel.reads.len() + k), repr.size()));
+            let mut motion = Motion::bytes(operand, 0..operand.access.shape.len());
+            motion.steps.resize(rank, 0);
+            motions.push(motion);
+        }
+        let half = |range: std::ops::Range<usize>, start: bool| -> Vec<Motion> {
+            let cut = |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
+            motions.iter().map(cut).collect()
+        };
+        let mut outer = Nest::new(&kernel.shape[..rows], &half(0..rows, true), Some(first_out));
+        let by = if *per_row { 0 } else { first_out };
+        let mut inner = Nest::new(&kernel.shape[rows..], &half(rows..rank, false), Some(by));
+        let (row_count, row_len) = (outer.len(), inner.len());
+
+        // Side by side where the data is dense across rows but not within them, or where rows are very short.
+        let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
+        let across = *outer.dims.last().unwrap_or(&1);
+        let dense = |nest: &Nest| (0..first_out).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
+        let scattered = |nest: &Nest| {
+            (0..first_out).filter(|&k| step(nest, k) != 0 && step(nest, k) != streams[k].1 as isize).count()
+        };
+        let lanes = across >= 8
+            && ((scattered(&inner) > 0 && dense(&outer) > dense(&inner) && across >= 16) || row_len * 2 <= across.min(32));
+        let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
+
+        // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
+        let mut bytes = 0;
+        let mut reserve = |size: usize| {
+            bytes += size.next_multiple_of(64);
+            bytes - size.next_multiple_of(64)
+        };
+        let mut place = |k: usize, is_out: bool| {
+            let (arg, size) = streams[k];
+            let place = match steps[k] {
+                0 if !is_out => Place::Still,
+                s if arg.is_some() && (s == size as isize || along == 1) => Place::Dense,
+                // A result per row is one element, wherever it goes.
+                _ if is_out && *per_row && !lanes => Place::Dense,
+                _ => Place::Staged(reserve(BLOCK * size)),
+            };
+            Stream { arg, size, place, step: steps[k] }
+        };
+        let sources: Vec<Stream> = (0..first_out).map(|k| place(k, false)).collect();
+        let outs: Vec<Stream> = (first_out..motions.len()).map(|k| place(k, true)).collect();
+        for (source, stream) in frame.sources.iter_mut().zip(&sources) {
+            source.still = stream.place == Place::Still;
+        }
+        let block = if lanes {
+            // The rows of a block are read once per fold, so they should stay in the cache.
+            (((256 << 10) / 4 / row_len.max(1)).clamp(64, BLOCK) & !15).min(along.max(1))
+        } else {
+            BLOCK
+        };
+
+        // Values that several phases compute.
+        let room = KEPT_BYTES / if lanes { block * row_len.max(1) } else { row_len.max(1) };
+        let price = |code: Code| match code {
+            Code::Input(j) => match frame.inputs[j as usize].map(|k| sources[k].place) {
+                Some(Place::Staged(_)) => 6.0,
+                _ => 0.0,
+            },
+            Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 6.0,
+            Code::Binary(Binary::Pow | Binary::Rem, _, _) => 6.0,
+            Code::Binary(Binary::Div, _, _) | Code::Unary(Unary::Sqrt | Unary::Recip, _) => 2.0,
+            Code::Const(_) | Code::Index(_) | Code::Fold(_) => 0.0,
+            _ => 1.0,
+        };
+        let last = if *per_row { bodies.len() - 1 } else { bodies.len() };
+        let shared = keep_values(&mut bodies[..last], kernel.reads.len() as u32, price, room);
+        let mut kept = Vec::new();
+        let mut kept_reprs = Vec::new();
+        for &(_, dtype) in &shared {
+            let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
+            frame.inputs.push(Some(frame.sources.len()));
+            frame.sources.push(Source { repr, still: false });
+            kept.push((reserve(row_len * repr.size() * if lanes { block } else { 1 }), repr.size()));
+            kept_reprs.push(repr);
+        }
+        let mut fold_reprs = Vec::new();
+        for body in &bodies[..folds.len()] {
+            let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
+            let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
+            frame.folds.push(frame.sources.len());
+            frame.sources.push(Source { repr, still: !lanes });
+            fold_reprs.push(repr);
+        }
+        let folds_at = reserve(fold_reprs.len() * if lanes { BLOCK * 8 } else { 8 });
+        let partial = reserve(if lanes { BLOCK * 8 } else { 0 });
+        let slots = reserve(8 * sources.len());
+        let zeros = reserve(if row_len == 0 { 8 * BLOCK } else { 0 });
+
+        let (mut phases, mut registers, mut ns) = (Vec::new(), 0, 0.0);
+        for (p, body) in bodies.iter().enumerate() {
+            let mut frame = frame.clone();
+            // Later folds are not known yet.
+            frame.folds.truncate(p);
+            let mut sinks = Vec::new();
+            let mut keeps = Vec::new();
+            let fold = folds.get(p).map(|f| (f.fold, fold_reprs[p]));
+            if fold.is_some() {
+                sinks.push(Sink::Keep);
+                for (v, _) in shared.iter().enumerate().filter(|(_, s)| s.0 == p) {
+                    keeps.push((v, sinks.len()));
+                    sinks.push(Sink::Store(kept_reprs[v]));
+                }
+            } else {
+                sinks.clone_from(&stores);
+                if *per_row && !lanes {
+                    frame.sources.iter_mut().for_each(|s| s.still = true);
+                }
+            }
+            let program = Program::new(body, &frame, &sinks)?;
+            registers = registers.max(program.registers);
+            ns += program.cost + 0.1;
+            phases.push(Phase { program, fold, keeps });
+        }
+        let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
+        ns += staged as f64;
+        let needs = Needs {
+            bytes: bytes + registers,
+            bases: source(frame.sources.len() + stores.len().max(1 + shared.len())),
+            rank: outer.rank() + inner.rank(),
+            motions: 2 * motions.len(),
+        };
+        let overhead = if lanes { 0.0 } else { 40.0 * phases.len() as f64 };
+        let tasks = share(row_count as f64 * (row_len as f64 * ns + overhead), threads);
+        let items = outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
+        let tasks = tasks.min(items);
+        let per_row = *per_row;
+        Ok(Row {
+            isa,
+            outer,
+            inner,
+            along,
+            block,
+            lanes,
+            per_row,
+            sources,
+            outs,
+            kept,
+            phases,
+            folds: folds_at,
+            partial,
+            slots,
+            zeros,
+            items,
+            tasks,
+            needs,
+        })
+    }
+
+    fn first_kept(&self) -> usize {
+        self.sources.len()
+    }
+
+    fn first_fold(&self) -> usize {
+        self.sources.len() + self.kept.len()
+    }
+
+    /// Points every source that comes from an operand at element `i` of the current run.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`]; `at` is within the nests.
+    unsafe fn bind(&self, args: &Args, at: &[isize], add: &[isize], i: usize, n: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+        for (k, s) in self.sources.iter().enumerate() {
+            let position = at[k] + add[k] + i as isize * s.step;
+            bases[source(k)] = match (s.place, s.arg) {
+                (Place::Still | Place::Dense, Some(arg)) => args.at(arg, position),
+                (Place::Staged(offset), arg) => {
+                    let to = mem.wrapping_add(offset);
+                    // SAFETY: a staging block holds a block; operands were checked to span their memory.
+                    unsafe {
+                        match arg {
+                            Some(arg) => moves::gather(s.size, n, args.at(arg, position), s.step, to),
+                            None => moves::iota(n, position, s.step, to.cast()),
+                        }
+                    }
+                    to
+                }
+                (_, None) => {
+                    let slot = mem.wrapping_add(self.slots + 8 * k);
+                    // SAFETY: eight bytes per source are set aside for this.
+                    unsafe { slot.cast::<i64>().write_unaligned(position as i64) }
+                    slot
+                }
+            };
+        }
+    }
+
+    /// Points every source at zeros: a row of no elements has none to read.
+    ///
+    /// # Safety
+    /// `mem` must be this kernel's scratch memory.
+    unsafe fn bind_nothing(&self, mem: *mut u8, bases: &mut [*mut u8]) {
+        let zeros = mem.wrapping_add(self.zeros);
+        // SAFETY: a block is set aside when rows are empty.
+        unsafe { zeros.write_bytes(0, 8 * BLOCK) }
+        for k in 0..self.sources.len() {
+            bases[source(k)] = zeros;
+        }
+    }
+
+    /// Points the destinations of the last phase at element `i`, runs `n` elements, and copies what was staged.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn finish(&self, args: &Args, at: &[isize], add: &[isize], i: usize, n: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+        let phase = self.phases.last().expect("the body is the last phase");
+        let first = self.sources.len();
+        let position = |k: usize, s: &Stream| at[first + k] + add[first + k] + i as isize * s.step;
+        for (k, s) in self.outs.iter().enumerate() {
+            bases[phase.program.out(k)] = match s.place {
+                Place::Staged(offset) => mem.wrapping_add(offset),
+                _ => args.at(s.arg.expect("destinations are memory"), position(k, s)),
+            };
+        }
+        // SAFETY: operands were checked to span their memory.
+        unsafe {
+            phase.program.run_each(self.isa, n, bases);
+            for (k, s) in self.outs.iter().enumerate() {
+                if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
+                    moves::scatter(s.size, n, mem.wrapping_add(offset), args.at(arg, position(k, s)), s.step);
+                }
+            }
+        }
+    }
+
+    /// Points kept values at element `i` of the row (or at element `i` times a block).
+    fn bind_kept(&self, phase: &Phase, i: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+        for (v, &(offset, size)) in self.kept.iter().enumerate() {
+            bases[source(self.first_kept() + v)] = mem.wrapping_add(offset + i * size);
+        }
+        for &(v, out) in &phase.keeps {
+            let (offset, size) = self.kept[v];
+            bases[phase.program.out(out)] = mem.wrapping_add(offset + i * size);
+        }
+    }
+
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn run_rows(&self, rows: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
+        let Scratch { mem, bases, index, at, .. } = scratch;
+        let mem = mem.as_mut_ptr().cast::<u8>();
+        let registers = mem.wrapping_add(self.needs.bytes - self.registers());
+        let operands = self.sources.len() + self.outs.len();
+        let (at, add) = at[..2 * operands].split_at_mut(operands);
+        let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
+        for f in 0..self.phases.len() - 1 {
+            bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
+        }
+        // A row of one block is pointed at once, not once per phase.
+        let runs = self.inner.len();
+        let single = runs == 1 && self.along <= BLOCK;
+        self.outer.seek(rows.start, row_index, at);
+        for _ in rows {
+            self.inner.seek(0, index, add);
+            if single {
+                // SAFETY: the row is within its operands.
+                unsafe { self.bind(args, at, add, 0, self.along, mem, bases) }
+            }
+            for (p, phase) in self.phases.iter().enumerate() {
+                phase.program.bind(registers, bases);
+                let Some((fold, repr)) = phase.fold else {
+                    // SAFETY: as above.
+                    unsafe { self.last_phase(phase, single, args, at, add, index, mem, bases) }
+                    break;
+                };
+                let mut folded = Folded::new(fold);
+                for run in 0..runs {
+                    for i in (0..self.along).step_by(BLOCK) {
+                        let n = BLOCK.min(self.along - i);
+                        // SAFETY: as above.
+                        unsafe {
+                            if !single {
+                                self.bind(args, at, add, i, n, mem, bases);
+                            }
+                            self.bind_kept(phase, run * self.along + i, mem, bases);
+                            if i == 0 {
+                                phase.program.run_still(self.isa, bases);
+                            }
+                            phase.program.run_each(self.isa, n, bases);
+                            let loc = phase.program.kept[0];
+                            folded.add(self.isa, repr, n, bases[loc.base as usize].add(loc.offset as usize));
+                        }
+                    }
+                    if runs > 1 {
+                        self.inner.advance(index, add);
+                    }
+                }
+                // SAFETY: eight bytes per fold are set aside.
+                unsafe { folded.store(repr, mem.add(self.folds + 8 * p)) }
+            }
+            self.outer.advance(row_index, at);
+        }
+    }
+
+    /// The body, at every element or once.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
+    unsafe fn last_phase(
+        &self,
+        phase: &Phase,
+        single: bool,
+        args: &Args,
+        at: &[isize],
+        add: &mut [isize],
+        index: &mut [usize],
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
+        // SAFETY: the row is within its operands.
+        unsafe {
+            if self.per_row {
+                if self.inner.len() * self.along == 0 {
+                    self.bind_nothing(mem, bases);
+                } else if !single {
+                    self.bind(args, at, add, 0, 1, mem, bases);
+                }
+                phase.program.run_still(self.isa, bases);
+                self.finish(args, at, add, 0, 1, mem, bases);
+                return;
+            }
+            let runs = self.inner.len();
+            for run in 0..runs {
+                for i in (0..self.along).step_by(BLOCK) {
+                    let n = BLOCK.min(self.along - i);
+                    if !single {
+                        self.bind(args, at, add, i, n, mem, bases);
+                    }
+                    self.bind_kept(phase, run * self.along + i, mem, bases);
+                    if i == 0 {
+                        phase.program.run_still(self.isa, bases);
+                    }
+                    self.finish(args, at, add, i, n, mem, bases);
+                }
+                if runs > 1 {
+                    self.inner.advance(index, add);
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn run_lanes(&self, items: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
+        let Scratch { mem, bases, index, at, .. } = scratch;
+        let mem = mem.as_mut_ptr().cast::<u8>();
+        let registers = mem.wrapping_add(self.needs.bytes - self.registers());
+        let operands = self.sources.len() + self.outs.len();
+        let (at, add) = at[..2 * operands].split_at_mut(operands);
+        let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
+        let fold_block = |f: usize| mem.wrapping_add(self.folds + f * BLOCK * 8);
+        for f in 0..self.phases.len() - 1 {
+            bases[source(self.first_fold() + f)] = fold_block(f);
+        }
+        let pieces = self.along.div_ceil(self.block);
+        let len = self.inner.len();
+        self.outer.seek(items.start / pieces, row_index, at);
+        for item in items {
+            let lane = item % pieces * self.block;
+            let n = self.block.min(self.along - lane);
+            for (p, phase) in self.phases.iter().enumerate() {
+                phase.program.bind(registers, bases);
+                self.inner.seek(0, index, add);
+                let partial = mem.wrapping_add(self.partial);
+                if let Some((fold, repr)) = phase.fold {
+                    // SAFETY: a fold and the partial sums have a block each.
+                    unsafe {
+                        fill_identity(fold, repr, n, fold_block(p));
+                        fill_identity(fold, repr, n, partial);
+                    }
+                }
+                let once = phase.fold.is_none() && self.per_row;
+                for j in 0..if once { 1 } else { len } {
+                    // SAFETY: the lanes and the element are within the operands.
+                    unsafe {
+                        match len {
+                            0 => self.bind_nothing(mem, bases),
+                            _ => self.bind(args, at, add, lane, n, mem, bases),
+                        }
+                        self.bind_kept(phase, j * self.block, mem, bases);
+                        phase.program.run_still(self.isa, bases);
+                        let Some((fold, repr)) = phase.fold else {
+                            self.finish(args, at, add, lane, n, mem, bases);
+                            self.inner.advance(index, add);
+                            continue;
+                        };
+                        phase.program.run_each(self.isa, n, bases);
+                        let loc = phase.program.kept[0];
+                        let value = bases[loc.base as usize].add(loc.offset as usize);
+                        let partials = fold == Fold::Sum && len > PARTIAL;
+                        combine(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
+                        if partials && (j % PARTIAL == PARTIAL - 1 || j + 1 == len) {
+                            combine(self.isa, fold, repr, n, fold_block(p), partial);
+                            fill_identity(fold, repr, n, partial);
+                        }
+                    }
+                    self.inner.advance(index, add);
+                }
+            }
+            if lane + n == self.along {
+                self.outer.advance(row_index, at);
+            }
+        }
+    }
+
+    fn registers(&self) -> usize {
+        self.phases.iter().map(|p| p.program.registers).max().unwrap_or(0)
+    }
+}
+
+impl Compiled for Row {
+    fn needs(&self) -> Needs {
+        self.needs
+    }
+
+    fn tasks(&self, _: usize) -> usize {
+        self.tasks
+    }
+
+    unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
+        let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
+        // SAFETY: the caller's word.
+        unsafe {
+            if self.lanes {
+                self.run_lanes(items, args, scratch);
+            } else {
+                self.run_rows(items, args, scratch);
+            }
+        }
+    }
+}
+
+/// A fold in progress: floats in `f64`, everything else in `i64`.
+struct Folded {
+    fold: Fold,
+    float: f64,
+    int: i64,
+}
+
+impl Folded {
+    fn new(fold: Fold) -> Folded {
+        let (float, int) = match fold {
+            Fold::Sum => (0.0, 0),
+            Fold::Prod => (1.0, 1),
+            Fold::Max => (f64::NEG_INFINITY, i64::MIN),
+            Fold::Min => (f64::INFINITY, i64::MAX),
+        };
+        Folded { fold, float, int }
+    }
+
+    fn add_float(&mut self, x: f64) {
+        self.float = match self.fold {
+            Fold::Sum => self.float + x,
+            Fold::Prod => self.float * x,
+            Fold::Max if x > self.float || x.is_nan() => x,
+            Fold::Min if x < self.float || x.is_nan() => x,
+            Fold::Max | Fold::Min => self.float,
+        };
+    }
+
+    fn add_int(&mut self, x: i64) {
+        self.int = match self.fold {
+            Fold::Sum => self.int.wrapping_add(x),
+            Fold::Prod => self.int.wrapping_mul(x),
+            Fold::Max => self.int.max(x),
+            Fold::Min => self.int.min(x),
+        };
+    }
+
+    /// # Safety
+    /// `from` must be readable for `n` elements.
+    unsafe fn add(&mut self, isa: Isa, repr: Repr, n: usize, from: *const u8) {
+        // SAFETY: the caller's word; elements are aligned because offsets count whole elements from aligned starts.
+        unsafe {
+            match repr {
+                Repr::F32 => {
+                    let x = from_raw_parts(from.cast::<f32>(), n);
+                    match self.fold {
+                        Fold::Sum => self.add_float(f64::from(math::sum(isa, x))),
+                        Fold::Max => self.add_float(f64::from(math::max(isa, x))),
+                        Fold::Min => self.add_float(f64::from(math::min(isa, x))),
+                        Fold::Prod => x.iter().for_each(|&x| self.add_float(f64::from(x))),
+                    }
+                }
+                Repr::F64 => from_raw_parts(from.cast::<f64>(), n).iter().for_each(|&x| self.add_float(x)),
+                Repr::I64 => from_raw_parts(from.cast::<i64>(), n).iter().for_each(|&x| self.add_int(x)),
+                Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
+                Repr::U8 | Repr::I8 | Repr::Bool => {
+                    from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0)));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// `to` must be writable for eight bytes.
+    unsafe fn store(&self, repr: Repr, to: *mut u8) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match repr {
+                Repr::F32 => to.cast::<f32>().write_unaligned(self.float as f32),
+                Repr::F64 => to.cast::<f64>().write_unaligned(self.float),
+                Repr::I64 => to.cast::<i64>().write_unaligned(self.int),
+                // The folds of nothing are the type's own limits; all other values were narrow to begin with, or wrap.
+                Repr::I32 => to.cast::<i32>().write_unaligned(match self.int {
+                    i64::MIN => i32::MIN,
+                    i64::MAX => i32::MAX,
+                    int => int as i32,
+                }),
+                Repr::U8 | Repr::I8 | Repr::Bool => *to = u8::from(self.int > 0),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` must be writable for a block.
+unsafe fn fill_identity(fold: Fold, repr: Repr, n: usize, to: *mut u8) {
+    let identity = Folded::new(fold);
+    // SAFETY: the caller's word.
+    unsafe {
+        for i in 0..n {
+            identity.store_one(repr, to.add(i * repr.size()));
+        }
+    }
+}
+
+impl Folded {
+    /// As [`Folded::store`], touching no more than the element.
+    ///
+    /// # Safety
+    /// `to` must be writable for one element.
+    unsafe fn store_one(&self, repr: Repr, to: *mut u8) {
+        let mut slot = [0u8; 8];
+        // SAFETY: the caller's word.
+        unsafe {
+            self.store(repr, slot.as_mut_ptr());
+            to.copy_from_nonoverlapping(slot.as_ptr(), repr.size());
+        }
+    }
+}
+
+/// `acc = acc (fold) value`, element by element.
+///
+/// # Safety
+/// Both must be blocks of `n` elements.
+unsafe fn combine(isa: Isa, fold: Fold, repr: Repr, n: usize, acc: *mut u8, value: *mut u8) {
+    let binary = match fold {
+        Fold::Sum => Binary::Add,
+        Fold::Prod => Binary::Mul,
+        Fold::Max => Binary::Max,
+        Fold::Min => Binary::Min,
+    };
+    let (a, b) = (Loc { base: 0, offset: 0 }, Loc { base: 1, offset: 0 });
+    let op = Op { kind: Kind::Binary(binary, repr, Form::VV), to: a, args: [a, b, b] };
+    // SAFETY: the caller's word.
+    unsafe { exec(isa, &[op], n, &[acc, value]) }
+}
+
+/// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
+/// results, the later one reads them as inputs numbered from `first_input`. Returns the phase and type of each, at most `room` bytes
+/// per element in total.
+fn keep_values(bodies: &mut [Body], first_input: u32, price: impl Fn(Code) -> f64, room: usize) -> Vec<(usize, DType)> {
+    const WORTH: f64 = 2.0;
+    let mut numbers: HashMap<(String, DType), usize> = HashMap::new();
+    let mut ids: Vec<Vec<usize>> = Vec::new();
+    // Per number: the price of computing it, whether it differs within a row, and where it is computed first.
+    let mut facts: Vec<(f64, bool, (usize, u32))> = Vec::new();
+    for (p, body) in bodies.iter().enumerate() {
+        let mut of = vec![usize::MAX; body.code.len()];
+        for i in live(body) {
+            let Instr { code, dtype } = body.code[i as usize];
+            let at = |a: u32| of[a as usize];
+            let (key, operands): (String, Vec<usize>) = match code {
+                Code::Unary(op, a) => (format!("{op:?} {}", at(a)), vec![at(a)]),
+                Code::Binary(op, a, b) => (format!("{op:?} {} {}", at(a), at(b)), vec![at(a), at(b)]),
+                Code::Select(c, a, b) => (format!("? {} {} {}", at(c), at(a), at(b)), vec![at(c), at(a), at(b)]),
+                Code::Cast(a) => (format!("cast {}", at(a)), vec![at(a)]),
+                leaf => (format!("{leaf:?}"), Vec::new()),
+            };
+            let new = facts.len();
+            let id = *numbers.entry((key, dtype)).or_insert(new);
+            if id == new {
+                let varies = matches!(code, Code::Input(_) | Code::Index(_)) || operands.iter().any(|&o| facts[o].1);
+                let total = price(code) + operands.iter().map(|&o| facts[o].0).sum::<f64>();
+                facts.push((total, varies, (p, i)));
+            }
+            of[i as usize] = id;
+        }
+        ids.push(of);
+    }
+    let mut shared: Vec<(usize, DType)> = Vec::new();
+    let mut given: HashMap<usize, u32> = HashMap::new();
+    let mut used = 0;
+    for p in 1..bodies.len() {
+        let mut stack: Vec<u32> = bodies[p].results.clone();
+        let mut seen = vec![false; bodies[p].code.len()];
+        while let Some(i) = stack.pop() {
+            if std::mem::replace(&mut seen[i as usize], true) {
+                continue;
+            }
+            let id = ids[p][i as usize];
+            let (cost, varies, (first, at)) = facts[id];
+            let dtype = bodies[p].code[i as usize].dtype;
+            let size = Repr::computed(dtype).map_or(8, Repr::size);
+            if first < p && varies && cost >= WORTH && (given.contains_key(&id) || used + size <= room) {
+                let input = *given.entry(id).or_insert_with(|| {
+                    shared.push((first, dtype));
+                    bodies[first].results.push(at);
+                    used += size;
+                    first_input + shared.len() as u32 - 1
+                });
+                bodies[p].code[i as usize].code = Code::Input(input);
+                continue;
+            }
+            match bodies[p].code[i as usize].code {
+                Code::Unary(_, a) | Code::Cast(a) => stack.push(a),
+                Code::Binary(_, a, b) => stack.extend([a, b]),
+                Code::Select(c, a, b) => stack.extend([c, a, b]),
+                Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => {}
+            }
+        }
+    }
+    shared
+}
+
+/// The instructions that results depend on, in order. Malformed operands are left for [`Program::new`] to refuse.
+fn live(body: &Body) -> Vec<u32> {
+    let mut seen = vec![false; body.code.len()];
+    for &r in &body.results {
+        if let Some(seen) = seen.get_mut(r as usize) {
+            *seen = true;
+        }
+    }
+    for i in (0..body.code.len()).rev().filter(|&i| i < body.code.len()) {
+        if !seen[i] {
+            continue;
+        }
+        let mut see = |a: u32| {
+            if (a as usize) < i {
+                seen[a as usize] = true;
+            }
+        };
+        match body.code[i].code {
+            Code::Unary(_, a) | Code::Cast(a) => see(a),
+            Code::Binary(_, a, b) => [a, b].into_iter().for_each(see),
+            Code::Select(c, a, b) => [c, a, b].into_iter().for_each(see),
+            _ => {}
+        }
+    }
+    (0..body.code.len() as u32).filter(|&i| seen[i as usize]).collect()
+}

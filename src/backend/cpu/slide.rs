@@ -1,0 +1,237 @@
+//! Convolutions, transposed convolutions and pooling, with the body as their epilogue.
+
+use super::conv::Image;
+use super::gemm::{Grid, Tile};
+use super::simd::Isa;
+use super::tile::{Epilogue, Operands};
+use super::window::{self, slide};
+use super::{Args, Compiled, Needs, Scratch, Workspace};
+use crate::dtype::DType;
+use crate::kernel::layout::{Slide, Windowed, slots};
+use crate::kernel::{Kernel, Pool};
+
+/// A compiled kernel with a window.
+pub struct Sliding {
+    isa: Isa,
+    windowed: Windowed,
+    epilogue: Option<Epilogue>,
+    /// Step of the epilogue's operands from image to image, and where they start; in bytes.
+    images: Vec<(isize, isize)>,
+    /// Bytes to the first element of data, weights and destination.
+    offsets: [isize; 3],
+    /// Unpacked weights' shape and steps, where they have to be collected first.
+    weights: Option<Vec<(usize, isize)>>,
+    write: usize,
+    /// For how many parts the work is cut, and into how many items.
+    parts: usize,
+    items: usize,
+    workspace: Workspace,
+}
+
+impl Sliding {
+    /// Compiles a kernel with a window.
+    pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Sliding, String> {
+        let core = kernel.template.core_reads();
+        if kernel.reads[..core].iter().any(|r| r.dtype != DType::F32) {
+            return Err("a window over other than f32".into());
+        }
+        let windowed = Windowed::new(kernel)?;
+        let operands = Operands::new(kernel)?;
+        let images = operands.motions.iter().map(|m| (m.steps[0], m.start)).collect();
+        let epilogue = match kernel.body.is_identity() && windowed.direct.is_some() {
+            true => None,
+            false => Some(Epilogue::new(kernel, isa, operands, 1, 2..5)?),
+        };
+        let weights = (core > 1 && !windowed.packed && !windowed.dense).then(|| {
+            let access = &kernel.reads[1].access;
+            access.shape.iter().zip(&access.strides).map(|(&d, &s)| (d, 4 * s)).collect()
+        });
+        let offset = |o: usize| match kernel.reads.get(o) {
+            Some(r) if o < core && !r.packed => 4 * r.access.offset,
+            _ => 0,
+        };
+        let offsets = [offset(0), offset(1), 4 * kernel.writes[0].access.offset];
+        let threads_used = if slots(kernel, threads).count > 1 { threads } else { 1 };
+        // Twice as many parts as threads even out what else the machine does, when they are large.
+        let parts = if threads_used > 1 && windowed.nanoseconds() > 1e6 { 2 * threads_used } else { threads_used };
+        let empty = windowed.planes.contains(&0) || kernel.shape.contains(&0);
+        let mut this = Sliding {
+            isa,
+            windowed,
+            epilogue,
+            images,
+            offsets,
+            weights,
+            write: kernel.reads.len(),
+            parts,
+            items: 0,
+            workspace: Workspace::default(),
+        };
+        this.items = match this.windowed.slide {
+            _ if empty => 0,
+            Slide::Conv(conv) => conv.tasks(parts),
+            Slide::ConvTranspose(conv) => conv.tasks(),
+            Slide::Pool(_) => this.planes().len(),
+        };
+        this.workspace = Workspace::new(kernel, threads, if threads_used > 1 { parts.min(this.items) } else { 1.min(this.items) })?;
+        Ok(this)
+    }
+
+    /// Planes of a pooling, and rows of each, cut for the parts.
+    fn planes(&self) -> Grid {
+        let planes = self.windowed.planes.iter().product::<usize>();
+        let cuts = self.parts.div_ceil(planes.max(1)).min(self.windowed.window.rows().max(1));
+        Grid::even(planes, self.windowed.window.rows(), self.parts.min(planes.max(1)), cuts)
+    }
+
+    /// Where the weights are packed: behind room for dense ones, if they have to be made dense.
+    fn packed_at(&self) -> isize {
+        if self.weights.is_some() { (self.workspace.shared / 2) as isize } else { 0 }
+    }
+
+    /// Packs weights that are computed, not constant.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn pack(&self, args: &Args) {
+        let workspace = |at: isize| args.at(self.workspace.arg, at);
+        let mut from = args.at(1, self.offsets[1]).cast_const();
+        // SAFETY: the weights were checked to span their memory, and the shared part of the workspace is theirs.
+        unsafe {
+            if let Some(axes) = &self.weights {
+                let to = workspace(0).cast::<u32>();
+                let count: usize = axes.iter().map(|a| a.0).product();
+                for i in 0..count {
+                    let (mut rest, mut position) = (i, 0);
+                    for &(dim, step) in axes.iter().rev() {
+                        position += (rest % dim) as isize * step;
+                        rest /= dim;
+                    }
+                    to.add(i).write(from.offset(position).cast::<u32>().read());
+                }
+                from = to.cast();
+            }
+            let to = workspace(self.packed_at()).cast();
+            match self.windowed.slide {
+                Slide::Conv(conv) => conv.pack_weights(from.cast(), to),
+                Slide::ConvTranspose(conv) => conv.pack_weights(from.cast(), to),
+                Slide::Pool(_) => {}
+            }
+        }
+    }
+
+    fn packs(&self) -> bool {
+        !self.windowed.packed && !matches!(self.windowed.slide, Slide::Pool(_))
+    }
+}
+
+impl Compiled for Sliding {
+    fn needs(&self) -> Needs {
+        let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
+        Needs { motions: self.images.len(), ..needs }
+    }
+
+    fn phases(&self) -> usize {
+        if self.packs() { 2 } else { 1 }
+    }
+
+    fn tasks(&self, phase: usize) -> usize {
+        if phase + 1 < self.phases() { self.items.min(1) } else { self.workspace.tasks }
+    }
+
+    unsafe fn run(&self, phase: usize, task: usize, args: &Args, scratch: &mut Scratch) {
+        if phase + 1 < self.phases() {
+            // SAFETY: the caller's word.
+            return unsafe { self.pack(args) };
+        }
+        // SAFETY: the task's own, by the contract of `run`.
+        let workspace = unsafe { self.workspace.slot(args, task, scratch.worker) };
+        let items = self.workspace.share(self.items, task);
+        let Scratch { mem, bases, at, .. } = scratch;
+        let at = &mut at[..self.images.len()];
+        let [batch_stride, channel_stride] = self.windowed.input;
+        let x = Image { ptr: args.at(0, self.offsets[0]).cast_const().cast::<f32>(), batch_stride, channel_stride };
+        let y = self.windowed.direct.map(|[batch_stride, channel_stride]| Image {
+            ptr: args.at(self.write, self.offsets[2]).cast::<f32>(),
+            batch_stride,
+            channel_stride,
+        });
+        let weights = match self.packs() {
+            true => args.at(self.workspace.arg, self.packed_at()).cast_const().cast::<f32>(),
+            false => args.at(1, self.offsets[1]).cast_const().cast(),
+        };
+        let mut finish = |image: usize, tile: Tile| {
+            let Some(epilogue) = &self.epilogue else { return };
+            for (at, (step, start)) in at.iter_mut().zip(&self.images) {
+                *at = start + image as isize * step;
+            }
+            // SAFETY: the tile is a part of the kernel's index space.
+            unsafe { epilogue.apply(args, at, &tile, mem.as_mut_ptr().cast(), bases) }
+        };
+        for item in items {
+            // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
+            unsafe {
+                match self.windowed.slide {
+                    Slide::Conv(conv) => {
+                        conv.run(self.isa, self.parts, item, x, weights, y, workspace, Some(&mut finish));
+                    }
+                    Slide::ConvTranspose(conv) => {
+                        let split = conv.workspace_bytes().next_multiple_of(64) / 4;
+                        let (space, planes) = workspace.split_at_mut(split);
+                        let y = y.unwrap_or_else(|| {
+                            // The item's channels are where the workspace is, so the image begins as many before.
+                            let (outputs, block) = (conv.out_channels / conv.groups, item % conv.blocks());
+                            let channel = item / conv.blocks() % conv.groups * outputs + block * conv.block();
+                            let channel_stride = self.windowed.window.input_len();
+                            let ptr = planes.as_mut_ptr().wrapping_sub(channel * channel_stride);
+                            Image { ptr, batch_stride: 0, channel_stride }
+                        });
+                        conv.run(self.isa, item, x, weights, y, space, Some(&mut finish));
+                    }
+                    Slide::Pool(pool) => self.pool(pool, item, x, y, workspace, &mut finish),
+                }
+            }
+        }
+    }
+}
+
+impl Sliding {
+    /// One item of a pooling: some rows of some planes.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn pool(
+        &self,
+        pool: Pool,
+        item: usize,
+        x: Image<*const f32>,
+        y: Option<Image<*mut f32>>,
+        workspace: &mut [f32],
+        finish: &mut dyn FnMut(usize, Tile),
+    ) {
+        let what = match pool {
+            Pool::Max => window::Slide::Max,
+            Pool::Mean => window::Slide::Average { count_pads: false },
+            Pool::MeanPadded { .. } => window::Slide::Average { count_pads: true },
+        };
+        let w = &self.windowed.window;
+        let (space, buffer) = workspace.split_at_mut(w.workspace_bytes().next_multiple_of(64) / 4);
+        let (planes, rows) = self.planes().get(item);
+        let (channels, band) = (self.windowed.planes[1], self.windowed.band());
+        for plane in planes {
+            let (image, channel) = (plane / channels, plane % channels);
+            let from = x.ptr.wrapping_add(image * x.batch_stride + channel * x.channel_stride);
+            for first in rows.clone().step_by(band) {
+                let rows = first..rows.end.min(first + band);
+                let cols = rows.start * w.output[2]..rows.end * w.output[2];
+                let ptr = match y {
+                    Some(y) => y.ptr.wrapping_add(image * y.batch_stride + channel * y.channel_stride + cols.start),
+                    None => buffer.as_mut_ptr(),
+                };
+                // SAFETY: a plane of the data, and a band of the result or of the workspace.
+                unsafe { slide(self.isa, w, what, from, ptr, rows, space) }
+                finish(image, Tile { rows: channel..channel + 1, stride: cols.len(), cols, ptr });
+            }
+        }
+    }
+}

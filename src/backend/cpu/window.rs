@@ -1,0 +1,584 @@
+//! Windows that slide over one plane: depthwise convolution, max and average pooling, in one, two or three dimensions.
+//!
+//! Input rows are copied, with their padding, to a ring of rows that stays in the L1 cache. A stride above one deals a row out into as many
+//! phases, so that neighbouring outputs always read neighbouring floats and every load is a plain vector load without bounds.
+//!
+//! ```text
+//!   row, stride 2, pad 1:   0 a b c d e f g 0   ->   phase 0:  0 b d f 0     tap 0 reads phase 0 from column 0
+//!                                                    phase 1:  a c e g       tap 1 reads phase 1 from column 0
+//!                                                                            tap 2 reads phase 0 from column 1
+//! ```
+
+use super::simd::{Isa, Lanes, Level, Plain};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Ymm, Zmm};
+pub use crate::kernel::layout::window::Window;
+use crate::kernel::layout::window::*;
+use std::ops::Range;
+
+/// What is made of the elements under a window.
+#[derive(Clone, Copy, Debug)]
+pub enum Slide {
+    /// Their sum weighted by as many weights as the kernel has taps; padding is zero.
+    Weighted(*const f32),
+    /// The largest; padding does not count, and the result is minus infinity where there is nothing else.
+    Max,
+    /// Their mean.
+    Average {
+        /// Divide by all taps inside the padded input, not only by those inside the input.
+        count_pads: bool,
+    },
+}
+
+impl Window {
+    /// The input coordinate under tap `tap` of window `at`, if it is inside the input.
+    #[inline(always)]
+    fn under(&self, dim: usize, at: usize, tap: usize) -> Option<usize> {
+        (at * self.strides[dim] + tap * self.dilations[dim])
+            .checked_sub(self.pads[dim])
+            .filter(|&i| i < self.input[dim])
+    }
+
+    /// The number of taps of window `at` that an average divides by.
+    fn count(&self, dim: usize, at: usize, count_pads: bool) -> usize {
+        let inside = |tap: &usize| {
+            let padded = at * self.strides[dim] + tap * self.dilations[dim];
+            if count_pads {
+                padded < self.input[dim] + self.pads[dim] + self.pads_end[dim]
+            } else {
+                self.under(dim, at, *tap).is_some()
+            }
+        };
+        (0..self.kernel[dim]).filter(inside).count()
+    }
+}
+
+/// Slides a window over one plane and writes output rows `rows` (of depth times height), one after the other, from `y` on.
+///
+/// # Panics
+/// If the rows leave the plane or `workspace` is shorter than [`Window::workspace_bytes`] says.
+///
+/// # Safety
+/// `x` must be readable for the input plane, the weights for all taps, `y` writable for the rows and apart from both.
+pub unsafe fn slide(
+    isa: Isa,
+    window: &Window,
+    what: Slide,
+    x: *const f32,
+    y: *mut f32,
+    rows: Range<usize>,
+    workspace: &mut [f32],
+) {
+    assert!(rows.end <= window.rows(), "the rows are inside the plane");
+    assert!(workspace.len() >= window.workspace_bytes() / 4, "the workspace is as large as was asked for");
+    // SAFETY: the caller's word; an `Isa` is proof of the CPU's features.
+    unsafe {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => slide_avx512(window, what, x, y, rows, workspace),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => slide_avx2(window, what, x, y, rows, workspace),
+            _ => slide_by::<Plain>(window, what, x, y, rows, workspace),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn slide_avx512(w: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, space: &mut [f32]) {
+    // SAFETY: the caller's word; this function has the features of the vector type.
+    unsafe { slide_by::<Zmm>(w, what, x, y, rows, space) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn slide_avx2(w: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, space: &mut [f32]) {
+    // SAFETY: as above.
+    unsafe { slide_by::<Ymm>(w, what, x, y, rows, space) }
+}
+
+/// # Safety
+/// As for [`slide`], where the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn slide_by<V: Lanes>(
+    w: &Window,
+    what: Slide,
+    x: *const f32,
+    y: *mut f32,
+    rows: Range<usize>,
+    space: &mut [f32],
+) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match what {
+            Slide::Weighted(weights) => slide_with::<V, Sum>(w, Some(weights), None, x, y, rows, space),
+            Slide::Max => slide_with::<V, Max>(w, None, None, x, y, rows, space),
+            Slide::Average { count_pads } => slide_with::<V, Sum>(w, None, Some(count_pads), x, y, rows, space),
+        }
+    }
+}
+
+/// How elements are combined.
+trait Combine {
+    /// The value of an empty window, and of padding.
+    const START: f32;
+    unsafe fn step<V: Lanes>(sum: V, x: V, weight: V) -> V;
+}
+
+struct Sum;
+impl Combine for Sum {
+    const START: f32 = 0.0;
+    #[inline(always)]
+    unsafe fn step<V: Lanes>(sum: V, x: V, weight: V) -> V {
+        // SAFETY: the CPU has the instruction set of `V`.
+        unsafe { x.mul_add(weight, sum) }
+    }
+}
+
+struct Max;
+impl Combine for Max {
+    const START: f32 = f32::NEG_INFINITY;
+    #[inline(always)]
+    unsafe fn step<V: Lanes>(sum: V, x: V, _: V) -> V {
+        // SAFETY: the CPU has the instruction set of `V`.
+        unsafe { sum.max(x) }
+    }
+}
+
+/// # Safety
+/// As for [`slide_by`]. `average`: divide by the count, which includes padding or not.
+#[inline(always)]
+unsafe fn slide_with<V: Lanes, C: Combine>(
+    window: &Window,
+    weights: Option<*const f32>,
+    average: Option<bool>,
+    x: *const f32,
+    mut y: *mut f32,
+    rows: Range<usize>,
+    workspace: &mut [f32],
+) {
+    let ring = window.ring();
+    let [_, height, width] = window.output;
+    if rows.is_empty() || width == 0 {
+        return;
+    }
+    let (space, counts) = workspace.split_at_mut((window.kernel[0] * ring.rows + 1) * ring.pitch);
+    space.fill(C::START);
+    let blank = space.len() - ring.pitch;
+    if let Some(count_pads) = average {
+        for (at, count) in counts.iter_mut().enumerate().take(width) {
+            *count = window.count(2, at, count_pads) as f32;
+        }
+    }
+    let mut state = State { window, ring: &ring, space: space.as_mut_ptr(), blank, depth: 0, copied: 0, weights };
+    // Square windows of the usual sizes have kernels of their own.
+    let square =
+        window.kernel[0] == 1 && window.kernel[1] == window.kernel[2] && window.strides[1] == window.strides[2];
+    let square = square && window.dilations[1..] == [1, 1];
+    let tall = square && matches!(window.kernel[1], 3 | 5 | 7) && matches!(window.strides[1], 1 | 2);
+    let vectors = width.div_ceil(V::LEN);
+    let mut row = rows.start;
+    // Depth by depth, because the rows of the ring belong to one output depth.
+    while row < rows.end {
+        let depth = row / height;
+        let end = rows.end.min((depth + 1) * height) - depth * height;
+        let start = row - depth * height;
+        state.depth = depth;
+        state.copied = (start * window.strides[1]).saturating_sub(window.pads[1]);
+        let counts = average.map(|count_pads| Counts {
+            deep: window.count(0, depth, count_pads),
+            across: counts.as_ptr(),
+            count_pads,
+        });
+        let line = |row: usize| y.wrapping_add((row - start) * width);
+        let mut tile = Place { row: start, vector: 0 };
+        // SAFETY: rows and columns are inside the planes, and the rows under them are copied before they are read.
+        unsafe {
+            if tall {
+                while tile.row + TALL <= end + 2 && tile.row < end {
+                    let here = TALL.min(end - tile.row);
+                    state.copy_until::<V>(x, tile.row + here - 1);
+                    let lines = state.lines(tile.row);
+                    for vector in 0..vectors {
+                        let mut sums = [V::splat(C::START); TALL];
+                        let column = vector * V::LEN;
+                        match (window.kernel[1], window.strides[1]) {
+                            (3, 1) => state.tall::<V, C, 3, 1>(&lines, column, &mut sums),
+                            (3, 2) => state.tall::<V, C, 3, 2>(&lines, column, &mut sums),
+                            (5, 1) => state.tall::<V, C, 5, 1>(&lines, column, &mut sums),
+                            (5, 2) => state.tall::<V, C, 5, 2>(&lines, column, &mut sums),
+                            (7, 1) => state.tall::<V, C, 7, 1>(&lines, column, &mut sums),
+                            _ => state.tall::<V, C, 7, 2>(&lines, column, &mut sums),
+                        }
+                        for (i, sum) in sums.into_iter().enumerate().take(here) {
+                            let place = Place { row: tile.row + i, vector };
+                            finish(window, counts.as_ref(), place, sum, line(place.row));
+                        }
+                    }
+                    tile.row += here;
+                }
+            }
+            while tile.row < end {
+                let mut places = [tile; TILES];
+                let mut count = 0;
+                while count < TILES && tile.row < end {
+                    places[count] = tile;
+                    count += 1;
+                    tile = tile.next(vectors);
+                }
+                state.copy_until::<V>(x, places[count - 1].row);
+                let mut sums = [V::splat(C::START); TILES];
+                if count == TILES {
+                    state.combine::<V, C, TILES>(&places, &mut sums);
+                } else {
+                    for i in 0..count {
+                        let mut one = [sums[i]];
+                        state.combine::<V, C, 1>(&[places[i]], &mut one);
+                        sums[i] = one[0];
+                    }
+                }
+                for (place, sum) in places.into_iter().zip(sums).take(count) {
+                    finish(window, counts.as_ref(), place, sum, line(place.row));
+                }
+            }
+        }
+        y = y.wrapping_add((end - start) * width);
+        row = depth * height + end;
+    }
+}
+
+/// What a mean of one output depth divides by.
+struct Counts {
+    /// Taps that count in depth.
+    deep: usize,
+    /// Taps that count in each column, as floats.
+    across: *const f32,
+    count_pads: bool,
+}
+
+/// Stores a finished vector in the output row `line`. Closures would not do in these inner loops: they are compiled without the features
+/// of the function that they are in.
+///
+/// # Safety
+/// The vector must be inside the row, and the counts those of a row.
+#[inline(always)]
+unsafe fn finish<V: Lanes>(window: &Window, counts: Option<&Counts>, place: Place, mut sum: V, line: *mut f32) {
+    let column = place.vector * V::LEN;
+    let n = (window.output[2] - column).min(V::LEN);
+    // SAFETY: the caller's word.
+    unsafe {
+        if let Some(counts) = counts {
+            let above = counts.deep * window.count(1, place.row, counts.count_pads);
+            let across = V::load_first(counts.across.add(column), n);
+            sum = sum.div(V::splat(above as f32).mul_add(across, V::splat(0.0)));
+        }
+        let to = line.add(column);
+        if n == V::LEN { sum.store(to) } else { sum.store_first(to, n) }
+    }
+}
+
+/// One vector of an output row.
+#[derive(Clone, Copy)]
+struct Place {
+    row: usize,
+    vector: usize,
+}
+
+impl Place {
+    #[inline(always)]
+    fn next(self, vectors: usize) -> Place {
+        if self.vector + 1 < vectors {
+            Place { vector: self.vector + 1, ..self }
+        } else {
+            Place { row: self.row + 1, vector: 0 }
+        }
+    }
+}
+
+/// Copies one input row to the ring, dealt out into its phases. The padding around it is there already.
+///
+/// # Safety
+/// `from` must be readable for an input row, `to` writable for a row of the ring.
+#[inline(always)]
+unsafe fn copy_row<V: Lanes>(window: &Window, ring: &Ring, from: *const f32, to: *mut f32) {
+    let (stride, pad) = (window.strides[2], window.pads[2]);
+    // Elements past the last window's reach are not needed and may not fit.
+    let len = window.input[2].min(ring.pitch.saturating_sub(pad));
+    // SAFETY: element `i` goes to padded column `pad + i < ring.pitch`, which is inside its phase.
+    unsafe {
+        match stride {
+            1 => {
+                let mut i = 0;
+                while i + V::LEN <= len {
+                    V::load(from.add(i)).store(to.add(pad + i));
+                    i += V::LEN;
+                }
+                V::load_first(from.add(i), len - i).store_first(to.add(pad + i), len - i);
+            }
+            2 => {
+                // The first pair may be split by the padding.
+                let odd = pad % 2;
+                if odd == 1 && len > 0 {
+                    *to.add(ring.phase + pad / 2) = *from;
+                }
+                let (even, uneven) = (to.add(pad.div_ceil(2)), to.add(ring.phase + pad.div_ceil(2)));
+                let from = from.add(odd.min(len));
+                let len = len - odd.min(len);
+                for i in 0..len / 2 {
+                    *even.add(i) = *from.add(2 * i);
+                    *uneven.add(i) = *from.add(2 * i + 1);
+                }
+                if len % 2 == 1 {
+                    *even.add(len / 2) = *from.add(len - 1);
+                }
+            }
+            _ => {
+                let (mut phase, mut column) = (pad % stride, pad / stride);
+                for i in 0..len {
+                    *to.add(phase * ring.phase + column) = *from.add(i);
+                    phase += 1;
+                    if phase == stride {
+                        (phase, column) = (0, column + 1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The ring and how far it has been filled.
+struct State<'a> {
+    window: &'a Window,
+    ring: &'a Ring,
+    space: *mut f32,
+    /// Offset of a row of nothing but padding.
+    blank: usize,
+    /// Of the output rows being computed.
+    depth: usize,
+    /// Input rows below this have been copied, and as many of the last as the ring has are there.
+    copied: usize,
+    weights: Option<*const f32>,
+}
+
+impl State<'_> {
+    /// Copies all rows under output rows up to `last`.
+    ///
+    /// # Safety
+    /// `x` must be readable for the input plane.
+    #[inline(always)]
+    unsafe fn copy_until<V: Lanes>(&mut self, x: *const f32, last: usize) {
+        let (window, ring) = (self.window, self.ring);
+        let needed = last * window.strides[1] + (window.kernel[1] - 1) * window.dilations[1] + 1;
+        let needed = needed.saturating_sub(window.pads[1]).min(window.input[1]);
+        while self.copied < needed {
+            for tap in 0..window.kernel[0] {
+                if let Some(plane) = window.under(0, self.depth, tap) {
+                    // SAFETY: a row of the input, and a row of the ring.
+                    unsafe {
+                        let from = x.add((plane * window.input[1] + self.copied) * window.input[2]);
+                        let to = self.space.add((tap * ring.rows + (self.copied & (ring.rows - 1))) * ring.pitch);
+                        copy_row::<V>(window, ring, from, to);
+                    }
+                }
+            }
+            self.copied += 1;
+        }
+    }
+
+    /// The ring's rows under `TALL` output rows from `row` on. Rows that are not copied are under none that is wanted.
+    #[inline(always)]
+    fn lines(&self, row: usize) -> [*const f32; LINES] {
+        let inside = self.window.under(0, self.depth, 0).is_some();
+        let first = row * self.window.strides[1];
+        let mut lines = [self.space.wrapping_add(self.blank).cast_const(); LINES];
+        for (i, line) in lines.iter_mut().enumerate() {
+            // Below the padding the subtraction wraps to a row that is never copied.
+            let at = (first + i).wrapping_sub(self.window.pads[1]);
+            if inside && at < self.copied {
+                *line = self.space.wrapping_add((at & (self.ring.rows - 1)) * self.ring.pitch);
+            }
+        }
+        lines
+    }
+
+    /// Adds up one vector in each of `TALL` rows under a `K` by `K` window. An input vector is loaded once for all rows that it is under.
+    ///
+    /// # Safety
+    /// The lines must be rows of the ring, the column one of a vector.
+    #[inline(always)]
+    unsafe fn tall<V: Lanes, C: Combine, const K: usize, const S: usize>(
+        &self,
+        lines: &[*const f32; LINES],
+        column: usize,
+        sums: &mut [V; TALL],
+    ) {
+        // SAFETY: the ring's rows are long enough for the last vector under the last tap; there are K * K weights.
+        unsafe {
+            let mut acc = *sums;
+            for tap in 0..K {
+                let offset = tap % S * self.ring.phase + tap / S + column;
+                let mut column = [V::splat(1.0); K];
+                if let Some(weights) = self.weights {
+                    for (i, weight) in column.iter_mut().enumerate() {
+                        *weight = V::splat(*weights.add(i * K + tap));
+                    }
+                }
+                for i in 0..(TALL - 1) * S + K {
+                    let x = V::load(lines[i].add(offset));
+                    for t in 0..TALL {
+                        if i >= t * S && i - t * S < K {
+                            acc[t] = C::step(acc[t], x, column[i - t * S]);
+                        }
+                    }
+                }
+            }
+            *sums = acc;
+        }
+    }
+
+    /// Adds up `T` vectors of output at once.
+    ///
+    /// # Safety
+    /// The ring must hold the rows under these places.
+    #[inline(always)]
+    unsafe fn combine<V: Lanes, C: Combine, const T: usize>(&self, places: &[Place; T], sums: &mut [V; T]) {
+        let (window, ring) = (self.window, self.ring);
+        let [depth_taps, row_taps, taps] = window.kernel;
+        let (stride, dilation) = (window.strides[2], window.dilations[2]);
+        // SAFETY: the ring's rows are long enough for the last vector under the last tap.
+        unsafe {
+            let mut acc = *sums;
+            for plane in 0..depth_taps {
+                if window.under(0, self.depth, plane).is_none() {
+                    continue;
+                }
+                for tap_row in 0..row_taps {
+                    let mut base = [self.space.cast_const(); T];
+                    for (base, place) in base.iter_mut().zip(places) {
+                        let row = match window.under(1, place.row, tap_row) {
+                            Some(row) => (plane * ring.rows + (row & (ring.rows - 1))) * ring.pitch,
+                            None => self.blank,
+                        };
+                        *base = base.add(row + place.vector * V::LEN);
+                    }
+                    let weights = self.weights.map(|weights| weights.add((plane * row_taps + tap_row) * taps));
+                    let (mut phase, mut column) = (0, 0);
+                    for tap in 0..taps {
+                        let weight = match weights {
+                            Some(weights) => V::splat(*weights.add(tap)),
+                            None => V::splat(1.0),
+                        };
+                        let offset = phase * ring.phase + column;
+                        for t in 0..T {
+                            acc[t] = C::step(acc[t], V::load(base[t].add(offset)), weight);
+                        }
+                        phase += dilation % stride;
+                        column += dilation / stride;
+                        if phase >= stride {
+                            phase -= stride;
+                            column += 1;
+                        }
+                    }
+                }
+            }
+            *sums = acc;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference(w: &Window, what: Slide, weights: &[f32], x: &[f32]) -> Vec<f32> {
+        let mut y = Vec::new();
+        let mut each = |at: [usize; 3]| {
+            let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
+            for (tap, &weight) in weights.iter().enumerate() {
+                let taps = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
+                let mut index = Some(0);
+                let mut padded = true;
+                for d in 0..3 {
+                    let i = (at[d] * w.strides[d] + taps[d] * w.dilations[d]) as isize - w.pads[d] as isize;
+                    padded &= i < (w.input[d] + w.pads_end[d]) as isize;
+                    let inside = i >= 0 && i < w.input[d] as isize;
+                    index = index.filter(|_| inside).map(|index| index * w.input[d] + i as usize);
+                }
+                let weight = if matches!(what, Slide::Weighted(_)) { f64::from(weight) } else { 1.0 };
+                if let Some(index) = index {
+                    sum += f64::from(x[index]) * weight;
+                    max = max.max(f64::from(x[index]));
+                }
+                count += match what {
+                    Slide::Average { count_pads: true } => f64::from(u8::from(padded)),
+                    _ => f64::from(u8::from(index.is_some())),
+                };
+            }
+            y.push(match what {
+                Slide::Weighted(_) => sum as f32,
+                Slide::Max => max as f32,
+                Slide::Average { .. } => (sum / count) as f32,
+            });
+        };
+        for d in 0..w.output[0] {
+            for h in 0..w.output[1] {
+                (0..w.output[2]).for_each(|w| each([d, h, w]));
+            }
+        }
+        y
+    }
+
+    #[test]
+    fn windows_of_every_geometry() {
+        let mut windows = Vec::new();
+        for (depth, height, width) in [(1, 1, 1), (1, 1, 37), (1, 7, 7), (1, 9, 14), (4, 5, 6), (1, 20, 70)] {
+            for kernel in [[1, 1, 1], [1, 3, 3], [1, 5, 5], [1, 1, 7], [2, 3, 2], [3, 1, 1], [1, 7, 7]] {
+                for (stride, dilation, pad, more) in
+                    [(1, 1, 0, 0), (1, 1, 1, 0), (2, 1, 1, 0), (2, 1, 0, 1), (3, 2, 2, 0), (1, 2, 2, 1), (4, 1, 3, 0)]
+                {
+                    let input: [usize; 3] = [depth, height, width];
+                    let pads: [usize; 3] = std::array::from_fn(|d| if kernel[d] > 1 { pad } else { 0 });
+                    let fits = |d: usize| {
+                        let span = (input[d] + 2 * pads[d]).checked_sub((kernel[d] - 1) * dilation + 1)?;
+                        Some(span / stride + 1)
+                    };
+                    let (Some(d), Some(h), Some(w)) = (fits(0), fits(1), fits(2)) else { continue };
+                    // `more`: an output rounded up, whose last window is partly outside.
+                    let w = if more == 1 && (w * stride) < input[2] + pads[2] { w + 1 } else { w };
+                    let (strides, dilations) = ([stride; 3], [dilation; 3]);
+                    windows.push(Window { input, output: [d, h, w], kernel, strides, dilations, pads, pads_end: pads });
+                }
+            }
+        }
+        for window in &windows {
+            let values = |len: usize, m: usize| (0..len).map(|i| ((i * 37 + 11) % m) as f32 - 9.0).collect::<Vec<_>>();
+            let x = values(window.input_len(), 23);
+            let weights = values(window.taps(), 17);
+            for what in [
+                Slide::Weighted(weights.as_ptr()),
+                Slide::Max,
+                Slide::Average { count_pads: false },
+                Slide::Average { count_pads: true },
+            ] {
+                let want = reference(window, what, &weights, &x);
+                for isa in Isa::available() {
+                    for pieces in [1, 3] {
+                        let mut y = Vec::new();
+                        let step = window.rows().div_ceil(pieces);
+                        for start in (0..window.rows()).step_by(step) {
+                            let rows = start..window.rows().min(start + step);
+                            let mut part = vec![f32::NAN; rows.len() * window.output[2]];
+                            let mut space = vec![f32::NAN; window.workspace_bytes() / 4];
+                            // SAFETY: the buffers have exactly the sizes that the geometry names.
+                            unsafe { slide(isa, window, what, x.as_ptr(), part.as_mut_ptr(), rows, &mut space) }
+                            y.extend(part);
+                        }
+                        let same = y.iter().zip(&want).all(|(a, b)| a == b || a.is_nan() && b.is_nan());
+                        assert!(same && y.len() == want.len(), "{} {window:?} {what:?}\n{y:?}\n{want:?}", isa.name());
+                    }
+                }
+            }
+        }
+        assert!(windows.len() > 100);
+    }
+}

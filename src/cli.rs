@@ -1,0 +1,670 @@
+//! The command line. stdout is the result, stderr the log.
+
+use crate::backend::Usage;
+use crate::dtype::DType;
+use crate::eager::compare::{Setup, compare as compare_runs};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::kernel::render::{Bindings, Dialect, render};
+use crate::onnx::{self, text};
+use crate::ops;
+use crate::plan::{Limits, Plan};
+use crate::report::{self, Table};
+use crate::session::{self, Choice, Options, Session};
+use crate::shape::Shape;
+use crate::target::{Family, Target};
+use crate::tensor::Tensor;
+use crate::{npy, pass, plan};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+const EXIT_CODES: &str = "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
+The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
+
+/// Plans every byte of a graph's memory before it runs, and runs it from one arena.
+///
+/// MODEL is an ONNX file: .onnx (protobuf) or .onnxtxt (ONNX text syntax).
+#[derive(Parser)]
+#[command(name = "plimsoll", version, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// How the result is printed.
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    format: Format,
+    /// The same as --format json.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a graph once and show its outputs and its memory.
+    Run(Run),
+    /// Plan a graph's memory, with no device and no weights.
+    Plan(PlanCommand),
+    /// Judge a plan file by its own content.
+    Check {
+        /// A plan, as `plan -o` writes it.
+        plan: PathBuf,
+    },
+    /// Run a graph eagerly, through three allocators, and planned, and compare memory and results.
+    Compare(Compare),
+    /// Time a graph.
+    Bench(Bench),
+    /// Print a graph in another form.
+    Emit(Emit),
+    /// List the devices that can run a plan here.
+    Devices,
+    /// List the operators.
+    Ops,
+}
+
+#[derive(Args)]
+struct Model {
+    /// An ONNX graph: .onnx or .onnxtxt.
+    model: PathBuf,
+    /// Bind a named dim. Dims that a given input's file tells need not be bound.
+    #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
+    dims: Vec<(String, usize)>,
+    /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory_limit: Option<u64>,
+    /// Make every operator a kernel of its own.
+    #[arg(long)]
+    no_fuse: bool,
+    /// Threads of the CPU backend.
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    threads: usize,
+}
+
+#[derive(Args)]
+struct Inputs {
+    /// An input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for a constant. Others are random.
+    #[arg(long = "input", value_name = "NAME=VALUE")]
+    inputs: Vec<String>,
+    /// Seed of the random inputs.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Backend {
+    /// A GPU if there is one, else the CPU; says which.
+    Auto,
+    /// Vulkan, Metal or DX12, software adapters included.
+    Wgpu,
+    /// The host's threads.
+    Cpu,
+}
+
+impl From<Backend> for Choice {
+    fn from(backend: Backend) -> Choice {
+        match backend {
+            Backend::Auto => Choice::Auto,
+            Backend::Wgpu => Choice::Wgpu,
+            Backend::Cpu => Choice::Cpu,
+        }
+    }
+}
+
+#[derive(Args)]
+struct Run {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    /// The device.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_'.
+    #[arg(long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+    /// Compare an output with a file: NAME=FILE.npy. Exit code 3 when they differ.
+    #[arg(long, value_name = "NAME=FILE")]
+    expect: Vec<String>,
+    /// Relative tolerance of --expect.
+    #[arg(long, default_value_t = 1e-4)]
+    rtol: f64,
+    /// Absolute tolerance of --expect.
+    #[arg(long, default_value_t = 1e-5)]
+    atol: f64,
+    /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct PlanCommand {
+    #[command(flatten)]
+    model: Model,
+    /// What to plan for: cpu, wgpu (the WebGPU baseline), or a target's JSON file.
+    #[arg(long, default_value = "cpu")]
+    target: String,
+    /// Write the plan as JSON.
+    #[arg(short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct Compare {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    /// The device.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Timed runs of each way.
+    #[arg(long, default_value_t = 5)]
+    iters: usize,
+}
+
+#[derive(Args)]
+struct Bench {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    /// The device.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Runs that are not timed, first.
+    #[arg(long, default_value_t = 3)]
+    warmup: usize,
+    /// Timed runs.
+    #[arg(long, default_value_t = 20)]
+    iters: usize,
+}
+
+#[derive(Args)]
+struct Emit {
+    #[command(flatten)]
+    model: Model,
+    /// onnxtxt: the file as text; dot: the graph after the passes; wgsl: the kernels.
+    #[arg(value_enum)]
+    form: Form,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Form {
+    Onnxtxt,
+    Dot,
+    Wgsl,
+}
+
+/// Ways to run a graph that `compare` tries.
+const WAYS: u64 = 5;
+/// Fusion reorders sums: results agree with unfused ones to this share of the output's peak.
+const FUSED_TOLERANCE: f64 = 1e-4;
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // A closed pipe is no failure of the help text.
+            let _ = error.print();
+            return ExitCode::from(u8::from(error.use_stderr()));
+        }
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
+    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error,plimsoll=info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .without_time()
+        .with_target(false)
+        .init();
+    let json = cli.json || cli.format == Format::Json;
+    let result = match &cli.command {
+        Command::Run(c) => run(c, json),
+        Command::Plan(c) => plan_command(c, json),
+        Command::Check { plan } => check(plan, json),
+        Command::Compare(c) => compare(c, json),
+        Command::Bench(c) => bench(c, json),
+        Command::Emit(c) => emit(c),
+        Command::Devices => devices(json),
+        Command::Ops => operators(json),
+    };
+    match result.and_then(|text| print(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Writes the result. A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::Usage(format!("cannot write to stdout: {e}"))),
+        _ => Ok(()),
+    }
+}
+
+fn line(value: &Value) -> String {
+    format!("{value}\n")
+}
+
+fn binding(text: &str) -> Result<(String, usize), String> {
+    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
+    let extent = extent.parse().map_err(|_| format!("expected a whole number after '{name}=', found '{extent}'"))?;
+    Ok((name.to_owned(), extent))
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, kB, MB or GB")),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
+    }
+    let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
+    let bytes = value * scale as f64;
+    if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
+}
+
+/// What `--input` gives, by name.
+struct Given {
+    name: String,
+    tensor: Tensor,
+}
+
+fn given(inputs: &Inputs) -> Result<Vec<Given>> {
+    inputs.inputs.iter().map(|text| input(text)).collect()
+}
+
+fn input(text: &str) -> Result<Given> {
+    let bad = || Error::Usage(format!("--input {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let name = name.to_owned();
+    let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
+        return Ok(Given { name, tensor: npy::read(Path::new(value))? });
+    };
+    let mut parts: Vec<&str> = spec.split('x').collect();
+    let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
+    let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
+    let shape = Shape::new(shape);
+    let fill: f64 = fill.parse().map_err(|_| bad())?;
+    let len = shape.checked_len().filter(|n| *n <= 1 << 40).ok_or_else(bad)?;
+    Ok(Given { name, tensor: Tensor::from_f64(dtype, shape, &vec![fill; len]) })
+}
+
+impl Model {
+    fn options(&self, backend: Backend) -> Options {
+        Options {
+            backend: backend.into(),
+            dims: self.dims.clone(),
+            threads: self.threads,
+            fuse: !self.no_fuse,
+            memory_limit: self.memory_limit,
+        }
+    }
+
+    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
+    fn graph(&self, given: &[Given]) -> Result<Graph> {
+        let model = onnx::load(&self.model)?;
+        let mut dims = self.dims.clone();
+        for Given { name, tensor } in given {
+            for (dim, extent) in model.dims_of(name, tensor.shape()) {
+                if !dims.iter().any(|(d, _)| *d == dim) {
+                    dims.push((dim, extent));
+                }
+            }
+        }
+        onnx::import(&model, &dims).map_err(|e| e.in_file(&self.model))
+    }
+
+    /// Opens the device, plans, and loads the weights under a progress bar.
+    fn session(&self, backend: Backend, given: &[Given]) -> Result<Session> {
+        let options = self.options(backend);
+        let graph = self.graph(given)?;
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        let bar = progress("weights");
+        let report = |done: usize, of: usize| {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        };
+        let session = Session::on_backend(graph, device, name, &options, &report);
+        bar.finish_and_clear();
+        session.map_err(|e| e.in_file(&self.model))
+    }
+}
+
+/// A bar on a terminal, nothing elsewhere.
+fn progress(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:>10} [{bar:40}] {pos}/{len} {eta}").expect("the template is valid");
+    ProgressBar::new(0).with_style(style.progress_chars("=> ")).with_message(what)
+}
+
+/// Inputs by name: those given, random ones for the rest.
+fn fill(plan: &Plan, given: &[Given], seed: u64) -> Vec<(String, Tensor)> {
+    let mut random = Random(seed);
+    let missing = plan.inputs.iter().filter(|p| !given.iter().any(|g| g.name == p.name));
+    let made = missing.map(|p| {
+        let values: Vec<f64> = (0..p.shape.numel()).map(|_| random.value(p.dtype)).collect();
+        (p.name.clone(), Tensor::from_f64(p.dtype, p.shape.clone(), &values))
+    });
+    let made: Vec<_> = made.collect();
+    given.iter().map(|g| (g.name.clone(), g.tensor.clone())).chain(made).collect()
+}
+
+/// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Floats in [-1, 1); 0 or 1 for integers, which every index allows.
+    fn value(&mut self, dtype: DType) -> f64 {
+        let bits = self.next();
+        if dtype.is_float() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
+    }
+}
+
+fn borrow(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
+    inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect()
+}
+
+fn run(command: &Run, json: bool) -> Result<String> {
+    let given = given(&command.inputs)?;
+    let expected = command.expect.iter().map(|text| input(text)).collect::<Result<Vec<_>>>()?;
+    let labels = command.labels.as_deref().map(npy::read).transpose()?;
+    let session = command.model.session(command.backend, &given)?;
+    let inputs = fill(session.plan(), &given, command.inputs.seed);
+    let outputs = session.run(&borrow(&inputs))?;
+    let usage = session.usage();
+    if let Some(folder) = &command.output_dir {
+        std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
+        for (name, tensor) in &outputs {
+            let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+            npy::write(&folder.join(format!("{}.npy", name.chars().map(safe).collect::<String>())), tensor)?;
+        }
+    }
+    let score = labels.map(|labels| Score::new(&outputs[0], &labels)).transpose()?;
+    let text = if json {
+        let outputs = outputs.iter().map(|(name, t)| {
+            let [min, mean, max] = spread(t);
+            json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
+        });
+        let mut value = json!({
+            "model": session.plan().name,
+            "device": session.device(),
+            "outputs": outputs.collect::<Vec<_>>(),
+            "memory": memory(session.plan(), usage),
+        });
+        if let Some(score) = &score {
+            value["predictions"] = json!(score.predicted);
+            value["right"] = json!(score.right);
+            value["accuracy"] = json!(score.right as f64 / score.predicted.len() as f64);
+        }
+        line(&value)
+    } else {
+        run_text(&session, &outputs, score.as_ref(), usage)
+    };
+    for Given { name, tensor } in &expected {
+        let found = outputs.iter().find(|(n, _)| n == name);
+        let (_, found) = found.ok_or_else(|| Error::Usage(format!("--expect {name}: the graph has no such output")))?;
+        found.compare(tensor, command.rtol, command.atol).map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
+    }
+    Ok(text)
+}
+
+fn memory(plan: &Plan, usage: Usage) -> Value {
+    let mut value = json!(plan.summary);
+    value["allocated_bytes"] = json!(usage.bytes);
+    value["allocations"] = json!(usage.allocations);
+    value
+}
+
+fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Score>, usage: Usage) -> String {
+    let mut text = format!("{} on {}\n\n", session.plan().name, session.device());
+    let mut table = Table::new();
+    table.row(["output", "type", "shape", "min", "mean", "max"]);
+    for (name, tensor) in outputs {
+        let figures = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
+        let [min, mean, max] = figures;
+        table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
+    }
+    text += &table.to_string();
+    if let Some(score) = score {
+        text += "\npredicted classes\n";
+        for row in score.predicted.chunks(40) {
+            let row: Vec<_> = row.iter().map(usize::to_string).collect();
+            text += &format!("  {}\n", row.join(" "));
+        }
+        let of = score.predicted.len();
+        text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
+    }
+    text + "\n" + &report::memory(session.plan(), Some(usage))
+}
+
+/// Smallest, mean and largest element; none of an empty tensor.
+fn spread(tensor: &Tensor) -> [Option<f64>; 3] {
+    let values = tensor.to_f64();
+    if values.is_empty() {
+        return [None; 3];
+    }
+    let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    [min, values.iter().sum::<f64>() / values.len() as f64, max].map(Some)
+}
+
+/// Predicted classes and how many are right.
+struct Score {
+    predicted: Vec<usize>,
+    right: usize,
+}
+
+impl Score {
+    fn new((name, scores): &(String, Tensor), labels: &Tensor) -> Result<Score> {
+        let classes = match scores.shape()[..] {
+            [rows, classes] if rows == labels.shape().numel() && classes > 0 => classes,
+            _ => {
+                let (found, rows) = (scores.shape(), labels.shape().numel());
+                return Err(Error::Usage(format!(
+                    "--labels: expected output '{name}' of shape [{rows},classes] for {rows} labels, found {found}"
+                )));
+            }
+        };
+        let labels = labels.to_i64().ok_or_else(|| Error::Usage("--labels: expected integers".into()))?;
+        let best = |row: &[f64]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
+        let predicted: Vec<usize> = scores.to_f64().chunks(classes).filter_map(best).collect();
+        let right = predicted.iter().zip(&labels).filter(|&(&p, &l)| p as i64 == l).count();
+        Ok(Score { predicted, right })
+    }
+}
+
+fn target(name: &str, threads: usize) -> Result<Target> {
+    if let Some(mut target) = Target::preset(name) {
+        if target.family == Family::Cpu && threads > 0 {
+            target.threads = u32::try_from(threads).map_err(|_| Error::Usage("--threads: too many".into()))?;
+        }
+        return Ok(target);
+    }
+    let path = Path::new(name);
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}")))?;
+    Target::from_json(&text, path)
+}
+
+fn plan_command(command: &PlanCommand, json: bool) -> Result<String> {
+    let target = target(&command.target, command.model.threads)?;
+    let in_file = |e: Error| e.in_file(&command.model.model);
+    let mut graph = command.model.graph(&[])?;
+    pass::run(&mut graph, &target, !command.model.no_fuse).map_err(in_file)?;
+    let limits = Limits { memory: command.model.memory_limit };
+    let plan = plan::plan(&graph, &target, &limits).map_err(in_file)?;
+    if let Some(path) = &command.output {
+        std::fs::write(path, plan.to_json()).map_err(|e| Error::file(path, "write the plan", e))?;
+    }
+    if json {
+        return Ok(plan.to_json());
+    }
+    Ok(format!("{} for {}, {} steps\n\n{}", plan.name, target.name, plan.steps.len(), report::memory(&plan, None)))
+}
+
+fn check(path: &Path, json: bool) -> Result<String> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
+    let plan = Plan::from_json(&text, path)?;
+    if json {
+        return Ok(line(&json!({"plan": plan.name, "steps": plan.steps.len(), "ok": true})));
+    }
+    Ok(format!("{}: sound: {} steps, {} buffers\n", plan.name, plan.steps.len(), plan.buffers.len()))
+}
+
+fn compare(command: &Compare, json: bool) -> Result<String> {
+    let given = given(&command.inputs)?;
+    let graph = command.model.graph(&given)?;
+    let options = command.model.options(command.backend);
+    let (device, name) = session::open(&options)?;
+    tracing::info!("backend: {name}");
+    let unlimited = Options { memory_limit: None, ..options.clone() };
+    let (plan, _) = session::compile(graph.clone(), device.target(), &unlimited)?;
+    let inputs = fill(&plan, &given, command.inputs.seed);
+    let ordered: Vec<Tensor> = plan
+        .inputs
+        .iter()
+        .map(|p| inputs.iter().find(|(n, _)| *n == p.name).map(|(_, t)| t.clone()).expect("every input was filled"))
+        .collect();
+    drop(device);
+    let open = || session::open(&options).map(|(backend, _)| backend);
+    let bar = progress("ways");
+    bar.set_length(WAYS);
+    let setup = Setup {
+        open: &open,
+        memory_limit: command.model.memory_limit,
+        iters: command.iters,
+        progress: &|_| bar.inc(1),
+    };
+    let result = compare_runs(&graph, &ordered, &setup);
+    bar.finish_and_clear();
+    let result = result.map_err(|e| e.in_file(&command.model.model))?;
+    print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
+    result.verdict(FUSED_TOLERANCE)?;
+    Ok(String::new())
+}
+
+fn bench(command: &Bench, json: bool) -> Result<String> {
+    if command.iters == 0 {
+        return Err(Error::Usage("--iters: expected at least 1".into()));
+    }
+    let given = given(&command.inputs)?;
+    let session = command.model.session(command.backend, &given)?;
+    let inputs = fill(session.plan(), &given, command.inputs.seed);
+    let inputs = session.arrange(&borrow(&inputs))?;
+    let bar = progress("runs");
+    bar.set_length((command.warmup + command.iters) as u64);
+    let mut times = Vec::with_capacity(command.iters);
+    for i in 0..command.warmup + command.iters {
+        let start = Instant::now();
+        session.with(|exec| exec.run(&inputs))?;
+        if i >= command.warmup {
+            times.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    times.sort_by(f64::total_cmp);
+    let (median, min) = (times[times.len() / 2], times[0]);
+    let usage = session.usage();
+    let plan = session.plan();
+    if json {
+        return Ok(line(&json!({
+            "model": plan.name,
+            "device": session.device(),
+            "median_ms": median,
+            "min_ms": min,
+            "max_ms": times[times.len() - 1],
+            "iters": times.len(),
+            "planned_bytes": plan.bytes(),
+            "allocated_bytes": usage.bytes,
+            "arena_bytes": plan.summary.arena_bytes,
+        })));
+    }
+    let head = format!("{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n", plan.name, session.device(), times.len());
+    Ok(head + &report::memory(plan, Some(usage)))
+}
+
+fn emit(command: &Emit) -> Result<String> {
+    let Model { model: path, no_fuse, .. } = &command.model;
+    if let Form::Onnxtxt = command.form {
+        return Ok(text::print(&onnx::load(path)?.proto));
+    }
+    let target = Target::wgpu();
+    let mut graph = command.model.graph(&[])?;
+    pass::run(&mut graph, &target, !no_fuse).map_err(|e| e.in_file(path))?;
+    if let Form::Dot = command.form {
+        return Ok(report::dot(&graph)?);
+    }
+    let plan = plan::plan(&graph, &target, &Limits { memory: None }).map_err(|e| e.in_file(path))?;
+    let mut text = String::new();
+    for (number, kernel) in plan.kernels.iter().enumerate() {
+        let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+        let source = render(kernel, &target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
+        let head = format!("// kernel {number}, {}: {}\n", kernel.template.name(), users.join(", "));
+        text += &format!("{head}// {} invocations, {:?} workgroups\n{}\n", source.size, source.groups, source.text);
+    }
+    Ok(text)
+}
+
+fn devices(json: bool) -> Result<String> {
+    let threads = Options::default().thread_count();
+    let mut rows = vec![("cpu".to_owned(), format!("{threads} threads"), "available".to_owned())];
+    #[cfg(feature = "wgpu")]
+    rows.extend(crate::backend::wgpu::adapters().into_iter().map(|adapter| {
+        let status = if adapter.software { "software: used when asked for" } else { "available" };
+        ("wgpu".to_owned(), adapter.to_string(), status.to_owned())
+    }));
+    if json {
+        let rows: Vec<_> = rows.iter().map(|(b, d, s)| json!({"backend": b, "device": d, "status": s})).collect();
+        return Ok(line(&json!(rows)));
+    }
+    let mut table = Table::new();
+    table.row(["backend", "device", "status"]);
+    rows.into_iter().for_each(|(b, d, s)| table.row([b, d, s]));
+    Ok(table.to_string())
+}
+
+fn operators(json: bool) -> Result<String> {
+    if json {
+        let rows: Vec<_> = ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
+        return Ok(line(&json!(rows)));
+    }
+    let mut table = Table::new();
+    table.row(["operator", "kernel", "meaning"]);
+    ops::all().for_each(|op| table.row([op.name.to_owned(), op.lower.name().to_owned(), op.doc.to_owned()]));
+    Ok(table.to_string())
+}

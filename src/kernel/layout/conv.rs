@@ -1,0 +1,128 @@
+//! The shapes of convolutions on the CPU: which way they are computed, and what packed weights and workspaces take.
+
+use super::gemm;
+use super::window::Window;
+
+/// Taps and positions are tracked in vectors of this many lanes.
+pub(crate) const LANES: usize = 16;
+/// Depthwise results go to the epilogue in bands of about this many elements.
+pub(crate) const BAND: usize = 8 << 10;
+/// The shapes of a convolution. Weights are `[out_channels, in_channels / groups, kernel]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conv {
+    /// Images.
+    pub batch: usize,
+    /// Input channels.
+    pub in_channels: usize,
+    /// Output channels.
+    pub out_channels: usize,
+    /// Groups; they divide both channel counts.
+    pub groups: usize,
+    /// Geometry of one plane.
+    pub window: Window,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Depthwise,
+    WeightsLeft,
+    WeightsRight,
+}
+
+impl Conv {
+    pub(crate) fn way(&self) -> Way {
+        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
+        if inputs == 1 && outputs <= 4 {
+            return Way::Depthwise;
+        }
+        // How much of the vectors would be used, in percent.
+        let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
+        let positions = self.window.output_len();
+        if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
+    }
+
+    /// Rows, columns and depth of the matrix product of one group of one image.
+    pub(crate) fn product(&self) -> (usize, usize, usize) {
+        let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
+        let k = self.in_channels / self.groups * self.window.taps();
+        if self.way() == Way::WeightsRight { (positions, outputs, k) } else { (outputs, positions, k) }
+    }
+
+    /// Bytes of the packed weights.
+    pub fn packed_weight_bytes(&self) -> usize {
+        let (m, n, k) = self.product();
+        match self.way() {
+            Way::Depthwise => 4 * self.out_channels * k,
+            Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
+            Way::WeightsRight => self.groups * gemm::packed_b_bytes(k, n),
+        }
+    }
+
+    /// Bytes of workspace that one call of [`Conv`] needs; each thread needs its own. `direct`: the result goes to an image, not to
+    /// the epilogue alone.
+    pub fn workspace_bytes(&self, direct: bool) -> usize {
+        let (m, n, k) = self.product();
+        match self.way() {
+            Way::Depthwise => {
+                self.window.workspace_bytes() + if direct { 0 } else { 4 * self.band() * self.window.output[2] }
+            }
+            Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
+            Way::WeightsRight => {
+                gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.turned() }
+            }
+        }
+    }
+
+    /// Output rows that are handed to the epilogue together.
+    pub(crate) fn band(&self) -> usize {
+        (BAND / self.window.output[2].max(1)).clamp(1, self.window.rows().max(1))
+    }
+
+    /// Elements of the largest tile with weights on the right.
+    pub(crate) fn turned(&self) -> usize {
+        let (m, n, _) = self.product();
+        m * n.next_multiple_of(LANES)
+    }
+}
+
+/// The shapes of a transposed convolution: the gradient of a [`Conv`] with respect to its input. The window is that convolution's, so its
+/// `input` is this one's output. Weights are `[in_channels, out_channels / groups, kernel]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTranspose {
+    /// Images.
+    pub batch: usize,
+    /// Input channels.
+    pub in_channels: usize,
+    /// Output channels.
+    pub out_channels: usize,
+    /// Groups; they divide both channel counts.
+    pub groups: usize,
+    /// The window that slides over an output plane, one step per input position.
+    pub window: Window,
+}
+
+impl ConvTranspose {
+    /// Output channels that are computed together.
+    pub(crate) fn block(&self) -> usize {
+        (96 / self.window.taps().max(1)).clamp(1, (self.out_channels / self.groups).max(1))
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        (self.out_channels / self.groups).div_ceil(self.block())
+    }
+
+    /// Bytes of the packed weights.
+    pub fn packed_weight_bytes(&self) -> usize {
+        gemm::packed_a_bytes(self.out_channels * self.window.taps(), self.in_channels / self.groups)
+    }
+
+    /// Bytes of workspace that one call of [`ConvTranspose`] needs; each thread needs its own.
+    pub fn workspace_bytes(&self) -> usize {
+        let rows = |channels: usize| channels * self.window.taps();
+        let bytes = |m: usize| {
+            gemm::workspace_bytes(m, self.window.output_len(), self.in_channels / self.groups, true, false, false)
+        };
+        let last = self.out_channels / self.groups % self.block();
+        bytes(rows(self.block())).max(bytes(rows(last)))
+    }
+}

@@ -1,0 +1,75 @@
+//! The geometry of windows that slide over a plane, and the ring of rows that the CPU keeps of it.
+
+/// The geometry of a window over depth, height and width. Lower ranks have leading dimensions of 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Size of the input.
+    pub input: [usize; 3],
+    /// Size of the output. It is given, not computed, because rounding modes differ.
+    pub output: [usize; 3],
+    /// Taps in each dimension.
+    pub kernel: [usize; 3],
+    /// Distance between windows.
+    pub strides: [usize; 3],
+    /// Distance between taps.
+    pub dilations: [usize; 3],
+    /// Padding before the first element.
+    pub pads: [usize; 3],
+    /// Padding after the last element; only an average that counts the padding looks at it.
+    pub pads_end: [usize; 3],
+}
+
+/// Register tiles computed together.
+pub(crate) const TILES: usize = 4;
+/// Output rows computed together by the kernels for common windows; planes of 7, 14, 28, 56 or 112 rows leave no rest.
+pub(crate) const TALL: usize = 7;
+/// Input rows under `TALL` windows of 7 rows two apart.
+pub(crate) const LINES: usize = 2 * (TALL - 1) + 7;
+/// The widest vector. Rows in the ring are padded to it.
+pub(crate) const WIDEST: usize = 16;
+
+/// How the ring is laid out in the workspace, in floats.
+pub(crate) struct Ring {
+    /// Rows kept per depth tap, a power of two.
+    pub rows: usize,
+    /// From one phase of a row to the next.
+    pub phase: usize,
+    /// From one row to the next.
+    pub pitch: usize,
+}
+
+impl Window {
+    /// Elements of one output plane.
+    pub fn output_len(&self) -> usize {
+        self.output.iter().product()
+    }
+
+    /// Elements of one input plane.
+    pub fn input_len(&self) -> usize {
+        self.input.iter().product()
+    }
+
+    /// Taps of the kernel.
+    pub fn taps(&self) -> usize {
+        self.kernel.iter().product()
+    }
+
+    /// Rows of one output plane: depth times height.
+    pub fn rows(&self) -> usize {
+        self.output[0] * self.output[1]
+    }
+
+    /// Bytes of workspace that one call of a slide needs; each thread needs its own.
+    pub fn workspace_bytes(&self) -> usize {
+        let ring = self.ring();
+        4 * ((self.kernel[0] * ring.rows + 1) * ring.pitch + self.output[2].next_multiple_of(WIDEST))
+    }
+
+    pub(crate) fn ring(&self) -> Ring {
+        let [_, kernel, width_kernel] = self.kernel;
+        let rows = (kernel.max(1) - 1) * self.dilations[1] + 1 + (TILES.max(TALL) - 1) * self.strides[1];
+        let reach = (width_kernel.max(1) - 1) * self.dilations[2] / self.strides[2] + 1;
+        let phase = (self.output[2].next_multiple_of(WIDEST) + reach).next_multiple_of(WIDEST);
+        Ring { rows: rows.min(self.input[1]).next_power_of_two(), phase, pitch: phase * self.strides[2] }
+    }
+}

@@ -1,0 +1,526 @@
+//! ONNX files, from outside: what is read, what is refused, and with which words.
+
+use plimsoll::graph::{Graph, Kind};
+use plimsoll::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
+use plimsoll::onnx::{Model, export, import, load, text};
+use plimsoll::{Tensor, npy, reference};
+use prost::Message;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn graphs(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs").join(name)
+}
+
+/// An empty folder for one test.
+fn folder(test: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("onnx-{test}"));
+    _ = fs::remove_dir_all(&path);
+    fs::create_dir_all(&path).expect("the folder for tests is writable");
+    path
+}
+
+fn dims(given: &[(&str, usize)]) -> Vec<(String, usize)> {
+    given.iter().map(|&(name, size)| (name.into(), size)).collect()
+}
+
+/// A model in text, of opset 20 unless it has a header.
+fn model(source: &str) -> Model {
+    let header = if source.contains("ir_version") { "" } else { "<ir_version: 9, opset_import: [\"\" : 20]>" };
+    let proto = text::parse(&format!("{header}{source}"), Path::new("test")).expect("the test's text is well-formed");
+    Model::new(proto)
+}
+
+fn graph(source: &str, given: &[(&str, usize)]) -> Graph {
+    let graph = import(&model(source), &dims(given)).unwrap_or_else(|e| panic!("{e}\n{source}"));
+    graph.verify().expect("an imported graph is sound");
+    graph
+}
+
+fn refusal(source: &str, given: &[(&str, usize)]) -> String {
+    import(&model(source), &dims(given)).expect_err("it must be refused").to_string()
+}
+
+/// Operators in order.
+fn operators(graph: &Graph) -> Vec<&'static str> {
+    let order = graph.order().expect("no cycles");
+    order.into_iter().filter_map(|n| graph.node(n).op()).map(|op| op.name).collect()
+}
+
+fn facts(graph: &Graph) -> Vec<String> {
+    let inputs = graph.inputs().iter().map(|&v| format!("{} {}", graph.value_name(v), graph.fact(v)));
+    inputs.chain(graph.outputs().iter().map(|(name, v)| format!("{name} {}", graph.fact(*v)))).collect()
+}
+
+/// The outputs for inputs that count up from 1.
+fn run(graph: &Graph) -> Vec<Vec<f64>> {
+    let input = |&v: &_| {
+        let fact = graph.fact(v);
+        let values: Vec<f64> = (0..fact.shape.numel()).map(|i| (i + 1) as f64).collect();
+        Tensor::from_f64(fact.dtype, fact.shape.clone(), &values)
+    };
+    let inputs: Vec<_> = graph.inputs().iter().map(input).collect();
+    reference::run(graph, &inputs).expect("it runs").iter().map(Tensor::to_f64).collect()
+}
+
+#[test]
+fn the_example_graphs_are_read() {
+    let read = |name, given: &[(&str, usize)]| {
+        let model = load(&graphs(name)).unwrap_or_else(|e| panic!("{e}"));
+        let graph = import(&model, &dims(given)).unwrap_or_else(|e| panic!("{e}"));
+        graph.verify().expect("an imported graph is sound");
+        graph
+    };
+    let mlp = read("mlp.onnxtxt", &[("batch", 3)]);
+    assert_eq!(facts(&mlp)[0], "x f32[3,784]");
+    assert_eq!(operators(&mlp), ["MatMul", "Add", "Relu", "MatMul", "Add"]);
+    let attention = read("attention.onnxtxt", &[("batch", 2), ("sequence", 5)]);
+    assert_eq!(facts(&attention).last().map(String::as_str), Some("y f32[2,5,64]"));
+    let residual = read("residual.onnxtxt", &[("batch", 2), ("height", 9), ("width", 7)]);
+    assert_eq!(facts(&residual).last().map(String::as_str), Some("y f32[2,8,9,7]"));
+}
+
+#[test]
+fn the_digits_are_classified_as_they_are_labelled() {
+    const COUNT: usize = 24;
+    let model = load(&graphs("digits.onnx")).expect("it is a model");
+    let graph = import(&model, &dims(&[("batch", COUNT)])).expect("it is understood");
+    let images = npy::read(&graphs("digits-images.npy")).expect("images");
+    let labels = npy::read(&graphs("digits-labels.npy")).expect("labels").to_i64().expect("integers");
+    let batch = Tensor::new(images.dtype(), [COUNT, 1, 8, 8], images.bytes().slice(..COUNT * 64 * 4)).expect("it fits");
+    let logits = reference::run(&graph, &[batch]).expect("it runs")[0].to_f64();
+    let largest = |row: &[f64]| (0..10).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("ten of them") as i64;
+    let right = logits.chunks(10).zip(labels).filter(|(row, label)| largest(row) == *label).count();
+    assert!(right >= COUNT - 1, "{right} of {COUNT} are right");
+}
+
+#[test]
+fn shape_arithmetic_is_gone_once_dims_are_bound() {
+    let source = "
+        agraph (float[batch, sequence, 12] x) => (float[batch, heads, sequence, 4] y)
+        <int64 zero = {0}, int64 one = {1}, int64[1] first = {0}, int64 three = {3}>
+        {
+            shape = Shape (x)
+            batch = Gather <axis = 0> (shape, zero)
+            length = Gather <axis = 0> (shape, one)
+            batch1 = Unsqueeze (batch, first)
+            length1 = Unsqueeze (length, first)
+            split = Constant <value = int64[2] {3, -1}> ()
+            target = Concat <axis = 0> (batch1, length1, split)
+            heads = Reshape (x, target)
+            positions = Range (zero, length, one)
+            column = Unsqueeze (positions, one)
+            wide = Mul (column, three)
+            offsets = Cast <to = 1> (wide)
+            swapped = Transpose <perm = [0, 2, 1, 3]> (heads)
+            y = Add (swapped, offsets)
+        }";
+    let graph = graph(source, &[("batch", 2), ("sequence", 5)]);
+    assert_eq!(facts(&graph), ["x f32[2,5,12]", "y f32[2,3,5,4]"]);
+    assert_eq!(operators(&graph), ["Reshape", "Transpose", "Add"]);
+    let y = &run(&graph)[0];
+    // Row s of head 0 starts at element 12 s of the input, and 3 s is added.
+    assert_eq!(y[4..8], [13.0 + 3.0, 14.0 + 3.0, 15.0 + 3.0, 16.0 + 3.0]);
+}
+
+#[test]
+fn dims_are_bound_by_name_by_sum_or_by_place() {
+    let source =
+        "g (float[batch, 3] x, float[batch, \"past + 2*batch\"] m, float[?, 2] u) => (float[a, b] y, float[a, 2] z)
+        { y = Concat <axis = 1> (x, m)  z = Identity (u) }";
+    let bound = graph(source, &[("batch", 4), ("past", 1), ("u.0", 7)]);
+    assert_eq!(facts(&bound), ["x f32[4,3]", "m f32[4,9]", "u f32[7,2]", "y f32[4,12]", "z f32[7,2]"]);
+    let whole = graph(source, &[("batch", 4), ("past + 2*batch", 5), ("u.0", 1)]);
+    assert_eq!(facts(&whole)[1], "m f32[4,5]");
+    assert_eq!(refusal(source, &[("batch", 4)]), "dims not bound: 'past', 'u.0'; give --set past=N --set u.0=N");
+    let all = [("batch", 4), ("past", 1), ("u.0", 7)];
+    assert_eq!(
+        refusal(source, &[&all[..], &[("bacth", 1)]].concat()),
+        "the graph has no dim 'bacth' to set; its dims: 'batch', 'past', 'u.0'"
+    );
+    assert!(refusal(source, &[&all[..], &[("batch", 5)]].concat()).contains("'batch' is set twice"));
+    assert!(refusal(source, &[("batch", usize::MAX), ("past", 1), ("u.0", 7)]).contains("larger than any memory"));
+}
+
+#[test]
+fn an_input_that_must_be_known_says_on_what_it_depends() {
+    let message = refusal(
+        "g (float[2, 3] x, int64[2] target) => (float[6] y)
+        { [move] doubled = Add (target, target) [shape] y = Reshape (x, doubled) }",
+        &[],
+    );
+    assert_eq!(
+        message,
+        "node 'shape' (Reshape): input 'shape' must be known before the run, but 'doubled' depends on the data of 'target'"
+    );
+}
+
+#[test]
+fn all_unknown_operators_are_listed_at_once() {
+    let message = refusal(
+        "<ir_version: 9, opset_import: [\"\" : 20, \"org.example\" : 1]>
+        g (float[2] x) => (float[2] y)
+        { a = Fourier (x) [second] b = org.example.Relu (a) c = Fourier (b) y = Relu (c) }",
+        &[],
+    );
+    assert_eq!(
+        message,
+        "graph: no such operator: Fourier (2 nodes, the first is 'a'), org.example.Relu (node 'second'); the model's \
+         opset is 20, and `plimsoll ops` lists the operators there are"
+    );
+}
+
+#[test]
+fn functions_are_inlined() {
+    let source = "
+        <ir_version: 9, opset_import: [\"\" : 20, \"local\" : 1]>
+        g (float[4] x) => (float[4] y, float[4] z)
+        { [outer] y = local.twice <by = 3.0> (x)  z = local.scale (y) }
+
+        <domain: \"local\", opset_import: [\"\" : 20, \"local\" : 1]>
+        twice <by> (v) => (r) { t = local.scale <by: float = @by> (v)  r = local.scale <by: float = @by> (t, t) }
+
+        <domain: \"local\", opset_import: [\"\" : 20]>
+        scale <by: float = 0.5> (v, extra) => (r) {
+            k = Constant <value_float: float = @by> ()
+            s = Mul (v, k)
+            r = Clip (s, extra)
+        }";
+    let graph = graph(source, &[]);
+    assert_eq!(run(&graph), [[9.0, 18.0, 27.0, 36.0], [4.5, 9.0, 13.5, 18.0]]);
+    let names: Vec<_> = graph.order().unwrap().into_iter().map(|n| graph.node(n).name.clone()).collect();
+    assert!(names.contains(&"outer/t/s".to_owned()), "{names:?}");
+
+    let endless =
+        source.replace("s = Mul (v, k)", "s = local.scale (v)").replace("[\"\" : 20]>", "[\"\" : 20, \"local\" : 1]>");
+    assert!(refusal(&endless, &[]).contains("nest deeper than 32: does one call itself?"));
+    let unknown = source.replace("local.scale (y)", "local.scale <to = 1> (y)");
+    assert_eq!(refusal(&unknown, &[]), "node 'z' (scale): unknown attribute 'to'");
+}
+
+#[test]
+fn functions_cannot_grow_a_model_without_end() {
+    let mut source =
+        "<ir_version: 9, opset_import: [\"\" : 20, \"l\" : 1]> g (float[4] x) => (float[4] y) { y = l.f0 (x) }"
+            .to_owned();
+    for level in 0..30 {
+        let next = if level == 29 { "Relu".to_owned() } else { format!("l.f{}", level + 1) };
+        source += &format!(
+            "<domain: \"l\", opset_import: [\"\" : 20, \"l\" : 1]> f{level} (v) => (r) {{ t = {next} (v) r = {next} (t) }}"
+        );
+    }
+    assert!(refusal(&source, &[]).contains("functions let the graph grow beyond 262144 nodes"));
+}
+
+#[test]
+fn a_branch_that_is_known_is_taken() {
+    let source = "
+        g (float[2, n] x) => (float[m, k] y)
+        {
+            last = Shape <start = 1> (x)
+            five = Constant <value = int64[1] {5}> ()
+            long = Greater (last, five)
+            y = If (long) <
+                then_branch = t () => (float[m, k] a) { a = Neg (x) },
+                else_branch = e () => (float[m, k] b) <float two = {2}> { b = Mul (x, two) }
+            >
+        }";
+    assert_eq!(operators(&graph(source, &[("n", 6)])), ["Neg"]);
+    assert_eq!(run(&graph(source, &[("n", 2)])), [[2.0, 4.0, 6.0, 8.0]]);
+    let open = "g (float[2] x, bool c) => (float[2] y) {
+        y = If (c) < then_branch = t () => (float[2] a) { a = Neg (x) }, else_branch = e () => (float[2] b) { b = Abs (x) } >
+    }";
+    assert_eq!(
+        refusal(open, &[]),
+        "node 'y' (If): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+    );
+}
+
+#[test]
+fn initializers_may_be_listed_as_inputs() {
+    let source =
+        "<ir_version: 3, opset_import: [\"\" : 7]> g (float[2] x, float[2] w) => (float[2] y, float[2] w, float[2] x)
+        <float[2] w = {10, 20}> { y = Add (x, w) }";
+    let graph = graph(source, &[]);
+    assert_eq!(facts(&graph), ["x f32[2]", "y f32[2]", "w f32[2]", "x f32[2]"]);
+    assert_eq!(run(&graph), [[11.0, 22.0], [10.0, 20.0], [1.0, 2.0]]);
+}
+
+#[test]
+fn opsets_from_7_on_mean_what_they_meant() {
+    // Axes, split and bounds were attributes once.
+    let source = |opset| {
+        format!(
+            "<ir_version: 7, opset_import: [\"\" : {opset}]> g (float[1, 6] x) => (float[1, 3] y, float[3] z) {{
+                a, b = Split <axis = 1, split = [3, 3]> (x)
+                y = Slice <axes = [1], starts = [0], ends = [100]> (a)
+                z = Squeeze <axes = [0]> (b)
+            }}"
+        )
+    };
+    assert_eq!(run(&graph(&source(9), &[])), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]);
+    assert_eq!(refusal(&source(6), &[]), "graph: opset 6 is too old: expected 7 or newer");
+    let none = "<ir_version: 7, opset_import: [\"other\" : 1]> g (float[1] x) => (float[1] y) { y = Relu (x) }";
+    assert_eq!(refusal(none, &[]), "graph: not a whole ONNX model: it does not say which opset it uses");
+    let parts = graph("g (float[7] x) => (float[4] a, float[3] b) { a, b = Split <num_outputs = 2> (x) }", &[]);
+    assert_eq!(facts(&parts)[1..], ["a f32[4]", "b f32[3]"]);
+    let equal =
+        graph("<ir_version: 7, opset_import: [\"\" : 13]> g (float[6] x) => (float[2] b) { a, b, c = Split (x) }", &[]);
+    assert_eq!(run(&equal), [[3.0, 4.0]]);
+}
+
+#[test]
+fn what_is_wrong_with_a_graph_is_said_of_its_node() {
+    let cases = [
+        (
+            "g (float[2] x) => (float[2] y) { y = Add (x, w) }",
+            "node 'y' (Add): reads 'w', which is no input, no initializer and no node's output",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { [a] y = Add (x, w) [b] w = Relu (x) }",
+            "node 'a' (Add): reads 'w', which node 'b' produces later: expected nodes in the order they run",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { y = Relu (x) y = Relu (x) }",
+            "node 'y' (Relu): 'y' is already another value's name",
+        ),
+        ("g (float[2] x) => (float[2] z) { y = Relu (x) }", "graph: output 'z' is produced by no node"),
+        ("g (float[2] x) => (float[2] y, float[2] y) { y = Relu (x) }", "graph: two outputs are called 'y'"),
+        ("g (float[2] x, float[2] x) => (float[2] y) { y = Relu (x) }", "graph: two inputs are called 'x'"),
+        ("g (float[2] x) => () { y = Relu (x) }", "graph: it has no outputs"),
+        (
+            "g (float[2] x) => (int64[2] y) { y = Relu (x) }",
+            "graph: output 'y': the file declares int64, but its nodes make f32[2]",
+        ),
+        (
+            "g (float[2] x) => (float[2, 1] y) { y = Relu (x) }",
+            "graph: output 'y': the file declares 2 dims, but its nodes make f32[2]",
+        ),
+        ("g (float[] x) => (float[2] y) { y = Relu (x) }", "graph: input 'x': its rank is unknown: expected a shape"),
+        (
+            "g (seq(float[2]) x) => (float[2] y) { y = Relu (x) }",
+            "graph: input 'x': expected a tensor type, found a sequence",
+        ),
+        (
+            "g (uint16[2] x) => (uint16[2] y) { y = Relu (x) }",
+            "graph: input 'x': element type uint16 is not supported (supported: float, float16, bfloat16, double, int64, \
+          int32, uint8, int8, bool)",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { y = Relu <speed = 3> (x) }",
+            "node 'y' (Relu): unknown attribute 'speed'; known: ",
+        ),
+        (
+            "g (float[2, 3] x, float[4] w) => (float[2, 3] y) { [sum] y = Add (x, w) }",
+            "node 'sum' (Add): expected shapes that broadcast, found [2,3] and [4]",
+        ),
+        ("g (float[2] x) => (float[2] y) { y = Relu (x, x) }", "node 'y' (Relu): expected 1 inputs, found 2"),
+        (
+            "g (float[2] x) => (float[2] y) <string s = {\"a\"}> { y = Relu (x) }",
+            "graph: tensor 's' (string []): element type string is not supported",
+        ),
+    ];
+    for (source, expected) in cases {
+        let message = refusal(source, &[]);
+        assert!(message.starts_with(expected), "{source}\nexpected: {expected}\n   found: {message}");
+    }
+}
+
+#[test]
+fn constants_are_windows_into_the_file() {
+    let file = load(&graphs("digits.onnx")).expect("it is a model");
+    let graph = import(&file, &dims(&[("batch", 1)])).expect("it is understood");
+    let proto = file.proto.graph.as_ref().expect("a graph");
+    let mut found = 0;
+    for node in graph.order().expect("no cycles") {
+        let Kind::Constant(constant) = &graph.node(node).kind else { continue };
+        let Some(tensor) = proto.initializer.iter().find(|t| t.name == constant.name) else { continue };
+        let value = constant.value().expect("it is there");
+        assert_eq!(value.bytes().as_ptr(), tensor.raw_data.as_ptr(), "{}", constant.name);
+        found += 1;
+    }
+    assert!(found > 5, "{found} weights");
+}
+
+/// A model whose weight `[2]` lies at byte 8 of `w.bin`.
+fn external(length: &str) -> ModelProto {
+    let Model { mut proto, .. } = model("g (float[2] x) => (float[2] y) <float[2] w = {0, 0}> { y = Mul (x, w) }");
+    let weight = &mut proto.graph.as_mut().expect("a graph").initializer[0];
+    weight.float_data.clear();
+    weight.data_location = DataLocation::External as i32;
+    let entries = [("location", "w.bin"), ("offset", "8"), ("length", length)];
+    weight.external_data =
+        entries.map(|(key, value)| StringStringEntryProto { key: key.into(), value: value.into() }).into();
+    proto
+}
+
+#[test]
+fn external_data_lies_beside_the_model_and_is_read_late() {
+    let folder = folder("external");
+    let path = folder.join("model.onnx");
+    fs::write(&path, external("8").encode_to_vec()).expect("writable");
+    let message = load(&path).expect_err("its weights are missing").to_string();
+    assert!(message.starts_with(&format!("{}: ", folder.join("w.bin").display())), "{message}");
+    assert!(message.contains("tensor 'w'"), "{message}");
+
+    fs::write(folder.join("w.bin"), [0; 15]).expect("writable");
+    let message = load(&path).expect_err("its weights are cut off").to_string();
+    assert!(message.ends_with("w.bin: tensor 'w' needs 8 bytes from 8 on, but the file has 15"), "{message}");
+
+    let weights: Vec<u8> = [0.0f32, 0.0, 3.0, -1.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+    fs::write(folder.join("w.bin"), weights).expect("writable");
+    let graph = import(&load(&path).expect("all is there"), &[]).expect("it is understood");
+    assert_eq!(run(&graph), [[3.0, -2.0]]);
+
+    let wrong = folder.join("wrong.onnx");
+    fs::write(&wrong, external("12").encode_to_vec()).expect("writable");
+    let message = load(&wrong).expect_err("its length is wrong").to_string();
+    assert!(message.contains("wrong.onnx: ") && message.contains("expected 8 bytes of external data"), "{message}");
+
+    // The model loads without a look at the weights; who asks for them later is told what is missing.
+    let late = import(&load(&path).expect("all is there"), &[]).expect("it is understood");
+    fs::remove_file(folder.join("w.bin")).expect("it is there");
+    let message = reference::run(&late, &[Tensor::from_f32([2], &[1.0, 2.0]).unwrap()]).expect_err("gone").to_string();
+    assert!(message.contains("w.bin") && message.contains("tensor 'w'"), "{message}");
+}
+
+#[test]
+fn files_that_are_no_models_are_named() {
+    let folder = folder("files");
+    let refused = |name: &str, content: &[u8]| {
+        let path = folder.join(name);
+        fs::write(&path, content).expect("writable");
+        let message = load(&path).expect_err("it is no model").to_string();
+        assert!(message.starts_with(&path.display().to_string()), "{message}");
+        message
+    };
+    assert!(refused("empty.onnx", b"").contains("the file is empty"));
+    assert!(refused("text.onnx", b"hello, this is no protobuf").contains("not an ONNX model"));
+    assert!(refused("nothing.onnx", &[8, 8]).contains("it has no graph"));
+    assert!(refused("text.onnxtxt", b"<ir_version: 9>\n graph (").contains("text.onnxtxt:2:"));
+    assert!(refused("bytes.onnxtxt", &[0xff, 0xfe, 0]).contains("expected text"));
+    let missing = folder.join("missing.onnx");
+    assert!(load(&missing).expect_err("it is missing").to_string().starts_with(&missing.display().to_string()));
+    assert!(load(&folder).expect_err("it is a folder").to_string().contains("not a file"));
+    // Without an extension, the content tells.
+    let text = folder.join("text");
+    fs::copy(graphs("mlp.onnxtxt"), &text).expect("writable");
+    assert!(load(&text).is_ok());
+    let binary = folder.join("binary");
+    fs::copy(graphs("digits.onnx"), &binary).expect("writable");
+    assert!(load(&binary).is_ok());
+    // What is wrong in a file's graph names the file, too.
+    let wrong = folder.join("wrong.onnxtxt");
+    fs::write(&wrong, "<ir_version: 9, opset_import: [\"\" : 20]> g (float[2] x) => (float[2] y) { y = Nope (x) }")
+        .expect("writable");
+    let message = import(&load(&wrong).expect("well-formed"), &[]).expect_err("unknown operator").to_string();
+    assert!(message.starts_with(&wrong.display().to_string()) && message.contains("Nope"), "{message}");
+}
+
+/// Loads and imports; a refusal must name the file.
+fn survives(path: &Path, content: &[u8], given: &[(String, usize)]) -> bool {
+    fs::write(path, content).expect("writable");
+    let result = load(path).and_then(|model| import(&model, given));
+    match result {
+        Ok(graph) => {
+            graph.verify().unwrap_or_else(|e| panic!("{e}"));
+            true
+        }
+        // A dim of another name is the caller's mistake, not the file's.
+        Err(error) => {
+            let message = error.to_string();
+            assert!(message.contains(&path.display().to_string()), "{message}");
+            false
+        }
+    }
+}
+
+#[test]
+fn a_truncated_file_is_refused() {
+    let folder = folder("truncated");
+    let given = dims(&[("batch", 2)]);
+    let whole = fs::read(graphs("digits.onnx")).expect("it is there");
+    let path = folder.join("part.onnx");
+    assert!(survives(&path, &whole, &given));
+    for length in (0..whole.len()).step_by(97) {
+        assert!(!survives(&path, &whole[..length], &given), "{length} bytes of it are no model");
+    }
+}
+
+#[test]
+fn a_mutated_file_never_panics() {
+    let folder = folder("mutated");
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = move |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 16) as usize % below
+    };
+    let given = dims(&[("batch", 2), ("sequence", 3), ("height", 5), ("width", 5)]);
+    for name in ["attention.onnxtxt", "residual.onnxtxt", "mlp.onnxtxt"] {
+        let text = fs::read(graphs(name)).expect("it is there");
+        let given: Vec<_> = given.iter().filter(|(d, _)| contains(&text, d.as_bytes())).cloned().collect();
+        let binary = load(&graphs(name)).expect("it is a model").proto.encode_to_vec();
+        for (source, path) in [(text, folder.join("m.onnxtxt")), (binary, folder.join("m.onnx"))] {
+            assert!(survives(&path, &source, &given), "{name}");
+            let mut read = 0;
+            for _ in 0..250 {
+                let mut mutant = source.clone();
+                for _ in 0..1 + random(4) {
+                    let at = random(mutant.len());
+                    match random(3) {
+                        0 => mutant[at] = random(256) as u8,
+                        1 => mutant[at] ^= 1 << random(8),
+                        _ => _ = mutant.remove(at),
+                    }
+                }
+                read += usize::from(survives(&path, &mutant, &given));
+            }
+            assert!(read < 250, "{name}: no mutant was refused");
+        }
+    }
+}
+
+fn contains(text: &[u8], part: &[u8]) -> bool {
+    text.windows(part.len()).any(|w| w == part)
+}
+
+#[test]
+fn export_and_import_are_inverse() {
+    let sources = [
+        fs::read_to_string(graphs("attention.onnxtxt")).expect("it is there"),
+        fs::read_to_string(graphs("residual.onnxtxt")).expect("it is there"),
+        "<ir_version: 9, opset_import: [\"\" : 20]> g (float[batch, 6] x, bool[2, 1] c) => (float[2, 3] y, float[2, 6] z, float[2, 6] x, float[3] k)
+            <int64[2] axes = {0, 1}, float[3] k = {1, 2, 3}, int64 one = {1}, float low = {2.5}>
+            {
+                a, b = Split <axis = -1, num_outputs = 2> (x)
+                m = ReduceMax <keepdims = 1> (x, axes)
+                w = Where (c, a, b)
+                s = Sub (w, m)
+                t = Trilu (s, one)
+                r = Mul (t, k)
+                y = Clip (r, , low)
+                z = Cast <to = 1> (x)
+            }".into(),
+    ];
+    for source in sources {
+        let given = dims(&[("batch", 2), ("sequence", 3), ("height", 5), ("width", 5)]);
+        let given: Vec<_> = given.into_iter().filter(|(d, _)| contains(source.as_bytes(), d.as_bytes())).collect();
+        let first = import(&model(&source), &given).unwrap_or_else(|e| panic!("{e}"));
+        let proto = export(&first).expect("it can be written");
+        let printed = text::print(&proto);
+        let read = text::parse(&printed, Path::new("printed")).unwrap_or_else(|e| panic!("{e}\n{printed}"));
+        let second = import(&Model::new(read), &[]).unwrap_or_else(|e| panic!("{e}\n{printed}"));
+        assert_eq!(facts(&first), facts(&second), "{printed}");
+        assert_eq!(run(&first), run(&second), "{printed}");
+        assert_eq!(text::print(&export(&second).expect("it can be written")), printed);
+    }
+}
+
+#[test]
+fn element_types_of_a_file_and_of_the_crate_have_one_number() {
+    for dtype in plimsoll::DType::ALL {
+        assert_eq!(DataType::from(dtype) as i64, dtype.onnx());
+    }
+}
