@@ -79,9 +79,8 @@ impl<'a> Checker<'a> {
         ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
         let target = &plan.target;
         target.check().map_err(|e| format!("target '{}': {e}", target.name))?;
-        let kernel = |(i, k)| {
-            kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()))
-        };
+        let kernel =
+            |(i, k)| kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()));
         let needs = plan.kernels.iter().enumerate().map(kernel).collect::<Verdict<Vec<_>>>()?;
         let mut checker = Checker {
             plan,
@@ -319,18 +318,10 @@ impl<'a> Checker<'a> {
     }
 
     fn launch(&mut self, at: usize, step: &Step, reads: &[Touch], writes: &[Touch]) -> Verdict {
-        let read = |(operand, &buffer): (usize, &usize)| Arg {
-            buffer,
-            touch: Some(&reads[operand]),
-            operand,
-            written: false,
-        };
-        let write = |(operand, &buffer): (usize, &usize)| Arg {
-            buffer,
-            touch: writes.get(operand),
-            operand,
-            written: true,
-        };
+        let read =
+            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: Some(&reads[operand]), operand, written: false };
+        let write =
+            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: writes.get(operand), operand, written: true };
         let mut args: Vec<Arg> = step.reads.iter().enumerate().map(read).collect();
         args.extend(step.writes.iter().enumerate().map(write));
         self.slices(step, &args)?;
