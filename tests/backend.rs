@@ -157,9 +157,8 @@ mod wgpu {
                     continue;
                 }
                 assert!(source.size <= target.max_workgroup && source.groups.iter().all(|g| *g <= target.max_groups));
-                let module = naga::front::wgsl::parse_str(&source.text).unwrap_or_else(|e| {
-                    panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text)
-                });
+                let module = naga::front::wgsl::parse_str(&source.text)
+                    .unwrap_or_else(|e| panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text));
                 let flags = naga::valid::ValidationFlags::all();
                 naga::valid::Validator::new(flags, naga::valid::Capabilities::empty())
                     .validate(&module)
@@ -203,9 +202,10 @@ mod wgpu {
         wgpu.replay(record).expect("runs");
         let mut data = vec![0u8; bytes as usize];
         wgpu.read(at, &mut data).expect("reads");
-        let wrong = data.chunks_exact(4).enumerate().find(|(i, c)| {
-            i32::from_le_bytes((*c).try_into().expect("four bytes")) != 3 * *i as i32
-        });
+        let wrong = data
+            .chunks_exact(4)
+            .enumerate()
+            .find(|(i, c)| i32::from_le_bytes((*c).try_into().expect("four bytes")) != 3 * *i as i32);
         assert_eq!(wrong, None);
     }
 

@@ -100,10 +100,19 @@ fn graph_files_give_the_same_results_eager_and_planned() {
             for column in [caching, planned, fused] {
                 assert_eq!(measured(column).driver_calls_last, 0, "{file}: {}", column.name);
             }
+            // A plan keeps outputs apart from the arena, for the whole run; eager takes them when they are written.
+            let outputs: u64 = graph
+                .outputs()
+                .iter()
+                .map(|(_, v)| graph.fact(*v))
+                .map(|f| (f.shape.numel() * f.dtype.size()) as u64)
+                .sum();
             for column in &found.columns {
                 let Measured { peak_live_bytes, peak_reserved_bytes, .. } = *measured(column);
                 assert!(0 < peak_live_bytes && peak_live_bytes <= peak_reserved_bytes, "{file}: {}", column.name);
-                assert!(planned.smallest_device_bytes <= column.smallest_device_bytes || column.name == fused.name);
+                if column.name != fused.name {
+                    assert!(planned.smallest_device_bytes <= column.smallest_device_bytes + outputs, "{file}: {text}");
+                }
             }
             assert!(fused.launches < planned.launches && planned.launches <= direct.launches);
         }
@@ -136,10 +145,24 @@ fn eager_runs_on_the_smallest_device_and_not_below() {
     }
 }
 
+/// Elementwise steps, which a plan runs in place and eager does not.
+fn tall() -> Graph {
+    let mut graph = Graph::new("tall");
+    let mut value = graph.input("x", Fact::new(DType::F32, [64, 64]));
+    for k in 0..4 {
+        let row = ops::find(["Relu", "Tanh"][k % 2]).expect("a row");
+        let node = graph.add(row, &format!("step{k}"), &[Some(value)], Attrs::new(), &[]).expect("it fits");
+        value = ValueId { node, port: 0 };
+    }
+    let row = ops::find("ReduceMean").expect("a row");
+    let node = graph.add(row, "mean", &[Some(value)], Attrs::new(), &[]).expect("it fits");
+    graph.output("y", ValueId { node, port: 0 });
+    graph
+}
+
 #[test]
 fn a_column_that_does_not_fit_says_so() {
-    let (file, dims) = GRAPHS[0];
-    let graph = load(file, dims);
+    let graph = tall();
     let bytes = |found: &Comparison, k: usize| found.columns[k].smallest_device_bytes;
     let free = compared(&graph, cpu, None);
     let limit = bytes(&free, 3);
@@ -218,14 +241,16 @@ fn grow(graph: &mut Graph, values: &mut Vec<ValueId>, choice: u8, a: ValueId, b:
 }
 
 /// A graph of matrices, grown from choices; the last values are its outputs.
-fn grown(steps: &[(u8, prop::sample::Index, prop::sample::Index)]) -> Graph {
+fn grown(steps: &[(u8, usize, usize)]) -> Graph {
     let mut graph = Graph::new("grown");
     let matrix = |rows: usize, columns: usize| Fact::new(DType::F32, [rows, columns]);
     let weights = Constant::new("w", random(&matrix(6, 6), 7));
     let mut values = vec![graph.input("x", matrix(4, 6)), graph.input("y", matrix(6, 6)), graph.constant(weights)];
-    for (choice, a, b) in steps {
-        let (a, b) = (*a.get(&values), *b.get(&values));
-        grow(&mut graph, &mut values, *choice, a, b);
+    for &(choice, a, b) in steps {
+        // Counted from the youngest, so that a shrunk case keeps its meaning.
+        let pick = |back: usize| values[values.len() - 1 - back % values.len()];
+        let (a, b) = (pick(a), pick(b));
+        grow(&mut graph, &mut values, choice, a, b);
     }
     for (k, &value) in values.iter().rev().take(3).enumerate() {
         graph.output(format!("out{k}"), value);
@@ -238,10 +263,11 @@ proptest! {
 
     #[test]
     fn random_graphs_give_the_same_results_eager_and_planned(
-        steps in prop::collection::vec((0u8..13, any::<prop::sample::Index>(), any::<prop::sample::Index>()), 1..40)
+        steps in prop::collection::vec((0u8..13, 0usize..20, 0usize..20), 1..40)
     ) {
         let graph = grown(&steps);
-        let found = compared(&graph, cpu, None);
+        let setup = Setup { open: &|| Ok(cpu()), memory_limit: None, iters: 1, progress: &|_| {} };
+        let found = compare(&graph, &inputs(&graph), &setup).map_err(|e| TestCaseError::fail(e.to_string()))?;
         if let Err(error) = found.verdict(1e-5) {
             return Err(TestCaseError::fail(format!("{error}\n{}", report::comparison(&found))));
         }

@@ -14,7 +14,6 @@ use crate::error::{Error, Result};
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
-use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -76,6 +75,9 @@ struct Step {
     group: wgpu::BindGroup,
     groups: [u32; 3],
 }
+
+/// A template's name, a kernel's text, and which of its bindings are for reading only.
+type Entry = (&'static str, render::Source, Vec<bool>);
 
 fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "wgpu", what: what.to_string() }
@@ -216,7 +218,7 @@ impl Wgpu {
             family: Family::Wgpu,
             alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
             max_segment: limits.max_buffer_size & !3,
-            max_binding: u64::from(limits.max_storage_buffer_binding_size) & !3,
+            max_binding: limits.max_storage_buffer_binding_size & !3,
             max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
             max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
             max_shared: limits.max_compute_workgroup_storage_size,
@@ -266,7 +268,7 @@ impl Wgpu {
         let buffer = self.segments.get(at.segment.0 as usize).and_then(Option::as_ref);
         let buffer = buffer.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
         let end = at.offset.checked_add(at.bytes).filter(|end| *end <= buffer.size());
-        if end.is_none() || at.offset % 4 != 0 || at.bytes % 4 != 0 {
+        if end.is_none() || !at.offset.is_multiple_of(4) || !at.bytes.is_multiple_of(4) {
             let Slice { offset, bytes, .. } = at;
             return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes in words", buffer.size())));
         }
@@ -327,9 +329,7 @@ impl Wgpu {
                 // SAFETY: the text was rendered from a kernel whose accesses `reaches` has found to lie within their
                 // bindings; templates compare every other index with constant extents before they use it, and their
                 // loops end at constants.
-                unsafe {
-                    self.device.create_shader_module_trusted(source, wgpu::ShaderRuntimeChecks::unchecked())
-                }
+                unsafe { self.device.create_shader_module_trusted(source, wgpu::ShaderRuntimeChecks::unchecked()) }
             };
             self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
                 label: Some(name),
@@ -426,7 +426,7 @@ impl Backend for Wgpu {
 
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
         self.alive()?;
-        if bytes % 4 != 0 || bytes > self.target.max_segment {
+        if !bytes.is_multiple_of(4) || bytes > self.target.max_segment {
             let most = self.target.max_segment;
             return Err(failed(format!("cannot allocate {bytes} bytes: at most {most}, in words")));
         }
@@ -522,7 +522,7 @@ impl Backend for Wgpu {
             written.extend(writes.map(|at| at.segment));
         }
         // Per launch that has work: its source, by number, and the slices of its bindings.
-        let mut sources: Vec<(&'static str, render::Source, Vec<bool>)> = Vec::new();
+        let mut sources: Vec<Entry> = Vec::new();
         let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
         let mut bound = Vec::with_capacity(launches.len());
         for launch in launches {
@@ -545,19 +545,32 @@ impl Backend for Wgpu {
             self.layout(modes)?;
         }
         // Every text that is new, once; drivers compile them side by side.
-        let mut fresh: Vec<&(&'static str, render::Source, Vec<bool>)> = sources
+        let mut seen = HashSet::new();
+        let fresh: Vec<&Entry> = sources
             .iter()
-            .filter(|(_, source, _)| !source.text.is_empty() && !self.pipelines.contains_key(&source.text))
+            .filter(|(_, source, _)| source.groups != [0; 3] && !self.pipelines.contains_key(&source.text))
+            .filter(|(_, source, _)| seen.insert(&source.text))
             .collect();
-        fresh.sort_by(|a, b| a.1.text.cmp(&b.1.text));
-        fresh.dedup_by(|a, b| a.1.text == b.1.text);
-        let compiled: Vec<(String, wgpu::ComputePipeline)> = fresh
-            .into_par_iter()
-            .map(|(name, source, modes)| {
+        let workers = std::thread::available_parallelism().map_or(1, usize::from).min(fresh.len().max(1));
+        let compile = |share: &[&Entry]| -> Result<Vec<_>> {
+            let pipeline = |(name, source, modes): &Entry| {
                 let pipeline = self.pipeline(name, &source.text, &self.layouts[modes].pipeline)?;
                 Ok((source.text.clone(), pipeline))
-            })
-            .collect::<Result<_>>()?;
+            };
+            share.iter().map(|entry| pipeline(entry)).collect()
+        };
+        let compiled: Vec<(String, wgpu::ComputePipeline)> = std::thread::scope(|scope| {
+            let shares = fresh.chunks(fresh.len().div_ceil(workers).max(1));
+            let threads: Vec<_> = shares.map(|share| scope.spawn(|| compile(share))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Vec<_>>>| {
+                thread.join().unwrap_or_else(|_| Err(failed("a thread that compiled shaders panicked")))
+            };
+            threads
+                .into_iter()
+                .map(join)
+                .collect::<Result<Vec<_>>>()
+                .map(|shares| shares.into_iter().flatten().collect())
+        })?;
         self.pipelines.extend(compiled);
         let steps = scoped(&self.device, "record", || {
             let step = |(number, slices): (usize, Vec<Slice>)| {

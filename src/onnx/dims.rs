@@ -64,7 +64,8 @@ impl Model {
     /// a rank that is not its own: [`import`](super::import) and the run report those.
     pub fn dims_of(&self, input: &str, shape: &Shape) -> Vec<(String, usize)> {
         let declared = self.proto.graph.iter().flat_map(|g| &g.input).find(|i| i.name == input).map(declared);
-        let Some(Ok((_, dims))) = declared.filter(|d| d.as_ref().is_ok_and(|(_, dims)| dims.len() == shape.len())) else {
+        let Some(Ok((_, dims))) = declared.filter(|d| d.as_ref().is_ok_and(|(_, dims)| dims.len() == shape.len()))
+        else {
             return Vec::new();
         };
         let single = |text: &str| !text.contains(|c: char| c.is_whitespace() || "+-*/()".contains(c));

@@ -207,8 +207,8 @@ fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
     x.max(&x.like(0.0)) + (below.exp() + -1.0) * alpha
 }
 
-const SELU_ALPHA: f64 = 1.67326319217681884765625;
-const SELU_GAMMA: f64 = 1.05070102214813232421875;
+const SELU_ALPHA: f64 = 1.6732631921768188;
+const SELU_GAMMA: f64 = 1.0507010221481323;
 
 /// `1 / (1 + e)` or `e / (1 + e)` with `e = e^-|x|`: nothing overflows, and small results are exact to the last digits.
 pub(super) fn sigmoid(x: &Expr) -> Expr {

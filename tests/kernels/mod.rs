@@ -287,7 +287,14 @@ struct Cases {
 
 impl Cases {
     /// Adds a kernel whose writes are dense, one per result of its body.
-    fn add(&mut self, name: &str, template: Template, shape: &[usize], reads: Vec<Operand>, body: &[Expr]) -> &mut Case {
+    fn add(
+        &mut self,
+        name: &str,
+        template: Template,
+        shape: &[usize],
+        reads: Vec<Operand>,
+        body: &[Expr],
+    ) -> &mut Case {
         let written = match &template {
             Template::Row { inner, per_row: true, .. } => &shape[..shape.len() - inner],
             _ => shape,
@@ -347,12 +354,14 @@ fn map(c: &mut Cases) {
     c.add_writing("map writes", Template::Map, &s, vec![f32s(dense(&s))], writes, &[x(0) * 3.0, -x(0)]);
     let add = c.add("map in place", Template::Map, &[5, 7], vec![f32s(dense(&[5, 7])); 2], &[x(0) + x(1)]);
     add.in_place = Some((0, 1));
-    let cast = c.add("map cast in place", Template::Map, &[40], vec![f32s(dense(&[40]))], &[(x(0) * 9.0).cast(DType::I32)]);
+    let cast =
+        c.add("map cast in place", Template::Map, &[40], vec![f32s(dense(&[40]))], &[(x(0) * 9.0).cast(DType::I32)]);
     cast.in_place = Some((0, 0));
     c.add("map same", Template::Map, &[33], vec![f32s(dense(&[33])); 2], &[x(0) - x(1) * 0.5]);
     let index = Expr::index(0).cast(F32) * 100.0 + Expr::index(2).cast(F32);
     c.add("map index", Template::Map, &[3, 4, 5], vec![], &[index, Expr::index(1)]);
-    let triangle = Expr::index(0).lt(&Expr::index(1)).select(&x(0), &x(0).like(f64::NEG_INFINITY).max(&x(0).like(-7.0)));
+    let triangle =
+        Expr::index(0).lt(&Expr::index(1)).select(&x(0), &x(0).like(f64::NEG_INFINITY).max(&x(0).like(-7.0)));
     c.add("map trilu", Template::Map, &[6, 6], vec![f32s(dense(&[6, 6]))], &[triangle]);
     c.add("map empty", Template::Map, &[3, 0], vec![f32s(dense(&[3, 0]))], &[x(0) + 1.0]);
     let i = Expr::input(0, I64);
@@ -375,7 +384,13 @@ fn instructions(c: &mut Cases) {
     let (a, b) = (x(0), x(1));
     let wide = &a * 3.0;
     c.add("unary 1", Template::Map, &[n], one(), &[-&a, a.abs(), a.sign(), a.exp(), a.abs().log()]);
-    c.add("unary 2", Template::Map, &[n], one(), &[a.abs().sqrt(), (a.abs() + 0.1).recip(), (&a * 9.0).sin(), (&a * 9.0).cos()]);
+    c.add(
+        "unary 2",
+        Template::Map,
+        &[n],
+        one(),
+        &[a.abs().sqrt(), (a.abs() + 0.1).recip(), (&a * 9.0).sin(), (&a * 9.0).cos()],
+    );
     c.add("unary 3", Template::Map, &[n], one(), &[(&a * 20.0).tanh(), a.tanh(), a.erf(), wide.erf()]);
     let halves = (&a * 4.0).round() * 0.5;
     c.add("unary 4", Template::Map, &[n], one(), &[wide.floor(), wide.ceil(), wide.round(), halves.round()]);
@@ -383,7 +398,13 @@ fn instructions(c: &mut Cases) {
     c.add("binary 1", Template::Map, &[n], two(), &[&a + &b, &a - &b, &a * &b, divided, a.max(&b), a.min(&b)]);
     let powers = [a.abs().pow(&b), wide.pow(&a.like(3.0)), wide.pow(&a.like(2.0)), b.sign().pow(&a.like(0.0))];
     c.add("binary pow", Template::Map, &[n], two(), &powers);
-    c.add("binary rem", Template::Map, &[n], two(), &[(&wide * 5.0).rem(&(b.abs() + 0.5)), wide.rem(&(-(b.abs() + 0.5)))]);
+    c.add(
+        "binary rem",
+        Template::Map,
+        &[n],
+        two(),
+        &[(&wide * 5.0).rem(&(b.abs() + 0.5)), wide.rem(&(-(b.abs() + 0.5)))],
+    );
     let (p, q) = (a.lt(&b), a.abs().le(&b.abs()));
     let logic = [p.and(&q), p.or(&q), p.xor(&q), p.not(), p.eq(&q), p.select(&a, &b)];
     c.add("logic", Template::Map, &[n], two(), &logic);
@@ -397,7 +418,8 @@ fn instructions(c: &mut Cases) {
     c.add("casts", Template::Map, &[n], reads(), &results);
     let lit = |v: f64| Expr::lit(v, F32);
     let big = lit(3e38) + lit(2e38) * 0.5;
-    let results = [(lit(0.1) + lit(0.2)) * &a, big.min(&lit(1.0)), lit(-0.5), lit(f64::INFINITY).min(&lit(2.5)), lit(1e-6) * 1e6];
+    let results =
+        [(lit(0.1) + lit(0.2)) * &a, big.min(&lit(1.0)), lit(-0.5), lit(f64::INFINITY).min(&lit(2.5)), lit(1e-6) * 1e6];
     c.add("literals", Template::Map, &[n], one(), &results);
 }
 
@@ -405,7 +427,10 @@ fn row(c: &mut Cases) {
     use DType::{F32, I32};
     let template = |inner, folds: &[(Fold, Expr)], per_row| Template::Row {
         inner,
-        folds: folds.iter().map(|(fold, e)| RowFold { fold: *fold, body: Body::new(std::slice::from_ref(e)) }).collect(),
+        folds: folds
+            .iter()
+            .map(|(fold, e)| RowFold { fold: *fold, body: Body::new(std::slice::from_ref(e)) })
+            .collect(),
         per_row,
     };
     let f = |k| Expr::fold(k, F32);
@@ -421,7 +446,7 @@ fn row(c: &mut Cases) {
     let folds = [(Fold::Sum, x(0)), (Fold::Sum, (x(0) - &mean) * (x(0) - &mean))];
     let body = (x(0) - &mean) / (f(1) * (1.0 / 24.0) + 1e-5).sqrt() * x(1) + x(2);
     let reads = vec![f32s(dense(&s)), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
-    c.add("layer norm", template(1, &folds, false), &s, reads, &[body.clone()]);
+    c.add("layer norm", template(1, &folds, false), &s, reads, std::slice::from_ref(&body));
     let reads = vec![f32s(dense(&[2, 24, 5]).permute(&[0, 2, 1])), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
     c.add("layer norm, strided", template(1, &folds, false), &s, reads, &[body]);
     let s = [3, 4, 6, 7];
@@ -437,21 +462,41 @@ fn row(c: &mut Cases) {
     let folds = [(Fold::Max, i.clone()), (Fold::Sum, i), (Fold::Min, Expr::index(1).cast(I32))];
     let results = [Expr::fold(0, I32), Expr::fold(1, I32).cast(F32) * 0.5, Expr::fold(2, I32)];
     c.add("integer folds", template(1, &folds, true), &[6, 50], vec![typed(I32, dense(&[6, 50]))], &results);
-    c.add("sum of nothing", template(1, &[(Fold::Sum, x(0))], true), &[5, 0], vec![f32s(dense(&[5, 0]))], &[f(0) + 1.0]);
+    c.add(
+        "sum of nothing",
+        template(1, &[(Fold::Sum, x(0))], true),
+        &[5, 0],
+        vec![f32s(dense(&[5, 0]))],
+        &[f(0) + 1.0],
+    );
     let long = template(1, &[(Fold::Sum, x(0) + 1.0)], true);
     c.add("long sum", long, &[1, 100_000], vec![f32s(dense(&[1, 100_000]))], &[f(0)]);
     let all = template(3, &[(Fold::Sum, x(0))], true);
     c.add("sum of all", all, &[3, 4, 5], vec![f32s(dense(&[3, 4, 5]))], &[f(0)]);
     let two = [(x(0) / f(0)), f(0)];
-    c.add("two results per element", template(1, &[(Fold::Sum, x(0).abs())], false), &[9, 11], vec![f32s(dense(&[9, 11]))], &two);
+    c.add(
+        "two results per element",
+        template(1, &[(Fold::Sum, x(0).abs())], false),
+        &[9, 11],
+        vec![f32s(dense(&[9, 11]))],
+        &two,
+    );
     let widened = vec![f32s(dense(&[9, 11])), f32s(spread(&[9, 1], &[9, 11]))];
     let body = f(0) * x(1) + Expr::index(0).cast(F32);
-    c.add("fold, operand and index per row", template(1, &[(Fold::Sum, x(0) * x(1))], true), &[9, 11], widened, &[body]);
+    c.add(
+        "fold, operand and index per row",
+        template(1, &[(Fold::Sum, x(0) * x(1))], true),
+        &[9, 11],
+        widened,
+        &[body],
+    );
 }
 
 fn matmul(c: &mut Cases) {
     let mm = Template::MatMul;
-    for (m, k, n) in [(3, 4, 5), (65, 67, 33), (130, 40, 129), (1, 300, 70), (4, 33, 200), (70, 65, 1), (5, 0, 6), (1, 1, 1)] {
+    for (m, k, n) in
+        [(3, 4, 5), (65, 67, 33), (130, 40, 129), (1, 300, 70), (4, 33, 200), (70, 65, 1), (5, 0, 6), (1, 1, 1)]
+    {
         let reads = || vec![f32s(dense(&[m, k])), f32s(dense(&[k, n]))];
         c.add(&format!("matmul {m}x{k}x{n}"), mm.clone(), &[m, n], reads(), &[x(0)]);
     }
@@ -463,7 +508,7 @@ fn matmul(c: &mut Cases) {
     let b = Access { shape: Shape::new([2, 3, 17, 24]), ..dense(&[3, 17, 24]).broadcast(&Shape::new([2, 3, 17, 24])) };
     let reads = vec![f32s(dense(&[2, 3, 20, 17])), f32s(b), f32s(spread(&[24], &s)), f32s(dense(&s))];
     let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
-    c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), &[body.clone()]).in_place = Some((0, 3));
+    c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), std::slice::from_ref(&body)).in_place = Some((0, 3));
     let heads = vec![f32s(dense(&[2, 20, 3, 24]).permute(&[0, 2, 1, 3]))];
     c.add_writing("matmul to heads", mm.clone(), &s, reads, heads, &[body]);
     let heads = dense(&[2, 9, 3, 16]).permute(&[0, 2, 1, 3]);
@@ -603,11 +648,8 @@ fn resize(c: &mut Cases) {
         c.add(&format!("resize {name}"), template, &s, reads, &[x(0) + x(1)]);
     }
     // Thirds: every coordinate is a tie or an integer but for rounding.
-    let thirds = Template::Resize {
-        scales: vec![1.0 / 3.0],
-        offsets: vec![0.0],
-        mode: ResizeMode::Nearest(Nearest::Floor),
-    };
+    let thirds =
+        Template::Resize { scales: vec![1.0 / 3.0], offsets: vec![0.0], mode: ResizeMode::Nearest(Nearest::Floor) };
     c.add("resize by thirds", thirds, &[300], vec![typed(DType::I32, dense(&[100]))], &[Expr::input(0, DType::I32)]);
 }
 

@@ -1,0 +1,154 @@
+//! Dialects: what stands around a template's statements.
+
+use super::scalar::{HELPERS, Helper, Type};
+use super::{Dialect, Module};
+use std::fmt;
+
+/// A module in the clothes of a dialect.
+pub(super) struct Frame<'a> {
+    pub(super) module: &'a Module<'a>,
+    pub(super) dialect: Dialect,
+    pub(super) name: &'static str,
+    pub(super) body: Vec<String>,
+    pub(super) size: u32,
+    pub(super) x: u64,
+    pub(super) groups: u64,
+}
+
+impl Frame<'_> {
+    /// Helpers that the module's functions call.
+    fn helpers(&self) -> impl Iterator<Item = &Helper> {
+        let calls = |name: &str| {
+            let call = format!("{name}(");
+            self.module.functions.iter().flat_map(|f| &f.body).any(|line| line.contains(&call))
+        };
+        HELPERS.iter().filter(move |(name, ..)| calls(name))
+    }
+
+    /// Statements in the dialect: C++ spells inferred types otherwise.
+    fn statements(&self, lines: &mut dyn Iterator<Item = &str>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in lines {
+            let line = match self.dialect {
+                Dialect::Wgsl => line.to_owned(),
+                Dialect::Cuda => {
+                    let mut out = String::new();
+                    for word in line.split_inclusive(|c: char| !c.is_alphanumeric() && c != '_') {
+                        out += match word {
+                            "let " => "const auto ",
+                            "var " => "auto ",
+                            other => other,
+                        };
+                    }
+                    out
+                }
+            };
+            writeln!(f, "    {line}")?;
+        }
+        Ok(())
+    }
+
+    fn function(
+        &self,
+        (name, params, result): (&str, &[(&str, Type)], Option<Type>),
+        lines: &mut dyn Iterator<Item = &str>,
+        f: &mut fmt::Formatter<'_>,
+    ) -> fmt::Result {
+        let list = |item: &dyn Fn(&(&str, Type)) -> String| params.iter().map(item).collect::<Vec<_>>().join(", ");
+        match self.dialect {
+            Dialect::Wgsl => {
+                let params = list(&|(name, ty)| format!("{name}: {}", ty.name()));
+                let result = result.map_or(String::new(), |ty| format!(" -> {}", ty.name()));
+                writeln!(f, "fn {name}({params}){result} {{")?;
+                self.statements(lines, f)?;
+                writeln!(f, "}}")
+            }
+            Dialect::Cuda => {
+                let params = list(&|(name, ty)| format!("{} {name}", ty.name()));
+                let result = result.map_or("void", Type::name);
+                writeln!(f, "const auto {name} = [&]({params}) -> {result} {{")?;
+                self.statements(lines, f)?;
+                writeln!(f, "}};")
+            }
+        }
+    }
+
+    fn functions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for &(name, params, result, body) in self.helpers() {
+            self.function((name, params, Some(result)), &mut body.lines().map(str::trim), f)?;
+        }
+        for function in &self.module.functions {
+            let head = (function.name.as_str(), &function.params[..], function.result);
+            self.function(head, &mut function.body.iter().map(String::as_str), f)?;
+        }
+        Ok(())
+    }
+
+    fn wgsl(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let module = self.module;
+        for (b, (ty, read_only)) in module.bound.iter().zip(&module.bindings.read_only).enumerate() {
+            let access = if *read_only { "read" } else { "read_write" };
+            writeln!(f, "@group(0) @binding({b}) var<storage, {access}> b{b}: array<{}>;", ty.name())?;
+        }
+        writeln!(f, "const SIZE: i32 = {};", self.size)?;
+        for (name, ty, value) in &module.constants {
+            writeln!(f, "const {name}: {} = {value};", ty.name())?;
+        }
+        for (name, ty, len) in &module.shared {
+            writeln!(f, "var<workgroup> {name}: array<{}, {len}>;", ty.name())?;
+        }
+        for (name, ty) in &module.private {
+            writeln!(f, "var<private> {name}: {};", ty.name())?;
+        }
+        self.functions(f)?;
+        writeln!(f, "@compute @workgroup_size({})", self.size)?;
+        writeln!(f, "fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {{")?;
+        writeln!(f, "    let group = i32(id.x + id.y * {}u);", self.x)?;
+        writeln!(f, "    let thread = i32(index);")?;
+        self.entry(f)
+    }
+
+    fn cuda(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let module = self.module;
+        f.write_str(include_str!("../../../shaders/prelude.cuh"))?;
+        for (name, ty, value) in &module.constants {
+            writeln!(f, "constexpr {} {name} = {value};", ty.name())?;
+        }
+        writeln!(f, "constexpr i32 SIZE = {};", self.size)?;
+        let params = module
+            .bound
+            .iter()
+            .zip(&module.bindings.read_only)
+            .enumerate()
+            .map(|(b, (ty, read_only))| format!("{}{}* b{b}", if *read_only { "const " } else { "" }, ty.name()));
+        let params = params.collect::<Vec<_>>().join(", ");
+        writeln!(f, "extern \"C\" __global__ void __launch_bounds__({}) kernel({params}) {{", self.size)?;
+        for (name, ty, len) in &module.shared {
+            writeln!(f, "    __shared__ {} {name}[{len}];", ty.name())?;
+        }
+        for (name, ty) in &module.private {
+            writeln!(f, "    {} {name};", ty.name())?;
+        }
+        self.functions(f)?;
+        writeln!(f, "    const i32 group = blockIdx.x + blockIdx.y * {}u;", self.x)?;
+        writeln!(f, "    const i32 thread = threadIdx.x;")?;
+        self.entry(f)
+    }
+
+    fn entry(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.groups > self.x {
+            writeln!(f, "    if (group >= {}) {{ return; }}", self.groups)?;
+        }
+        self.statements(&mut self.body.iter().map(String::as_str), f)?;
+        writeln!(f, "}}")
+    }
+}
+
+impl fmt::Display for Frame<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "// {}", self.name)?;
+        match self.dialect {
+            Dialect::Wgsl => self.wgsl(f),
+            Dialect::Cuda => self.cuda(f),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Index arithmetic: where accesses read, in terms of a template's variables.
+
+use crate::shape::Access;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+/// A piece of an axis of the kernel's index space: coordinate `p` of it stands for `p * step` of the axis.
+#[derive(Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) axis: usize,
+    pub(super) extent: usize,
+    pub(super) step: usize,
+}
+
+/// A variable that runs over some pieces of axes, row-major, and the parameter that holds it.
+pub(super) struct Var {
+    pub(super) name: &'static str,
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// Variables that together run over an index space.
+pub(super) type Space = Vec<Var>;
+
+/// One variable over whole axes.
+pub(super) fn over(name: &'static str, shape: &[usize], axes: impl IntoIterator<Item = usize>) -> Var {
+    Var { name, pieces: axes.into_iter().map(|axis| Piece { axis, extent: shape[axis], step: 1 }).collect() }
+}
+
+/// How accesses read at a point of a space: statements, an address per access, the coordinate of every axis asked for.
+pub(super) struct Located {
+    pub(super) statements: Vec<String>,
+    pub(super) addresses: Vec<String>,
+    pub(super) coordinates: BTreeMap<usize, String>,
+}
+
+/// Coordinates within row-major `extents` of an index, as statements and expressions. Only what is `wanted` is computed.
+pub(super) fn split(var: &str, extents: &[usize], wanted: &[bool], statements: &mut Vec<String>) -> Vec<String> {
+    let mut coordinates = vec!["0".to_owned(); extents.len()];
+    let mut inner = 1usize;
+    let outermost = extents.iter().position(|&d| d != 1);
+    for k in (0..extents.len()).rev() {
+        if wanted[k] && extents[k] != 1 {
+            let mut value = if inner > 1 { format!("u32({var}) / {inner}u") } else { format!("u32({var})") };
+            if outermost != Some(k) {
+                value = format!("{value} % {}u", extents[k]);
+            }
+            coordinates[k] = if value == format!("u32({var})") {
+                var.to_owned()
+            } else {
+                statements.push(format!("let {var}_{k} = i32({value});"));
+                format!("{var}_{k}")
+            };
+        }
+        inner *= extents[k].max(1);
+    }
+    coordinates
+}
+
+/// `offset + sum(coordinate * stride)` as an expression.
+pub(super) fn sum(offset: isize, terms: &[(&str, isize)]) -> String {
+    let mut out = String::new();
+    for &(coordinate, stride) in terms {
+        if stride == 0 || coordinate == "0" {
+            continue;
+        }
+        let sign = match (out.is_empty(), stride < 0) {
+            (true, false) => "",
+            (true, true) => "-",
+            (false, false) => " + ",
+            (false, true) => " - ",
+        };
+        out += sign;
+        out += coordinate;
+        if stride.unsigned_abs() != 1 {
+            write!(out, " * {}", stride.unsigned_abs()).expect("writing to a string");
+        }
+    }
+    match (out.is_empty(), offset) {
+        (true, _) => out = offset.to_string(),
+        (false, 0) => {}
+        (false, o) if o < 0 => write!(out, " - {}", -o).expect("writing to a string"),
+        (false, o) => write!(out, " + {o}").expect("writing to a string"),
+    }
+    out
+}
+
+/// Where each access reads, in terms of the space's variables. Neighbouring pieces that every access walks as one, and
+/// whose coordinates nobody asks for, are merged.
+pub(super) fn locate(space: &Space, accesses: &[&Access], asked: &BTreeSet<usize>) -> Located {
+    let mut located = Located { statements: Vec::new(), addresses: Vec::new(), coordinates: BTreeMap::new() };
+    let mut terms: Vec<Vec<(String, isize)>> = vec![Vec::new(); accesses.len()];
+    let mut axes: BTreeMap<usize, Vec<(String, isize)>> = asked.iter().map(|&a| (a, Vec::new())).collect();
+    // An operand of a row's result has no strides for the axes of the row.
+    let stride = |a: &Access, p: &Piece| a.strides.get(p.axis).map_or(0, |s| s * p.step as isize);
+    for var in space {
+        // Per merged piece: extent, stride of every access, the one original piece if its coordinate is asked for.
+        let mut merged: Vec<(usize, Vec<isize>, Option<Piece>)> = Vec::new();
+        for piece in var.pieces.iter().filter(|p| p.extent != 1) {
+            let strides: Vec<isize> = accesses.iter().map(|a| stride(a, piece)).collect();
+            let named = asked.contains(&piece.axis).then_some(*piece);
+            match merged.last_mut() {
+                Some((extent, outer, None))
+                    if named.is_none() && outer.iter().zip(&strides).all(|(o, s)| *o == s * piece.extent as isize) =>
+                {
+                    *extent *= piece.extent;
+                    *outer = strides;
+                }
+                _ => merged.push((piece.extent, strides, named)),
+            }
+        }
+        let extents: Vec<usize> = merged.iter().map(|m| m.0).collect();
+        // An access that is dense over the whole variable needs no coordinates.
+        let dense = |a: usize| merged.windows(2).all(|w| w[0].1[a] == w[1].1[a] * w[1].0 as isize);
+        let wanted: Vec<bool> = merged
+            .iter()
+            .map(|(_, strides, named)| named.is_some() || (0..accesses.len()).any(|a| strides[a] != 0 && !dense(a)))
+            .collect();
+        let coordinates = split(var.name, &extents, &wanted, &mut located.statements);
+        for (a, terms) in terms.iter_mut().enumerate() {
+            if dense(a) {
+                terms.extend(merged.last().map(|m| (var.name.to_owned(), m.1[a])));
+            } else {
+                terms.extend(coordinates.iter().zip(&merged).map(|(c, m)| (c.clone(), m.1[a])));
+            }
+        }
+        for (c, (_, _, named)) in coordinates.iter().zip(&merged) {
+            if let Some(piece) = named {
+                let axis = axes.get_mut(&piece.axis).expect("named because it was asked for");
+                axis.push((c.clone(), piece.step as isize));
+            }
+        }
+    }
+    let text = |offset, terms: &[(String, isize)]| {
+        sum(offset, &terms.iter().map(|(c, s)| (c.as_str(), *s)).collect::<Vec<_>>())
+    };
+    located.addresses = accesses.iter().zip(&terms).map(|(a, t)| text(a.offset, t)).collect();
+    located.coordinates = axes.into_iter().map(|(axis, t)| (axis, text(0, &t))).collect();
+    located
+}

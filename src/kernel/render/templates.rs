@@ -1,0 +1,518 @@
+//! The holes of each template: constants and functions, the shape of its workgroups, and how many there are.
+
+use super::locate::{Piece, Space, Var, locate, over, split, sum};
+use super::scalar::Type::{self, F32, I32, Vec4};
+use super::scalar::convert;
+use super::{Input, Module};
+use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
+use std::collections::BTreeSet;
+
+/// A template's text, invocations per workgroup, workgroups.
+pub(super) type Launch = Result<(&'static str, u32, u64), String>;
+
+impl Module<'_> {
+    /// One invocation per element.
+    fn per_element(&mut self, name: &'static str) -> Launch {
+        let count = self.kernel.shape.numel() as u64;
+        let size = if count < 1 << 14 { 64 } else { 256 }.min(self.target.max_workgroup);
+        self.int("COUNT", count as isize);
+        Ok((name, size, count.div_ceil(u64::from(size))))
+    }
+
+    /// Axes apart from those `still`: function `base(i)` for the address that the latter add up to, and per other axis
+    /// `coordinate$(i)`, `EXTENT$` and `STRIDE$` of the data.
+    fn walk(&mut self, still: impl Fn(usize) -> bool) -> Vec<usize> {
+        let data = self.access(0);
+        let moving: Vec<usize> = (0..data.shape.len()).filter(|&a| !still(a)).collect();
+        let mut base = data.clone();
+        moving.iter().for_each(|&a| base.strides[a] = 0);
+        let space = self.flat();
+        let located = locate(&space, &[&base], &BTreeSet::new());
+        let mut body = located.statements;
+        body.push(format!("return {};", located.addresses[0]));
+        self.function("base", &[("i", I32)], Some(I32), body);
+        for (k, &axis) in moving.iter().enumerate() {
+            let located = locate(&space, &[], &BTreeSet::from([axis]));
+            let mut body = located.statements;
+            body.push(format!("return {};", located.coordinates[&axis]));
+            self.function(&format!("coordinate{k}"), &[("i", I32)], Some(I32), body);
+            self.int(format!("EXTENT{k}"), data.shape[axis] as isize);
+            self.int(format!("STRIDE{k}"), data.strides[axis]);
+        }
+        self.lists.insert("axis", vec![Vec::new(); moving.len()]);
+        moving
+    }
+
+    pub(super) fn map(&mut self) -> Launch {
+        self.store(&self.flat(), None, None, &[])?;
+        self.per_element("map")
+    }
+
+    pub(super) fn row(&mut self, inner: usize, folds: &[RowFold], per_row: bool) -> Launch {
+        let shape = &self.kernel.shape;
+        let outer = shape.len() - inner;
+        let rows: usize = shape[..outer].iter().product();
+        let length: usize = shape[outer..].iter().product();
+        let space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
+        let mut types: Vec<Type> = Vec::new();
+        let mut array: Vec<(&'static str, &'static str)> = Vec::new();
+        for (k, RowFoldText { combine, ty, start }) in folds.iter().map(fold).enumerate() {
+            let code = self.body(&folds[k].body, &space, |j| Input::Slot(j as usize), &[], &types)?;
+            let mut body = code.statements;
+            let (value, from) = &code.results[0];
+            body.push(format!("return {};", convert(value, *from, ty)));
+            self.private.push((format!("fold{k}"), ty));
+            self.function(&format!("element{k}"), &[("row", I32), ("j", I32)], Some(ty), body);
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+            self.constant(format!("START{k}"), start, ty);
+            types.push(ty);
+            array.push(("SHARED", if ty == F32 { "shared_f32" } else { "shared_i32" }));
+        }
+        if per_row {
+            let space = vec![over("row", shape, 0..outer)];
+            self.store(&space, None, None, &types)?;
+            self.flags.push("PER_ROW");
+        } else {
+            self.store(&space, None, None, &types)?;
+        }
+        // Lanes lie along the axis in which elements are dense: that of the row, or else that of the rows.
+        let dense_row = self.kernel.reads.first().is_none_or(|r| {
+            let along = |axes: std::ops::Range<usize>| {
+                axes.rev().find(|&a| shape[a] > 1).is_some_and(|a| r.access.strides[a].abs() == 1)
+            };
+            along(outer..shape.len()) || !along(0..outer)
+        });
+        let most = 1usize << self.target.max_workgroup.min(256).ilog2();
+        let mut lanes = if dense_row { length / 4 } else { (length / 8).min((1 << 14) / rows.max(1)) };
+        lanes = (lanes.max(1).next_power_of_two()).min(most);
+        let per_group = (most / lanes).min(rows.max(1).next_power_of_two());
+        let size = lanes * per_group;
+        let (lane_step, row_step) = if dense_row { (1, lanes) } else { (per_group, 1) };
+        let constants = [
+            ("COUNT", rows),
+            ("LENGTH", length),
+            ("LANES", lanes),
+            ("ROWS", per_group),
+            ("LANE_STEP", lane_step),
+            ("ROW_STEP", row_step),
+            ("BLOCK", lanes * 64),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if lanes > 1 {
+            self.flags.push("LANES");
+            for (name, ty) in [("shared_f32", F32), ("shared_i32", I32)] {
+                if types.contains(&ty) {
+                    self.shared.push((name, ty, size));
+                }
+            }
+        }
+        self.lists.insert("fold", array.into_iter().map(|a| vec![a]).collect());
+        let rows = if per_row || length > 0 { rows } else { 0 };
+        Ok(("row", size as u32, rows.div_ceil(per_group) as u64))
+    }
+
+    pub(super) fn matmul(&mut self) -> Launch {
+        let shape = &self.kernel.shape;
+        let rank = shape.len();
+        let (m, n) = (shape[rank - 2], shape[rank - 1]);
+        let k = self.access(0).shape[rank - 1];
+        let batch: usize = shape[..rank - 2].iter().product();
+        // The thinner side is the rows: (a b)' = b' a'.
+        let swap = n < m && n <= 16;
+        let names = if swap { ["n", "m"] } else { ["m", "n"] };
+        let (rows, columns) = (names[0], names[1]);
+        for (slot, name, params) in [(0, ["a", "b"], [rows, "k"]), (1, ["b", "a"], ["k", columns])] {
+            let access = self.access(slot);
+            let extents = &access.shape;
+            let space: Space = vec![
+                over("batch", extents, 0..rank - 2),
+                over(params[0], extents, [rank - 2]),
+                over(params[1], extents, [rank - 1]),
+            ];
+            let located = locate(&space, &[access], &BTreeSet::new());
+            let mut body = located.statements;
+            body.push(format!("return {};", self.load(slot, &located.addresses[0])));
+            // `a` is called with (batch, m, k), `b` with (batch, k, n).
+            let name = name[usize::from(swap)];
+            let params = if name == "a" { ["m", "k"] } else { ["k", "n"] };
+            self.function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], Some(self.storage[slot]), body);
+        }
+        if self.storage[..2] != [F32, F32] {
+            return Err("a matrix product is of f32".into());
+        }
+        let space: Space =
+            vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
+        let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
+        let a_along_k = if swap { dense(1, rank - 2) } else { !dense(0, rank - 2) || dense(0, rank - 1) };
+        let b_along_k = if swap { !dense(0, rank - 2) } else { !dense(1, rank - 1) && dense(1, rank - 2) };
+        let (m, n) = if swap { (n, m) } else { (m, n) };
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k)
+    }
+
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`.
+    fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
+        // `store` is called with (batch, m, n).
+        space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
+        self.store(&space, Some(F32), Some("m < M && n < N"), &[])?;
+        [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if m == 0 || n == 0 {
+            return Ok(("matmul", 64, 0));
+        }
+        if m <= 4 {
+            let size: usize = 64;
+            let slices = if b_k { 16 } else { (k / 16).clamp(1, 8).next_power_of_two() };
+            let columns = size / slices;
+            let (column_step, slice_step) = if b_k { (slices, 1) } else { (1, columns) };
+            let tiles = n.div_ceil(columns);
+            let constants = [
+                ("TILES_N", tiles),
+                ("COLUMNS", columns),
+                ("SLICES", slices),
+                ("COLUMN_STEP", column_step),
+                ("SLICE_STEP", slice_step),
+                ("ROW1", 1.min(m - 1)),
+                ("ROW2", 2.min(m - 1)),
+                ("ROW3", 3.min(m - 1)),
+            ];
+            constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+            self.shared.push(("partial", Vec4, size));
+            return Ok(("matmul_thin", size as u32, (batch * tiles) as u64));
+        }
+        let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
+        let (tile_m, tile_n) = match () {
+            () if m <= 16 => (16, 64),
+            () if batch * tiles(64, 64) >= 64 && self.target.max_workgroup >= 256 => (64, 64),
+            () => (32, 32),
+        };
+        let step = 16;
+        let (am, ak) = if a_k { (step, 1) } else { (1, tile_m) };
+        let (bn, bk) = if b_k { (step, 1) } else { (1, tile_n) };
+        let constants = [
+            ("TILE_M", tile_m),
+            ("TILE_N", tile_n),
+            ("TILES_M", m.div_ceil(tile_m)),
+            ("TILES_N", n.div_ceil(tile_n)),
+            ("STEP", step),
+            ("A_M_STEP", am),
+            ("A_K_STEP", ak),
+            ("B_N_STEP", bn),
+            ("B_K_STEP", bk),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        self.shared.push(("tile_a", F32, tile_m * step));
+        self.shared.push(("tile_b", F32, tile_n * step));
+        Ok(("matmul", (tile_m * tile_n / 16) as u32, (batch * tiles(tile_m, tile_n)) as u64))
+    }
+
+    /// Constants of a windowed template: output extents, data extents, strides of the data (and weights), the window.
+    fn windowed(&mut self, window: &Window, channels: Option<(usize, usize)>) {
+        if let Some((out, input)) = channels {
+            self.int("GROUP_OUT", out as isize);
+            self.int("GROUP_IN", input as isize);
+        }
+        let data = self.access(0);
+        let shape = &self.kernel.shape;
+        for (k, axis) in ["N", "C", "Z", "Y", "X"].into_iter().enumerate() {
+            self.int(format!("OUT_{axis}"), shape[k] as isize);
+            self.int(format!("IN_{axis}"), data.shape[k] as isize);
+            self.int(format!("DATA_{axis}"), data.strides[k]);
+            if self.kernel.template.core_reads() > 1 {
+                self.int(format!("WEIGHT_{axis}"), self.access(1).strides[k]);
+            }
+            if let Some(k) = k.checked_sub(2) {
+                self.int(format!("KERNEL_{axis}"), window.kernel[k] as isize);
+                self.int(format!("STRIDE_{axis}"), window.strides[k] as isize);
+                self.int(format!("DILATION_{axis}"), window.dilations[k] as isize);
+                self.int(format!("PAD_{axis}"), window.pads[k] as isize);
+            }
+        }
+        self.int("DATA_0", data.offset);
+        self.loader("data", 0);
+        if self.kernel.template.core_reads() > 1 {
+            self.int("WEIGHT_0", self.access(1).offset);
+            self.loader("weight", 1);
+        }
+    }
+
+    /// Output and input channels per group.
+    fn channels(&self, groups: usize) -> Result<(usize, usize), String> {
+        let (o, c) = (self.kernel.shape[1], self.access(0).shape[1]);
+        if groups == 0 || o % groups != 0 || c % groups != 0 {
+            return Err(format!("{c} and {o} channels do not form {groups} groups"));
+        }
+        if self.storage[..2] != [F32, F32] {
+            return Err("a convolution is of f32".into());
+        }
+        Ok((o / groups, c / groups))
+    }
+
+    pub(super) fn conv(&mut self, groups: usize, window: &Window) -> Launch {
+        let (out, input) = self.channels(groups)?;
+        let [kz, ky, kx] = window.kernel;
+        if out < 8 || input * kz * ky * kx < 8 {
+            self.windowed(window, Some((out, input)));
+            self.store(&self.flat(), Some(F32), None, &[])?;
+            return self.per_element("conv");
+        }
+        // As the product of weights [o, c * kernel] and unfolded data [c * kernel, n * positions], per group.
+        let s = &self.kernel.shape;
+        let weights = self.access(1);
+        let group = |extent, step| Piece { axis: 0, extent, step };
+        let space = vec![
+            Var { name: "batch", pieces: vec![group(groups, out)] },
+            Var { name: "m", pieces: vec![group(out, 1)] },
+            over("k", &weights.shape, 1..5),
+        ];
+        let located = locate(&space, &[weights], &BTreeSet::new());
+        let mut body = located.statements;
+        body.push(format!("return {};", self.load(1, &located.addresses[0])));
+        self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
+        let mut body = Vec::new();
+        let c = split("k", &[input, kz, ky, kx], &[true; 4], &mut body);
+        let p = split("n", &[s[0], s[2], s[3], s[4]], &[true; 4], &mut body);
+        let mut inside = Vec::new();
+        let data = self.access(0);
+        for a in 0..3 {
+            let (stride, dilation, pad) =
+                (window.strides[a] as isize, window.dilations[a] as isize, window.pads[a] as isize);
+            let terms = [(p[a + 1].as_str(), stride), (c[a + 1].as_str(), dilation)];
+            body.push(format!("let p{a} = {};", sum(-pad, &terms)));
+            if pad > 0 {
+                inside.push(format!("p{a} >= 0"));
+            }
+            let reach = (s[a + 2] as isize - 1) * stride + (window.kernel[a] as isize - 1) * dilation - pad;
+            if reach >= data.shape[a + 2] as isize {
+                inside.push(format!("p{a} < {}", data.shape[a + 2]));
+            }
+        }
+        let strides = &data.strides;
+        let terms = [
+            (p[0].as_str(), strides[0]),
+            ("batch", strides[1] * input as isize * isize::from(groups > 1)),
+            (c[0].as_str(), strides[1]),
+            ("p0", strides[2] * isize::from(data.shape[2] > 1)),
+            ("p1", strides[3] * isize::from(data.shape[3] > 1)),
+            ("p2", strides[4] * isize::from(data.shape[4] > 1)),
+        ];
+        let load = self.load(0, &sum(data.offset, &terms));
+        if inside.is_empty() {
+            body.push(format!("return {load};"));
+        } else {
+            body.push("var value = 0.0f;".into());
+            body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
+            body.push("return value;".into());
+        }
+        self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);
+        let channel = |extent, step| Piece { axis: 1, extent, step };
+        let space = vec![
+            Var { name: "batch", pieces: vec![channel(groups, out)] },
+            Var { name: "m", pieces: vec![channel(out, 1)] },
+            over("n", s, [0, 2, 3, 4]),
+        ];
+        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false)
+    }
+
+    pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {
+        let channels = self.channels(groups)?;
+        self.windowed(window, Some(channels));
+        self.store(&self.flat(), Some(F32), None, &[])?;
+        self.per_element("conv_transpose")
+    }
+
+    pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Launch {
+        self.windowed(window, None);
+        let ty = if pool == Pool::Max { self.storage[0] } else { F32 };
+        if ty != self.storage[0] {
+            return Err("a mean is of f32".into());
+        }
+        let lowest = if ty == F32 { f64::from(f32::MIN) } else { f64::from(i32::MIN) };
+        self.constant("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
+        let combine = if pool == Pool::Max { "return max(a, b);" } else { "return a + b;" };
+        self.function("combine", &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+        let finish = if pool == Pool::Max { "return a;" } else { "return a / f32(max(count, 1));" };
+        self.function("finish", &[("a", ty), ("count", I32)], Some(ty), vec![finish.into()]);
+        for (a, axis) in ["Z", "Y", "X"].into_iter().enumerate() {
+            let extent = self.access(0).shape[a + 2] as isize;
+            let (low, high) = match pool {
+                Pool::MeanPadded { pads_end } => (-(window.pads[a] as isize), extent + pads_end[a] as isize),
+                _ => (0, extent),
+            };
+            self.int(format!("LOW_{axis}"), low);
+            self.int(format!("HIGH_{axis}"), high);
+        }
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element("pool")
+    }
+
+    pub(super) fn gather(&mut self, strides: &[isize], extents: &[usize]) -> Launch {
+        self.walk(|_| true);
+        self.loader("data", 0);
+        let space = self.flat();
+        for (k, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
+            let slot = 1 + k;
+            let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
+            let mut body = located.statements;
+            body.push(format!("return {};", convert(&self.load(slot, &located.addresses[0]), self.storage[slot], I32)));
+            self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
+            self.int(format!("EXTENT{k}"), extent as isize);
+            self.int(format!("STRIDE{k}"), stride);
+        }
+        self.lists.insert("index", vec![Vec::new(); strides.len()]);
+        self.store(&space, Some(self.storage[0]), None, &[])?;
+        self.per_element("gather")
+    }
+
+    pub(super) fn pad(&mut self, before: &[isize], mode: PadMode) -> Launch {
+        let (data, shape) = (self.access(0), &self.kernel.shape);
+        let moving = self.walk(|a| before[a] == 0 && data.shape[a] == shape[a]);
+        moving.iter().enumerate().for_each(|(k, &a)| self.int(format!("BEFORE{k}"), before[a]));
+        self.loader("data", 0);
+        let ty = self.storage[0];
+        let fill = if let PadMode::Constant(value) = mode { value } else { 0.0 };
+        self.constant("FILL", fill, ty);
+        let outside: &[&str] = match mode {
+            PadMode::Constant(_) => &[],
+            PadMode::Edge => &["return clamp(at, 0, n - 1);"],
+            PadMode::Wrap => &["let r = at % n;", "return select(r, r + n, r < 0);"],
+            PadMode::Reflect => &[
+                "let period = max(2 * (n - 1), 1);",
+                "let r = at % period;",
+                "let p = select(r, r + period, r < 0);",
+                "return min(p, 2 * (n - 1) - p);",
+            ],
+        };
+        if outside.is_empty() {
+            self.flags.push("CONSTANT");
+        } else {
+            let outside = outside.iter().map(|&line| line.to_owned()).collect();
+            self.function("outside", &[("at", I32), ("n", I32)], Some(I32), outside);
+        }
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element("pad")
+    }
+
+    pub(super) fn resize(&mut self, scales: &[f64], offsets: &[f64], mode: ResizeMode) -> Launch {
+        let (data, shape) = (self.access(0), &self.kernel.shape);
+        let moving = self.walk(|a| {
+            let stays = |i: usize| match mode {
+                ResizeMode::Nearest(rule) => choose(rule, i as f64 * scales[a] + offsets[a]) == i as f64,
+                _ => scales[a] == 1.0 && offsets[a] == 0.0,
+            };
+            data.shape[a] == shape[a] && (0..shape[a]).all(stays)
+        });
+        for (k, &a) in moving.iter().enumerate() {
+            let offset = match mode {
+                ResizeMode::Nearest(rule) => nearest(rule, scales[a], offsets[a], shape[a]),
+                _ => offsets[a],
+            };
+            self.constant(format!("SCALE{k}"), scales[a], F32);
+            self.constant(format!("OFFSET{k}"), offset, F32);
+        }
+        self.loader("data", 0);
+        let (width, first, inside, place, falloff): (usize, isize, bool, &str, Vec<String>) = match mode {
+            ResizeMode::Nearest(_) => {
+                self.flags.push("NEAREST");
+                self.store(&self.flat(), Some(self.storage[0]), None, &[])?;
+                return self.per_element("resize");
+            }
+            ResizeMode::Linear => {
+                (2, 0, false, "return clamp(x, 0.0f, f32(n - 1));", vec!["return max(1.0f - abs(d), 0.0f);".into()])
+            }
+            ResizeMode::Cubic { a, exclude_outside } => {
+                let near = "((A + 2.0f) * e - (A + 3.0f)) * e * e + 1.0f";
+                let far = "((A * e - 5.0f * A) * e + 8.0f * A) * e - 4.0f * A";
+                self.constant("A", a, F32);
+                let body =
+                    vec!["let e = min(abs(d), 2.0f);".into(), format!("return select({far}, {near}, e <= 1.0f);")];
+                (4, -1, exclude_outside, "return x;", body)
+            }
+        };
+        self.int("WIDTH", width as isize);
+        self.int("FIRST", first);
+        self.int("TAPS", width.pow(moving.len() as u32) as isize);
+        if inside {
+            self.flags.push("INSIDE");
+        }
+        self.function("place", &[("x", F32), ("n", I32)], Some(F32), vec![place.into()]);
+        self.function("falloff", &[("d", F32)], Some(F32), falloff);
+        self.store(&self.flat(), Some(F32), None, &[])?;
+        self.per_element("resize")
+    }
+}
+
+struct RowFoldText {
+    combine: &'static str,
+    ty: Type,
+    start: f64,
+}
+
+fn fold(fold: &RowFold) -> RowFoldText {
+    let result = fold.body.code[fold.body.results[0] as usize].dtype;
+    let ty = if Type::register(result) == F32 { F32 } else { I32 };
+    let (low, high) = if ty == F32 { (f32::MIN.into(), f32::MAX.into()) } else { (i32::MIN.into(), i32::MAX.into()) };
+    let (combine, start) = match fold.fold {
+        Fold::Sum => ("return a + b;", 0.0),
+        Fold::Prod => ("return a * b;", 1.0),
+        Fold::Max => ("return max(a, b);", low),
+        Fold::Min => ("return min(a, b);", high),
+    };
+    RowFoldText { combine, ty, start }
+}
+
+fn choose(rule: Nearest, x: f64) -> f64 {
+    match rule {
+        Nearest::Floor => x.floor(),
+        Nearest::Ceil => x.ceil(),
+        Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+        Nearest::RoundPreferCeil => (x + 0.5).floor(),
+    }
+}
+
+/// The offset with which `floor(f32(index) * scale + offset)` in `f32` is the neighbour that the rule chooses in `f64`, for
+/// every index, with room for rounding. Ties are moved by less than any other coordinate is away from one.
+fn nearest(rule: Nearest, scale: f64, offset: f64, extent: usize) -> f64 {
+    let shift = match rule {
+        Nearest::Floor => 0.0,
+        Nearest::Ceil => 1.0,
+        Nearest::RoundPreferFloor | Nearest::RoundPreferCeil => 0.5,
+    };
+    let agrees = |moved: f64| {
+        (0..extent).all(|i| {
+            let wanted = choose(rule, i as f64 * scale + offset);
+            let got = i as f64 * f64::from(scale as f32) + f64::from(moved as f32);
+            let room = (i as f64 * scale).abs().max(1.0) * f64::from(f32::EPSILON) * 2.0;
+            (got - room).floor() == wanted && (got + room).floor() == wanted
+        })
+    };
+    let nudges = [0.0, 1e-4, -1e-4, 1e-3, -1e-3, 1e-2, -1e-2];
+    let exact = offset + shift;
+    nudges.iter().map(|nudge| exact + nudge).find(|&moved| agrees(moved)).unwrap_or(exact)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rendered formula, in the device's precision, against the rule.
+    #[test]
+    fn neighbours_are_exact_at_ties() {
+        let rules = [Nearest::Floor, Nearest::Ceil, Nearest::RoundPreferFloor, Nearest::RoundPreferCeil];
+        for rule in rules {
+            for (from, to) in [(1, 3), (3, 1), (4, 8), (7, 5), (100, 300), (333, 1000), (1000, 333), (5, 5)] {
+                let scale = f64::from(from) / f64::from(to);
+                // Ties that f64 itself cannot tell are moved, as the operator's row does.
+                let away = f64::from(from) * (-21f64).exp2();
+                let away = if matches!(rule, Nearest::Floor | Nearest::RoundPreferCeil) { away } else { -away };
+                let exact = to == 8 || to == 5 && from == 5;
+                for offset in [0.0, 0.5 * scale - 0.5].map(|o| if exact { o } else { o + away }) {
+                    let moved = nearest(rule, scale, offset, to as usize) as f32;
+                    for i in 0..to {
+                        let got = (i as f32 * scale as f32 + moved).floor();
+                        let wanted = choose(rule, f64::from(i) * scale + offset);
+                        assert_eq!(f64::from(got), wanted, "{rule:?} {from}/{to} + {offset} at {i}");
+                    }
+                }
+            }
+        }
+    }
+}
