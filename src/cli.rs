@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-const EXIT_CODES: &str = "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
+const EXIT_CODES: &str =
+    "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
 
 /// Plans every byte of a graph's memory before it runs, and runs it from one arena.
@@ -252,7 +253,9 @@ pub fn main() -> ExitCode {
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::Usage(format!("cannot write to stdout: {e}"))),
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::Usage(format!("cannot write to stdout: {e}")))
+        }
         _ => Ok(()),
     }
 }
@@ -315,7 +318,8 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
     let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
     let fill: f64 = fill.parse().map_err(|_| bad())?;
-    let tensor = made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
+    let tensor =
+        made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
     Ok(Given { name, tensor })
 }
 
@@ -557,8 +561,9 @@ fn target(name: &str, threads: Option<u16>) -> Result<Target> {
         return Ok(target);
     }
     let path = Path::new(name);
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}")))?;
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}"))
+    })?;
     Target::from_json(&text, path)
 }
 
@@ -665,7 +670,12 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
             "arena_bytes": plan.summary.arena_bytes,
         })));
     }
-    let head = format!("{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n", plan.name, session.device(), times.len());
+    let head = format!(
+        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n",
+        plan.name,
+        session.device(),
+        times.len()
+    );
     Ok(head + &report::memory(plan, Some(usage)))
 }
 
@@ -724,7 +734,8 @@ fn devices(json: bool) -> Result<String> {
 
 fn operators(json: bool) -> Result<String> {
     if json {
-        let rows: Vec<_> = ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
+        let rows: Vec<_> =
+            ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
         return Ok(line(&json!(rows)));
     }
     let mut table = Table::new("<");

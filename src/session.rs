@@ -82,9 +82,8 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     match options.backend {
         Choice::Cpu => Ok((cpu(), format!("cpu, {} threads", options.thread_count()))),
         Choice::Wgpu => gpu(true),
-        Choice::Auto => gpu(false).or_else(|reason| {
-            Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))
-        }),
+        Choice::Auto => gpu(false)
+            .or_else(|reason| Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))),
     }
 }
 
