@@ -105,12 +105,7 @@ impl Target {
     /// # Errors
     /// When the text is not a target, or no plan could keep to it.
     pub fn from_json(text: &str, path: &Path) -> Result<Target> {
-        let target: Target = serde_json::from_str(text).map_err(|e| Error::Syntax {
-            path: path.to_owned(),
-            line: e.line(),
-            column: e.column(),
-            what: e.to_string(),
-        })?;
+        let target: Target = serde_json::from_str(text).map_err(|e| Error::json(path, &e))?;
         target.check().map_err(|what| Error::Usage(format!("target '{}': {what}", target.name)).in_file(path))?;
         Ok(target)
     }
