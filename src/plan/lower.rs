@@ -335,7 +335,12 @@ impl Lowering<'_> {
         Ok(Place { buffer, access })
     }
 
-    fn operand(&self, buffer: usize, access: Access) -> Operand {
+    /// A buffer under an access. Along an axis of extent 1 no step is ever taken: its stride is 0, so that equal accesses are equal
+    /// values.
+    fn operand(&self, buffer: usize, mut access: Access) -> Operand {
+        for (stride, _) in access.strides.iter_mut().zip(access.shape.iter()).filter(|(_, extent)| **extent == 1) {
+            *stride = 0;
+        }
         Operand { dtype: self.draft.buffers[buffer].dtype, access, packed: false }
     }
 
