@@ -492,6 +492,7 @@ fn memory(plan: &Plan, usage: Usage) -> Value {
     let mut value = json!(plan.summary);
     value["allocated_bytes"] = json!(usage.bytes);
     value["allocations"] = json!(usage.allocations);
+    value["overhead_bytes"] = json!(usage.overhead);
     value
 }
 

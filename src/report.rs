@@ -116,6 +116,9 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     line("arena's lower bound", summary.lower_bound, gap);
     let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
     line("arena without sharing", summary.unshared_bytes, share);
+    if let Some(Usage { overhead, .. }) = usage {
+        line("beside the plan", overhead, "the backend's own".into());
+    }
     table.to_string()
 }
 
@@ -248,7 +251,7 @@ mod tests {
             kernels: Vec::new(),
             steps: Vec::new(),
         };
-        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4 }));
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: 0 }));
         let expected = "\
 planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
@@ -262,7 +265,7 @@ arena without sharing  4.00 KiB  4,096 bytes    the arena is 25.0 %
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(squeeze(&block), squeeze(expected), "{block}");
         plan.summary.lower_bound = 1024;
-        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4 }));
+        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4, overhead: 0 }));
         assert!(block.contains("as planned") && block.contains("reached"), "{block}");
         assert!(!memory(&plan, None).contains("allocated"));
     }

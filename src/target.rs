@@ -34,7 +34,7 @@ pub struct Target {
     pub max_bindings: u32,
     /// Largest workgroup, in invocations.
     pub max_workgroup: u32,
-    /// Bytes of memory that a workgroup shares.
+    /// Bytes of memory that a workgroup shares (on the CPU, that a thread has for tiles).
     pub max_shared: u32,
     /// Largest number of workgroups along one dimension of a dispatch.
     pub max_groups: u32,
@@ -53,7 +53,7 @@ impl Target {
             max_binding: 1 << 46,
             max_bindings: u32::MAX,
             max_workgroup: 1,
-            max_shared: 0,
+            max_shared: 256 << 10,
             max_groups: u32::MAX,
             threads,
         }
