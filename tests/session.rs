@@ -290,7 +290,7 @@ fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool) -> (Plan, Vec<Tensor>) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager.
     #[test]
