@@ -74,6 +74,26 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     Some(bytes as u64)
 }
 
+/// Whether two kernels read one packed form of a constant as this operand.
+pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
+    if a == b {
+        return true;
+    }
+    let way = |kernel: &Kernel| match Windowed::new(kernel).ok()?.slide {
+        Slide::Conv(conv) => Some(conv.way()),
+        _ => None,
+    };
+    let same = match (&a.template, &b.template) {
+        (Template::MatMul, Template::MatMul) => operand < 2,
+        (Template::Conv { groups: a_groups, .. }, Template::Conv { groups: b_groups, .. }) => {
+            operand == 1 && a_groups == b_groups && way(a) == way(b)
+        }
+        (Template::ConvTranspose { groups: a, .. }, Template::ConvTranspose { groups: b, .. }) => operand == 1 && a == b,
+        _ => false,
+    };
+    same && a.reads.get(operand) == b.reads.get(operand)
+}
+
 /// The packed form of a constant operand, whose buffer is given.
 ///
 /// # Panics

@@ -295,12 +295,8 @@ impl<'a> Checker<'a> {
                 let high = touch.set.as_ref().map_or(0, Set::high);
                 name(format!("expected elements below {elements}, found element {high}"))
             })?;
-            let layout = |(k, o): (usize, usize)| {
-                let packed = &plan.kernels[k];
-                o == i && packed.template == kernel.template && packed.reads[o] == *operand
-            };
             let fits = match self.packed[b] {
-                Some(at) => operand.packed && layout(at),
+                Some((k, o)) => operand.packed && o == i && layout::packs_alike(&plan.kernels[k], kernel, i),
                 None => !operand.packed,
             };
             ensure(fits, || name("its packed layout is not what the kernel reads".into()))?;
