@@ -14,13 +14,13 @@
 use super::{Buffer, Class, Plan, Port, Step, VERSION};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::layout;
+use crate::kernel::{Template, layout};
 use kernel::{Needs, Touch, is_countable, stores};
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
-mod set;
+pub(crate) mod set;
 
 /// Checks a plan.
 ///
@@ -295,8 +295,13 @@ impl<'a> Checker<'a> {
                 let high = touch.set.as_ref().map_or(0, Set::high);
                 name(format!("expected elements below {elements}, found element {high}"))
             })?;
+            let layout = |(k, o): (usize, usize)| {
+                let packed = &plan.kernels[k];
+                let space = kernel.template == Template::MatMul || packed.shape == kernel.shape;
+                o == i && space && packed.template == kernel.template && packed.reads[o] == *operand
+            };
             let fits = match self.packed[b] {
-                Some((k, o)) => operand.packed && o == i && layout::packs_alike(&plan.kernels[k], kernel, i),
+                Some(at) => operand.packed && layout(at),
                 None => !operand.packed,
             };
             ensure(fits, || name("its packed layout is not what the kernel reads".into()))?;

@@ -1,13 +1,13 @@
 //! Instructions over blocks: each runs one scalar operation over up to [`BLOCK`] elements in a loop that the compiler vectorises.
 //!
 //! Operands are addresses relative to a small table of base pointers: the register file, the constants, and the kernel's operands
-//! where a block of them lies in memory as it is needed. Source and destination of an instruction may be the same memory, element for
-//! element; every loop loads a group of elements before it stores one.
+//! where a block of them lies in memory as it is needed. The result of an instruction may take the place of an operand, element for element.
 
 use super::math;
 use super::simd::{Isa, Level};
 use crate::dtype::DType;
 use crate::expr::{Binary, Unary};
+use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// Elements per block: registers of a typical fused body stay in the L1 cache, and the cost of an instruction's dispatch is spread thin.
@@ -104,91 +104,128 @@ pub struct Op {
 /// Runs instructions over the first `n` elements of each block.
 ///
 /// # Safety
-/// Every location must be readable (or writable) for `n` elements of its instruction's type, or one where the form says so; blocks that
-/// overlap must be equal.
+/// Every location must be readable (or writable) for `n` elements of its instruction's type, or one where the form says so, and aligned for it;
+/// blocks that overlap must be equal.
 pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
-    if ops.is_empty() {
+    for op in ops {
+        let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
+        let p = Ptrs { to: at(op.to), args: op.args.map(at) };
+        // SAFETY: the caller's word.
+        unsafe {
+            if p.args.contains(&p.to) {
+                in_place(isa, op.kind, n, &p);
+            } else {
+                one(isa, op.kind, n, &p);
+            }
+        }
+    }
+}
+
+/// Runs an instruction whose result takes the place of an operand, by way of copies of the operands: loops can count on sources and
+/// destination to be apart.
+///
+/// # Safety
+/// As for [`exec`].
+unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+    const PART: usize = 256;
+    #[repr(align(64))]
+    struct Copies([[MaybeUninit<u64>; PART]; 3]);
+    if matches!(kind, Kind::Copy(_)) {
         return;
     }
+    let (sizes, to_size) = kind.sizes();
+    let mut copies = Copies([[MaybeUninit::uninit(); PART]; 3]);
+    for first in (0..n).step_by(PART) {
+        let len = PART.min(n - first);
+        let mut part = Ptrs { to: p.to.wrapping_add(first * to_size), args: p.args };
+        for (k, (arg, size)) in part.args.iter_mut().zip(sizes).enumerate() {
+            *arg = arg.wrapping_add(first * size);
+            // An operand of size zero is one value for the whole block, and lies elsewhere.
+            if p.args[k] == p.to && size > 0 {
+                let copy = copies.0[k].as_mut_ptr().cast::<u8>();
+                // SAFETY: the caller's word; a part fits the copy.
+                unsafe { copy.copy_from_nonoverlapping(*arg, len * size) }
+                *arg = copy;
+            }
+        }
+        // SAFETY: the caller's word.
+        unsafe { one(isa, kind, len, &part) }
+    }
+}
+
+impl Kind {
+    /// Bytes per element of the operands (0 for those that are one value, or not used) and of the result.
+    fn sizes(self) -> ([usize; 3], usize) {
+        match self {
+            Kind::Unary(_, repr) => ([repr.size(), 0, 0], repr.size()),
+            Kind::Binary(op, repr, form) => {
+                let (a, b) = match form {
+                    Form::VV => (repr.size(), repr.size()),
+                    Form::VS => (repr.size(), 0),
+                    Form::SV => (0, repr.size()),
+                };
+                ([a, b, 0], if op.compares() { 1 } else { repr.size() })
+            }
+            Kind::Select(size, one_a, one_b) => {
+                ([1, if one_a { 0 } else { size }, if one_b { 0 } else { size }], size)
+            }
+            Kind::Cast(from, to) => ([from.size(), 0, 0], to.size()),
+            Kind::Splat(size) => ([0; 3], size),
+            Kind::Copy(size) => ([size, 0, 0], size),
+        }
+    }
+}
+
+/// Runs one instruction whose result is apart from its operands.
+///
+/// # Safety
+/// As for [`exec`].
+unsafe fn one(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
     unsafe {
         match isa.level() {
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => exec_avx512(isa, ops, n, bases),
+            Level::Avx512 => one_avx512(isa, kind, n, p),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => exec_avx2(isa, ops, n, bases),
-            _ => exec_all(isa, ops, n, bases),
+            Level::Avx2 => one_avx2(isa, kind, n, p),
+            _ => one_of(isa, kind, n, p),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn exec_avx512(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+unsafe fn one_avx512(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: as for `exec`.
-    unsafe { exec_all(isa, ops, n, bases) }
+    unsafe { one_of(isa, kind, n, p) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn exec_avx2(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
+unsafe fn one_avx2(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: as for `exec`.
-    unsafe { exec_all(isa, ops, n, bases) }
+    unsafe { one_of(isa, kind, n, p) }
 }
 
-/// Elements that are loaded before any is stored.
-const GROUP: usize = 16;
-
 /// # Safety
-/// `a` readable and `to` writable for `n` elements.
+/// `a` readable and `to` writable for `n` elements, apart.
 #[inline(always)]
-unsafe fn each<A: Copy, R: Copy + Default>(n: usize, a: *const A, to: *mut R, f: impl Fn(A) -> R) {
-    let mut i = 0;
-    // SAFETY: `i + GROUP <= n`, then `i < n`.
-    unsafe {
-        while i + GROUP <= n {
-            let x = a.add(i).cast::<[A; GROUP]>().read_unaligned();
-            let mut y = [R::default(); GROUP];
-            for j in 0..GROUP {
-                y[j] = f(x[j]);
-            }
-            to.add(i).cast::<[R; GROUP]>().write_unaligned(y);
-            i += GROUP;
-        }
-        while i < n {
-            to.add(i).write_unaligned(f(a.add(i).read_unaligned()));
-            i += 1;
-        }
+unsafe fn each<A: Copy, R: Copy>(n: usize, a: *const A, to: *mut R, f: impl Fn(A) -> R) {
+    // SAFETY: the caller's word.
+    let (a, to) = unsafe { (from_raw_parts(a, n), from_raw_parts_mut(to, n)) };
+    for (to, &a) in to.iter_mut().zip(a) {
+        *to = f(a);
     }
 }
 
 /// # Safety
-/// `a`, `b` readable and `to` writable for `n` elements.
+/// `a`, `b` readable and `to` writable for `n` elements, `to` apart from both.
 #[inline(always)]
-unsafe fn each2<A: Copy, B: Copy, R: Copy + Default>(
-    n: usize,
-    a: *const A,
-    b: *const B,
-    to: *mut R,
-    f: impl Fn(A, B) -> R,
-) {
-    let mut i = 0;
-    // SAFETY: `i + GROUP <= n`, then `i < n`.
-    unsafe {
-        while i + GROUP <= n {
-            let x = a.add(i).cast::<[A; GROUP]>().read_unaligned();
-            let y = b.add(i).cast::<[B; GROUP]>().read_unaligned();
-            let mut z = [R::default(); GROUP];
-            for j in 0..GROUP {
-                z[j] = f(x[j], y[j]);
-            }
-            to.add(i).cast::<[R; GROUP]>().write_unaligned(z);
-            i += GROUP;
-        }
-        while i < n {
-            to.add(i).write_unaligned(f(a.add(i).read_unaligned(), b.add(i).read_unaligned()));
-            i += 1;
-        }
+unsafe fn each2<A: Copy, B: Copy, R: Copy>(n: usize, a: *const A, b: *const B, to: *mut R, f: impl Fn(A, B) -> R) {
+    // SAFETY: the caller's word.
+    let (a, b, to) = unsafe { (from_raw_parts(a, n), from_raw_parts(b, n), from_raw_parts_mut(to, n)) };
+    for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
+        *to = f(a, b);
     }
 }
 
@@ -197,7 +234,7 @@ unsafe fn each2<A: Copy, B: Copy, R: Copy + Default>(
 /// # Safety
 /// Operands readable for `n` elements, or one where the form says so; `to` writable for `n`.
 #[inline(always)]
-unsafe fn formed<R: Copy + Default>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -> R) {
+unsafe fn formed<R: Copy>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -> R) {
     let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<R>());
     // SAFETY: the caller's word.
     unsafe {
@@ -220,7 +257,7 @@ unsafe fn formed<R: Copy + Default>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f
 /// # Safety
 /// As for [`formed`].
 #[inline(always)]
-unsafe fn select<T: Copy + Default>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
+unsafe fn select<T: Copy>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
     let (c, a, b) = (p.args[0].cast_const(), p.args[1].cast::<T>(), p.args[2].cast::<T>());
     let to = p.to.cast::<T>();
     // SAFETY: the caller's word.
@@ -239,22 +276,9 @@ unsafe fn select<T: Copy + Default>(n: usize, p: &Ptrs, one_a: bool, one_b: bool
                 each2(n, c, a, to, |c, a| if c != 0 { a } else { b });
             }
             (false, false) => {
-                let mut i = 0;
-                while i + GROUP <= n {
-                    let c = c.add(i).cast::<[u8; GROUP]>().read_unaligned();
-                    let x = a.add(i).cast::<[T; GROUP]>().read_unaligned();
-                    let y = b.add(i).cast::<[T; GROUP]>().read_unaligned();
-                    let mut z = [T::default(); GROUP];
-                    for j in 0..GROUP {
-                        z[j] = if c[j] != 0 { x[j] } else { y[j] };
-                    }
-                    to.add(i).cast::<[T; GROUP]>().write_unaligned(z);
-                    i += GROUP;
-                }
-                while i < n {
-                    let from = if *c.add(i) != 0 { a } else { b };
-                    to.add(i).write_unaligned(from.add(i).read_unaligned());
-                    i += 1;
+                let (c, a, b) = (from_raw_parts(c, n), from_raw_parts(a, n), from_raw_parts(b, n));
+                for (((to, &c), &a), &b) in from_raw_parts_mut(to, n).iter_mut().zip(c).zip(a).zip(b) {
+                    *to = if c != 0 { a } else { b };
                 }
             }
         }
@@ -268,36 +292,28 @@ struct Ptrs {
 }
 
 /// # Safety
-/// As for [`exec`].
+/// As for [`one`].
 #[inline(always)]
-unsafe fn exec_all(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
-    for op in ops {
-        let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
-        let p = Ptrs { to: at(op.to), args: op.args.map(at) };
-        // SAFETY: the caller's word.
-        unsafe {
-            match op.kind {
-                Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, &p),
-                Kind::Binary(op, Repr::F32, form) => binary_f32(isa, op, form, n, &p),
-                Kind::Select(4, a, b) => select::<u32>(n, &p, a, b),
-                Kind::Binary(op, Repr::Bool, _) => {
-                    let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
-                    match op {
-                        Binary::And => each2(n, a, b, to, |a, b| u8::from((a != 0) & (b != 0))),
-                        Binary::Or => each2(n, a, b, to, |a, b| u8::from((a != 0) | (b != 0))),
-                        Binary::Xor => each2(n, a, b, to, |a, b| u8::from((a != 0) ^ (b != 0))),
-                        _ => exec_plain(Kind::Binary(op, Repr::Bool, Form::VV), n, &p),
-                    }
+unsafe fn one_of(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+    // SAFETY: the caller's word.
+    unsafe {
+        match kind {
+            Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, p),
+            Kind::Binary(op, Repr::F32, form) => binary_f32(isa, op, form, n, p),
+            Kind::Select(4, a, b) => select::<u32>(n, p, a, b),
+            Kind::Binary(op @ (Binary::And | Binary::Or | Binary::Xor), Repr::Bool, _) => {
+                let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
+                match op {
+                    Binary::And => each2(n, a, b, to, |a, b| u8::from((a != 0) & (b != 0))),
+                    Binary::Or => each2(n, a, b, to, |a, b| u8::from((a != 0) | (b != 0))),
+                    _ => each2(n, a, b, to, |a, b| u8::from((a != 0) ^ (b != 0))),
                 }
-                Kind::Cast(Repr::Bool, Repr::F32) => {
-                    each(n, p.args[0].cast_const(), p.to.cast::<f32>(), |a| if a != 0 { 1.0 } else { 0.0 });
-                }
-                Kind::Splat(4) => {
-                    let x = p.args[0].cast::<u32>().read_unaligned();
-                    fill(n, p.to.cast::<u32>(), x);
-                }
-                kind => exec_plain(kind, n, &p),
             }
+            Kind::Cast(Repr::Bool, Repr::F32) => {
+                each(n, p.args[0].cast_const(), p.to.cast::<f32>(), |a| if a != 0 { 1.0 } else { 0.0 });
+            }
+            Kind::Splat(4) => fill(n, p.to.cast::<u32>(), *p.args[0].cast::<u32>()),
+            kind => exec_plain(kind, n, p),
         }
     }
 }
@@ -308,7 +324,7 @@ unsafe fn exec_all(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
 unsafe fn fill<T: Copy>(n: usize, to: *mut T, x: T) {
     for i in 0..n {
         // SAFETY: `i < n`.
-        unsafe { to.add(i).write_unaligned(x) }
+        unsafe { *to.add(i) = x }
     }
 }
 
@@ -342,41 +358,27 @@ unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
 /// # Safety
 /// As for [`exec`].
 unsafe fn elementary(isa: Isa, op: math::Unary, n: usize, a: *const f32, to: *mut f32) {
-    // SAFETY: the caller's word; blocks are equal or apart, and no reference to the source is made when they are equal.
-    unsafe {
-        if std::ptr::eq(a, to) {
-            math::unary_in_place(isa, op, from_raw_parts_mut(to, n));
-        } else {
-            math::unary(isa, op, from_raw_parts(a, n), from_raw_parts_mut(to, n));
-        }
-    }
+    // SAFETY: the caller's word.
+    let (a, to) = unsafe { (from_raw_parts(a, n), from_raw_parts_mut(to, n)) };
+    math::unary(isa, op, a, to);
 }
 
-/// The power of two operands or of one with a still exponent.
-///
 /// # Safety
-/// As for [`exec`].
+/// As for [`formed`].
 unsafe fn power(isa: Isa, form: Form, n: usize, p: &Ptrs) {
-    let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<f32>());
-    let (mut left, mut right) = ([0f32; 64], [0f32; 64]);
-    for i in (0..n).step_by(64) {
-        let len = (n - i).min(64);
-        // SAFETY: the caller's word; operands are copied before the destination, which may be one of them, is written.
-        unsafe {
-            match form {
-                Form::SV => left.fill(*a),
-                _ => left.as_mut_ptr().copy_from_nonoverlapping(a.add(i), len),
-            }
-            match form {
-                Form::VS => math::pow_scalar(isa, &left[..len], *b, &mut right[..len]),
-                _ => {
-                    let mut out = [0f32; 64];
-                    right.as_mut_ptr().copy_from_nonoverlapping(b.add(i), len);
-                    math::pow(isa, &left[..len], &right[..len], &mut out[..len]);
-                    right = out;
+    let (a, b) = (p.args[0].cast::<f32>().cast_const(), p.args[1].cast::<f32>().cast_const());
+    // SAFETY: the caller's word.
+    unsafe {
+        let to = from_raw_parts_mut(p.to.cast::<f32>(), n);
+        match form {
+            Form::VV => math::pow(isa, from_raw_parts(a, n), from_raw_parts(b, n), to),
+            Form::VS => math::pow_scalar(isa, from_raw_parts(a, n), *b, to),
+            Form::SV => {
+                let base = [*a; 64];
+                for (exponents, to) in from_raw_parts(b, n).chunks(64).zip(to.chunks_mut(64)) {
+                    math::pow(isa, &base[..exponents.len()], exponents, to);
                 }
             }
-            to.add(i).copy_from_nonoverlapping(right.as_ptr(), len);
         }
     }
 }
@@ -457,7 +459,7 @@ unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
 ///
 /// # Safety
 /// As for [`exec`].
-unsafe fn number<T: Copy + Default>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, from64: fn(f64) -> T) {
+unsafe fn number<T: Copy>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, from64: fn(f64) -> T) {
     let f: fn(f64) -> f64 = match op {
         Unary::Neg => |x| -x,
         Unary::Abs => f64::abs,

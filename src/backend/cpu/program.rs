@@ -425,14 +425,14 @@ impl Builder<'_> {
             }
             Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => unreachable!("leaves return above"),
         }
-        // Operands that die here may give their register to the result: every loop loads before it stores.
+        // The result's register is chosen before those of dying operands are free: instructions are fastest when they are apart.
+        let to = to.unwrap_or_else(|| if still { self.slot() } else { self.register(repr.size()) });
         for a in operands {
             self.operand_done(a);
         }
         for (loc, size) in temps {
             self.release(loc, size);
         }
-        let to = to.unwrap_or_else(|| if still { self.slot() } else { self.register(repr.size()) });
         self.push(still, kind, to, args);
         self.loc[i] = to;
     }
