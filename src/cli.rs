@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-const EXIT_CODES: &str = "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
+const EXIT_CODES: &str =
+    "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
 
 /// Plans every byte of a graph's memory before it runs, and runs it from one arena.
@@ -59,7 +60,7 @@ enum Command {
         /// A plan, as `plan -o` writes it.
         plan: PathBuf,
     },
-    /// Run a graph eagerly, through three allocators, and planned, and compare memory and results.
+    /// Run a graph both eagerly and planned, and compare memory and results.
     Compare(Compare),
     /// Time a graph.
     Bench(Bench),
@@ -84,9 +85,9 @@ struct Model {
     /// Make every operator a kernel of its own.
     #[arg(long)]
     no_fuse: bool,
-    /// Threads of the CPU backend.
-    #[arg(long, default_value_t = 0, hide_default_value = true)]
-    threads: usize,
+    /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    threads: Option<u16>,
 }
 
 #[derive(Args)]
@@ -95,7 +96,7 @@ struct Inputs {
     #[arg(long = "input", value_name = "NAME=VALUE")]
     inputs: Vec<String>,
     /// Seed of the random inputs.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 
@@ -135,10 +136,10 @@ struct Run {
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
     /// Relative tolerance of --expect.
-    #[arg(long, default_value_t = 1e-4)]
+    #[arg(long, default_value_t = 1e-4, value_parser = tolerance)]
     rtol: f64,
     /// Absolute tolerance of --expect.
-    #[arg(long, default_value_t = 1e-5)]
+    #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
     atol: f64,
     /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
     #[arg(long, value_name = "FILE")]
@@ -152,8 +153,8 @@ struct PlanCommand {
     /// What to plan for: cpu, wgpu (the WebGPU baseline), or a target's JSON file.
     #[arg(long, default_value = "cpu")]
     target: String,
-    /// Write the plan as JSON.
-    #[arg(short, value_name = "FILE")]
+    /// Write the plan as JSON, for `check`.
+    #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
@@ -167,8 +168,8 @@ struct Compare {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
     /// Timed runs of each way.
-    #[arg(long, default_value_t = 5)]
-    iters: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
 }
 
 #[derive(Args)]
@@ -181,11 +182,11 @@ struct Bench {
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     backend: Backend,
     /// Runs that are not timed, first.
-    #[arg(long, default_value_t = 3)]
-    warmup: usize,
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    warmup: u32,
     /// Timed runs.
-    #[arg(long, default_value_t = 20)]
-    iters: usize,
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
 }
 
 #[derive(Args)]
@@ -235,7 +236,7 @@ pub fn main() -> ExitCode {
         Command::Check { plan } => check(plan, json),
         Command::Compare(c) => compare(c, json),
         Command::Bench(c) => bench(c, json),
-        Command::Emit(c) => emit(c),
+        Command::Emit(c) => emit(c, json),
         Command::Devices => devices(json),
         Command::Ops => operators(json),
     };
@@ -252,7 +253,9 @@ pub fn main() -> ExitCode {
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => Err(Error::Usage(format!("cannot write to stdout: {e}"))),
+        Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::Usage(format!("cannot write to stdout: {e}")))
+        }
         _ => Ok(()),
     }
 }
@@ -289,18 +292,23 @@ fn size(text: &str) -> Result<u64, String> {
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
 }
 
-/// What `--input` gives, by name.
+fn tolerance(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0);
+    value.ok_or_else(|| "expected a number that is not negative".into())
+}
+
+/// A tensor that a flag gives, by name.
 struct Given {
     name: String,
     tensor: Tensor,
 }
 
-fn given(inputs: &Inputs) -> Result<Vec<Given>> {
-    inputs.inputs.iter().map(|text| input(text)).collect()
+fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
+    values.iter().map(|text| value(flag, text)).collect()
 }
 
-fn input(text: &str) -> Result<Given> {
-    let bad = || Error::Usage(format!("--input {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
+fn value(flag: &str, text: &str) -> Result<Given> {
+    let bad = || Error::Usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let name = name.to_owned();
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
@@ -309,10 +317,26 @@ fn input(text: &str) -> Result<Given> {
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
     let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
-    let shape = Shape::new(shape);
     let fill: f64 = fill.parse().map_err(|_| bad())?;
-    let len = shape.checked_len().filter(|n| *n <= 1 << 40).ok_or_else(bad)?;
-    Ok(Given { name, tensor: Tensor::from_f64(dtype, shape, &vec![fill; len]) })
+    let tensor =
+        made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
+    Ok(Given { name, tensor })
+}
+
+/// A tensor of made-up values, or why the host cannot hold it.
+fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Tensor, String> {
+    const BLOCK: usize = 4096;
+    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
+    let size = size.ok_or_else(|| format!("{dtype}{shape} is larger than any memory"))?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).map_err(|_| format!("the host has no {size} bytes for {dtype}{shape}"))?;
+    let mut left = shape.numel();
+    while left > 0 {
+        let block: Vec<f64> = std::iter::repeat_with(&mut next).take(left.min(BLOCK)).collect();
+        bytes.extend_from_slice(Tensor::from_f64(dtype, vec![block.len()], &block).bytes());
+        left -= block.len();
+    }
+    Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
 }
 
 impl Model {
@@ -320,7 +344,7 @@ impl Model {
         Options {
             backend: backend.into(),
             dims: self.dims.clone(),
-            threads: self.threads,
+            threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
             memory_limit: self.memory_limit,
         }
@@ -329,6 +353,11 @@ impl Model {
     /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
     fn graph(&self, given: &[Given]) -> Result<Graph> {
         let model = onnx::load(&self.model)?;
+        let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
+        if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
+            let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
+            return Err(Error::Usage(what).in_file(&self.model));
+        }
         let mut dims = self.dims.clone();
         for Given { name, tensor } in given {
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
@@ -363,16 +392,19 @@ fn progress(what: &'static str) -> ProgressBar {
     ProgressBar::new(0).with_style(style.progress_chars("=> ")).with_message(what)
 }
 
-/// Inputs by name: those given, random ones for the rest.
-fn fill(plan: &Plan, given: &[Given], seed: u64) -> Vec<(String, Tensor)> {
+/// Inputs in the plan's order: those given, random ones for the rest.
+fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);
-    let missing = plan.inputs.iter().filter(|p| !given.iter().any(|g| g.name == p.name));
-    let made = missing.map(|p| {
-        let values: Vec<f64> = (0..p.shape.numel()).map(|_| random.value(p.dtype)).collect();
-        (p.name.clone(), Tensor::from_f64(p.dtype, p.shape.clone(), &values))
-    });
-    let made: Vec<_> = made.collect();
-    given.iter().map(|g| (g.name.clone(), g.tensor.clone())).chain(made).collect()
+    let mut inputs: Vec<_> = given.into_iter().map(|g| (g.name, g.tensor)).collect();
+    for port in &plan.inputs {
+        if !inputs.iter().any(|(name, _)| *name == port.name) {
+            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype));
+            let tensor = tensor.map_err(|what| Error::Usage(format!("input '{}': {what}", port.name)))?;
+            inputs.push((port.name.clone(), tensor));
+        }
+    }
+    let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+    session::arrange(plan, &inputs)
 }
 
 /// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
@@ -394,27 +426,47 @@ impl Random {
     }
 }
 
-fn borrow(inputs: &[(String, Tensor)]) -> Vec<(&str, Tensor)> {
-    inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect()
+/// The file's name for an output: what a shell or a file system could trip over becomes `_`.
+fn file_name(output: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    format!("{}.npy", output.chars().map(safe).collect::<String>())
 }
 
 fn run(command: &Run, json: bool) -> Result<String> {
-    let given = given(&command.inputs)?;
-    let expected = command.expect.iter().map(|text| input(text)).collect::<Result<Vec<_>>>()?;
+    let given = given("--input", &command.inputs.inputs)?;
+    let expected = self::given("--expect", &command.expect)?;
     let labels = command.labels.as_deref().map(npy::read).transpose()?;
     let session = command.model.session(command.backend, &given)?;
-    let inputs = fill(session.plan(), &given, command.inputs.seed);
-    let outputs = session.run(&borrow(&inputs))?;
+    let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
+    if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
+        let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
+        return Err(Error::Usage(what));
+    }
+    if command.output_dir.is_some() {
+        for (i, name) in names.iter().enumerate() {
+            if let Some(other) = names[..i].iter().find(|other| file_name(other) == file_name(name)) {
+                let file = file_name(name);
+                return Err(Error::Usage(format!("--output-dir: outputs '{other}' and '{name}' would both be {file}")));
+            }
+        }
+    }
+    let inputs = fill(session.plan(), given, command.inputs.seed)?;
+    let outputs = session.with(|exec| exec.run(&inputs))?;
+    let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
     let usage = session.usage();
+    let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
     if let Some(folder) = &command.output_dir {
         std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
         for (name, tensor) in &outputs {
-            let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-            npy::write(&folder.join(format!("{}.npy", name.chars().map(safe).collect::<String>())), tensor)?;
+            npy::write(&folder.join(file_name(name)), tensor)?;
         }
     }
-    let score = labels.map(|labels| Score::new(&outputs[0], &labels)).transpose()?;
-    let text = if json {
+    for Given { name, tensor } in &expected {
+        let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
+        let same = found.compare(tensor, command.rtol, command.atol);
+        same.map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
+    }
+    if json {
         let outputs = outputs.iter().map(|(name, t)| {
             let [min, mean, max] = spread(t);
             json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
@@ -430,28 +482,23 @@ fn run(command: &Run, json: bool) -> Result<String> {
             value["right"] = json!(score.right);
             value["accuracy"] = json!(score.right as f64 / score.predicted.len() as f64);
         }
-        line(&value)
+        Ok(line(&value))
     } else {
-        run_text(&session, &outputs, score.as_ref(), usage)
-    };
-    for Given { name, tensor } in &expected {
-        let found = outputs.iter().find(|(n, _)| n == name);
-        let (_, found) = found.ok_or_else(|| Error::Usage(format!("--expect {name}: the graph has no such output")))?;
-        found.compare(tensor, command.rtol, command.atol).map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
+        Ok(run_text(&session, &outputs, score.as_ref(), usage))
     }
-    Ok(text)
 }
 
 fn memory(plan: &Plan, usage: Usage) -> Value {
     let mut value = json!(plan.summary);
     value["allocated_bytes"] = json!(usage.bytes);
     value["allocations"] = json!(usage.allocations);
+    value["overhead_bytes"] = json!(usage.overhead);
     value
 }
 
 fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Score>, usage: Usage) -> String {
     let mut text = format!("{} on {}\n\n", session.plan().name, session.device());
-    let mut table = Table::new();
+    let mut table = Table::new("<<<>");
     table.row(["output", "type", "shape", "min", "mean", "max"]);
     for (name, tensor) in outputs {
         let figures = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
@@ -507,16 +554,17 @@ impl Score {
     }
 }
 
-fn target(name: &str, threads: usize) -> Result<Target> {
+fn target(name: &str, threads: Option<u16>) -> Result<Target> {
     if let Some(mut target) = Target::preset(name) {
-        if target.family == Family::Cpu && threads > 0 {
-            target.threads = u32::try_from(threads).map_err(|_| Error::Usage("--threads: too many".into()))?;
+        if let (Family::Cpu, Some(threads)) = (target.family, threads) {
+            target.threads = threads.into();
         }
         return Ok(target);
     }
     let path = Path::new(name);
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}")))?;
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}"))
+    })?;
     Target::from_json(&text, path)
 }
 
@@ -528,12 +576,28 @@ fn plan_command(command: &PlanCommand, json: bool) -> Result<String> {
     let limits = Limits { memory: command.model.memory_limit };
     let plan = plan::plan(&graph, &target, &limits).map_err(in_file)?;
     if let Some(path) = &command.output {
-        std::fs::write(path, plan.to_json()).map_err(|e| Error::file(path, "write the plan", e))?;
+        write_whole(path, &plan.to_json()).map_err(|e| Error::file(path, "write the plan", e))?;
     }
     if json {
         return Ok(plan.to_json());
     }
     Ok(format!("{} for {}, {} steps\n\n{}", plan.name, target.name, plan.steps.len(), report::memory(&plan, None)))
+}
+
+/// Writes a file that appears under its name only when it is whole.
+fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
+    // A device, a pipe or a link is written through, never replaced.
+    if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
+        return std::fs::write(path, text);
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let result = std::fs::write(&partial, text).and_then(|()| std::fs::rename(&partial, path));
+    if result.is_err() {
+        // The first error is the one to report; whether the remains could be removed adds nothing.
+        let _ = std::fs::remove_file(&partial);
+    }
+    result
 }
 
 fn check(path: &Path, json: bool) -> Result<String> {
@@ -546,19 +610,15 @@ fn check(path: &Path, json: bool) -> Result<String> {
 }
 
 fn compare(command: &Compare, json: bool) -> Result<String> {
-    let given = given(&command.inputs)?;
+    let given = given("--input", &command.inputs.inputs)?;
     let graph = command.model.graph(&given)?;
     let options = command.model.options(command.backend);
     let (device, name) = session::open(&options)?;
     tracing::info!("backend: {name}");
     let unlimited = Options { memory_limit: None, ..options.clone() };
-    let (plan, _) = session::compile(graph.clone(), device.target(), &unlimited)?;
-    let inputs = fill(&plan, &given, command.inputs.seed);
-    let ordered: Vec<Tensor> = plan
-        .inputs
-        .iter()
-        .map(|p| inputs.iter().find(|(n, _)| *n == p.name).map(|(_, t)| t.clone()).expect("every input was filled"))
-        .collect();
+    let compiled = session::compile(graph.clone(), device.target(), &unlimited);
+    let (plan, _) = compiled.map_err(|e| e.in_file(&command.model.model))?;
+    let inputs = fill(&plan, given, command.inputs.seed)?;
     drop(device);
     let open = || session::open(&options).map(|(backend, _)| backend);
     let bar = progress("ways");
@@ -566,10 +626,10 @@ fn compare(command: &Compare, json: bool) -> Result<String> {
     let setup = Setup {
         open: &open,
         memory_limit: command.model.memory_limit,
-        iters: command.iters,
+        iters: command.iters as usize,
         progress: &|_| bar.inc(1),
     };
-    let result = compare_runs(&graph, &ordered, &setup);
+    let result = compare_runs(&graph, &inputs, &setup);
     bar.finish_and_clear();
     let result = result.map_err(|e| e.in_file(&command.model.model))?;
     print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
@@ -578,20 +638,17 @@ fn compare(command: &Compare, json: bool) -> Result<String> {
 }
 
 fn bench(command: &Bench, json: bool) -> Result<String> {
-    if command.iters == 0 {
-        return Err(Error::Usage("--iters: expected at least 1".into()));
-    }
-    let given = given(&command.inputs)?;
+    let given = given("--input", &command.inputs.inputs)?;
     let session = command.model.session(command.backend, &given)?;
-    let inputs = fill(session.plan(), &given, command.inputs.seed);
-    let inputs = session.arrange(&borrow(&inputs))?;
+    let inputs = fill(session.plan(), given, command.inputs.seed)?;
+    let (warmup, iters) = (u64::from(command.warmup), u64::from(command.iters));
     let bar = progress("runs");
-    bar.set_length((command.warmup + command.iters) as u64);
-    let mut times = Vec::with_capacity(command.iters);
-    for i in 0..command.warmup + command.iters {
+    bar.set_length(warmup + iters);
+    let mut times = Vec::new();
+    for i in 0..warmup + iters {
         let start = Instant::now();
         session.with(|exec| exec.run(&inputs))?;
-        if i >= command.warmup {
+        if i >= warmup {
             times.push(start.elapsed().as_secs_f64() * 1e3);
         }
         bar.inc(1);
@@ -614,28 +671,46 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
             "arena_bytes": plan.summary.arena_bytes,
         })));
     }
-    let head = format!("{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n", plan.name, session.device(), times.len());
+    let head = format!(
+        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n",
+        plan.name,
+        session.device(),
+        times.len()
+    );
     Ok(head + &report::memory(plan, Some(usage)))
 }
 
-fn emit(command: &Emit) -> Result<String> {
-    let Model { model: path, no_fuse, .. } = &command.model;
-    if let Form::Onnxtxt = command.form {
-        return Ok(text::print(&onnx::load(path)?.proto));
+fn emit(command: &Emit, json: bool) -> Result<String> {
+    let (form, text) = match command.form {
+        Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&command.model.model)?.proto)),
+        Form::Dot => ("dot", report::dot(&emitted(command)?)?),
+        Form::Wgsl => ("wgsl", wgsl(command)?),
+    };
+    if json {
+        return Ok(line(&json!({"model": command.model.model.display().to_string(), "form": form, "text": text})));
     }
-    let target = Target::wgpu();
+    Ok(text)
+}
+
+/// The graph after the passes of the WebGPU baseline.
+fn emitted(command: &Emit) -> Result<Graph> {
     let mut graph = command.model.graph(&[])?;
-    pass::run(&mut graph, &target, !no_fuse).map_err(|e| e.in_file(path))?;
-    if let Form::Dot = command.form {
-        return Ok(report::dot(&graph)?);
-    }
-    let plan = plan::plan(&graph, &target, &Limits { memory: None }).map_err(|e| e.in_file(path))?;
+    pass::run(&mut graph, &Target::wgpu(), !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
+    Ok(graph)
+}
+
+fn wgsl(command: &Emit) -> Result<String> {
+    let target = Target::wgpu();
+    let limits = Limits { memory: command.model.memory_limit };
+    let plan = plan::plan(&emitted(command)?, &target, &limits).map_err(|e| e.in_file(&command.model.model))?;
     let mut text = String::new();
     for (number, kernel) in plan.kernels.iter().enumerate() {
         let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
         let source = render(kernel, &target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
-        let head = format!("// kernel {number}, {}: {}\n", kernel.template.name(), users.join(", "));
-        text += &format!("{head}// {} invocations, {:?} workgroups\n{}\n", source.size, source.groups, source.text);
+        // Names come from the file: none of them may end the comment.
+        let users = users.join(", ").replace(char::is_control, " ");
+        text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
+        text += &format!("// {} invocations, {:?} workgroups\n{}\n", source.size, source.groups, source.text);
     }
     Ok(text)
 }
@@ -652,7 +727,7 @@ fn devices(json: bool) -> Result<String> {
         let rows: Vec<_> = rows.iter().map(|(b, d, s)| json!({"backend": b, "device": d, "status": s})).collect();
         return Ok(line(&json!(rows)));
     }
-    let mut table = Table::new();
+    let mut table = Table::new("<");
     table.row(["backend", "device", "status"]);
     rows.into_iter().for_each(|(b, d, s)| table.row([b, d, s]));
     Ok(table.to_string())
@@ -660,10 +735,11 @@ fn devices(json: bool) -> Result<String> {
 
 fn operators(json: bool) -> Result<String> {
     if json {
-        let rows: Vec<_> = ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
+        let rows: Vec<_> =
+            ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
         return Ok(line(&json!(rows)));
     }
-    let mut table = Table::new();
+    let mut table = Table::new("<");
     table.row(["operator", "kernel", "meaning"]);
     ops::all().for_each(|op| table.row([op.name.to_owned(), op.lower.name().to_owned(), op.doc.to_owned()]));
     Ok(table.to_string())

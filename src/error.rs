@@ -99,6 +99,14 @@ impl Error {
         }
     }
 
+    /// An [`Error::Syntax`] from a JSON reader's error.
+    pub fn json(path: &Path, error: &serde_json::Error) -> Error {
+        let (line, column) = (error.line(), error.column());
+        let text = error.to_string();
+        let what = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text).to_owned();
+        Error::Syntax { path: path.to_owned(), line, column, what }
+    }
+
     /// An [`Error::File`] from an I/O error.
     pub fn file(path: &Path, doing: &str, error: std::io::Error) -> Error {
         Error::File { path: path.to_owned(), what: format!("cannot {doing}: {error}") }

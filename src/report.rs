@@ -7,32 +7,38 @@ use crate::graph::Graph;
 use crate::plan::{Class, Plan};
 use std::collections::BTreeMap;
 
-/// Rows of cells in columns: numbers to the right, all else to the left.
-#[derive(Clone, Debug, Default)]
-pub struct Table(Vec<Vec<String>>);
+/// Rows of cells in columns.
+#[derive(Clone, Debug)]
+pub struct Table {
+    align: &'static str,
+    rows: Vec<Vec<String>>,
+}
 
 impl Table {
-    /// A table without rows.
-    pub fn new() -> Table {
-        Table::default()
+    /// A table without rows. `align` has `<` for a column of words, `>` for one of numbers; its last character holds for
+    /// all columns behind it.
+    pub fn new(align: &'static str) -> Table {
+        Table { align, rows: Vec::new() }
     }
 
     /// Adds a row. Rows may differ in length.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.0.push(cells.into_iter().map(Into::into).collect());
+        self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 }
 
 impl std::fmt::Display for Table {
     /// One line per row, two spaces between columns, none at the end.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let columns = self.0.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |k: usize| self.0.iter().filter_map(|row| row.get(k)).map(|c| c.chars().count()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        for row in &self.0 {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let cells = |k: usize| self.rows.iter().filter_map(move |row| row.get(k));
+        let widths: Vec<usize> = (0..columns).map(|k| cells(k).map(|c| c.chars().count()).max().unwrap_or(0)).collect();
+        for row in &self.rows {
             let mut line = String::new();
             for (k, (cell, width)) in row.iter().zip(&widths).enumerate() {
-                line += &if k == 0 { format!("{cell:width$}") } else { format!("  {cell:>width$}") };
+                let gap = if k == 0 { "" } else { "  " };
+                let right = self.align.chars().nth(k).or(self.align.chars().last()) == Some('>');
+                line += &if right { format!("{gap}{cell:>width$}") } else { format!("{gap}{cell:width$}") };
             }
             writeln!(f, "{}", line.trim_end())?;
         }
@@ -75,7 +81,7 @@ fn percent(part: u64, whole: u64) -> String {
 /// The plan's memory block: what will be taken from the device, for what, and how close the arena is to its bound. With what a
 /// device says it has given, if the plan was loaded on one.
 pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
-    let mut table = Table::new();
+    let mut table = Table::new("<>><");
     let mut line = |label: &str, bytes: u64, note: String| {
         table.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes)), note]);
     };
@@ -98,7 +104,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     ] {
         let bytes = plan.class_bytes(class);
         if bytes > 0 || class == Class::Activation {
-            line(label, bytes, percent(bytes, planned));
+            line(label, bytes, format!("{:>7}", percent(bytes, planned)));
         }
     }
     let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
@@ -110,6 +116,9 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     line("arena's lower bound", summary.lower_bound, gap);
     let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
     line("arena without sharing", summary.unshared_bytes, share);
+    if let Some(Usage { overhead, .. }) = usage {
+        line("beside the plan", overhead, "the backend's own".into());
+    }
     table.to_string()
 }
 
@@ -149,7 +158,7 @@ pub fn comparison(comparison: &Comparison) -> String {
     let limit = memory_limit.map_or(String::new(), |limit| format!(", at most {}", bytes(limit)));
     let mut out = format!("{model} on {target}, {runs} runs each{limit}\n\n");
 
-    let mut table = Table::new();
+    let mut table = Table::new("<>");
     let mut row = |label: &str, cell: &dyn Fn(&Column) -> String| {
         table.row(std::iter::once(label.to_owned()).chain(columns.iter().map(cell)));
     };
@@ -209,11 +218,15 @@ mod tests {
 
     #[test]
     fn cells_line_up() {
-        let mut table = Table::new();
+        let mut table = Table::new("<>");
         table.row(["", "a", "größer"]);
         table.row(["name", "1000", "2"]);
         table.row(["x"]);
         assert_eq!(table.to_string(), "         a  größer\nname  1000       2\nx\n");
+        let mut table = Table::new("><");
+        table.row(["1", "word", "word"]);
+        table.row(["10", "x", ""]);
+        assert_eq!(table.to_string(), " 1  word  word\n10  x\n");
     }
 
     #[test]
@@ -238,7 +251,7 @@ mod tests {
             kernels: Vec::new(),
             steps: Vec::new(),
         };
-        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4 }));
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: 0 }));
         let expected = "\
 planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
@@ -252,7 +265,7 @@ arena without sharing  4.00 KiB  4,096 bytes    the arena is 25.0 %
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(squeeze(&block), squeeze(expected), "{block}");
         plan.summary.lower_bound = 1024;
-        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4 }));
+        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4, overhead: 0 }));
         assert!(block.contains("as planned") && block.contains("reached"), "{block}");
         assert!(!memory(&plan, None).contains("allocated"));
     }

@@ -82,9 +82,8 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     match options.backend {
         Choice::Cpu => Ok((cpu(), format!("cpu, {} threads", options.thread_count()))),
         Choice::Wgpu => gpu(true),
-        Choice::Auto => gpu(false).or_else(|reason| {
-            Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))
-        }),
+        Choice::Auto => gpu(false)
+            .or_else(|reason| Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))),
     }
 }
 
@@ -153,28 +152,9 @@ impl Session {
     /// # Errors
     /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
     pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
-        let ordered = self.arrange(inputs)?;
+        let ordered = arrange(&self.plan, inputs)?;
         let outputs = self.with(|exec| exec.run(&ordered))?;
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
-    }
-
-    /// Inputs given by name, in the order of the plan.
-    ///
-    /// # Errors
-    /// When one is missing, unknown or given twice.
-    pub fn arrange(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
-        let known = || self.plan.inputs.iter().map(|p| p.name.as_str()).collect::<Vec<_>>().join(", ");
-        for (i, (name, _)) in inputs.iter().enumerate() {
-            if !self.plan.inputs.iter().any(|p| p.name == *name) {
-                return Err(Error::Usage(format!("input '{name}': not an input of the graph; its inputs: {}", known())));
-            }
-            if inputs[..i].iter().any(|(other, _)| other == name) {
-                return Err(Error::Usage(format!("input '{name}' is given twice")));
-            }
-        }
-        let find = |name: &str| inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
-        let missing = |p: &plan::Port| Error::Usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
-        self.plan.inputs.iter().map(|p| find(&p.name).ok_or_else(|| missing(p))).collect()
     }
 
     /// Lends the loaded plan, for callers that time or repeat its parts.
@@ -182,6 +162,26 @@ impl Session {
         // A panic in another thread leaves no half-written state that a new run would not overwrite.
         f(&mut self.exec.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+/// Inputs given by name, in the order of the plan.
+///
+/// # Errors
+/// When one is missing, unknown or given twice.
+pub fn arrange(plan: &Plan, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
+    for (i, (name, _)) in inputs.iter().enumerate() {
+        if !plan.inputs.iter().any(|p| p.name == *name) {
+            let known: Vec<_> = plan.inputs.iter().map(|p| p.name.as_str()).collect();
+            let known = known.join(", ");
+            return Err(Error::Usage(format!("input '{name}': not an input of the graph; its inputs: {known}")));
+        }
+        if inputs[..i].iter().any(|(other, _)| other == name) {
+            return Err(Error::Usage(format!("input '{name}' is given twice")));
+        }
+    }
+    let find = |name: &str| inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
+    let missing = |p: &plan::Port| Error::Usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
+    plan.inputs.iter().map(|p| find(&p.name).ok_or_else(|| missing(p))).collect()
 }
 
 /// Runs the passes over a graph and plans it; with the data of the plan's constants.

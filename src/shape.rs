@@ -137,7 +137,7 @@ impl Access {
         let skip = shape.len() - self.shape.len();
         let mut strides = vec![0; shape.len()];
         for (k, &s) in self.strides.iter().enumerate() {
-            strides[skip + k] = if self.shape[k] == 1 { 0 } else { s };
+            strides[skip + k] = if self.shape[k] == shape[skip + k] { s } else { 0 };
         }
         Access { shape: shape.clone(), strides, offset: self.offset }
     }

@@ -34,7 +34,7 @@ pub struct Target {
     pub max_bindings: u32,
     /// Largest workgroup, in invocations.
     pub max_workgroup: u32,
-    /// Bytes of memory that a workgroup shares.
+    /// Bytes of memory that a workgroup shares (on the CPU, that a thread has for tiles).
     pub max_shared: u32,
     /// Largest number of workgroups along one dimension of a dispatch.
     pub max_groups: u32,
@@ -53,7 +53,7 @@ impl Target {
             max_binding: 1 << 46,
             max_bindings: u32::MAX,
             max_workgroup: 1,
-            max_shared: 0,
+            max_shared: 256 << 10,
             max_groups: u32::MAX,
             threads,
         }
@@ -105,12 +105,7 @@ impl Target {
     /// # Errors
     /// When the text is not a target, or no plan could keep to it.
     pub fn from_json(text: &str, path: &Path) -> Result<Target> {
-        let target: Target = serde_json::from_str(text).map_err(|e| Error::Syntax {
-            path: path.to_owned(),
-            line: e.line(),
-            column: e.column(),
-            what: e.to_string(),
-        })?;
+        let target: Target = serde_json::from_str(text).map_err(|e| Error::json(path, &e))?;
         target.check().map_err(|what| Error::Usage(format!("target '{}': {what}", target.name)).in_file(path))?;
         Ok(target)
     }

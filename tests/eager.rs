@@ -8,7 +8,7 @@ use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, com
 use plimsoll::eager::{Eager, Program};
 use plimsoll::graph::{Constant, Graph};
 use plimsoll::op::{Attrs, Fact, ValueId};
-use plimsoll::{DType, Error, Limits, Result, Shape, Target, Tensor, onnx, ops, pass, plan, report};
+use plimsoll::{DType, Error, Limits, Result, Shape, Target, Tensor, onnx, ops, pass, plan, reference, report};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -273,6 +273,32 @@ proptest! {
         }
         prop_assert_eq!(measured(&found.columns[3]).peak_reserved_bytes, found.columns[3].smallest_device_bytes);
     }
+}
+
+/// A constant that several kernels read in packed layouts of their own is there in each of them.
+#[test]
+fn a_constant_is_packed_for_each_use() {
+    let mut graph = Graph::new("shared");
+    let fact = |shape: &[usize]| Fact::new(DType::F32, Shape::new(shape));
+    let square = graph.input("square", fact(&[16, 16]));
+    let w = graph.constant(Constant::new("w", random(&fact(&[16, 16]), 3)));
+    let taps = graph.constant(Constant::new("taps", random(&fact(&[16, 16, 1, 1]), 4)));
+    let large = graph.input("large", fact(&[1, 16, 12, 12]));
+    let small = graph.input("small", fact(&[1, 16, 3, 3]));
+    let uses = [("MatMul", square, w), ("MatMul", w, square), ("Conv", large, taps), ("Conv", small, taps)];
+    for (k, (op, a, b)) in uses.into_iter().enumerate() {
+        let row = ops::find(op).expect("a row");
+        let node = graph.add(row, &format!("use{k}"), &[Some(a), Some(b)], Attrs::new(), &[]).expect("it fits");
+        graph.output(format!("y{k}"), ValueId { node, port: 0 });
+    }
+    let inputs = inputs(&graph);
+    let expected = reference::run(&graph, &inputs).expect("the reference runs");
+    let (_, program) = unfused(&graph, cpu().target());
+    let mut eager = Eager::load(&program, cpu(), Kind::Caching, None).expect("it fits");
+    for (found, expected) in eager.run(&inputs).expect("it runs").iter().zip(&expected) {
+        common::agrees(found, expected, 1e-5).expect("as the reference");
+    }
+    compared(&graph, cpu, None).verdict(1e-5).expect("planned as eager");
 }
 
 /// Products that are written in place into their concatenation, each row of it apart from the next, are the same to the bit as

@@ -7,11 +7,12 @@
 //! ```
 //!
 //! All that kernels read and write lies in segments, whose bytes the plan knows. What the machinery needs on top, registers of
-//! the block programs, is allocated per thread when a kernel is compiled; [`Cpu::scratch_bytes`] tells how much.
+//! the block programs and tile memory for blocks of products, each thread holds from the time the device is opened or a kernel is
+//! compiled; [`Usage::overhead`] tells how much.
 
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
-use crate::kernel::layout::{Slots, slots};
+use crate::kernel::layout::{Slots, TILE_BYTES, slots};
 use crate::kernel::{Kernel, Template};
 use crate::target::Target;
 use check::Check;
@@ -75,6 +76,8 @@ struct Needs {
 struct Scratch {
     /// The thread's number.
     worker: usize,
+    /// [`TILE_BYTES`] for the blocks of products and windows.
+    tile: Vec<Line>,
     mem: Vec<Line>,
     bases: Vec<*mut u8>,
     index: Vec<usize>,
@@ -123,7 +126,7 @@ struct Workspace {
     arg: usize,
     /// Bytes in front that all share.
     shared: u64,
-    /// Bytes of each slot, and how many there are.
+    /// Bytes of each slot, and how many there are; none when the threads' tile memory serves.
     each: u64,
     count: u64,
     /// Number of tasks: as many as slots at most, or any number if there is a slot for every thread.
@@ -133,7 +136,12 @@ struct Workspace {
 impl Workspace {
     /// For a kernel that would like to be cut into `tasks` tasks.
     fn new(kernel: &Kernel, threads: usize, tasks: usize) -> Result<Workspace, String> {
-        let Slots { shared, each, .. } = slots(kernel, threads);
+        let slots = slots(kernel, threads);
+        let Slots { shared, each, .. } = slots;
+        let arg = kernel.reads.len() + kernel.writes.len();
+        if kernel.workspace == 0 && slots.in_tile() {
+            return Ok(Workspace { arg, shared, each, count: 0, tasks });
+        }
         let count = match kernel.workspace.checked_sub(shared) {
             Some(_) if each == 0 => u64::MAX,
             Some(rest) => rest / each,
@@ -143,7 +151,7 @@ impl Workspace {
             return Err(format!("a workspace of {} bytes, at least {} needed", kernel.workspace, shared + each));
         }
         let tasks = if count >= threads as u64 { tasks } else { tasks.min(count as usize) };
-        Ok(Workspace { arg: kernel.reads.len() + kernel.writes.len(), shared, each, count, tasks })
+        Ok(Workspace { arg, shared, each, count, tasks })
     }
 
     /// The share of `items` that is a task's.
@@ -155,10 +163,15 @@ impl Workspace {
     ///
     /// # Safety
     /// As for [`Compiled::run`]; a task may hold one slot at a time.
-    unsafe fn slot<'a>(&self, args: &Args, task: usize, worker: usize) -> &'a mut [f32] {
+    unsafe fn slot<'a>(&self, args: &Args, task: usize, scratch: &mut Scratch) -> &'a mut [f32] {
         if self.each == 0 {
             return &mut [];
         }
+        if self.count == 0 {
+            // SAFETY: the tile memory is `TILE_BYTES` long, which no slot exceeds, and the worker's own until the task ends.
+            return unsafe { std::slice::from_raw_parts_mut(scratch.tile.as_mut_ptr().cast(), self.each as usize / 4) };
+        }
+        let worker = scratch.worker;
         let slot = if self.tasks as u64 <= self.count { task as u64 } else { worker as u64 };
         let at = args.at(self.arg, (self.shared + slot * self.each) as isize);
         // SAFETY: inside the workspace, whose size was checked; slots are apart, and no two tasks at work have the same.
@@ -194,6 +207,7 @@ pub struct Cpu {
     records: Vec<Option<Record>>,
     /// One per thread, used by that thread alone.
     scratch: Vec<UnsafeCell<Scratch>>,
+    scratch_bytes: u64,
 }
 
 /// The scratch memory of all threads, of which each takes its own.
@@ -225,16 +239,20 @@ impl Cpu {
 
     fn build(threads: usize, memory: Memory) -> Cpu {
         let crew = Crew::new(threads);
-        let scratch = |worker| UnsafeCell::new(Scratch { worker, ..Scratch::default() });
-        Cpu {
+        let tile = || vec![Line::ZERO; TILE_BYTES as usize / size_of::<Line>()];
+        let scratch = |worker| UnsafeCell::new(Scratch { worker, tile: tile(), ..Scratch::default() });
+        let mut cpu = Cpu {
             target: Target::cpu(crew.threads() as u32),
             isa: Isa::detect(),
             memory,
             kernels: Vec::new(),
             records: Vec::new(),
             scratch: (0..crew.threads()).map(scratch).collect(),
+            scratch_bytes: 0,
             crew,
-        }
+        };
+        cpu.count_scratch();
+        cpu
     }
 
     /// Uses kernels for this instruction set from now on, rather than the best one. Results may differ in their last bits.
@@ -242,9 +260,13 @@ impl Cpu {
         self.isa = isa;
     }
 
-    /// Bytes of the threads' scratch memory, which is not part of any segment.
-    pub fn scratch_bytes(&mut self) -> u64 {
-        self.scratch.iter_mut().map(|s| size_of_val(&s.get_mut().mem[..]) as u64).sum()
+    /// What the threads hold now: their tile memory and their registers.
+    fn count_scratch(&mut self) {
+        let bytes = |s: &mut UnsafeCell<Scratch>| {
+            let s = s.get_mut();
+            (size_of_val(&s.tile[..]) + size_of_val(&s.mem[..])) as u64
+        };
+        self.scratch_bytes = self.scratch.iter_mut().map(bytes).sum();
     }
 }
 
@@ -276,7 +298,7 @@ impl Backend for Cpu {
     }
 
     fn usage(&self) -> Usage {
-        self.memory.usage()
+        Usage { overhead: self.scratch_bytes, ..self.memory.usage() }
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
@@ -319,6 +341,7 @@ impl Backend for Cpu {
         for scratch in &mut self.scratch {
             scratch.get_mut().provide(compiled.needs());
         }
+        self.count_scratch();
         self.kernels.push((compiled, check));
         Ok(KernelId(self.kernels.len() as u32 - 1))
     }

@@ -48,6 +48,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
+    /// Bytes that the backend holds for itself, beside the plan, as far as it knows: threads' tile memory and registers, staging.
+    pub overhead: u64,
 }
 
 /// A device that runs kernels on segments of its memory.

@@ -421,7 +421,7 @@ impl Backend for Wgpu {
     }
 
     fn usage(&self) -> Usage {
-        self.usage
+        Usage { overhead: STAGING, ..self.usage }
     }
 
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {

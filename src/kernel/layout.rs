@@ -35,6 +35,11 @@ impl Slots {
         Slots { shared: up(shared), each: up(each), count: count as u64 }
     }
 
+    /// Whether a thread's tile memory is all that is needed.
+    pub fn in_tile(&self) -> bool {
+        self.shared == 0 && self.each <= TILE_BYTES
+    }
+
     /// Bytes altogether.
     pub fn total(&self) -> u64 {
         self.shared + self.each * self.count
@@ -54,9 +59,17 @@ pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
     slots.unwrap_or_default()
 }
 
-/// Bytes of workspace that a kernel needs on this target.
+/// Bytes of tile memory that every thread of the CPU backend owns, as a workgroup of a GPU owns its shared memory: taken when the
+/// device is opened, whatever runs on it later. Blocks of operands are packed there on their way into the registers.
+pub const TILE_BYTES: u64 = 256 << 10;
+
+/// Bytes of workspace that a kernel needs on this target: none when its slots fit into the threads' tile memory.
 pub fn workspace(kernel: &Kernel, target: &Target) -> u64 {
-    if target.family == Family::Cpu { slots(kernel, target.threads as usize).total() } else { 0 }
+    if target.family != Family::Cpu {
+        return 0;
+    }
+    let slots = slots(kernel, target.threads as usize);
+    if slots.in_tile() { 0 } else { slots.total() }
 }
 
 /// Bytes of the packed form of a constant operand on the CPU, if the kernel's template has one for it.

@@ -14,13 +14,13 @@
 use super::{Buffer, Class, Plan, Port, Step, VERSION};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::layout;
+use crate::kernel::{Template, layout};
 use kernel::{Needs, Touch, is_countable, stores};
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
-mod set;
+pub(crate) mod set;
 
 /// Checks a plan.
 ///
@@ -79,9 +79,8 @@ impl<'a> Checker<'a> {
         ensure(plan.version == VERSION, || format!("expected version {VERSION}, found {}", plan.version))?;
         let target = &plan.target;
         target.check().map_err(|e| format!("target '{}': {e}", target.name))?;
-        let kernel = |(i, k)| {
-            kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()))
-        };
+        let kernel =
+            |(i, k)| kernel::check(k, target).map_err(|e: String| format!("kernel {i} ({}): {e}", k.template.name()));
         let needs = plan.kernels.iter().enumerate().map(kernel).collect::<Verdict<Vec<_>>>()?;
         let mut checker = Checker {
             plan,
@@ -298,7 +297,8 @@ impl<'a> Checker<'a> {
             })?;
             let layout = |(k, o): (usize, usize)| {
                 let packed = &plan.kernels[k];
-                o == i && packed.template == kernel.template && packed.reads[o] == *operand
+                let space = kernel.template == Template::MatMul || packed.shape == kernel.shape;
+                o == i && space && packed.template == kernel.template && packed.reads[o] == *operand
             };
             let fits = match self.packed[b] {
                 Some(at) => operand.packed && layout(at),
@@ -318,18 +318,10 @@ impl<'a> Checker<'a> {
     }
 
     fn launch(&mut self, at: usize, step: &Step, reads: &[Touch], writes: &[Touch]) -> Verdict {
-        let read = |(operand, &buffer): (usize, &usize)| Arg {
-            buffer,
-            touch: Some(&reads[operand]),
-            operand,
-            written: false,
-        };
-        let write = |(operand, &buffer): (usize, &usize)| Arg {
-            buffer,
-            touch: writes.get(operand),
-            operand,
-            written: true,
-        };
+        let read =
+            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: Some(&reads[operand]), operand, written: false };
+        let write =
+            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: writes.get(operand), operand, written: true };
         let mut args: Vec<Arg> = step.reads.iter().enumerate().map(read).collect();
         args.extend(step.writes.iter().enumerate().map(write));
         self.slices(step, &args)?;

@@ -603,7 +603,9 @@ impl Lowering<'_> {
             let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
             let constant = self.draft.constants[at].constant.clone();
             let read = &mut kernel.reads[operand];
-            let layout = format!("{:?} {:?} {}", read.access, kernel.template, kernel.template.name());
+            // A window's weights are packed for the image they slide over.
+            let space = if kernel.template == Template::MatMul { None } else { Some(&kernel.shape) };
+            let layout = format!("{operand} {:?} {:?} {space:?}", read.access, kernel.template);
             let key = (Arc::as_ptr(&constant), Some(layout));
             read.packed = true;
             buffers[operand] = match self.constants.get(&key) {

@@ -212,12 +212,7 @@ impl Plan {
     /// # Errors
     /// When the text is not a plan, is of another version, or breaks a rule of [`check::check`].
     pub fn from_json(text: &str, path: &Path) -> Result<Plan> {
-        let syntax = |e: serde_json::Error| Error::Syntax {
-            path: path.to_owned(),
-            line: e.line(),
-            column: e.column(),
-            what: e.to_string(),
-        };
+        let syntax = |e| Error::json(path, &e);
         let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
         match head.get("version").and_then(serde_json::Value::as_u64) {
             Some(v) if v == u64::from(VERSION) => {}

@@ -64,7 +64,9 @@ pub fn repair(plan: &mut Plan) {
             lives[r].is_some_and(|(_, last)| last == at)
                 && here.iter().any(|&w| w != r && lives[w].is_some_and(|(f, _)| f == at) && place(w) == place(r))
         };
-        here.iter().filter(|&&b| !heir(b) || lives[b].is_some_and(|(f, _)| f == at)).fold(0, |n, &b| n.saturating_add(size(b)))
+        here.iter()
+            .filter(|&&b| !heir(b) || lives[b].is_some_and(|(f, _)| f == at))
+            .fold(0, |n, &b| n.saturating_add(size(b)))
     };
     plan.summary = Summary {
         planned_bytes: sum(None),
@@ -113,20 +115,14 @@ pub fn mutants(seed: &Plan) -> Vec<Mutant> {
     nursery.mutants
 }
 
-/// Several corruptions at once.
-pub fn compound(seed: &Plan, random: &mut Random, count: usize) -> Vec<Mutant> {
-    let mut compounds = Vec::new();
-    let first = mutants(seed);
-    while compounds.len() < count {
-        let one = random.pick(&first);
-        let second = mutants(&one.plan);
-        for _ in 0..20 {
-            let two = random.pick(&second);
-            let what = format!("{}; {}", one.what, two.what);
-            compounds.push(Mutant { kind: one.kind.max(two.kind), what, plan: two.plan.clone() });
-        }
-    }
-    compounds
+/// Two corruptions at once: of the plan, and of one of its mutants.
+pub fn compound(one: &Mutant, random: &mut Random, count: usize) -> Vec<Mutant> {
+    let second = mutants(&one.plan);
+    let pick = |_| {
+        let two = random.pick(&second);
+        Mutant { kind: one.kind.max(two.kind), what: format!("{}; {}", one.what, two.what), plan: two.plan.clone() }
+    };
+    (0..count).map(pick).collect()
 }
 
 fn buffers(nursery: &mut Nursery) {
@@ -174,7 +170,8 @@ fn buffers(nursery: &mut Nursery) {
                 (p.buffers[b].segment, p.buffers[b].offset) = (p.buffers[other].segment, p.buffers[other].offset);
             });
             nursery.add(Kind::Layout, format!("{name}: places swapped with buffer {other}"), |p| {
-                let (x, y) = ((p.buffers[b].segment, p.buffers[b].offset), (p.buffers[other].segment, p.buffers[other].offset));
+                let (x, y) =
+                    ((p.buffers[b].segment, p.buffers[b].offset), (p.buffers[other].segment, p.buffers[other].offset));
                 (p.buffers[b].segment, p.buffers[b].offset) = y;
                 (p.buffers[other].segment, p.buffers[other].offset) = x;
             });
@@ -199,7 +196,9 @@ fn plan_wide(nursery: &mut Nursery) {
         nursery.add(Kind::Layout, format!("segment {s}: endless"), |p| p.segments[s].bytes = u64::MAX);
         nursery.add(Kind::Layout, format!("segment {s}: swapped"), |p| p.segments.rotate_left(s));
     }
-    nursery.add(Kind::Layout, "a segment more".into(), |p| p.segments.push(Segment { class: Class::Activation, bytes: 256 }));
+    nursery.add(Kind::Layout, "a segment more".into(), |p| {
+        p.segments.push(Segment { class: Class::Activation, bytes: 256 })
+    });
     for alignment in [0, 1, 3, 64, 4096, 1 << 63] {
         nursery.add(Kind::Layout, format!("alignment {alignment}"), |p| p.target.alignment = alignment);
     }
@@ -263,7 +262,9 @@ fn steps(nursery: &mut Nursery) {
                     let b = list(p, s, writes)[i];
                     list(p, s, writes).push(b);
                 });
-                nursery.add(Kind::Meaning, format!("step {s}: {verb} rotated by {i}"), |p| list(p, s, writes).rotate_left(i));
+                nursery.add(Kind::Meaning, format!("step {s}: {verb} rotated by {i}"), |p| {
+                    list(p, s, writes).rotate_left(i)
+                });
             }
             nursery.add(Kind::Meaning, format!("step {s}: {verb} nothing"), |p| list(p, s, writes).clear());
         }
@@ -292,7 +293,9 @@ fn ports(nursery: &mut Nursery) {
         nursery.add(Kind::Meaning, format!("constant {i} gone"), |p| drop(p.constants.remove(i)));
         nursery.add(Kind::Meaning, format!("constant {i} i64"), |p| p.constants[i].dtype = DType::I64);
         for packed in [(0, 0), (0, 1), (1, 1), (usize::MAX, 0), (0, usize::MAX)] {
-            nursery.add(Kind::Meaning, format!("constant {i} packed {packed:?}"), |p| p.constants[i].packed = Some(packed));
+            nursery.add(Kind::Meaning, format!("constant {i} packed {packed:?}"), |p| {
+                p.constants[i].packed = Some(packed)
+            });
         }
     }
     for i in 0..seed.inputs.len() {
@@ -332,12 +335,18 @@ fn kernel(nursery: &mut Nursery, k: usize) {
             }
             for axis in 0..operand.access.shape.len() {
                 for stride in STRIDES {
-                    add(format!("{name}: stride {axis} is {stride}"), &|k| list(k, writes)[i].access.strides[axis] = stride);
+                    add(format!("{name}: stride {axis} is {stride}"), &|k| {
+                        list(k, writes)[i].access.strides[axis] = stride
+                    });
                 }
                 for extent in EXTENTS {
-                    add(format!("{name}: extent {axis} is {extent}"), &|k| list(k, writes)[i].access.shape[axis] = extent);
+                    add(format!("{name}: extent {axis} is {extent}"), &|k| {
+                        list(k, writes)[i].access.shape[axis] = extent
+                    });
                 }
-                add(format!("{name}: strides rotated by {axis}"), &|k| list(k, writes)[i].access.strides.rotate_left(axis));
+                add(format!("{name}: strides rotated by {axis}"), &|k| {
+                    list(k, writes)[i].access.strides.rotate_left(axis)
+                });
                 add(format!("{name}: axis {axis} reversed"), &|k| {
                     let access = &mut list(k, writes)[i].access;
                     let reach = (access.shape[axis] as isize).wrapping_sub(1).wrapping_mul(access.strides[axis]);

@@ -16,8 +16,8 @@ const MOST_WORK: u128 = 1 << 20;
 trait Memory {
     fn get(&mut self, buffer: usize, element: isize) -> f64;
     fn set(&mut self, buffer: usize, element: isize, value: f64);
-    /// The kernel uses its workspace.
-    fn scribble(&mut self, _buffer: usize) {}
+    /// The kernel uses that many bytes of its workspace.
+    fn scribble(&mut self, _buffer: usize, _bytes: u64) {}
     /// The step is over.
     fn commit(&mut self) {}
 }
@@ -92,8 +92,8 @@ impl Memory for Shared<'_> {
         self.bytes(buffer, element, dtype.size()).copy_from_slice(&store(dtype, value));
     }
 
-    fn scribble(&mut self, buffer: usize) {
-        let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
+    fn scribble(&mut self, buffer: usize, bytes: u64) {
+        let Buffer { segment, offset, .. } = self.plan.buffers[buffer];
         self.fill(segment, offset as usize, (offset + bytes) as usize);
     }
 }
@@ -180,7 +180,12 @@ pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
     runs(plan, &mut memory, backwards, |_, _, _| ())
 }
 
-fn runs<M: Memory>(plan: &Plan, memory: &mut M, backwards: bool, mut reset: impl FnMut(&mut M, usize, bool)) -> Results {
+fn runs<M: Memory>(
+    plan: &Plan,
+    memory: &mut M,
+    backwards: bool,
+    mut reset: impl FnMut(&mut M, usize, bool),
+) -> Results {
     let mut results = Vec::new();
     let elements = |b: usize| plan.buffers[b].shape.iter().product::<usize>();
     let fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
@@ -236,7 +241,11 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
         let read = |(i, operand): (usize, &plimsoll::kernel::Operand)| {
             let Access { shape, strides, .. } = &operand.access;
             let still = (moving..index.len()).all(|k| strides[k] == 0 || shape[k] == 1);
-            if moving < index.len() && !still { f64::NAN } else { memory.get(step.reads[core + i], operand.access.at(index)) }
+            if moving < index.len() && !still {
+                f64::NAN
+            } else {
+                memory.get(step.reads[core + i], operand.access.at(index))
+            }
         };
         reads[core..].iter().enumerate().map(read).collect()
     };
@@ -248,8 +257,9 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
     if let Template::Row { inner, folds, per_row } = template {
         let outer = shape.len() - inner;
         for row in indices(&shape[..outer], backwards) {
-            workspace.into_iter().for_each(|w| memory.scribble(w));
-            let elements: Vec<_> = indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
+            workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
+            let elements: Vec<_> =
+                indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
             let mut folded: Vec<f64> = Vec::new();
             for fold in folds {
                 let mut total = None;
@@ -283,7 +293,7 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
         return;
     }
     for index in indices(shape, backwards) {
-        workspace.into_iter().for_each(|w| memory.scribble(w));
+        workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
         let mut inputs = Vec::new();
         if core > 0 {
             inputs.push(value(kernel, step, memory, &index));

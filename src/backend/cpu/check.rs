@@ -5,6 +5,7 @@ use super::map::stored;
 use crate::backend::Slice;
 use crate::kernel::layout::{packed_bytes, same_elements};
 use crate::kernel::{Kernel, Operand, Template};
+use crate::plan::check::set::Set;
 use crate::shape::{Access, Shape};
 
 /// What a kernel asks of its launches.
@@ -13,7 +14,7 @@ pub struct Check {
     bytes: Vec<u64>,
     reads: usize,
     writes: usize,
-    /// Reads that may share their memory with a write.
+    /// Reads that may share their memory with a write: what is overwritten at an index is read at that index or not at all.
     in_place: Vec<(usize, usize)>,
 }
 
@@ -37,6 +38,16 @@ fn extent(operand: &Operand, below: i128, above: i128) -> Result<u64, String> {
         return Err(format!("an operand reaches from element {low} to {high}"));
     }
     Ok(bytes as u64)
+}
+
+/// Whether a read and a write of one buffer touch no element both, such as parts of a concatenation.
+fn is_apart(template: &Template, number: usize, read: &Operand, write: &Operand) -> Result<bool, String> {
+    let scattered = matches!(template, Template::Gather { .. }) && number == 0;
+    if scattered || read.packed || read.dtype.size() != write.dtype.size() {
+        return Ok(false);
+    }
+    let set = |operand: &Operand| Set::new(&operand.access, std::iter::empty());
+    Ok(matches!((set(read)?, set(write)?), (Some(a), Some(b)) if a.is_apart(&b)))
 }
 
 impl Check {
@@ -97,6 +108,11 @@ impl Check {
         }
         let mut in_place = Vec::new();
         for (w, write) in writes.iter().enumerate() {
+            for (r, read) in reads.iter().enumerate() {
+                if is_apart(template, r, read, write)? {
+                    in_place.push((r, reads.len() + w));
+                }
+            }
             for (r, read) in reads.iter().enumerate().skip(core) {
                 // A row that is reduced in place has one element.
                 let mut access = read.access.clone();

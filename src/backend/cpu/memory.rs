@@ -71,7 +71,8 @@ impl Memory {
     }
 
     pub fn usage(&self) -> Usage {
-        Usage { bytes: self.segments.iter().flatten().map(|s| s.bytes).sum(), allocations: self.allocations }
+        let bytes = self.segments.iter().flatten().map(|s| s.bytes).sum();
+        Usage { bytes, allocations: self.allocations, overhead: 0 }
     }
 
     pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
@@ -170,7 +171,7 @@ mod tests {
         let a = memory.alloc(300).expect("fits");
         let b = memory.alloc(256).expect("fits");
         assert!(matches!(memory.alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
-        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2 });
+        assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2, overhead: 0 });
         let slice = |segment, offset, bytes| Slice { segment, offset, bytes };
         let at = memory.resolve(slice(b, 0, 256)).expect("inside");
         assert!(memory.resolve(slice(a, 256, 45)).is_err() && memory.resolve(slice(a, u64::MAX, 2)).is_err());

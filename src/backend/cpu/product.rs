@@ -82,7 +82,7 @@ impl Compiled for MatMul {
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         // SAFETY: the task's own, by the contract of `run`.
-        let workspace = unsafe { self.workspace.slot(args, task, scratch.worker) };
+        let workspace = unsafe { self.workspace.slot(args, task, scratch) };
         let items = self.workspace.share(self.items, task);
         let Product { m, n, k, packed, direct, .. } = self.product;
         let Scratch { mem, bases, index, at, .. } = scratch;
@@ -106,6 +106,8 @@ impl Compiled for MatMul {
                     false => Out::Epilogue,
                     true => {
                         let (rs, cs) = self.steps[2];
+                        // A single column has any step.
+                        let cs = if n == 1 { 1 } else { cs };
                         Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs }
                     }
                 },

@@ -145,7 +145,7 @@ impl Compiled for Sliding {
             return unsafe { self.pack(args) };
         }
         // SAFETY: the task's own, by the contract of `run`.
-        let workspace = unsafe { self.workspace.slot(args, task, scratch.worker) };
+        let workspace = unsafe { self.workspace.slot(args, task, scratch) };
         let items = self.workspace.share(self.items, task);
         let Scratch { mem, bases, at, .. } = scratch;
         let at = &mut at[..self.images.len()];

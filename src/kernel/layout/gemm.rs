@@ -7,8 +7,8 @@ pub const PANEL_COLS: usize = 16;
 
 /// Depth of one block of `k`: two panels of `B` of this depth stay in the L1 cache.
 pub(crate) const DEPTH: usize = 256;
-/// Rows of `C` that are computed together. Their part of a block of `A` stays in the L2 cache.
-pub(crate) const TILE_ROWS: usize = 31 * PANEL_ROWS;
+/// Rows of `C` that are computed together. Their part of a block of `A` stays in the L2 cache, and in a thread's tile memory.
+pub(crate) const TILE_ROWS: usize = 11 * PANEL_ROWS;
 /// Up to this many rows the product is limited by reading `B`, and `A` is not packed.
 pub(crate) const FEW_ROWS: usize = 4;
 /// Up to this many rows a right operand with contiguous rows is not worth packing.
@@ -49,7 +49,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub fn new(m: usize, n: usize, k: usize, pack_a: bool, pack_b: bool, buffer_c: bool) -> Layout {
         // A tile is large enough to use what was packed for it often, and small enough for the L2 cache.
-        let tile_len = if buffer_c { 64 << 10 } else { 128 << 10 };
+        let tile_len = if buffer_c { 16 << 10 } else { 128 << 10 };
         let rows = m.next_multiple_of(PANEL_ROWS).min(TILE_ROWS);
         let cols = n.next_multiple_of(2 * PANEL_COLS).min((tile_len / rows.max(64)) & !(2 * PANEL_COLS - 1));
         // A few rows read B once, so it is not worth stopping between blocks, unless it has to be packed.

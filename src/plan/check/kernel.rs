@@ -153,7 +153,8 @@ fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
         Template::MatMul => {
             ensure(rank >= 2, || format!("expected at least 2 axes, found {shape}"))?;
             read_rank(0, rank)?;
-            let (batch, m, n, k) = (&shape[..rank - 2], shape[rank - 2], shape[rank - 1], reads[0].access.shape[rank - 1]);
+            let (batch, m, n, k) =
+                (&shape[..rank - 2], shape[rank - 2], shape[rank - 1], reads[0].access.shape[rank - 1]);
             ensure(m.max(n).max(k) <= MOST_EXTENT, || format!("a product of {m} by {k} by {n} is too large"))?;
             at(0, &[batch, &[m, k]].concat())?;
             at(1, &[batch, &[k, n]].concat())?;
@@ -321,7 +322,9 @@ impl Scope<'_> {
                 let mut row = strides.iter().zip(&self.shape[..]).skip(self.shape.len() - self.inner);
                 let fixed = row.all(|(&stride, &extent)| stride == 0 || extent == 1);
                 ensure(fixed, || format!("input {i} moves along the row in code that runs once per row"))?;
-                ensure(stores(self.target, dtype, *stored), || format!("input {i} is stored as {stored}, read as {dtype}"))
+                ensure(stores(self.target, dtype, *stored), || {
+                    format!("input {i} is stored as {stored}, read as {dtype}")
+                })
             }
             Code::Index(axis) => {
                 let axes = self.shape.len() - self.inner;

@@ -50,7 +50,11 @@ impl Set {
             }
             let reach = (extent as i128 - 1).checked_mul(stride as i128).filter(|r| r.abs() < 1 << 64);
             let reach = reach.ok_or_else(|| format!("an axis of {extent} elements {stride} apart"))?;
-            if reach < 0 { low += reach } else { high += reach }
+            if reach < 0 {
+                low += reach
+            } else {
+                high += reach
+            }
             axes.push((extent as u64, stride.unsigned_abs() as u64));
         }
         if empty {

@@ -1,0 +1,578 @@
+//! The command line from outside: what it prints, what it exits with, and what it leaves behind.
+
+use plimsoll::onnx::{self, export};
+use plimsoll::plan::{Limits, plan};
+use plimsoll::target::Target;
+use plimsoll::trace::Trace;
+use plimsoll::{DType, Tensor, npy, ops, pass};
+use prost::Message;
+use serde_json::{Value, json};
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MLP: &[&str] = &["graphs/mlp.onnxtxt", "--set", "batch=3"];
+const GRAPHS: &[&[&str]] = &[
+    &["graphs/attention.onnxtxt", "--set", "batch=2", "--set", "sequence=5"],
+    &["graphs/digits.onnx", "--set", "batch=2"],
+    MLP,
+    &["graphs/residual.onnxtxt", "--set", "batch=1", "--set", "height=5", "--set", "width=6"],
+];
+const DIGITS: &[&str] = &["graphs/digits.onnx", "--input", "image=graphs/digits-images.npy"];
+const CPU: &[&str] = &["--backend", "cpu", "--threads", "2"];
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(args).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUST_LOG").env("RUST_BACKTRACE", "1");
+    command
+}
+
+/// Runs to the end. Whatever the arguments, there is neither a panic nor a backtrace.
+fn finish(mut command: Command) -> Ran {
+    let output = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    let ran = Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+    for word in ["panicked", "RUST_BACKTRACE", "stack backtrace"] {
+        assert!(!ran.err.contains(word), "{command:?}: {}", ran.err);
+    }
+    ran
+}
+
+/// The result of a command that succeeds.
+fn ok(args: &[&[&str]]) -> String {
+    let ran = finish(program(&args.concat()));
+    assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+    ran.out
+}
+
+fn ok_json(args: &[&[&str]]) -> Value {
+    let [short, long] = [&["--json"][..], &["--format", "json"]].map(|flag| ok(&[args, &[flag]].concat()));
+    for text in [&short, &long] {
+        assert!(text.ends_with('\n') && serde_json::from_str::<Value>(text).is_ok(), "{args:?}: {text}");
+    }
+    serde_json::from_str(&short).expect("it was parsed before")
+}
+
+/// A command that fails as it should: with this exit code, an error that holds all these words, and nothing on stdout.
+#[track_caller]
+fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
+    let ran = finish(program(&args.concat()));
+    assert_eq!((ran.code, ran.out.as_str()), (Some(code), ""), "{args:?}: {}", ran.err);
+    let error = ran.err.split_once("error: ").unwrap_or_else(|| panic!("{args:?}: no error in {}", ran.err)).1;
+    let missing: Vec<_> = words.iter().filter(|word| !error.contains(**word)).collect();
+    assert!(missing.is_empty(), "{args:?}: {missing:?} missing in {error}");
+}
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("the path is text").to_owned()
+    }
+
+    /// A file with this content; its path.
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.0.join(name), content).expect("the file is written");
+        self.path(name)
+    }
+
+    fn names(&self, below: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.join(below)).expect("the folder is there");
+        let mut names: Vec<_> =
+            entries.map(|e| e.expect("it can be listed").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What remains of a temporary folder harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A graph of float vectors in ONNX's text syntax.
+fn text(inputs: &str, outputs: &str, body: &str) -> String {
+    format!("<ir_version: 8, opset_import: [\"\" : 17]>\ntest ({inputs}) => ({outputs})\n{{\n{body}\n}}\n")
+}
+
+/// xorshift64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % n
+    }
+
+    /// Bytes flipped, overwritten, removed, doubled or moved, in one to four places.
+    fn mutate(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        for _ in 0..1 + self.below(4) {
+            let at = self.below(bytes.len().max(1));
+            let len = (1 + self.below(12)).min(bytes.len() - at.min(bytes.len()));
+            match self.below(5) {
+                _ if bytes.is_empty() => {}
+                0 => bytes[at] ^= 1 << self.below(8),
+                1 => bytes[at] = self.below(256) as u8,
+                2 => drop(bytes.drain(at..at + len)),
+                3 => {
+                    let part = bytes[at..at + len].to_vec();
+                    bytes.splice(at..at, part);
+                }
+                _ => {
+                    let part: Vec<u8> = bytes.drain(at..at + len).collect();
+                    let to = self.below(bytes.len() + 1);
+                    bytes.splice(to..to, part);
+                }
+            }
+        }
+        bytes
+    }
+}
+
+// ---- What works
+
+#[test]
+fn the_main_job_classifies_digits_it_never_saw() {
+    let labels = &["--labels", "graphs/digits-labels.npy"];
+    let args: &[&[&str]] = &[&["run"], DIGITS, labels, CPU];
+    let text = ok(args);
+    for words in ["predicted classes", "accuracy 99", "planned", "allocated", "as planned", "lower bound", "constants"]
+    {
+        assert!(text.contains(words), "{words} missing in\n{text}");
+    }
+    let found = ok_json(args);
+    assert!(found["accuracy"].as_f64() >= Some(0.97), "{}", found["accuracy"]);
+    assert_eq!(found["predictions"].as_array().map(Vec::len), Some(360));
+    let memory = &found["memory"];
+    assert_eq!(memory["planned_bytes"], memory["allocated_bytes"]);
+    assert!(memory["lower_bound"].as_u64() <= memory["arena_bytes"].as_u64());
+    let share = |class: &str| memory[class].as_u64().expect("it is a number of bytes");
+    let sum: u64 =
+        ["arena_bytes", "constant_bytes", "state_bytes", "input_bytes", "output_bytes"].map(share).iter().sum();
+    assert_eq!(sum, share("planned_bytes"));
+}
+
+#[test]
+fn plans_are_printed_written_and_checked() {
+    let folder = Folder::new("plan");
+    for model in GRAPHS {
+        for target in ["cpu", "wgpu"] {
+            let args: &[&[&str]] = &[&["plan"], *model, &["--target", target]];
+            let text = ok(args);
+            assert!(text.contains("planned") && text.contains("arena") && !text.contains("allocated"), "{text}");
+            let found = ok_json(args);
+            let bytes = found["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
+            assert!(text.contains(&plimsoll::report::grouped(bytes)), "{bytes} in {text}");
+
+            let file = folder.path("plan.json");
+            ok(&[&["plan"], *model, &["--target", target, "-o", &file]]);
+            let written = std::fs::read_to_string(&file).expect("the plan is written");
+            assert_eq!(written, ok(&[&["plan"], *model, &["--target", target, "--json"]]));
+            assert_eq!(folder.names(""), ["plan.json"]);
+            assert!(ok(&[&["check", &file]]).contains("sound"));
+            assert_eq!(ok_json(&[&["check", &file]])["ok"], json!(true));
+            std::fs::remove_file(&file).expect("it is there");
+
+            // A preset and the same target from a file are one.
+            let described = folder.file("target.json", found["target"].to_string());
+            assert_eq!(written, ok(&[&["plan"], *model, &["--target", &described, "--json"]]));
+            std::fs::remove_file(&described).expect("it is there");
+        }
+    }
+}
+
+#[test]
+fn eager_and_planned_are_compared() {
+    let args: &[&[&str]] = &[&["compare", "--iters", "1"], MLP, CPU];
+    let text = ok(args);
+    for words in ["eager direct", "eager caching", "eager bfc", "planned fused", "smallest device that fits", "equal"] {
+        assert!(text.contains(words), "{words} missing in\n{text}");
+    }
+    let found = ok_json(args);
+    let columns = found["columns"].as_array().expect("there are columns");
+    let names: Vec<_> = columns.iter().map(|c| c["name"].as_str().expect("a column has a name")).collect();
+    assert_eq!(names, ["eager direct", "eager caching", "eager bfc", "planned", "planned fused"]);
+    let planned = &columns[3];
+    assert_eq!(planned["agreement"]["equal"], json!(true));
+    assert_eq!(planned["peak_reserved_bytes"], planned["smallest_device_bytes"]);
+    fails(1, &[&["compare"], MLP, CPU, &["--input", "z=3x784xf32=1"]], &["z", "x, w1, b1, w2, b2"]);
+}
+
+#[test]
+fn runs_are_timed() {
+    let args: &[&[&str]] = &[&["bench", "--warmup", "1", "--iters", "4"], MLP, CPU];
+    assert!(ok(args).contains("median"));
+    let found = ok_json(args);
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
+    let [min, median, max] = ["min_ms", "median_ms", "max_ms"].map(|key| found[key].as_f64().expect("it is a time"));
+    assert!(0.0 < min && min <= median && median <= max, "{min} {median} {max}");
+    assert_eq!(found["iters"], json!(4));
+    assert_eq!(ok(&[args, &[&["--json"]]].concat()).lines().count(), 1);
+}
+
+#[test]
+fn graphs_are_emitted() {
+    for model in GRAPHS {
+        for (form, words) in [("dot", "digraph"), ("wgsl", "@compute"), ("onnxtxt", "ir_version")] {
+            let args: &[&[&str]] = &[&["emit"], *model, &[form]];
+            let text = ok(args);
+            assert!(text.contains(words), "{words} missing in\n{text}");
+            let found = ok_json(args);
+            assert_eq!((&found["form"], &found["text"]), (&json!(form), &json!(text)));
+        }
+    }
+}
+
+#[test]
+fn emitted_text_is_the_same_graph() {
+    let folder = Folder::new("emit");
+    for model in GRAPHS {
+        let (path, sets) = model.split_first().expect("a graph has a path");
+        let first = ok(&[&["emit", path, "onnxtxt"]]);
+        let file = folder.file("emitted.onnxtxt", &first);
+        assert!(first == ok(&[&["emit", &file, "onnxtxt"]]), "{path}: emitted twice it differs");
+        let plans = [*path, &file].map(|path| ok(&[&["plan", path, "--json"], sets]));
+        assert!(plans[0] == plans[1], "{path}: plans differ");
+    }
+    let text = folder.path("emitted.onnxtxt");
+    std::fs::write(&text, ok(&[&["emit", "graphs/digits.onnx", "onnxtxt"]])).expect("the file is written");
+    let outputs = ["graphs/digits.onnx", &text].map(|model| {
+        let out = folder.path("out");
+        ok(&[&["run", model, "--set", "batch=2", "--output-dir", &out], CPU]);
+        std::fs::read(Path::new(&out).join("logits.npy")).expect("the output is written")
+    });
+    assert!(outputs[0] == outputs[1], "results differ");
+}
+
+#[test]
+fn devices_and_operators_are_listed() {
+    assert!(ok(&[&["devices"]]).lines().any(|line| line.starts_with("cpu ")));
+    assert_eq!(ok_json(&[&["devices"]])[0]["backend"], json!("cpu"));
+    let table = ok(&[&["ops"]]);
+    assert_eq!(table.lines().count(), 1 + ops::all().count());
+    let found = ok_json(&[&["ops"]]);
+    let names: Vec<_> = found.as_array().expect("it is a list").iter().map(|op| op["name"].as_str()).collect();
+    assert_eq!(names, ops::all().map(|op| Some(op.name)).collect::<Vec<_>>());
+    for command in ["run", "plan", "check", "compare", "bench", "emit", "devices", "ops"] {
+        assert!(ok(&[&["--help"]]).contains(command));
+        assert!(ok(&[&[command, "--help"]]).contains("Usage: plimsoll"));
+    }
+}
+
+#[test]
+fn outputs_are_written_and_expected() {
+    let folder = Folder::new("outputs");
+    let out = folder.path("new/out");
+    ok(&[&["run"], MLP, CPU, &["--output-dir", &out]]);
+    assert_eq!(folder.names("new/out"), ["scores.npy"]);
+    let expect = format!("scores={out}/scores.npy");
+    ok(&[&["run"], MLP, CPU, &["--expect", &expect]]);
+    ok(&[&["run"], MLP, CPU, &["--expect", &expect, "--no-fuse"]]);
+    fails(3, &[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1"]], &["'scores'", "rtol", "expected", "found"]);
+    fails(3, &[&["run"], MLP, CPU, &["--expect", "scores=3x11xf32=0"]], &["f32[3,11]", "f32[3,10]"]);
+    ok(&[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1", "--rtol", "0", "--atol", "1e6"]]);
+    fails(1, &[&["run"], MLP, CPU, &["--expect", "score=3x10xf32=0"]], &["score", "outputs: scores"]);
+
+    // An output in the way of a folder of its name: nothing half-written remains.
+    let taken = folder.path("taken");
+    std::fs::create_dir_all(Path::new(&taken).join("scores.npy")).expect("the folder is made");
+    fails(1, &[&["run"], MLP, CPU, &["--output-dir", &taken]], &["taken/scores.npy"]);
+    assert_eq!(folder.names("taken"), ["scores.npy"]);
+    let file = folder.file("file", "");
+    fails(1, &[&["run"], MLP, CPU, &["--output-dir", &format!("{file}/out")]], &["file/out", "folder"]);
+    fails(1, &[&["plan"], MLP, &["-o", &format!("{file}/plan.json")]], &["file/plan.json", "write the plan"]);
+}
+
+#[test]
+fn names_of_outputs_become_names_of_files() {
+    let folder = Folder::new("names");
+    let model = |file: &str, outputs: &[&str]| {
+        let g = Trace::new("names");
+        let x = g.input("x", DType::F32, [2]);
+        for (k, name) in outputs.iter().enumerate() {
+            g.output(name, x + k as f32);
+        }
+        let graph = g.finish().expect("the graph is sound");
+        folder.file(file, export(&graph).expect("it is exported").encode_to_vec())
+    };
+    let out = folder.path("out");
+    let good = model("good.onnx", &["layer/0:out", "../../up", "größe x"]);
+    ok(&[&["run", &good, "--input", "x=2xf32=0.5", "--output-dir", &out], CPU]);
+    assert_eq!(folder.names("out"), [".._.._up.npy", "gr__e_x.npy", "layer_0_out.npy"]);
+    let read = npy::read(&Path::new(&out).join(".._.._up.npy")).expect("it is an array");
+    assert_eq!(read.to_f64(), [1.5, 1.5]);
+    let same = model("same.onnx", &["a/b", "a:b"]);
+    let none = folder.path("none");
+    fails(1, &[&["run", &same, "--output-dir", &none], CPU], &["'a/b'", "'a:b'", "a_b.npy"]);
+    assert!(!Path::new(&none).exists());
+}
+
+// ---- What is refused
+
+#[test]
+fn what_does_not_fit_exits_with_2() {
+    let folder = Folder::new("fit");
+    let limit: &[&str] = &["--memory-limit", "10KiB"];
+    fails(2, &[&["plan"], MLP, limit], &["mlp.onnxtxt", "does not fit", "10240", "over"]);
+    fails(2, &[&["run"], MLP, CPU, limit, &["--output-dir", &folder.path("out")]], &["does not fit", "10240"]);
+    fails(2, &[&["bench"], MLP, CPU, limit], &["does not fit"]);
+    fails(2, &[&["emit"], MLP, limit, &["wgsl"]], &["does not fit"]);
+    fails(2, &[&["plan"], MLP, limit, &["-o", &folder.path("plan.json")]], &["does not fit"]);
+    assert!(folder.names("").is_empty());
+    let needed = ok_json(&[&["plan"], MLP])["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
+    ok(&[&["plan"], MLP, &["--memory-limit", &needed.to_string()]]);
+    fails(2, &[&["plan"], MLP, &["--memory-limit", &(needed - 1).to_string()]], &["(1 over)"]);
+    // Eager, too, is held to the limit; that it does not fit is what was to be found out.
+    assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, limit]).contains("does not fit"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_missing_adapter_exits_with_4() {
+    for name in ["run", "bench", "compare"] {
+        let mut command = program(&[&[name], MLP, &["--backend", "wgpu"]].concat());
+        command.env("VK_DRIVER_FILES", "/none.json").env("VK_ICD_FILENAMES", "/none.json");
+        let ran = finish(command);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(4), ""), "{}", ran.err);
+        assert!(ran.err.contains("error: backend wgpu: "), "{}", ran.err);
+    }
+    let mut command = program(&[&["run"], MLP, &["--backend", "auto"]].concat());
+    command.env("VK_DRIVER_FILES", "/none.json").env("VK_ICD_FILENAMES", "/none.json");
+    let ran = finish(command);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.err.contains("no GPU"), "what was picked, and why: {}", ran.err);
+}
+
+#[test]
+fn wrong_flags_are_named() {
+    for (flag, value, words) in [
+        ("--set", "batch", "DIM=N"),
+        ("--set", "batch=", "batch="),
+        ("--set", "batch=-1", "-1"),
+        ("--set", "batch=99999999999999999999", "whole number"),
+        ("--set", "width=3", "'width'"),
+        ("--set", "batch=4", "twice"),
+        ("--memory-limit", "5parsec", "parsec"),
+        ("--memory-limit", "", "size"),
+        ("--memory-limit", "1..5GiB", "1..5GiB"),
+        ("--memory-limit", "99999999999GiB", "64 bits"),
+        ("--target", "quantum", "quantum"),
+        ("--target", "graphs", "graphs"),
+        ("--target", "graphs/mlp.onnxtxt", "graphs/mlp.onnxtxt:1:1"),
+        ("--threads", "0", "1..=4096"),
+        ("--format", "xml", "json"),
+    ] {
+        fails(1, &[&["plan"], MLP, &[flag, value]], &[words]);
+    }
+    for (flag, value, words) in [
+        ("--rtol", "nan", "--rtol"),
+        ("--atol", "-1", "--atol"),
+        ("--seed", "x", "--seed"),
+        ("--input", "x", "NAME=FILE.npy"),
+        ("--input", "x=3x784", "3x784"),
+        ("--input", "x=3x784xf31=0", "f31"),
+        ("--input", "x=3xaxf32=0", "3xaxf32"),
+        ("--input", "x=4294967296x4294967296xf32=0", "larger than any memory"),
+        ("--input", "x=1048576x1048576x1024xf32=0", "the host has no"),
+        ("--expect", "scores", "--expect scores"),
+        ("--labels", "graphs/none.npy", "graphs/none.npy"),
+        ("--labels", "graphs/digits.onnx", "graphs/digits.onnx"),
+    ] {
+        fails(1, &[&["run"], MLP, CPU, &[&format!("{flag}={value}")]], &[words]);
+    }
+    fails(1, &[&["run"], MLP, &["--backend", "abacus"]], &["abacus", "wgpu", "cpu"]);
+    fails(1, &[&["bench"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
+    fails(1, &[&["compare"], MLP, CPU, &["--iters", "0"]], &["--iters"]);
+    fails(1, &[&["emit"], MLP, &["fortran"]], &["fortran", "wgsl"]);
+    fails(1, &[&["sail"]], &["sail"]);
+    fails(1, &[&["run"]], &["MODEL"]);
+}
+
+#[test]
+fn wrong_inputs_are_named() {
+    let folder = Folder::new("inputs");
+    let run = |inputs: &[&str], words: &[&str]| {
+        let flags: Vec<_> = inputs.iter().flat_map(|input| ["--input", input]).collect();
+        fails(1, &[&["run", "graphs/mlp.onnxtxt"], CPU, &flags], words);
+    };
+    run(&[], &["mlp.onnxtxt", "'batch'", "--set batch=N"]);
+    run(&["x=3x783xf32=1"], &["'x'", "f32[3,784]", "f32[3,783]"]);
+    run(&["x=3x784xi64=1"], &["'x'", "f32[3,784]", "i64[3,784]"]);
+    run(&["y=3x784xf32=1"], &["mlp.onnxtxt", "--input y", "x, w1, b1, w2, b2"]);
+    run(&["x=3x784xf32=1", "x=3x784xf32=1"], &["'x'", "twice"]);
+    run(&["x=none.npy"], &["none.npy"]);
+    run(&["x=graphs"], &["graphs"]);
+    run(&["x=graphs/mlp.onnxtxt"], &["graphs/mlp.onnxtxt"]);
+    let whole = folder.path("x.npy");
+    npy::write(Path::new(&whole), &Tensor::from_f64(DType::F32, [3, 784], &[0.5; 3 * 784])).expect("it is written");
+    let bytes = std::fs::read(&whole).expect("it is there");
+    for cut in [0, 1, 6, 11, 60, 127, 128, bytes.len() - 1] {
+        let file = folder.file("cut.npy", &bytes[..cut]);
+        run(&[&format!("x={file}")], &["cut.npy"]);
+    }
+    let labels = folder.path("labels.npy");
+    npy::write(Path::new(&labels), &Tensor::from_i64([2], &[0, 1]).expect("it is a tensor")).expect("it is written");
+    fails(1, &[&["run"], MLP, CPU, &["--labels", &labels]], &["--labels", "2 labels", "[3,10]"]);
+}
+
+#[test]
+fn graphs_that_are_none_are_named() {
+    let folder = Folder::new("graphs");
+    let file = |name: &str, content: &str| folder.file(name, content);
+    let vectors =
+        |a: usize, b: usize, body: &str| text(&format!("float[{a}] a, float[{b}] b"), &format!("float[{a}] y"), body);
+    let cases: &[(String, &[&str])] = &[
+        (folder.path("none.onnx"), &["none.onnx", "No such file"]),
+        (folder.path(""), &["not a file"]),
+        (file("empty.onnx", ""), &["empty.onnx", "empty"]),
+        (file("words.onnx", "What is this?"), &["words.onnx", "not an ONNX model"]),
+        (file("words.onnxtxt", "What is this?"), &["words.onnxtxt:1:"]),
+        (file("op.onnxtxt", &vectors(2, 2, "y = Frobnicate (a, b)")), &["op.onnxtxt", "Frobnicate"]),
+        (file("attr.onnxtxt", &vectors(2, 2, "y = Relu <slope = 0.5> (a)")), &["attr.onnxtxt", "Relu", "slope"]),
+        (file("shape.onnxtxt", &vectors(2, 3, "y = Add (a, b)")), &["shape.onnxtxt", "Add", "[2]", "[3]"]),
+        (file("arity.onnxtxt", &vectors(2, 2, "y = Add (a)")), &["arity.onnxtxt", "Add"]),
+        (file("value.onnxtxt", &vectors(2, 2, "y = Add (a, c)")), &["value.onnxtxt", "Add", "'c'"]),
+        (file("cycle.onnxtxt", &vectors(2, 2, "c = Add (a, y)\ny = Relu (c)")), &["cycle.onnxtxt", "'y'"]),
+        (file("dtype.onnxtxt", &vectors(2, 2, "c = Not (a)\ny = Add (c, c)")), &["dtype.onnxtxt", "Not", "f32"]),
+        (file("line.onnxtxt", &vectors(2, 2, "y = Add (a; b)")), &["line.onnxtxt:4:"]),
+        (file("output.onnxtxt", &vectors(2, 2, "c = Add (a, b)")), &["output.onnxtxt", "'y'"]),
+    ];
+    for (path, words) in cases {
+        for command in ["plan", "run", "emit"] {
+            if command == "emit" {
+                fails(1, &[&["emit", path, "wgsl"]], words);
+            } else {
+                fails(1, &[&[command, path]], words);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_plan_that_was_edited_is_refused() {
+    let folder = Folder::new("edited");
+    let good = ok(&[&["plan"], MLP, &["--json"]]);
+    let good: Value = serde_json::from_str(&good).expect("it is JSON");
+    let edits: &[(&str, fn(&mut Value), &str)] = &[
+        ("version", |p| p["version"] = json!(99), "version"),
+        ("no version", |p| _ = p.as_object_mut().expect("an object").remove("version"), "version"),
+        ("segment", |p| p["segments"][0]["bytes"] = json!(256), ""),
+        ("negative", |p| p["segments"][0]["bytes"] = json!(-1), ""),
+        ("offset", |p| p["buffers"][0]["offset"] = json!(4), ""),
+        ("far away", |p| p["buffers"][0]["offset"] = json!(u64::MAX - 255), ""),
+        ("buffer", |p| p["steps"][0]["reads"][0] = json!(9999), ""),
+        ("kernel", |p| p["steps"][0]["kernel"] = json!(9999), ""),
+        ("one step fewer", |p| _ = p["steps"].as_array_mut().expect("a list").pop(), ""),
+        ("summary", |p| p["summary"]["planned_bytes"] = json!(1), ""),
+        ("alignment", |p| p["target"]["alignment"] = json!(3), ""),
+        ("text", |p| p["buffers"] = json!("none"), ""),
+    ];
+    for (what, edit, word) in edits {
+        let mut plan = good.clone();
+        edit(&mut plan);
+        let file = folder.file("edited.json", plan.to_string());
+        eprintln!("{what}");
+        fails(1, &[&["check", &file]], &["edited.json", word]);
+    }
+    let whole = good.to_string();
+    for cut in [0, 1, 20, whole.len() / 2, whole.len() - 1] {
+        let file = folder.file("cut.json", &whole[..cut]);
+        fails(1, &[&["check", &file]], &["cut.json"]);
+    }
+    fails(1, &[&["check", &folder.path("none.json")]], &["none.json"]);
+    fails(1, &[&["check", "graphs/digits.onnx"]], &["graphs/digits.onnx"]);
+    fails(1, &[&["check", "graphs"]], &["graphs"]);
+}
+
+// ---- What is broken
+
+/// All that `plan` does with a file: a plan, or an error that names the file.
+fn compile(path: &Path, dims: &[&str]) -> Result<(), String> {
+    let all = || {
+        let model = onnx::load(path)?;
+        let dims: Vec<_> = dims.iter().map(|dim| ((*dim).to_owned(), 4)).collect();
+        let mut graph = onnx::import(&model, &dims)?;
+        pass::run(&mut graph, &Target::cpu(2), true)?;
+        plan(&graph, &Target::cpu(2), &Limits { memory: None })
+    };
+    all().map(|_| ()).map_err(|error: plimsoll::Error| error.to_string())
+}
+
+#[test]
+fn truncated_files_are_refused() {
+    let folder = Folder::new("truncated");
+    let bytes = std::fs::read("graphs/digits.onnx").expect("the file is there");
+    let step = bytes.len() / 61;
+    let dims = &["batch"];
+    let lengths = (0..bytes.len()).step_by(step).chain(1..40).chain(bytes.len() - 40..bytes.len());
+    for length in lengths {
+        let path = folder.file("cut.onnx", &bytes[..length]);
+        let found =
+            catch_unwind(|| compile(Path::new(&path), dims)).unwrap_or_else(|_| panic!("it panics at {length}"));
+        assert!(found.is_err(), "{length} of {} bytes are taken for a graph", bytes.len());
+    }
+    for length in [0, 1, 1000, bytes.len() / 2, bytes.len() - 1] {
+        let path = folder.file("cut.onnx", &bytes[..length]);
+        fails(1, &[&["plan", &path, "--set", "batch=2"]], &["cut.onnx"]);
+    }
+}
+
+#[test]
+fn mutated_files_never_panic() {
+    let folder = Folder::new("mutated");
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut refused = 0;
+    let files: [(&str, &[&str], u32); 4] = [
+        ("digits.onnx", &["batch"], 150),
+        ("mlp.onnxtxt", &["batch"], 100),
+        ("attention.onnxtxt", &["batch", "sequence"], 100),
+        ("residual.onnxtxt", &["batch", "height", "width"], 100),
+    ];
+    for (file, dims, mutants) in files {
+        let good = std::fs::read(Path::new("graphs").join(file)).expect("the file is there");
+        for number in 0..mutants {
+            // Most of digits.onnx is weights: its head and its tail are where its structure is.
+            let mut bytes = good.clone();
+            match number % 3 {
+                0 if file.ends_with(".onnx") => bytes.splice(..1500, random.mutate(&good[..1500])).for_each(drop),
+                1 if file.ends_with(".onnx") => {
+                    let tail = bytes.split_off(good.len() - 1500);
+                    bytes.extend(random.mutate(&tail));
+                }
+                _ => bytes = random.mutate(&good),
+            }
+            let path = folder.file(&format!("mutant-{file}"), &bytes);
+            match catch_unwind(|| compile(Path::new(&path), dims)) {
+                Ok(found) => refused += usize::from(found.is_err()),
+                Err(_) => {
+                    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("panic-{number}-{file}"));
+                    std::fs::write(&kept, &bytes).expect("the mutant is kept");
+                    panic!("mutant {number} of {file} panics; it is kept as {}", kept.display());
+                }
+            }
+            if number % 37 == 0 {
+                let ran = finish(program(&["plan", &path]));
+                assert!(ran.code == Some(0) || ran.code == Some(1) && ran.out.is_empty(), "{path}: {}", ran.err);
+            }
+        }
+    }
+    assert!((50..450).contains(&refused), "mutants are neither all harmless nor all harmful: {refused} of 450 refused");
+}

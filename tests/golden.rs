@@ -1,0 +1,117 @@
+//! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
+//! `BLESS=1 cargo test --test golden` writes them anew.
+
+use plimsoll::target::Target;
+use plimsoll::{Limits, onnx, pass, plan};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Graph files with their dims.
+const GRAPHS: &[(&str, &[&str])] = &[
+    ("attention.onnxtxt", &["batch=2", "sequence=16"]),
+    ("digits.onnx", &["batch=8"]),
+    ("mlp.onnxtxt", &["batch=8"]),
+    ("residual.onnxtxt", &["batch=2", "height=8", "width=8"]),
+];
+
+/// Stages: the golden's ending, and the command that prints it, `MODEL` standing for the file.
+const STAGES: &[(&str, &[&str])] = &[
+    ("dot", &["emit", "MODEL", "dot"]),
+    ("cpu.json", &["plan", "MODEL", "--target", "cpu", "--threads", "2", "--json"]),
+    ("wgpu.json", &["plan", "MODEL", "--target", "wgpu", "--json"]),
+    ("wgsl", &["emit", "MODEL", "wgsl"]),
+];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn golden(file: &str) -> PathBuf {
+    root().join("tests/golden").join(file)
+}
+
+/// What the program prints.
+fn printed(args: &[String]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).current_dir(root()).output();
+    let output = output.expect("the program starts");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("the output is text")
+}
+
+fn stage(command: &[&str], file: &str, dims: &[&str]) -> String {
+    let place = |arg: &&str| if *arg == "MODEL" { format!("graphs/{file}") } else { (*arg).to_owned() };
+    let sets = dims.iter().flat_map(|dim| ["--set".to_owned(), (*dim).to_owned()]);
+    printed(&command.iter().map(place).chain(sets).collect::<Vec<_>>())
+}
+
+/// Every golden's name and what it should hold.
+fn goldens() -> Vec<(String, String)> {
+    let mut all = vec![("ops.txt".to_owned(), printed(&["ops".to_owned()]))];
+    for (file, dims) in GRAPHS {
+        let stem = file.split('.').next().expect("a file has a stem");
+        all.extend(STAGES.iter().map(|(ending, command)| (format!("{stem}.{ending}"), stage(command, file, dims))));
+    }
+    all
+}
+
+/// The first lines in which two texts differ.
+fn difference(expected: &str, found: &str) -> String {
+    let (expected, found): (Vec<_>, Vec<_>) = (expected.lines().collect(), found.lines().collect());
+    let first = expected.iter().zip(&found).take_while(|(e, f)| e == f).count();
+    let show = |mark: char, lines: &[&str]| -> String {
+        lines.iter().skip(first).take(4).map(|line| format!("{mark} {line}\n")).collect()
+    };
+    format!("line {} of {}:\n{}{}", first + 1, expected.len(), show('-', &expected), show('+', &found))
+}
+
+#[test]
+fn every_stage_is_as_it_was() {
+    let goldens = goldens();
+    if std::env::var_os("BLESS").is_some() {
+        for (name, text) in &goldens {
+            std::fs::write(golden(name), text).expect("the golden is written");
+        }
+    }
+    let mut wrong = String::new();
+    for (name, text) in &goldens {
+        match std::fs::read_to_string(golden(name)) {
+            Ok(expected) if expected == *text => {}
+            Ok(expected) => wrong += &format!("tests/golden/{name} differs at {}\n", difference(&expected, text)),
+            Err(error) => wrong += &format!("tests/golden/{name}: {error}\n"),
+        }
+    }
+    assert!(wrong.is_empty(), "\n{wrong}If this is meant: BLESS=1 cargo test --test golden, and look at git diff.");
+
+    let there = std::fs::read_dir(golden("")).expect("the folder is there");
+    let there: BTreeSet<_> = there.map(|f| f.expect("it can be listed").file_name()).collect();
+    let known: BTreeSet<_> = goldens.iter().map(|(name, _)| name.into()).collect();
+    assert_eq!(there, known, "tests/golden holds goldens and nothing else");
+}
+
+/// The same graph gives the same bytes: twice in this process, and in another one.
+#[test]
+fn plans_are_the_same_in_every_process() {
+    for (file, dims) in GRAPHS {
+        let bound = dims.iter().map(|dim| dim.split_once('=').expect("it is NAME=N"));
+        let bound: Vec<_> = bound.map(|(name, n)| (name.to_owned(), n.parse().expect("it is a number"))).collect();
+        for (target, (_, command)) in [Target::cpu(2), Target::wgpu()].into_iter().zip(&STAGES[1..]) {
+            let here = || {
+                let model = onnx::load(&root().join("graphs").join(file)).expect("the file is a graph");
+                let mut graph = onnx::import(&model, &bound).expect("the graph is imported");
+                pass::run(&mut graph, &target, true).expect("the passes run");
+                plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").to_json()
+            };
+            let first = here();
+            assert!(first == here(), "{file} for {}: two plans in one process differ", target.name);
+            let there = stage(command, file, dims);
+            assert!(first == there, "{file} for {}: {}", target.name, difference(&there, &first));
+        }
+    }
+}
+
+#[test]
+fn a_difference_is_shown_where_it_begins() {
+    assert_eq!(difference("a\nb\nc\n", "a\nx\nc\n"), "line 2 of 3:\n- b\n- c\n+ x\n+ c\n");
+    assert_eq!(difference("a\n", "a\nb\n"), "line 2 of 1:\n+ b\n");
+}

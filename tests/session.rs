@@ -1,0 +1,330 @@
+//! The library's front door: sessions, shared and misused, over memory of their own or of the host; and random graphs through it.
+
+mod common;
+
+use plimsoll::backend::cpu::{Cpu, Line, Region};
+use plimsoll::backend::{Backend, Usage};
+use plimsoll::eager::alloc::Kind;
+use plimsoll::eager::{Eager, Program};
+use plimsoll::plan::{Plan, check};
+use plimsoll::session::{Choice, Options, Session};
+use plimsoll::trace::{Trace, Var};
+use plimsoll::{DType, Error, Graph, Tensor, pass, reference};
+use proptest::prelude::*;
+use std::path::Path;
+
+fn cpu() -> Box<dyn Backend> {
+    Box::new(Cpu::new(2))
+}
+
+fn options() -> Options {
+    Options { threads: 2, ..Options::default() }.on(Choice::Cpu)
+}
+
+/// softmax(relu(x w)), of 6 rows.
+fn small() -> Graph {
+    let g = Trace::new("small");
+    let x = g.input("x", DType::F32, [6, 40]);
+    let w = g.input("w", DType::F32, [40, 24]);
+    g.output("y", x.matmul(w).relu().softmax(-1));
+    g.finish().expect("the graph is sound")
+}
+
+/// Values in [-1, 1), other ones for each seed.
+fn random(shape: impl Into<plimsoll::Shape>, seed: u64) -> Tensor {
+    let shape = shape.into();
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    };
+    let values: Vec<f64> = (0..shape.numel()).map(|_| next()).collect();
+    Tensor::from_f64(DType::F32, shape, &values)
+}
+
+#[test]
+fn threads_share_a_session() {
+    let graph = small();
+    let session = Session::from_graph(graph.clone(), &options()).expect("the graph runs");
+    let w = random([40, 24], 99);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (session, graph, w) = (&session, &graph, &w);
+            scope.spawn(move || {
+                let x = random([6, 40], thread);
+                let expected = reference::run(graph, &[x.clone(), w.clone()]).expect("the reference runs");
+                let first = session.run(&[("w", w.clone()), ("x", x.clone())]).expect("it runs");
+                assert_eq!(first[0].0, "y");
+                common::agrees(&first[0].1, &expected[0], 1e-5).expect("a thread gets the results of its own inputs");
+                for _ in 0..25 {
+                    let again = session.run(&[("x", x.clone()), ("w", w.clone())]).expect("it runs");
+                    assert_eq!(again[0].1.bytes(), first[0].1.bytes());
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_thousand_runs_allocate_nothing() {
+    let session = Session::from_graph(small(), &options()).expect("the graph runs");
+    let loaded = session.usage();
+    assert_eq!(loaded.bytes, session.plan().bytes());
+    assert_eq!(loaded.allocations, session.plan().segments.len() as u64);
+    let inputs = [("x", random([6, 40], 1)), ("w", random([40, 24], 2))];
+    for _ in 0..1000 {
+        session.run(&inputs).expect("it runs");
+    }
+    assert_eq!(session.usage(), loaded);
+}
+
+#[test]
+fn wrong_inputs_are_named() {
+    let session = Session::from_graph(small(), &options()).expect("the graph runs");
+    let (x, w) = (|| random([6, 40], 1), || random([40, 24], 2));
+    let wide = Tensor::from_f64(DType::F64, [6, 40], &[0.0; 240]);
+    let cases: [(&[(&str, Tensor)], &str); 6] = [
+        (&[("x", x())], "input 'w' (f32[40,24]) is missing"),
+        (&[("x", x()), ("w", w()), ("v", w())], "input 'v': not an input of the graph; its inputs: x, w"),
+        (&[("x", x()), ("w", w()), ("x", x())], "input 'x' is given twice"),
+        (&[("x", w()), ("w", w())], "input 'x': expected f32[6,40], found f32[40,24]"),
+        (&[("x", wide), ("w", w())], "input 'x': expected f32[6,40], found f64[6,40]"),
+        (&[], "input 'x' (f32[6,40]) is missing"),
+    ];
+    for (inputs, expected) in cases {
+        assert_eq!(session.run(inputs).expect_err("the inputs are wrong").to_string(), expected);
+    }
+    session.run(&[("x", x()), ("w", w())]).expect("a session survives wrong inputs");
+}
+
+#[test]
+fn what_cannot_be_had_is_said() {
+    let limited = Options { memory_limit: Some(1000), ..options() };
+    let error = Session::from_graph(small(), &limited).expect_err("it does not fit");
+    assert!(matches!(error, Error::Fit { limit: 1000, .. }), "{error}");
+    let error = Session::from_path("no/such.onnx", &options()).expect_err("it is not there").to_string();
+    assert!(error.starts_with("no/such.onnx: "), "{error}");
+    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs/digits.onnx");
+    let error = Session::from_path(&digits, &options()).expect_err("a dim is open").to_string();
+    assert!(error.contains("digits.onnx") && error.contains("batch"), "{error}");
+    let session = Session::from_path(&digits, &options().set("batch", 3)).expect("it is bound");
+    assert_eq!(session.run(&[("image", random([3, 1, 8, 8], 5))]).expect("it runs")[0].1.shape()[..], [3, 10]);
+}
+
+#[test]
+fn the_host_provides_the_memory() {
+    let graph = small();
+    let own = Session::from_graph(graph.clone(), &options()).expect("the graph runs");
+    let inputs = [("x", random([6, 40], 1)), ("w", random([40, 24], 2))];
+    let expected = own.run(&inputs).expect("it runs");
+
+    // Each segment begins at a line of its own.
+    let lines: u64 = own.plan().segments.iter().map(|s| s.bytes.div_ceil(256)).sum();
+    // Whatever lies in the host's memory must not matter.
+    let region = |lines: u64| Region::new(vec![Line([0xff; 256]); lines as usize]);
+    let load = |lines| {
+        let backend = Box::new(Cpu::with_arena(2, region(lines)));
+        Session::on_backend(graph.clone(), backend, "the host's memory".into(), &options(), &|_, _| {})
+    };
+    let session = load(lines).expect("it fits exactly");
+    assert_eq!(session.device(), "the host's memory");
+    assert_eq!(session.usage(), Usage { bytes: session.plan().bytes(), allocations: own.usage().allocations });
+    let found = session.run(&inputs).expect("it runs");
+    assert_eq!(found[0].1.bytes(), expected[0].1.bytes());
+    assert!(load(lines - 1).is_err(), "it does not fit into less");
+}
+
+/// The README's example, word for word.
+mod readme {
+    #[rustfmt::skip]
+    mod example {
+        // begin
+        use plimsoll::{DType, Session, Trace, Tensor};
+        use plimsoll::session::{Choice, Options};
+
+        fn main() -> plimsoll::Result<()> {
+            let trace = Trace::new("two layers");
+            let x = trace.input("x", DType::F32, [4, 8]);
+            let w = trace.input("w", DType::F32, [8, 2]);
+            trace.output("y", x.matmul(w).relu());
+
+            let session = Session::from_graph(trace.finish()?, &Options::default().on(Choice::Cpu))?;
+            println!("{} bytes, known before the run", session.plan().bytes());
+
+            let x = Tensor::from_f32([4, 8], &[0.5; 32])?;
+            let w = Tensor::from_f32([8, 2], &[0.25; 16])?;
+            let outputs = session.run(&[("x", x), ("w", w)])?;
+            assert_eq!(outputs[0].1.to_f64(), [1.0; 8]);
+            assert_eq!(session.usage().bytes, session.plan().bytes());
+            Ok(())
+        }
+        // end
+
+        #[test]
+        fn it_runs() {
+            main().expect("the example runs");
+        }
+    }
+
+    #[test]
+    fn it_is_what_the_readme_shows() {
+        let lines =
+            |text: &str| text.lines().map(|l| l.trim().to_owned()).collect::<Vec<_>>().join("\n").trim().to_owned();
+        let between = |text: &str, begin: &str, end: &str| {
+            let (_, rest) = text.split_once(begin).expect("it begins");
+            lines(rest.split_once(end).expect("it ends").0)
+        };
+        let shown = between(include_str!("../README.md"), "```rust\n", "\n```");
+        let here = between(include_str!("session.rs"), "// begin\n", "// end\n");
+        assert_eq!(shown, here);
+    }
+}
+
+/// One operator on values made so far: an operator's number and three numbers that choose its operands and attributes.
+type Choices = (u8, usize, usize, usize);
+
+/// A graph of random operators. All values stay within [-1, 1], so that one absolute tolerance holds for all.
+fn random_graph(choices: &[Choices]) -> Graph {
+    const LARGEST: usize = 3000;
+    let g = Trace::new("random");
+    let mut values = vec![
+        g.input("a", DType::F32, [3, 4, 5]),
+        g.input("b", DType::F32, [4, 5]),
+        g.input("c", DType::F32, [5, 6]),
+        g.constant("d", random([3, 1, 5], 7)),
+    ];
+    let shape = |v: Var| v.fact().expect("no error came before").shape;
+    for &(op, p, q, r) in choices {
+        let x = values[p % values.len()];
+        let dims = shape(x);
+        let rank = dims.len();
+        // A partner for which `fits` holds; the value itself if there is no other.
+        let partner = |fits: &dyn Fn(&[usize]) -> bool| {
+            let count = values.len();
+            let at = (0..count).map(|k| values[(q + k) % count]).find(|v| fits(&shape(*v)));
+            at.unwrap_or(x)
+        };
+        let axis = |n: usize| n % rank.max(1);
+        let made = match op {
+            0 => [x.relu(), x.tanh(), x.sigmoid(), -x, x.abs(), x.sin()][q % 6],
+            1 | 2 => {
+                let fits = |other: &[usize]| {
+                    let other = plimsoll::Shape::new(other);
+                    plimsoll::Shape::broadcast([&dims, &other]).is_some_and(|s| s.numel() <= LARGEST)
+                };
+                let y = partner(&fits);
+                [(x + y) * 0.5, (x - y) * 0.5, x * y, x.max(y), x.min(y)][r % 5]
+            }
+            3 if rank >= 2 => {
+                let depth = dims[rank - 1];
+                let y = partner(&|other| other.len() == 2 && other[0] == depth);
+                let y = match shape(y)[..] {
+                    [k, _] if k == depth => y,
+                    _ => {
+                        let mut axes: Vec<i64> = (0..rank as i64).collect();
+                        axes.swap(rank - 1, rank - 2);
+                        x.transpose(&axes)
+                    }
+                };
+                x.matmul(y) * (1.0 / depth as f32)
+            }
+            4 if rank >= 1 => {
+                let (axis, keep) = (axis(q), r % 2 == 0);
+                let over = [axis as i64];
+                match r % 4 {
+                    0 => x.reduce_mean(&over, keep),
+                    1 => x.reduce_max(&over, keep),
+                    2 => x.reduce_sum(&over, keep) * (1.0 / dims[axis] as f32),
+                    _ => x.reduce_min(&over, keep),
+                }
+            }
+            5 if rank >= 1 => x.softmax(axis(q) as i64),
+            6 if rank >= 1 => {
+                let y = partner(&|other| *other == dims[..]);
+                g.concat(&[x, y], axis(r) as i64)
+            }
+            7 if rank >= 1 && dims[axis(q)] > 1 => {
+                let extent = dims[axis(q)];
+                let start = r % (extent - 1);
+                let end = start + 1 + (r / 7) % (extent - start);
+                x.slice(axis(q) as i64, start as i64..end as i64)
+            }
+            8 if rank >= 2 => {
+                let mut axes: Vec<i64> = (0..rank as i64).collect();
+                axes.rotate_left(q % rank);
+                if r % 2 == 0 {
+                    axes.swap(0, rank - 1);
+                }
+                x.transpose(&axes)
+            }
+            9 => match q % 3 {
+                0 => x.reshape(&[-1]),
+                1 if rank >= 2 => x.flatten(1 + r as i64 % (rank as i64 - 1)),
+                _ => x.unsqueeze(&[r as i64 % (rank as i64 + 1)]),
+            },
+            _ => continue,
+        };
+        let found = shape(made);
+        if found.numel() <= LARGEST && found.len() <= 5 {
+            values.push(made);
+        }
+    }
+    // What nothing reads is an output; the others are so that results in the middle are seen, too.
+    g.output("last", values[values.len() - 1]);
+    g.output("middle", values[values.len() / 2]);
+    g.finish().expect("only what fits was built")
+}
+
+fn inputs(graph: &Graph) -> Vec<Tensor> {
+    graph.inputs().iter().zip(1..).map(|(&v, seed)| random(graph.fact(v).shape.clone(), seed)).collect()
+}
+
+fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool) -> (Plan, Vec<Tensor>) {
+    let options = Options { fuse, ..options() };
+    let session = Session::on_backend(graph.clone(), cpu(), "cpu".into(), &options, &|_, _| {}).expect("it loads");
+    assert_eq!(session.usage().bytes, session.plan().bytes());
+    (session.plan().clone(), session.with(|exec| exec.run(inputs)).expect("it runs"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager.
+    #[test]
+    fn random_graphs_run_as_planned(
+        choices in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..14)
+    ) {
+        let choices: Vec<Choices> = choices.iter().map(|&(op, p, q, r)| (op, p.into(), q.into(), r.into())).collect();
+        let graph = random_graph(&choices);
+        let inputs = inputs(&graph);
+        let expected = reference::run(&graph, &inputs).expect("the reference runs");
+
+        let (fused, found) = planned(&graph, &inputs, true);
+        for (found, expected) in found.iter().zip(&expected) {
+            prop_assert!(expected.to_f64().iter().all(|v| v.abs() <= 1.001));
+            prop_assert_eq!(found.compare(expected, 0.0, 1e-5), Ok(()));
+        }
+
+        let (unfused, found) = planned(&graph, &inputs, false);
+        let mut passed = graph.clone();
+        let backend = cpu();
+        pass::run(&mut passed, backend.target(), false).expect("the passes run");
+        let program = Program::new(&passed, backend.target()).expect("the graph is lowered");
+        let mut eager = Eager::load(&program, backend, Kind::Caching, None).expect("it loads");
+        let eager = eager.run(&inputs).expect("it runs");
+        for (found, eager) in found.iter().zip(&eager) {
+            prop_assert_eq!(found.shape(), eager.shape());
+            prop_assert!(found.bytes() == eager.bytes(), "planned and eager bits differ");
+        }
+
+        for plan in [fused, unfused] {
+            prop_assert!(check::check(&plan).is_ok());
+            prop_assert!(plan.summary.lower_bound <= plan.summary.arena_bytes);
+            prop_assert!(plan.summary.arena_bytes <= plan.summary.unshared_bytes);
+            let back = Plan::from_json(&plan.to_json(), Path::new("plan.json"));
+            prop_assert_eq!(back.map_err(|e| e.to_string()), Ok(plan));
+        }
+    }
+}
