@@ -178,6 +178,8 @@ fn concat() -> Plan {
 /// A product with a workspace, a bias and a residual that it overwrites, then a softmax in place.
 fn matmul() -> Plan {
     let mut m = Maker::new("matmul");
+    // The CPU's kernels would ask for more.
+    m.0.target = Target::wgpu();
     let input = m.add("x", Class::Input, F32, &[4, 8]);
     let [w, bias] = [("w", &[8usize, 16][..]), ("bias", &[16][..])].map(|(n, s)| m.add(n, Class::Constant, F32, s));
     let r = m.at(0, "residual", Class::Activation, F32, &[4, 16]);
@@ -260,6 +262,7 @@ fn gather() -> Plan {
 /// Windows and padding, with a tensor of no elements on the way.
 fn windows() -> Plan {
     let mut m = Maker::new("windows");
+    m.0.target = Target::wgpu();
     let window = |kernel, strides, pads| Window { kernel, strides, dilations: [1, 1, 1], pads };
     let input = m.add("x", Class::Input, F32, &[1, 2, 1, 4, 4]);
     let w = m.add("w", Class::Constant, F32, &[2, 1, 1, 3, 3]);
@@ -288,7 +291,7 @@ fn windows() -> Plan {
 
 /// Plans that the planner makes, from text.
 fn planned() -> Vec<Plan> {
-    const TEXTS: [&str; 2] = [
+    const TEXTS: [&str; 3] = [
         r#"<ir_version: 8, opset_import: ["" : 17]>
         dense (float[2, 3, 4] x) => (float[2, 9, 4] y, float[2, 4] m) <float[4, 4] w = {1,2,3,4, 0,1,0,1, 2,0,2,0, 1,1,1,1}> {
             a = Relu (x)
@@ -311,6 +314,15 @@ fn planned() -> Vec<Plan> {
             h = MatMul (g, x)
             y = Add (h, x)
             z = Mul (d, t)
+        }"#,
+        r#"<ir_version: 8, opset_import: ["" : 17]>
+        image (float[1, 2, 4, 4] x) => (float[1, 4] y, float[1, 2, 2, 2] z)
+        <float[2, 2, 3, 3] w = {1,0,1,0,2,0,1,0,1, 2,1,0,1,2,1,0,1,2, 0,0,1,1,2,1,1,0,0, 1,1,1,0,1,0,2,2,2}> {
+            a = Conv <pads = [1, 1, 1, 1]> (x, w)
+            b = Relu (a)
+            c = Concat <axis = 1> (b, x)
+            y = ReduceMean <axes = [2, 3], keepdims = 0> (c)
+            z = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (b)
         }"#,
     ];
     let mut plans = Vec::new();
@@ -573,7 +585,7 @@ fn rules_that_only_devices_would_notice() {
             other => panic!("not a convolution: {other:?}"),
         }
     };
-    refused(&windows, &conv(|_, w| w.strides[2] = 0), "a window that stands still");
+    refused(&windows, &conv(|_, w| w.strides[2] = 0), "expected extents, strides and dilations above 0");
     refused(&windows, &conv(|_, w| w.pads[1] = 1 << 31), "the window reaches too far");
     refused(&windows, &conv(|_, w| w.kernel[1] = 2), "expected extents [2,1,1,2,3]");
     refused(&windows, &conv(|g, _| *g = 0), "expected groups that divide 2 channels, found 0");

@@ -408,6 +408,50 @@ unsafe fn binary_f32(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
     }
 }
 
+/// `acc[i] = op(acc[i], x[i])`.
+///
+/// # Safety
+/// `acc` writable and `x` readable for `n` elements, apart.
+pub unsafe fn accumulate(isa: Isa, op: Binary, repr: Repr, n: usize, acc: *mut u8, x: *mut u8) {
+    #[inline(always)]
+    unsafe fn body(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
+        // SAFETY: the caller's word.
+        let (acc, x) = unsafe { (from_raw_parts_mut(acc, n), from_raw_parts(x, n)) };
+        match op {
+            Binary::Add => acc.iter_mut().zip(x).for_each(|(a, &x)| *a += x),
+            Binary::Max => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
+            Binary::Min => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
+            _ => acc.iter_mut().zip(x).for_each(|(a, &x)| *a *= x),
+        }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    unsafe fn avx512(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
+        // SAFETY: the caller's word.
+        unsafe { body(op, n, acc, x) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn avx2(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
+        // SAFETY: the caller's word.
+        unsafe { body(op, n, acc, x) }
+    }
+    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
+    unsafe {
+        match (repr, isa.level()) {
+            #[cfg(target_arch = "x86_64")]
+            (Repr::F32, Level::Avx512) => avx512(op, n, acc.cast(), x.cast()),
+            #[cfg(target_arch = "x86_64")]
+            (Repr::F32, Level::Avx2) => avx2(op, n, acc.cast(), x.cast()),
+            (Repr::F32, _) => body(op, n, acc.cast(), x.cast()),
+            _ => {
+                let kind = Kind::Binary(op, repr, Form::VV);
+                in_place(isa, kind, n, &Ptrs { to: acc, args: [acc, x, x] });
+            }
+        }
+    }
+}
+
 /// What is rare or gains nothing from wider vectors: built once, for the baseline.
 ///
 /// # Safety

@@ -76,6 +76,8 @@ pub struct Map {
     flat: bool,
     sources: Vec<Stream>,
     outs: Vec<Stream>,
+    /// Which of them, sources first, are staged.
+    staged: Vec<usize>,
     program: Program,
     core: Option<Box<dyn Core>>,
     core_at: usize,
@@ -206,9 +208,11 @@ impl Map {
             rank: nest.rank(),
             motions: motions.len(),
         };
+        let streams = sources.iter().chain(&outs).enumerate();
+        let staged = streams.filter(|(_, s)| matches!(s.place, Place::Staged(_))).map(|(k, _)| k).collect();
         let core = build.map(|build| build(&inner_steps[core_at..], inner));
         let tasks = tasks.min(items);
-        Ok(Map { isa, nest, inner, flat, sources, outs, program, core, core_at, piece, items, tasks, needs })
+        Ok(Map { isa, nest, inner, flat, sources, outs, staged, program, core, core_at, piece, items, tasks, needs })
     }
 
     /// # Safety
@@ -356,13 +360,16 @@ impl Map {
         at: &mut [isize],
         f: impl Fn(usize, isize, usize, usize),
     ) {
+        if self.staged.is_empty() {
+            return;
+        }
         // The nest still has its innermost axis here; runs are entered at its start, but for the first.
         self.nest.seek(first, index, at);
         let mut done = 0;
         while done < n {
             let rank = self.nest.rank();
             let len = (run - index[rank - 1]).min(n - done);
-            for k in 0..self.sources.len() + self.outs.len() {
+            for &k in &self.staged {
                 f(k, at[k], len, done);
             }
             done += len;

@@ -41,7 +41,8 @@ pub unsafe fn strided<T: Copy>(n: usize, from: *const u8, from_step: isize, to: 
     let size = size_of::<T>() as isize;
     // SAFETY: the caller's word.
     unsafe {
-        if from_step == size && to_step == size {
+        // Short runs are cheaper to move than to call for.
+        if from_step == size && to_step == size && n >= 16 {
             to.copy_from_nonoverlapping(from, n * size_of::<T>());
         } else if from_step == 0 && to_step == size {
             let x = from.cast::<T>().read_unaligned();

@@ -1,7 +1,6 @@
 //! Loop nests: an index space and the addresses of several operands in it, brought to few axes.
 
 use crate::kernel::Operand;
-use crate::shape::Access;
 
 /// A loop nest over an index space. For every axis there is one step per operand: bytes, or whatever the operand counts in.
 #[derive(Clone, Debug)]
@@ -137,11 +136,6 @@ impl Nest {
             }
         }
     }
-}
-
-/// Steps of an access in elements, as [`Nest`] wants them for a matrix operand.
-pub fn elements(access: &Access, axes: std::ops::Range<usize>) -> Motion {
-    Motion { steps: access.strides[axes].to_vec(), start: access.offset }
 }
 
 #[cfg(test)]

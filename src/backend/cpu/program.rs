@@ -38,6 +38,8 @@ pub enum Sink {
     Store(Repr),
     /// Left where it is; [`Program::kept`] says where.
     Keep,
+    /// Computed where its base pointer points, in its own representation. Nothing that the body reads lies there.
+    Place,
 }
 
 /// A compiled body.
@@ -47,6 +49,7 @@ pub struct Program {
     each: Vec<Op>,
     consts: Vec<u64>,
     outs: usize,
+    outputs: usize,
     /// Bytes of registers.
     pub registers: usize,
     /// Where results that are kept lie, in order.
@@ -116,16 +119,24 @@ impl Program {
         b.check()?;
         b.count_uses();
         let direct = b.direct_result(sinks);
-        for i in 0..body.code.len() {
+        let mut placed: Vec<Option<Loc>> = vec![None; body.code.len()];
+        for (k, (&r, &sink)) in body.results.iter().zip(sinks).enumerate() {
+            let computed = !b.is_still[r as usize] && b.source(body.code[r as usize].code).is_none();
+            if direct == Some(r as usize) || (sink == Sink::Place && computed) {
+                placed[r as usize].get_or_insert(Loc { base: b.out(k), offset: 0 });
+            }
+        }
+        for (i, &to) in placed.iter().enumerate() {
             if b.uses[i] > 0 {
-                b.emit(i, if direct == Some(i) { Some(Loc { base: b.out(0), offset: 0 }) } else { None });
+                b.emit(i, to);
             }
         }
         // Results that are sources themselves are saved before the first store: a destination may lie where they do.
         let mut values: Vec<(Loc, Repr)> = Vec::new();
         for &r in &body.results {
             let (r, mut loc) = (r as usize, b.loc[r as usize]);
-            if sinks.len() > 1 && !b.is_still[r] && loc.base >= 2 {
+            let stores = sinks.iter().filter(|s| matches!(s, Sink::Store(_))).count();
+            if stores > 1 && !b.is_still[r] && loc.base >= 2 && placed[r].is_none() {
                 let size = b.reprs[r].size();
                 let to = b.register(size);
                 b.each.push(Op { kind: Kind::Copy(size), to, args: [loc; 3] });
@@ -144,6 +155,9 @@ impl Program {
                     kept.push(to);
                 }
                 Sink::Keep => kept.push(loc),
+                Sink::Place if still => b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3] }),
+                Sink::Place if loc != out => b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3] }),
+                Sink::Place => {}
                 Sink::Store(_) if direct == Some(body.results[k] as usize) => {}
                 Sink::Store(stored) => {
                     let (mut loc, mut still) = (loc, still);
@@ -181,6 +195,7 @@ impl Program {
             each: b.each,
             consts: b.consts,
             outs: 2 + frame.sources.len(),
+            outputs: sinks.len(),
             registers: (shift + b.registers) as usize,
             kept,
             cost: b.cost,
@@ -216,9 +231,9 @@ impl Program {
         unsafe { exec(isa, &self.each, n, bases) }
     }
 
-    /// Number of instructions per block.
-    pub fn len(&self) -> usize {
-        self.each.len()
+    /// Number of destinations.
+    pub fn outputs(&self) -> usize {
+        self.outputs
     }
 }
 
@@ -386,7 +401,7 @@ impl Builder<'_> {
                     // By way of the small type, for its range.
                     let mid = if still { self.slot() } else { self.register(1) };
                     self.push(still, Kind::Cast(self.reprs[a as usize], small), mid, args);
-                    let to = if still { self.slot() } else { self.register(repr.size()) };
+                    let to = to.unwrap_or_else(|| if still { self.slot() } else { self.register(repr.size()) });
                     self.push(still, Kind::Cast(small, repr), to, [mid; 3]);
                     self.operand_done(a);
                     if !still {

@@ -5,7 +5,7 @@
 //!
 //! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
 
-use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
+use super::block::{BLOCK, Repr, accumulate};
 use super::map::{leaves, stored};
 use super::math;
 use super::moves;
@@ -47,6 +47,8 @@ struct Phase {
     fold: Option<(Fold, Repr)>,
     /// Values that are kept for later phases: kept value and destination number.
     keeps: Vec<(usize, usize)>,
+    /// Side by side, what depends on earlier folds alone is computed once per block of rows.
+    prelude: Option<Program>,
 }
 
 /// A compiled row kernel.
@@ -185,14 +187,18 @@ impl Row {
         let last = if *per_row { bodies.len() - 1 } else { bodies.len() };
         let shared = keep_values(&mut bodies[..last], kernel.reads.len() as u32, price, room);
         let mut kept = Vec::new();
-        let mut kept_reprs = Vec::new();
         for &(_, dtype) in &shared {
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.inputs.push(Some(frame.sources.len()));
             frame.sources.push(Source { repr, still: false });
             kept.push((reserve(row_len * repr.size() * if lanes { block } else { 1 }), repr.size()));
-            kept_reprs.push(repr);
         }
+        // In each phase, the folds before it, then what its prelude makes of them.
+        let preludes: Vec<Body> = match lanes {
+            true => bodies.iter_mut().enumerate().map(|(p, body)| hoist(body, p as u32)).collect(),
+            false => Vec::new(),
+        };
+        let hoisted = preludes.iter().map(|p| p.results.len()).max().unwrap_or(0);
         let mut fold_reprs = Vec::new();
         for body in &bodies[..folds.len()] {
             let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
@@ -201,7 +207,8 @@ impl Row {
             frame.sources.push(Source { repr, still: !lanes });
             fold_reprs.push(repr);
         }
-        let folds_at = reserve(fold_reprs.len() * if lanes { BLOCK * 8 } else { 8 });
+        let first_hoisted = frame.sources.len();
+        let folds_at = reserve((fold_reprs.len() + hoisted) * if lanes { BLOCK * 8 } else { 8 });
         let partial = reserve(if lanes { BLOCK * 8 } else { 0 });
         let slots = reserve(8 * sources.len());
         let zeros = reserve(if row_len == 0 { 8 * BLOCK } else { 0 });
@@ -211,6 +218,17 @@ impl Row {
             let mut frame = frame.clone();
             // Later folds are not known yet.
             frame.folds.truncate(p);
+            let mut prelude = None;
+            if let Some(code) = preludes.get(p).filter(|code| !code.results.is_empty()) {
+                let program = Program::new(code, &frame, &vec![Sink::Place; code.results.len()])?;
+                registers = registers.max(program.registers);
+                prelude = Some(program);
+                for (h, &r) in code.results.iter().enumerate() {
+                    let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
+                    frame.folds.push(first_hoisted + h);
+                    frame.sources.push(Source { repr, still: false });
+                }
+            }
             let mut sinks = Vec::new();
             let mut keeps = Vec::new();
             let fold = folds.get(p).map(|f| (f.fold, fold_reprs[p]));
@@ -218,7 +236,7 @@ impl Row {
                 sinks.push(Sink::Keep);
                 for (v, _) in shared.iter().enumerate().filter(|(_, s)| s.0 == p) {
                     keeps.push((v, sinks.len()));
-                    sinks.push(Sink::Store(kept_reprs[v]));
+                    sinks.push(Sink::Place);
                 }
             } else {
                 sinks.clone_from(&stores);
@@ -229,13 +247,13 @@ impl Row {
             let program = Program::new(body, &frame, &sinks)?;
             registers = registers.max(program.registers);
             ns += program.cost + 0.1;
-            phases.push(Phase { program, fold, keeps });
+            phases.push(Phase { program, fold, keeps, prelude });
         }
         let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
         ns += staged as f64;
         let needs = Needs {
             bytes: bytes + registers,
-            bases: source(frame.sources.len() + stores.len().max(1 + shared.len())),
+            bases: source(first_hoisted + 2 * hoisted + stores.len().max(1 + shared.len())),
             rank: outer.rank() + inner.rank(),
             motions: 2 * motions.len(),
         };
@@ -489,6 +507,21 @@ impl Row {
                         fill_identity(fold, repr, n, partial);
                     }
                 }
+                if let Some(prelude) = &phase.prelude {
+                    let first = self.first_fold() + self.phases.len() - 1;
+                    prelude.bind(registers, bases);
+                    for h in 0..prelude.outputs() {
+                        let block = fold_block(self.phases.len() - 1 + h);
+                        bases[prelude.out(h)] = block;
+                        bases[source(first + h)] = block;
+                    }
+                    // SAFETY: folds and hoisted values have a block each.
+                    unsafe {
+                        prelude.run_still(self.isa, bases);
+                        prelude.run_each(self.isa, n, bases);
+                    }
+                    phase.program.bind(registers, bases);
+                }
                 let once = phase.fold.is_none() && self.per_row;
                 for j in 0..if once { 1 } else { len } {
                     // SAFETY: the lanes and the element are within the operands.
@@ -663,18 +696,53 @@ impl Folded {
 /// `acc = acc (fold) value`, element by element.
 ///
 /// # Safety
-/// Both must be blocks of `n` elements.
+/// Both must be blocks of `n` elements, apart.
 unsafe fn combine(isa: Isa, fold: Fold, repr: Repr, n: usize, acc: *mut u8, value: *mut u8) {
-    let binary = match fold {
+    let op = match fold {
         Fold::Sum => Binary::Add,
         Fold::Prod => Binary::Mul,
         Fold::Max => Binary::Max,
         Fold::Min => Binary::Min,
     };
-    let (a, b) = (Loc { base: 0, offset: 0 }, Loc { base: 1, offset: 0 });
-    let op = Op { kind: Kind::Binary(binary, repr, Form::VV), to: a, args: [a, b, b] };
     // SAFETY: the caller's word.
-    unsafe { exec(isa, &[op], n, &[acc, value]) }
+    unsafe { accumulate(isa, op, repr, n, acc, value) }
+}
+
+/// Takes what depends on folds and literals alone, and costs something, out of a body: it is the same for all elements of a row. The
+/// body reads it as folds numbered from `first` on instead. Returns the code that computes them.
+fn hoist(body: &mut Body, first: u32) -> Body {
+    let order = live(body);
+    let mut fixed = vec![false; body.code.len()];
+    let mut used = vec![false; body.code.len()];
+    for &i in &order {
+        let operands = operands(body.code[i as usize].code);
+        let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Fold(_));
+        fixed[i as usize] = leaf || (!operands.is_empty() && operands.iter().all(|&a| fixed[a as usize]));
+        if !fixed[i as usize] {
+            operands.iter().for_each(|&a| used[a as usize] = true);
+        }
+    }
+    body.results.iter().for_each(|&r| used[r as usize] = true);
+    let mut prelude = Body { code: body.code.clone(), results: Vec::new() };
+    for &i in &order {
+        let instr = &mut body.code[i as usize];
+        let leaf = matches!(instr.code, Code::Const(_) | Code::Fold(_));
+        if fixed[i as usize] && used[i as usize] && !leaf {
+            instr.code = Code::Fold(first + prelude.results.len() as u32);
+            prelude.results.push(i);
+        }
+    }
+    prelude
+}
+
+/// The operands of an instruction.
+fn operands(code: Code) -> Vec<u32> {
+    match code {
+        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => Vec::new(),
+        Code::Unary(_, a) | Code::Cast(a) => vec![a],
+        Code::Binary(_, a, b) => vec![a, b],
+        Code::Select(c, a, b) => vec![c, a, b],
+    }
 }
 
 /// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
@@ -690,13 +758,12 @@ fn keep_values(bodies: &mut [Body], first_input: u32, price: impl Fn(Code) -> f6
         let mut of = vec![usize::MAX; body.code.len()];
         for i in live(body) {
             let Instr { code, dtype } = body.code[i as usize];
-            let at = |a: u32| of[a as usize];
-            let (key, operands): (String, Vec<usize>) = match code {
-                Code::Unary(op, a) => (format!("{op:?} {}", at(a)), vec![at(a)]),
-                Code::Binary(op, a, b) => (format!("{op:?} {} {}", at(a), at(b)), vec![at(a), at(b)]),
-                Code::Select(c, a, b) => (format!("? {} {} {}", at(c), at(a), at(b)), vec![at(c), at(a), at(b)]),
-                Code::Cast(a) => (format!("cast {}", at(a)), vec![at(a)]),
-                leaf => (format!("{leaf:?}"), Vec::new()),
+            let operands: Vec<usize> = operands(code).into_iter().map(|a| of[a as usize]).collect();
+            let key = match code {
+                Code::Unary(op, _) => format!("{op:?} {operands:?}"),
+                Code::Binary(op, _, _) => format!("{op:?} {operands:?}"),
+                Code::Select(..) | Code::Cast(_) => format!("{operands:?}"),
+                leaf => format!("{leaf:?}"),
             };
             let new = facts.len();
             let id = *numbers.entry((key, dtype)).or_insert(new);
@@ -733,12 +800,7 @@ fn keep_values(bodies: &mut [Body], first_input: u32, price: impl Fn(Code) -> f6
                 bodies[p].code[i as usize].code = Code::Input(input);
                 continue;
             }
-            match bodies[p].code[i as usize].code {
-                Code::Unary(_, a) | Code::Cast(a) => stack.push(a),
-                Code::Binary(_, a, b) => stack.extend([a, b]),
-                Code::Select(c, a, b) => stack.extend([c, a, b]),
-                Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => {}
-            }
+            stack.extend(operands(bodies[p].code[i as usize].code));
         }
     }
     shared
@@ -752,20 +814,12 @@ fn live(body: &Body) -> Vec<u32> {
             *seen = true;
         }
     }
-    for i in (0..body.code.len()).rev().filter(|&i| i < body.code.len()) {
+    for i in (0..body.code.len()).rev() {
         if !seen[i] {
             continue;
         }
-        let mut see = |a: u32| {
-            if (a as usize) < i {
-                seen[a as usize] = true;
-            }
-        };
-        match body.code[i].code {
-            Code::Unary(_, a) | Code::Cast(a) => see(a),
-            Code::Binary(_, a, b) => [a, b].into_iter().for_each(see),
-            Code::Select(c, a, b) => [c, a, b].into_iter().for_each(see),
-            _ => {}
+        for a in operands(body.code[i].code).into_iter().filter(|&a| (a as usize) < i) {
+            seen[a as usize] = true;
         }
     }
     (0..body.code.len() as u32).filter(|&i| seen[i as usize]).collect()
