@@ -204,8 +204,7 @@ fn matmul() -> Plan {
     let y = m.whole(y);
     m.step(Template::Map, &[16, 4], std::slice::from_ref(&turned), &[y], &[x(0)]);
     // A product of squares: core operands may not be overwritten, however alike the accesses are.
-    let [gram, square] =
-        [("gram", 512), ("square", 256)].map(|(n, at)| m.at(at, n, Class::Activation, F32, &[4, 4]));
+    let [gram, square] = [("gram", 512), ("square", 256)].map(|(n, at)| m.at(at, n, Class::Activation, F32, &[4, 4]));
     let [gs, qs] = [gram, square].map(|b| m.whole(b));
     m.step(Template::MatMul, &[4, 4], &[ss, turned], std::slice::from_ref(&gs), &[x(0)]);
     m.step(Template::MatMul, &[4, 4], &[gs.clone(), gs], std::slice::from_ref(&qs), &[x(0)]);

@@ -599,8 +599,8 @@ impl Lowering<'_> {
 
     /// Constants that the CPU's kernels want in their own layout get a buffer in that layout.
     fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
-        for operand in 0..kernel.template.core_reads() {
-            let source = buffers[operand];
+        for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
+            let source = *slot;
             if self.draft.buffers[source].class != Class::Constant {
                 continue;
             }
@@ -613,7 +613,7 @@ impl Lowering<'_> {
             let layout = format!("{operand} {:?} {:?} {space:?}", read.access, kernel.template);
             let key = (Arc::as_ptr(&constant), Some(layout));
             read.packed = true;
-            buffers[operand] = match self.constants.get(&key) {
+            *slot = match self.constants.get(&key) {
                 Some(&buffer) => buffer,
                 None => {
                     let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[source].clone();

@@ -166,9 +166,7 @@ impl Kind {
                 };
                 ([a, b, 0], if op.compares() { 1 } else { repr.size() })
             }
-            Kind::Select(size, one_a, one_b) => {
-                ([1, if one_a { 0 } else { size }, if one_b { 0 } else { size }], size)
-            }
+            Kind::Select(size, one_a, one_b) => ([1, if one_a { 0 } else { size }, if one_b { 0 } else { size }], size),
             Kind::Cast(from, to) => ([from.size(), 0, 0], to.size()),
             Kind::Splat(size) => ([0; 3], size),
             Kind::Copy(size) => ([size, 0, 0], size),

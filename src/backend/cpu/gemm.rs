@@ -22,8 +22,8 @@
 use super::simd::{Isa, Lanes, Level, Plain, transpose};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
-pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 use crate::kernel::layout::gemm::*;
+pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 use std::ops::Range;
 
 /// A matrix in memory. Strides are in elements and may be anything, zero and negative included.

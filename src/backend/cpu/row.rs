@@ -123,7 +123,8 @@ impl Row {
             motions.push(motion);
         }
         let half = |range: std::ops::Range<usize>, start: bool| -> Vec<Motion> {
-            let cut = |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
+            let cut =
+                |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
             motions.iter().map(cut).collect()
         };
         let mut outer = Nest::new(&kernel.shape[..rows], &half(0..rows, true), Some(first_out));
@@ -139,7 +140,8 @@ impl Row {
             (0..first_out).filter(|&k| step(nest, k) != 0 && step(nest, k) != streams[k].1 as isize).count()
         };
         let lanes = across >= 8
-            && ((scattered(&inner) > 0 && dense(&outer) > dense(&inner) && across >= 16) || row_len * 2 <= across.min(32));
+            && ((scattered(&inner) > 0 && dense(&outer) > dense(&inner) && across >= 16)
+                || row_len * 2 <= across.min(32));
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
 
         // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
@@ -296,7 +298,16 @@ impl Row {
     ///
     /// # Safety
     /// As for [`Compiled::run`]; `at` is within the nests.
-    unsafe fn bind(&self, args: &Args, at: &[isize], add: &[isize], i: usize, n: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+    unsafe fn bind(
+        &self,
+        args: &Args,
+        at: &[isize],
+        add: &[isize],
+        i: usize,
+        n: usize,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
         for (k, s) in self.sources.iter().enumerate() {
             let position = at[k] + add[k] + i as isize * s.step;
             bases[source(k)] = match (s.place, s.arg) {
@@ -339,7 +350,16 @@ impl Row {
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn finish(&self, args: &Args, at: &[isize], add: &[isize], i: usize, n: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+    unsafe fn finish(
+        &self,
+        args: &Args,
+        at: &[isize],
+        add: &[isize],
+        i: usize,
+        n: usize,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
         let phase = self.phases.last().expect("the body is the last phase");
         let first = self.sources.len();
         let position = |k: usize, s: &Stream| at[first + k] + add[first + k] + i as isize * s.step;
