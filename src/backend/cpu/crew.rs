@@ -4,7 +4,7 @@
 //! took part: one that wakes up late finds the gate closed and costs nothing. Between jobs a worker spins for a moment (kernels of
 //! one run follow each other within microseconds) and then sleeps.
 //!
-//! A general pool (rayon) was tried on paper and left out: its broadcasts and its injector queue allocate, and a run must not.
+//! A general pool such as rayon is left out: its broadcasts and its injector queue allocate, and a run must not.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
