@@ -327,7 +327,7 @@ fn kernel(nursery: &mut Nursery, k: usize) {
         let operands = if writes { &kernel.writes } else { &kernel.reads };
         for (i, operand) in operands.iter().enumerate() {
             let name = format!("{verb} {i}");
-            for by in [-16isize, -1, 1, 2, 16, isize::MAX, isize::MIN] {
+            for by in [-16isize, -4, -1, 1, 2, 16, isize::MAX, isize::MIN] {
                 add(format!("{name}: offset {by:+}"), &|k| {
                     let offset = &mut list(k, writes)[i].access.offset;
                     *offset = offset.wrapping_add(by);

@@ -168,12 +168,8 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
     if work(plan) > MOST_WORK {
         return None;
     }
-    let mut memory = Private {
-        plan,
-        written: vec![BTreeMap::new(); plan.buffers.len()],
-        staged: Vec::new(),
-        unwritten: None,
-    };
+    let mut memory =
+        Private { plan, written: vec![BTreeMap::new(); plan.buffers.len()], staged: Vec::new(), unwritten: None };
     let results = runs(plan, &mut memory, false, |memory, buffer, lasts| {
         if !lasts {
             memory.written[buffer].clear();
