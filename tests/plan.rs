@@ -135,10 +135,10 @@ fn chain() -> Plan {
     let d = m.at(0, "d", Class::Activation, F32, &[64, 1]);
     let full = |m: &Maker, b: usize| (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.buffers[b].shape).unwrap());
     let [xs, as_, bs, cs, ys] = [input, a, b, c, output].map(|b| full(&m, b));
-    m.step(Template::Map, &shape, &[xs], &[as_.clone()], &[x(0) * 2.0]);
-    m.step(Template::Map, &shape, &[as_], &[bs.clone()], &[x(0) + 1.0]);
+    m.step(Template::Map, &shape, &[xs], std::slice::from_ref(&as_), &[x(0) * 2.0]);
+    m.step(Template::Map, &shape, &[as_], std::slice::from_ref(&bs), &[x(0) + 1.0]);
     let turned = (b, bs.1.permute(&[1, 0]).reshape(&Shape::new([16, 4])).unwrap().permute(&[1, 0]));
-    m.step(Template::Map, &shape, &[turned, bs], &[cs.clone()], &[x(0) * x(1)]);
+    m.step(Template::Map, &shape, &[turned, bs], std::slice::from_ref(&cs), &[x(0) * x(1)]);
     let flat = |buffer| (buffer, Access::contiguous(Shape::new([64, 1])));
     m.step(Template::Map, &[64, 1], &[flat(c)], &[flat(d)], &[x(0) - 0.5]);
     let first = (d, Access::contiguous(Shape::new([1, 16])).broadcast(&Shape::new(shape)));
@@ -276,7 +276,7 @@ fn windows() -> Plan {
     let pool = Template::Pool { window: window([1, 2, 2], [1, 2, 2], [0, 0, 0]), pool: Pool::Max };
     m.step(pool, &[1, 2, 1, 2, 2], &[cs], std::slice::from_ref(&ps), &[x(0)]);
     let nothing = (p, Access { shape: Shape::new([0, 4]), strides: vec![4, 1], offset: 0 });
-    m.step(Template::Map, &[0, 4], &[nothing], &[ns.clone()], &[x(0)]);
+    m.step(Template::Map, &[0, 4], &[nothing], std::slice::from_ref(&ns), &[x(0)]);
     let pad = Template::Pad { before: vec![0, 1], mode: plimsoll::kernel::PadMode::Edge };
     let flat = (p, Access { shape: Shape::new([8, 1]), strides: vec![1, 1], offset: 0 });
     m.step(pad, &[8, 3], &[flat], std::slice::from_ref(&wides), &[x(0)]);

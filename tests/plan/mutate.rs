@@ -192,7 +192,9 @@ fn plan_wide(nursery: &mut Nursery) {
         for class in Class::ALL {
             nursery.add(Kind::Layout, format!("segment {s}: class {}", class.name()), |p| p.segments[s].class = class);
         }
-        nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| drop(p.segments.remove(s)));
+        nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| {
+            p.segments.remove(s);
+        });
         nursery.add(Kind::Layout, format!("segment {s}: endless"), |p| p.segments[s].bytes = u64::MAX);
         nursery.add(Kind::Layout, format!("segment {s}: swapped"), |p| p.segments.rotate_left(s));
     }
