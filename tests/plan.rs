@@ -277,7 +277,7 @@ fn windows() -> Plan {
     m.step(pool, &[1, 2, 1, 2, 2], &[cs], std::slice::from_ref(&ps), &[x(0)]);
     let nothing = (p, Access { shape: Shape::new([0, 4]), strides: vec![4, 1], offset: 0 });
     m.step(Template::Map, &[0, 4], &[nothing], std::slice::from_ref(&ns), &[x(0)]);
-    let pad = Template::Pad { before: vec![0, 1], mode: plimsoll::kernel::PadMode::Edge };
+    let pad = Template::Pad { before: vec![0, 1], mode: plimsoll::kernel::PadMode::Constant(f64::NEG_INFINITY) };
     let flat = (p, Access { shape: Shape::new([8, 1]), strides: vec![1, 1], offset: 0 });
     m.step(pad, &[8, 3], &[flat], std::slice::from_ref(&wides), &[x(0)]);
     let sum = RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) };
