@@ -42,27 +42,33 @@ unsafe fn reduce_in<L: Lanes>(fold: Fold, x: &[f32]) -> f32 {
     // SAFETY: loads stay inside the slice.
     unsafe {
         match fold {
-            Fold::Max => fold_in::<L>(x, f32::NEG_INFINITY, |acc, x| x.max(acc), |a, b| if a > b { a } else { b }),
-            // The smallest is the largest of the negated, negated.
-            Fold::Min => {
-                let negate = |x: L| x.mul_add(L::splat(-1.0), L::splat(0.0));
-                -fold_in::<L>(x, f32::NEG_INFINITY, |acc, x| negate(x).max(acc), |a, b| if a > b { a } else { b })
-            }
-            Fold::Sum | Fold::Prod => fold_in::<L>(x, 0.0, |acc, x| acc.add(x), |a, b| a + b),
+            Fold::Max => fold_in::<L>(x, f32::NEG_INFINITY, false, |acc, x| x.max(acc), |a, b| if a > b { a } else { b }),
+            Fold::Min => fold_in::<L>(x, f32::INFINITY, false, |acc, x| x.min(acc), |a, b| if a < b { a } else { b }),
+            Fold::Sum | Fold::Prod => fold_in::<L>(x, 0.0, true, |acc, x| acc.add(x), |a, b| a + b),
         }
     }
 }
 
-/// Four registers of partial results, joined in a fixed order.
+/// Four registers of partial results, joined in a fixed order. `counts`: an element must not be folded twice, but zeros change nothing;
+/// otherwise it is the other way round.
 ///
 /// # Safety
 /// As for [`reduce_in`].
 #[inline(always)]
-unsafe fn fold_in<L: Lanes>(x: &[f32], start: f32, step: impl Fn(L, L) -> L, join: impl Fn(f32, f32) -> f32) -> f32 {
+unsafe fn fold_in<L: Lanes>(
+    x: &[f32],
+    start: f32,
+    counts: bool,
+    step: impl Fn(L, L) -> L,
+    join: impl Fn(f32, f32) -> f32,
+) -> f32 {
+    let (ptr, n) = (x.as_ptr(), x.len());
+    if n < L::LEN && !counts {
+        return x.iter().fold(start, |a, &b| join(a, b));
+    }
     // SAFETY: loads stay inside the slice, the store inside the array.
     unsafe {
         let mut parts = [L::splat(start); 4];
-        let (ptr, n) = (x.as_ptr(), x.len());
         let mut i = 0;
         while i + 4 * L::LEN <= n {
             for (k, part) in parts.iter_mut().enumerate() {
@@ -74,25 +80,19 @@ unsafe fn fold_in<L: Lanes>(x: &[f32], start: f32, step: impl Fn(L, L) -> L, joi
             parts[0] = step(parts[0], L::load(ptr.add(i)));
             i += L::LEN;
         }
-        // What is left, filled up with values that change nothing.
-        let mut last = [start; 16];
-        for (to, &x) in last.iter_mut().zip(&x[i..]) {
-            *to = x;
-        }
         if i < n {
-            parts[1] = step(parts[1], L::load(last.as_ptr()));
+            let rest = if counts { L::load_first(ptr.add(i), n - i) } else { L::load(ptr.add(n - L::LEN)) };
+            parts[3] = step(parts[3], rest);
         }
-        let all = [step(parts[0], parts[1]), step(parts[2], parts[3])];
         let mut lanes = [start; 16];
-        step(all[0], all[1]).store(lanes.as_mut_ptr());
-        let mut width = L::LEN / 2;
-        while width > 0 {
-            for k in 0..width {
-                lanes[k] = join(lanes[k], lanes[k + width]);
-            }
-            width /= 2;
-        }
-        lanes[0]
+        step(step(parts[0], parts[1]), step(parts[2], parts[3])).store(lanes.as_mut_ptr());
+        // Halves joined by halves, each width spelled out so that it becomes one instruction.
+        let lanes: [f32; 8] = match L::LEN {
+            16 => std::array::from_fn(|k| join(lanes[k], lanes[k + 8])),
+            _ => std::array::from_fn(|k| lanes[k]),
+        };
+        let lanes: [f32; 4] = std::array::from_fn(|k| join(lanes[k], lanes[k + 4]));
+        join(join(lanes[0], lanes[2]), join(lanes[1], lanes[3]))
     }
 }
 

@@ -130,7 +130,7 @@ impl Map {
                 (Feed::Memory(read), stored(operand)?, Motion::bytes(operand, 0..rank))
             };
             frame.inputs[j as usize] = Some(streams.len());
-            frame.sources.push(Source { repr, still: false });
+            frame.sources.push(Source { repr, still: false, padded: false });
             streams.push((feed, repr.size()));
             motions.push(motion);
         }
@@ -139,7 +139,7 @@ impl Map {
                 return Err(format!("a body reads the index along axis {axis} of {rank}"));
             }
             frame.index.insert(axis, streams.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false });
+            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
             streams.push((Feed::Index, 8));
             motions.push(Motion::index(axis as usize, rank));
         }
@@ -191,6 +191,7 @@ impl Map {
         let outs: Vec<Stream> = (first_out..core_at).map(|k| place(k, streams[k], true)).collect();
         for (source, stream) in frame.sources.iter_mut().zip(&sources) {
             source.still = stream.place == Place::Still;
+            source.padded = matches!((stream.place, stream.feed), (Place::Staged(_), Feed::Memory(_) | Feed::Index));
         }
         let program = Program::new(&kernel.body, &frame, &sinks)?;
         cost += program.cost;

@@ -5,7 +5,7 @@
 //!
 //! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
 
-use super::block::{BLOCK, Repr};
+use super::block::{BLOCK, Repr, VECTOR};
 use super::fold::{accumulate, reduce};
 use super::map::{leaves, stored};
 use super::moves;
@@ -29,12 +29,19 @@ enum Place {
     Dense,
     Still,
     Staged(usize),
-    /// A result that is dense within rows while blocks run across them: `TURN` blocks are collected, then turned on their side.
+    /// Dense across rows while blocks run along them, or the other way round: `TURN` of them are turned on their side at once.
     Turned(usize),
 }
 
-/// Blocks that are collected before they are turned.
+/// Blocks of results that are turned on their side together.
 const TURN: usize = 16;
+/// Rows of up to this many bytes are turned.
+const TURNED_BYTES: usize = 16 << 10;
+
+/// How many rows of so many bytes are turned together: some cache lines of each element, but no more than stay in the cache.
+fn turned_rows(bytes: usize) -> usize {
+    ((32 << 10) / bytes.max(1)).clamp(16, 64)
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -44,6 +51,25 @@ struct Stream {
     place: Place,
     /// Along the axis that blocks run along.
     step: isize,
+}
+
+/// Counts rows that are treated together.
+#[derive(Default)]
+struct Group {
+    at: usize,
+    len: usize,
+}
+
+impl Group {
+    /// Moves on by a row; true when that starts a new group, of `len` rows.
+    fn next(&mut self, len: usize) -> bool {
+        self.at += 1;
+        let new = self.at >= self.len;
+        if new {
+            *self = Group { at: 0, len };
+        }
+        new
+    }
 }
 
 struct Phase {
@@ -68,6 +94,8 @@ pub struct Row {
     block: usize,
     lanes: bool,
     per_row: bool,
+    /// Rows that are turned together.
+    turned_rows: usize,
     sources: Vec<Stream>,
     outs: Vec<Stream>,
     /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
@@ -78,6 +106,8 @@ pub struct Row {
     partial: usize,
     slots: usize,
     zeros: usize,
+    /// Where folded values of many rows are collected, when the body needs nothing else: it then runs once for all of them.
+    group_at: Option<usize>,
     items: usize,
     tasks: usize,
     needs: Needs,
@@ -104,7 +134,7 @@ impl Row {
             let operand = kernel.reads.get(j as usize).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
             let repr = stored(operand)?;
             frame.inputs[j as usize] = Some(streams.len());
-            frame.sources.push(Source { repr, still: false });
+            frame.sources.push(Source { repr, still: false, padded: false });
             streams.push((Some(j as usize), repr.size()));
             motions.push(Motion::bytes(operand, 0..rank));
         }
@@ -113,7 +143,7 @@ impl Row {
                 return Err(format!("a body reads the index along axis {axis} of {rank}"));
             }
             frame.index.insert(axis, streams.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false });
+            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
             streams.push((None, 8));
             motions.push(Motion::index(axis as usize, rank));
         }
@@ -136,7 +166,7 @@ impl Row {
         let mut inner = Nest::new(&kernel.shape[rows..], &half(rows..rank, false), Some(by));
         let (row_count, row_len) = (outer.len(), inner.len());
 
-        // Side by side where the data is dense across rows but not within them, or where rows are very short.
+        // Blocks run across rows where data is dense that way, or where rows are very short.
         let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
         let across = *outer.dims.last().unwrap_or(&1);
         // Only operands that move both ways have a preference.
@@ -144,8 +174,10 @@ impl Row {
         let dense = |nest: &Nest| {
             (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count()
         };
-        let lanes = across >= 8
-            && ((dense(&outer) > dense(&inner) && across >= 16) || row_len * 2 <= across.min(32));
+        // A normalisation of rows that lie side by side is better turned, some rows at a time, than read once per fold.
+        let out_dense = (first_out..motions.len()).all(|k| step(&outer, k) == streams[k].1 as isize);
+        let side_by_side = dense(&outer) > dense(&inner) && (*per_row || (out_dense && across >= 256));
+        let lanes = across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32));
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
 
         // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
@@ -164,6 +196,11 @@ impl Row {
                 _ if is_out && lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
                     Place::Turned(reserve(TURN * BLOCK * size))
                 }
+                _ if !is_out && !lanes && inner.rank() == 0 && across >= 4 && arg.is_some()
+                    && outer.steps[outer.rank() - 1][k] == size as isize && along * size <= TURNED_BYTES =>
+                {
+                    Place::Turned(reserve((turned_rows(along * size) * along + VECTOR) * size))
+                }
                 _ => Place::Staged(reserve(BLOCK * size)),
             };
             Stream { arg, size, place, step: steps[k] }
@@ -172,10 +209,12 @@ impl Row {
         let outs: Vec<Stream> = (first_out..motions.len()).map(|k| place(k, true)).collect();
         for (source, stream) in frame.sources.iter_mut().zip(&sources) {
             source.still = stream.place == Place::Still;
+            source.padded = matches!(stream.place, Place::Staged(_) | Place::Turned(_));
         }
         let block = if lanes {
             // The rows of a block are read once per fold, so they should stay in the cache.
-            (((128 << 10) / 4 / row_len.max(1)).clamp(128, BLOCK) & !15).min(along.max(1))
+            let lanes = if folds.len() == 1 && *per_row { BLOCK } else { (128 << 10) / 4 / row_len.max(1) };
+            (lanes.clamp(128, BLOCK) & !15).min(along.max(1))
         } else {
             BLOCK
         };
@@ -199,8 +238,9 @@ impl Row {
         for &(_, dtype) in &shared {
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.inputs.push(Some(frame.sources.len()));
-            frame.sources.push(Source { repr, still: false });
-            kept.push((reserve(row_len * repr.size() * if lanes { block } else { 1 }), repr.size()));
+            frame.sources.push(Source { repr, still: false, padded: true });
+            let elements = row_len * if lanes { block.next_multiple_of(VECTOR) } else { 1 };
+            kept.push((reserve((elements + VECTOR) * repr.size()), repr.size()));
         }
         // In each phase, the folds before it, then what its prelude makes of them.
         let preludes: Vec<Body> = match lanes {
@@ -213,7 +253,7 @@ impl Row {
             let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.folds.push(frame.sources.len());
-            frame.sources.push(Source { repr, still: !lanes });
+            frame.sources.push(Source { repr, still: !lanes, padded: lanes });
             fold_reprs.push(repr);
         }
         let first_hoisted = frame.sources.len();
@@ -221,6 +261,9 @@ impl Row {
         let partial = reserve(if lanes { BLOCK * 8 } else { 0 });
         let slots = reserve(8 * sources.len());
         let zeros = reserve(if row_len == 0 { 8 * BLOCK } else { 0 });
+
+        let alone = leaves([&kernel.body]) == (Vec::new(), Vec::new());
+        let group_at = (*per_row && !lanes && alone).then(|| reserve(8 * BLOCK * (folds.len() + kernel.writes.len())));
 
         let (mut phases, mut registers, mut ns) = (Vec::new(), 0, 0.0);
         for (p, body) in bodies.iter().enumerate() {
@@ -235,7 +278,7 @@ impl Row {
                 for (h, &r) in code.results.iter().enumerate() {
                     let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
                     frame.folds.push(first_hoisted + h);
-                    frame.sources.push(Source { repr, still: false });
+                    frame.sources.push(Source { repr, still: false, padded: true });
                 }
             }
             let mut sinks = Vec::new();
@@ -249,7 +292,9 @@ impl Row {
                 }
             } else {
                 sinks.clone_from(&stores);
-                if *per_row && !lanes {
+                if group_at.is_some() {
+                    frame.folds.iter().for_each(|&f| frame.sources[f] = Source { still: false, padded: true, ..frame.sources[f] });
+                } else if *per_row && !lanes {
                     frame.sources.iter_mut().for_each(|s| s.still = true);
                 }
             }
@@ -271,6 +316,8 @@ impl Row {
         let items = outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
         let tasks = tasks.min(items);
         let per_row = *per_row;
+        let widest = sources.iter().filter(|s| matches!(s.place, Place::Turned(_))).map(|s| along * s.size).max();
+        let turned_rows = turned_rows(widest.unwrap_or(usize::MAX));
         Ok(Row {
             isa,
             outer,
@@ -279,6 +326,7 @@ impl Row {
             block,
             lanes,
             per_row,
+            turned_rows,
             sources,
             outs,
             kept,
@@ -287,6 +335,7 @@ impl Row {
             partial,
             slots,
             zeros,
+            group_at,
             items,
             tasks,
             needs,
@@ -301,16 +350,27 @@ impl Row {
         self.sources.len() + self.kept.len()
     }
 
-    /// Points every source that comes from an operand at element `i` of the current run.
+    /// Points every source that comes from an operand at element `i` of the current run, in row `group` of those that were turned together.
     ///
     /// # Safety
     /// As for [`Compiled::run`]; `at` is within the nests.
-    unsafe fn bind(&self, args: &Args, at: &[isize], add: &[isize], i: usize, n: usize, mem: *mut u8, bases: &mut [*mut u8]) {
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
+    unsafe fn bind(
+        &self,
+        args: &Args,
+        at: &[isize],
+        add: &[isize],
+        (i, group): (usize, usize),
+        n: usize,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
         for (k, s) in self.sources.iter().enumerate() {
             let position = at[k] + add[k] + i as isize * s.step;
             bases[source(k)] = match (s.place, s.arg) {
                 (Place::Still | Place::Dense, Some(arg)) => args.at(arg, position),
-                (Place::Staged(offset) | Place::Turned(offset), arg) => {
+                (Place::Turned(offset), _) => mem.wrapping_add(offset + (group * self.along + i) * s.size),
+                (Place::Staged(offset), arg) => {
                     let to = mem.wrapping_add(offset);
                     // SAFETY: a staging block holds a block; operands were checked to span their memory.
                     unsafe {
@@ -408,24 +468,41 @@ impl Row {
         let operands = self.sources.len() + self.outs.len();
         let (at, add) = at[..2 * operands].split_at_mut(operands);
         let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
-        for f in 0..self.phases.len() - 1 {
-            bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
-        }
         // A row of one block is pointed at once, not once per phase.
         let runs = self.inner.len();
         let single = runs == 1 && self.along <= BLOCK;
+        let last = self.outer.rank().wrapping_sub(1);
+        let rows_left = |index: &[usize]| self.outer.dims.get(last).map_or(1, |dim| dim - index[last]);
+        let (mut turned, mut grouped) = (Group::default(), Group::default());
         self.outer.seek(rows.start, row_index, at);
-        for _ in rows {
+        for row in rows.clone() {
             self.inner.seek(0, index, add);
+            if turned.next(self.turned_rows.min(rows_left(row_index)).min(rows.end - row)) {
+                // SAFETY: as many rows as there are in the operands.
+                unsafe { self.turn(args, at, turned.len, mem) }
+            }
+            if grouped.next(BLOCK.min(rows_left(row_index)).min(rows.end - row)) {
+                for f in 0..self.phases.len() - 1 {
+                    bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
+                }
+            }
             if single {
                 // SAFETY: the row is within its operands.
-                unsafe { self.bind(args, at, add, 0, self.along, mem, bases) }
+                unsafe { self.bind(args, at, add, (0, turned.at), self.along, mem, bases) }
             }
             for (p, phase) in self.phases.iter().enumerate() {
                 phase.program.bind(registers, bases);
                 let Some((fold, repr)) = phase.fold else {
                     // SAFETY: as above.
-                    unsafe { self.last_phase(phase, single, args, at, add, index, mem, bases) }
+                    unsafe {
+                        if self.group_at.is_some() {
+                            if grouped.at + 1 == grouped.len {
+                                self.finish_group(phase, args, at, grouped.len, mem, bases);
+                            }
+                        } else {
+                            self.last_phase(phase, single, args, at, add, index, turned.at, mem, bases);
+                        }
+                    }
                     break;
                 };
                 let mut folded = Folded::new(fold);
@@ -435,7 +512,7 @@ impl Row {
                         // SAFETY: as above.
                         unsafe {
                             if !single {
-                                self.bind(args, at, add, i, n, mem, bases);
+                                self.bind(args, at, add, (i, turned.at), n, mem, bases);
                             }
                             self.bind_kept(phase, run * self.along + i, mem, bases);
                             if i == 0 {
@@ -450,10 +527,66 @@ impl Row {
                         self.inner.advance(index, add);
                     }
                 }
-                // SAFETY: eight bytes per fold are set aside.
-                unsafe { folded.store(repr, mem.add(self.folds + 8 * p)) }
+                // SAFETY: eight bytes per fold are set aside, and a block of them for grouped rows.
+                unsafe {
+                    folded.store(repr, mem.add(self.folds + 8 * p));
+                    if let Some(group_at) = self.group_at {
+                        folded.store_one(repr, mem.add(group_at + 8 * BLOCK * p + grouped.at * repr.size()));
+                    }
+                }
             }
             self.outer.advance(row_index, at);
+        }
+    }
+
+    /// Turns the next rows of sources that lie side by side.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`]; there must be as many rows from here on along the last axis.
+    unsafe fn turn(&self, args: &Args, at: &[isize], rows: usize, mem: *mut u8) {
+        for (k, s) in self.sources.iter().enumerate() {
+            if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg) {
+                let (from, to) = (args.at(arg, at[k]), mem.wrapping_add(offset));
+                // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
+                unsafe { moves::turn(s.size, self.along, rows, from, s.step, to, (self.along * s.size) as isize) }
+            }
+        }
+    }
+
+    /// The body of many rows that were folded, once for each; `at` is the last of them.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn finish_group(
+        &self,
+        phase: &Phase,
+        args: &Args,
+        at: &[isize],
+        rows: usize,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
+        let group_at = self.group_at.expect("only grouped rows are finished together");
+        for f in 0..self.phases.len() - 1 {
+            bases[source(self.first_fold() + f)] = mem.wrapping_add(group_at + 8 * BLOCK * f);
+        }
+        let first = self.sources.len();
+        let step = |k: usize| self.outer.steps.last().map_or(0, |s| s[first + k]);
+        let to = |k: usize, s: &Stream| {
+            args.at(s.arg.expect("destinations are memory"), at[first + k] - (rows as isize - 1) * step(k))
+        };
+        let dense = |k: usize, s: &Stream| rows == 1 || step(k) == s.size as isize;
+        let stage = |k: usize| mem.wrapping_add(group_at + 8 * BLOCK * (self.phases.len() - 1 + k));
+        for (k, s) in self.outs.iter().enumerate() {
+            bases[phase.program.out(k)] = if dense(k, s) { to(k, s) } else { stage(k) };
+        }
+        // SAFETY: folded values have blocks, and so do staged results; operands were checked to span their memory.
+        unsafe {
+            phase.program.run_still(self.isa, bases);
+            phase.program.run_each(self.isa, rows, bases);
+            for (k, s) in self.outs.iter().enumerate().filter(|(k, s)| !dense(*k, s)) {
+                moves::scatter(s.size, rows, stage(k), to(k, s), step(k));
+            }
         }
     }
 
@@ -470,6 +603,7 @@ impl Row {
         at: &[isize],
         add: &mut [isize],
         index: &mut [usize],
+        group: usize,
         mem: *mut u8,
         bases: &mut [*mut u8],
     ) {
@@ -479,7 +613,7 @@ impl Row {
                 if self.inner.len() * self.along == 0 {
                     self.bind_nothing(mem, bases);
                 } else if !single {
-                    self.bind(args, at, add, 0, 1, mem, bases);
+                    self.bind(args, at, add, (0, group), 1, mem, bases);
                 }
                 phase.program.run_still(self.isa, bases);
                 self.finish(args, at, add, (0, 0), 1, mem, bases);
@@ -490,7 +624,7 @@ impl Row {
                 for i in (0..self.along).step_by(BLOCK) {
                     let n = BLOCK.min(self.along - i);
                     if !single {
-                        self.bind(args, at, add, i, n, mem, bases);
+                        self.bind(args, at, add, (i, group), n, mem, bases);
                     }
                     self.bind_kept(phase, run * self.along + i, mem, bases);
                     if i == 0 {
@@ -556,9 +690,9 @@ impl Row {
                     unsafe {
                         match len {
                             0 => self.bind_nothing(mem, bases),
-                            _ => self.bind(args, at, add, lane, n, mem, bases),
+                            _ => self.bind(args, at, add, (lane, 0), n, mem, bases),
                         }
-                        self.bind_kept(phase, j * self.block, mem, bases);
+                        self.bind_kept(phase, j * self.block.next_multiple_of(VECTOR), mem, bases);
                         phase.program.run_still(self.isa, bases);
                         let Some((fold, repr)) = phase.fold else {
                             self.finish(args, at, add, (lane, j), n, mem, bases);
@@ -695,12 +829,11 @@ impl Folded {
 /// # Safety
 /// `to` must be writable for a block.
 unsafe fn fill_identity(fold: Fold, repr: Repr, n: usize, to: *mut u8) {
-    let identity = Folded::new(fold);
+    let mut slot = [0u8; 8];
     // SAFETY: the caller's word.
     unsafe {
-        for i in 0..n {
-            identity.store_one(repr, to.add(i * repr.size()));
-        }
+        Folded::new(fold).store(repr, slot.as_mut_ptr());
+        moves::gather(repr.size(), n, slot.as_ptr(), 0, to);
     }
 }
 
@@ -714,7 +847,7 @@ impl Folded {
         // SAFETY: the caller's word.
         unsafe {
             self.store(repr, slot.as_mut_ptr());
-            to.copy_from_nonoverlapping(slot.as_ptr(), repr.size());
+            moves::gather(repr.size(), 1, slot.as_ptr(), 0, to);
         }
     }
 }
