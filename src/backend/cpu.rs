@@ -27,6 +27,7 @@ mod check;
 pub mod conv;
 mod copy;
 mod crew;
+mod fold;
 pub mod gemm;
 mod index;
 mod map;

@@ -126,7 +126,7 @@ pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
 ///
 /// # Safety
 /// As for [`exec`].
-unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+pub unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     const PART: usize = 256;
     #[repr(align(64))]
     struct Copies([[MaybeUninit<u64>; PART]; 3]);
@@ -284,9 +284,9 @@ unsafe fn select<T: Copy>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
 }
 
 /// An instruction's operands as addresses.
-struct Ptrs {
-    to: *mut u8,
-    args: [*mut u8; 3],
+pub struct Ptrs {
+    pub to: *mut u8,
+    pub args: [*mut u8; 3],
 }
 
 /// # Safety
@@ -402,50 +402,6 @@ unsafe fn binary_f32(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
             Binary::And => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 && b != 0.0))),
             Binary::Or => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 || b != 0.0))),
             Binary::Xor => formed(n, form, p, |a, b| f32::from(u8::from((a != 0.0) != (b != 0.0)))),
-        }
-    }
-}
-
-/// `acc[i] = op(acc[i], x[i])`.
-///
-/// # Safety
-/// `acc` writable and `x` readable for `n` elements, apart.
-pub unsafe fn accumulate(isa: Isa, op: Binary, repr: Repr, n: usize, acc: *mut u8, x: *mut u8) {
-    #[inline(always)]
-    unsafe fn body(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        let (acc, x) = unsafe { (from_raw_parts_mut(acc, n), from_raw_parts(x, n)) };
-        match op {
-            Binary::Add => acc.iter_mut().zip(x).for_each(|(a, &x)| *a += x),
-            Binary::Max => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
-            Binary::Min => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
-            _ => acc.iter_mut().zip(x).for_each(|(a, &x)| *a *= x),
-        }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn avx512(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        unsafe { body(op, n, acc, x) }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        unsafe { body(op, n, acc, x) }
-    }
-    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
-    unsafe {
-        match (repr, isa.level()) {
-            #[cfg(target_arch = "x86_64")]
-            (Repr::F32, Level::Avx512) => avx512(op, n, acc.cast(), x.cast()),
-            #[cfg(target_arch = "x86_64")]
-            (Repr::F32, Level::Avx2) => avx2(op, n, acc.cast(), x.cast()),
-            (Repr::F32, _) => body(op, n, acc.cast(), x.cast()),
-            _ => {
-                let kind = Kind::Binary(op, repr, Form::VV);
-                in_place(isa, kind, n, &Ptrs { to: acc, args: [acc, x, x] });
-            }
         }
     }
 }

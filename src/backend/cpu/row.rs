@@ -5,9 +5,9 @@
 //!
 //! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
 
-use super::block::{BLOCK, Repr, accumulate};
+use super::block::{BLOCK, Repr};
+use super::fold::{accumulate, reduce};
 use super::map::{leaves, stored};
-use super::math;
 use super::moves;
 use super::nest::{Motion, Nest};
 use super::program::{Frame, Program, Sink, Source, source};
@@ -29,7 +29,12 @@ enum Place {
     Dense,
     Still,
     Staged(usize),
+    /// A result that is dense within rows while blocks run across them: `TURN` blocks are collected, then turned on their side.
+    Turned(usize),
 }
+
+/// Blocks that are collected before they are turned.
+const TURN: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
@@ -135,13 +140,11 @@ impl Row {
         // Side by side where the data is dense across rows but not within them, or where rows are very short.
         let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
         let across = *outer.dims.last().unwrap_or(&1);
-        let dense = |nest: &Nest| (0..first_out).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
-        let scattered = |nest: &Nest| {
-            (0..first_out).filter(|&k| step(nest, k) != 0 && step(nest, k) != streams[k].1 as isize).count()
-        };
-        let lanes = across >= 8
-            && ((scattered(&inner) > 0 && dense(&outer) > dense(&inner) && across >= 16)
-                || row_len * 2 <= across.min(32));
+        // Only operands that move both ways have a preference.
+        let full = |k: &usize| outer.steps.iter().any(|s| s[*k] != 0) && inner.steps.iter().any(|s| s[*k] != 0);
+        let dense =
+            |nest: &Nest| (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
+        let lanes = across >= 8 && ((dense(&outer) > dense(&inner) && across >= 16) || row_len * 2 <= across.min(32));
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
 
         // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
@@ -157,6 +160,9 @@ impl Row {
                 s if arg.is_some() && (s == size as isize || along == 1) => Place::Dense,
                 // A result per row is one element, wherever it goes.
                 _ if is_out && *per_row && !lanes => Place::Dense,
+                _ if is_out && lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
+                    Place::Turned(reserve(TURN * BLOCK * size))
+                }
                 _ => Place::Staged(reserve(BLOCK * size)),
             };
             Stream { arg, size, place, step: steps[k] }
@@ -168,7 +174,7 @@ impl Row {
         }
         let block = if lanes {
             // The rows of a block are read once per fold, so they should stay in the cache.
-            (((256 << 10) / 4 / row_len.max(1)).clamp(64, BLOCK) & !15).min(along.max(1))
+            (((128 << 10) / 4 / row_len.max(1)).clamp(128, BLOCK) & !15).min(along.max(1))
         } else {
             BLOCK
         };
@@ -312,7 +318,7 @@ impl Row {
             let position = at[k] + add[k] + i as isize * s.step;
             bases[source(k)] = match (s.place, s.arg) {
                 (Place::Still | Place::Dense, Some(arg)) => args.at(arg, position),
-                (Place::Staged(offset), arg) => {
+                (Place::Staged(offset) | Place::Turned(offset), arg) => {
                     let to = mem.wrapping_add(offset);
                     // SAFETY: a staging block holds a block; operands were checked to span their memory.
                     unsafe {
@@ -346,16 +352,18 @@ impl Row {
         }
     }
 
-    /// Points the destinations of the last phase at element `i`, runs `n` elements, and copies what was staged.
+    /// Points the destinations of the last phase at element `i` of the axis that blocks run along and element `j` of the row, runs `n`
+    /// elements, and copies what was staged.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
     unsafe fn finish(
         &self,
         args: &Args,
         at: &[isize],
         add: &[isize],
-        i: usize,
+        (i, j): (usize, usize),
         n: usize,
         mem: *mut u8,
         bases: &mut [*mut u8],
@@ -366,6 +374,7 @@ impl Row {
         for (k, s) in self.outs.iter().enumerate() {
             bases[phase.program.out(k)] = match s.place {
                 Place::Staged(offset) => mem.wrapping_add(offset),
+                Place::Turned(offset) => mem.wrapping_add(offset + j % TURN * BLOCK * s.size),
                 _ => args.at(s.arg.expect("destinations are memory"), position(k, s)),
             };
         }
@@ -375,6 +384,13 @@ impl Row {
             for (k, s) in self.outs.iter().enumerate() {
                 if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
                     moves::scatter(s.size, n, mem.wrapping_add(offset), args.at(arg, position(k, s)), s.step);
+                }
+                if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg)
+                    && (j % TURN == TURN - 1 || j + 1 == self.inner.len())
+                {
+                    let before = (j % TURN * s.size) as isize;
+                    let (from, to) = (mem.wrapping_add(offset), args.at(arg, position(k, s) - before));
+                    moves::turn(s.size, j % TURN + 1, n, from, (BLOCK * s.size) as isize, to, s.step);
                 }
             }
         }
@@ -474,7 +490,7 @@ impl Row {
                     self.bind(args, at, add, 0, 1, mem, bases);
                 }
                 phase.program.run_still(self.isa, bases);
-                self.finish(args, at, add, 0, 1, mem, bases);
+                self.finish(args, at, add, (0, 0), 1, mem, bases);
                 return;
             }
             let runs = self.inner.len();
@@ -488,7 +504,7 @@ impl Row {
                     if i == 0 {
                         phase.program.run_still(self.isa, bases);
                     }
-                    self.finish(args, at, add, i, n, mem, bases);
+                    self.finish(args, at, add, (i, 0), n, mem, bases);
                 }
                 if runs > 1 {
                     self.inner.advance(index, add);
@@ -553,7 +569,7 @@ impl Row {
                         self.bind_kept(phase, j * self.block, mem, bases);
                         phase.program.run_still(self.isa, bases);
                         let Some((fold, repr)) = phase.fold else {
-                            self.finish(args, at, add, lane, n, mem, bases);
+                            self.finish(args, at, add, (lane, j), n, mem, bases);
                             self.inner.advance(index, add);
                             continue;
                         };
@@ -561,9 +577,9 @@ impl Row {
                         let loc = phase.program.kept[0];
                         let value = bases[loc.base as usize].add(loc.offset as usize);
                         let partials = fold == Fold::Sum && len > PARTIAL;
-                        combine(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
+                        accumulate(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
                         if partials && (j % PARTIAL == PARTIAL - 1 || j + 1 == len) {
-                            combine(self.isa, fold, repr, n, fold_block(p), partial);
+                            accumulate(self.isa, fold, repr, n, fold_block(p), partial);
                             fill_identity(fold, repr, n, partial);
                         }
                     }
@@ -649,9 +665,7 @@ impl Folded {
                 Repr::F32 => {
                     let x = from_raw_parts(from.cast::<f32>(), n);
                     match self.fold {
-                        Fold::Sum => self.add_float(f64::from(math::sum(isa, x))),
-                        Fold::Max => self.add_float(f64::from(math::max(isa, x))),
-                        Fold::Min => self.add_float(f64::from(math::min(isa, x))),
+                        fold @ (Fold::Sum | Fold::Max | Fold::Min) => self.add_float(f64::from(reduce(isa, fold, x))),
                         Fold::Prod => x.iter().for_each(|&x| self.add_float(f64::from(x))),
                     }
                 }
@@ -711,21 +725,6 @@ impl Folded {
             to.copy_from_nonoverlapping(slot.as_ptr(), repr.size());
         }
     }
-}
-
-/// `acc = acc (fold) value`, element by element.
-///
-/// # Safety
-/// Both must be blocks of `n` elements, apart.
-unsafe fn combine(isa: Isa, fold: Fold, repr: Repr, n: usize, acc: *mut u8, value: *mut u8) {
-    let op = match fold {
-        Fold::Sum => Binary::Add,
-        Fold::Prod => Binary::Mul,
-        Fold::Max => Binary::Max,
-        Fold::Min => Binary::Min,
-    };
-    // SAFETY: the caller's word.
-    unsafe { accumulate(isa, op, repr, n, acc, value) }
 }
 
 /// Takes what depends on folds and literals alone, and costs something, out of a body: it is the same for all elements of a row. The

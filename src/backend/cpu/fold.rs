@@ -1,0 +1,168 @@
+//! Folds: many values to one, or block into block.
+
+use super::block::{Form, Kind, Ptrs, Repr, in_place};
+use super::simd::{Isa, Lanes, Level, Plain};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Ymm, Zmm};
+use crate::expr::Binary;
+use crate::kernel::Fold;
+use std::slice::from_raw_parts;
+
+/// Sums `x`, or finds its largest or smallest element (the folds of nothing, if there is none; NaN is passed over). Products are not
+/// for this function.
+pub fn reduce(isa: Isa, fold: Fold, x: &[f32]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn avx512(fold: Fold, x: &[f32]) -> f32 {
+        // SAFETY: this function has the features of `Zmm`.
+        unsafe { reduce_in::<Zmm>(fold, x) }
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(fold: Fold, x: &[f32]) -> f32 {
+        // SAFETY: this function has the features of `Ymm`.
+        unsafe { reduce_in::<Ymm>(fold, x) }
+    }
+    // SAFETY: an `Isa` proves that the CPU has its instructions; `Plain` needs none.
+    unsafe {
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => avx512(fold, x),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2(fold, x),
+            _ => reduce_in::<Plain>(fold, x),
+        }
+    }
+}
+
+/// # Safety
+/// The CPU must have the instruction set of `L`.
+#[inline(always)]
+unsafe fn reduce_in<L: Lanes>(fold: Fold, x: &[f32]) -> f32 {
+    // SAFETY: loads stay inside the slice.
+    unsafe {
+        match fold {
+            Fold::Max => fold_in::<L>(x, f32::NEG_INFINITY, |acc, x| x.max(acc), |a, b| if a > b { a } else { b }),
+            // The smallest is the largest of the negated, negated.
+            Fold::Min => {
+                let negate = |x: L| x.mul_add(L::splat(-1.0), L::splat(0.0));
+                -fold_in::<L>(x, f32::NEG_INFINITY, |acc, x| negate(x).max(acc), |a, b| if a > b { a } else { b })
+            }
+            Fold::Sum | Fold::Prod => fold_in::<L>(x, 0.0, |acc, x| acc.add(x), |a, b| a + b),
+        }
+    }
+}
+
+/// Four registers of partial results, joined in a fixed order.
+///
+/// # Safety
+/// As for [`reduce_in`].
+#[inline(always)]
+unsafe fn fold_in<L: Lanes>(x: &[f32], start: f32, step: impl Fn(L, L) -> L, join: impl Fn(f32, f32) -> f32) -> f32 {
+    // SAFETY: loads stay inside the slice, the store inside the array.
+    unsafe {
+        let mut parts = [L::splat(start); 4];
+        let (ptr, n) = (x.as_ptr(), x.len());
+        let mut i = 0;
+        while i + 4 * L::LEN <= n {
+            for (k, part) in parts.iter_mut().enumerate() {
+                *part = step(*part, L::load(ptr.add(i + k * L::LEN)));
+            }
+            i += 4 * L::LEN;
+        }
+        while i + L::LEN <= n {
+            parts[0] = step(parts[0], L::load(ptr.add(i)));
+            i += L::LEN;
+        }
+        // What is left, filled up with values that change nothing.
+        let mut last = [start; 16];
+        for (to, &x) in last.iter_mut().zip(&x[i..]) {
+            *to = x;
+        }
+        if i < n {
+            parts[1] = step(parts[1], L::load(last.as_ptr()));
+        }
+        let all = [step(parts[0], parts[1]), step(parts[2], parts[3])];
+        let mut lanes = [start; 16];
+        step(all[0], all[1]).store(lanes.as_mut_ptr());
+        let mut width = L::LEN / 2;
+        while width > 0 {
+            for k in 0..width {
+                lanes[k] = join(lanes[k], lanes[k + width]);
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+}
+
+/// `acc[i] = acc[i] (fold) x[i]`.
+///
+/// # Safety
+/// `acc` writable and `x` readable for `n` elements, aligned for their type, apart.
+pub unsafe fn accumulate(isa: Isa, fold: Fold, repr: Repr, n: usize, acc: *mut u8, x: *mut u8) {
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn avx512(fold: Fold, acc: &mut [f32], x: &[f32]) {
+        accumulate_in(fold, acc, x);
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    fn avx2(fold: Fold, acc: &mut [f32], x: &[f32]) {
+        accumulate_in(fold, acc, x);
+    }
+    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
+    unsafe {
+        if repr != Repr::F32 {
+            let op = match fold {
+                Fold::Sum => Binary::Add,
+                Fold::Prod => Binary::Mul,
+                Fold::Max => Binary::Max,
+                Fold::Min => Binary::Min,
+            };
+            return in_place(isa, Kind::Binary(op, repr, Form::VV), n, &Ptrs { to: acc, args: [acc, x, x] });
+        }
+        let (acc, x) = (std::slice::from_raw_parts_mut(acc.cast(), n), from_raw_parts(x.cast(), n));
+        match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => avx512(fold, acc, x),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => avx2(fold, acc, x),
+            _ => accumulate_in(fold, acc, x),
+        }
+    }
+}
+
+#[inline(always)]
+fn accumulate_in(fold: Fold, acc: &mut [f32], x: &[f32]) {
+    let pairs = acc.iter_mut().zip(x);
+    match fold {
+        Fold::Sum => pairs.for_each(|(a, &x)| *a += x),
+        Fold::Prod => pairs.for_each(|(a, &x)| *a *= x),
+        Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
+        Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_length_on_every_instruction_set() {
+        for isa in Isa::available() {
+            for n in [0, 1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 200] {
+                let x: Vec<f32> = (0..n).map(|i| ((i * 37 + 11) % 101) as f32 - 50.0).collect();
+                let exact = |f: fn(f32, f32) -> f32, start| x.iter().copied().fold(start, f);
+                assert_eq!(reduce(isa, Fold::Sum, &x), exact(|a, b| a + b, 0.0), "sum of {n}, {}", isa.name());
+                assert_eq!(
+                    reduce(isa, Fold::Max, &x),
+                    exact(f32::max, f32::NEG_INFINITY),
+                    "max of {n}, {}",
+                    isa.name()
+                );
+                assert_eq!(reduce(isa, Fold::Min, &x), exact(f32::min, f32::INFINITY), "min of {n}, {}", isa.name());
+            }
+        }
+    }
+}
