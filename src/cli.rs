@@ -717,12 +717,15 @@ fn wgsl(command: &Emit) -> Result<String> {
 
 fn devices(json: bool) -> Result<String> {
     let threads = Options::default().thread_count();
-    let mut rows = vec![("cpu".to_owned(), format!("{threads} threads"), "available".to_owned())];
+    let cpu = ("cpu".to_owned(), format!("{threads} threads"), "available".to_owned());
     #[cfg(feature = "wgpu")]
-    rows.extend(crate::backend::wgpu::adapters().into_iter().map(|adapter| {
+    let gpus = crate::backend::wgpu::adapters().into_iter().map(|adapter| {
         let status = if adapter.software { "software: used when asked for" } else { "available" };
         ("wgpu".to_owned(), adapter.to_string(), status.to_owned())
-    }));
+    });
+    #[cfg(not(feature = "wgpu"))]
+    let gpus = [];
+    let rows: Vec<_> = std::iter::once(cpu).chain(gpus).collect();
     if json {
         let rows: Vec<_> = rows.iter().map(|(b, d, s)| json!({"backend": b, "device": d, "status": s})).collect();
         return Ok(line(&json!(rows)));

@@ -441,7 +441,7 @@ fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
 }
 
 /// JSON has no infinities and no NaN: they are written as text.
-mod literal {
+pub(crate) mod literal {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Deserialize)]

@@ -251,7 +251,7 @@ mod tests {
             kernels: Vec::new(),
             steps: Vec::new(),
         };
-        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: 0 }));
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: 100 }));
         let expected = "\
 planned                4.00 KiB  4,096 bytes
 allocated              3.91 KiB  4,000 bytes  96 fewer than planned
@@ -260,7 +260,8 @@ allocated              3.91 KiB  4,000 bytes  96 fewer than planned
   outputs                 512 B    512 bytes                 12.5 %
   arena                1.00 KiB  1,024 bytes                 25.0 %
 arena's lower bound      1000 B  1,000 bytes  the arena is 2.4 % over
-arena without sharing  4.00 KiB  4,096 bytes    the arena is 25.0 %
+arena without sharing  4.00 KiB  4,096 bytes  the arena is 25.0 %
+beside the plan           100 B    100 bytes  the backend's own
 ";
         let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(squeeze(&block), squeeze(expected), "{block}");

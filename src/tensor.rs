@@ -176,7 +176,7 @@ impl Tensor {
         };
         let outer = &access.shape[..access.shape.len().saturating_sub(1)];
         let mut index = vec![0; access.shape.len()];
-        let rows = if inner == 0 { 0 } else { access.shape.numel() / inner };
+        let rows = access.shape.numel().checked_div(inner).unwrap_or(0);
         for _ in 0..rows {
             let start = access.at(&index);
             if step == 1 {
@@ -207,10 +207,11 @@ impl Tensor {
         for (i, (found, expected)) in self.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
             let same = found == expected || found.is_nan() && expected.is_nan();
             let excess = (found - expected).abs() / (atol + rtol * expected.abs());
-            // A NaN on one side only makes the excess NaN, which is not within 1 either.
-            if !same && !(excess <= 1.0) {
+            // A NaN on one side only makes the excess NaN: not within anything.
+            let within = |bound: f64| excess <= bound;
+            if !same && !within(1.0) {
                 outside += 1;
-                if !(excess <= worst.0) {
+                if !within(worst.0) {
                     worst = (excess, i, expected, found);
                 }
             }

@@ -36,11 +36,8 @@ static COUNTING: Counting = Counting;
 
 /// Kernels that are large enough to be shared among threads.
 fn large() -> Vec<Kernel> {
-    let operand = |shape: &[usize]| Operand {
-        dtype: DType::F32,
-        access: Access::contiguous(Shape::new(shape)),
-        packed: false,
-    };
+    let operand =
+        |shape: &[usize]| Operand { dtype: DType::F32, access: Access::contiguous(Shape::new(shape)), packed: false };
     let x = Expr::input(0, DType::F32);
     let kernel = |template, shape: &[usize], reads: &[&[usize]], body: &Expr| Kernel {
         template,

@@ -471,7 +471,8 @@ fn a_plan_that_was_edited_is_refused() {
     let folder = Folder::new("edited");
     let good = ok(&[&["plan"], MLP, &["--json"]]);
     let good: Value = serde_json::from_str(&good).expect("it is JSON");
-    let edits: &[(&str, fn(&mut Value), &str)] = &[
+    type Edit = (&'static str, fn(&mut Value), &'static str);
+    let edits: &[Edit] = &[
         ("version", |p| p["version"] = json!(99), "version"),
         ("no version", |p| _ = p.as_object_mut().expect("an object").remove("version"), "version"),
         ("segment", |p| p["segments"][0]["bytes"] = json!(256), ""),

@@ -82,13 +82,20 @@ fn every_case_agrees_with_the_interpreter() {
             for (w, (e, f)) in expected.iter().zip(&found).enumerate() {
                 let peak = e.iter().fold(1e-3f64, |p, v| p.max(v.abs()));
                 let tolerance = if case.kernel.writes[w].dtype == DType::F32 { 1e-5 * peak } else { 0.0 };
-                let bad = e.iter().zip(f).position(|(e, f)| (e - f).abs() > tolerance && (*e > -1e38 || *f > -1e38) || f.is_nan() != e.is_nan());
+                let bad = e.iter().zip(f).position(|(e, f)| {
+                    (e - f).abs() > tolerance && (*e > -1e38 || *f > -1e38) || f.is_nan() != e.is_nan()
+                });
                 if let Some(i) = bad {
-                    wrong.push(format!("{} ({threads} threads, packed {packed}) write {w}, {i}: {} != {}", case.name, f[i], e[i]));
+                    wrong.push(format!(
+                        "{} ({threads} threads, packed {packed}) write {w}, {i}: {} != {}",
+                        case.name, f[i], e[i]
+                    ));
                 }
             }
             match &first {
-                Some(first) if threads > 1 && *first != found => wrong.push(format!("{}: other bits on {threads} threads", case.name)),
+                Some(first) if threads > 1 && *first != found => {
+                    wrong.push(format!("{}: other bits on {threads} threads", case.name))
+                }
                 _ => first = Some(found),
             }
         }

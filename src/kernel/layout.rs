@@ -79,7 +79,8 @@ pub fn packed_bytes(kernel: &Kernel, operand: usize) -> Option<u64> {
     let bytes = match (&kernel.template, operand) {
         (Template::MatMul, 0 | 1) if rank >= 2 => {
             let (rows, cols) = (access.shape[rank - 2], access.shape[rank - 1]);
-            matrices(access, 0..rank - 2) * if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) }
+            matrices(access, 0..rank - 2)
+                * if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) }
         }
         (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) => Windowed::new(kernel).ok()?.packed_bytes(),
         _ => return None,
@@ -251,9 +252,8 @@ impl Product {
         // A body that looks at the index wants the axes apart.
         let mut joining = m > 0 && !kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
         for axis in (0..batch).rev().filter(|&axis| shape[axis] != 1) {
-            let lengthens = |access: &Access| {
-                Some(access.strides[axis]) == access.strides[batch].checked_mul(product.m as isize)
-            };
+            let lengthens =
+                |access: &Access| Some(access.strides[axis]) == access.strides[batch].checked_mul(product.m as isize);
             joining &= right.strides[axis] == 0
                 && !a.packed
                 && lengthens(left)
@@ -372,7 +372,11 @@ impl Windowed {
                 && second % groups == 0
                 && w.shape[..] == [first, second / groups, kernel[0], kernel[1], kernel[2]]
                 && w.strides.len() == 5;
-            if fits { Ok(()) } else { Err(format!("weights {} for {c} to {outputs} channels in {groups} groups", w.shape)) }
+            if fits {
+                Ok(())
+            } else {
+                Err(format!("weights {} for {c} to {outputs} channels in {groups} groups", w.shape))
+            }
         };
         let (batch, in_channels, out_channels) = (n, c, outputs);
         let slide = match *template {

@@ -174,7 +174,7 @@ pub enum Pool {
 #[serde(rename_all = "snake_case")]
 pub enum PadMode {
     /// This value.
-    Constant(f64),
+    Constant(#[serde(with = "crate::expr::literal")] f64),
     /// The nearest element.
     Edge,
     /// Mirrored at the outermost element, which stands once.

@@ -61,14 +61,14 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     for node in reductions {
         if !fuser.groups.contains_key(&node) {
             let space = fuser.row_space(node);
-            fuser.grow_down(node, &space);
-            fuser.grow_up(node, &space.full);
+            let nodes = fuser.grow_down(node, &space);
+            fuser.grow_up(nodes, &space.full);
         }
     }
     for node in maps.into_iter().rev() {
         if !fuser.groups.contains_key(&node) {
             fuser.seal(&[node]);
-            fuser.grow_up(node, &fuser.shape(node).clone());
+            fuser.grow_up(vec![node], &fuser.shape(node).clone());
         }
     }
     let groups = fuser.groups;
@@ -122,7 +122,7 @@ impl Fuser<'_> {
 
     /// Adds readers in the order of the graph for as long as they fit, and keeps the longest run of them that one
     /// value leaves.
-    fn grow_down(&mut self, seed: u32, space: &Space) {
+    fn grow_down(&mut self, seed: u32, space: &Space) -> Vec<u32> {
         let mut nodes = vec![seed];
         let mut members = HashSet::from([seed]);
         let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
@@ -147,6 +147,7 @@ impl Fuser<'_> {
         }
         nodes.truncate(kept);
         self.seal(&nodes);
+        nodes
     }
 
     /// Whether anything outside of the group reads the node.
@@ -167,10 +168,8 @@ impl Fuser<'_> {
     }
 
     /// Adds elementwise producers of the group's shape that nothing else reads.
-    fn grow_up(&mut self, sink: u32, full: &Shape) {
-        let group = self.groups[&sink];
-        let mut nodes: Vec<u32> = self.groups.iter().filter(|(_, g)| **g == group).map(|(n, _)| *n).collect();
-        nodes.sort_unstable();
+    fn grow_up(&mut self, mut nodes: Vec<u32>, full: &Shape) {
+        let group = self.groups[&nodes[0]];
         let has_row =
             nodes.iter().any(|&n| matches!(self.graph.node(n).op().map(|o| &o.lower), Some(Lower::Reduce(_))));
         let mut next = 0;

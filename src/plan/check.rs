@@ -283,11 +283,8 @@ impl<'a> Checker<'a> {
             ensure(buffer.dtype == operand.dtype, || {
                 name(format!("expected {}, found {}", operand.dtype, buffer.dtype))
             })?;
-            let usable = match (verb, buffer.class) {
-                (_, Class::Workspace) => false,
-                ("writes", Class::Constant | Class::Input) => false,
-                _ => true,
-            };
+            let fixed = verb == "writes" && matches!(buffer.class, Class::Constant | Class::Input);
+            let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
             let elements = self.elements(b);
             let inside = touch.set.as_ref().is_none_or(|s| s.high() < elements);

@@ -335,7 +335,12 @@ impl Lowering<'_> {
         Ok(Place { buffer, access })
     }
 
-    fn operand(&self, buffer: usize, access: Access) -> Operand {
+    /// A buffer under an access. Along an axis of extent 1 no step is ever taken: its stride is 0, so that equal accesses are equal
+    /// values.
+    fn operand(&self, buffer: usize, mut access: Access) -> Operand {
+        for (stride, _) in access.strides.iter_mut().zip(access.shape.iter()).filter(|(_, extent)| **extent == 1) {
+            *stride = 0;
+        }
         Operand { dtype: self.draft.buffers[buffer].dtype, access, packed: false }
     }
 
@@ -594,8 +599,8 @@ impl Lowering<'_> {
 
     /// Constants that the CPU's kernels want in their own layout get a buffer in that layout.
     fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
-        for operand in 0..kernel.template.core_reads() {
-            let source = buffers[operand];
+        for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
+            let source = *slot;
             if self.draft.buffers[source].class != Class::Constant {
                 continue;
             }
@@ -608,7 +613,7 @@ impl Lowering<'_> {
             let layout = format!("{operand} {:?} {:?} {space:?}", read.access, kernel.template);
             let key = (Arc::as_ptr(&constant), Some(layout));
             read.packed = true;
-            buffers[operand] = match self.constants.get(&key) {
+            *slot = match self.constants.get(&key) {
                 Some(&buffer) => buffer,
                 None => {
                     let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[source].clone();

@@ -1,5 +1,6 @@
 //! Kernels for testing a backend by itself, and their meaning: a plain interpreter in `f64` that shares nothing with any
 //! backend but the definition of [`Kernel`].
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};

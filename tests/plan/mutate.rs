@@ -192,7 +192,9 @@ fn plan_wide(nursery: &mut Nursery) {
         for class in Class::ALL {
             nursery.add(Kind::Layout, format!("segment {s}: class {}", class.name()), |p| p.segments[s].class = class);
         }
-        nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| drop(p.segments.remove(s)));
+        nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| {
+            p.segments.remove(s);
+        });
         nursery.add(Kind::Layout, format!("segment {s}: endless"), |p| p.segments[s].bytes = u64::MAX);
         nursery.add(Kind::Layout, format!("segment {s}: swapped"), |p| p.segments.rotate_left(s));
     }
@@ -327,7 +329,7 @@ fn kernel(nursery: &mut Nursery, k: usize) {
         let operands = if writes { &kernel.writes } else { &kernel.reads };
         for (i, operand) in operands.iter().enumerate() {
             let name = format!("{verb} {i}");
-            for by in [-16isize, -1, 1, 2, 16, isize::MAX, isize::MIN] {
+            for by in [-16isize, -4, -1, 1, 2, 16, isize::MAX, isize::MIN] {
                 add(format!("{name}: offset {by:+}"), &|k| {
                     let offset = &mut list(k, writes)[i].access.offset;
                     *offset = offset.wrapping_add(by);

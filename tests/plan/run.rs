@@ -22,17 +22,25 @@ trait Memory {
     fn commit(&mut self) {}
 }
 
+/// The port of a constant in a packed layout. Its bytes are the kernel's own affair; what it reads is the constant.
+fn packed(plan: &Plan, buffer: usize) -> Option<usize> {
+    plan.constants.iter().position(|c| c.buffer == buffer && c.packed.is_some())
+}
+
 /// A buffer's own memory. What a step writes is seen after it.
-struct Private {
+struct Private<'a> {
+    plan: &'a Plan,
     written: Vec<BTreeMap<isize, f64>>,
     staged: Vec<(usize, isize, f64)>,
-    dtypes: Vec<DType>,
     /// A buffer of which an element was read that nothing wrote.
     unwritten: Option<usize>,
 }
 
-impl Memory for Private {
+impl Memory for Private<'_> {
     fn get(&mut self, buffer: usize, element: isize) -> f64 {
+        if let Some(port) = packed(self.plan, buffer) {
+            return given(DType::F32, port, element as usize, 0);
+        }
         let found = self.written[buffer].get(&element).copied();
         if found.is_none() {
             self.unwritten = Some(buffer);
@@ -46,7 +54,8 @@ impl Memory for Private {
 
     fn commit(&mut self) {
         for (buffer, element, value) in self.staged.drain(..) {
-            let value = load(self.dtypes[buffer], &store(self.dtypes[buffer], value));
+            let dtype = self.plan.buffers[buffer].dtype;
+            let value = load(dtype, &store(dtype, value));
             self.written[buffer].insert(element, value);
         }
     }
@@ -83,6 +92,9 @@ impl Shared<'_> {
 
 impl Memory for Shared<'_> {
     fn get(&mut self, buffer: usize, element: isize) -> f64 {
+        if let Some(port) = packed(self.plan, buffer) {
+            return given(DType::F32, port, element as usize, 0);
+        }
         let dtype = self.plan.buffers[buffer].dtype;
         load(dtype, self.bytes(buffer, element, dtype.size()))
     }
@@ -156,12 +168,8 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
     if work(plan) > MOST_WORK {
         return None;
     }
-    let mut memory = Private {
-        written: vec![BTreeMap::new(); plan.buffers.len()],
-        staged: Vec::new(),
-        dtypes: plan.buffers.iter().map(|b| b.dtype).collect(),
-        unwritten: None,
-    };
+    let mut memory =
+        Private { plan, written: vec![BTreeMap::new(); plan.buffers.len()], staged: Vec::new(), unwritten: None };
     let results = runs(plan, &mut memory, false, |memory, buffer, lasts| {
         if !lasts {
             memory.written[buffer].clear();
@@ -194,7 +202,7 @@ fn runs<M: Memory>(
         }
         memory.commit();
     };
-    for (i, port) in plan.constants.iter().enumerate() {
+    for (i, port) in plan.constants.iter().enumerate().filter(|(_, c)| c.packed.is_none()) {
         fill(memory, port.buffer, i, 0);
     }
     for port in &plan.state {

@@ -174,9 +174,7 @@ impl Kind {
                 };
                 ([a, b, 0], if op.compares() { 1 } else { repr.size() })
             }
-            Kind::Select(size, one_a, one_b) => {
-                ([1, if one_a { 0 } else { size }, if one_b { 0 } else { size }], size)
-            }
+            Kind::Select(size, one_a, one_b) => ([1, if one_a { 0 } else { size }, if one_b { 0 } else { size }], size),
             Kind::Cast(from, to) => ([from.size(), 0, 0], to.size()),
             Kind::Splat(size) => ([0; 3], size),
             Kind::Copy(size) => ([size, 0, 0], size),
@@ -260,7 +258,12 @@ unsafe fn registers<L: Lanes>(n: usize, form: Form, p: &Ptrs, f: impl Fn(L, L) -
         match form {
             Form::VV => {
                 let (a_rest, b_rest) = (a.wrapping_add(whole), b.wrapping_add(whole));
-                run!(|i| L::load(a.add(i)), |i| L::load(b.add(i)), L::load_first(a_rest, rest), L::load_first(b_rest, rest));
+                run!(
+                    |i| L::load(a.add(i)),
+                    |i| L::load(b.add(i)),
+                    L::load_first(a_rest, rest),
+                    L::load_first(b_rest, rest)
+                );
             }
             Form::VS => {
                 let b = L::splat(*b);

@@ -11,8 +11,8 @@
 use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
 use super::simd::{Isa, Level};
 use super::window::{Slide, Window, slide};
-pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
 use crate::kernel::layout::conv::*;
+pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
 use std::ops::Range;
 
 /// Taps up to which patches are cut out with precomputed masks.

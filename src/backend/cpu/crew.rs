@@ -4,7 +4,7 @@
 //! took part: one that wakes up late finds the gate closed and costs nothing. Between jobs a worker spins for a moment (kernels of
 //! one run follow each other within microseconds) and then sleeps.
 //!
-//! A general pool (rayon) was tried on paper and left out: its broadcasts and its injector queue allocate, and a run must not.
+//! A general pool such as rayon is left out: its broadcasts and its injector queue allocate, and a run must not.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -142,7 +142,11 @@ impl Drop for Finish<'_> {
         let mut spins = 0;
         while inside != 0 {
             spins += 1;
-            if spins < SPINS { std::hint::spin_loop() } else { std::thread::yield_now() }
+            if spins < SPINS {
+                std::hint::spin_loop()
+            } else {
+                std::thread::yield_now()
+            }
             inside = self.0.gate.load(Ordering::Acquire);
         }
     }
@@ -232,7 +236,9 @@ mod tests {
         let result = catch_unwind(AssertUnwindSafe(|| crew.run(8, &|task, _| assert!(task != 5, "task 5"))));
         assert!(result.is_err());
         let done = AtomicU32::new(0);
-        crew.run(8, &|_, _| drop(done.fetch_add(1, Ordering::Relaxed)));
+        crew.run(8, &|_, _| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
         assert_eq!(done.into_inner(), 8);
     }
 }

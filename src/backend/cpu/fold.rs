@@ -42,7 +42,9 @@ unsafe fn reduce_in<L: Lanes>(fold: Fold, x: &[f32]) -> f32 {
     // SAFETY: loads stay inside the slice.
     unsafe {
         match fold {
-            Fold::Max => fold_in::<L>(x, f32::NEG_INFINITY, false, |acc, x| x.max(acc), |a, b| if a > b { a } else { b }),
+            Fold::Max => {
+                fold_in::<L>(x, f32::NEG_INFINITY, false, |acc, x| x.max(acc), |a, b| if a > b { a } else { b })
+            }
             Fold::Min => fold_in::<L>(x, f32::INFINITY, false, |acc, x| x.min(acc), |a, b| if a < b { a } else { b }),
             Fold::Sum | Fold::Prod => fold_in::<L>(x, 0.0, true, |acc, x| acc.add(x), |a, b| a + b),
         }
@@ -155,7 +157,12 @@ mod tests {
                 let x: Vec<f32> = (0..n).map(|i| ((i * 37 + 11) % 101) as f32 - 50.0).collect();
                 let exact = |f: fn(f32, f32) -> f32, start| x.iter().copied().fold(start, f);
                 assert_eq!(reduce(isa, Fold::Sum, &x), exact(|a, b| a + b, 0.0), "sum of {n}, {}", isa.name());
-                assert_eq!(reduce(isa, Fold::Max, &x), exact(f32::max, f32::NEG_INFINITY), "max of {n}, {}", isa.name());
+                assert_eq!(
+                    reduce(isa, Fold::Max, &x),
+                    exact(f32::max, f32::NEG_INFINITY),
+                    "max of {n}, {}",
+                    isa.name()
+                );
                 assert_eq!(reduce(isa, Fold::Min, &x), exact(f32::min, f32::INFINITY), "min of {n}, {}", isa.name());
             }
         }

@@ -22,8 +22,8 @@
 use super::simd::{Isa, Lanes, Level, Plain, transpose};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
-pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 use crate::kernel::layout::gemm::*;
+pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 use std::ops::Range;
 
 /// A matrix in memory. Strides are in elements and may be anything, zero and negative included.
@@ -655,6 +655,7 @@ impl Kernels {
                     } else {
                         group.ptr
                     };
+                    // SAFETY: the caller's word for operands and destination; `ahead` is only prefetched.
                     unsafe { self.strip(a, row, m, k, &group, col, c, add, ahead) }
                 }
                 col = next;
@@ -920,6 +921,7 @@ mod tests {
         unsafe fn panel(&self, _: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
             for (i, p) in k.enumerate() {
                 for j in 0..step {
+                    // SAFETY: as below.
                     let value = if j < lanes.len() { unsafe { *self.0.at(p, lanes.start + j) } } else { 0.0 };
                     // SAFETY: the test's view covers the whole operand, the panel every step.
                     unsafe { *panel.add(i * step + j) = value }

@@ -26,7 +26,11 @@ pub fn gather(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
         if !matches!(repr, Repr::I64 | Repr::I32) {
             return Err(format!("indices of type {}", operand.dtype));
         }
-        axes.push(Indexed { wide: repr == Repr::I64, extent: extent as i64, stride: stride * data.dtype.size() as isize });
+        axes.push(Indexed {
+            wide: repr == Repr::I64,
+            extent: extent as i64,
+            stride: stride * data.dtype.size() as isize,
+        });
     }
     let motions = std::iter::once(data).chain(indices).map(|o| Motion::bytes(o, 0..rank)).collect();
     let size = repr.size();
@@ -61,7 +65,11 @@ impl Indexed {
     unsafe fn offset(&self, index: *const u8) -> isize {
         // SAFETY: the caller's word.
         let i = unsafe {
-            if self.wide { index.cast::<i64>().read_unaligned() } else { i64::from(index.cast::<i32>().read_unaligned()) }
+            if self.wide {
+                index.cast::<i64>().read_unaligned()
+            } else {
+                i64::from(index.cast::<i32>().read_unaligned())
+            }
         };
         let i = if i < 0 { i.wrapping_add(self.extent) } else { i };
         i.clamp(0, self.extent - 1) as isize * self.stride
@@ -209,10 +217,8 @@ fn neighbours(mode: ResizeMode, x: f64, n: usize) -> Vec<(f64, f64)> {
         _ => 0.0,
     };
     let outside = |i: f64| exclude_outside && !(0.0..n as f64).contains(&i);
-    let mut taps: Vec<(f64, f64)> = (-1..3)
-        .map(|k| x.floor() + f64::from(k))
-        .map(|i| (i, if outside(i) { 0.0 } else { weight(x - i) }))
-        .collect();
+    let mut taps: Vec<(f64, f64)> =
+        (-1..3).map(|k| x.floor() + f64::from(k)).map(|i| (i, if outside(i) { 0.0 } else { weight(x - i) })).collect();
     if exclude_outside {
         let total: f64 = taps.iter().map(|t| t.1).sum();
         taps.iter_mut().for_each(|t| t.1 /= total);

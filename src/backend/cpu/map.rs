@@ -287,7 +287,9 @@ impl Map {
                     if let (Place::Staged(offset), Feed::Memory(arg)) = (s.place, s.feed) {
                         let position = at[self.sources.len() + k].wrapping_add(i as isize * s.step);
                         // SAFETY: as above.
-                        unsafe { moves::scatter(s.size, n, stages.wrapping_add(offset), args.at(arg, position), s.step) }
+                        unsafe {
+                            moves::scatter(s.size, n, stages.wrapping_add(offset), args.at(arg, position), s.step)
+                        }
                     }
                 }
                 i += n;
@@ -322,7 +324,9 @@ impl Map {
         while i < end {
             let n = BLOCK.min(end - i);
             // SAFETY (both calls of `each_run`): staging blocks hold `BLOCK` elements; operands as above.
-            unsafe { self.each_run(i, n, run, index, at, |k, from, len, done| self.collect(k, args, stages, from, len, done)) }
+            unsafe {
+                self.each_run(i, n, run, index, at, |k, from, len, done| self.collect(k, args, stages, from, len, done))
+            }
             for (k, s) in self.sources.iter().enumerate() {
                 match (s.place, s.feed) {
                     (Place::Staged(offset), _) => bases[source(k)] = stages.wrapping_add(offset),
@@ -400,7 +404,9 @@ impl Map {
         let Some(s) = k.checked_sub(self.sources.len()).map(|k| &self.outs[k]) else { return };
         let (Place::Staged(offset), Feed::Memory(arg)) = (s.place, s.feed) else { return };
         // SAFETY: as for `collect`.
-        unsafe { moves::scatter(s.size, len, stages.wrapping_add(offset + done * s.size), args.at(arg, position), s.step) }
+        unsafe {
+            moves::scatter(s.size, len, stages.wrapping_add(offset + done * s.size), args.at(arg, position), s.step)
+        }
     }
 }
 

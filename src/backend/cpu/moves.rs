@@ -51,7 +51,9 @@ pub unsafe fn strided<T: Copy>(n: usize, from: *const u8, from_step: isize, to: 
             }
         } else {
             for i in 0..n as isize {
-                to.offset(i * to_step).cast::<T>().write_unaligned(from.offset(i * from_step).cast::<T>().read_unaligned());
+                to.offset(i * to_step)
+                    .cast::<T>()
+                    .write_unaligned(from.offset(i * from_step).cast::<T>().read_unaligned());
             }
         }
     }
@@ -73,7 +75,15 @@ pub unsafe fn iota(n: usize, start: isize, step: isize, to: *mut i64) {
 ///
 /// # Safety
 /// Source and destination must be valid for `rows * cols` elements each, and apart.
-pub unsafe fn turn(size: usize, rows: usize, cols: usize, from: *const u8, from_step: isize, to: *mut u8, to_step: isize) {
+pub unsafe fn turn(
+    size: usize,
+    rows: usize,
+    cols: usize,
+    from: *const u8,
+    from_step: isize,
+    to: *mut u8,
+    to_step: isize,
+) {
     const TILE: usize = 32;
     for r in (0..rows).step_by(TILE) {
         for c in (0..cols).step_by(TILE) {

@@ -58,7 +58,10 @@ impl Nest {
             let steps: Vec<isize> = motions.iter().map(|m| m.steps[k]).collect();
             match (nest.dims.last_mut(), nest.steps.last_mut()) {
                 (Some(dim), Some(last))
-                    if last.iter().zip(&steps).all(|(&outer, &inner)| Some(outer) == inner.checked_mul(dims[k] as isize)) =>
+                    if last
+                        .iter()
+                        .zip(&steps)
+                        .all(|(&outer, &inner)| Some(outer) == inner.checked_mul(dims[k] as isize)) =>
                 {
                     *dim *= dims[k];
                     *last = steps;
@@ -153,11 +156,8 @@ mod tests {
 
     #[test]
     fn seeking_and_advancing_agree() {
-        let nest = Nest {
-            dims: vec![2, 3, 2],
-            steps: vec![vec![100, -7], vec![10, 0], vec![1, 3]],
-            start: vec![5, 50],
-        };
+        let nest =
+            Nest { dims: vec![2, 3, 2], steps: vec![vec![100, -7], vec![10, 0], vec![1, 3]], start: vec![5, 50] };
         let (mut index, mut at) = ([0; 3], [0; 2]);
         nest.seek(0, &mut index, &mut at);
         for linear in 0..=nest.len() {

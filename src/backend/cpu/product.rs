@@ -52,8 +52,8 @@ impl MatMul {
             steps.extend(operands.motions.iter().map(|m| m.steps[axis.axis]));
             nest.steps.push(steps);
         }
-        let steps = [&kernel.reads[0], &kernel.reads[1], out]
-            .map(|o| (o.access.strides[rank - 2], o.access.strides[rank - 1]));
+        let steps =
+            [&kernel.reads[0], &kernel.reads[1], out].map(|o| (o.access.strides[rank - 2], o.access.strides[rank - 1]));
         let epilogue = match kernel.body.is_identity() && product.direct {
             true => None,
             false => Some(Epilogue::new(kernel, isa, operands, rank - 2, rank - 1..rank)?),

@@ -158,8 +158,12 @@ impl Program {
                     kept.push(to);
                 }
                 Sink::Keep => kept.push(loc),
-                Sink::Place if still => b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3], padded: false }),
-                Sink::Place if loc != out => b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3], padded: false }),
+                Sink::Place if still => {
+                    b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3], padded: false })
+                }
+                Sink::Place if loc != out => {
+                    b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3], padded: false })
+                }
                 Sink::Place => {}
                 Sink::Store(_) if direct == Some(body.results[k] as usize) => {}
                 Sink::Store(stored) => {
@@ -197,7 +201,8 @@ impl Program {
                     None => sinks[base as usize - 2 - frame.sources.len()] == Sink::Place,
                 },
             };
-            op.padded = roomy(op.to) && op.args.iter().zip(op.kind.sizes().0).all(|(&arg, size)| size == 0 || roomy(arg));
+            op.padded =
+                roomy(op.to) && op.args.iter().zip(op.kind.sizes().0).all(|(&arg, size)| size == 0 || roomy(arg));
         }
         for op in b.still.iter_mut().chain(&mut b.each) {
             place(&mut op.to);

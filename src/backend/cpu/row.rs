@@ -158,7 +158,8 @@ impl Row {
             motions.push(motion);
         }
         let half = |range: std::ops::Range<usize>, start: bool| -> Vec<Motion> {
-            let cut = |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
+            let cut =
+                |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
             motions.iter().map(cut).collect()
         };
         let mut outer = Nest::new(&kernel.shape[..rows], &half(0..rows, true), Some(first_out));
@@ -171,12 +172,12 @@ impl Row {
         let across = *outer.dims.last().unwrap_or(&1);
         // Only operands that move both ways have a preference.
         let full = |k: &usize| outer.steps.iter().any(|s| s[*k] != 0) && inner.steps.iter().any(|s| s[*k] != 0);
-        let dense = |nest: &Nest| {
-            (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count()
-        };
+        let dense =
+            |nest: &Nest| (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
         // A normalisation of rows that lie side by side is better turned, some rows at a time, than read once per fold.
         let out_dense = (first_out..motions.len()).all(|k| step(&outer, k) == streams[k].1 as isize);
-        let side_by_side = dense(&outer) > dense(&inner) && (*per_row || (out_dense && across >= 256));
+        let side_by_side =
+            dense(&outer) > dense(&inner) && (*per_row || ((out_dense || row_len <= 128) && across >= 256));
         let lanes = across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32));
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
 
@@ -196,8 +197,13 @@ impl Row {
                 _ if is_out && lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
                     Place::Turned(reserve(TURN * BLOCK * size))
                 }
-                _ if !is_out && !lanes && inner.rank() == 0 && across >= 4 && arg.is_some()
-                    && outer.steps[outer.rank() - 1][k] == size as isize && along * size <= TURNED_BYTES =>
+                _ if !is_out
+                    && !lanes
+                    && inner.rank() == 0
+                    && across >= 4
+                    && arg.is_some()
+                    && outer.steps[outer.rank() - 1][k] == size as isize
+                    && along * size <= TURNED_BYTES =>
                 {
                     Place::Turned(reserve((turned_rows(along * size) * along + VECTOR) * size))
                 }
@@ -293,7 +299,10 @@ impl Row {
             } else {
                 sinks.clone_from(&stores);
                 if group_at.is_some() {
-                    frame.folds.iter().for_each(|&f| frame.sources[f] = Source { still: false, padded: true, ..frame.sources[f] });
+                    frame
+                        .folds
+                        .iter()
+                        .for_each(|&f| frame.sources[f] = Source { still: false, padded: true, ..frame.sources[f] });
                 } else if *per_row && !lanes {
                     frame.sources.iter_mut().for_each(|s| s.still = true);
                 }

@@ -73,7 +73,8 @@ impl Sliding {
             Slide::ConvTranspose(conv) => conv.tasks(),
             Slide::Pool(_) => this.planes().len(),
         };
-        this.workspace = Workspace::new(kernel, threads, if threads_used > 1 { parts.min(this.items) } else { 1.min(this.items) })?;
+        this.workspace =
+            Workspace::new(kernel, threads, if threads_used > 1 { parts.min(this.items) } else { 1.min(this.items) })?;
         Ok(this)
     }
 

@@ -10,6 +10,7 @@ use crate::target::Target;
 /// Index spaces and windows beyond these sizes are refused, so that nothing computed from them overflows.
 const MOST_INDICES: u128 = 1 << 44;
 const MOST_EXTENT: usize = i32::MAX as usize;
+const MOST_WINDOW: u128 = 1 << 36;
 
 /// What an operand needs of its buffer.
 #[derive(Debug)]
@@ -62,10 +63,6 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         if i >= core {
             extents(operand, shape).map_err(|e| format!("operand {i} read: {e}"))?;
         }
-        if operand.packed {
-            let has = i < core && layout::packed_bytes(kernel, i).is_some();
-            ensure(has, || format!("operand {i} read: it has no packed layout"))?;
-        }
     }
     for (i, operand) in writes.iter().enumerate() {
         let name = |e| format!("operand {i} written: {e}");
@@ -75,6 +72,11 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         ensure(injective, || name(format!("elements share addresses under strides {:?}", operand.access.strides)))?;
     }
     let value = check_template(kernel, !written.contains(&0))?;
+    // From here on nothing that follows from the extents overflows.
+    for (i, _) in reads.iter().enumerate().filter(|(_, operand)| operand.packed) {
+        let has = i < core && layout::packed_bytes(kernel, i).is_some();
+        ensure(has, || format!("operand {i} read: it has no packed layout"))?;
+    }
     check_bodies(kernel, value, target)?;
 
     let needed = layout::workspace(kernel, target);
@@ -183,7 +185,6 @@ fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
             let data = &reads[0].access.shape;
             at(0, &[&shape[..2], &data[2..]].concat())?;
             check_window(window, shape, data)?;
-            ensure(window.kernel.iter().all(|&k| k > 0), || format!("an empty window {:?}", window.kernel))?;
             if let Pool::MeanPadded { pads_end } = pool {
                 let small = pads_end.iter().all(|&p| p <= MOST_EXTENT);
                 ensure(small, || format!("padding of {pads_end:?} is too large"))?;
@@ -232,17 +233,21 @@ fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
     Ok(Some(reads[0].dtype))
 }
 
-/// Windows at each of `places` on `data` stay within what 32 bits can count.
+/// A window at each of `places` on `data` is one that can be counted with.
 fn check_window(window: &Window, places: &[usize], data: &[usize]) -> Verdict {
     let Window { kernel, strides, dilations, pads } = window;
-    let moves = strides.iter().chain(dilations).all(|&s| s > 0);
-    ensure(moves, || format!("a window that stands still: strides {strides:?}, dilations {dilations:?}"))?;
+    let some = kernel.iter().chain(strides).chain(dilations).all(|&n| n > 0);
+    ensure(some, || format!("expected extents, strides and dilations above 0, found {window:?}"))?;
+    let mut all = 1u128;
     for k in 0..3 {
-        let reach = |extent: usize, step: usize| (extent as u128).saturating_sub(1).checked_mul(step as u128);
-        let ends = [reach(places[2 + k], strides[k]), reach(kernel[k], dilations[k])];
-        let end = ends.into_iter().try_fold(pads[k] as u128 + data[2 + k] as u128, |n, r| n.checked_add(r?));
-        let small = end.is_some_and(|n| n <= MOST_EXTENT as u128);
-        ensure(small, || format!("spatial axis {k}: the window reaches too far: {window:?}"))?;
+        let reach = |extent: usize, step: usize| (extent as u128).saturating_sub(1).saturating_mul(step as u128);
+        let sizes = [places[2 + k], data[2 + k], kernel[k], strides[k], dilations[k], pads[k]];
+        let reaches = [reach(places[2 + k], strides[k]), reach(kernel[k], dilations[k])];
+        let sum = sizes.into_iter().map(|n| n as u128).chain(reaches).fold(0, u128::saturating_add);
+        all = all.saturating_mul(sum);
+        ensure(sum <= MOST_EXTENT as u128 && all <= MOST_WINDOW, || {
+            format!("spatial axis {k}: the window reaches too far: {window:?}")
+        })?;
     }
     Ok(())
 }
