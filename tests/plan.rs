@@ -255,6 +255,8 @@ fn gather() -> Plan {
     let part = |start, len| (ring, Access { shape: Shape::new([len]), strides: vec![1], offset: start });
     m.step(Template::Map, &[16], &[part(0, 16)], &[part(0, 16)], &[x(0) + 1.0]);
     m.step(Template::Map, &[4], &[part(2, 4)], &[part(2, 4), part(8, 4)], &[x(0) * 0.5, x(0) - 1.0]);
+    let some = (total, Access { shape: Shape::new([4]), strides: vec![1], offset: 3 });
+    m.step(Template::Map, &[4], &[some], &[part(2, 4), part(8, 4)], &[x(0) * 0.5, x(0) - 1.0]);
     m.done()
 }
 
