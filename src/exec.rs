@@ -143,7 +143,12 @@ pub(crate) fn write_constant(
         Some((kernel, operand)) => layout::pack(kernel, operand, value.bytes()).into(),
         None => value.store(stored, &constant.name)?,
     };
-    backend.write(Slice { bytes: bytes.len() as u64, ..at }, &bytes)
+    let found = bytes.len() as u64;
+    if found > at.bytes {
+        let (name, expected) = (&constant.name, at.bytes);
+        return Err(Error::Plan(format!("constant '{name}': expected at most {expected} bytes, found {found}")));
+    }
+    backend.write(Slice { bytes: found, ..at }, &bytes)
 }
 
 /// Copies inputs to their buffers once all of them were found to be what the ports ask for. `place` tells where a buffer lies, and
