@@ -1,6 +1,7 @@
 //! Folds: many values to one, or block into block.
 
 use super::block::{Form, Kind, Ptrs, Repr, in_place};
+use super::moves;
 use super::simd::{Isa, Lanes, Level, Plain};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
@@ -143,6 +144,113 @@ fn accumulate_in(fold: Fold, acc: &mut [f32], x: &[f32]) {
         Fold::Prod => pairs.for_each(|(a, &x)| *a *= x),
         Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
         Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
+    }
+}
+
+/// A fold in progress: floats in `f64`, everything else in `i64`.
+pub struct Folded {
+    fold: Fold,
+    float: f64,
+    int: i64,
+}
+
+impl Folded {
+    pub fn new(fold: Fold) -> Folded {
+        let (float, int) = match fold {
+            Fold::Sum => (0.0, 0),
+            Fold::Prod => (1.0, 1),
+            Fold::Max => (f64::NEG_INFINITY, i64::MIN),
+            Fold::Min => (f64::INFINITY, i64::MAX),
+        };
+        Folded { fold, float, int }
+    }
+
+    fn add_float(&mut self, x: f64) {
+        self.float = match self.fold {
+            Fold::Sum => self.float + x,
+            Fold::Prod => self.float * x,
+            Fold::Max if x > self.float || x.is_nan() => x,
+            Fold::Min if x < self.float || x.is_nan() => x,
+            Fold::Max | Fold::Min => self.float,
+        };
+    }
+
+    fn add_int(&mut self, x: i64) {
+        self.int = match self.fold {
+            Fold::Sum => self.int.wrapping_add(x),
+            Fold::Prod => self.int.wrapping_mul(x),
+            Fold::Max => self.int.max(x),
+            Fold::Min => self.int.min(x),
+        };
+    }
+
+    /// # Safety
+    /// `from` must be readable for `n` elements.
+    pub unsafe fn add(&mut self, isa: Isa, repr: Repr, n: usize, from: *const u8) {
+        // SAFETY: the caller's word; elements are aligned because offsets count whole elements from aligned starts.
+        unsafe {
+            match repr {
+                Repr::F32 => {
+                    let x = from_raw_parts(from.cast::<f32>(), n);
+                    match self.fold {
+                        fold @ (Fold::Sum | Fold::Max | Fold::Min) => self.add_float(f64::from(reduce(isa, fold, x))),
+                        Fold::Prod => x.iter().for_each(|&x| self.add_float(f64::from(x))),
+                    }
+                }
+                Repr::F64 => from_raw_parts(from.cast::<f64>(), n).iter().for_each(|&x| self.add_float(x)),
+                Repr::I64 => from_raw_parts(from.cast::<i64>(), n).iter().for_each(|&x| self.add_int(x)),
+                Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
+                Repr::U8 | Repr::I8 | Repr::Bool => {
+                    from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0)));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// `to` must be writable for eight bytes.
+    pub unsafe fn store(&self, repr: Repr, to: *mut u8) {
+        // SAFETY: the caller's word.
+        unsafe {
+            match repr {
+                Repr::F32 => to.cast::<f32>().write_unaligned(self.float as f32),
+                Repr::F64 => to.cast::<f64>().write_unaligned(self.float),
+                Repr::I64 => to.cast::<i64>().write_unaligned(self.int),
+                // The folds of nothing are the type's own limits; all other values were narrow to begin with, or wrap.
+                Repr::I32 => to.cast::<i32>().write_unaligned(match self.int {
+                    i64::MIN => i32::MIN,
+                    i64::MAX => i32::MAX,
+                    int => int as i32,
+                }),
+                Repr::U8 | Repr::I8 | Repr::Bool => *to = u8::from(self.int > 0),
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` must be writable for a block.
+pub unsafe fn fill_identity(fold: Fold, repr: Repr, n: usize, to: *mut u8) {
+    let mut slot = [0u8; 8];
+    // SAFETY: the caller's word.
+    unsafe {
+        Folded::new(fold).store(repr, slot.as_mut_ptr());
+        moves::gather(repr.size(), n, slot.as_ptr(), 0, to);
+    }
+}
+
+impl Folded {
+    /// As [`Folded::store`], touching no more than the element.
+    ///
+    /// # Safety
+    /// `to` must be writable for one element.
+    pub unsafe fn store_one(&self, repr: Repr, to: *mut u8) {
+        let mut slot = [0u8; 8];
+        // SAFETY: the caller's word.
+        unsafe {
+            self.store(repr, slot.as_mut_ptr());
+            moves::gather(repr.size(), 1, slot.as_ptr(), 0, to);
+        }
     }
 }
 
