@@ -3,6 +3,7 @@
 mod kernels;
 
 use kernels::{Case, cases, elements, interpret};
+use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::kernel::{Kernel, Operand, layout};
 use plimsoll::target::Target;
@@ -115,6 +116,13 @@ fn every_case_interprets() {
             assert_eq!(values.len(), write.access.shape.numel(), "{}", case.name);
             assert!(values.iter().all(|v| v.is_finite()), "{}: {values:?}", case.name);
         }
+    }
+}
+
+#[test]
+fn every_case_runs_on_the_cpu() {
+    for threads in [1, 2] {
+        run_all(&mut Cpu::new(threads));
     }
 }
 

@@ -1,12 +1,16 @@
-//! The CPU backend by itself: every kernel case against the interpreter, with one and with two threads.
+//! The CPU backend by itself: every kernel case on every instruction set, with one thread and with two, packed and not; and what it refuses.
 
 mod kernels;
 
 use kernels::{Case, interpret};
-use plimsoll::backend::cpu::Cpu;
+use plimsoll::backend::cpu::simd::Isa;
+use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::dtype::DType;
-use plimsoll::kernel::layout;
+use plimsoll::error::Error;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::{Kernel, Operand, Template, layout};
+use plimsoll::shape::{Access, Shape};
 use plimsoll::target::Target;
 use plimsoll::tensor::Tensor;
 
@@ -64,41 +68,116 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     Ok(out)
 }
 
+/// What is wrong with a case's results.
+fn compare(case: &Case, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Option<String> {
+    for (w, (expected, found)) in expected.iter().zip(found).enumerate() {
+        let peak = expected.iter().fold(1e-3f64, |p, v| p.max(v.abs()));
+        let tolerance = if case.kernel.writes[w].dtype == DType::F32 { 1e-5 * peak } else { 0.0 };
+        let differ = |e: f64, f: f64| (e - f).abs() > tolerance || f.is_nan();
+        if let Some(i) = expected.iter().zip(found).position(|(&e, &f)| differ(e, f)) {
+            return Some(format!("{} write {w}, element {i}: {} instead of {}", case.name, found[i], expected[i]));
+        }
+    }
+    None
+}
+
+/// One thread and two give the same bits; packed operands and every instruction set give the same values.
 #[test]
 fn every_case_agrees_with_the_interpreter() {
     let mut wrong = Vec::new();
     for case in kernels::cases() {
         let expected = interpret(&case.kernel, &case.inputs);
-        let mut first: Option<Vec<Vec<f64>>> = None;
-        for (threads, packed) in [(1, false), (2, false), (1, true), (2, true)] {
-            let mut cpu = Cpu::new(threads);
-            let found = match run(&mut cpu, &case, packed) {
-                Ok(found) => found,
-                Err(error) => {
-                    wrong.push(format!("{}: {error}", case.name));
-                    break;
-                }
-            };
-            for (w, (e, f)) in expected.iter().zip(&found).enumerate() {
-                let peak = e.iter().fold(1e-3f64, |p, v| p.max(v.abs()));
-                let tolerance = if case.kernel.writes[w].dtype == DType::F32 { 1e-5 * peak } else { 0.0 };
-                let bad = e.iter().zip(f).position(|(e, f)| {
-                    (e - f).abs() > tolerance && (*e > -1e38 || *f > -1e38) || f.is_nan() != e.is_nan()
+        for isa in Isa::available() {
+            for packed in [false, true] {
+                let results = [1, 2].map(|threads| {
+                    let mut cpu = Cpu::new(threads);
+                    cpu.set_isa(isa);
+                    run(&mut cpu, &case, packed)
                 });
-                if let Some(i) = bad {
-                    wrong.push(format!(
-                        "{} ({threads} threads, packed {packed}) write {w}, {i}: {} != {}",
-                        case.name, f[i], e[i]
-                    ));
+                match results {
+                    [Ok(one), Ok(two)] => {
+                        let how = format!("{}, packed {packed}", isa.name());
+                        wrong.extend(compare(&case, &expected, &one).map(|what| format!("{what} ({how})")));
+                        if one != two {
+                            wrong.push(format!("{}: other bits with two threads ({how})", case.name));
+                        }
+                    }
+                    [Err(what), _] | [_, Err(what)] => wrong.push(format!("{}: {what}", case.name)),
                 }
-            }
-            match &first {
-                Some(first) if threads > 1 && *first != found => {
-                    wrong.push(format!("{}: other bits on {threads} threads", case.name))
-                }
-                _ => first = Some(found),
             }
         }
     }
     assert!(wrong.is_empty(), "{} wrong\n{}", wrong.len(), wrong.join("\n"));
+}
+
+fn relu(n: usize) -> Kernel {
+    let x = Expr::input(0, DType::F32);
+    let operand = Operand { dtype: DType::F32, access: Access::contiguous(Shape::new([n])), packed: false };
+    Kernel {
+        template: Template::Map,
+        shape: Shape::new([n]),
+        reads: vec![operand.clone()],
+        writes: vec![operand],
+        body: Body::new(&[x.max(&x.like(0.0))]),
+        workspace: 0,
+    }
+}
+
+/// Whatever is asked of it through the trait, no kernel touches memory that is not its own.
+#[test]
+fn unsound_launches_are_refused() {
+    let mut cpu = Cpu::new(1);
+    let segment = cpu.alloc(1024).expect("memory");
+    let kernel = cpu.compile(&relu(64)).expect("compiles");
+    let at = |offset, bytes| Slice { segment, offset, bytes };
+    let mut record = |args: Vec<Slice>| cpu.record(&[Launch { kernel, args }]);
+    let good = record(vec![at(0, 256), at(256, 256)]).expect("apart");
+    record(vec![at(0, 256), at(0, 256)]).expect("in place");
+    for (why, args) in [
+        ("too few arguments", vec![at(0, 256)]),
+        ("too short", vec![at(0, 252), at(256, 256)]),
+        ("outside", vec![at(0, 256), at(1024 - 64, 256)]),
+        ("unaligned", vec![at(0, 256), at(260, 256)]),
+        ("overlapping in part", vec![at(0, 256), at(64, 256)]),
+        ("another's segment", vec![at(0, 256), Slice { segment: SegmentId(9), offset: 0, bytes: 256 }]),
+    ] {
+        assert!(record(args).is_err(), "{why}");
+    }
+    cpu.replay(good).expect("runs");
+    cpu.free(segment);
+    assert!(cpu.replay(good).is_err(), "its memory is gone");
+
+    let mut behind = relu(64);
+    behind.reads[0].access.offset = -1;
+    let mut still = relu(64);
+    still.writes[0].access.strides = vec![0];
+    let mut untyped = relu(64);
+    untyped.body.code[0].dtype = DType::I64;
+    let mut endless = relu(64);
+    endless.body.results = vec![9];
+    for (why, kernel) in [
+        ("before the buffer", behind),
+        ("all to one element", still),
+        ("operands of two types", untyped),
+        ("no such result", endless),
+    ] {
+        assert!(cpu.compile(&kernel).is_err(), "{why}");
+    }
+}
+
+#[test]
+fn segments_may_lie_in_the_hosts_memory() {
+    let mut cpu = Cpu::with_arena(2, Region::new(vec![Line::ZERO; 8]));
+    let segment = cpu.alloc(2048).expect("all of it");
+    assert!(matches!(cpu.alloc(1), Err(Error::Fit { needed: 1, limit: 0, .. })));
+    let kernel = cpu.compile(&relu(200)).expect("compiles");
+    let slice = Slice { segment, offset: 1024, bytes: 800 };
+    let data: Vec<u8> = (0..200).flat_map(|i| (i as f32 - 100.0).to_le_bytes()).collect();
+    cpu.write(slice, &data).expect("inside");
+    let record = cpu.record(&[Launch { kernel, args: vec![slice, slice] }]).expect("in place");
+    cpu.replay(record).expect("runs");
+    let mut out = vec![0; 800];
+    cpu.read(slice, &mut out).expect("inside");
+    let values: Vec<f32> = out.chunks_exact(4).map(|c| f32::from_le_bytes([c[0], c[1], c[2], c[3]])).collect();
+    assert!(values.iter().enumerate().all(|(i, &v)| v == (i as f32 - 100.0).max(0.0)));
 }

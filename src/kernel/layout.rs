@@ -211,6 +211,8 @@ pub struct BatchAxis {
 pub struct Product {
     /// Batch axes that remain after those that only lengthen the rows were joined with them.
     pub batch: Vec<BatchAxis>,
+    /// The kernel's axis whose steps lead from row to row.
+    pub row_axis: usize,
     /// Rows of the left operand and the result.
     pub m: usize,
     /// Columns of the right operand and the result.
@@ -245,31 +247,41 @@ impl Product {
         if !fits(left, [m, k]) || !fits(right, [k, n]) || !reads[2..].iter().chain(writes).all(whole) {
             return Err(mismatch());
         }
-        let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[rank - 2] >= 0;
-        let plain = kernel.body.is_identity();
-        let direct = collects_in_place(kernel, |w| plain || rows_dense(w));
-        let mut product = Product { batch: Vec::new(), m, n, k, packed: [a.packed, b.packed], direct };
-        // A body that looks at the index wants the axes apart.
-        let mut joining = m > 0 && !kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
+        // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards; one row has no step
+        // that could be wrong. A body that looks at the index wants the axes apart.
+        let indexed = kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
+        let (mut row_axis, mut rows, mut joining) = (batch, m, m > 0 && !a.packed);
+        let mut apart = Vec::new();
         for axis in (0..batch).rev().filter(|&axis| shape[axis] != 1) {
-            let lengthens =
-                |access: &Access| Some(access.strides[axis]) == access.strides[batch].checked_mul(product.m as isize);
+            let lengthens = |access: &Access| {
+                rows == 1 || Some(access.strides[axis]) == access.strides[row_axis].checked_mul(rows as isize)
+            };
             joining &= right.strides[axis] == 0
-                && !a.packed
+                && (rows == 1 || !indexed)
                 && lengthens(left)
                 && reads[2..].iter().chain(writes).all(|o| lengthens(&o.access));
-            if joining {
-                product.m *= shape[axis];
+            if !joining {
+                apart.insert(0, axis);
                 continue;
             }
+            if rows == 1 {
+                row_axis = axis;
+            }
+            rows *= shape[axis];
+        }
+        let rows_dense = |w: &Operand| w.access.strides[rank - 1] == 1 && w.access.strides[row_axis] >= 0;
+        let plain = kernel.body.is_identity();
+        let direct = collects_in_place(kernel, |w| plain || rows_dense(w));
+        let batch_axis = |axis: usize| {
             let steps = [a, b].map(|o| match o.access.strides[axis] {
                 0 => 0,
                 _ if o.packed => matrices(&o.access, axis + 1..batch) as isize,
                 step => step,
             });
-            product.batch.insert(0, BatchAxis { dim: shape[axis], axis, steps });
-        }
-        Ok(product)
+            BatchAxis { dim: shape[axis], axis, steps }
+        };
+        let batch = apart.into_iter().map(batch_axis).collect();
+        Ok(Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct })
     }
 
     /// Number of matrices.

@@ -4,7 +4,9 @@
 //! where a block of them lies in memory as it is needed. The result of an instruction may take the place of an operand, element for element.
 
 use super::math;
-use super::simd::{Isa, Level};
+use super::simd::{Isa, Lanes, Level, Plain};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Ymm, Zmm};
 use crate::dtype::DType;
 use crate::expr::{Binary, Unary};
 use std::mem::MaybeUninit;
@@ -12,6 +14,9 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// Elements per block: registers of a typical fused body stay in the L1 cache, and the cost of an instruction's dispatch is spread thin.
 pub const BLOCK: usize = 1024;
+
+/// Elements of the widest vector of `f32`. Blocks are padded to it.
+pub const VECTOR: usize = 16;
 
 /// How values lie in a register or in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +104,8 @@ pub struct Op {
     pub kind: Kind,
     pub to: Loc,
     pub args: [Loc; 3],
+    /// All its blocks may be read and written up to a whole number of vectors.
+    pub padded: bool,
 }
 
 /// Runs instructions over the first `n` elements of each block.
@@ -110,6 +117,7 @@ pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
     for op in ops {
         let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
         let p = Ptrs { to: at(op.to), args: op.args.map(at) };
+        let n = if op.padded { n.next_multiple_of(VECTOR) } else { n };
         // SAFETY: the caller's word.
         unsafe {
             if p.args.contains(&p.to) {
@@ -126,7 +134,7 @@ pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
 ///
 /// # Safety
 /// As for [`exec`].
-unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+pub unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     const PART: usize = 256;
     #[repr(align(64))]
     struct Copies([[MaybeUninit<u64>; PART]; 3]);
@@ -155,7 +163,7 @@ unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
 
 impl Kind {
     /// Bytes per element of the operands (0 for those that are one value, or not used) and of the result.
-    fn sizes(self) -> ([usize; 3], usize) {
+    pub fn sizes(self) -> ([usize; 3], usize) {
         match self {
             Kind::Unary(_, repr) => ([repr.size(), 0, 0], repr.size()),
             Kind::Binary(op, repr, form) => {
@@ -186,7 +194,7 @@ unsafe fn one(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
             Level::Avx512 => one_avx512(isa, kind, n, p),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => one_avx2(isa, kind, n, p),
-            _ => one_of(isa, kind, n, p),
+            _ => one_of::<Plain>(isa, kind, n, p),
         }
     }
 }
@@ -195,14 +203,14 @@ unsafe fn one(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
 unsafe fn one_avx512(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: as for `exec`.
-    unsafe { one_of(isa, kind, n, p) }
+    unsafe { one_of::<Zmm>(isa, kind, n, p) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn one_avx2(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: as for `exec`.
-    unsafe { one_of(isa, kind, n, p) }
+    unsafe { one_of::<Ymm>(isa, kind, n, p) }
 }
 
 /// # Safety
@@ -224,6 +232,48 @@ unsafe fn each2<A: Copy, B: Copy, R: Copy>(n: usize, a: *const A, b: *const B, t
     let (a, b, to) = unsafe { (from_raw_parts(a, n), from_raw_parts(b, n), from_raw_parts_mut(to, n)) };
     for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
         *to = f(a, b);
+    }
+}
+
+/// `to = f(a, b)` in one of the forms, with whole registers and one masked end: blocks are often short.
+///
+/// # Safety
+/// As for [`formed`]; the CPU must have the instruction set of `L`.
+#[inline(always)]
+unsafe fn registers<L: Lanes>(n: usize, form: Form, p: &Ptrs, f: impl Fn(L, L) -> L) {
+    let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<f32>());
+    let (whole, rest) = (n - n % L::LEN, n % L::LEN);
+    // SAFETY: the caller's word; `whole` and `rest` are within `n`.
+    unsafe {
+        macro_rules! run {
+            ($a:expr, $b:expr, $a_rest:expr, $b_rest:expr) => {
+                for i in (0..whole).step_by(L::LEN) {
+                    f($a(i), $b(i)).store(to.add(i));
+                }
+                if rest > 0 {
+                    f($a_rest, $b_rest).store_first(to.add(whole), rest);
+                }
+            };
+        }
+        match form {
+            Form::VV => {
+                let (a_rest, b_rest) = (a.wrapping_add(whole), b.wrapping_add(whole));
+                run!(
+                    |i| L::load(a.add(i)),
+                    |i| L::load(b.add(i)),
+                    L::load_first(a_rest, rest),
+                    L::load_first(b_rest, rest)
+                );
+            }
+            Form::VS => {
+                let b = L::splat(*b);
+                run!(|i| L::load(a.add(i)), |_| b, L::load_first(a.add(whole), rest), b);
+            }
+            Form::SV => {
+                let a = L::splat(*a);
+                run!(|_| a, |i| L::load(b.add(i)), a, L::load_first(b.add(whole), rest));
+            }
+        }
     }
 }
 
@@ -284,20 +334,20 @@ unsafe fn select<T: Copy>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
 }
 
 /// An instruction's operands as addresses.
-struct Ptrs {
-    to: *mut u8,
-    args: [*mut u8; 3],
+pub struct Ptrs {
+    pub to: *mut u8,
+    pub args: [*mut u8; 3],
 }
 
 /// # Safety
-/// As for [`one`].
+/// As for [`one`]; the CPU must have the instruction set of `L`.
 #[inline(always)]
-unsafe fn one_of(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+unsafe fn one_of<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: the caller's word.
     unsafe {
         match kind {
             Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, p),
-            Kind::Binary(op, Repr::F32, form) => binary_f32(isa, op, form, n, p),
+            Kind::Binary(op, Repr::F32, form) => binary_f32::<L>(isa, op, form, n, p),
             Kind::Select(4, a, b) => select::<u32>(n, p, a, b),
             Kind::Binary(op @ (Binary::And | Binary::Or | Binary::Xor), Repr::Bool, _) => {
                 let (a, b, to) = (p.args[0].cast_const(), p.args[1].cast_const(), p.to);
@@ -384,16 +434,16 @@ unsafe fn power(isa: Isa, form: Form, n: usize, p: &Ptrs) {
 /// # Safety
 /// As for [`exec`].
 #[inline(always)]
-unsafe fn binary_f32(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
+unsafe fn binary_f32<L: Lanes>(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
     // SAFETY: the caller's word.
     unsafe {
         match op {
-            Binary::Add => formed(n, form, p, |a, b| a + b),
-            Binary::Sub => formed(n, form, p, |a, b| a - b),
-            Binary::Mul => formed(n, form, p, |a, b| a * b),
-            Binary::Div => formed(n, form, p, |a, b| a / b),
-            Binary::Max => formed(n, form, p, |a, b| if a > b { a } else { b }),
-            Binary::Min => formed(n, form, p, |a, b| if a < b { a } else { b }),
+            Binary::Add => registers::<L>(n, form, p, |a, b| a.add(b)),
+            Binary::Sub => registers::<L>(n, form, p, |a, b| a.sub(b)),
+            Binary::Mul => registers::<L>(n, form, p, |a, b| a.mul(b)),
+            Binary::Div => registers::<L>(n, form, p, |a, b| a.div(b)),
+            Binary::Max => registers::<L>(n, form, p, |a, b| a.max(b)),
+            Binary::Min => registers::<L>(n, form, p, |a, b| a.min(b)),
             Binary::Lt => formed(n, form, p, |a, b| u8::from(a < b)),
             Binary::Le => formed(n, form, p, |a, b| u8::from(a <= b)),
             Binary::Eq => formed(n, form, p, |a, b| u8::from(a == b)),
@@ -402,50 +452,6 @@ unsafe fn binary_f32(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
             Binary::And => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 && b != 0.0))),
             Binary::Or => formed(n, form, p, |a, b| f32::from(u8::from(a != 0.0 || b != 0.0))),
             Binary::Xor => formed(n, form, p, |a, b| f32::from(u8::from((a != 0.0) != (b != 0.0)))),
-        }
-    }
-}
-
-/// `acc[i] = op(acc[i], x[i])`.
-///
-/// # Safety
-/// `acc` writable and `x` readable for `n` elements, apart.
-pub unsafe fn accumulate(isa: Isa, op: Binary, repr: Repr, n: usize, acc: *mut u8, x: *mut u8) {
-    #[inline(always)]
-    unsafe fn body(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        let (acc, x) = unsafe { (from_raw_parts_mut(acc, n), from_raw_parts(x, n)) };
-        match op {
-            Binary::Add => acc.iter_mut().zip(x).for_each(|(a, &x)| *a += x),
-            Binary::Max => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
-            Binary::Min => acc.iter_mut().zip(x).for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
-            _ => acc.iter_mut().zip(x).for_each(|(a, &x)| *a *= x),
-        }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    unsafe fn avx512(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        unsafe { body(op, n, acc, x) }
-    }
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2(op: Binary, n: usize, acc: *mut f32, x: *const f32) {
-        // SAFETY: the caller's word.
-        unsafe { body(op, n, acc, x) }
-    }
-    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
-    unsafe {
-        match (repr, isa.level()) {
-            #[cfg(target_arch = "x86_64")]
-            (Repr::F32, Level::Avx512) => avx512(op, n, acc.cast(), x.cast()),
-            #[cfg(target_arch = "x86_64")]
-            (Repr::F32, Level::Avx2) => avx2(op, n, acc.cast(), x.cast()),
-            (Repr::F32, _) => body(op, n, acc.cast(), x.cast()),
-            _ => {
-                let kind = Kind::Binary(op, repr, Form::VV);
-                in_place(isa, kind, n, &Ptrs { to: acc, args: [acc, x, x] });
-            }
         }
     }
 }

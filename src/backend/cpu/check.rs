@@ -2,7 +2,9 @@
 //! overwrite in place.
 
 use super::map::stored;
+use super::rewrite::operands;
 use crate::backend::Slice;
+use crate::expr::{Body, Instr};
 use crate::kernel::layout::{packed_bytes, same_elements};
 use crate::kernel::{Kernel, Operand, Template};
 use crate::plan::check::set::Set;
@@ -50,6 +52,16 @@ fn is_apart(template: &Template, number: usize, read: &Operand, write: &Operand)
     Ok(matches!((set(read)?, set(write)?), (Some(a), Some(b)) if a.is_apart(&b)))
 }
 
+/// Instructions of a body use earlier ones, and its results are instructions.
+fn straight(body: &Body) -> Result<(), String> {
+    let len = body.code.len();
+    let earlier = |(i, instr): (usize, &Instr)| operands(instr.code).into_iter().all(|a| (a as usize) < i);
+    match body.code.iter().enumerate().all(earlier) && body.results.iter().all(|&r| (r as usize) < len) {
+        true => Ok(()),
+        false => Err("a body whose instructions are not in order".into()),
+    }
+}
+
 impl Check {
     /// Checks a kernel's operands against its template.
     pub fn new(kernel: &Kernel) -> Result<Check, String> {
@@ -63,6 +75,13 @@ impl Check {
             true => Ok(()),
             false => Err(format!("an operand of {} in place of {}", operand.access.shape, Shape::new(expected))),
         };
+        let folds = match template {
+            Template::Row { folds, .. } => &folds[..],
+            _ => &[],
+        };
+        for body in folds.iter().map(|f| &f.body).chain([&kernel.body]) {
+            straight(body)?;
+        }
         let written = match template {
             Template::Row { inner, per_row, .. } => {
                 let outer = shape.len().checked_sub(*inner).ok_or("rows of more axes than there are")?;

@@ -59,6 +59,48 @@ pub unsafe fn strided<T: Copy>(n: usize, from: *const u8, from_step: isize, to: 
     }
 }
 
+/// `to[r, i] = from[r, i]` for `rows` rows of `n` elements of `size` bytes; steps are in bytes, from row to row and from element to
+/// element, and the destination has no gaps.
+///
+/// # Safety
+/// Source and destination must be valid for `rows * n` elements each, and apart.
+pub unsafe fn gather_rows(size: usize, rows: usize, n: usize, from: *const u8, steps: (isize, isize), to: *mut u8) {
+    /// # Safety
+    /// As above.
+    unsafe fn typed<T: Copy>(rows: usize, n: usize, from: *const u8, steps: (isize, isize), to: *mut u8) {
+        let (size, to) = (size_of::<T>() as isize, to.cast::<T>());
+        for r in 0..rows {
+            // SAFETY: the caller's word.
+            unsafe {
+                let (from, to) = (from.offset(r as isize * steps.0), to.add(r * n));
+                if steps.1 == size {
+                    let from = from.cast::<T>();
+                    for i in 0..n {
+                        *to.add(i) = *from.add(i);
+                    }
+                } else if steps.1 == 0 {
+                    let x = *from.cast::<T>();
+                    for i in 0..n {
+                        *to.add(i) = x;
+                    }
+                } else {
+                    for i in 0..n {
+                        *to.add(i) = *from.offset(i as isize * steps.1).cast::<T>();
+                    }
+                }
+            }
+        }
+    }
+    // SAFETY: the caller's word.
+    unsafe {
+        match size {
+            1 => typed::<u8>(rows, n, from, steps, to),
+            4 => typed::<u32>(rows, n, from, steps, to),
+            _ => typed::<u64>(rows, n, from, steps, to),
+        }
+    }
+}
+
 /// `to[i] = start + i * step`.
 ///
 /// # Safety

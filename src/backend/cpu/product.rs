@@ -52,11 +52,12 @@ impl MatMul {
             steps.extend(operands.motions.iter().map(|m| m.steps[axis.axis]));
             nest.steps.push(steps);
         }
-        let steps =
-            [&kernel.reads[0], &kernel.reads[1], out].map(|o| (o.access.strides[rank - 2], o.access.strides[rank - 1]));
+        let row = product.row_axis;
+        let steps = [(&kernel.reads[0], row), (&kernel.reads[1], rank - 2), (out, row)]
+            .map(|(o, axis)| (o.access.strides[axis], o.access.strides[rank - 1]));
         let epilogue = match kernel.body.is_identity() && product.direct {
             true => None,
-            false => Some(Epilogue::new(kernel, isa, operands, rank - 2, rank - 1..rank)?),
+            false => Some(Epilogue::new(kernel, isa, operands, row, rank - 1..rank)?),
         };
 
         let (count, ns) = (product.count(), product.nanoseconds());

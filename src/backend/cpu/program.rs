@@ -16,6 +16,8 @@ pub struct Source {
     pub repr: Repr,
     /// Whether it is one value for the whole run.
     pub still: bool,
+    /// Whether its blocks have room for a whole number of vectors.
+    pub padded: bool,
 }
 
 /// The outside of a body: which source each leaf reads.
@@ -38,7 +40,8 @@ pub enum Sink {
     Store(Repr),
     /// Left where it is; [`Program::kept`] says where.
     Keep,
-    /// Computed where its base pointer points, in its own representation. Nothing that the body reads lies there.
+    /// Computed where its base pointer points, in its own representation, with room for a whole number of vectors. Nothing that the
+    /// body reads lies there.
     Place,
 }
 
@@ -139,7 +142,7 @@ impl Program {
             if stores > 1 && !b.is_still[r] && loc.base >= 2 && placed[r].is_none() {
                 let size = b.reprs[r].size();
                 let to = b.register(size);
-                b.each.push(Op { kind: Kind::Copy(size), to, args: [loc; 3] });
+                b.each.push(Op { kind: Kind::Copy(size), to, args: [loc; 3], padded: false });
                 loc = to;
             }
             values.push((loc, b.reprs[r]));
@@ -151,29 +154,33 @@ impl Program {
             match sink {
                 Sink::Keep if still => {
                     let to = b.register(repr.size());
-                    b.each.push(Op { kind: Kind::Splat(repr.size()), to, args: [loc; 3] });
+                    b.each.push(Op { kind: Kind::Splat(repr.size()), to, args: [loc; 3], padded: false });
                     kept.push(to);
                 }
                 Sink::Keep => kept.push(loc),
-                Sink::Place if still => b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3] }),
-                Sink::Place if loc != out => b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3] }),
+                Sink::Place if still => {
+                    b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3], padded: false })
+                }
+                Sink::Place if loc != out => {
+                    b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3], padded: false })
+                }
                 Sink::Place => {}
                 Sink::Store(_) if direct == Some(body.results[k] as usize) => {}
                 Sink::Store(stored) => {
                     let (mut loc, mut still) = (loc, still);
                     if still && stored != repr {
                         let to = b.slot();
-                        b.still.push(Op { kind: Kind::Cast(repr, stored), to, args: [loc; 3] });
+                        b.still.push(Op { kind: Kind::Cast(repr, stored), to, args: [loc; 3], padded: false });
                         loc = to;
                     } else if stored != repr {
-                        b.each.push(Op { kind: Kind::Cast(repr, stored), to: out, args: [loc; 3] });
+                        b.each.push(Op { kind: Kind::Cast(repr, stored), to: out, args: [loc; 3], padded: false });
                         still = false;
                         loc = out;
                     }
                     if still {
-                        b.each.push(Op { kind: Kind::Splat(stored.size()), to: out, args: [loc; 3] });
+                        b.each.push(Op { kind: Kind::Splat(stored.size()), to: out, args: [loc; 3], padded: false });
                     } else if loc != out {
-                        b.each.push(Op { kind: Kind::Copy(stored.size()), to: out, args: [loc; 3] });
+                        b.each.push(Op { kind: Kind::Copy(stored.size()), to: out, args: [loc; 3], padded: false });
                     }
                 }
             }
@@ -185,6 +192,18 @@ impl Program {
                 loc.offset = loc.offset - BLOCKS + shift;
             }
         };
+        for op in &mut b.each {
+            let roomy = |loc: Loc| match loc.base {
+                0 => true,
+                1 => false,
+                base => match frame.sources.get(base as usize - 2) {
+                    Some(source) => source.padded,
+                    None => sinks[base as usize - 2 - frame.sources.len()] == Sink::Place,
+                },
+            };
+            op.padded =
+                roomy(op.to) && op.args.iter().zip(op.kind.sizes().0).all(|(&arg, size)| size == 0 || roomy(arg));
+        }
         for op in b.still.iter_mut().chain(&mut b.each) {
             place(&mut op.to);
             op.args.iter_mut().for_each(place);
@@ -353,7 +372,7 @@ impl Builder<'_> {
         }
         let size = self.reprs[value].size();
         let to = self.register(size);
-        self.each.push(Op { kind: Kind::Splat(size), to, args: [loc; 3] });
+        self.each.push(Op { kind: Kind::Splat(size), to, args: [loc; 3], padded: false });
         temps.push((to, size));
         to
     }
@@ -454,7 +473,7 @@ impl Builder<'_> {
 
     fn push(&mut self, still: bool, kind: Kind, to: Loc, args: [Loc; 3]) {
         let ops = if still { &mut self.still } else { &mut self.each };
-        ops.push(Op { kind, to, args });
+        ops.push(Op { kind, to, args, padded: false });
     }
 
     fn price(&mut self, still: bool, cost: f64) {

@@ -5,19 +5,17 @@
 //!
 //! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
 
-use super::block::{BLOCK, Repr, accumulate};
+use super::block::{BLOCK, Repr, VECTOR};
+use super::fold::{Folded, accumulate, fill_identity};
 use super::map::{leaves, stored};
-use super::math;
 use super::moves;
 use super::nest::{Motion, Nest};
 use super::program::{Frame, Program, Sink, Source, source};
+use super::rewrite::{hoist, keep_values};
 use super::simd::Isa;
 use super::{Args, Compiled, Needs, Scratch, share};
-use crate::dtype::DType;
-use crate::expr::{Binary, Body, Code, Instr, Unary};
+use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::{Fold, Kernel, Template};
-use std::collections::HashMap;
-use std::slice::from_raw_parts;
 
 /// Most bytes of intermediate values that are kept from one pass over a row to the next.
 const KEPT_BYTES: usize = 64 << 10;
@@ -29,6 +27,18 @@ enum Place {
     Dense,
     Still,
     Staged(usize),
+    /// Dense across rows while blocks run along them, or the other way round: `TURN` of them are turned on their side at once.
+    Turned(usize),
+}
+
+/// Blocks of results that are turned on their side together.
+const TURN: usize = 16;
+/// Rows of up to this many bytes are turned.
+const TURNED_BYTES: usize = 16 << 10;
+
+/// How many rows of so many bytes are turned together: some cache lines of each element, but no more than stay in the cache.
+fn turned_rows(bytes: usize) -> usize {
+    ((32 << 10) / bytes.max(1)).clamp(16, 64)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +49,25 @@ struct Stream {
     place: Place,
     /// Along the axis that blocks run along.
     step: isize,
+}
+
+/// Counts rows that are treated together.
+#[derive(Default)]
+struct Group {
+    at: usize,
+    len: usize,
+}
+
+impl Group {
+    /// Moves on by a row; true when that starts a new group, of `len` rows.
+    fn next(&mut self, len: usize) -> bool {
+        self.at += 1;
+        let new = self.at >= self.len;
+        if new {
+            *self = Group { at: 0, len };
+        }
+        new
+    }
 }
 
 struct Phase {
@@ -63,6 +92,8 @@ pub struct Row {
     block: usize,
     lanes: bool,
     per_row: bool,
+    /// Rows that are turned together.
+    turned_rows: usize,
     sources: Vec<Stream>,
     outs: Vec<Stream>,
     /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
@@ -73,6 +104,8 @@ pub struct Row {
     partial: usize,
     slots: usize,
     zeros: usize,
+    /// Where folded values of many rows are collected, when the body needs nothing else: it then runs once for all of them.
+    group_at: Option<usize>,
     items: usize,
     tasks: usize,
     needs: Needs,
@@ -99,7 +132,7 @@ impl Row {
             let operand = kernel.reads.get(j as usize).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
             let repr = stored(operand)?;
             frame.inputs[j as usize] = Some(streams.len());
-            frame.sources.push(Source { repr, still: false });
+            frame.sources.push(Source { repr, still: false, padded: false });
             streams.push((Some(j as usize), repr.size()));
             motions.push(Motion::bytes(operand, 0..rank));
         }
@@ -108,7 +141,7 @@ impl Row {
                 return Err(format!("a body reads the index along axis {axis} of {rank}"));
             }
             frame.index.insert(axis, streams.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false });
+            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
             streams.push((None, 8));
             motions.push(Motion::index(axis as usize, rank));
         }
@@ -132,16 +165,18 @@ impl Row {
         let mut inner = Nest::new(&kernel.shape[rows..], &half(rows..rank, false), Some(by));
         let (row_count, row_len) = (outer.len(), inner.len());
 
-        // Side by side where the data is dense across rows but not within them, or where rows are very short.
+        // Blocks run across rows where data is dense that way, or where rows are very short.
         let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
         let across = *outer.dims.last().unwrap_or(&1);
-        let dense = |nest: &Nest| (0..first_out).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
-        let scattered = |nest: &Nest| {
-            (0..first_out).filter(|&k| step(nest, k) != 0 && step(nest, k) != streams[k].1 as isize).count()
-        };
-        let lanes = across >= 8
-            && ((scattered(&inner) > 0 && dense(&outer) > dense(&inner) && across >= 16)
-                || row_len * 2 <= across.min(32));
+        // Only operands that move both ways have a preference.
+        let full = |k: &usize| outer.steps.iter().any(|s| s[*k] != 0) && inner.steps.iter().any(|s| s[*k] != 0);
+        let dense =
+            |nest: &Nest| (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
+        // A normalisation of rows that lie side by side is better turned, some rows at a time, than read once per fold.
+        let out_dense = (first_out..motions.len()).all(|k| step(&outer, k) == streams[k].1 as isize);
+        let side_by_side =
+            dense(&outer) > dense(&inner) && (*per_row || ((out_dense || row_len <= 128) && across >= 256));
+        let lanes = across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32));
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
 
         // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
@@ -157,6 +192,19 @@ impl Row {
                 s if arg.is_some() && (s == size as isize || along == 1) => Place::Dense,
                 // A result per row is one element, wherever it goes.
                 _ if is_out && *per_row && !lanes => Place::Dense,
+                _ if is_out && lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
+                    Place::Turned(reserve(TURN * BLOCK * size))
+                }
+                _ if !is_out
+                    && !lanes
+                    && inner.rank() == 0
+                    && across >= 4
+                    && arg.is_some()
+                    && outer.steps[outer.rank() - 1][k] == size as isize
+                    && along * size <= TURNED_BYTES =>
+                {
+                    Place::Turned(reserve((turned_rows(along * size) * along + VECTOR) * size))
+                }
                 _ => Place::Staged(reserve(BLOCK * size)),
             };
             Stream { arg, size, place, step: steps[k] }
@@ -165,10 +213,12 @@ impl Row {
         let outs: Vec<Stream> = (first_out..motions.len()).map(|k| place(k, true)).collect();
         for (source, stream) in frame.sources.iter_mut().zip(&sources) {
             source.still = stream.place == Place::Still;
+            source.padded = matches!(stream.place, Place::Staged(_) | Place::Turned(_));
         }
         let block = if lanes {
             // The rows of a block are read once per fold, so they should stay in the cache.
-            (((256 << 10) / 4 / row_len.max(1)).clamp(64, BLOCK) & !15).min(along.max(1))
+            let lanes = if folds.len() == 1 && *per_row { BLOCK } else { (128 << 10) / 4 / row_len.max(1) };
+            (lanes.clamp(128, BLOCK) & !15).min(along.max(1))
         } else {
             BLOCK
         };
@@ -192,8 +242,9 @@ impl Row {
         for &(_, dtype) in &shared {
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.inputs.push(Some(frame.sources.len()));
-            frame.sources.push(Source { repr, still: false });
-            kept.push((reserve(row_len * repr.size() * if lanes { block } else { 1 }), repr.size()));
+            frame.sources.push(Source { repr, still: false, padded: true });
+            let elements = row_len * if lanes { block.next_multiple_of(VECTOR) } else { 1 };
+            kept.push((reserve((elements + VECTOR) * repr.size()), repr.size()));
         }
         // In each phase, the folds before it, then what its prelude makes of them.
         let preludes: Vec<Body> = match lanes {
@@ -206,7 +257,7 @@ impl Row {
             let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.folds.push(frame.sources.len());
-            frame.sources.push(Source { repr, still: !lanes });
+            frame.sources.push(Source { repr, still: !lanes, padded: lanes });
             fold_reprs.push(repr);
         }
         let first_hoisted = frame.sources.len();
@@ -214,6 +265,9 @@ impl Row {
         let partial = reserve(if lanes { BLOCK * 8 } else { 0 });
         let slots = reserve(8 * sources.len());
         let zeros = reserve(if row_len == 0 { 8 * BLOCK } else { 0 });
+
+        let alone = leaves([&kernel.body]) == (Vec::new(), Vec::new());
+        let group_at = (*per_row && !lanes && alone).then(|| reserve(8 * BLOCK * (folds.len() + kernel.writes.len())));
 
         let (mut phases, mut registers, mut ns) = (Vec::new(), 0, 0.0);
         for (p, body) in bodies.iter().enumerate() {
@@ -228,7 +282,7 @@ impl Row {
                 for (h, &r) in code.results.iter().enumerate() {
                     let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
                     frame.folds.push(first_hoisted + h);
-                    frame.sources.push(Source { repr, still: false });
+                    frame.sources.push(Source { repr, still: false, padded: true });
                 }
             }
             let mut sinks = Vec::new();
@@ -242,7 +296,12 @@ impl Row {
                 }
             } else {
                 sinks.clone_from(&stores);
-                if *per_row && !lanes {
+                if group_at.is_some() {
+                    frame
+                        .folds
+                        .iter()
+                        .for_each(|&f| frame.sources[f] = Source { still: false, padded: true, ..frame.sources[f] });
+                } else if *per_row && !lanes {
                     frame.sources.iter_mut().for_each(|s| s.still = true);
                 }
             }
@@ -264,6 +323,8 @@ impl Row {
         let items = outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
         let tasks = tasks.min(items);
         let per_row = *per_row;
+        let widest = sources.iter().filter(|s| matches!(s.place, Place::Turned(_))).map(|s| along * s.size).max();
+        let turned_rows = turned_rows(widest.unwrap_or(usize::MAX));
         Ok(Row {
             isa,
             outer,
@@ -272,6 +333,7 @@ impl Row {
             block,
             lanes,
             per_row,
+            turned_rows,
             sources,
             outs,
             kept,
@@ -280,6 +342,7 @@ impl Row {
             partial,
             slots,
             zeros,
+            group_at,
             items,
             tasks,
             needs,
@@ -294,16 +357,17 @@ impl Row {
         self.sources.len() + self.kept.len()
     }
 
-    /// Points every source that comes from an operand at element `i` of the current run.
+    /// Points every source that comes from an operand at element `i` of the current run, in row `group` of those that were turned together.
     ///
     /// # Safety
     /// As for [`Compiled::run`]; `at` is within the nests.
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
     unsafe fn bind(
         &self,
         args: &Args,
         at: &[isize],
         add: &[isize],
-        i: usize,
+        (i, group): (usize, usize),
         n: usize,
         mem: *mut u8,
         bases: &mut [*mut u8],
@@ -312,6 +376,7 @@ impl Row {
             let position = at[k] + add[k] + i as isize * s.step;
             bases[source(k)] = match (s.place, s.arg) {
                 (Place::Still | Place::Dense, Some(arg)) => args.at(arg, position),
+                (Place::Turned(offset), _) => mem.wrapping_add(offset + (group * self.along + i) * s.size),
                 (Place::Staged(offset), arg) => {
                     let to = mem.wrapping_add(offset);
                     // SAFETY: a staging block holds a block; operands were checked to span their memory.
@@ -346,16 +411,18 @@ impl Row {
         }
     }
 
-    /// Points the destinations of the last phase at element `i`, runs `n` elements, and copies what was staged.
+    /// Points the destinations of the last phase at element `i` of the axis that blocks run along and element `j` of the row, runs `n`
+    /// elements, and copies what was staged.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
     unsafe fn finish(
         &self,
         args: &Args,
         at: &[isize],
         add: &[isize],
-        i: usize,
+        (i, j): (usize, usize),
         n: usize,
         mem: *mut u8,
         bases: &mut [*mut u8],
@@ -366,6 +433,7 @@ impl Row {
         for (k, s) in self.outs.iter().enumerate() {
             bases[phase.program.out(k)] = match s.place {
                 Place::Staged(offset) => mem.wrapping_add(offset),
+                Place::Turned(offset) => mem.wrapping_add(offset + j % TURN * BLOCK * s.size),
                 _ => args.at(s.arg.expect("destinations are memory"), position(k, s)),
             };
         }
@@ -375,6 +443,13 @@ impl Row {
             for (k, s) in self.outs.iter().enumerate() {
                 if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
                     moves::scatter(s.size, n, mem.wrapping_add(offset), args.at(arg, position(k, s)), s.step);
+                }
+                if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg)
+                    && (j % TURN == TURN - 1 || j + 1 == self.inner.len())
+                {
+                    let before = (j % TURN * s.size) as isize;
+                    let (from, to) = (mem.wrapping_add(offset), args.at(arg, position(k, s) - before));
+                    moves::turn(s.size, j % TURN + 1, n, from, (BLOCK * s.size) as isize, to, s.step);
                 }
             }
         }
@@ -400,24 +475,41 @@ impl Row {
         let operands = self.sources.len() + self.outs.len();
         let (at, add) = at[..2 * operands].split_at_mut(operands);
         let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
-        for f in 0..self.phases.len() - 1 {
-            bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
-        }
         // A row of one block is pointed at once, not once per phase.
         let runs = self.inner.len();
         let single = runs == 1 && self.along <= BLOCK;
+        let last = self.outer.rank().wrapping_sub(1);
+        let rows_left = |index: &[usize]| self.outer.dims.get(last).map_or(1, |dim| dim - index[last]);
+        let (mut turned, mut grouped) = (Group::default(), Group::default());
         self.outer.seek(rows.start, row_index, at);
-        for _ in rows {
+        for row in rows.clone() {
             self.inner.seek(0, index, add);
+            if turned.next(self.turned_rows.min(rows_left(row_index)).min(rows.end - row)) {
+                // SAFETY: as many rows as there are in the operands.
+                unsafe { self.turn(args, at, turned.len, mem) }
+            }
+            if grouped.next(BLOCK.min(rows_left(row_index)).min(rows.end - row)) {
+                for f in 0..self.phases.len() - 1 {
+                    bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
+                }
+            }
             if single {
                 // SAFETY: the row is within its operands.
-                unsafe { self.bind(args, at, add, 0, self.along, mem, bases) }
+                unsafe { self.bind(args, at, add, (0, turned.at), self.along, mem, bases) }
             }
             for (p, phase) in self.phases.iter().enumerate() {
                 phase.program.bind(registers, bases);
                 let Some((fold, repr)) = phase.fold else {
                     // SAFETY: as above.
-                    unsafe { self.last_phase(phase, single, args, at, add, index, mem, bases) }
+                    unsafe {
+                        if self.group_at.is_some() {
+                            if grouped.at + 1 == grouped.len {
+                                self.finish_group(phase, args, at, grouped.len, mem, bases);
+                            }
+                        } else {
+                            self.last_phase(phase, single, args, at, add, index, turned.at, mem, bases);
+                        }
+                    }
                     break;
                 };
                 let mut folded = Folded::new(fold);
@@ -427,7 +519,7 @@ impl Row {
                         // SAFETY: as above.
                         unsafe {
                             if !single {
-                                self.bind(args, at, add, i, n, mem, bases);
+                                self.bind(args, at, add, (i, turned.at), n, mem, bases);
                             }
                             self.bind_kept(phase, run * self.along + i, mem, bases);
                             if i == 0 {
@@ -442,10 +534,66 @@ impl Row {
                         self.inner.advance(index, add);
                     }
                 }
-                // SAFETY: eight bytes per fold are set aside.
-                unsafe { folded.store(repr, mem.add(self.folds + 8 * p)) }
+                // SAFETY: eight bytes per fold are set aside, and a block of them for grouped rows.
+                unsafe {
+                    folded.store(repr, mem.add(self.folds + 8 * p));
+                    if let Some(group_at) = self.group_at {
+                        folded.store_one(repr, mem.add(group_at + 8 * BLOCK * p + grouped.at * repr.size()));
+                    }
+                }
             }
             self.outer.advance(row_index, at);
+        }
+    }
+
+    /// Turns the next rows of sources that lie side by side.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`]; there must be as many rows from here on along the last axis.
+    unsafe fn turn(&self, args: &Args, at: &[isize], rows: usize, mem: *mut u8) {
+        for (k, s) in self.sources.iter().enumerate() {
+            if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg) {
+                let (from, to) = (args.at(arg, at[k]), mem.wrapping_add(offset));
+                // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
+                unsafe { moves::turn(s.size, self.along, rows, from, s.step, to, (self.along * s.size) as isize) }
+            }
+        }
+    }
+
+    /// The body of many rows that were folded, once for each; `at` is the last of them.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn finish_group(
+        &self,
+        phase: &Phase,
+        args: &Args,
+        at: &[isize],
+        rows: usize,
+        mem: *mut u8,
+        bases: &mut [*mut u8],
+    ) {
+        let group_at = self.group_at.expect("only grouped rows are finished together");
+        for f in 0..self.phases.len() - 1 {
+            bases[source(self.first_fold() + f)] = mem.wrapping_add(group_at + 8 * BLOCK * f);
+        }
+        let first = self.sources.len();
+        let step = |k: usize| self.outer.steps.last().map_or(0, |s| s[first + k]);
+        let to = |k: usize, s: &Stream| {
+            args.at(s.arg.expect("destinations are memory"), at[first + k] - (rows as isize - 1) * step(k))
+        };
+        let dense = |k: usize, s: &Stream| rows == 1 || step(k) == s.size as isize;
+        let stage = |k: usize| mem.wrapping_add(group_at + 8 * BLOCK * (self.phases.len() - 1 + k));
+        for (k, s) in self.outs.iter().enumerate() {
+            bases[phase.program.out(k)] = if dense(k, s) { to(k, s) } else { stage(k) };
+        }
+        // SAFETY: folded values have blocks, and so do staged results; operands were checked to span their memory.
+        unsafe {
+            phase.program.run_still(self.isa, bases);
+            phase.program.run_each(self.isa, rows, bases);
+            for (k, s) in self.outs.iter().enumerate().filter(|(k, s)| !dense(*k, s)) {
+                moves::scatter(s.size, rows, stage(k), to(k, s), step(k));
+            }
         }
     }
 
@@ -462,6 +610,7 @@ impl Row {
         at: &[isize],
         add: &mut [isize],
         index: &mut [usize],
+        group: usize,
         mem: *mut u8,
         bases: &mut [*mut u8],
     ) {
@@ -471,10 +620,10 @@ impl Row {
                 if self.inner.len() * self.along == 0 {
                     self.bind_nothing(mem, bases);
                 } else if !single {
-                    self.bind(args, at, add, 0, 1, mem, bases);
+                    self.bind(args, at, add, (0, group), 1, mem, bases);
                 }
                 phase.program.run_still(self.isa, bases);
-                self.finish(args, at, add, 0, 1, mem, bases);
+                self.finish(args, at, add, (0, 0), 1, mem, bases);
                 return;
             }
             let runs = self.inner.len();
@@ -482,13 +631,13 @@ impl Row {
                 for i in (0..self.along).step_by(BLOCK) {
                     let n = BLOCK.min(self.along - i);
                     if !single {
-                        self.bind(args, at, add, i, n, mem, bases);
+                        self.bind(args, at, add, (i, group), n, mem, bases);
                     }
                     self.bind_kept(phase, run * self.along + i, mem, bases);
                     if i == 0 {
                         phase.program.run_still(self.isa, bases);
                     }
-                    self.finish(args, at, add, i, n, mem, bases);
+                    self.finish(args, at, add, (i, 0), n, mem, bases);
                 }
                 if runs > 1 {
                     self.inner.advance(index, add);
@@ -548,12 +697,12 @@ impl Row {
                     unsafe {
                         match len {
                             0 => self.bind_nothing(mem, bases),
-                            _ => self.bind(args, at, add, lane, n, mem, bases),
+                            _ => self.bind(args, at, add, (lane, 0), n, mem, bases),
                         }
-                        self.bind_kept(phase, j * self.block, mem, bases);
+                        self.bind_kept(phase, j * self.block.next_multiple_of(VECTOR), mem, bases);
                         phase.program.run_still(self.isa, bases);
                         let Some((fold, repr)) = phase.fold else {
-                            self.finish(args, at, add, lane, n, mem, bases);
+                            self.finish(args, at, add, (lane, j), n, mem, bases);
                             self.inner.advance(index, add);
                             continue;
                         };
@@ -561,9 +710,9 @@ impl Row {
                         let loc = phase.program.kept[0];
                         let value = bases[loc.base as usize].add(loc.offset as usize);
                         let partials = fold == Fold::Sum && len > PARTIAL;
-                        combine(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
+                        accumulate(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
                         if partials && (j % PARTIAL == PARTIAL - 1 || j + 1 == len) {
-                            combine(self.isa, fold, repr, n, fold_block(p), partial);
+                            accumulate(self.isa, fold, repr, n, fold_block(p), partial);
                             fill_identity(fold, repr, n, partial);
                         }
                     }
@@ -601,246 +750,4 @@ impl Compiled for Row {
             }
         }
     }
-}
-
-/// A fold in progress: floats in `f64`, everything else in `i64`.
-struct Folded {
-    fold: Fold,
-    float: f64,
-    int: i64,
-}
-
-impl Folded {
-    fn new(fold: Fold) -> Folded {
-        let (float, int) = match fold {
-            Fold::Sum => (0.0, 0),
-            Fold::Prod => (1.0, 1),
-            Fold::Max => (f64::NEG_INFINITY, i64::MIN),
-            Fold::Min => (f64::INFINITY, i64::MAX),
-        };
-        Folded { fold, float, int }
-    }
-
-    fn add_float(&mut self, x: f64) {
-        self.float = match self.fold {
-            Fold::Sum => self.float + x,
-            Fold::Prod => self.float * x,
-            Fold::Max if x > self.float || x.is_nan() => x,
-            Fold::Min if x < self.float || x.is_nan() => x,
-            Fold::Max | Fold::Min => self.float,
-        };
-    }
-
-    fn add_int(&mut self, x: i64) {
-        self.int = match self.fold {
-            Fold::Sum => self.int.wrapping_add(x),
-            Fold::Prod => self.int.wrapping_mul(x),
-            Fold::Max => self.int.max(x),
-            Fold::Min => self.int.min(x),
-        };
-    }
-
-    /// # Safety
-    /// `from` must be readable for `n` elements.
-    unsafe fn add(&mut self, isa: Isa, repr: Repr, n: usize, from: *const u8) {
-        // SAFETY: the caller's word; elements are aligned because offsets count whole elements from aligned starts.
-        unsafe {
-            match repr {
-                Repr::F32 => {
-                    let x = from_raw_parts(from.cast::<f32>(), n);
-                    match self.fold {
-                        Fold::Sum => self.add_float(f64::from(math::sum(isa, x))),
-                        Fold::Max => self.add_float(f64::from(math::max(isa, x))),
-                        Fold::Min => self.add_float(f64::from(math::min(isa, x))),
-                        Fold::Prod => x.iter().for_each(|&x| self.add_float(f64::from(x))),
-                    }
-                }
-                Repr::F64 => from_raw_parts(from.cast::<f64>(), n).iter().for_each(|&x| self.add_float(x)),
-                Repr::I64 => from_raw_parts(from.cast::<i64>(), n).iter().for_each(|&x| self.add_int(x)),
-                Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
-                Repr::U8 | Repr::I8 | Repr::Bool => {
-                    from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0)));
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    /// `to` must be writable for eight bytes.
-    unsafe fn store(&self, repr: Repr, to: *mut u8) {
-        // SAFETY: the caller's word.
-        unsafe {
-            match repr {
-                Repr::F32 => to.cast::<f32>().write_unaligned(self.float as f32),
-                Repr::F64 => to.cast::<f64>().write_unaligned(self.float),
-                Repr::I64 => to.cast::<i64>().write_unaligned(self.int),
-                // The folds of nothing are the type's own limits; all other values were narrow to begin with, or wrap.
-                Repr::I32 => to.cast::<i32>().write_unaligned(match self.int {
-                    i64::MIN => i32::MIN,
-                    i64::MAX => i32::MAX,
-                    int => int as i32,
-                }),
-                Repr::U8 | Repr::I8 | Repr::Bool => *to = u8::from(self.int > 0),
-            }
-        }
-    }
-}
-
-/// # Safety
-/// `to` must be writable for a block.
-unsafe fn fill_identity(fold: Fold, repr: Repr, n: usize, to: *mut u8) {
-    let identity = Folded::new(fold);
-    // SAFETY: the caller's word.
-    unsafe {
-        for i in 0..n {
-            identity.store_one(repr, to.add(i * repr.size()));
-        }
-    }
-}
-
-impl Folded {
-    /// As [`Folded::store`], touching no more than the element.
-    ///
-    /// # Safety
-    /// `to` must be writable for one element.
-    unsafe fn store_one(&self, repr: Repr, to: *mut u8) {
-        let mut slot = [0u8; 8];
-        // SAFETY: the caller's word.
-        unsafe {
-            self.store(repr, slot.as_mut_ptr());
-            to.copy_from_nonoverlapping(slot.as_ptr(), repr.size());
-        }
-    }
-}
-
-/// `acc = acc (fold) value`, element by element.
-///
-/// # Safety
-/// Both must be blocks of `n` elements, apart.
-unsafe fn combine(isa: Isa, fold: Fold, repr: Repr, n: usize, acc: *mut u8, value: *mut u8) {
-    let op = match fold {
-        Fold::Sum => Binary::Add,
-        Fold::Prod => Binary::Mul,
-        Fold::Max => Binary::Max,
-        Fold::Min => Binary::Min,
-    };
-    // SAFETY: the caller's word.
-    unsafe { accumulate(isa, op, repr, n, acc, value) }
-}
-
-/// Takes what depends on folds and literals alone, and costs something, out of a body: it is the same for all elements of a row. The
-/// body reads it as folds numbered from `first` on instead. Returns the code that computes them.
-fn hoist(body: &mut Body, first: u32) -> Body {
-    let order = live(body);
-    let mut fixed = vec![false; body.code.len()];
-    let mut used = vec![false; body.code.len()];
-    for &i in &order {
-        let operands = operands(body.code[i as usize].code);
-        let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Fold(_));
-        fixed[i as usize] = leaf || (!operands.is_empty() && operands.iter().all(|&a| fixed[a as usize]));
-        if !fixed[i as usize] {
-            operands.iter().for_each(|&a| used[a as usize] = true);
-        }
-    }
-    body.results.iter().for_each(|&r| used[r as usize] = true);
-    let mut prelude = Body { code: body.code.clone(), results: Vec::new() };
-    for &i in &order {
-        let instr = &mut body.code[i as usize];
-        let leaf = matches!(instr.code, Code::Const(_) | Code::Fold(_));
-        if fixed[i as usize] && used[i as usize] && !leaf {
-            instr.code = Code::Fold(first + prelude.results.len() as u32);
-            prelude.results.push(i);
-        }
-    }
-    prelude
-}
-
-/// The operands of an instruction.
-fn operands(code: Code) -> Vec<u32> {
-    match code {
-        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => Vec::new(),
-        Code::Unary(_, a) | Code::Cast(a) => vec![a],
-        Code::Binary(_, a, b) => vec![a, b],
-        Code::Select(c, a, b) => vec![c, a, b],
-    }
-}
-
-/// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
-/// results, the later one reads them as inputs numbered from `first_input`. Returns the phase and type of each, at most `room` bytes
-/// per element in total.
-fn keep_values(bodies: &mut [Body], first_input: u32, price: impl Fn(Code) -> f64, room: usize) -> Vec<(usize, DType)> {
-    const WORTH: f64 = 2.0;
-    let mut numbers: HashMap<(String, DType), usize> = HashMap::new();
-    let mut ids: Vec<Vec<usize>> = Vec::new();
-    // Per number: the price of computing it, whether it differs within a row, and where it is computed first.
-    let mut facts: Vec<(f64, bool, (usize, u32))> = Vec::new();
-    for (p, body) in bodies.iter().enumerate() {
-        let mut of = vec![usize::MAX; body.code.len()];
-        for i in live(body) {
-            let Instr { code, dtype } = body.code[i as usize];
-            let operands: Vec<usize> = operands(code).into_iter().map(|a| of[a as usize]).collect();
-            let key = match code {
-                Code::Unary(op, _) => format!("{op:?} {operands:?}"),
-                Code::Binary(op, _, _) => format!("{op:?} {operands:?}"),
-                Code::Select(..) | Code::Cast(_) => format!("{operands:?}"),
-                leaf => format!("{leaf:?}"),
-            };
-            let new = facts.len();
-            let id = *numbers.entry((key, dtype)).or_insert(new);
-            if id == new {
-                let varies = matches!(code, Code::Input(_) | Code::Index(_)) || operands.iter().any(|&o| facts[o].1);
-                let total = price(code) + operands.iter().map(|&o| facts[o].0).sum::<f64>();
-                facts.push((total, varies, (p, i)));
-            }
-            of[i as usize] = id;
-        }
-        ids.push(of);
-    }
-    let mut shared: Vec<(usize, DType)> = Vec::new();
-    let mut given: HashMap<usize, u32> = HashMap::new();
-    let mut used = 0;
-    for p in 1..bodies.len() {
-        let mut stack: Vec<u32> = bodies[p].results.clone();
-        let mut seen = vec![false; bodies[p].code.len()];
-        while let Some(i) = stack.pop() {
-            if std::mem::replace(&mut seen[i as usize], true) {
-                continue;
-            }
-            let id = ids[p][i as usize];
-            let (cost, varies, (first, at)) = facts[id];
-            let dtype = bodies[p].code[i as usize].dtype;
-            let size = Repr::computed(dtype).map_or(8, Repr::size);
-            if first < p && varies && cost >= WORTH && (given.contains_key(&id) || used + size <= room) {
-                let input = *given.entry(id).or_insert_with(|| {
-                    shared.push((first, dtype));
-                    bodies[first].results.push(at);
-                    used += size;
-                    first_input + shared.len() as u32 - 1
-                });
-                bodies[p].code[i as usize].code = Code::Input(input);
-                continue;
-            }
-            stack.extend(operands(bodies[p].code[i as usize].code));
-        }
-    }
-    shared
-}
-
-/// The instructions that results depend on, in order. Malformed operands are left for [`Program::new`] to refuse.
-fn live(body: &Body) -> Vec<u32> {
-    let mut seen = vec![false; body.code.len()];
-    for &r in &body.results {
-        if let Some(seen) = seen.get_mut(r as usize) {
-            *seen = true;
-        }
-    }
-    for i in (0..body.code.len()).rev() {
-        if !seen[i] {
-            continue;
-        }
-        for a in operands(body.code[i].code).into_iter().filter(|&a| (a as usize) < i) {
-            seen[a as usize] = true;
-        }
-    }
-    (0..body.code.len() as u32).filter(|&i| seen[i as usize]).collect()
 }

@@ -134,7 +134,11 @@ pub(super) trait Lanes: Copy {
     unsafe fn store(self, to: *mut f32);
     unsafe fn store_first(self, to: *mut f32, n: usize);
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
+    /// The smaller of the two; `other` when `self` is NaN or they are equal.
+    unsafe fn min(self, other: Self) -> Self;
     /// The larger of the two; `other` when `self` is NaN or they are equal.
     unsafe fn max(self, other: Self) -> Self;
     /// `self * factor + term`, fused where the hardware has it.
@@ -177,6 +181,18 @@ impl Lanes for Plain {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] - other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| self.0[i] * other.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] }))
     }
     #[inline(always)]
     unsafe fn div(self, other: Self) -> Self {
@@ -253,6 +269,21 @@ mod x86 {
             unsafe { Ymm(_mm256_add_ps(self.0, other.0)) }
         }
         #[inline(always)]
+        unsafe fn sub(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm(_mm256_sub_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm(_mm256_mul_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm(_mm256_min_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
         unsafe fn div(self, other: Self) -> Self {
             // SAFETY: as above.
             unsafe { Ymm(_mm256_div_ps(self.0, other.0)) }
@@ -305,6 +336,21 @@ mod x86 {
         unsafe fn add(self, other: Self) -> Self {
             // SAFETY: as above.
             unsafe { Zmm(_mm512_add_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn sub(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Zmm(_mm512_sub_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn mul(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Zmm(_mm512_mul_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn min(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Zmm(_mm512_min_ps(self.0, other.0)) }
         }
         #[inline(always)]
         unsafe fn div(self, other: Self) -> Self {

@@ -62,7 +62,7 @@ impl Operands {
         let (rank, core) = (kernel.shape.len(), kernel.template.core_reads());
         let (inputs, axes) = leaves([&kernel.body]);
         let mut frame = Frame { inputs: vec![None; kernel.reads.len() - core + 1], ..Frame::default() };
-        frame.sources.push(Source { repr: Repr::F32, still: false });
+        frame.sources.push(Source { repr: Repr::F32, still: false, padded: false });
         frame.inputs[0] = Some(0);
         let (mut streams, mut motions) = (Vec::new(), Vec::new());
         for j in inputs.into_iter().filter(|&j| j > 0) {
@@ -70,7 +70,7 @@ impl Operands {
             let operand = kernel.reads.get(read).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
             let repr = stored(operand)?;
             frame.inputs[j as usize] = Some(frame.sources.len());
-            frame.sources.push(Source { repr, still: false });
+            frame.sources.push(Source { repr, still: false, padded: false });
             streams.push((Some(read), repr.size()));
             motions.push(Motion::bytes(operand, 0..rank));
         }
@@ -79,7 +79,7 @@ impl Operands {
                 return Err(format!("a body reads the index along axis {axis} of {rank}"));
             }
             frame.index.insert(axis, frame.sources.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false });
+            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
             streams.push((None, 8));
             motions.push(Motion::index(axis as usize, rank));
         }
@@ -130,6 +130,7 @@ impl Epilogue {
         let outs: Vec<Stream> = (reads..streams.len()).map(&mut place).collect();
         for (source, stream) in frame.sources[1..].iter_mut().zip(&sources) {
             source.still = stream.place == Place::Still;
+            source.padded = matches!(stream.place, Place::Staged(_));
         }
         let slots = reserve(8 * sources.len());
         let program = Program::new(&kernel.body, &frame, &sinks)?;

@@ -21,7 +21,8 @@ use std::ops::Range;
 pub enum Slide {
     /// Their sum weighted by as many weights as the kernel has taps; padding is zero.
     Weighted(*const f32),
-    /// The largest; padding does not count, and the result is minus infinity where there is nothing else.
+    /// The largest; padding does not count, and the result is the lowest finite number where there is nothing
+    /// else, as in ONNX Runtime.
     Max,
     /// Their mean.
     Average {
@@ -137,7 +138,7 @@ impl Combine for Sum {
 
 struct Max;
 impl Combine for Max {
-    const START: f32 = f32::NEG_INFINITY;
+    const START: f32 = f32::MIN;
     #[inline(always)]
     unsafe fn step<V: Lanes>(sum: V, x: V, _: V) -> V {
         // SAFETY: the CPU has the instruction set of `V`.
@@ -493,7 +494,7 @@ mod tests {
     fn reference(w: &Window, what: Slide, weights: &[f32], x: &[f32]) -> Vec<f32> {
         let mut y = Vec::new();
         let mut each = |at: [usize; 3]| {
-            let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
+            let (mut sum, mut max, mut count) = (0.0, f64::from(f32::MIN), 0.0);
             for (tap, &weight) in weights.iter().enumerate() {
                 let taps = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
                 let mut index = Some(0);

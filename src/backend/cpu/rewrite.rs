@@ -1,0 +1,171 @@
+//! Rewrites of the bodies of a row kernel: what several passes over a row would compute again is computed once.
+
+use super::block::Repr;
+use crate::dtype::DType;
+use crate::expr::{Body, Code, Instr};
+use std::collections::HashMap;
+
+/// Takes what depends on folds and literals alone, and costs something, out of a body: it is the same for all elements of a row. The
+/// body reads it as folds numbered from `first` on instead. Returns the code that computes them.
+pub fn hoist(body: &mut Body, first: u32) -> Body {
+    let order = live(body);
+    let mut fixed = vec![false; body.code.len()];
+    let mut used = vec![false; body.code.len()];
+    for &i in &order {
+        let operands = operands(body.code[i as usize].code);
+        let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Fold(_));
+        fixed[i as usize] = leaf || (!operands.is_empty() && operands.iter().all(|&a| fixed[a as usize]));
+        if !fixed[i as usize] {
+            operands.iter().for_each(|&a| used[a as usize] = true);
+        }
+    }
+    body.results.iter().for_each(|&r| used[r as usize] = true);
+    let mut prelude = Body { code: body.code.clone(), results: Vec::new() };
+    for &i in &order {
+        let instr = &mut body.code[i as usize];
+        let leaf = matches!(instr.code, Code::Const(_) | Code::Fold(_));
+        if fixed[i as usize] && used[i as usize] && !leaf {
+            instr.code = Code::Fold(first + prelude.results.len() as u32);
+            prelude.results.push(i);
+        }
+    }
+    prelude
+}
+
+/// The operands of an instruction.
+pub fn operands(code: Code) -> Vec<u32> {
+    match code {
+        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => Vec::new(),
+        Code::Unary(_, a) | Code::Cast(a) => vec![a],
+        Code::Binary(_, a, b) => vec![a, b],
+        Code::Select(c, a, b) => vec![c, a, b],
+    }
+}
+
+/// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
+/// results, the later one reads them as inputs numbered from `first_input`. Returns the phase and type of each, at most `room` bytes
+/// per element in total.
+pub fn keep_values(
+    bodies: &mut [Body],
+    first_input: u32,
+    price: impl Fn(Code) -> f64,
+    room: usize,
+) -> Vec<(usize, DType)> {
+    const WORTH: f64 = 2.0;
+    let mut numbers: HashMap<(String, DType), usize> = HashMap::new();
+    let mut ids: Vec<Vec<usize>> = Vec::new();
+    // Per number: the price of computing it, whether it differs within a row, and where it is computed first.
+    let mut facts: Vec<(f64, bool, (usize, u32))> = Vec::new();
+    for (p, body) in bodies.iter().enumerate() {
+        let mut of = vec![usize::MAX; body.code.len()];
+        for i in live(body) {
+            let Instr { code, dtype } = body.code[i as usize];
+            let operands: Vec<usize> = operands(code).into_iter().map(|a| of[a as usize]).collect();
+            let key = match code {
+                Code::Unary(op, _) => format!("{op:?} {operands:?}"),
+                Code::Binary(op, _, _) => format!("{op:?} {operands:?}"),
+                Code::Select(..) | Code::Cast(_) => format!("{operands:?}"),
+                leaf => format!("{leaf:?}"),
+            };
+            let new = facts.len();
+            let id = *numbers.entry((key, dtype)).or_insert(new);
+            if id == new {
+                let varies = matches!(code, Code::Input(_) | Code::Index(_)) || operands.iter().any(|&o| facts[o].1);
+                let total = price(code) + operands.iter().map(|&o| facts[o].0).sum::<f64>();
+                facts.push((total, varies, (p, i)));
+            }
+            of[i as usize] = id;
+        }
+        ids.push(of);
+    }
+    let mut shared: Vec<(usize, DType)> = Vec::new();
+    let mut given: HashMap<usize, u32> = HashMap::new();
+    let mut used = 0;
+    for p in 1..bodies.len() {
+        let mut stack: Vec<u32> = bodies[p].results.clone();
+        let mut seen = vec![false; bodies[p].code.len()];
+        while let Some(i) = stack.pop() {
+            if std::mem::replace(&mut seen[i as usize], true) {
+                continue;
+            }
+            let id = ids[p][i as usize];
+            let (cost, varies, (first, at)) = facts[id];
+            let dtype = bodies[p].code[i as usize].dtype;
+            let size = Repr::computed(dtype).map_or(8, Repr::size);
+            if first < p && varies && cost >= WORTH && (given.contains_key(&id) || used + size <= room) {
+                let input = *given.entry(id).or_insert_with(|| {
+                    shared.push((first, dtype));
+                    bodies[first].results.push(at);
+                    used += size;
+                    first_input + shared.len() as u32 - 1
+                });
+                bodies[p].code[i as usize].code = Code::Input(input);
+                continue;
+            }
+            stack.extend(operands(bodies[p].code[i as usize].code));
+        }
+    }
+    shared
+}
+
+/// The instructions that results depend on, in order. Malformed operands are left for [`Program::new`] to refuse.
+fn live(body: &Body) -> Vec<u32> {
+    let mut seen = vec![false; body.code.len()];
+    for &r in &body.results {
+        if let Some(seen) = seen.get_mut(r as usize) {
+            *seen = true;
+        }
+    }
+    for i in (0..body.code.len()).rev() {
+        if !seen[i] {
+            continue;
+        }
+        for a in operands(body.code[i].code).into_iter().filter(|&a| (a as usize) < i) {
+            seen[a as usize] = true;
+        }
+    }
+    (0..body.code.len() as u32).filter(|&i| seen[i as usize]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::expr::Expr;
+
+    /// The bodies of a softmax: the largest, the sum of exponentials, their quotient.
+    fn softmax() -> Vec<Body> {
+        let x = Expr::input(0, DType::F32);
+        let fold = |k| Expr::fold(k, DType::F32);
+        let e = (&x - &fold(0)).exp();
+        [x.clone(), e.clone(), e / fold(1)].iter().map(|e| Body::new(std::slice::from_ref(e))).collect()
+    }
+
+    fn price(code: Code) -> f64 {
+        if matches!(code, Code::Unary(..)) { 6.0 } else { 0.1 }
+    }
+
+    #[test]
+    fn exponentials_are_kept_when_there_is_room() {
+        let mut bodies = softmax();
+        assert_eq!(keep_values(&mut bodies, 1, price, 4), [(1, DType::F32)]);
+        assert_eq!(bodies[1].results.len(), 2);
+        assert_eq!(bodies[2].eval(&[3.0, 8.0], &[], &[0.0, 2.0]), [4.0], "input 1 is what phase 1 kept");
+        let mut bodies = softmax();
+        assert_eq!(keep_values(&mut bodies, 1, price, 3), []);
+        assert_eq!(bodies, softmax());
+    }
+
+    #[test]
+    fn what_folds_alone_decide_leaves_the_loop() {
+        let x = Expr::input(0, DType::F32);
+        let mean = Expr::fold(0, DType::F32) * 0.25;
+        let mut body = Body::new(&[(x - &mean) * (mean.exp() + 1.0)]);
+        let prelude = hoist(&mut body, 1);
+        // Dead code stays, so there is an input; it has no influence.
+        let values = prelude.eval(&[f64::NAN], &[], &[8.0]);
+        assert_eq!(values.len(), 2, "the mean, and the factor");
+        let folds = [&[8.0], &values[..]].concat();
+        assert_eq!(body.eval(&[5.0], &[], &folds), [3.0 * (2f64.exp() + 1.0)]);
+        assert_eq!(live(&body).iter().filter(|&&i| matches!(body.code[i as usize].code, Code::Unary(..))).count(), 0);
+    }
+}
