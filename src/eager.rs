@@ -16,7 +16,7 @@ use crate::exec;
 use crate::graph::Graph;
 use crate::plan::lower::{Draft, Options, lower};
 use crate::plan::{Class, Port};
-use crate::target::Target;
+use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
 use std::collections::BTreeMap;
@@ -120,7 +120,7 @@ impl Driver for Device {
             self.refused = Some(format!("a segment has at most {largest} bytes on this device"));
             return None;
         }
-        match self.backend.alloc(bytes) {
+        match self.backend.alloc(bytes, Memory::Device) {
             Ok(segment) => {
                 self.used = used;
                 self.next += 1;

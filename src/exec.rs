@@ -53,7 +53,7 @@ impl Exec {
         progress: &dyn Fn(usize),
     ) -> Result<RecordId> {
         for segment in &plan.segments {
-            segments.push(backend.alloc(segment.bytes)?);
+            segments.push(backend.alloc(segment.bytes, segment.memory)?);
         }
         for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
             let (stored, at) = place(plan, segments, port.buffer);

@@ -101,6 +101,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         (Class::Input, "  inputs"),
         (Class::Output, "  outputs"),
         (Class::Activation, "  arena"),
+        (Class::Staging, "  staging"),
     ] {
         let bytes = plan.class_bytes(class);
         if bytes > 0 || class == Class::Activation {
@@ -205,7 +206,7 @@ pub fn comparison(comparison: &Comparison) -> String {
 mod tests {
     use super::*;
     use crate::plan::{Segment, Summary};
-    use crate::target::Target;
+    use crate::target::{Memory, Target};
 
     #[test]
     fn bytes_are_readable_and_exact() {
@@ -231,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_memory_block_adds_up() {
-        let segment = |class, bytes| Segment { class, bytes };
+        let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
         let mut plan = Plan {
             version: crate::plan::VERSION,
             name: "m".into(),

@@ -8,7 +8,7 @@ use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::{Kernel, Operand, Template, layout};
 use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -80,7 +80,7 @@ fn replay_allocates_nothing() {
             }
             launches.push(Launch { kernel: cpu.compile(&kernel).expect("compiles"), args });
         }
-        let segment = cpu.alloc(bytes).expect("memory");
+        let segment = cpu.alloc(bytes, Memory::Device).expect("memory");
         launches.iter_mut().flat_map(|l| &mut l.args).for_each(|a| a.segment = segment);
         let record = cpu.record(&launches).expect("is recorded");
         cpu.replay(record).expect("runs");

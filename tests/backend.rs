@@ -6,7 +6,7 @@ use kernels::{Case, cases, elements, interpret};
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::kernel::{Kernel, Operand, layout};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use plimsoll::tensor::Tensor;
 
 /// Differences of `f32` results are held against the largest value.
@@ -97,8 +97,8 @@ fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: Segm
 }
 
 fn run_all(backend: &mut dyn Backend) {
-    let arena = backend.alloc(4 << 20).expect("the device has 4 MiB");
-    let constants = backend.alloc(4 << 20).expect("the device has 4 MiB");
+    let arena = backend.alloc(4 << 20, Memory::Device).expect("the device has 4 MiB");
+    let constants = backend.alloc(4 << 20, Memory::Device).expect("the device has 4 MiB");
     let wrong: Vec<String> = cases()
         .iter()
         .filter_map(|case| run(backend, case, arena, constants).err().map(|what| format!("{}: {what}", case.name)))
@@ -203,7 +203,7 @@ mod wgpu {
             workspace: 0,
         };
         let bytes = 4 * n as u64;
-        let segment = wgpu.alloc(bytes).expect("64 MiB");
+        let segment = wgpu.alloc(bytes, Memory::Device).expect("64 MiB");
         let at = Slice { segment, offset: 0, bytes };
         let kernel = wgpu.compile(&kernel).expect("renders");
         let record = wgpu.record(&[Launch { kernel, args: vec![at] }]).expect("records");
@@ -220,9 +220,9 @@ mod wgpu {
     #[test]
     fn misuse_is_an_error() {
         let Some(mut wgpu) = device() else { return };
-        let segment = wgpu.alloc(1024).expect("1 KiB");
-        assert!(wgpu.alloc(1023).is_err(), "bytes that are no words");
-        assert!(wgpu.alloc(u64::MAX - 3).is_err(), "more than any device has");
+        let segment = wgpu.alloc(1024, Memory::Device).expect("1 KiB");
+        assert!(wgpu.alloc(1023, Memory::Device).is_err(), "bytes that are no words");
+        assert!(wgpu.alloc(u64::MAX - 3, Memory::Device).is_err(), "more than any device has");
         let beyond = Slice { segment, offset: 768, bytes: 512 };
         assert!(wgpu.write(beyond, &[0; 512]).is_err() && wgpu.read(beyond, &mut [0; 512]).is_err());
         let case = cases().into_iter().find(|c| c.name == "map large").expect("a case of 70001 elements");

@@ -14,7 +14,7 @@ use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::layout::{Slots, TILE_BYTES, slots};
 use crate::kernel::{Kernel, Template};
-use crate::target::Target;
+use crate::target::{Memory as Place, Target};
 use check::Check;
 use crew::Crew;
 use memory::Memory;
@@ -303,7 +303,8 @@ impl Backend for Cpu {
         Usage { overhead: self.scratch_bytes, ..self.memory.usage() }
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    fn alloc(&mut self, bytes: u64, _: Place) -> Result<SegmentId> {
+        // All of its memory is the host's.
         self.memory.alloc(bytes)
     }
 

@@ -13,7 +13,7 @@ use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::kernel::{Kernel, Template};
-use crate::target::{Family, Target};
+use crate::target::{self, Family, Memory, Target};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
@@ -224,6 +224,7 @@ impl Wgpu {
             max_shared: limits.max_compute_workgroup_storage_size,
             max_groups: limits.max_compute_workgroups_per_dimension,
             threads: 1,
+            staging: target::STAGING,
         };
         let staging = scoped(&device, "staging", || {
             device.create_buffer(&wgpu::BufferDescriptor {
@@ -424,14 +425,20 @@ impl Backend for Wgpu {
         Usage { overhead: STAGING, ..self.usage }
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
         self.alive()?;
         if !bytes.is_multiple_of(4) || bytes > self.target.max_segment {
             let most = self.target.max_segment;
             return Err(failed(format!("cannot allocate {bytes} bytes: at most {most}, in words")));
         }
         let buffer = scoped(&self.device, "allocation", || {
-            let usages = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+            let usages = match memory {
+                Memory::Device => {
+                    wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST
+                }
+                Memory::Upload => wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+                Memory::Download => wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+            };
             let buffer = self.device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("segment"),
                 size: bytes,
@@ -439,9 +446,11 @@ impl Backend for Wgpu {
                 mapped_at_creation: false,
             });
             // wgpu would fill it with zeros at its first use: that is paid for here, not in the first run.
-            let mut encoder = self.encoder();
-            encoder.clear_buffer(&buffer, 0, None);
-            self.submit(encoder);
+            if usages.contains(wgpu::BufferUsages::COPY_DST) {
+                let mut encoder = self.encoder();
+                encoder.clear_buffer(&buffer, 0, None);
+                self.submit(encoder);
+            }
             buffer
         })?;
         self.usage.bytes += bytes;
