@@ -5,6 +5,7 @@ use crate::kernel::Kernel;
 use crate::target::{Memory, Target};
 
 pub mod cpu;
+mod records;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
