@@ -177,6 +177,10 @@ pub fn comparison(comparison: &Comparison) -> String {
     }
     row("smallest device that fits", &|c| human(c.smallest_device_bytes));
     row("  bytes", &|c| grouped(c.smallest_device_bytes));
+    if columns.iter().any(|c| c.staging_bytes > 0) {
+        row("staging in all of these", &|c| human(c.staging_bytes));
+        row("  bytes", &|c| grouped(c.staging_bytes));
+    }
     row("fragmentation", &|c| ran(c, &|m| format!("{:.1} %", 100.0 * m.fragmentation)));
     row("driver calls, load and run 1", &|c| ran(c, &|m| m.driver_calls_first.to_string()));
     row(&format!("driver calls, run {runs}"), &|c| ran(c, &|m| m.driver_calls_last.to_string()));
@@ -189,7 +193,7 @@ pub fn comparison(comparison: &Comparison) -> String {
     });
     out += &table.to_string();
 
-    out += "\nBytes: constants, inputs, outputs, activations and workspaces, in every column.\n";
+    out += "\nBytes: constants, inputs, outputs, activations, workspaces and staging, in every column.\n";
     out += "Smallest device: eager in simulation, on a device that loses nothing itself; planned by its plan.\n";
     if reference.is_some() {
         out += "Equal: bit for bit as the reference. Off: the largest difference over the peak of the reference's output.\n";
@@ -288,6 +292,7 @@ beside the plan           100 B    100 bytes  the backend's own
             name: name.into(),
             exact: true,
             launches: 7,
+            staging_bytes: 0,
             smallest_device_bytes: 1 << 21,
             outcome,
         };
