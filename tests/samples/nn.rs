@@ -171,6 +171,8 @@ fn normalizations() -> Vec<Sample> {
         call("LayerNormalization", &[&[2, 3, 4], &[3, 1], &[2, 3, 4]]).attr("axis", -2),
         call("LayerNormalization", &[&[2, 3, 4], &[2, 3, 4], &[]]).attr("axis", 0),
         call("RMSNormalization", &[&[2, 5, 48], &[48]]),
+        // Short rows, side by side.
+        call("RMSNormalization", &[&[2, 3, 4, 5], &[5]]),
         call("RMSNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("epsilon", 0.1).attr("stash_type", 1),
         call("SimplifiedLayerNormalization", &[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01),
         call("SimplifiedLayerNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("stash_type", 1),
