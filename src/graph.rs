@@ -12,7 +12,7 @@ use petgraph::visit::EdgeRef;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -88,8 +88,16 @@ impl Constant {
             Source::Given => unreachable!("a given constant has its value from the start"),
             Source::File { path, offset } => {
                 let bytes = self.fact.shape.numel() * self.fact.dtype.size();
-                let fail =
-                    |e| Error::file(path, &format!("read {bytes} bytes of tensor '{}' at {offset}", self.name), e);
+                let fail = |e: std::io::Error| {
+                    let what = format!("{bytes} bytes of tensor '{}' at {offset}", self.name);
+                    match e.kind() {
+                        ErrorKind::NotFound => Error::File {
+                            path: path.clone(),
+                            what: format!("no such file; it should hold {what}: put it there"),
+                        },
+                        _ => Error::file(path, &format!("read {what}"), e),
+                    }
+                };
                 let mut file = File::open(path).map_err(fail)?;
                 let len = file.metadata().map_err(fail)?.len();
                 if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {

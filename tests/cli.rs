@@ -1,5 +1,6 @@
 //! The command line from outside: what it prints, what it exits with, and what it leaves behind.
 
+use plimsoll::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::onnx::{self, export};
 use plimsoll::plan::{Limits, plan};
 use plimsoll::target::Target;
@@ -148,6 +149,27 @@ impl Random {
 }
 
 // ---- What works
+
+#[test]
+fn plans_need_no_weights_and_runs_say_which_are_missing() {
+    let folder = Folder::new("weightless");
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]>
+        g (float[2] x) => (float[2] y) <float[2] w = {0, 0}> { y = Mul (x, w) }";
+    let mut proto = onnx::text::parse(source, Path::new("test")).expect("well-formed");
+    let weight = &mut proto.graph.as_mut().expect("a graph").initializer[0];
+    weight.float_data.clear();
+    weight.data_location = DataLocation::External as i32;
+    weight.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+    let (model, saved) = (folder.file("model.onnx", proto.encode_to_vec()), folder.path("plan.json"));
+    ok(&[&["plan", &model, "-o", &saved]]);
+    ok(&[&["check", &saved]]);
+    ok(&[&["emit", &model, "wgsl"]]);
+    for command in ["run", "bench", "compare"] {
+        fails(1, &[&[command, &model], CPU], &["w.bin: no such file", "tensor 'w'", "put it there"]);
+    }
+    folder.file("w.bin", [0; 8]);
+    ok(&[&["run", &model], CPU]);
+}
 
 #[test]
 fn the_main_job_classifies_digits_it_never_saw() {
