@@ -2,9 +2,8 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
 use crate::ops;
-use crate::shape::Access;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -112,23 +111,12 @@ impl Constant {
             }
             Source::Derived { op, attrs, inputs, port, .. } => {
                 let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
-                // A view moves bytes; only arithmetic needs numbers.
-                if let (Lower::View(view), Some(Some(input))) = (op.lower, inputs.first()) {
-                    let whole = Access::contiguous(input.fact.shape.clone());
-                    if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
-                        let source = input.value()?;
-                        return Ok(self.value.get_or_init(|| source.gather(&access)));
-                    }
-                }
                 let mut values = Vec::with_capacity(inputs.len());
                 for input in inputs {
-                    values.push(input.as_deref().map(|c| c.value().map(Tensor::to_f64)).transpose()?);
+                    values.push(input.as_deref().map(Constant::value).transpose()?);
                 }
-                let values: Vec<_> = values.iter().map(Option::as_deref).collect();
-                let call = Call { op, attrs, inputs: &facts };
                 let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
-                let mut outputs = call.eval(&values).map_err(fail)?;
-                Tensor::from_f64(self.fact.dtype, self.fact.shape.clone(), &outputs.swap_remove(*port))
+                Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port)
             }
         };
         Ok(self.value.get_or_init(|| tensor))

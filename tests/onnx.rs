@@ -5,6 +5,7 @@ use plimsoll::exec::Exec;
 use plimsoll::graph::{Graph, Kind};
 use plimsoll::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
 use plimsoll::onnx::{Model, export, import, load, text};
+use plimsoll::session::{Choice, Options, Session};
 use plimsoll::{Limits, Target, Tensor, npy, pass, plan, reference};
 use prost::Message;
 use std::fs;
@@ -439,6 +440,63 @@ fn a_tensor_that_planning_does_need_is_named() {
     let mut graph = import(&external(scalar, "one"), &[]).expect("its value is not asked for yet");
     let message = pass::run(&mut graph, &Target::cpu(1), true).expect_err("now it is").to_string();
     assert!(message.contains("4 bytes of tensor 'one'"), "{message}");
+}
+
+#[test]
+fn a_bool_is_0_or_1_wherever_it_comes_from() {
+    let folder = folder("flags");
+    let path = folder.join("model.onnx");
+    let source = "g (bool[3] x) => (bool[3] a, bool[3] b)
+        <bool[3] inside = {0, 1, 1}, bool[3] outside = {0, 1, 1}> { a = And (x, inside) b = And (x, outside) }";
+    let mut proto = model(source).proto;
+    let [inside, outside] = &mut proto.graph.as_mut().expect("a graph").initializer[..] else { panic!("two of them") };
+    inside.int32_data.clear();
+    inside.raw_data = vec![0, 2, 255].into();
+    outside.int32_data.clear();
+    outside.data_location = DataLocation::External as i32;
+    outside.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+    fs::write(&path, proto.encode_to_vec()).expect("writable");
+    fs::write(folder.join("w.bin"), [0, 2, 255]).expect("writable");
+    let session = Session::from_path(&path, &Options::default().on(Choice::Cpu)).expect("it is planned");
+    let all = Tensor::new(plimsoll::DType::Bool, [3], vec![1; 3]).expect("three flags");
+    for (name, found) in session.run(&[("x", all)]).expect("it runs") {
+        assert_eq!(found.bytes()[..], [0, 1, 1], "{name}");
+    }
+}
+
+/// Integers that no double holds reach the outputs: folded, and computed with data of the run.
+#[test]
+fn integers_stay_exact_from_the_file_to_the_outputs() {
+    const ODD: i64 = (1 << 53) + 1;
+    let source = format!(
+        "g (int64[1] x) => (int64[3] given, int64[3] made, int64[3] sum, int64[2] product, int64[2] some, int64[6] both,
+            int64 alone, int64[1] late)
+        <int64[3] given = {{{ODD}, {min}, {max}}}, int64[2] at = {{2, 0}}, int64 three = {{3}}, int64 odd = {{{ODD}}}>
+        {{
+            made = Constant <value_ints = [{ODD}, {min}, {max}]> ()
+            zero = Constant <value_int = 0> ()
+            sum = Add (given, zero)
+            first = Constant <value = int64[2] {{{ODD}, -{ODD}}}> ()
+            product = Mul (first, three)
+            some = Gather (given, at)
+            both = Concat <axis = 0> (given, made)
+            alone = Identity (odd)
+            late = Add (x, odd)
+        }}",
+        min = i64::MIN,
+        max = i64::MAX
+    );
+    for fuse in [true, false] {
+        let options = Options { fuse, ..Options::default().on(Choice::Cpu) };
+        let session = Session::from_graph(graph(&source, &[]), &options).expect("it is planned");
+        let outputs = session.run(&[("x", Tensor::from_i64([1], &[-1]).expect("one number"))]).expect("it runs");
+        let ends = [ODD, i64::MIN, i64::MAX];
+        let expected: [&[i64]; 8] =
+            [&ends, &ends, &ends, &[3 * ODD, -3 * ODD], &[i64::MAX, ODD], &[ends, ends].concat(), &[ODD], &[ODD - 1]];
+        for ((name, found), expected) in outputs.iter().zip(expected) {
+            assert_eq!(found.to_i64().as_deref(), Some(expected), "{name}, fused: {fuse}");
+        }
+    }
 }
 
 #[test]
