@@ -289,10 +289,22 @@ fn devices_and_operators_are_listed() {
     assert!(ok(&[&["devices"]]).lines().any(|line| line.starts_with("cpu ")));
     assert_eq!(ok_json(&[&["devices"]])[0]["backend"], json!("cpu"));
     let table = ok(&[&["ops"]]);
-    assert_eq!(table.lines().count(), 1 + ops::all().count());
+    // Behind the table, a line for each of cpu, wgpu and what else there is.
+    let rows = table.lines().take_while(|line| !line.is_empty());
+    assert_eq!(rows.count(), 1 + ops::all().count());
+    assert!(
+        table.contains("\nwgpu: stores i64 as i32, u8 as i32, i8 as i32, bool as i32 (*); has no f16, bf16, f64\n"),
+        "{table}"
+    );
     let found = ok_json(&[&["ops"]]);
     let names: Vec<_> = found.as_array().expect("it is a list").iter().map(|op| op["name"].as_str()).collect();
     assert_eq!(names, ops::all().map(|op| Some(op.name)).collect::<Vec<_>>());
+    let types =
+        |name: &str| &found.as_array().expect("a list").iter().find(|op| op["name"] == name).expect("a row")["types"];
+    assert_eq!(types("MatMul"), &json!({"cpu": {"f32": "f32"}, "wgpu": {"f32": "f32"}}));
+    assert_eq!(types("And"), &json!({"cpu": {"bool": "bool"}, "wgpu": {"bool": "i32"}}));
+    assert_eq!(types("Exp"), &json!({"cpu": {"f32": "f32", "f64": "f64"}, "wgpu": {"f32": "f32"}}));
+    assert!(types("Gather")["cpu"].get("u8").is_some() && types("Where")["wgpu"].get("f32").is_some());
     for command in ["run", "plan", "check", "compare", "bench", "emit", "devices", "ops"] {
         assert!(ok(&[&["--help"]]).contains(command));
         assert!(ok(&[&[command, "--help"]]).contains("Usage: plimsoll"));
