@@ -7,7 +7,6 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, render};
 use crate::onnx::{self, text};
-use crate::ops;
 use crate::plan::{Limits, Plan};
 use crate::report::{self, Table};
 use crate::session::{self, Choice, Options, Session};
@@ -17,11 +16,14 @@ use crate::tensor::Tensor;
 use crate::{npy, pass, plan};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
+
+mod support;
+use support::Support;
 
 const EXIT_CODES: &str =
     "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
@@ -68,7 +70,7 @@ enum Command {
     Emit(Emit),
     /// List the devices that can run a plan here.
     Devices,
-    /// List the operators.
+    /// List the operators, and on which devices they take which element types.
     Ops,
 }
 
@@ -737,13 +739,46 @@ fn devices(json: bool) -> Result<String> {
 }
 
 fn operators(json: bool) -> Result<String> {
+    let targets = support::targets();
+    let table = support::table();
     if json {
-        let rows: Vec<_> =
-            ops::all().map(|op| json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name()})).collect();
-        return Ok(line(&json!(rows)));
+        let types = |types: &[(DType, DType)]| -> Value {
+            types
+                .iter()
+                .map(|(dtype, stored)| (dtype.name().to_owned(), json!(stored.name())))
+                .collect::<Map<_, _>>()
+                .into()
+        };
+        let rows = table.iter().map(|Support { op, types: all }| {
+            let all = targets.iter().zip(all).map(|(target, all)| (target.name.clone(), types(all)));
+            let all: Map<_, _> = all.collect();
+            json!({"name": op.name, "doc": op.doc, "kernel": op.lower.name(), "types": all})
+        });
+        return Ok(line(&json!(rows.collect::<Vec<_>>())));
     }
-    let mut table = Table::new("<");
-    table.row(["operator", "kernel", "meaning"]);
-    ops::all().for_each(|op| table.row([op.name.to_owned(), op.lower.name().to_owned(), op.doc.to_owned()]));
-    Ok(table.to_string())
+    let names = |types: &[(DType, DType)]| match types {
+        [] => "-".to_owned(),
+        types => types
+            .iter()
+            .map(|(d, stored)| format!("{d}{}", if d == stored { "" } else { "*" }))
+            .collect::<Vec<_>>()
+            .join(" "),
+    };
+    let mut text = Table::new("<");
+    let heads = ["operator", "kernel"].map(str::to_owned).into_iter().chain(targets.iter().map(|t| t.name.clone()));
+    text.row(heads.chain(["meaning".to_owned()]));
+    for Support { op, types } in &table {
+        let cells = [op.name, op.lower.name()].map(str::to_owned).into_iter().chain(types.iter().map(|t| names(t)));
+        text.row(cells.chain([op.doc.to_owned()]));
+    }
+    let mut text = text.to_string() + "\n";
+    for target in &targets {
+        let stored = |dtype: &DType| target.storage(*dtype).ok().filter(|stored| stored != dtype);
+        let moved: Vec<_> = DType::ALL.iter().filter_map(|d| Some(format!("{d} as {}", stored(d)?))).collect();
+        let lacking: Vec<_> =
+            DType::ALL.iter().filter(|d| target.storage(**d).is_err()).map(DType::to_string).collect();
+        let list = |list: &[String]| if list.is_empty() { "nothing".to_owned() } else { list.join(", ") };
+        text += &format!("{}: stores {} (*); has no {}\n", target.name, list(&moved), list(&lacking));
+    }
+    Ok(text)
 }

@@ -398,7 +398,7 @@ impl Body {
     }
 }
 
-fn unary(op: Unary, x: f64) -> f64 {
+pub(crate) fn unary(op: Unary, x: f64) -> f64 {
     match op {
         Unary::Neg => -x,
         Unary::Abs => x.abs(),
@@ -418,7 +418,7 @@ fn unary(op: Unary, x: f64) -> f64 {
     }
 }
 
-fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
+pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
     match op {
         Binary::Add => a + b,
         Binary::Sub => a - b,

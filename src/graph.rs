@@ -2,9 +2,8 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
 use crate::ops;
-use crate::shape::Access;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -12,7 +11,7 @@ use petgraph::visit::EdgeRef;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
@@ -88,8 +87,16 @@ impl Constant {
             Source::Given => unreachable!("a given constant has its value from the start"),
             Source::File { path, offset } => {
                 let bytes = self.fact.shape.numel() * self.fact.dtype.size();
-                let fail =
-                    |e| Error::file(path, &format!("read {bytes} bytes of tensor '{}' at {offset}", self.name), e);
+                let fail = |e: std::io::Error| {
+                    let what = format!("{bytes} bytes of tensor '{}' at {offset}", self.name);
+                    match e.kind() {
+                        ErrorKind::NotFound => Error::File {
+                            path: path.clone(),
+                            what: format!("no such file; it should hold {what}: put it there"),
+                        },
+                        _ => Error::file(path, &format!("read {what}"), e),
+                    }
+                };
                 let mut file = File::open(path).map_err(fail)?;
                 let len = file.metadata().map_err(fail)?.len();
                 if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
@@ -104,23 +111,12 @@ impl Constant {
             }
             Source::Derived { op, attrs, inputs, port, .. } => {
                 let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
-                // A view moves bytes; only arithmetic needs numbers.
-                if let (Lower::View(view), Some(Some(input))) = (op.lower, inputs.first()) {
-                    let whole = Access::contiguous(input.fact.shape.clone());
-                    if let Some(access) = view(&Call { op, attrs, inputs: &facts }, &whole) {
-                        let source = input.value()?;
-                        return Ok(self.value.get_or_init(|| source.gather(&access)));
-                    }
-                }
                 let mut values = Vec::with_capacity(inputs.len());
                 for input in inputs {
-                    values.push(input.as_deref().map(|c| c.value().map(Tensor::to_f64)).transpose()?);
+                    values.push(input.as_deref().map(Constant::value).transpose()?);
                 }
-                let values: Vec<_> = values.iter().map(Option::as_deref).collect();
-                let call = Call { op, attrs, inputs: &facts };
                 let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
-                let mut outputs = call.eval(&values).map_err(fail)?;
-                Tensor::from_f64(self.fact.dtype, self.fact.shape.clone(), &outputs.swap_remove(*port))
+                Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port)
             }
         };
         Ok(self.value.get_or_init(|| tensor))

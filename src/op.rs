@@ -4,6 +4,8 @@
 //! Slice's bounds) is declared [`Arity::Shaping`]: it must be a constant, and reaches the row's functions as the
 //! attribute of the same name, whichever way the file's opset spells it.
 
+mod exact;
+
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{Fold, Template};
@@ -285,6 +287,10 @@ pub enum Eval {
     Scalar(fn(&[f64], &Call) -> f64),
     /// Row-major values of the inputs to those of every output.
     Tensor(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    /// The same, and every element of the outputs is one of input 0, or of any input if that is repeated.
+    Move(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    /// Facts and attributes alone tell the one output.
+    Known(fn(&Call) -> OpResult<Tensor>),
 }
 
 /// A kernel template with its parameters, before operands have buffers.
@@ -444,7 +450,8 @@ impl Call<'_> {
     pub fn eval(&self, values: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
         let facts = self.infer()?;
         let mut outputs = match self.op.eval {
-            Eval::Tensor(f) => f(values, self)?,
+            Eval::Tensor(f) | Eval::Move(f) => f(values, self)?,
+            Eval::Known(f) => vec![f(self)?.to_f64()],
             Eval::Scalar(f) => {
                 let shape = &facts[0].shape;
                 let views: Vec<_> = self

@@ -16,7 +16,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor over these bytes.
+    /// A tensor over these bytes. A `bool` is true where its byte is not 0, and holds 0 or 1.
     ///
     /// # Errors
     /// When their number is not that of the shape's elements.
@@ -30,6 +30,10 @@ impl Tensor {
                 bytes.len()
             )));
         }
+        let bytes = match dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
+            true => bytes.iter().map(|&b| u8::from(b != 0)).collect(),
+            false => bytes,
+        };
         Ok(Tensor { dtype, shape, bytes })
     }
 

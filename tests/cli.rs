@@ -1,5 +1,6 @@
 //! The command line from outside: what it prints, what it exits with, and what it leaves behind.
 
+use plimsoll::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::onnx::{self, export};
 use plimsoll::plan::{Limits, plan};
 use plimsoll::target::Target;
@@ -150,6 +151,27 @@ impl Random {
 // ---- What works
 
 #[test]
+fn plans_need_no_weights_and_runs_say_which_are_missing() {
+    let folder = Folder::new("weightless");
+    let source = "<ir_version: 9, opset_import: [\"\" : 20]>
+        g (float[2] x) => (float[2] y) <float[2] w = {0, 0}> { y = Mul (x, w) }";
+    let mut proto = onnx::text::parse(source, Path::new("test")).expect("well-formed");
+    let weight = &mut proto.graph.as_mut().expect("a graph").initializer[0];
+    weight.float_data.clear();
+    weight.data_location = DataLocation::External as i32;
+    weight.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+    let (model, saved) = (folder.file("model.onnx", proto.encode_to_vec()), folder.path("plan.json"));
+    ok(&[&["plan", &model, "-o", &saved]]);
+    ok(&[&["check", &saved]]);
+    ok(&[&["emit", &model, "wgsl"]]);
+    for command in ["run", "bench", "compare"] {
+        fails(1, &[&[command, &model], CPU], &["w.bin: no such file", "tensor 'w'", "put it there"]);
+    }
+    folder.file("w.bin", [0; 8]);
+    ok(&[&["run", &model], CPU]);
+}
+
+#[test]
 fn the_main_job_classifies_digits_it_never_saw() {
     let labels = &["--labels", "graphs/digits-labels.npy"];
     let args: &[&[&str]] = &[&["run"], DIGITS, labels, CPU];
@@ -267,10 +289,22 @@ fn devices_and_operators_are_listed() {
     assert!(ok(&[&["devices"]]).lines().any(|line| line.starts_with("cpu ")));
     assert_eq!(ok_json(&[&["devices"]])[0]["backend"], json!("cpu"));
     let table = ok(&[&["ops"]]);
-    assert_eq!(table.lines().count(), 1 + ops::all().count());
+    // Behind the table, a line for each of cpu, wgpu and what else there is.
+    let rows = table.lines().take_while(|line| !line.is_empty());
+    assert_eq!(rows.count(), 1 + ops::all().count());
+    assert!(
+        table.contains("\nwgpu: stores i64 as i32, u8 as i32, i8 as i32, bool as i32 (*); has no f16, bf16, f64\n"),
+        "{table}"
+    );
     let found = ok_json(&[&["ops"]]);
     let names: Vec<_> = found.as_array().expect("it is a list").iter().map(|op| op["name"].as_str()).collect();
     assert_eq!(names, ops::all().map(|op| Some(op.name)).collect::<Vec<_>>());
+    let types =
+        |name: &str| &found.as_array().expect("a list").iter().find(|op| op["name"] == name).expect("a row")["types"];
+    assert_eq!(types("MatMul"), &json!({"cpu": {"f32": "f32"}, "wgpu": {"f32": "f32"}}));
+    assert_eq!(types("And"), &json!({"cpu": {"bool": "bool"}, "wgpu": {"bool": "i32"}}));
+    assert_eq!(types("Exp"), &json!({"cpu": {"f32": "f32", "f64": "f64"}, "wgpu": {"f32": "f32"}}));
+    assert!(types("Gather")["cpu"].get("u8").is_some() && types("Where")["wgpu"].get("f32").is_some());
     for command in ["run", "plan", "check", "compare", "bench", "emit", "devices", "ops"] {
         assert!(ok(&[&["--help"]]).contains(command));
         assert!(ok(&[&[command, "--help"]]).contains("Usage: plimsoll"));

@@ -3,6 +3,7 @@
 
 use plimsoll::target::Target;
 use plimsoll::{Limits, onnx, pass, plan};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -87,6 +88,52 @@ fn every_stage_is_as_it_was() {
     let there: BTreeSet<_> = there.map(|f| f.expect("it can be listed").file_name()).collect();
     let known: BTreeSet<_> = goldens.iter().map(|(name, _)| name.into()).collect();
     assert_eq!(there, known, "tests/golden holds goldens and nothing else");
+}
+
+/// The README's table: which operators take which types, and where.
+fn operators() -> String {
+    let rows: Value = serde_json::from_str(&printed(&["ops".to_owned(), "--json".to_owned()])).expect("it is JSON");
+    let rows = rows.as_array().expect("it is a list");
+    let backends: Vec<&String> = rows[0]["types"].as_object().expect("types by backend").keys().collect();
+    let mut groups: Vec<(Vec<String>, Vec<&str>)> = Vec::new();
+    for row in rows {
+        let name = row["name"].as_str().expect("a name");
+        if name.starts_with("plimsoll.") {
+            continue;
+        }
+        let types = |backend: &&String| {
+            let types = row["types"][backend.as_str()].as_object().expect("types");
+            let mark =
+                |(dtype, stored): (&String, &Value)| format!("{dtype}{}", if stored == dtype { "" } else { "*" });
+            types.iter().map(mark).collect::<Vec<_>>().join(" ")
+        };
+        let types: Vec<_> = backends.iter().map(types).collect();
+        match groups.iter_mut().find(|(known, _)| *known == types) {
+            Some((_, names)) => names.push(name),
+            None => groups.push((types, vec![name])),
+        }
+    }
+    let heads: Vec<_> = backends.iter().map(|b| b.as_str()).collect();
+    let mut text = format!("| {} | operators |\n|{}---|\n", heads.join(" | "), "---|".repeat(heads.len()));
+    for (types, names) in groups {
+        text += &format!("| {} | {} |\n", types.join(" | "), names.join(" "));
+    }
+    text
+}
+
+#[test]
+fn the_readme_lists_the_operators_as_they_are() {
+    let path = root().join("README.md");
+    let readme = std::fs::read_to_string(&path).expect("the README is there");
+    let (before, rest) = readme.split_once("<!-- plimsoll ops -->\n").expect("the table's beginning is marked");
+    let (found, after) = rest.split_once("<!-- end -->").expect("the table's end is marked");
+    let expected = operators();
+    if std::env::var_os("BLESS").is_some() {
+        let text = format!("{before}<!-- plimsoll ops -->\n{expected}<!-- end -->{after}");
+        std::fs::write(&path, text).expect("the README is written");
+        return;
+    }
+    assert!(found == expected, "README.md: the operators, {}", difference(&expected, found));
 }
 
 /// The same graph gives the same bytes: twice in this process, and in another one.

@@ -392,11 +392,14 @@ fn refusals_say_what_was_expected_and_what_was_found() {
         (resize().attr("scales", vec![1.0, 1.0, 0.2]), "expected positive factors that leave elements"),
         (resize().ints("sizes", &[1, 1, 0]), "'sizes': expected 1 or more, found 0"),
         (resize().ints("sizes", &[8]).ints("axes", &[3]), "expected different axes of [1,1,4], found [3]"),
-        (resize().ints("sizes", &[1, 1, 8]).attr("antialias", 1), "'antialias': expected 0, found 1"),
-        (resize().ints("sizes", &[1, 1, 8]).attr("mode", "area"), "expected nearest, linear or cubic, found 'area'"),
         (
             resize().ints("sizes", &[1, 1, 8]).attr("coordinate_transformation_mode", "tf_crop_and_resize"),
-            "align_corners or asymmetric, found 'tf_crop_and_resize'",
+            "'roi': expected 3 starts, then as many ends, within -1024 to 1024, found []",
+        ),
+        (resize().ints("sizes", &[1, 1, 8]).attr("mode", "area"), "expected nearest, linear or cubic, found 'area'"),
+        (
+            resize().ints("sizes", &[1, 1, 8]).attr("coordinate_transformation_mode", "corners"),
+            "align_corners, asymmetric or tf_crop_and_resize, found 'corners'",
         ),
     ];
     for (sample, expected) in cases {

@@ -1,9 +1,12 @@
 //! ONNX files, from outside: what is read, what is refused, and with which words.
 
+use plimsoll::backend::cpu::Cpu;
+use plimsoll::exec::Exec;
 use plimsoll::graph::{Graph, Kind};
 use plimsoll::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
 use plimsoll::onnx::{Model, export, import, load, text};
-use plimsoll::{Tensor, npy, reference};
+use plimsoll::session::{Choice, Options, Session};
+use plimsoll::{Limits, Target, Tensor, npy, pass, plan, reference};
 use prost::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -359,10 +362,6 @@ fn external_data_lies_beside_the_model_and_is_read_late() {
     let folder = folder("external");
     let path = folder.join("model.onnx");
     fs::write(&path, external("8").encode_to_vec()).expect("writable");
-    let message = load(&path).expect_err("its weights are missing").to_string();
-    assert!(message.starts_with(&format!("{}: ", folder.join("w.bin").display())), "{message}");
-    assert!(message.contains("tensor 'w'"), "{message}");
-
     fs::write(folder.join("w.bin"), [0; 15]).expect("writable");
     let message = load(&path).expect_err("its weights are cut off").to_string();
     assert!(message.ends_with("w.bin: tensor 'w' needs 8 bytes from 8 on, but the file has 15"), "{message}");
@@ -382,6 +381,122 @@ fn external_data_lies_beside_the_model_and_is_read_late() {
     fs::remove_file(folder.join("w.bin")).expect("it is there");
     let message = reference::run(&late, &[Tensor::from_f32([2], &[1.0, 2.0]).unwrap()]).expect_err("gone").to_string();
     assert!(message.contains("w.bin") && message.contains("tensor 'w'"), "{message}");
+}
+
+/// Planned without its weights, a model takes the same bytes in the same places.
+#[test]
+fn planning_needs_no_weights() {
+    let folder = folder("weightless");
+    let path = folder.join("model.onnx");
+    fs::write(&path, external("8").encode_to_vec()).expect("writable");
+    let target = Target::cpu(1);
+    let compile = || {
+        let mut graph = import(&load(&path).expect("weights are not looked for"), &[]).expect("nor needed");
+        pass::run(&mut graph, &target, true).expect("the passes run");
+        plan::compile(&graph, &target, &Limits { memory: None }).expect("the graph is planned")
+    };
+    let (without, constants) = compile();
+    let message =
+        Exec::load(Box::new(Cpu::new(1)), without.clone(), &constants, &|_| {}).expect_err("to run is to read");
+    let file = folder.join("w.bin");
+    assert_eq!(
+        message.to_string(),
+        format!("{}: no such file; it should hold 8 bytes of tensor 'w' at 8: put it there", file.display())
+    );
+    fs::write(&file, [0; 16]).expect("writable");
+    assert_eq!(without.to_json(), compile().0.to_json());
+}
+
+#[test]
+fn a_tensor_that_planning_does_need_is_named() {
+    let folder = folder("needed");
+    let path = folder.join("model.onnx");
+    let external = |source: &str, tensor: &str| {
+        let mut proto = model(source).proto;
+        let initializers = &mut proto.graph.as_mut().expect("a graph").initializer;
+        let tensor = initializers.iter_mut().find(|t| t.name == tensor).expect("it is there");
+        (tensor.float_data, tensor.int64_data) = (Vec::new(), Vec::new());
+        tensor.data_location = DataLocation::External as i32;
+        tensor.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+        fs::write(&path, proto.encode_to_vec()).expect("writable");
+        load(&path).expect("nothing is looked for")
+    };
+    let reshape = "g (float[6] x) => (float[2, 3] y) <int64[2] to = {2, 3}> { [fold] y = Reshape (x, to) }";
+    let message = import(&external(reshape, "to"), &[]).expect_err("the shape is unknown").to_string();
+    assert!(message.starts_with(&path.display().to_string()), "{message}");
+    assert!(message.contains("node 'fold' (Reshape): input 'shape' must be known to plan: "), "{message}");
+    assert!(
+        message.ends_with("w.bin: no such file; it should hold 16 bytes of tensor 'to' at 0: put it there"),
+        "{message}"
+    );
+
+    // A shape is known without the elements that it is the shape of.
+    let shape = "g (float[6] x) => (float[2, 3] y) <float[2, 3] like = {1, 2, 3, 4, 5, 6}>
+        { to = Shape (like) y = Reshape (x, to) }";
+    assert_eq!(facts(&import(&external(shape, "like"), &[]).expect("the shape is known")), ["x f32[6]", "y f32[2,3]"]);
+
+    // A tensor of one element is a part of the code.
+    let scalar = "g (float[6] x) => (float[6] y) <float one = {1}> { y = Mul (x, one) }";
+    let mut graph = import(&external(scalar, "one"), &[]).expect("its value is not asked for yet");
+    let message = pass::run(&mut graph, &Target::cpu(1), true).expect_err("now it is").to_string();
+    assert!(message.contains("4 bytes of tensor 'one'"), "{message}");
+}
+
+#[test]
+fn a_bool_is_0_or_1_wherever_it_comes_from() {
+    let folder = folder("flags");
+    let path = folder.join("model.onnx");
+    let source = "g (bool[3] x) => (bool[3] a, bool[3] b)
+        <bool[3] inside = {0, 1, 1}, bool[3] outside = {0, 1, 1}> { a = And (x, inside) b = And (x, outside) }";
+    let mut proto = model(source).proto;
+    let [inside, outside] = &mut proto.graph.as_mut().expect("a graph").initializer[..] else { panic!("two of them") };
+    inside.int32_data.clear();
+    inside.raw_data = vec![0, 2, 255].into();
+    outside.int32_data.clear();
+    outside.data_location = DataLocation::External as i32;
+    outside.external_data = vec![StringStringEntryProto { key: "location".into(), value: "w.bin".into() }];
+    fs::write(&path, proto.encode_to_vec()).expect("writable");
+    fs::write(folder.join("w.bin"), [0, 2, 255]).expect("writable");
+    let session = Session::from_path(&path, &Options::default().on(Choice::Cpu)).expect("it is planned");
+    let all = Tensor::new(plimsoll::DType::Bool, [3], vec![1; 3]).expect("three flags");
+    for (name, found) in session.run(&[("x", all)]).expect("it runs") {
+        assert_eq!(found.bytes()[..], [0, 1, 1], "{name}");
+    }
+}
+
+/// Integers that no double holds reach the outputs: folded, and computed with data of the run.
+#[test]
+fn integers_stay_exact_from_the_file_to_the_outputs() {
+    const ODD: i64 = (1 << 53) + 1;
+    let source = format!(
+        "g (int64[1] x) => (int64[3] given, int64[3] made, int64[3] sum, int64[2] product, int64[2] some, int64[6] both,
+            int64 alone, int64[1] late)
+        <int64[3] given = {{{ODD}, {min}, {max}}}, int64[2] at = {{2, 0}}, int64 three = {{3}}, int64 odd = {{{ODD}}}>
+        {{
+            made = Constant <value_ints = [{ODD}, {min}, {max}]> ()
+            zero = Constant <value_int = 0> ()
+            sum = Add (given, zero)
+            first = Constant <value = int64[2] {{{ODD}, -{ODD}}}> ()
+            product = Mul (first, three)
+            some = Gather (given, at)
+            both = Concat <axis = 0> (given, made)
+            alone = Identity (odd)
+            late = Add (x, odd)
+        }}",
+        min = i64::MIN,
+        max = i64::MAX
+    );
+    for fuse in [true, false] {
+        let options = Options { fuse, ..Options::default().on(Choice::Cpu) };
+        let session = Session::from_graph(graph(&source, &[]), &options).expect("it is planned");
+        let outputs = session.run(&[("x", Tensor::from_i64([1], &[-1]).expect("one number"))]).expect("it runs");
+        let ends = [ODD, i64::MIN, i64::MAX];
+        let expected: [&[i64]; 8] =
+            [&ends, &ends, &ends, &[3 * ODD, -3 * ODD], &[i64::MAX, ODD], &[ends, ends].concat(), &[ODD], &[ODD - 1]];
+        for ((name, found), expected) in outputs.iter().zip(expected) {
+            assert_eq!(found.to_i64().as_deref(), Some(expected), "{name}, fused: {fuse}");
+        }
+    }
 }
 
 #[test]

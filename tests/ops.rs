@@ -78,3 +78,19 @@ fn every_row_has_a_sample() {
     let missing: Vec<_> = ops::all().map(|op| op.name).filter(|name| !sampled.contains(name)).collect();
     assert!(missing.is_empty(), "rows without a sample: {}", missing.join(", "));
 }
+
+/// What `plimsoll ops` finds out with calls of its own, the samples of every backend bear out.
+#[test]
+fn every_sample_is_of_a_type_that_the_table_lists() {
+    let listed = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(["ops", "--json"]).output();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.expect("it starts").stdout).expect("it is JSON");
+    let listed = listed.as_array().expect("it is a list");
+    for sample in samples::samples().iter().filter(|s| s.inputs.iter().any(Option::is_some)) {
+        let row = listed.iter().find(|row| row["name"] == sample.op).expect("every row is listed");
+        for (backend, types) in row["types"].as_object().expect("types by backend") {
+            let mut inputs = sample.inputs.iter().flatten();
+            let known = inputs.any(|input| types.get(input.dtype.name()).is_some());
+            assert!(known, "{backend} runs {sample:?}, but {types} are listed");
+        }
+    }
+}

@@ -162,16 +162,14 @@ fn addresses(access: &Access) -> Vec<isize> {
     (0..access.shape.numel()).map(next).collect()
 }
 
-/// Attributes that no accepted call reads: Resize takes `roi` for crop modes only, which it refuses.
-const UNREAD: &[&str] = &["Resize.roi"];
-
-/// No attribute and no optional input without a sample that gives it.
+/// No attribute and no optional input without a sample that gives it. What a row decomposes into is run by the row's samples, too.
 #[test]
 fn samples_cover_every_attribute_and_input() {
     let samples = samples();
     let mut missing = Vec::new();
     for op in ops::all() {
-        let of_op = || samples.iter().filter(|s| s.op == op.name);
+        let part_of = |whole: &str| op.name.strip_prefix("plimsoll.").is_some_and(|part| part.starts_with(whole));
+        let of_op = || samples.iter().filter(|s| s.op == op.name || part_of(s.op));
         let attrs =
             op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name).chain(op.attrs.iter().copied());
         missing
@@ -180,6 +178,5 @@ fn samples_cover_every_attribute_and_input() {
         let absent = data.filter(|(i, _)| !of_op().any(|s| s.inputs.get(*i).is_some_and(Option::is_some)));
         missing.extend(absent.map(|(_, input)| format!("{}({})", op.name, input.name)));
     }
-    missing.retain(|name| !UNREAD.contains(&name.as_str()));
     assert!(missing.is_empty(), "without a sample: {}", missing.join(", "));
 }

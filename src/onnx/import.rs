@@ -93,6 +93,11 @@ fn node_name(node: &NodeProto, index: usize) -> String {
     name.or_else(output).unwrap_or_else(|| format!("{}#{index}", node.op_type))
 }
 
+/// Why an input that must be known, and is a constant, is not.
+fn needed(input: &str, error: &Error) -> String {
+    format!("input '{input}' must be known to plan: {error}")
+}
+
 /// The version of ONNX's operators among the imports, if it is.
 fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
     match imports.iter().find(|i| domain(&i.domain).is_empty()).map(|i| i.version) {
@@ -322,7 +327,10 @@ impl<'a> Importer<'a> {
                     if attrs.get(declared.name).is_some() {
                         return Err(fail(format!("'{}' is given as an attribute and as an input", declared.name)));
                     }
-                    attrs.set(declared.name, Attr::shaping(constant.value()?));
+                    attrs.set(
+                        declared.name,
+                        Attr::shaping(constant.value().map_err(|e| fail(needed(declared.name, &e)))?),
+                    );
                 }
                 (None, None) => {}
                 // One input too many is counted by the graph.
@@ -393,7 +401,11 @@ impl<'a> Importer<'a> {
         let Some(constant) = self.graph.as_constant(condition) else {
             return Ok(Err(self.not_constant("cond", condition)));
         };
-        let Some(taken) = constant.value()?.to_f64().first().map(|&v| v != 0.0) else {
+        let value = match constant.value() {
+            Ok(value) => value,
+            Err(error) => return Ok(Err(needed("cond", &error))),
+        };
+        let Some(taken) = value.to_f64().first().map(|&v| v != 0.0) else {
             return Ok(Err("input 'cond': expected one element, found none".into()));
         };
         let key = if taken { "then_branch" } else { "else_branch" };

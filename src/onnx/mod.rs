@@ -14,6 +14,7 @@ use proto::{GraphProto, ModelProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 mod dims;
@@ -37,8 +38,10 @@ pub struct Model {
 /// Reads a model: ONNX's text syntax from `.onnxtxt`, protobuf from `.onnx`, and what the content looks like from any
 /// other file. Weights are mapped, not read. The file must stay as it is for as long as anything of the model is in use.
 ///
+/// Files with external data may be missing: planning needs none of them, and who asks for a tensor's elements learns what is.
+///
 /// # Errors
-/// The file is missing or is not a model, or a file with external data is missing or too short.
+/// The file is missing or is not a model, or a file with external data lies elsewhere than beside it or is too short.
 pub fn load(path: &Path) -> Result<Model> {
     let bytes = map(path)?;
     let is_text = match path.extension().and_then(OsStr::to_str) {
@@ -98,21 +101,27 @@ impl Model {
         self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).join(location)
     }
 
-    /// Whether there is a graph, and all external data is there.
+    /// Whether there is a graph, and such files with external data as are there hold what they should.
     fn check(&self) -> Result<()> {
-        let mut lengths: HashMap<PathBuf, u64> = HashMap::new();
+        let mut lengths: HashMap<PathBuf, Option<u64>> = HashMap::new();
         let mut check = |tensor: &TensorProto| {
             let Some(external) = tensor.external()? else { return Ok(()) };
             let path = self.beside(external.location);
             let length = match lengths.get(&path) {
                 Some(length) => *length,
                 None => {
-                    let doing = format!("read the data of tensor '{}'", tensor.name);
-                    let length = std::fs::metadata(&path).map_err(|e| Error::file(&path, &doing, e))?.len();
+                    let length = match std::fs::metadata(&path) {
+                        Err(e) if e.kind() == ErrorKind::NotFound => None,
+                        metadata => {
+                            let doing = format!("read the data of tensor '{}'", tensor.name);
+                            Some(metadata.map_err(|e| Error::file(&path, &doing, e))?.len())
+                        }
+                    };
                     lengths.insert(path.clone(), length);
                     length
                 }
             };
+            let Some(length) = length else { return Ok(()) };
             if external.offset.checked_add(external.length).is_none_or(|end| end > length) {
                 let (name, from) = (&tensor.name, external.offset);
                 let what = format!(

@@ -511,7 +511,7 @@ impl TensorProto {
         Ok(Some(External { location, offset: number("offset")?.unwrap_or(0), length }))
     }
 
-    /// The elements, row-major and little-endian; a `bool` is 0 or 1. Raw data is shared, not copied.
+    /// The elements, row-major and little-endian; a `bool` is true where its byte is not 0. Raw data is shared, not copied.
     ///
     /// # Errors
     /// They are in another file (see [`external`](Self::external)), are not as many as the shape needs, do not fit
@@ -534,12 +534,7 @@ impl TensorProto {
                 return Err(self.error(format!("it has both raw_data and {field}")));
             }
             self.expect_len("bytes of raw_data", self.byte_len()?, self.raw_data.len())?;
-            let flags = dtype == DType::Bool && self.raw_data.iter().any(|&b| b > 1);
-            return Ok(if flags {
-                self.raw_data.iter().map(|&b| u8::from(b != 0)).collect()
-            } else {
-                self.raw_data.clone()
-            });
+            return Ok(self.raw_data.clone());
         }
         self.expect_len(&format!("values of {field}"), self.len()?, found)?;
         Ok(match dtype {
@@ -643,8 +638,6 @@ mod tests {
             assert_eq!((raw.dtype().unwrap(), raw.shape().unwrap()), (dtype, shape));
             assert_eq!(raw.bytes().unwrap(), expected, "{dtype}");
         }
-        let flags = TensorProto { raw_data: vec![0, 1, 9].into(), ..tensor(DataType::Bool, &[3]) };
-        assert_eq!(flags.bytes().unwrap(), &[0u8, 1, 1][..]);
         let empty = tensor(DataType::Float, &[i64::MAX, 0, i64::MAX]);
         assert_eq!((empty.byte_len().unwrap(), empty.bytes().unwrap().len()), (0, 0));
     }

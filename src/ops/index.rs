@@ -19,29 +19,31 @@ const CONSTANT: &[&str] = &["value", "value_float", "value_floats", "value_int",
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Known before the run
-    row("Constant", "The value of its attribute", &[], CONSTANT,
+    known("Constant", "The value of its attribute", &[], CONSTANT,
         |c| constant(c.attrs).map(|t| vec![Fact::new(t.dtype(), t.shape().clone())]),
-        |_, c| Ok(vec![constant(c.attrs)?.to_f64()]), Lower::Fold),
-    row("ConstantOfShape", "One value everywhere", &[shaping("input")], &["value"], constant_of_shape,
-        |_, c| Ok(vec![vec![filler(c)?.to_f64()[0]; constant_of_shape(c)?[0].shape.numel()]]), Lower::Fold),
-    row("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], &["dtype", "k"], eye_like,
-        |_, c| {
-            let k = c.int("k", 0)?;
-            Ok(vec![indices(c.shape(0)).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect()])
-        }, Lower::Fold),
-    row("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE, &["stash_type"], range,
-        |_, c| {
-            let [start, _, delta] = range_of(c)?.1;
-            Ok(vec![(0..range(c)?[0].shape[0]).map(|i| start + i as f64 * delta).collect()])
-        }, Lower::Fold),
-    row("Shape", "The extents of the input's axes `start` to `end`", DATA, &["start", "end"],
+        |c| constant(c.attrs)),
+    known("ConstantOfShape", "One value everywhere", &[shaping("input")], &["value"], constant_of_shape,
+        |c| {
+            let (filler, shape) = (filler(c)?, constant_of_shape(c)?.remove(0).shape);
+            Ok(filler.gather(&Access { strides: vec![0; shape.len()], shape, offset: 0 }))
+        }),
+    known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], &["dtype", "k"], eye_like,
+        |c| {
+            let (k, fact) = (c.int("k", 0)?, eye_like(c)?.remove(0));
+            let eye: Vec<_> = indices(&fact.shape).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect();
+            Ok(Tensor::from_f64(fact.dtype, fact.shape, &eye))
+        }),
+    known("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE, &["stash_type"],
+        |c| range(c).map(|(dtype, len)| vec![Fact::new(dtype, [len])]),
+        range_values),
+    known("Shape", "The extents of the input's axes `start` to `end`", DATA, &["start", "end"],
         |c| output(DType::I64, [extents(c)?.len()]),
-        |_, c| Ok(vec![extents(c)?.iter().map(|&d| d as f64).collect()]), Lower::Fold),
-    row("Size", "The number of the input's elements", DATA, &[],
+        |c| extents(c).map(|d| whole_numbers([d.len()].into(), d))),
+    known("Size", "The number of the input's elements", DATA, &[],
         |_| output(DType::I64, Shape::default()),
-        |_, c| Ok(vec![vec![c.shape(0).numel() as f64]]), Lower::Fold),
+        |c| Ok(whole_numbers(Shape::default(), &[c.shape(0).numel()]))),
     // Read where an index says
-    row("Gather", "The slices along `axis` that the indices name", GATHER, &["axis"], gather,
+    moving("Gather", "The slices along `axis` that the indices name", GATHER, &["axis"], gather,
         |x, c| {
             let (axis, rank) = (c.axis("axis", 0, c.shape(0))?, c.shape(1).len());
             lookup(x, c, |i, indices| {
@@ -58,7 +60,7 @@ pub(super) static OPS: &[OpDef] = &[
             at.strides[axis..axis + indices.strides.len()].copy_from_slice(&indices.strides);
             Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
         })),
-    row("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER, &["axis"],
+    moving("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER, &["axis"],
         gather_elements,
         |x, c| {
             let axis = c.axis("axis", 0, c.shape(0))?;
@@ -73,7 +75,7 @@ pub(super) static OPS: &[OpDef] = &[
             base.strides[axis] = 0;
             Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
         })),
-    row("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER, &["batch_dims"],
+    moving("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER, &["batch_dims"],
         gather_nd,
         |x, c| {
             let (batch, tuple) = tuples(c)?;
@@ -145,8 +147,33 @@ const fn row(
     OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
 }
 
+/// A row that moves elements of its first input.
+const fn moving(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    attrs: &'static [&'static str],
+    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    eval: Tensors,
+    lower: Lower,
+) -> OpDef {
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None }
+}
+
+/// A row that has no kernel: facts and attributes tell its value.
+const fn known(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    attrs: &'static [&'static str],
+    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    value: fn(&Call) -> OpResult<Tensor>,
+) -> OpDef {
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Fold, upgrade: None }
+}
+
 /// The tensor that the attributes of a Constant hold, exactly.
-pub(crate) fn constant(attrs: &Attrs) -> OpResult<Tensor> {
+fn constant(attrs: &Attrs) -> OpResult<Tensor> {
     let mut given = attrs.iter();
     let (Some((name, attr)), None) = (given.next(), given.next()) else {
         return Err(format!("expected one attribute of {}, found {}", CONSTANT.join(", "), attrs.iter().count()));
@@ -200,30 +227,71 @@ fn diagonal(index: &[usize]) -> i64 {
     index[index.len() - 1] as i64 - index[index.len() - 2] as i64
 }
 
-/// The type of a Range and its start, limit and delta.
-fn range_of(call: &Call) -> OpResult<(DType, [f64; 3])> {
-    let bound = |name| {
-        let dtype = match call.attrs.get(name) {
-            None => return Err(format!("'{name}' is required and must be a constant")),
-            Some(Attr::Int(_) | Attr::Ints(_)) => DType::I64,
-            Some(Attr::Tensor(tensor)) => tensor.dtype(),
-            Some(_) => DType::F32,
-        };
-        Ok((dtype, call.float(name, 0.0)?))
+/// Numbers of a shape's elements or axes, which `i64` holds.
+fn whole_numbers(shape: Shape, numbers: &[usize]) -> Tensor {
+    let numbers: Vec<_> = numbers.iter().map(|&n| n as i64).collect();
+    Tensor::from_i64(shape, &numbers).expect("as many numbers as the shape has elements")
+}
+
+/// The start, the limit and the delta of a Range.
+enum Bounds {
+    Ints([i64; 3]),
+    Others(DType, [f64; 3]),
+}
+
+fn bounds(call: &Call) -> OpResult<Bounds> {
+    let names = ["start", "limit", "delta"];
+    let dtype = |name| match call.attrs.get(name) {
+        None => Err(format!("'{name}' is required and must be a constant")),
+        Some(Attr::Int(_) | Attr::Ints(_)) => Ok(DType::I64),
+        Some(Attr::Tensor(tensor)) => Ok(tensor.dtype()),
+        Some(_) => Ok(DType::F32),
     };
-    let bounds = [bound("start")?, bound("limit")?, bound("delta")?];
-    match bounds.map(|(dtype, _)| dtype) {
-        [a, b, c] if a == b && b == c && a != DType::Bool => Ok((a, bounds.map(|(_, value)| value))),
+    match [dtype(names[0])?, dtype(names[1])?, dtype(names[2])?] {
+        [DType::I64, DType::I64, DType::I64] => {
+            Ok(Bounds::Ints([call.int(names[0], 0)?, call.int(names[1], 0)?, call.int(names[2], 0)?]))
+        }
+        [a, b, c] if a == b && b == c && a != DType::Bool => {
+            let [start, limit, delta] = names.map(|name| call.float(name, 0.0));
+            Ok(Bounds::Others(a, [start?, limit?, delta?]))
+        }
         [a, b, c] => Err(format!("expected start, limit and delta of one number type, found {a}, {b} and {c}")),
     }
 }
 
-fn range(call: &Call) -> OpResult<Vec<Fact>> {
-    let (dtype, [start, limit, delta]) = range_of(call)?;
-    let count = ((limit - start) / delta).ceil().max(0.0);
-    match delta != 0.0 && count.is_finite() {
-        true => output(dtype, [count as usize]),
-        false => Err(format!("expected finite steps, found {delta} from {start} to {limit}")),
+/// The type of a Range and how many numbers it holds.
+fn range(call: &Call) -> OpResult<(DType, usize)> {
+    match bounds(call)? {
+        Bounds::Ints([start, limit, 0]) => Err(format!("expected finite steps, found 0 from {start} to {limit}")),
+        Bounds::Ints([start, limit, delta]) => {
+            let (distance, delta) = (i128::from(limit) - i128::from(start), i128::from(delta));
+            let count = (distance + delta - delta.signum()) / delta;
+            let count = usize::try_from(count.max(0)).map_err(|_| "more numbers than memory could hold".to_owned())?;
+            Ok((DType::I64, count))
+        }
+        Bounds::Others(dtype, [start, limit, delta]) => {
+            let count = ((limit - start) / delta).ceil().max(0.0);
+            match delta != 0.0 && count.is_finite() {
+                true => Ok((dtype, count as usize)),
+                false => Err(format!("expected finite steps, found {delta} from {start} to {limit}")),
+            }
+        }
+    }
+}
+
+fn range_values(call: &Call) -> OpResult<Tensor> {
+    let (dtype, count) = range(call)?;
+    match bounds(call)? {
+        Bounds::Ints([start, _, delta]) => {
+            let mut numbers: Vec<i64> = Vec::with_capacity(count);
+            // The number behind the last one may not fit; it is not among those that count.
+            numbers.extend(std::iter::successors(Some(start), |n| Some(n.wrapping_add(delta))).take(count));
+            Tensor::from_i64([count], &numbers).map_err(|e| e.to_string())
+        }
+        Bounds::Others(_, [start, _, delta]) => {
+            let numbers: Vec<_> = (0..count).map(|i| start + i as f64 * delta).collect();
+            Ok(Tensor::from_f64(dtype, [count], &numbers))
+        }
     }
 }
 

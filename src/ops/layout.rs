@@ -49,13 +49,15 @@ pub(super) static OPS: &[OpDef] = &[
     // Several inputs or outputs
     row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], &["axis"], concat, concat_eval,
         Lower::Concat),
-    row("Dropout", "The input, as in inference, and a mask that keeps all of it",
-        &[one("data"), shaping("ratio"), shaping("training_mode")], &["seed"], dropout,
-        |x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat()),
-        Lower::Decompose(|b, c, x| {
-            let all = b.scalar(1.0, DType::Bool);
-            Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
-        })),
+    OpDef {
+        eval: Eval::Tensor(|x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat())),
+        ..row("Dropout", "The input, as in inference, and a mask that keeps all of it",
+            &[one("data"), shaping("ratio"), shaping("training_mode")], &["seed"], dropout, same,
+            Lower::Decompose(|b, c, x| {
+                let all = b.scalar(1.0, DType::Bool);
+                Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
+            }))
+    },
     row("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], &["axis", "num_outputs"], split,
         |x, c| {
             let (axis, sizes) = parts(c)?;
@@ -138,6 +140,7 @@ pub(super) static OPS: &[OpDef] = &[
 
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 
+/// A row that moves elements.
 const fn row(
     name: &'static str,
     doc: &'static str,
@@ -147,7 +150,7 @@ const fn row(
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None }
 }
 
 /// The input's elements in their order, under the shape that the row infers.

@@ -103,7 +103,7 @@ fn position(index: &[usize], shape: &Shape) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::op::{Attrs, Eval};
+    use crate::op::Attrs;
     use std::collections::HashSet;
 
     /// An input by type, shape and values.
@@ -115,9 +115,8 @@ mod tests {
         let facts: Vec<_> = facts.iter().map(Some).collect();
         let values: Vec<_> = inputs.iter().map(|(_, _, values)| Some(*values)).collect();
         let call = Call { op: find(op).expect("a row"), attrs, inputs: &facts };
-        let Eval::Tensor(f) = call.op.eval else { panic!("{op} is evaluated by element") };
         let inferred = call.infer().expect("facts");
-        inferred.iter().map(Fact::to_string).zip(f(&values, &call).expect("values")).collect()
+        inferred.iter().map(Fact::to_string).zip(call.eval(&values).expect("values")).collect()
     }
 
     /// The first of [`outputs`].

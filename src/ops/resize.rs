@@ -1,9 +1,11 @@
 //! Interpolation.
 
 use super::{indices, output, same_float};
+use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
@@ -23,8 +25,18 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         infer: infer_resize,
         eval: Eval::Tensor(eval_resize),
-        lower: Lower::Template(lower_resize),
+        lower: Lower::Decompose(decompose_resize),
         upgrade: Some(upgrade_resize),
+    },
+    OpDef {
+        name: "plimsoll.Resize",
+        doc: "What Resize decomposes into: no antialias, and nothing extrapolated",
+        inputs: &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        attrs: CORE_ATTRS,
+        infer: infer_resize,
+        eval: Eval::Tensor(eval_resize),
+        lower: Lower::Template(lower_resize),
+        upgrade: None,
     },
     OpDef {
         name: "Upsample",
@@ -36,6 +48,17 @@ pub(super) static OPS: &[OpDef] = &[
         lower: Lower::Decompose(decompose_upsample),
         upgrade: None,
     },
+];
+
+/// What the kernel template knows of.
+const CORE_ATTRS: &[&str] = &[
+    "axes",
+    "coordinate_transformation_mode",
+    "cubic_coeff_a",
+    "exclude_outside",
+    "keep_aspect_ratio_policy",
+    "mode",
+    "nearest_mode",
 ];
 
 /// The first form of Resize, of opset 10, has neither `roi` nor a choice of coordinates.
@@ -56,6 +79,54 @@ fn decompose_upsample(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]
     Ok(vec![b.node("Resize", &inputs[..1], attrs)?])
 }
 
+/// The kernel for what it can do; with antialias, a matrix product per axis, since neighbours and weights are known. Where the
+/// crop leaves the data, another value follows.
+fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (mode, axes) = (mode(call)?, axes(call)?);
+    let mut y = inputs[0].ok_or("input 'X' is required")?;
+    if axes.iter().any(|a| a.blur < 1.0) {
+        let mut shape = call.shape(0).clone();
+        for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
+            let dtype = b.fact(y).dtype;
+            let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
+            let mut weights = vec![0.0; axis.out * axis.len];
+            for i in 0..axis.out {
+                neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[i * axis.len + j] += w);
+            }
+            let weights = Tensor::from_f64(dtype, [axis.out, axis.len], &weights);
+            let flat = |dims: &[usize]| Attrs::new().with("shape", dims).with("allowzero", 1);
+            y = if inner == 1 {
+                let (weights, rows) =
+                    (b.constant(weights.transposed()), b.op("Reshape", &[y], flat(&[outer, axis.len]))?);
+                b.op("MatMul", &[rows, weights], Attrs::new())?
+            } else {
+                let (weights, rows) = (b.constant(weights), b.op("Reshape", &[y], flat(&[outer, axis.len, inner]))?);
+                b.op("MatMul", &[weights, rows], Attrs::new())?
+            };
+            shape[k] = axis.out;
+            y = b.op("Reshape", &[y], flat(&shape))?;
+        }
+    } else {
+        let mut attrs = call.attrs.clone();
+        for name in ["antialias", "extrapolation_value"] {
+            attrs.remove(name);
+        }
+        y = b.op("plimsoll.Resize", &[y], attrs)?;
+    }
+    let value = call.float("extrapolation_value", 0.0)?;
+    for (k, axis) in axes.iter().enumerate() {
+        let inside: Vec<f64> = (0..axis.out).map(|i| f64::from(u8::from(axis.reads(i)))).collect();
+        if inside.contains(&0.0) {
+            let mut along = vec![1; axes.len() - k];
+            along[0] = axis.out;
+            let inside = b.constant(Tensor::from_f64(DType::Bool, along, &inside));
+            let value = b.scalar(value, b.fact(y).dtype);
+            y = b.op("Where", &[inside, y, value], Attrs::new())?;
+        }
+    }
+    Ok(vec![y])
+}
+
 /// One axis of the data: output index `i` lies at the coordinate `i * step + offset`.
 #[derive(Clone, Copy)]
 struct Axis {
@@ -63,6 +134,27 @@ struct Axis {
     out: usize,
     step: f64,
     offset: f64,
+    /// With antialias, how much wider the interpolation's kernel is: by `1 / blur`.
+    blur: f64,
+    /// Coordinates outside the data have another value.
+    crop: bool,
+}
+
+impl Axis {
+    fn at(self, i: usize) -> f64 {
+        i as f64 * self.step + self.offset
+    }
+
+    fn stays(self) -> bool {
+        self.len == self.out && self.step == 1.0 && self.offset == 0.0
+    }
+
+    /// Whether output index `i` is made of the data at all. A corner that single precision misses counts as hit.
+    fn reads(self, i: usize) -> bool {
+        let last = self.len as f64 - 1.0;
+        let error = last * (-21f64).exp2();
+        !self.crop || (-error..=last + error).contains(&self.at(i))
+    }
 }
 
 /// The value of a choice attribute; Upsample has no choice.
@@ -83,9 +175,6 @@ fn nearest(call: &Call) -> OpResult<Nearest> {
 }
 
 fn mode(call: &Call) -> OpResult<ResizeMode> {
-    if call.int("antialias", 0)? != 0 {
-        return Err("attribute 'antialias': expected 0, found 1, which is not implemented".into());
-    }
     match call.str("mode", "nearest")? {
         "nearest" => Ok(ResizeMode::Nearest(nearest(call)?)),
         "linear" => Ok(ResizeMode::Linear),
@@ -171,24 +260,38 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
             return Err(format!("expected constant 'scales' or 'sizes', found {found}"));
         }
     };
-    let mut axes: Vec<Axis> = x.iter().map(|&len| Axis { len, out: len, step: 1.0, offset: 0.0 }).collect();
+    let whole = |&len: &usize| Axis { len, out: len, step: 1.0, offset: 0.0, blur: 1.0, crop: false };
+    let mut axes: Vec<Axis> = x.iter().map(whole).collect();
+    let crop = if transform == "tf_crop_and_resize" { regions(call, named.len())? } else { Vec::new() };
+    let blurs = call.int("antialias", 0)? != 0 && !matches!(mode(call)?, ResizeMode::Nearest(_));
     for (k, &(out, scale)) in resized.iter().enumerate() {
         let axis = &mut axes[named[k]];
         let (len, last) = (axis.len as f64, axis.len as f64 - 1.0);
+        // Not rounded to whole elements, as ONNX's reference has it.
+        let exact = scale * len;
         (axis.out, axis.step) = (out, 1.0 / scale);
+        if blurs {
+            axis.blur = scale.min(1.0);
+        }
         axis.offset = match transform {
             "half_pixel" => 0.5 / scale - 0.5,
             "half_pixel_symmetric" => len / 2.0 * (1.0 - out as f64 / (scale * len)) + 0.5 / scale - 0.5,
             "pytorch_half_pixel" if out > 1 => 0.5 / scale - 0.5,
             "asymmetric" | "pytorch_half_pixel" => 0.0,
             "align_corners" => {
-                axis.step = if out > 1 { last / (out as f64 - 1.0) } else { 0.0 };
+                axis.step = if out > 1 { last / (exact - 1.0) } else { 0.0 };
                 0.0
+            }
+            "tf_crop_and_resize" => {
+                let (start, end) = crop[k];
+                axis.crop = call.op.name == "Resize";
+                axis.step = if out > 1 { (end - start) * last / (exact - 1.0) } else { 0.0 };
+                last * if out > 1 || exact > 1.0 + 1e-6 { start } else { (start + end) / 2.0 }
             }
             other => {
                 return Err(format!(
                     "attribute 'coordinate_transformation_mode': expected half_pixel, half_pixel_symmetric, \
-                     pytorch_half_pixel, align_corners or asymmetric, found '{other}'"
+                     pytorch_half_pixel, align_corners, asymmetric or tf_crop_and_resize, found '{other}'"
                 ));
             }
         };
@@ -196,9 +299,23 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
     Ok(axes)
 }
 
+/// Start and end of the region of interest along every named axis, as shares of the axis.
+fn regions(call: &Call, named: usize) -> OpResult<Vec<(f64, f64)>> {
+    let roi = call.floats("roi")?.unwrap_or_default();
+    // Farther away, coordinates lose their meaning in single precision.
+    let near = roi.iter().all(|v| v.abs() <= 1024.0);
+    match roi.len() == 2 * named && near {
+        true => Ok((0..named).map(|k| (roi[k], roi[named + k])).collect()),
+        false => Err(format!(
+            "attribute 'roi': expected {named} starts, then as many ends, within -1024 to 1024, found {roi:?}"
+        )),
+    }
+}
+
 fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = same_float(call)?;
     mode(call)?;
+    call.float("extrapolation_value", 0.0)?;
     output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
 }
 
@@ -227,7 +344,7 @@ fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
 
 /// The elements that output index `i` of an axis is made of, with their weights.
 fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
-    let x = i as f64 * axis.step + axis.offset;
+    let x = axis.at(i);
     let last = axis.len - 1;
     let clamp = |i: f64| i.clamp(0.0, last as f64) as usize;
     match mode {
@@ -244,6 +361,7 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
             };
             vec![(clamp(i), 1.0)]
         }
+        ResizeMode::Linear if axis.blur < 1.0 => spread(axis, x, 1.0, false, |d| (1.0 - d.abs()).max(0.0)),
         ResizeMode::Linear => {
             let x = x.clamp(0.0, last as f64);
             vec![(clamp(x.floor()), 1.0 - x.fract()), (clamp(x.floor() + 1.0), x.fract())]
@@ -252,8 +370,12 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
             // Keys, "Cubic convolution interpolation for digital image processing", 1981, equation 4.
             let weight = |d: f64| match d.abs() {
                 d if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
-                d => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+                d if d < 2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
+                _ => 0.0,
             };
+            if axis.blur < 1.0 {
+                return spread(axis, x, 2.0, exclude_outside, weight);
+            }
             let mut taps: Vec<(f64, f64)> =
                 [-1.0, 0.0, 1.0, 2.0].map(|k| x.floor() + k).map(|i| (i, weight(x - i))).to_vec();
             if exclude_outside {
@@ -266,9 +388,20 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
     }
 }
 
+/// The elements under an interpolation's kernel of this reach that is made wider; those outside are the outermost ones, or left out.
+fn spread(axis: Axis, x: f64, reach: f64, inside: bool, weight: impl Fn(f64) -> f64) -> Vec<(usize, f64)> {
+    let (last, wide) = (axis.len as f64 - 1.0, reach / axis.blur);
+    let (first, count) = ((x - wide).ceil(), (x + wide).floor() - (x - wide).ceil() + 1.0);
+    let taps = (0..count as usize).map(|k| first + k as f64);
+    let taps: Vec<_> =
+        taps.filter(|i| !inside || (0.0..=last).contains(i)).map(|i| (i, weight((i - x) * axis.blur))).collect();
+    let sum: f64 = taps.iter().map(|&(_, w)| w).sum();
+    taps.into_iter().map(|(i, w)| (i.clamp(0.0, last) as usize, w / sum)).collect()
+}
+
 /// Axis by axis.
 fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    let (mode, axes) = (mode(call)?, axes(call)?);
+    let (mode, axes, outside) = (mode(call)?, axes(call)?, call.float("extrapolation_value", 0.0)?);
     let (mut values, mut shape) = (inputs[0].expect("required").to_vec(), call.shape(0).clone());
     for (k, &axis) in axes.iter().enumerate() {
         let inner: usize = shape[k + 1..].iter().product();
@@ -277,7 +410,10 @@ fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         let outer: usize = shape[..k].iter().product();
         for index in indices(&[outer, axis.out, inner].into()) {
             let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
-            resized.push(neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum());
+            resized.push(match axis.reads(index[1]) {
+                true => neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum(),
+                false => outside,
+            });
         }
         values = resized;
     }

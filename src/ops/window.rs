@@ -1,9 +1,11 @@
 //! Windows that slide over `[n, c, spatial..]`: convolutions and pools of one to three spatial axes.
 
 use super::{indices, output, position, same_float};
+use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
 use std::iter::zip;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -66,12 +68,46 @@ pub(super) static OPS: &[OpDef] = &[
     },
     OpDef {
         name: "MaxPool",
-        doc: "The maximum of each window of [n, c, spatial..], without the optional output Indices",
+        doc: "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
         inputs: &[one("X")],
-        attrs: &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"],
+        attrs: MAX_POOL_ATTRS,
+        infer: |call| {
+            let values = infer_pool(call)?.remove(0);
+            let indices = Fact::new(DType::I64, values.shape.clone());
+            Ok(vec![values, indices])
+        },
+        eval: Eval::Tensor(|inputs, call| Ok(vec![eval_max(inputs, call)?.remove(0), first_max(inputs, call)?])),
+        lower: Lower::Decompose(|b, call, inputs| {
+            // Unread indices are dropped before they are decomposed in turn.
+            let values = b.node("plimsoll.MaxPool", inputs, call.attrs.clone())?;
+            Ok(vec![values, b.node("plimsoll.MaxPoolIndices", &[inputs[0], Some(values)], call.attrs.clone())?])
+        }),
+        upgrade: None,
+    },
+    OpDef {
+        name: "plimsoll.MaxPool",
+        doc: "The first output of MaxPool",
+        inputs: &[one("X")],
+        attrs: MAX_POOL_ATTRS,
         infer: infer_pool,
-        eval: Eval::Tensor(|inputs, call| eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)),
+        eval: Eval::Tensor(eval_max),
         lower: Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
+        upgrade: None,
+    },
+    OpDef {
+        name: "plimsoll.MaxPoolIndices",
+        doc: "The second output of MaxPool, from its input and its first output",
+        inputs: &[one("X"), one("Y")],
+        attrs: MAX_POOL_ATTRS,
+        infer: |call| {
+            let expected = infer_pool(call)?.remove(0);
+            match *call.fact(1) == expected {
+                true => output(DType::I64, expected.shape),
+                false => Err(format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1))),
+            }
+        },
+        eval: Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
+        lower: Lower::Decompose(decompose_indices),
         upgrade: None,
     },
     OpDef {
@@ -116,6 +152,9 @@ pub(super) static OPS: &[OpDef] = &[
         upgrade: None,
     },
 ];
+
+const MAX_POOL_ATTRS: &[&str] =
+    &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"];
 
 /// How a window slides along one spatial axis.
 struct Side {
@@ -487,6 +526,7 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
     let kernel = sizes(call, "kernel_shape", axes, 1, 1)?;
     let (auto, ceil) = (AutoPad::new(call)?, call.int("ceil_mode", 0)? != 0);
     let padded = call.int("count_include_pad", 0)? != 0;
+    call.int("storage_order", 0)?;
     let mut sides = sides(call, &kernel)?;
     for (axis, side) in sides.iter_mut().enumerate() {
         side.slide(axis, auto, ceil)?;
@@ -543,6 +583,108 @@ fn eval_pool(
         y.push(finish(value, count));
     }
     Ok(vec![y])
+}
+
+fn eval_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)
+}
+
+/// Where each window's maximum stands first: its number in the whole input, row-major, or with the spatial axes in reverse order.
+fn first_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<f64>> {
+    let x = inputs[0].expect("required");
+    let (shape, sides) = pool(call)?;
+    let reversed = call.int("storage_order", 0)? != 0;
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    let extents: Shape = sides.iter().map(|s| s.len).collect();
+    let image = extents.numel();
+    let mut y = Vec::with_capacity(shape.numel());
+    for index in indices(&shape) {
+        let first = (index[0] * shape[1] + index[1]) * image;
+        let taps = indices(&kernel).filter_map(|t| tap(&sides, &index[2..], &t));
+        let best = taps.reduce(|best, at| if x[first + at] > x[first + best] { at } else { best });
+        let best = best.ok_or("a window without data")?;
+        let turned = || {
+            let (mut rest, mut number) = (best, 0);
+            for (axis, side) in sides.iter().enumerate().rev() {
+                number += rest % side.len * extents[..axis].iter().product::<usize>();
+                rest /= side.len;
+            }
+            number
+        };
+        y.push((first + if reversed { turned() } else { best }) as f64);
+    }
+    Ok(y)
+}
+
+/// The least number of an element that lies in the window and equals its maximum: one slice of the input per element of the window.
+fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    const MOST: usize = 512;
+    let [Some(x), Some(y)] = *inputs else { return Err("both inputs are required".into()) };
+    let (shape, sides) = pool(call)?;
+    let kernel: Shape = sides.iter().map(|s| s.kernel).collect();
+    if kernel.numel() > MOST {
+        return Err(format!("output 'Indices': expected windows of up to {MOST} elements, found {kernel}"));
+    }
+    let image: usize = sides.iter().map(|s| s.len).product();
+    // Padding reaches as far as the last window does.
+    let behind = |s: &Side| ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
+    let pads = [sides.iter().map(|s| s.before).collect(), sides.iter().map(behind).collect::<Vec<_>>()];
+    let axes: Vec<usize> = (2..shape.len()).collect();
+    let padded = match pads.concat().iter().all(|&p| p == 0) {
+        true => x,
+        false => b.op("Pad", &[x], Attrs::new().with("pads", &pads.concat()[..]).with("axes", &axes[..]))?,
+    };
+    // Along one axis, the share that a window's element has in the element's number; too large where that is padding.
+    let along = |b: &mut dyn Build, axis: usize, t: usize| {
+        let side = &sides[axis];
+        let inner: usize = sides[axis + 1..].iter().map(|s| s.len).product();
+        let share = |o| side.tap(o, t).map_or(image, |i| i * inner) as f64;
+        let mut dims = vec![1; sides.len() - axis];
+        dims[0] = side.out;
+        b.constant(Tensor::from_f64(DType::I64, dims, &(0..side.out).map(share).collect::<Vec<_>>()))
+    };
+    let mut shares = Vec::with_capacity(sides.len());
+    for (axis, side) in sides.iter().enumerate() {
+        shares.push((0..side.kernel).map(|t| along(b, axis, t)).collect::<Vec<_>>());
+    }
+    let none = b.scalar(image as f64, DType::I64);
+    let mut first = none;
+    for t in indices(&kernel) {
+        let ints = |f: fn(&Side, usize) -> usize| zip(&sides, &t).map(|(s, &t)| f(s, t)).collect::<Vec<_>>();
+        let slice = Attrs::new()
+            .with("starts", &ints(|s, t| t * s.dilation)[..])
+            .with("ends", &ints(|s, t| t * s.dilation + (s.out - 1) * s.stride + 1)[..])
+            .with("steps", &ints(|s, _| s.stride)[..])
+            .with("axes", &axes[..]);
+        let seen = b.op("Slice", &[padded], slice)?;
+        let hit = b.op("Equal", &[seen, y], Attrs::new())?;
+        let mut at = shares[0][t[0]];
+        for (axis, &t) in t.iter().enumerate().skip(1) {
+            at = b.op("Add", &[at, shares[axis][t]], Attrs::new())?;
+        }
+        let at = b.op("Where", &[hit, at, none], Attrs::new())?;
+        first = b.op("Min", &[first, at], Attrs::new())?;
+    }
+    if call.int("storage_order", 0)? != 0 {
+        let (mut rest, mut number) = (first, None);
+        for (axis, side) in sides.iter().enumerate().rev() {
+            let outer: usize = sides[..axis].iter().map(|s| s.len).product();
+            let (len, outer) = (b.scalar(side.len as f64, DType::I64), b.scalar(outer as f64, DType::I64));
+            let index = b.op("Mod", &[rest, len], Attrs::new())?;
+            let share = b.op("Mul", &[index, outer], Attrs::new())?;
+            rest = b.op("Div", &[rest, len], Attrs::new())?;
+            number = Some(match number {
+                None => share,
+                Some(sum) => b.op("Add", &[sum, share], Attrs::new())?,
+            });
+        }
+        first = number.unwrap_or(first);
+    }
+    let planes: Vec<f64> = (0..shape[0] * shape[1]).map(|p| (p * image) as f64).collect();
+    let mut dims = vec![1; shape.len()];
+    dims[..2].copy_from_slice(&shape[..2]);
+    let planes = b.constant(Tensor::from_f64(DType::I64, dims, &planes));
+    Ok(vec![b.op("Add", &[first, planes], Attrs::new())?])
 }
 
 fn infer_global(call: &Call) -> OpResult<Vec<Fact>> {

@@ -4,7 +4,6 @@ use crate::error::Result;
 use crate::graph::{Constant, Graph};
 use crate::op::{Call, Fact, Lower, ValueId};
 use crate::target::Target;
-use crate::tensor::Tensor;
 
 /// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there.
 const MAX_EXPANDED: usize = 4 << 10;
@@ -33,22 +32,15 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
     let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
     let bytes = |f: &Fact| f.shape.numel() * f.dtype.size();
     match op.lower {
-        // A fact in disguise: computed at once, from the facts and such values as are there.
+        // A fact in disguise: computed at once, from facts and attributes alone.
         Lower::Fold => {
             if let Some(o) = node.outputs.iter().find(|o| bytes(&o.fact) > MAX_COMPUTED) {
                 return Err(node.error(format!("its constant {} is larger than {MAX_COMPUTED} bytes", o.fact)));
             }
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-            let mut values = Vec::with_capacity(constants.len());
-            for constant in &constants {
-                values.push(constant.map(|c| c.value().map(Tensor::to_f64)).transpose()?);
-            }
-            let values: Vec<_> = values.iter().map(Option::as_deref).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
-            let outputs = call.eval(&values).map_err(|what| node.error(what))?;
-            let made = node.outputs.iter().zip(outputs).map(|(o, values)| {
-                Constant::new(o.name.clone(), Tensor::from_f64(o.fact.dtype, o.fact.shape.clone(), &values))
-            });
+            let tensors = call.compute(&vec![None; operands.len()]).map_err(|what| node.error(what))?;
+            let made = node.outputs.iter().zip(tensors).map(|(o, tensor)| Constant::new(o.name.clone(), tensor));
             let made: Vec<_> = made.collect();
             graph.insert_at(id);
             let mut values = Vec::with_capacity(made.len());

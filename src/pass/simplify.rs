@@ -12,7 +12,7 @@ use std::collections::HashMap;
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
-        if let Some(value) = forwards(graph, id) {
+        if let Some(value) = forwards(graph, id)? {
             graph.replace(ValueId { node: id, port: 0 }, value);
             continue;
         }
@@ -38,35 +38,37 @@ fn key(graph: &Graph, id: u32) -> Option<String> {
     Some(format!("{} {:?} {:?}", op.name, node.attrs, graph.operands(id)))
 }
 
-/// The scalar that a constant holds, if its elements are at hand and all equal to it.
-fn scalar(graph: &Graph, value: Option<ValueId>) -> Option<f64> {
-    let constant = graph.as_constant(value?)?;
-    if constant.fact.shape.numel() != 1 {
-        return None;
+/// The scalar that a constant of one element holds. That it cannot be fetched is an error: the plan would depend on it.
+fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
+    match value.and_then(|v| graph.as_constant(v)) {
+        Some(constant) if constant.fact.shape.numel() == 1 => Ok(constant.value()?.to_f64().first().copied()),
+        _ => Ok(None),
     }
-    constant.value().ok()?.to_f64().first().copied()
 }
 
 /// The operand that a node passes on unchanged, if it does.
-fn forwards(graph: &Graph, id: u32) -> Option<ValueId> {
+fn forwards(graph: &Graph, id: u32) -> Result<Option<ValueId>> {
     let node = graph.node(id);
     let operands = graph.operands(id);
     let fact = &node.outputs[0].fact;
     let same = |v: ValueId| (graph.fact(v) == fact).then_some(v);
-    let a = (*operands.first()?)?;
+    let (Some(op), Some(&Some(a))) = (node.op(), operands.first()) else { return Ok(None) };
     let b = operands.get(1).copied().flatten();
-    match (node.op()?.name, scalar(graph, Some(a)), scalar(graph, b)) {
-        ("Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze", ..) => same(a),
-        ("Dropout", ..) if node.outputs.len() == 1 => same(a),
-        ("Concat" | "Sum" | "Max" | "Min" | "Mean", ..) if operands.len() == 1 => same(a),
-        ("Add" | "Sub", _, Some(0.0)) | ("Mul" | "Div" | "Pow", _, Some(1.0)) => same(a),
-        ("Add", Some(0.0), _) | ("Mul", Some(1.0), _) => same(b?),
-        ("Transpose", ..) => {
-            let perm = crate::op::Call { op: node.op()?, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()??;
-            perm.iter().enumerate().all(|(i, &p)| i as i64 == p).then_some(a)
+    let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s == Some(neutral));
+    Ok(match op.name {
+        "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(a),
+        "Dropout" if node.outputs.len() == 1 => same(a),
+        "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(a),
+        "Add" | "Sub" if is(b, 0.0)? => same(a),
+        "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(a),
+        "Add" if is(Some(a), 0.0)? => b.and_then(same),
+        "Mul" if is(Some(a), 1.0)? => b.and_then(same),
+        "Transpose" => {
+            let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();
+            perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| a)
         }
         _ => None,
-    }
+    })
 }
 
 /// A node with one reader, no output of the graph, of the given operator.

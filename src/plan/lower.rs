@@ -344,11 +344,14 @@ impl Lowering<'_> {
         Operand { dtype: self.draft.buffers[buffer].dtype, access, packed: false }
     }
 
-    /// The literal that a value is, if it is a constant of one element.
+    /// The literal that a value is, if it is a constant of one element that code can hold exactly.
     fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
         match self.graph.as_constant(value) {
             Some(c) if c.fact.shape.numel() == LITERAL => {
-                Ok(c.value()?.to_f64().first().map(|&v| Expr::lit(v, c.fact.dtype)))
+                const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
+                let tensor = c.value()?;
+                let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
+                Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
             }
             _ => Ok(None),
         }

@@ -209,7 +209,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     }
 }
 
-// kernel 2, pool: /pool/MaxPool
+// kernel 2, pool: /pool/MaxPool/plimsoll.MaxPool
 // 64 invocations, [64, 1, 1] workgroups
 // pool
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
@@ -404,7 +404,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     }
 }
 
-// kernel 4, pool: /pool_1/MaxPool
+// kernel 4, pool: /pool_1/MaxPool/plimsoll.MaxPool
 // 64 invocations, [24, 1, 1] workgroups
 // pool
 @group(0) @binding(0) var<storage, read> b0: array<f32>;

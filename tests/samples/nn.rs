@@ -126,7 +126,19 @@ fn pools() -> Vec<Sample> {
     }
     let padded = |shape: &[usize]| call("AveragePool", &[shape]).attr("count_include_pad", 1);
     samples.extend([
-        call("MaxPool", &[&[1, 1, 4, 4]]).ints("kernel_shape", &[2, 2]).attr("storage_order", 1),
+        call("MaxPool", &[&[2, 3, 4, 5]]).ints("kernel_shape", &[2, 2]).attr("storage_order", 1),
+        call("MaxPool", &[&[1, 2, 3, 4, 5]]).ints("kernel_shape", &[2, 2, 3]).attr("storage_order", 1),
+        // Where a maximum stands twice, the first place counts; padding is no place.
+        Sample::new("MaxPool")
+            .given(F32, &[1, 1, 3, 3], &[2.0, 2.0, -1.0, 2.0, 2.0, -1.0, -1.0, -1.0, 0.0])
+            .ints("kernel_shape", &[2, 2])
+            .ints("pads", &[1, 1, 1, 1]),
+        call("plimsoll.MaxPool", &[&[1, 2, 5, 5]]).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 2]),
+        Sample::new("plimsoll.MaxPoolIndices")
+            .given(F32, &[1, 1, 4], &[3.0, 1.0, 7.0, 5.0])
+            .given(F32, &[1, 1, 2], &[3.0, 7.0])
+            .ints("kernel_shape", &[2])
+            .ints("strides", &[2]),
         padded(&[1, 2, 6, 6]).ints("kernel_shape", &[3, 3]).ints("pads", &[1, 1, 1, 1]),
         padded(&[1, 1, 6, 6])
             .ints("kernel_shape", &[3, 3])
@@ -171,6 +183,8 @@ fn normalizations() -> Vec<Sample> {
         call("LayerNormalization", &[&[2, 3, 4], &[3, 1], &[2, 3, 4]]).attr("axis", -2),
         call("LayerNormalization", &[&[2, 3, 4], &[2, 3, 4], &[]]).attr("axis", 0),
         call("RMSNormalization", &[&[2, 5, 48], &[48]]),
+        // Short rows, side by side.
+        call("RMSNormalization", &[&[2, 3, 4, 5], &[5]]),
         call("RMSNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("epsilon", 0.1).attr("stash_type", 1),
         call("SimplifiedLayerNormalization", &[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01),
         call("SimplifiedLayerNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("stash_type", 1),
@@ -196,12 +210,12 @@ fn softmax() -> Vec<Sample> {
 }
 
 fn resizes() -> Vec<Sample> {
+    const COORDINATE: &str = "coordinate_transformation_mode";
     let resize = |shape: &[usize]| call("Resize", &[shape]);
     let mut samples = Vec::new();
     let coordinates = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"];
     for coordinate in coordinates {
-        let with =
-            |mode: &str| resize(&[1, 2, 6, 7]).attr("coordinate_transformation_mode", coordinate).attr("mode", mode);
+        let with = |mode: &str| resize(&[1, 2, 6, 7]).attr(COORDINATE, coordinate).attr("mode", mode);
         for nearest in ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"] {
             let with = |scales: [f64; 2]| {
                 with("nearest").attr("nearest_mode", nearest).attr("scales", vec![1.0, 1.0, scales[0], scales[1]])
@@ -219,6 +233,24 @@ fn resizes() -> Vec<Sample> {
         samples.push(with.clone().ints("sizes", &[14, 9]).attr("mode", "linear"));
         samples.push(with.ints("sizes", &[5, 4]).attr("mode", "nearest"));
     }
+    // Wider kernels where there are fewer elements, and only there; the innermost axis, one before it, and one that stays.
+    for mode in ["linear", "cubic", "nearest"] {
+        let with = |shape: &[usize]| resize(shape).attr("mode", mode).attr("antialias", 1);
+        samples.push(with(&[1, 2, 9, 8]).attr("scales", vec![1.0, 1.0, 0.4, 1.5]));
+        samples.push(with(&[2, 7, 11]).ints("sizes", &[2, 3, 2]).attr("exclude_outside", 1));
+        samples.push(with(&[3, 9, 4]).ints("sizes", &[5]).ints("axes", &[1]).attr("cubic_coeff_a", -0.5));
+    }
+    // Inside the data, beyond it at either end, backwards, and a single element in the middle.
+    for (roi, sizes) in [
+        ([0.25, 0.1, 0.75, 0.9], [5, 4]),
+        ([-0.5, 0.6, 0.5, 1.7], [4, 3]),
+        ([1.0, 0.8, 0.0, -0.2], [3, 5]),
+        ([0.2, 0.3, 0.7, 0.8], [1, 1]),
+    ] {
+        let with = resize(&[1, 2, 6, 7]).attr(COORDINATE, "tf_crop_and_resize").attr("roi", roi.to_vec());
+        let with = with.ints("axes", &[2, 3]).ints("sizes", &sizes).attr("extrapolation_value", 10.0);
+        samples.extend(["nearest", "linear", "cubic"].map(|mode| with.clone().attr("mode", mode)));
+    }
     samples.extend([
         resize(&[1, 1, 5, 6])
             .attr("mode", "cubic")
@@ -229,6 +261,11 @@ fn resizes() -> Vec<Sample> {
         resize(&[2, 5, 7]).attr("scales", vec![1.0, 2.0, 1.7]).attr("mode", "linear").attr("antialias", 0),
         resize(&[1, 2, 3, 4, 5]).attr("scales", vec![1.0, 1.0, 2.0, 1.5, 0.5]).attr("mode", "linear"),
         resize(&[2, 3, 4]).attr("scales", vec![2.0]).ints("axes", &[0]).attr("extrapolation_value", 1.0),
+        resize(&[1, 1, 4, 5])
+            .attr("scales", vec![1.0, 1.0, 0.6, 0.7])
+            .attr(COORDINATE, "align_corners")
+            .attr("mode", "cubic"),
+        call("plimsoll.Resize", &[&[1, 2, 3, 4]]).ints("sizes", &[1, 2, 6, 3]).attr("mode", "linear"),
         call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]),
         call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 1.5, 2.0]).attr("mode", "linear"),
     ]);

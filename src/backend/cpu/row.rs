@@ -99,11 +99,13 @@ pub struct Row {
     /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
     kept: Vec<(usize, usize)>,
     phases: Vec<Phase>,
-    /// Offsets in scratch memory: folded values (one slot or one block each), partial sums, index slots.
+    /// Offsets in scratch memory: folded values (one slot or one block each), partial sums, index slots, zeros, and last the registers of
+    /// whichever program, body or prelude, has most of them.
     folds: usize,
     partial: usize,
     slots: usize,
     zeros: usize,
+    registers: usize,
     /// Where folded values of many rows are collected, when the body needs nothing else: it then runs once for all of them.
     group_at: Option<usize>,
     items: usize,
@@ -342,6 +344,7 @@ impl Row {
             partial,
             slots,
             zeros,
+            registers: bytes,
             group_at,
             items,
             tasks,
@@ -471,7 +474,7 @@ impl Row {
     unsafe fn run_rows(&self, rows: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let mem = mem.as_mut_ptr().cast::<u8>();
-        let registers = mem.wrapping_add(self.needs.bytes - self.registers());
+        let registers = mem.wrapping_add(self.registers);
         let operands = self.sources.len() + self.outs.len();
         let (at, add) = at[..2 * operands].split_at_mut(operands);
         let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
@@ -651,7 +654,7 @@ impl Row {
     unsafe fn run_lanes(&self, items: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let mem = mem.as_mut_ptr().cast::<u8>();
-        let registers = mem.wrapping_add(self.needs.bytes - self.registers());
+        let registers = mem.wrapping_add(self.registers);
         let operands = self.sources.len() + self.outs.len();
         let (at, add) = at[..2 * operands].split_at_mut(operands);
         let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
@@ -723,10 +726,6 @@ impl Row {
                 self.outer.advance(row_index, at);
             }
         }
-    }
-
-    fn registers(&self) -> usize {
-        self.phases.iter().map(|p| p.program.registers).max().unwrap_or(0)
     }
 }
 

@@ -1,0 +1,131 @@
+//! Which operators take which element types, and where: found out, not written down. A small call of each row is planned for
+//! each target, and its kernels are compiled or rendered.
+
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::dtype::DType;
+use crate::graph::Graph;
+use crate::kernel::Kernel;
+use crate::kernel::render::{Bindings, Dialect, render};
+use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
+use crate::plan::{Limits, plan};
+use crate::target::{Family, Target};
+use crate::tensor::Tensor;
+use crate::{ops, pass};
+
+/// Shapes of a call's inputs; the last one goes on.
+const SHAPES: [&[&[usize]]; 7] = [
+    &[&[4, 4, 4]],
+    &[&[4, 4, 4], &[4]],
+    &[&[4, 4]],
+    &[&[4, 4, 4, 4]],
+    &[&[4, 4], &[4, 1]],
+    &[&[4], &[2]],
+    &[&[4, 4, 4], &[4, 4, 3]],
+];
+
+/// What a row does on a target.
+pub struct Support {
+    /// The row.
+    pub op: &'static OpDef,
+    /// Per target of [`targets`], the types it takes, each with the type that the device stores it in.
+    pub types: Vec<Vec<(DType, DType)>>,
+}
+
+/// One target per family of kernels.
+pub fn targets() -> Vec<Target> {
+    ["cpu", "wgpu", "cuda"].into_iter().filter_map(Target::preset).collect()
+}
+
+/// Every row, in the table's order.
+pub fn table() -> Vec<Support> {
+    let targets = targets();
+    let mut cpu = Cpu::new(1);
+    let mut support = |op: &'static OpDef| {
+        let mut types = vec![Vec::new(); targets.len()];
+        for dtype in DType::ALL {
+            let Some(graph) = call(op, dtype) else { continue };
+            for (target, types) in targets.iter().zip(&mut types) {
+                if let Ok(stored) = target.storage(dtype)
+                    && runs(&graph, target, &mut cpu)
+                {
+                    types.push((dtype, stored));
+                }
+            }
+        }
+        Support { op, types }
+    };
+    ops::all().map(&mut support).collect()
+}
+
+/// A graph of one node in which the row takes elements of this type, if it does.
+fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
+    let count = op.arity().0;
+    // What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
+    let types = [[dtype, dtype], [dtype, DType::I64], [DType::Bool, dtype], [DType::I64, dtype]];
+    let types = if count < 2 { &types[..1] } else { &types[..] };
+    for shapes in SHAPES {
+        let facts = |types: [DType; 2]| {
+            let fact = move |i: usize| Fact::new(types[i.min(1)], shapes[i.min(shapes.len() - 1)]);
+            (0..count).map(fact).collect::<Vec<_>>()
+        };
+        for attrs in attributes(op, dtype, shapes[0]) {
+            for &types in types {
+                let mut graph = Graph::new(op.name);
+                let inputs = facts(types).into_iter().enumerate();
+                let inputs: Vec<_> = inputs.map(|(i, fact)| Some(graph.input(format!("x{i}"), fact))).collect();
+                if let Ok(node) = graph.add(op, op.name, &inputs, attrs.clone(), &[]) {
+                    graph.output("y", ValueId { node, port: 0 });
+                    return Some(graph);
+                }
+            }
+        }
+    }
+    None
+}
+
+/// None, and then such as rows insist on: those that suit windows, and those that suit every axis.
+fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
+    let rank = shape.len();
+    let number = |v: f64| Attr::shaping(&Tensor::from_f64(dtype, vec![], &[v]));
+    let one = Tensor::from_f64(dtype, [1], &[1.0]);
+    let some: [(&str, Attr); 18] = [
+        ("axis", 0.into()),
+        ("blocksize", 2.into()),
+        ("delta", number(1.0)),
+        ("depth", 2.into()),
+        ("ends", vec![1].into()),
+        ("input", vec![2].into()),
+        ("kernel_shape", vec![2; rank.saturating_sub(2)].into()),
+        ("limit", number(1.0)),
+        ("num_groups", 2.into()),
+        ("num_outputs", 2.into()),
+        ("repeats", vec![1; rank].into()),
+        ("scales", vec![2.0; rank].into()),
+        ("shape", shape.into()),
+        ("start", number(0.0)),
+        ("starts", vec![0].into()),
+        ("storage_order", 0.into()),
+        ("to", DType::F32.onnx().into()),
+        ("value", one.into()),
+    ];
+    let whole: [(&str, Attr); 2] = [("axes", vec![0].into()), ("pads", vec![1; 2 * rank].into())];
+    let shaping = |input: &Input, name: &str| input.arity == Arity::Shaping && input.name == name;
+    let known = |name: &str| op.attrs.contains(&name) || op.inputs.iter().any(|input| shaping(input, name));
+    let given = |list: &[(&str, Attr)]| {
+        let known = list.iter().filter(|(name, _)| known(name));
+        known.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()))
+    };
+    [Attrs::new(), given(&some), given(&[&some[..], &whole[..]].concat())]
+}
+
+fn runs(graph: &Graph, target: &Target, cpu: &mut Cpu) -> bool {
+    let mut graph = graph.clone();
+    let planned = pass::run(&mut graph, target, true).and_then(|()| plan(&graph, target, &Limits { memory: None }));
+    let mut compiles = |kernel: &Kernel| match target.family {
+        Family::Cpu => cpu.compile(kernel).is_ok(),
+        Family::Wgpu => render(kernel, target, &Bindings::distinct(kernel), Dialect::Wgsl).is_ok(),
+        Family::Cuda => render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda).is_ok(),
+    };
+    planned.is_ok_and(|plan| plan.kernels.iter().all(&mut compiles))
+}
