@@ -45,6 +45,7 @@ fn large() -> Vec<Kernel> {
         reads: reads.iter().map(|s| operand(s)).collect(),
         writes: vec![operand(shape)],
         body: Body::new(std::slice::from_ref(body)),
+        prologues: Vec::new(),
         workspace: 0,
     };
     vec![

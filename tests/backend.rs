@@ -200,6 +200,7 @@ mod wgpu {
             reads: vec![],
             writes: vec![Operand { dtype: DType::I32, access: Access::contiguous(Shape::new([n])), packed: false }],
             body: Body::new(&[Expr::index(0).cast(DType::I32) * 3.0]),
+            prologues: Vec::new(),
             workspace: 0,
         };
         let bytes = 4 * n as u64;

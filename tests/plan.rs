@@ -107,6 +107,7 @@ impl Maker {
             reads: operands(reads),
             writes: operands(writes),
             body: Body::new(results),
+            prologues: Vec::new(),
             workspace: 0,
         });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);

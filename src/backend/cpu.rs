@@ -37,6 +37,7 @@ mod moves;
 mod nest;
 mod product;
 mod program;
+mod prologue;
 mod rewrite;
 mod row;
 pub mod simd;

@@ -314,7 +314,15 @@ impl Cases {
         body: &[Expr],
     ) -> &mut Case {
         let inputs = reads.iter().map(|r| self.random.values(r.dtype, elements(&r.access))).collect();
-        let kernel = Kernel { template, shape: Shape::new(shape), reads, writes, body: Body::new(body), workspace: 0 };
+        let kernel = Kernel {
+            template,
+            shape: Shape::new(shape),
+            reads,
+            writes,
+            body: Body::new(body),
+            prologues: Vec::new(),
+            workspace: 0,
+        };
         self.cases.push(Case { name: name.into(), kernel, inputs, in_place: None });
         self.cases.last_mut().expect("just pushed")
     }
@@ -662,6 +670,7 @@ fn the_interpreter_knows_known_values() {
         writes: vec![f32s(dense(shape))],
         reads,
         body: Body::identity(DType::F32),
+        prologues: Vec::new(),
         workspace: 0,
     };
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);

@@ -59,6 +59,8 @@ pub enum Lhs<'a> {
     Strided(View),
     /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
     Produced(&'a dyn Produce),
+    /// As [`Rhs::Changed`].
+    Changed(View, &'a dyn Produce),
 }
 
 /// The right operand, `k` by `n`.
@@ -70,6 +72,8 @@ pub enum Rhs<'a> {
     Strided(View),
     /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution.
     Produced(&'a dyn Produce),
+    /// Packed block by block into the workspace, and there rewritten by a function, which finds each panel filled.
+    Changed(View, &'a dyn Produce),
 }
 
 /// An operand that is computed when needed.
@@ -203,7 +207,7 @@ unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f3
 /// # Safety
 /// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
 #[inline(always)]
-unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+pub(super) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
     // SAFETY: every index is below `width` and `k`.
     unsafe {
         if from.rs == 1 {
@@ -456,7 +460,7 @@ impl Gemm<'_> {
         match self.b {
             Rhs::Packed(_) => false,
             Rhs::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
-            Rhs::Produced(_) => true,
+            Rhs::Produced(_) | Rhs::Changed(..) => true,
         }
     }
 
@@ -475,7 +479,10 @@ impl Gemm<'_> {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
                     packed
                 }
-                Lhs::Produced(a) => {
+                Lhs::Produced(a) | Lhs::Changed(_, a) => {
+                    if let Lhs::Changed(a, _) = self.a {
+                        pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
+                    }
                     for row in rows.clone().step_by(PANEL_ROWS) {
                         let lanes = row..rows.end.min(row + PANEL_ROWS);
                         let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
@@ -518,7 +525,10 @@ impl Gemm<'_> {
                     pack_b_block(b, k, cols, space);
                     packed
                 }
-                Rhs::Produced(b) => {
+                Rhs::Produced(b) | Rhs::Changed(_, b) => {
+                    if let Rhs::Changed(b, _) = self.b {
+                        pack_b_block(b, k.clone(), cols.clone(), space);
+                    }
                     for col in cols.clone().step_by(PANEL_COLS) {
                         let lanes = col..cols.end.min(col + PANEL_COLS);
                         b.panel(isa, k.clone(), lanes, PANEL_COLS, space.add((col - cols.start) * k.len()));
