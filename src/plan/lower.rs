@@ -373,6 +373,9 @@ impl Lowering<'_> {
     /// and gains by it.
     fn host(&mut self, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<bool> {
         let graph = self.graph;
+        if !nodes.iter().all(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))) {
+            return Ok(false);
+        }
         let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
         let shape = &graph.fact(sink).shape;
         let (mut value, mut views) = (sink, Vec::new());
