@@ -424,9 +424,7 @@ impl Lowering<'_> {
         };
         let Some(first) = code.reads.iter().position(elements) else { return Ok(false) };
         let from = code.reads[first].0;
-        let kept = |b: usize| {
-            b == from || matches!(buffer(b).class, Class::Constant | Class::Input) || buffer(b).bytes * SMALLER <= bytes
-        };
+        let kept = |b: usize| b == from || buffer(b).class != Class::Activation || buffer(b).bytes * SMALLER <= bytes;
         if !code.reads.iter().all(|(b, _)| kept(*b)) {
             return Ok(false);
         }

@@ -39,6 +39,10 @@ pub fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
 
 /// The values of every write over its index space, in row-major order.
 pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    if !kernel.prologues.is_empty() {
+        let (plain, reads) = without_prologues(kernel, reads);
+        return interpret(&plain, &reads);
+    }
     let core = kernel.template.core_reads();
     let load = |r: usize, index: &[usize]| reads[r][kernel.reads[r].access.at(index) as usize];
     let mut out = vec![Vec::new(); kernel.writes.len()];
@@ -83,16 +87,28 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
     out
 }
 
+/// The kernel for operands that have passed their prologues, and those operands.
+fn without_prologues(kernel: &Kernel, reads: &[Vec<f64>]) -> (Kernel, Vec<Vec<f64>>) {
+    let (mut plain, mut passed) = (kernel.clone(), reads.to_vec());
+    for Prologue { operand, body, .. } in &kernel.prologues {
+        let (_, own) = kernel.prologue(*operand).expect("it is the kernel's");
+        let inputs = |index: &[usize]| -> Vec<f64> {
+            let load = |r: usize| reads[r][kernel.reads[r].access.at(index) as usize];
+            [*operand].into_iter().chain(own.clone()).map(load).collect()
+        };
+        let shape = &kernel.reads[*operand].access.shape;
+        passed[*operand] = indices(shape).iter().map(|i| body.eval(&inputs(i), i, &[])[0]).collect();
+        plain.reads[*operand].access = dense(shape);
+    }
+    plain.reads.truncate(kernel.further().end);
+    passed.truncate(kernel.further().end);
+    plain.prologues.clear();
+    (plain, passed)
+}
+
 fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
     let access = |r: usize| &kernel.reads[r].access;
-    let stored = |r: usize, index: &[usize]| reads[r][access(r).at(index) as usize];
-    let load = |r: usize, index: &[usize]| match kernel.prologue(r) {
-        Some((prologue, own)) => {
-            let inputs: Vec<f64> = [r].into_iter().chain(own).map(|r| stored(r, index)).collect();
-            prologue.body.eval(&inputs, index, &[])[0]
-        }
-        None => stored(r, index),
-    };
+    let load = |r: usize, index: &[usize]| reads[r][access(r).at(index) as usize];
     let rank = index.len();
     match template {
         Template::Map | Template::Row { .. } => unreachable!("these have no core"),

@@ -60,7 +60,7 @@ pub enum Lhs<'a> {
     /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
     Produced(&'a dyn Produce),
     /// As [`Rhs::Changed`].
-    Changed(View, &'a dyn Produce),
+    Changed(View, &'a dyn Change),
 }
 
 /// The right operand, `k` by `n`.
@@ -72,8 +72,8 @@ pub enum Rhs<'a> {
     Strided(View),
     /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution.
     Produced(&'a dyn Produce),
-    /// Packed block by block into the workspace, and there rewritten by a function, which finds each panel filled.
-    Changed(View, &'a dyn Produce),
+    /// Packed block by block into the workspace, and there rewritten by a function.
+    Changed(View, &'a dyn Change),
 }
 
 /// An operand that is computed when needed.
@@ -84,6 +84,16 @@ pub trait Produce: Sync {
     /// # Safety
     /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
+}
+
+/// What the blocks of an operand pass once they are packed.
+pub trait Change: Sync {
+    /// Rewrites a block: some lanes (rows of `A` or columns of `B`), `width` to a panel, over a range of `k`. Element `(p, j)` of a panel is
+    /// at `p * step + j` of its floats, where `step` is the number of its lanes, or `width` if panels are `padded` with zeros.
+    ///
+    /// # Safety
+    /// `block` must hold the packed block.
+    unsafe fn block(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, width: usize, padded: bool, block: *mut f32);
 }
 
 /// Where the result goes.
@@ -479,10 +489,12 @@ impl Gemm<'_> {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
                     packed
                 }
-                Lhs::Produced(a) | Lhs::Changed(_, a) => {
-                    if let Lhs::Changed(a, _) = self.a {
-                        pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
-                    }
+                Lhs::Changed(a, change) => {
+                    pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
+                    change.block(isa, k, rows, PANEL_ROWS, false, space.as_mut_ptr());
+                    packed
+                }
+                Lhs::Produced(a) => {
                     for row in rows.clone().step_by(PANEL_ROWS) {
                         let lanes = row..rows.end.min(row + PANEL_ROWS);
                         let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
@@ -525,10 +537,12 @@ impl Gemm<'_> {
                     pack_b_block(b, k, cols, space);
                     packed
                 }
-                Rhs::Produced(b) | Rhs::Changed(_, b) => {
-                    if let Rhs::Changed(b, _) = self.b {
-                        pack_b_block(b, k.clone(), cols.clone(), space);
-                    }
+                Rhs::Changed(b, change) => {
+                    pack_b_block(b, k.clone(), cols.clone(), space);
+                    change.block(isa, k, cols, PANEL_COLS, true, space);
+                    packed
+                }
+                Rhs::Produced(b) => {
                     for col in cols.clone().step_by(PANEL_COLS) {
                         let lanes = col..cols.end.min(col + PANEL_COLS);
                         b.panel(isa, k.clone(), lanes, PANEL_COLS, space.add((col - cols.start) * k.len()));

@@ -1,7 +1,7 @@
 //! Bodies applied to the blocks of an operand that a product packs, where those are packed.
 
 use super::block::{BLOCK, Repr};
-use super::gemm::{Produce, View, pack_panel};
+use super::gemm::{Change, View, pack_panel};
 use super::map::leaves;
 use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
@@ -124,7 +124,7 @@ pub struct Bound<'a> {
     skip: usize,
 }
 
-// SAFETY: whoever calls `panel` vouches for the scratch memory, which is one thread's.
+// SAFETY: whoever calls `block` vouches for the scratch memory, which is one thread's.
 unsafe impl Sync for Bound<'_> {}
 
 impl Bound<'_> {
@@ -142,15 +142,43 @@ impl Bound<'_> {
     }
 }
 
-impl Produce for Bound<'_> {
-    /// Rewrites a filled panel.
-    unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        if k.is_empty() {
+impl Bound<'_> {
+    /// Collects an operand for some lanes over a range of the depth, as they lie in a panel.
+    ///
+    /// # Safety
+    /// The operand must be readable there, its part of the scratch memory writable.
+    unsafe fn stage(&self, number: usize, k: Range<usize>, lanes: Range<usize>, step: usize, to: *mut f32) {
+        let Own { depth, lane, .. } = self.prologue.own[number];
+        let ptr = self.address(number, k.start, lanes.start).cast_const().cast::<f32>();
+        // SAFETY: the caller's word.
+        unsafe {
+            if lane != 0 {
+                return pack_panel(View { ptr, rs: lane / 4, cs: depth / 4 }, lanes.len(), k.len(), to, step);
+            }
+            for p in 0..k.len() {
+                let value = *ptr.byte_offset(p as isize * depth);
+                std::slice::from_raw_parts_mut(to.add(p * step), step).fill(value);
+            }
+        }
+    }
+}
+
+impl Change for Bound<'_> {
+    unsafe fn block(
+        &self,
+        isa: Isa,
+        k: Range<usize>,
+        lanes: Range<usize>,
+        width: usize,
+        padded: bool,
+        block: *mut f32,
+    ) {
+        if k.is_empty() || lanes.is_empty() {
             return;
         }
         let Prologue { program, own, staged, .. } = self.prologue;
         // SAFETY: the scratch memory was taken for this, is this thread's, and outlives the run; the operands were checked to span their
-        // memory; a block of whole steps is no longer than `BLOCK`.
+        // memory; whole steps of a panel are no more than `BLOCK` elements.
         unsafe {
             let bases = std::slice::from_raw_parts_mut(self.lent.bases, self.lent.count);
             program.bind(self.lent.mem.wrapping_add(*staged), bases);
@@ -161,28 +189,29 @@ impl Produce for Bound<'_> {
                 };
             }
             program.run_still(isa, bases);
-            let most = BLOCK / step;
+            let (most, start) = (BLOCK / width, lanes.start);
             for from in k.clone().step_by(most) {
-                let depth = most.min(k.end - from);
-                for (number, own) in own.iter().enumerate().filter(|(_, own)| own.staged.is_some()) {
-                    let to = bases[source(1 + number)].cast::<f32>();
-                    let ptr = self.address(number, from, lanes.start).cast_const().cast::<f32>();
-                    if own.lane == 0 {
-                        for p in 0..depth {
-                            let value = *ptr.byte_offset(p as isize * own.depth);
-                            std::slice::from_raw_parts_mut(to.add(p * step), step).fill(value);
+                let these = from..k.end.min(from + most);
+                // What is the same for all lanes is collected for the first panel, and again if the last is narrower.
+                let mut collected = 0;
+                for first in lanes.clone().step_by(width) {
+                    let lanes = first..lanes.end.min(first + width);
+                    let step = if padded { width } else { lanes.len() };
+                    for (number, own) in own.iter().enumerate().filter(|(_, own)| own.staged.is_some()) {
+                        if own.lane != 0 || collected != step {
+                            let to = bases[source(1 + number)].cast();
+                            self.stage(number, these.clone(), lanes.clone(), step, to);
                         }
-                    } else {
-                        pack_panel(View { ptr, rs: own.lane / 4, cs: own.depth / 4 }, lanes.len(), depth, to, step);
                     }
-                }
-                let block = panel.add((from - k.start) * step);
-                bases[source(0)] = block.cast();
-                bases[program.out(0)] = block.cast();
-                program.run_each(isa, depth * step, bases);
-                // Lanes without an element are zero.
-                for p in 0..if lanes.len() < step { depth } else { 0 } {
-                    block.add(p * step + lanes.len()).write_bytes(0, step - lanes.len());
+                    collected = step;
+                    // Panels before this one are full.
+                    let panel = block.add((first - start) * k.len() + (from - k.start) * step);
+                    bases[source(0)] = panel.cast();
+                    bases[program.out(0)] = panel.cast();
+                    program.run_each(isa, these.len() * step, bases);
+                    for p in 0..if lanes.len() < step { these.len() } else { 0 } {
+                        panel.add(p * step + lanes.len()).write_bytes(0, step - lanes.len());
+                    }
                 }
             }
         }

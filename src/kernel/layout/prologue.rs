@@ -9,7 +9,7 @@ use crate::shape::Access;
 use crate::target::{Family, Target};
 
 /// How often the CPU may pack an element, and apply the prologue to it, before a kernel of its own is faster.
-const MOST_REPEATS: f64 = 3.0;
+const MOST_REPEATS: f64 = 2.0;
 /// The most instructions that vanish beside those of a product.
 const CHEAP: usize = 8;
 
