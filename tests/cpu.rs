@@ -21,7 +21,7 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     for (r, values) in case.inputs.iter().enumerate() {
         let dtype = kernel.reads[r].dtype;
         let mut bytes = Tensor::from_f64(dtype, vec![values.len()], values).bytes().to_vec();
-        if packed && layout::packed_bytes(&kernel, r).is_some() {
+        if packed && layout::packed_bytes(&kernel, r).is_some() && kernel.prologue(r).is_none() {
             bytes = layout::pack(&kernel, r, &bytes);
             kernel.reads[r].packed = true;
         }
@@ -85,7 +85,8 @@ fn compare(case: &Case, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Option<Str
 #[test]
 fn every_case_agrees_with_the_interpreter() {
     let mut wrong = Vec::new();
-    for case in kernels::cases() {
+    let target = Target::cpu(2);
+    for case in kernels::cases().into_iter().filter(|case| case.is_hosted(&target)) {
         let expected = interpret(&case.kernel, &case.inputs);
         for isa in Isa::available() {
             for packed in [false, true] {
@@ -119,6 +120,7 @@ fn relu(n: usize) -> Kernel {
         reads: vec![operand.clone()],
         writes: vec![operand],
         body: Body::new(&[x.max(&x.like(0.0))]),
+        prologues: Vec::new(),
         workspace: 0,
     }
 }

@@ -12,7 +12,7 @@ use plimsoll::dtype::DType;
 use plimsoll::error::Error;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::graph::Graph;
-use plimsoll::kernel::{Fold, Kernel, Operand, Pool, RowFold, Template, Window};
+use plimsoll::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
 use plimsoll::op::{Fact, ValueId};
 use plimsoll::plan::check::check;
 use plimsoll::plan::{Buffer, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan};
@@ -107,6 +107,7 @@ impl Maker {
             reads: operands(reads),
             writes: operands(writes),
             body: Body::new(results),
+            prologues: Vec::new(),
             workspace: 0,
         });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
@@ -218,6 +219,29 @@ fn matmul() -> Plan {
     m.done()
 }
 
+/// A product of two operands behind prologues, one of which reads what looks like the result; it may only overwrite its residual.
+fn behind() -> Plan {
+    let mut m = Maker::new("behind");
+    m.0.target = Target::wgpu();
+    let input = m.add("x", Class::Input, F32, &[4, 4]);
+    let gate = m.at(0, "gate", Class::Activation, F32, &[4, 4]);
+    let residual = m.at(256, "residual", Class::Activation, F32, &[4, 4]);
+    let product = m.at(256, "product", Class::Activation, F32, &[4, 4]);
+    let y = m.add("y", Class::Output, F32, &[4, 4]);
+    let [xs, gs, rs, ps, ys] = [input, gate, residual, product, y].map(|b| m.whole(b));
+    m.step(Template::Map, &[4, 4], std::slice::from_ref(&xs), std::slice::from_ref(&gs), &[x(0) * 2.0]);
+    m.step(Template::Map, &[4, 4], std::slice::from_ref(&xs), std::slice::from_ref(&rs), &[x(0) - 1.0]);
+    let shape = Shape::new([4, 4]);
+    let first = (input, Access { shape: shape.clone(), strides: vec![0, 1], offset: 8 });
+    let turned = (gate, gs.1.permute(&[1, 0]));
+    let reads = [xs.clone(), turned, rs, gs.clone(), first];
+    m.step(Template::MatMul, &shape, &reads, std::slice::from_ref(&ps), &[x(0) + x(1)]);
+    let behind = |operand, body| Prologue { operand, reads: 1, body: Body::new(&[body]) };
+    m.0.kernels.last_mut().unwrap().prologues = vec![behind(0, (x(0) * x(1)).abs()), behind(1, x(0) + x(1))];
+    m.step(Template::Map, &shape, &[ps, gs], &[ys], &[x(0) - x(1)]);
+    m.done()
+}
+
 /// Gathered rows, integers and truth values, two results at once, and state that is updated in place.
 fn gather() -> Plan {
     let mut m = Maker::new("gather");
@@ -296,7 +320,17 @@ fn windows() -> Plan {
 
 /// Plans that the planner makes, from text.
 fn planned() -> Vec<Plan> {
-    const TEXTS: [&str; 3] = [
+    const TEXTS: [&str; 4] = [
+        r#"<ir_version: 8, opset_import: ["" : 17]>
+        normed (float[2, 3, 4] x, float[4] s) => (float[2, 3, 4] y) <float[4, 4] w = {1,2,3,4, 0,1,0,1, 2,0,2,0, 1,1,1,1}> {
+            a = Mul (x, s)
+            b = Relu (a)
+            c = MatMul (b, w)
+            d = Softmax <axis = 2> (c)
+            e = Sub (d, s)
+            f = MatMul (e, w)
+            y = Add (f, c)
+        }"#,
         r#"<ir_version: 8, opset_import: ["" : 17]>
         dense (float[2, 3, 4] x) => (float[2, 9, 4] y, float[2, 4] m) <float[4, 4] w = {1,2,3,4, 0,1,0,1, 2,0,2,0, 1,1,1,1}> {
             a = Relu (x)
@@ -346,7 +380,7 @@ fn planned() -> Vec<Plan> {
 
 /// Good plans, small enough to be run many times.
 fn seeds() -> Vec<Plan> {
-    let mut seeds = vec![chain(), concat(), matmul(), gather(), windows()];
+    let mut seeds = vec![chain(), concat(), matmul(), behind(), gather(), windows()];
     seeds.extend(planned());
     seeds
 }

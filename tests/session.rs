@@ -220,6 +220,8 @@ fn random_graph(choices: &[Choices]) -> Graph {
             }
             3 if rank >= 2 => {
                 let depth = dims[rank - 1];
+                // Some stand behind a prologue, others not.
+                let x = [x.abs(), x * 0.5, (x.max(-x) - 0.5) * 0.5, x, x][r % 5];
                 let y = partner(&|other| other.len() == 2 && other[0] == depth);
                 let y = match shape(y)[..] {
                     [k, _] if k == depth => y,
@@ -229,6 +231,7 @@ fn random_graph(choices: &[Choices]) -> Graph {
                         x.transpose(&axes)
                     }
                 };
+                let y = if r % 7 < 2 { -y } else { y };
                 x.matmul(y) * (1.0 / depth as f32)
             }
             4 if rank >= 1 => {

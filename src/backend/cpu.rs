@@ -38,6 +38,7 @@ mod moves;
 mod nest;
 mod product;
 mod program;
+mod prologue;
 mod rewrite;
 mod row;
 pub mod simd;

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 pub mod conv;
 pub mod gemm;
+pub mod prologue;
 pub mod window;
 
 use conv::{Conv, ConvTranspose, Way};
@@ -191,7 +192,7 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
 /// none of them may lie there.
 fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
     let [write] = &kernel.writes[..] else { return false };
-    let further = &kernel.reads[kernel.template.core_reads()..];
+    let further = &kernel.reads[kernel.further()];
     write.dtype == DType::F32 && fits(write) && !further.iter().any(|r| same_elements(&r.access, &write.access))
 }
 
@@ -244,7 +245,12 @@ impl Product {
             access.strides.len() == rank && access.shape[..batch] == shape[..batch] && access.shape[batch..] == matrix
         };
         let whole = |o: &Operand| o.access.shape == *shape && o.access.strides.len() == rank;
-        if !fits(left, [m, k]) || !fits(right, [k, n]) || !reads[2..].iter().chain(writes).all(whole) {
+        let further = &reads[kernel.further()];
+        if !fits(left, [m, k]) || !fits(right, [k, n]) || !further.iter().chain(writes).all(whole) {
+            return Err(mismatch());
+        }
+        let [own_left, own_right] = [0, 1].map(|o| kernel.prologue(o).map_or(&[][..], |(_, own)| &reads[own]));
+        if !own_left.iter().all(|o| fits(&o.access, [m, k])) || !own_right.iter().all(|o| fits(&o.access, [k, n])) {
             return Err(mismatch());
         }
         // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards; one row has no step
@@ -256,10 +262,9 @@ impl Product {
             let lengthens = |access: &Access| {
                 rows == 1 || Some(access.strides[axis]) == access.strides[row_axis].checked_mul(rows as isize)
             };
-            joining &= right.strides[axis] == 0
+            joining &= own_right.iter().chain([b]).all(|o| o.access.strides[axis] == 0)
                 && (rows == 1 || !indexed)
-                && lengthens(left)
-                && reads[2..].iter().chain(writes).all(|o| lengthens(&o.access));
+                && own_left.iter().chain([a]).chain(further).chain(writes).all(|o| lengthens(&o.access));
             if !joining {
                 apart.insert(0, axis);
                 continue;
@@ -356,7 +361,8 @@ impl Windowed {
         let (&[n, c, ref input @ ..], &[outputs_n, outputs, ref output @ ..]) = (&data.shape[..], &shape[..]) else {
             return Err(format!("a window over {}", data.shape));
         };
-        if n != outputs_n || data.strides.len() != 5 || !reads[core..].iter().chain(writes).all(whole) {
+        let further = &reads[kernel.further()];
+        if n != outputs_n || data.strides.len() != 5 || !further.iter().chain(writes).all(whole) {
             return Err(format!("a window over {} in {shape}", data.shape));
         }
         let images = image_steps(data).ok_or("a window over planes with gaps")?;

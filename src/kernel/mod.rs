@@ -2,10 +2,12 @@
 //!
 //! Every kernel writes its index space once. A template computes a *core* value per index from its core operands
 //! (a matrix product, a window's maximum, a gathered element); `body` turns that value and any further operands into
-//! what is stored. An elementwise kernel is the template without a core.
+//! what is stored. An elementwise kernel is the template without a core. A core operand may have a prologue, code that its
+//! elements pass on their way into the core.
 //!
 //! ```text
-//! reads  = [core operands ..., further operands ...]
+//! reads  = [core operands ..., further operands ..., operands of prologues ...]
+//! prologue of operand i : Input(0) is its element, Input(j) the prologue's j-th own operand, at the same index
 //! body   : Input(0) is the core value, Input(j) the j-th further operand        (Map, Row: Input(j) is reads[j])
 //! writes : results[i] of body goes to writes[i]
 //! args   = reads, then writes, then one workspace if `workspace` > 0
@@ -21,6 +23,7 @@ use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
 use serde::{Deserialize, Serialize};
+use std::ops::Range;
 
 /// A buffer that a kernel reads or writes, and how its elements lie in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,14 +45,50 @@ pub struct Kernel {
     pub template: Template,
     /// The index space: the extents of what is written (of what is read, for [`Template::Row`]).
     pub shape: Shape,
-    /// Operands read; core operands first.
+    /// Operands read: those of the core, of the body, of the prologues.
     pub reads: Vec<Operand>,
     /// Operands written. No two elements of the index space share an address.
     pub writes: Vec<Operand>,
+    /// Code on the way into the core, at most one per core operand, in their order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prologues: Vec<Prologue>,
     /// From the core value and further operands to what is stored.
     pub body: Body,
     /// Bytes of scratch memory that the plan provides as the last argument.
     pub workspace: u64,
+}
+
+/// What the elements of a core operand pass on their way into the core. It has no part in what stands around the data: padding is
+/// added behind it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prologue {
+    /// The core operand.
+    pub operand: usize,
+    /// How many operands of its own it reads; they have the core operand's shape.
+    pub reads: usize,
+    /// From the core operand's element and the own operands' to what the core consumes, in the core operand's type.
+    pub body: Body,
+}
+
+impl Kernel {
+    /// The operands that `body` reads beside the core value.
+    pub fn further(&self) -> Range<usize> {
+        let own = self.prologues.iter().fold(0usize, |n, p| n.saturating_add(p.reads));
+        let core = self.template.core_reads();
+        core..self.reads.len().saturating_sub(own).max(core)
+    }
+
+    /// The prologue of a core operand, and the operands of its own.
+    pub fn prologue(&self, operand: usize) -> Option<(&Prologue, Range<usize>)> {
+        let mut start = self.further().end;
+        for prologue in &self.prologues {
+            if prologue.operand == operand {
+                return Some((prologue, start..start.saturating_add(prologue.reads)));
+            }
+            start = start.saturating_add(prologue.reads);
+        }
+        None
+    }
 }
 
 /// How values combine in a reduction.

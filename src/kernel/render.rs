@@ -13,6 +13,7 @@
 //! Two directives in templates stand on lines of their own: `//@ each LIST` .. `//@ end` repeats lines with `$` replaced
 //! by the element's number, `//@ if FLAG` .. `//@ else` .. `//@ end` chooses between them.
 
+use super::layout::prologue;
 use super::{Kernel, Operand, Template};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -114,6 +115,9 @@ pub struct Source {
 /// operation that the operand's type does not have.
 pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Dialect) -> Result<Source> {
     let render = || -> Result<Source, String> {
+        if let Some(p) = kernel.prologues.iter().find(|p| !prologue::hosts(kernel, p.operand, target)) {
+            return Err(format!("it has no place for a prologue of operand {}", p.operand));
+        }
         let mut module = Module::new(kernel, target, bindings)?;
         let (name, size, groups) = match &kernel.template {
             Template::Map => module.map(),
@@ -334,6 +338,18 @@ impl<'a> Module<'a> {
         Ok(Scalars { statements, results, addresses: stores })
     }
 
+    /// What the core consumes of an operand at a point of a space over the operand's axes: statements and an expression.
+    fn element(&self, slot: usize, space: &Space) -> Result<(Vec<String>, String), String> {
+        let Some((prologue, own)) = self.kernel.prologue(slot) else {
+            let located = locate(space, &[self.access(slot)], &BTreeSet::new());
+            return Ok((located.statements, self.load(slot, &located.addresses[0])));
+        };
+        let input = |j: u32| Input::Slot(if j == 0 { slot } else { own.start + j as usize - 1 });
+        let code = self.body(&prologue.body, space, input, &[], &[])?;
+        let (value, ty) = code.results.into_iter().next().ok_or("a prologue without a result")?;
+        Ok((code.statements, convert(&value, ty, self.storage[slot])))
+    }
+
     /// The function `store(<variables>, value)`: the kernel's body and its stores, where `guard` holds.
     fn store(&mut self, space: &Space, core: Option<Type>, guard: Option<&str>, folds: &[Type]) -> Result<(), String> {
         let kernel = self.kernel;
@@ -465,6 +481,7 @@ mod tests {
             writes: body.iter().map(|_| operand(Access::contiguous(shape.clone()))).collect(),
             shape,
             body: Body::new(body),
+            prologues: Vec::new(),
             workspace: 0,
         }
     }

@@ -3,17 +3,21 @@
 //! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
+//!
+//! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
+//! in: it is the prologue of that operand.
 
 use super::Class;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::expr::{Body, Expr};
+use crate::expr::{self, Body, Expr};
 use crate::graph::{Constant, Graph, Kind};
-use crate::kernel::{Kernel, Operand, RowFold, Template, layout};
-use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
+use crate::kernel::layout::{self, prologue};
+use crate::kernel::{Kernel, Operand, Prologue, RowFold, Template};
+use crate::op::{Args, Call, Core, Lower, ValueId, reduced_axes};
 use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// A buffer that has no offset yet.
@@ -90,6 +94,19 @@ struct Place {
     access: Access,
 }
 
+/// An elementwise group that a core applies to the elements of an operand.
+#[derive(Clone, Debug)]
+struct Hosted {
+    /// Where the elements lie, then the operands of the group beside them.
+    reads: Vec<Place>,
+    /// From the elements of `reads` to what the core consumes.
+    body: Body,
+}
+
+/// An operand of a prologue beside the core's is this many times smaller than the core's, unless it is kept anyway: a prologue keeps
+/// its operands alive until the core has run.
+const SMALLER: u64 = 8;
+
 /// Constants of one element are literals in the code up to this many bytes of fetching.
 const LITERAL: usize = 1;
 
@@ -100,6 +117,10 @@ struct Lowering<'a> {
     places: HashMap<ValueId, Place>,
     /// Where a value must be written, decided before its kernel is made.
     destinations: HashMap<ValueId, Place>,
+    /// Per value that a core reads: the group that stands in for it.
+    hosted: HashMap<ValueId, Hosted>,
+    /// Views that a core looks through.
+    passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), usize>,
     kernels: HashMap<String, usize>,
 }
@@ -115,6 +136,8 @@ pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> 
         draft: Draft::default(),
         places: HashMap::new(),
         destinations: HashMap::new(),
+        hosted: HashMap::new(),
+        passed: HashSet::new(),
         constants: HashMap::new(),
         kernels: HashMap::new(),
     };
@@ -151,8 +174,10 @@ impl Lowering<'_> {
                 continue;
             }
             match op.lower {
+                Lower::View(_) if self.passed.contains(&id) => {}
                 Lower::View(_) => self.view(id)?,
                 Lower::Concat => self.concat(id)?,
+                Lower::Map(_) if node.group.is_some() && self.host(group, &members)? => {}
                 Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => self.group(group)?,
                 Lower::Decompose(_) | Lower::Fold => {
                     return Err(node.error("its inputs must be constants: it has no kernel"));
@@ -299,7 +324,7 @@ impl Lowering<'_> {
         let name = format!("copy of {}", self.graph.value_name(value));
         let shape = from.access.shape.clone();
         let read = (from.buffer, self.operand(from.buffer, from.access.clone()));
-        self.step(name, Template::Map, shape, vec![read], vec![to], Body::identity(dtype))
+        self.step(name, Recipe::new(Template::Map, shape, Body::identity(dtype)), vec![read], vec![to])
     }
 
     fn concat(&mut self, id: u32) -> Result<()> {
@@ -344,6 +369,123 @@ impl Lowering<'_> {
         Operand { dtype: self.draft.buffers[buffer].dtype, access, packed: false }
     }
 
+    /// Leaves an elementwise group to the core that alone reads its value, perhaps through views, where the core's kernel can take it
+    /// and gains by it.
+    fn host(&mut self, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<bool> {
+        let graph = self.graph;
+        if !nodes.iter().all(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))) {
+            return Ok(false);
+        }
+        let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
+        let shape = &graph.fact(sink).shape;
+        let (mut value, mut views) = (sink, Vec::new());
+        let anchor = loop {
+            let [user] = graph.users(value)[..] else { return Ok(false) };
+            if graph.is_output(value) || self.destinations.contains_key(&value) {
+                return Ok(false);
+            }
+            match graph.node(user).op().map(|op| &op.lower) {
+                Some(Lower::Template(_)) => break user,
+                Some(Lower::View(_)) => {
+                    views.push(user);
+                    value = ValueId { node: user, port: 0 };
+                    if graph.fact(value).shape.numel() != shape.numel() {
+                        return Ok(false);
+                    }
+                }
+                _ => return Ok(false),
+            }
+        };
+        let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
+        let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(false) };
+        let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
+        let mut accesses: Vec<_> = operands.iter().map(dense).collect();
+        let core = self.build(anchor, &accesses)?;
+        let operand = core.reads.iter().position(|(i, _)| *i == input);
+        let Some(operand) =
+            operand.filter(|&o| matches!((&core.template, o), (Template::MatMul, _) | (Template::Conv { .. }, 0)))
+        else {
+            return Ok(false);
+        };
+
+        let mut code = Code::default();
+        let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(shape)))?;
+        let (dtype, bytes) =
+            (self.storage(result.dtype(), graph.value_name(value))?, graph.fact(value).shape.numel() as u64);
+        let bytes = bytes * dtype.size() as u64;
+        let buffer = |b: usize| &self.draft.buffers[b];
+        // One operand is what the group computes in place of; the others must not be kept for long in its stead.
+        let elements = |(b, o): &(usize, Operand)| {
+            let moves = o.access.strides.iter().zip(o.access.shape.iter()).all(|(&s, &d)| s != 0 || d == 1);
+            moves
+                && o.dtype == dtype
+                && buffer(*b).class != Class::Constant
+                && buffer(*b).bytes <= bytes.next_multiple_of(4)
+        };
+        let Some(first) = code.reads.iter().position(elements) else { return Ok(false) };
+        let from = code.reads[first].0;
+        let kept = |b: usize| b == from || buffer(b).class != Class::Activation || buffer(b).bytes * SMALLER <= bytes;
+        if !code.reads.iter().all(|(b, _)| kept(*b)) {
+            return Ok(false);
+        }
+        let mut body = Body::new(&[result]);
+        for instr in &mut body.code {
+            if let expr::Code::Input(j) = &mut instr.code {
+                *j = if *j as usize == first { 0 } else { *j + u32::from((*j as usize) < first) };
+            }
+        }
+        let first = code.reads.remove(first);
+        code.reads.insert(0, first);
+        let mut reads = Vec::with_capacity(code.reads.len());
+        for (buffer, operand) in code.reads {
+            let seen = views.iter().try_fold(operand.access, |access, &view| self.view_access(view, &access));
+            let Some(access) = seen else { return Ok(false) };
+            reads.push(Place { buffer, access });
+        }
+
+        // The core's kernel with nothing but the prologue, to ask whether it has a place for it.
+        let mut kernel = Kernel {
+            template: core.template,
+            shape: core.shape.clone(),
+            reads: Vec::new(),
+            writes: vec![Operand { dtype, access: Access::contiguous(core.shape), packed: false }],
+            prologues: vec![Prologue { operand, reads: reads.len() - 1, body: body.clone() }],
+            body: Body::identity(DType::F32),
+            workspace: 0,
+        };
+        for (o, (i, access)) in core.reads.into_iter().enumerate() {
+            let constant =
+                o != operand && self.target.family == Family::Cpu && graph.as_constant(operands[i]).is_some();
+            let dtype = self.storage(graph.fact(operands[i]).dtype, graph.value_name(operands[i]))?;
+            kernel.reads.push(Operand { dtype, access, packed: constant });
+        }
+        for (k, place) in reads.iter().enumerate() {
+            accesses[input] = place.access.clone();
+            let access = self.build(anchor, &accesses)?.reads.swap_remove(operand).1;
+            let read = self.operand(place.buffer, access);
+            match k {
+                0 => kernel.reads[operand] = read,
+                _ => kernel.reads.push(read),
+            }
+        }
+        let outside = |group: &[u32]| {
+            let operands = group.iter().flat_map(|&n| graph.operands(n)).flatten();
+            operands.filter(|v| !group.contains(&v.node)).collect::<HashSet<_>>().len()
+        };
+        let group = graph.node(anchor).group.map_or(&[][..], |group| &members[&group]);
+        let hosted = operands.iter().filter_map(|v| self.hosted.get(v)).map(|h| h.reads.len() - 1);
+        let bindings = outside(group) + hosted.sum::<usize>() + reads.len() - 1 + 2;
+        let fits = bindings <= self.target.max_bindings as usize
+            && prologue::hosts(&kernel, operand, self.target)
+            && prologue::pays(&kernel, operand, self.target)
+            && (kernel.template == Template::MatMul || is_dense_image(&kernel.reads[operand].access));
+        if fits {
+            self.passed.extend(views);
+            self.hosted.insert(value, Hosted { reads, body });
+        }
+        Ok(fits)
+    }
+
     /// The literal that a value is, if it is a constant of one element that code can hold exactly.
     fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
         match self.graph.as_constant(value) {
@@ -368,16 +510,22 @@ impl Lowering<'_> {
         let shape = self.graph.fact(value).shape.clone();
         let name = self.graph.node(sink).name.clone();
         if let Some(anchor) = anchor {
-            let (core, mut reads) = self.core(anchor)?;
+            let (core, mut reads, own) = self.core(anchor)?;
             let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
             code.values.insert(ValueId { node: anchor, port: 0 }, Expr::input(0, dtype));
             code.first = 1;
             let result = self.compute(nodes, &mut code, &|access, _| access.broadcast(&shape).reshape(&core.shape))?;
             reads.append(&mut code.reads);
+            let mut prologues = Vec::new();
+            for (prologue, mut operands) in own {
+                reads.append(&mut operands);
+                prologues.push(prologue);
+            }
             let to = self.destination(value)?;
             let access = to.access.reshape(&core.shape);
             let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
-            self.step(name, core.template, core.shape, reads, vec![to], Body::new(&[result]))
+            let recipe = Recipe { prologues, ..Recipe::new(core.template, core.shape, Body::new(&[result])) };
+            self.step(name, recipe, reads, vec![to])
         } else if let Some(reduction) = reduction {
             let row = self.row(reduction);
             let result = self.compute(nodes, &mut code, &|access, rank| {
@@ -399,11 +547,11 @@ impl Lowering<'_> {
             };
             let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
             let template = Template::Row { inner: row.inner, folds: code.folds, per_row };
-            self.step(name, template, space, code.reads, vec![to], Body::new(&[result]))
+            self.step(name, Recipe::new(template, space, Body::new(&[result])), code.reads, vec![to])
         } else {
             let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;
             let to = self.destination(value)?;
-            self.step(name, Template::Map, shape, code.reads, vec![to], Body::new(&[result]))
+            self.step(name, Recipe::new(Template::Map, shape, Body::new(&[result])), code.reads, vec![to])
         }
     }
 
@@ -437,24 +585,28 @@ impl Lowering<'_> {
         Row { full, kept, axes, inner: inner.len() }
     }
 
-    /// The template of a node, with its operands' buffers.
-    fn core(&mut self, anchor: u32) -> Result<(crate::op::Core, Vec<(usize, Operand)>)> {
-        let graph = self.graph;
-        let node = graph.node(anchor);
+    /// The template of a node whose operands are read as given.
+    fn build(&self, anchor: u32, accesses: &[Access]) -> Result<Core> {
+        let (graph, node) = (self.graph, self.graph.node(anchor));
         let op = node.op().expect("a template is an operator");
         let Lower::Template(template) = op.lower else { unreachable!("the caller chose a template") };
-        let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
+        let operands = graph.operands(anchor);
+        let facts: Vec<_> = operands.iter().flatten().map(|&v| Some(graph.fact(v))).collect();
+        template(&Call { op, attrs: &node.attrs, inputs: &facts }, accesses).map_err(|what| node.error(what))
+    }
+
+    /// The template of a node, with its operands' buffers, and with the prologues that it hosts and theirs.
+    fn core(&mut self, anchor: u32) -> Result<(Core, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
+        let operands: Vec<_> = self.graph.operands(anchor).into_iter().flatten().collect();
         let mut places = Vec::with_capacity(operands.len());
         for &value in &operands {
-            places.push(self.place(value)?);
+            places.push(match self.hosted.get(&value) {
+                Some(hosted) => hosted.reads[0].clone(),
+                None => self.place(value)?,
+            });
         }
-        let facts: Vec<_> = operands.iter().map(|&v| Some(graph.fact(v))).collect();
-        let call = Call { op, attrs: &node.attrs, inputs: &facts };
-        let build = |places: &[Place]| {
-            let accesses: Vec<_> = places.iter().map(|p| p.access.clone()).collect();
-            template(&call, &accesses).map_err(|what| node.error(what))
-        };
-        let mut core = build(&places)?;
+        let accesses = |places: &[Place]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
+        let mut core = self.build(anchor, &accesses(&places))?;
         let windowed = matches!(
             core.template,
             Template::Conv { .. }
@@ -463,23 +615,29 @@ impl Lowering<'_> {
                 | Template::Resize { .. }
                 | Template::Pad { .. }
         );
-        if windowed {
-            let (input, access) = &core.reads[0];
-            let mut image = access.clone();
-            if image.shape.len() > 1 {
-                image.shape.remove(0);
-                image.strides.remove(0);
-            }
-            if !image.is_contiguous() {
-                let input = *input;
-                places[input] = self.contiguous(operands[input], &places[input])?;
-                core = build(&places)?;
-            }
+        if windowed && !is_dense_image(&core.reads[0].1) {
+            let input = core.reads[0].0;
+            places[input] = self.contiguous(operands[input], &places[input])?;
+            core = self.build(anchor, &accesses(&places))?;
         }
-        let reads =
-            core.reads.iter().map(|(i, access)| (places[*i].buffer, self.operand(places[*i].buffer, access.clone())));
-        let reads = reads.collect();
-        Ok((core, reads))
+        let reads: Vec<_> = core
+            .reads
+            .iter()
+            .map(|(i, access)| (places[*i].buffer, self.operand(places[*i].buffer, access.clone())))
+            .collect();
+        let mut prologues = Vec::new();
+        for (operand, &(input, _)) in core.reads.iter().enumerate() {
+            let Some(Hosted { reads, body }) = self.hosted.get(&operands[input]) else { continue };
+            let mut own = Vec::with_capacity(reads.len() - 1);
+            for place in &reads[1..] {
+                let mut accesses = accesses(&places);
+                accesses[input] = place.access.clone();
+                let access = self.build(anchor, &accesses)?.reads.swap_remove(operand).1;
+                own.push((place.buffer, self.operand(place.buffer, access)));
+            }
+            prologues.push((Prologue { operand, reads: own.len(), body: body.clone() }, own));
+        }
+        Ok((core, reads, prologues))
     }
 
     /// The expression of a group's last node. `access` turns a value's access into the kernel's index space, given the
@@ -549,11 +707,9 @@ impl Lowering<'_> {
     fn step(
         &mut self,
         name: String,
-        template: Template,
-        shape: Shape,
-        reads: Vec<(usize, Operand)>,
+        Recipe { template, shape, prologues, body }: Recipe,
+        reads: Vec<Read>,
         writes: Vec<Place>,
-        body: Body,
     ) -> Result<()> {
         let (mut buffers, operands): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
         let mut kernel = Kernel {
@@ -561,6 +717,7 @@ impl Lowering<'_> {
             shape,
             reads: operands,
             writes: writes.iter().map(|p| self.operand(p.buffer, p.access.clone())).collect(),
+            prologues,
             body,
             workspace: 0,
         };
@@ -570,11 +727,12 @@ impl Lowering<'_> {
         kernel.workspace = layout::workspace(&kernel, self.target);
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
-        let core = kernel.template.core_reads();
+        let further = kernel.further();
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
         let same = |b: usize| {
             let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
-            operands.all(|(i, o)| i >= core && o.access == first.access && o.dtype.size() == first.dtype.size())
+            operands
+                .all(|(i, o)| further.contains(&i) && o.access == first.access && o.dtype.size() == first.dtype.size())
         };
         let bytes = |b: usize| self.draft.buffers[b].bytes;
         let mut reusable: Vec<usize> = buffers.clone();
@@ -604,7 +762,7 @@ impl Lowering<'_> {
     fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
         for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
             let source = *slot;
-            if self.draft.buffers[source].class != Class::Constant {
+            if self.draft.buffers[source].class != Class::Constant || kernel.prologue(operand).is_some() {
                 continue;
             }
             let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
@@ -632,11 +790,38 @@ impl Lowering<'_> {
     }
 }
 
+/// An operand and its buffer.
+type Read = (usize, Operand);
+
+/// A kernel without its operands.
+struct Recipe {
+    template: Template,
+    shape: Shape,
+    prologues: Vec<Prologue>,
+    body: Body,
+}
+
+impl Recipe {
+    fn new(template: Template, shape: Shape, body: Body) -> Recipe {
+        Recipe { template, shape, prologues: Vec::new(), body }
+    }
+}
+
+/// Whether each image of `[n, ..]` lies without gaps.
+fn is_dense_image(access: &Access) -> bool {
+    let mut image = access.clone();
+    if image.shape.len() > 1 {
+        image.shape.remove(0);
+        image.strides.remove(0);
+    }
+    image.is_contiguous()
+}
+
 /// What a group's expressions are made of so far.
 #[derive(Default)]
 struct Code {
     values: HashMap<ValueId, Expr>,
-    reads: Vec<(usize, Operand)>,
+    reads: Vec<Read>,
     folds: Vec<RowFold>,
     /// The number of the first operand: a core value comes before it.
     first: usize,

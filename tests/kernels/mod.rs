@@ -4,8 +4,12 @@
 
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::{Fold, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window};
+use plimsoll::kernel::layout::prologue;
+use plimsoll::kernel::{
+    Fold, Kernel, Nearest, Operand, PadMode, Pool, Prologue, ResizeMode, RowFold, Template, Window,
+};
 use plimsoll::shape::{Access, Shape};
+use plimsoll::target::Target;
 
 /// A kernel and what its operands hold.
 pub struct Case {
@@ -15,6 +19,13 @@ pub struct Case {
     pub inputs: Vec<Vec<f64>>,
     /// A write and the read whose bytes it goes to.
     pub in_place: Option<(usize, usize)>,
+}
+
+impl Case {
+    /// Whether the target's form of the kernel takes its prologues.
+    pub fn is_hosted(&self, target: &Target) -> bool {
+        self.kernel.prologues.iter().all(|p| prologue::hosts(&self.kernel, p.operand, target))
+    }
 }
 
 /// Every index of a shape, in row-major order.
@@ -28,6 +39,10 @@ pub fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
 
 /// The values of every write over its index space, in row-major order.
 pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    if !kernel.prologues.is_empty() {
+        let (plain, reads) = without_prologues(kernel, reads);
+        return interpret(&plain, &reads);
+    }
     let core = kernel.template.core_reads();
     let load = |r: usize, index: &[usize]| reads[r][kernel.reads[r].access.at(index) as usize];
     let mut out = vec![Vec::new(); kernel.writes.len()];
@@ -61,7 +76,7 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
         }
         template => {
             for index in indices(&kernel.shape) {
-                let mut inputs: Vec<f64> = (core..reads.len()).map(|r| load(r, &index)).collect();
+                let mut inputs: Vec<f64> = kernel.further().map(|r| load(r, &index)).collect();
                 if core > 0 {
                     inputs.insert(0, core_value(template, kernel, reads, &index));
                 }
@@ -70,6 +85,25 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
         }
     }
     out
+}
+
+/// The kernel for operands that have passed their prologues, and those operands.
+fn without_prologues(kernel: &Kernel, reads: &[Vec<f64>]) -> (Kernel, Vec<Vec<f64>>) {
+    let (mut plain, mut passed) = (kernel.clone(), reads.to_vec());
+    for Prologue { operand, body, .. } in &kernel.prologues {
+        let (_, own) = kernel.prologue(*operand).expect("it is the kernel's");
+        let inputs = |index: &[usize]| -> Vec<f64> {
+            let load = |r: usize| reads[r][kernel.reads[r].access.at(index) as usize];
+            [*operand].into_iter().chain(own.clone()).map(load).collect()
+        };
+        let shape = &kernel.reads[*operand].access.shape;
+        passed[*operand] = indices(shape).iter().map(|i| body.eval(&inputs(i), i, &[])[0]).collect();
+        plain.reads[*operand].access = dense(shape);
+    }
+    plain.reads.truncate(kernel.further().end);
+    passed.truncate(kernel.further().end);
+    plain.prologues.clear();
+    (plain, passed)
 }
 
 fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
@@ -304,6 +338,26 @@ impl Cases {
         self.add_writing(name, template, shape, reads, writes, body)
     }
 
+    /// Adds a kernel with prologues: the operand, the prologue's own operands, its code.
+    fn add_behind(
+        &mut self,
+        name: &str,
+        template: Template,
+        shape: &[usize],
+        mut reads: Vec<Operand>,
+        prologues: Vec<(usize, Vec<Operand>, Expr)>,
+        body: &[Expr],
+    ) -> &mut Case {
+        let mut list = Vec::new();
+        for (operand, mut own, body) in prologues {
+            list.push(Prologue { operand, reads: own.len(), body: Body::new(&[body]) });
+            reads.append(&mut own);
+        }
+        let case = self.add(name, template, shape, reads, body);
+        case.kernel.prologues = list;
+        case
+    }
+
     fn add_writing(
         &mut self,
         name: &str,
@@ -314,7 +368,15 @@ impl Cases {
         body: &[Expr],
     ) -> &mut Case {
         let inputs = reads.iter().map(|r| self.random.values(r.dtype, elements(&r.access))).collect();
-        let kernel = Kernel { template, shape: Shape::new(shape), reads, writes, body: Body::new(body), workspace: 0 };
+        let kernel = Kernel {
+            template,
+            shape: Shape::new(shape),
+            reads,
+            writes,
+            body: Body::new(body),
+            prologues: Vec::new(),
+            workspace: 0,
+        };
         self.cases.push(Case { name: name.into(), kernel, inputs, in_place: None });
         self.cases.last_mut().expect("just pushed")
     }
@@ -327,7 +389,9 @@ pub fn cases() -> Vec<Case> {
     instructions(&mut c);
     row(&mut c);
     matmul(&mut c);
+    matmul_behind(&mut c);
     conv(&mut c);
+    conv_behind(&mut c);
     pool(&mut c);
     gather(&mut c);
     pad(&mut c);
@@ -518,6 +582,91 @@ fn matmul(c: &mut Cases) {
     c.add("matmul of heads, masked", mm, &[2, 3, 9, 9], reads, &[scores]);
 }
 
+/// Products whose operands pass prologues on their way.
+fn matmul_behind(c: &mut Cases) {
+    let mm = Template::MatMul;
+    let affine = || (x(0) * x(1) + x(2)).max(&x(0).like(0.0));
+    for (m, k, n) in [(3, 4, 5), (65, 67, 33), (130, 300, 129), (1, 300, 70), (4, 33, 200), (70, 65, 1), (5, 0, 6)] {
+        let (a, b) = ([m, k], [k, n]);
+        let reads = || vec![f32s(dense(&a)), f32s(dense(&b)), f32s(spread(&[n], &[m, n]))];
+        let left = || (0, vec![f32s(spread(&[k], &a)), f32s(spread(&[m, 1], &a))], affine());
+        let right = || (1, vec![f32s(dense(&b)), f32s(spread(&[1], &b))], affine());
+        let body = [x(0) - x(1)];
+        c.add_behind(&format!("matmul {m}x{k}x{n}, prologue left"), mm.clone(), &[m, n], reads(), vec![left()], &body);
+        c.add_behind(
+            &format!("matmul {m}x{k}x{n}, prologue right"),
+            mm.clone(),
+            &[m, n],
+            reads(),
+            vec![right()],
+            &body,
+        );
+        let both = vec![left(), right()];
+        c.add_behind(&format!("matmul {m}x{k}x{n}, prologues"), mm.clone(), &[m, n], reads(), both, &body);
+    }
+    let turned = |rows: usize, cols: usize| f32s(dense(&[cols, rows]).permute(&[1, 0]));
+    for (m, k, n) in [(66, 35, 40), (50, 70, 2)] {
+        let left = (0, vec![turned(m, k)], x(1) - x(0));
+        let right = (1, vec![f32s(dense(&[k, n]))], x(0) * x(1));
+        let reads = vec![turned(m, k), turned(k, n)];
+        c.add_behind(
+            &format!("matmul transposed {m}x{k}x{n}, prologues"),
+            mm.clone(),
+            &[m, n],
+            reads,
+            vec![left, right],
+            &[x(0)],
+        );
+    }
+    // Batches: rows that join, an own operand that keeps them apart, a right operand that is broadcast.
+    let (s, a) = ([2, 3, 20, 24], [2, 3, 20, 17]);
+    let b = Access { shape: Shape::new([2, 3, 17, 24]), ..dense(&[17, 24]).broadcast(&Shape::new([2, 3, 17, 24])) };
+    for (name, own) in [("rows", &[17usize][..]), ("a batch", &[3, 1, 1]), ("all", &a)] {
+        let left = (0, vec![f32s(spread(own, &a))], x(0) * x(1));
+        let reads = vec![f32s(dense(&a)), f32s(b.clone())];
+        c.add_behind(&format!("matmul batch, prologue of {name}"), mm.clone(), &s, reads, vec![left], &[x(0) + 0.5]);
+    }
+    let right = (1, vec![f32s(spread(&[2, 1, 1, 24], &[2, 3, 17, 24]))], x(0) + x(1));
+    c.add_behind("matmul batch, prologue apart", mm.clone(), &s, vec![f32s(dense(&a)), f32s(b)], vec![right], &[x(0)]);
+    let heads = dense(&[2, 90, 3, 16]).permute(&[0, 2, 1, 3]);
+    let reads = vec![f32s(heads.clone()), f32s(heads.permute(&[0, 1, 3, 2]))];
+    let scale = (0, vec![], x(0) * 0.25);
+    let rotated = (1, vec![f32s(spread(&[16, 1], &[2, 3, 16, 90]))], x(0) * x(1));
+    c.add_behind("matmul of heads, prologues", mm, &[2, 3, 90, 90], reads, vec![scale, rotated], &[x(0)]);
+}
+
+/// Convolutions behind a prologue for which zero is not a fixed point: padding is zero all the same.
+fn conv_behind(c: &mut Cases) {
+    let one = [1; 3];
+    type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
+    let rows: [Row; 9] = [
+        ("1-D", [2, 9, 1, 1, 20], [12, 1, 1, 20], 1, window([1, 1, 3], one, one, [0, 0, 1])),
+        ("2-D", [2, 3, 1, 9, 8], [16, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("dilated", [1, 2, 1, 12, 12], [20, 1, 7, 9], 1, window([1, 3, 2], one, [1, 3, 3], [0, 1, 0])),
+        ("grouped", [2, 8, 1, 6, 5], [24, 1, 6, 5], 2, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("1x1", [2, 40, 1, 7, 7], [33, 1, 7, 7], 1, window(one, one, one, [0; 3])),
+        ("1x1 wide", [2, 300, 1, 14, 14], [140, 1, 14, 14], 1, window(one, one, one, [0; 3])),
+        ("1x1 grouped", [2, 24, 1, 6, 6], [32, 1, 6, 6], 2, window(one, one, one, [0; 3])),
+        ("3-D", [1, 2, 5, 6, 7], [8, 4, 3, 8], 1, window([2, 3, 3], [1, 2, 1], one, [0, 1, 2])),
+    ];
+    for (name, x_shape, [o, d, h, w], groups, win) in rows {
+        let s = [x_shape[0], o, d, h, w];
+        let [kd, kh, kw] = win.kernel;
+        let weights = dense(&[o, x_shape[1] / groups, kd, kh, kw]);
+        let per_channel = || f32s(spread(&[x_shape[1], 1, 1, 1], &x_shape));
+        let own = vec![per_channel(), per_channel()];
+        let batch_norm = (x(0) * x(1) + x(2) + 1.0).max(&x(0).like(0.0));
+        let reads = vec![f32s(dense(&x_shape)), f32s(weights.clone()), f32s(spread(&[o, 1, 1, 1], &s))];
+        let template = Template::Conv { groups, window: win };
+        let name = format!("conv {name}, prologue");
+        c.add_behind(&name, template.clone(), &s, reads.clone(), vec![(0, own, batch_norm)], &[x(0) + x(1)]);
+        let own = vec![f32s(spread(&[x_shape[0], x_shape[1], 1, 1, 1], &x_shape)), f32s(dense(&x_shape))];
+        let gated = x(0) * x(1) + x(2) + 1.0;
+        c.add_behind(&format!("{name} of images"), template, &s, reads, vec![(0, own, gated)], &[x(0) + x(1)]);
+    }
+}
+
 fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: [usize; 3]) -> Window {
     Window { kernel, strides, dilations, pads }
 }
@@ -662,6 +811,7 @@ fn the_interpreter_knows_known_values() {
         writes: vec![f32s(dense(shape))],
         reads,
         body: Body::identity(DType::F32),
+        prologues: Vec::new(),
         workspace: 0,
     };
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);

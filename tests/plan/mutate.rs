@@ -400,6 +400,18 @@ fn kernel(nursery: &mut Nursery, k: usize) {
     }
     template(kernel, &mut add);
     body(&kernel.body, "body", &mut add, &|k| &mut k.body);
+    for (i, prologue) in kernel.prologues.iter().enumerate() {
+        body(&prologue.body, &format!("prologue {i}"), &mut add, &|k| match k.prologues.get_mut(i) {
+            Some(prologue) => &mut prologue.body,
+            None => &mut k.body,
+        });
+        for n in [0, 1, 2, 3, usize::MAX] {
+            add(format!("prologue {i}: of operand {n}"), &|k| k.prologues[i].operand = n);
+            add(format!("prologue {i}: {n} operands"), &|k| k.prologues[i].reads = n);
+        }
+        add(format!("prologue {i}: gone"), &|k| drop(k.prologues.remove(i)));
+        add(format!("prologue {i}: twice"), &|k| k.prologues.push(k.prologues[i].clone()));
+    }
     if let Template::Row { folds, .. } = &kernel.template {
         for (i, fold) in folds.iter().enumerate() {
             body(&fold.body, &format!("fold {i}"), &mut add, &|k| match &mut k.template {

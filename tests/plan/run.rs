@@ -255,7 +255,7 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
                 memory.get(step.reads[core + i], operand.access.at(index))
             }
         };
-        reads[core..].iter().enumerate().map(read).collect()
+        reads[kernel.further()].iter().enumerate().map(read).collect()
     };
     let write = |memory: &mut M, index: &[usize], values: Vec<f64>| {
         for ((operand, &buffer), value) in writes.iter().zip(&step.writes).zip(values) {
@@ -312,8 +312,19 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
 }
 
 /// The core value at an index. Of windows only this is kept: they depend on every element of their operands.
-fn value(kernel: &Kernel, step: &Step, memory: &mut impl Memory, index: &[usize]) -> f64 {
+fn value<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, index: &[usize]) -> f64 {
     let Kernel { template, reads, .. } = kernel;
+    // An element of a core operand, behind its prologue.
+    let element = |memory: &mut M, operand: usize, index: &[usize]| {
+        let mut load = |r: usize| memory.get(step.reads[r], reads[r].access.at(index));
+        match kernel.prologue(operand) {
+            Some((prologue, own)) => {
+                let inputs: Vec<f64> = std::iter::once(operand).chain(own).map(load).collect();
+                prologue.body.eval(&inputs, index, &[])[0]
+            }
+            None => load(operand),
+        }
+    };
     match template {
         Template::MatMul => {
             let rank = index.len();
@@ -321,8 +332,7 @@ fn value(kernel: &Kernel, step: &Step, memory: &mut impl Memory, index: &[usize]
             let mut sum = 0.0;
             for k in 0..reads[0].access.shape[rank - 1] {
                 (left[rank - 1], right[rank - 2]) = (k, k);
-                let a = memory.get(step.reads[0], reads[0].access.at(&left));
-                sum += a * memory.get(step.reads[1], reads[1].access.at(&right));
+                sum += element(memory, 0, &left) * element(memory, 1, &right);
             }
             sum
         }
@@ -338,9 +348,10 @@ fn value(kernel: &Kernel, step: &Step, memory: &mut impl Memory, index: &[usize]
         _ => {
             let mut sum = 0.0;
             for (i, operand) in reads.iter().enumerate().take(template.core_reads()) {
-                for (n, element) in indices(&operand.access.shape, false).iter().enumerate() {
-                    let weight = 1 + (n * 5 + i + index.iter().sum::<usize>()) % 7;
-                    sum += weight as f64 * memory.get(step.reads[i], operand.access.at(element));
+                let place = index.iter().sum::<usize>();
+                for (n, index) in indices(&operand.access.shape, false).iter().enumerate() {
+                    let weight = 1 + (n * 5 + i + place) % 7;
+                    sum += weight as f64 * element(memory, i, index);
                 }
             }
             sum

@@ -5,7 +5,7 @@ use super::map::stored;
 use super::rewrite::operands;
 use crate::backend::Slice;
 use crate::expr::{Body, Instr};
-use crate::kernel::layout::{packed_bytes, same_elements};
+use crate::kernel::layout::{packed_bytes, prologue, same_elements};
 use crate::kernel::{Kernel, Operand, Template};
 use crate::plan::check::set::Set;
 use crate::shape::{Access, Shape};
@@ -75,11 +75,14 @@ impl Check {
             true => Ok(()),
             false => Err(format!("an operand of {} in place of {}", operand.access.shape, Shape::new(expected))),
         };
+        prologue::check(kernel)?;
+        let further = kernel.further();
         let folds = match template {
             Template::Row { folds, .. } => &folds[..],
             _ => &[],
         };
-        for body in folds.iter().map(|f| &f.body).chain([&kernel.body]) {
+        let prologues = kernel.prologues.iter().map(|p| &p.body);
+        for body in folds.iter().map(|f| &f.body).chain(prologues).chain([&kernel.body]) {
             straight(body)?;
         }
         let written = match template {
@@ -97,11 +100,11 @@ impl Check {
                 return Err("a write that stands still".into());
             }
         }
-        for operand in &reads[core..] {
+        for operand in &reads[further.clone()] {
             expect(operand, shape)?;
-            if operand.packed {
-                return Err("a packed operand of the body".into());
-            }
+        }
+        if reads[core..].iter().any(|operand| operand.packed) {
+            return Err("a packed operand of a body".into());
         }
         let mut bytes = Vec::new();
         for (k, operand) in reads.iter().chain(writes).enumerate() {
@@ -132,7 +135,7 @@ impl Check {
                     in_place.push((r, reads.len() + w));
                 }
             }
-            for (r, read) in reads.iter().enumerate().skip(core) {
+            for (r, read) in further.clone().map(|r| (r, &reads[r])) {
                 // A row that is reduced in place has one element.
                 let mut access = read.access.clone();
                 access.shape.truncate(written.len());

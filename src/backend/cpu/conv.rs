@@ -9,6 +9,7 @@
 //! Nothing here allocates. Results do not depend on how the work is split.
 
 use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
+use super::prologue::Bound;
 use super::simd::{Isa, Level};
 use super::window::{Slide, Window, slide};
 use crate::kernel::layout::conv::*;
@@ -83,7 +84,7 @@ impl Conv {
     }
 
     /// Computes one task. Each finished piece is handed, while it is still in cache, to `epilogue` with the index of its image: rows are
-    /// output channels, columns are positions. With no `y`, the epilogue stores what it makes of the piece.
+    /// output channels, columns are positions. The image passes the `prologue`, if there is one; it must be pointwise then. With no `y`, the epilogue stores what it makes of the piece.
     ///
     /// # Panics
     /// If there is no such task or `workspace` is shorter than [`Conv::workspace_bytes`] says.
@@ -101,6 +102,7 @@ impl Conv {
         weights: *const f32,
         y: Option<Image<*mut f32>>,
         workspace: &mut [f32],
+        prologue: Option<Bound>,
         epilogue: Option<&mut dyn FnMut(usize, Tile)>,
     ) {
         assert!(task < self.tasks(parts), "the task exists");
@@ -109,7 +111,7 @@ impl Conv {
         unsafe {
             match self.way() {
                 Way::Depthwise => self.depthwise(isa, parts, task, x, weights, y, workspace, epilogue),
-                _ => self.by_product(isa, parts, task, x, weights, y, workspace, epilogue),
+                _ => self.by_product(isa, parts, task, x, weights, y, workspace, prologue, epilogue),
             }
         }
     }
@@ -167,6 +169,7 @@ impl Conv {
         weights: *const f32,
         y: Option<Image<*mut f32>>,
         workspace: &mut [f32],
+        prologue: Option<Bound>,
         mut epilogue: Option<&mut dyn FnMut(usize, Tile)>,
     ) {
         let grid = self.split(parts).1;
@@ -177,15 +180,17 @@ impl Conv {
         let from = x.ptr.wrapping_add(image * x.batch_stride + group * inputs * x.channel_stride);
         let weights = weights.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
         let patches = Patches { window: &self.window, ptr: from, channel_stride: x.channel_stride };
-        let w = &self.window;
-        let pointwise = w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output;
+        let pointwise = self.is_pointwise();
+        assert!(pointwise || prologue.is_none(), "a prologue sees each element of the image once");
+        let prologue = prologue.map(|p| p.of_image(image, group * inputs));
         let first = group * outputs;
         let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
         if self.way() == Way::WeightsLeft {
-            let b = if pointwise {
-                Rhs::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 })
-            } else {
-                Rhs::Produced(&patches)
+            let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
+            let b = match &prologue {
+                Some(prologue) => Rhs::Changed(pixels, prologue),
+                None if pointwise => Rhs::Strided(pixels),
+                None => Rhs::Produced(&patches),
             };
             let c = match to {
                 Some((ptr, stride)) => Out::Strided { ptr, rs: stride as isize, cs: 1 },
@@ -200,10 +205,11 @@ impl Conv {
             // SAFETY: the caller's word, for this group of this image.
             unsafe { gemm.run(isa, rows, cols, workspace, Some(&mut relay)) }
         } else {
-            let a = if pointwise {
-                Lhs::Strided(View { ptr: from, rs: 1, cs: x.channel_stride as isize })
-            } else {
-                Lhs::Produced(&patches)
+            let pixels = View { ptr: from, rs: 1, cs: x.channel_stride as isize };
+            let a = match &prologue {
+                Some(prologue) => Lhs::Changed(pixels, prologue),
+                None if pointwise => Lhs::Strided(pixels),
+                None => Lhs::Produced(&patches),
             };
             let gemm = Gemm { m, n, k, a, b: Rhs::Packed(weights), c: Out::Epilogue, accumulate: false };
             let (space, turned) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
@@ -759,7 +765,7 @@ mod tests {
                 };
                 let to = direct.then_some(image);
                 // SAFETY: as above.
-                unsafe { conv.run(isa, parts, task, from, packed.as_ptr(), to, &mut space, Some(&mut double)) }
+                unsafe { conv.run(isa, parts, task, from, packed.as_ptr(), to, &mut space, None, Some(&mut double)) }
             }
             assert_eq!(y, want, "{} {:?} {conv:?}", isa.name(), conv.way());
         }

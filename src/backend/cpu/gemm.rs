@@ -59,6 +59,8 @@ pub enum Lhs<'a> {
     Strided(View),
     /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
     Produced(&'a dyn Produce),
+    /// As [`Rhs::Changed`].
+    Changed(View, &'a dyn Change),
 }
 
 /// The right operand, `k` by `n`.
@@ -70,6 +72,8 @@ pub enum Rhs<'a> {
     Strided(View),
     /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution.
     Produced(&'a dyn Produce),
+    /// Packed block by block into the workspace, and there rewritten by a function.
+    Changed(View, &'a dyn Change),
 }
 
 /// An operand that is computed when needed.
@@ -80,6 +84,16 @@ pub trait Produce: Sync {
     /// # Safety
     /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
+}
+
+/// What the blocks of an operand pass once they are packed.
+pub trait Change: Sync {
+    /// Rewrites a block: some lanes (rows of `A` or columns of `B`), `width` to a panel, over a range of `k`. Element `(p, j)` of a panel is
+    /// at `p * step + j` of its floats, where `step` is the number of its lanes, or `width` if panels are `padded` with zeros.
+    ///
+    /// # Safety
+    /// `block` must hold the packed block.
+    unsafe fn block(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, width: usize, padded: bool, block: *mut f32);
 }
 
 /// Where the result goes.
@@ -203,7 +217,7 @@ unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f3
 /// # Safety
 /// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
 #[inline(always)]
-unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+pub(super) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
     // SAFETY: every index is below `width` and `k`.
     unsafe {
         if from.rs == 1 {
@@ -456,7 +470,7 @@ impl Gemm<'_> {
         match self.b {
             Rhs::Packed(_) => false,
             Rhs::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
-            Rhs::Produced(_) => true,
+            Rhs::Produced(_) | Rhs::Changed(..) => true,
         }
     }
 
@@ -473,6 +487,11 @@ impl Gemm<'_> {
                 Lhs::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
                 Lhs::Strided(a) => {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
+                    packed
+                }
+                Lhs::Changed(a, change) => {
+                    pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
+                    change.block(isa, k, rows, PANEL_ROWS, false, space.as_mut_ptr());
                     packed
                 }
                 Lhs::Produced(a) => {
@@ -516,6 +535,11 @@ impl Gemm<'_> {
                 }
                 Rhs::Strided(b) => {
                     pack_b_block(b, k, cols, space);
+                    packed
+                }
+                Rhs::Changed(b, change) => {
+                    pack_b_block(b, k.clone(), cols.clone(), space);
+                    change.block(isa, k, cols, PANEL_COLS, true, space);
                     packed
                 }
                 Rhs::Produced(b) => {

@@ -2,6 +2,7 @@
 
 use super::gemm::{Gemm, Grid, Lhs, Out, Rhs, Tile, View};
 use super::nest::Nest;
+use super::prologue::{Prologue, Space};
 use super::simd::Isa;
 use super::tile::{Epilogue, Operands};
 use super::{Args, Compiled, Needs, Scratch, Workspace};
@@ -9,15 +10,18 @@ use crate::dtype::DType;
 use crate::kernel::Kernel;
 use crate::kernel::layout::gemm::{packed_a_bytes, packed_b_bytes};
 use crate::kernel::layout::{Product, slots};
+use crate::shape::Access;
 
 /// A compiled matrix product.
 pub struct MatMul {
     isa: Isa,
     product: Product,
-    /// Over matrices: left, right, destination, then the epilogue's operands; in bytes.
+    /// Over matrices: left, right, destination, then the operands of the epilogue and of the prologues; in bytes.
     nest: Nest,
     /// Elements per row and per column of left, right and destination.
     steps: [(isize, isize); 3],
+    /// Of the left and the right operand, each with the first of its operands in the nest.
+    prologues: [Option<(Prologue, usize)>; 2],
     epilogue: Option<Epilogue>,
     /// The destination's argument.
     write: usize,
@@ -46,13 +50,25 @@ impl MatMul {
             start: vec![start[0], start[1], out.access.offset * size],
         };
         nest.start.extend(operands.motions.iter().map(|m| m.start));
+        let row = product.row_axis;
+        let mut prologues = [None, None];
+        for (o, (lane, depth)) in [(row, rank - 1), (rank - 1, rank - 2)].into_iter().enumerate() {
+            let steps = |access: &Access| Some([0, access.strides[depth], access.strides[lane]]);
+            if let Some(prologue) = Prologue::new(kernel, o, steps)? {
+                let first = nest.start.len();
+                nest.start.extend_from_slice(&prologue.start);
+                prologues[o] = Some((prologue, first));
+            }
+        }
         for axis in &product.batch {
             let mut steps = vec![axis.steps[0] * unit[0], axis.steps[1] * unit[1]];
             steps.push(out.access.strides[axis.axis] * size);
             steps.extend(operands.motions.iter().map(|m| m.steps[axis.axis]));
+            for (prologue, _) in prologues.iter().flatten() {
+                steps.extend(prologue.reads.iter().map(|&r| 4 * kernel.reads[r].access.strides[axis.axis]));
+            }
             nest.steps.push(steps);
         }
-        let row = product.row_axis;
         let steps = [(&kernel.reads[0], row), (&kernel.reads[1], rank - 2), (out, row)]
             .map(|(o, axis)| (o.access.strides[axis], o.access.strides[rank - 1]));
         let epilogue = match kernel.body.is_identity() && product.direct {
@@ -67,13 +83,14 @@ impl MatMul {
         let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));
         let items = count * grid.len();
         let workspace = Workspace::new(kernel, threads, pieces.min(items))?;
-        Ok(MatMul { isa, product, nest, steps, epilogue, write, grid, items, workspace })
+        Ok(MatMul { isa, product, nest, steps, prologues, epilogue, write, grid, items, workspace })
     }
 }
 
 impl Compiled for MatMul {
     fn needs(&self) -> Needs {
         let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
+        let needs = self.prologues.iter().flatten().fold(needs, |needs, (prologue, _)| prologue.needs_beside(needs));
         Needs { rank: self.nest.rank(), motions: self.nest.start.len(), ..needs }
     }
 
@@ -89,6 +106,9 @@ impl Compiled for MatMul {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
         self.nest.seek(items.start / self.grid.len(), index, at);
+        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let lent = self.prologues.each_ref().map(|p| p.as_ref().map(|(prologue, _)| prologue.take(&mut space)));
+        let Space { mem, bases } = space;
         for item in items {
             let part = item % self.grid.len();
             let (rows, cols) = self.grid.get(part);
@@ -97,12 +117,24 @@ impl Compiled for MatMul {
                 rs: self.steps[o].0,
                 cs: self.steps[o].1,
             };
+            let bound = [0, 1].map(|o| {
+                let (prologue, first) = self.prologues[o].as_ref()?;
+                Some(prologue.bind(args, &at[*first..], lent[o]?))
+            });
             let gemm = Gemm {
                 m,
                 n,
                 k,
-                a: if packed[0] { Lhs::Packed(view(0).ptr) } else { Lhs::Strided(view(0)) },
-                b: if packed[1] { Rhs::Packed(view(1).ptr) } else { Rhs::Strided(view(1)) },
+                a: match &bound[0] {
+                    Some(prologue) => Lhs::Changed(view(0), prologue),
+                    None if packed[0] => Lhs::Packed(view(0).ptr),
+                    None => Lhs::Strided(view(0)),
+                },
+                b: match &bound[1] {
+                    Some(prologue) => Rhs::Changed(view(1), prologue),
+                    None if packed[1] => Rhs::Packed(view(1).ptr),
+                    None => Rhs::Strided(view(1)),
+                },
                 c: match direct {
                     false => Out::Epilogue,
                     true => {
@@ -117,7 +149,7 @@ impl Compiled for MatMul {
             let mut finish = |tile: Tile| {
                 if let Some(epilogue) = &self.epilogue {
                     // SAFETY: the tile is a part of the kernel's index space.
-                    unsafe { epilogue.apply(args, &at[3..], &tile, mem.as_mut_ptr().cast(), bases) }
+                    unsafe { epilogue.apply(args, &at[3..], &tile, mem, bases) }
                 }
             };
             let finish: Option<&mut dyn FnMut(Tile)> = if self.epilogue.is_some() { Some(&mut finish) } else { None };

@@ -2,18 +2,23 @@
 
 use super::conv::Image;
 use super::gemm::{Grid, Tile};
+use super::prologue::{Prologue, Space};
 use super::simd::Isa;
 use super::tile::{Epilogue, Operands};
 use super::window::{self, slide};
 use super::{Args, Compiled, Needs, Scratch, Workspace};
 use crate::dtype::DType;
+use crate::kernel::layout::conv::Way;
+use crate::kernel::layout::prologue::per_position;
 use crate::kernel::layout::{Slide, Windowed, slots};
 use crate::kernel::{Kernel, Pool};
+use crate::shape::Access;
 
 /// A compiled kernel with a window.
 pub struct Sliding {
     isa: Isa,
     windowed: Windowed,
+    prologue: Option<Prologue>,
     epilogue: Option<Epilogue>,
     /// Step of the epilogue's operands from image to image, and where they start; in bytes.
     images: Vec<(isize, isize)>,
@@ -42,6 +47,12 @@ impl Sliding {
             true => None,
             false => Some(Epilogue::new(kernel, isa, operands, 1, 2..5)?),
         };
+        let steps = |access: &Access| Some([access.strides[0], access.strides[1], per_position(access)?]);
+        let prologue = Prologue::new(kernel, 0, steps)?;
+        let hosted = matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way() != Way::Depthwise);
+        if prologue.is_some() && !hosted || kernel.prologues.len() > 1 {
+            return Err("a prologue of a window that is not a product".into());
+        }
         let weights = (core > 1 && !windowed.packed && !windowed.dense).then(|| {
             let access = &kernel.reads[1].access;
             access.shape.iter().zip(&access.strides).map(|(&d, &s)| (d, 4 * s)).collect()
@@ -58,6 +69,7 @@ impl Sliding {
         let mut this = Sliding {
             isa,
             windowed,
+            prologue,
             epilogue,
             images,
             offsets,
@@ -129,6 +141,7 @@ impl Sliding {
 impl Compiled for Sliding {
     fn needs(&self) -> Needs {
         let needs = self.epilogue.as_ref().map_or(Needs::default(), Epilogue::needs);
+        let needs = self.prologue.iter().fold(needs, |needs, prologue| prologue.needs_beside(needs));
         Needs { motions: self.images.len(), ..needs }
     }
 
@@ -161,20 +174,23 @@ impl Compiled for Sliding {
             true => args.at(self.workspace.arg, self.packed_at()).cast_const().cast::<f32>(),
             false => args.at(1, self.offsets[1]).cast_const().cast(),
         };
+        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
+        let Space { mem, bases } = space;
         let mut finish = |image: usize, tile: Tile| {
             let Some(epilogue) = &self.epilogue else { return };
             for (at, (step, start)) in at.iter_mut().zip(&self.images) {
                 *at = start + image as isize * step;
             }
             // SAFETY: the tile is a part of the kernel's index space.
-            unsafe { epilogue.apply(args, at, &tile, mem.as_mut_ptr().cast(), bases) }
+            unsafe { epilogue.apply(args, at, &tile, mem, bases) }
         };
         for item in items {
             // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
             unsafe {
                 match self.windowed.slide {
                     Slide::Conv(conv) => {
-                        conv.run(self.isa, self.parts, item, x, weights, y, workspace, Some(&mut finish));
+                        conv.run(self.isa, self.parts, item, x, weights, y, workspace, prologue, Some(&mut finish));
                     }
                     Slide::ConvTranspose(conv) => {
                         let split = conv.workspace_bytes().next_multiple_of(64) / 4;

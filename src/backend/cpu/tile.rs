@@ -61,13 +61,14 @@ impl Operands {
     pub fn new(kernel: &Kernel) -> Result<Operands, String> {
         let (rank, core) = (kernel.shape.len(), kernel.template.core_reads());
         let (inputs, axes) = leaves([&kernel.body]);
-        let mut frame = Frame { inputs: vec![None; kernel.reads.len() - core + 1], ..Frame::default() };
+        let mut frame = Frame { inputs: vec![None; kernel.further().len() + 1], ..Frame::default() };
         frame.sources.push(Source { repr: Repr::F32, still: false, padded: false });
         frame.inputs[0] = Some(0);
         let (mut streams, mut motions) = (Vec::new(), Vec::new());
         for j in inputs.into_iter().filter(|&j| j > 0) {
             let read = core + j as usize - 1;
-            let operand = kernel.reads.get(read).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
+            let operand = kernel.reads[..kernel.further().end].get(read);
+            let operand = operand.ok_or_else(|| format!("a body reads operand {j} of too few"))?;
             let repr = stored(operand)?;
             frame.inputs[j as usize] = Some(frame.sources.len());
             frame.sources.push(Source { repr, still: false, padded: false });

@@ -41,6 +41,12 @@ impl Conv {
         if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
     }
 
+    /// Whether every output position reads the input position of the same number and no other.
+    pub(crate) fn is_pointwise(&self) -> bool {
+        let w = &self.window;
+        w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output
+    }
+
     /// Rows, columns and depth of the matrix product of one group of one image.
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());

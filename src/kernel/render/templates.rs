@@ -4,6 +4,7 @@ use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, I32, Vec4};
 use super::scalar::convert;
 use super::{Input, Module};
+use crate::kernel::layout::prologue::unfolds;
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
 use std::collections::BTreeSet;
 
@@ -129,9 +130,8 @@ impl Module<'_> {
                 over(params[0], extents, [rank - 2]),
                 over(params[1], extents, [rank - 1]),
             ];
-            let located = locate(&space, &[access], &BTreeSet::new());
-            let mut body = located.statements;
-            body.push(format!("return {};", self.load(slot, &located.addresses[0])));
+            let (mut body, value) = self.element(slot, &space)?;
+            body.push(format!("return {value};"));
             // `a` is called with (batch, m, k), `b` with (batch, k, n).
             let name = name[usize::from(swap)];
             let params = if name == "a" { ["m", "k"] } else { ["k", "n"] };
@@ -249,7 +249,7 @@ impl Module<'_> {
     pub(super) fn conv(&mut self, groups: usize, window: &Window) -> Launch {
         let (out, input) = self.channels(groups)?;
         let [kz, ky, kx] = window.kernel;
-        if out < 8 || input * kz * ky * kx < 8 {
+        if !unfolds(out, input * kz * ky * kx) {
             self.windowed(window, Some((out, input)));
             self.store(&self.flat(), Some(F32), None, &[])?;
             return self.per_element("conv");
@@ -294,12 +294,32 @@ impl Module<'_> {
             ("p1", strides[3] * isize::from(data.shape[3] > 1)),
             ("p2", strides[4] * isize::from(data.shape[4] > 1)),
         ];
-        let load = self.load(0, &sum(data.offset, &terms));
+        let mut load = self.load(0, &sum(data.offset, &terms));
+        let mut before = Vec::new();
+        if self.kernel.prologue(0).is_some() {
+            // The same point of the data in terms of its axes.
+            let channel = [("batch", input as isize * isize::from(groups > 1)), (c[0].as_str(), 1)];
+            before.push(format!("let image = {};", p[0]));
+            before.push(format!("let channel = {};", sum(0, &channel)));
+            let names = ["image", "channel", "p0", "p1", "p2"];
+            let space = names.into_iter().zip(0..).map(|(name, axis)| over(name, &data.shape, [axis])).collect();
+            let (statements, value) = self.element(0, &space)?;
+            before.extend(statements);
+            load = value;
+        }
         if inside.is_empty() {
+            body.extend(before);
             body.push(format!("return {load};"));
         } else {
             body.push("var value = 0.0f;".into());
-            body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
+            if before.is_empty() {
+                body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
+            } else {
+                body.push(format!("if ({}) {{", inside.join(" && ")));
+                body.extend(before.into_iter().map(|line| format!("    {line}")));
+                body.push(format!("    value = {load};"));
+                body.push("}".into());
+            }
             body.push("return value;".into());
         }
         self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);

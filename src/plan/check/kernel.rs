@@ -3,7 +3,8 @@
 use super::set::{Set, is_injective};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, layout};
+use crate::kernel::layout::{self, prologue};
+use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 
@@ -44,11 +45,13 @@ pub fn is_countable(shape: &Shape) -> bool {
 
 /// Checks a kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
-    let Kernel { template, shape, reads, writes, body, workspace } = kernel;
+    let Kernel { template, shape, reads, writes, prologues, body, workspace } = kernel;
     let core = template.core_reads();
     ensure(is_countable(shape), || format!("an index space of {shape} is too large"))?;
     ensure(reads.len() >= core, || format!("expected at least {core} operands to read, found {}", reads.len()))?;
     ensure(!writes.is_empty(), || "it writes nothing".into())?;
+    prologue::check(kernel)?;
+    let further = kernel.further();
     let inner = match template {
         Template::Row { inner, .. } => *inner,
         _ => 0,
@@ -60,7 +63,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
 
     for (i, operand) in reads.iter().enumerate() {
         operand_alone(operand).map_err(|e| format!("operand {i} read: {e}"))?;
-        if i >= core {
+        if further.contains(&i) {
             extents(operand, shape).map_err(|e| format!("operand {i} read: {e}"))?;
         }
     }
@@ -78,6 +81,10 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         ensure(has, || format!("operand {i} read: it has no packed layout"))?;
     }
     check_bodies(kernel, value, target)?;
+    for p in prologues {
+        let name = || format!("operand {} read: the kernel has no place for a prologue of it", p.operand);
+        ensure(prologue::hosts(kernel, p.operand, target), name)?;
+    }
 
     let needed = layout::workspace(kernel, target);
     ensure(*workspace >= needed, || format!("expected a workspace of {needed} bytes, found {workspace}"))?;
@@ -86,9 +93,9 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     })?;
     let touch = |i: usize, operand: &Operand, read: bool| -> Verdict<Touch> {
         let mut access = operand.access.clone();
-        let mut further = Vec::new();
+        let mut indexed = Vec::new();
         if let (Template::Gather { strides, extents }, 0, true) = (template, i, read) {
-            further.extend(extents.iter().copied().zip(strides.iter().copied()));
+            indexed.extend(extents.iter().copied().zip(strides.iter().copied()));
         }
         if per_row && read {
             // Where rows are empty, what does not move along a row is read all the same.
@@ -97,8 +104,8 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
             }
         }
         let verb = if read { "read" } else { "written" };
-        let set = Set::new(&access, further.into_iter()).map_err(|e| format!("operand {i} {verb}: reaches {e}"))?;
-        Ok(Touch { set, at_index: i >= core && !per_row })
+        let set = Set::new(&access, indexed.into_iter()).map_err(|e| format!("operand {i} {verb}: reaches {e}"))?;
+        Ok(Touch { set, at_index: further.contains(&i) && !per_row })
     };
     let all = |operands: &[Operand], read| -> Verdict<Vec<Touch>> {
         operands.iter().enumerate().map(|(i, o)| touch(i, o, read)).collect()
@@ -253,10 +260,23 @@ fn check_window(window: &Window, places: &[usize], data: &[usize]) -> Verdict {
 }
 
 fn check_bodies(kernel: &Kernel, value: Option<DType>, target: &Target) -> Verdict {
-    let Kernel { template, shape, reads, writes, body, .. } = kernel;
+    let Kernel { template, shape, reads, writes, prologues, body, .. } = kernel;
+    for prologue in prologues {
+        let name = |e| format!("prologue of operand {}: {e}", prologue.operand);
+        let (_, own) = kernel.prologue(prologue.operand).expect("it is one of the kernel's");
+        let operand = &reads[prologue.operand];
+        let inputs = std::iter::once(operand).chain(&reads[own]);
+        let inputs = inputs.map(|o| Source { dtype: o.dtype, strides: &o.access.strides }).collect();
+        let scalar = Shape::default();
+        let types = Scope { target, inputs, folds: Vec::new(), shape: &scalar, inner: 0 }
+            .check(&prologue.body)
+            .map_err(name)?;
+        let gives = matches!(types[..], [dtype] if stores(target, dtype, operand.dtype));
+        ensure(gives, || name(format!("expected one result of {}, found {types:?}", operand.dtype)))?;
+    }
     let mut scope = Scope { target, inputs: Vec::new(), folds: Vec::new(), shape, inner: 0 };
     scope.inputs.extend(value.map(|dtype| Source { dtype, strides: &[] }));
-    let further = &reads[template.core_reads()..];
+    let further = &reads[kernel.further()];
     scope.inputs.extend(further.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
     if let Template::Row { inner, folds, per_row } = template {
         for (i, fold) in folds.iter().enumerate() {

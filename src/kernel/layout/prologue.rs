@@ -1,0 +1,140 @@
+//! Which kernels apply a prologue to a core operand's elements, and where that is cheaper than a kernel of its own.
+
+use super::gemm::{FEW_ROWS, IN_PLACE_ROWS, Layout};
+use super::{Product, Slide, Way, Windowed};
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code, Unary};
+use crate::kernel::{Kernel, Operand, Prologue, Template};
+use crate::shape::Access;
+use crate::target::{Family, Target};
+
+/// How often the CPU may pack an element, and apply the prologue to it, before a kernel of its own is faster.
+const MOST_REPEATS: f64 = 2.0;
+/// The most instructions that vanish beside those of a product.
+const CHEAP: usize = 8;
+
+/// Whether a convolution with so many output channels per group and weights per output channel is computed as a product of
+/// matrices on GPUs.
+pub fn unfolds(outputs: usize, depth: usize) -> bool {
+    outputs >= 8 && depth >= 8
+}
+
+/// Whether the prologues are those of core operands, one each, and have the operands that they name.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check(kernel: &Kernel) -> Result<(), String> {
+    let core = kernel.template.core_reads();
+    let mut left = kernel.reads.len().checked_sub(core).ok_or("fewer operands than the core reads")?;
+    let mut from = 0;
+    for Prologue { operand, reads, .. } in &kernel.prologues {
+        if !(from..core).contains(operand) {
+            return Err(format!("a prologue of operand {operand}, expected one of {from} to {core}"));
+        }
+        left = left.checked_sub(*reads).ok_or_else(|| format!("a prologue of {reads} operands, found {left}"))?;
+        from = operand + 1;
+    }
+    for (operand, own) in kernel.prologues.iter().filter_map(|p| Some((p.operand, kernel.prologue(p.operand)?.1))) {
+        let shape = &kernel.reads[operand].access.shape;
+        if let Some(other) = kernel.reads[own].iter().find(|o| o.access.shape != *shape) {
+            return Err(format!(
+                "a prologue of operand {operand}: expected extents {shape}, found {}",
+                other.access.shape
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the target's form of the kernel can apply the prologue of a core operand.
+///
+/// On the CPU that is where blocks of the operand are packed for a product and each element stands in one place of its matrix, on
+/// GPUs where the template asks for elements by their index.
+pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
+    let Some((_, own)) = kernel.prologue(operand) else { return false };
+    let (Some(read), Some(own)) = (kernel.reads.get(operand), kernel.reads.get(own)) else { return false };
+    if read.packed || own.iter().any(|o| o.packed) {
+        return false;
+    }
+    let cpu = target.family == Family::Cpu;
+    let floats = |operands: &[Operand]| operands.iter().all(|o| o.dtype == DType::F32);
+    if !floats(std::slice::from_ref(read)) || cpu && !floats(own) {
+        return false;
+    }
+    match (&kernel.template, operand) {
+        (Template::MatMul, 0 | 1) => true,
+        (Template::Conv { .. }, 0) if cpu => conv(kernel).is_some_and(|conv| {
+            conv.is_pointwise() && conv.way() != Way::Depthwise && own.iter().all(|o| per_position(&o.access).is_some())
+        }),
+        (&Template::Conv { groups, .. }, 0) => {
+            let weights = kernel.reads.get(1).map_or(&[][..], |w| &w.access.shape[..]);
+            match (kernel.shape.get(1), weights) {
+                (Some(outputs), [_, taps @ ..]) if groups > 0 => unfolds(outputs / groups, taps.iter().product()),
+                _ => false,
+            }
+        }
+        _ => false,
+    }
+}
+
+/// Whether applying the prologue on the way into the core, as often as the kernel reads each element, costs less than a pass over
+/// memory.
+pub fn pays(kernel: &Kernel, operand: usize, target: &Target) -> bool {
+    let Some((Prologue { body, .. }, _)) = kernel.prologue(operand) else { return false };
+    if target.family == Family::Cpu {
+        return is_cheap(body) && repeats(kernel, operand).is_some_and(|n| n <= MOST_REPEATS);
+    }
+    let [.., m, n] = kernel.shape[..] else { return false };
+    // Of a product with a thin operand, the other is read once.
+    let once = kernel.template == Template::MatMul && if operand == 0 { n <= FEW_ROWS } else { m <= FEW_ROWS };
+    is_cheap(body) || once
+}
+
+/// Steps of an operand from position to position of a `[n, c, positions..]` image, if there is one such step: 0 or 1.
+pub fn per_position(access: &Access) -> Option<isize> {
+    let mut dense = 1;
+    let (mut still, mut moves) = (true, true);
+    for k in (2..access.shape.len()).rev().filter(|&k| access.shape[k] != 1) {
+        still &= access.strides[k] == 0;
+        moves &= access.strides[k] == dense;
+        dense = dense.checked_mul(access.shape[k] as isize)?;
+    }
+    if still { Some(0) } else { moves.then_some(1) }
+}
+
+fn conv(kernel: &Kernel) -> Option<super::Conv> {
+    match Windowed::new(kernel).ok()?.slide {
+        Slide::Conv(conv) => Some(conv),
+        _ => None,
+    }
+}
+
+/// How often the CPU packs each element; `None` where it would have no other reason to pack them.
+fn repeats(kernel: &Kernel, operand: usize) -> Option<f64> {
+    let access = &kernel.reads.get(operand)?.access;
+    let elements: usize = access.shape.iter().zip(&access.strides).filter(|(_, s)| **s != 0).map(|(d, _)| d).product();
+    let (left, [m, n, k], [pack_a, pack_b], direct, count) = if kernel.template == Template::MatMul {
+        let p = Product::new(kernel).ok()?;
+        (operand == 0, [p.m, p.n, p.k], p.packed.map(|packed| !packed), p.direct, p.count())
+    } else {
+        let (conv, direct) = (conv(kernel)?, Windowed::new(kernel).ok()?.direct.is_some());
+        let (m, n, k) = conv.product();
+        let left = conv.way() == Way::WeightsRight;
+        (left, [m, n, k], [left, !left], direct && !left, conv.batch * conv.groups)
+    };
+    if !left && m <= IN_PLACE_ROWS && *access.strides.last()? <= 1 {
+        return None;
+    }
+    let layout = Layout::new(m, n, k, pack_a, pack_b, !direct);
+    let packed = if left { m * n.div_ceil(layout.tile.1.max(1)) } else { n * m.div_ceil(layout.tile.0.max(1)) };
+    Some(count as f64 * packed as f64 * k as f64 / elements.max(1) as f64)
+}
+
+fn is_cheap(body: &Body) -> bool {
+    let cheap = |code: Code| match code {
+        Code::Unary(op, _) => matches!(op, Unary::Neg | Unary::Abs | Unary::Not | Unary::Floor | Unary::Ceil),
+        Code::Binary(op, ..) => !matches!(op, Binary::Div | Binary::Rem | Binary::Pow),
+        _ => true,
+    };
+    body.cost() <= CHEAP && body.code.iter().all(|i| cheap(i.code))
+}

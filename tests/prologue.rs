@@ -1,0 +1,257 @@
+//! Elementwise nodes in front of a matrix product or a convolution: where they become a part of its kernel, and what it then computes.
+
+mod common;
+
+use plimsoll::exec::Exec;
+use plimsoll::kernel::Template;
+use plimsoll::plan::Limits;
+use plimsoll::{DType, Graph, Plan, Target, Tensor, onnx, pass, plan, reference};
+use std::path::Path;
+
+/// A graph, and how many steps and prologues its plan has on the CPU and on wgpu.
+struct Case {
+    text: &'static str,
+    cpu: (usize, usize),
+    wgpu: (usize, usize),
+}
+
+const CASES: &[Case] = &[
+    // The left operand: batch normalisation and what follows it.
+    Case {
+        text: "left (float[2, 3, 40] x, float[40] s, float[40] b, float[40, 30] w) => (float[2, 3, 30] y) {
+            a = Mul (x, s)  c = Add (a, b)  d = Relu (c)  e = MatMul (d, w)  y = Relu (e)
+        }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    // The right operand, for enough rows that it is packed on the CPU.
+    Case {
+        text: "right (float[50, 20] x, float[20, 33] w, float[20, 1] s) => (float[50, 33] y) {
+            a = Mul (w, s)  y = MatMul (x, a)
+        }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    // For few rows the CPU reads it in place.
+    Case {
+        text: "few (float[5, 20] x, float[20, 33] w) => (float[5, 33] y) { a = Neg (w)  y = MatMul (x, a) }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    // Both, behind views, in batches that broadcast.
+    Case {
+        text: "both (float[2, 30, 3, 16] q, float[2, 30, 3, 16] k, float[3, 1, 16] s) => (float[2, 3, 30, 30] y) {
+            a = Transpose <perm = [0, 2, 1, 3]> (q)  b = Mul (a, s)
+            c = Abs (k)  d = Transpose <perm = [0, 2, 3, 1]> (c)
+            y = MatMul (b, d)
+        }",
+        cpu: (1, 2),
+        wgpu: (1, 2),
+    },
+    Case {
+        text: "broadcast (float[7, 6] x, float[3, 6, 40] w, float[6] s) => (float[3, 7, 40] y) {
+            a = Sub (x, s)  y = MatMul (a, w)
+        }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "vectors (float[64] x, float[64, 9] w, float[64] s) => (float[9] y) { a = Add (x, s)  y = MatMul (a, w) }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "turned (float[20, 7] x, float[30, 20] w) => (float[7, 30] y) {
+            a = Relu (x)  y = Gemm <transA = 1, transB = 1, alpha = 0.5> (a, w)
+        }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    // Convolutions. The CPU unfolds all but those of single positions, so that an element would pass its prologue once per tap.
+    Case {
+        text: "pointwise (float[2, 24, 6, 7] x, float[2, 24, 1, 1] s, float[30, 24, 1, 1] w, float[30] b) => (float[2, 30, 6, 7] y) {
+            a = Mul (x, s)  y = Conv (a, w, b)
+        }",
+        cpu: (1, 1),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "padded (float[1, 6, 9, 8] x, float[6, 1, 1] s, float[16, 6, 3, 3] w) => (float[1, 16, 9, 8] y) {
+            a = Add (x, s)  b = Relu (a)  y = Conv <pads = [1, 1, 1, 1]> (b, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "grouped (float[2, 8, 11, 9] x, float[2, 8, 1, 1] s, float[16, 4, 3, 2] w) => (float[2, 16, 5, 3] y) {
+            a = Sub (s, x)  y = Conv <group = 2, strides = [2, 3], dilations = [1, 2], pads = [1, 0, 0, 1]> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "line (float[2, 5, 21] x, float[5, 1] s, float[9, 5, 4] w) => (float[2, 9, 20] y) {
+            a = Add (x, s)  y = Conv <pads = [1, 1]> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "space (float[1, 3, 4, 5, 6] x, float[8, 3, 2, 3, 3] w) => (float[1, 8, 3, 5, 6] y) {
+            o = Constant <value = float[1] {1}> ()
+            a = Add (x, o)  y = Conv <pads = [0, 1, 1, 0, 1, 1]> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "depthwise (float[1, 8, 9, 9] x, float[8, 1, 1] s, float[8, 1, 3, 3] w) => (float[1, 8, 7, 7] y) {
+            a = Add (x, s)  y = Conv <group = 8> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
+    // What must stay a kernel of its own: it is an output, it is read twice, it is costly, it would keep two tensors for one.
+    Case {
+        text: "seen (float[40, 20] x, float[20, 9] w) => (float[40, 20] a, float[40, 9] y) {
+            a = Relu (x)  y = MatMul (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
+    Case {
+        text: "twice (float[30, 30] x) => (float[30, 30] y) { a = Relu (x)  y = MatMul (a, a) }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
+    Case {
+        text: "costly (float[40, 20] x, float[20, 9] w) => (float[40, 9] y) { a = Exp (x)  y = MatMul (a, w) }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
+    Case {
+        text: "kept (float[40, 20] x, float[20, 20] w) => (float[40] u, float[40] v, float[40, 20] y) {
+            a = MatMul (x, w)  u = ReduceMax <axes = [1], keepdims = 0> (a)
+            b = MatMul (a, w)  v = ReduceMax <axes = [1], keepdims = 0> (b)
+            c = Mul (a, b)  y = MatMul (c, w)
+        }",
+        cpu: (6, 0),
+        wgpu: (6, 0),
+    },
+];
+
+fn graph(text: &str) -> Graph {
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    onnx::import(&model, &[]).expect("it is a graph")
+}
+
+fn planned(graph: &Graph, target: &Target) -> Plan {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, true).expect("the passes run");
+    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+}
+
+fn counts(plan: &Plan) -> (usize, usize) {
+    (plan.steps.len(), plan.kernels.iter().map(|k| k.prologues.len()).sum())
+}
+
+#[test]
+fn groups_before_a_core_are_its_prologue() {
+    for Case { text, cpu, wgpu } in CASES {
+        let graph = graph(text);
+        for (target, expected) in [(Target::cpu(2), cpu), (Target::wgpu(), wgpu)] {
+            let plan = planned(&graph, &target);
+            let kernels: Vec<_> = plan.kernels.iter().map(|k| (k.template.name(), k.prologues.len())).collect();
+            assert_eq!(counts(&plan), *expected, "{} on {}: {kernels:?}", graph.name, target.name);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_hosted_without_fusion() {
+    for Case { text, .. } in CASES {
+        let (mut graph, target) = (graph(text), Target::cpu(2));
+        pass::run(&mut graph, &target, false).expect("the passes run");
+        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+        assert_eq!(counts(&plan).1, 0, "{}", graph.name);
+    }
+}
+
+#[test]
+fn what_a_device_cannot_bind_stays_outside() {
+    let graph = graph(CASES[0].text);
+    let mut target = Target::wgpu();
+    target.max_bindings = 5;
+    let plan = planned(&graph, &target);
+    assert!(plan.kernels.iter().all(|k| k.reads.len() + k.writes.len() <= 5), "{:?}", counts(&plan));
+    assert_eq!(counts(&plan).1, 0);
+}
+
+/// Of a residual block only what the residual reads is stored.
+#[test]
+fn what_a_prologue_computes_takes_no_memory() {
+    let graph = graph(
+        "block (float[64, 64] x, float[64, 64] w) => (float[64, 64] y) {
+            a = MatMul (x, w)  b = Neg (a)  c = MatMul (b, w)  y = Add (c, a)
+        }",
+    );
+    assert_eq!(planned(&graph, &Target::wgpu()).summary.arena_bytes, 64 * 64 * 4);
+}
+
+#[test]
+fn results_are_those_of_the_reference() {
+    let mut state = 1u64;
+    let mut random = |shape: &plimsoll::Shape| {
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+        };
+        let values: Vec<f64> = (0..shape.numel()).map(|_| next()).collect();
+        Tensor::from_f64(DType::F32, shape.clone(), &values)
+    };
+    for (name, open) in common::backends() {
+        let mut hosted = 0;
+        for Case { text, .. } in CASES {
+            let graph = graph(text);
+            let inputs: Vec<_> = graph.inputs().iter().map(|&v| random(&graph.fact(v).shape)).collect();
+            let expected = reference::run(&graph, &inputs).expect("the reference runs");
+            let backend = open();
+            let mut passed = graph.clone();
+            pass::run(&mut passed, backend.target(), true).expect("the passes run");
+            let (plan, constants) =
+                plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
+            hosted += counts(&plan).1;
+            let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+            let found = exec.run(&inputs).expect("it runs");
+            for (found, expected) in found.iter().zip(&expected) {
+                common::agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{name}, {}: {e}", graph.name));
+            }
+        }
+        assert!(hosted >= 8, "{name}: {hosted} prologues");
+    }
+}
+
+/// A prologue that reads behind its buffer, or another shape, is refused by the judge and by the device.
+#[test]
+fn what_reaches_too_far_is_refused() {
+    let plan = planned(&graph(CASES[0].text), &Target::cpu(2));
+    let at = plan.kernels.iter().position(|k| k.template == Template::MatMul).expect("a product");
+    let first = plan.kernels[at].further().end;
+    let refuse = |what: &str, change: &dyn Fn(&mut plimsoll::kernel::Kernel)| {
+        let mut plan = plan.clone();
+        change(&mut plan.kernels[at]);
+        let error = plan::check::check(&plan).expect_err(what).to_string();
+        assert!(error.contains("operand") || error.contains("expected elements"), "{what}: {error}");
+    };
+    plan::check::check(&plan).expect("it is sound as it is");
+    refuse("it starts behind the first element", &|k| k.reads[first].access.offset += 1);
+    refuse("it steps too far", &|k| *k.reads[first].access.strides.last_mut().expect("axes") = 2);
+    refuse("it has other extents", &|k| k.reads[first].access.shape[0] += 1);
+    refuse("it has an operand more", &|k| k.prologues[0].reads += 1);
+    refuse("it is that of no operand", &|k| k.prologues[0].operand = 7);
+    refuse("it computes another type", &|k| k.prologues[0].body.results.clear());
+    refuse("it is in a template without a place for it", &|k| {
+        k.template = Template::Pad { before: vec![0; k.shape.len()], mode: plimsoll::kernel::PadMode::Edge };
+    });
+}
