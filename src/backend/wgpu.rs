@@ -224,6 +224,7 @@ impl Wgpu {
             max_shared: limits.max_compute_workgroup_storage_size,
             max_groups: limits.max_compute_workgroups_per_dimension,
             threads: 1,
+            ..Target::wgpu()
         };
         let staging = scoped(&device, "staging", || {
             device.create_buffer(&wgpu::BufferDescriptor {
