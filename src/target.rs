@@ -67,6 +67,31 @@ pub struct Target {
     /// reads and writes the device's memory itself.
     #[serde(default)]
     pub staging: u64,
+    /// Libraries whose calls may stand for kernels.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub libraries: Libraries,
+    /// Whether `f32` operands of products may be rounded to TF32.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub allow_tf32: bool,
+    /// CUDA compute capability, ten times the major plus the minor number; 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub compute: u32,
+    /// CUDA multiprocessors; 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub multiprocessors: u32,
+}
+
+/// Libraries that a CUDA device can call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Libraries {
+    /// Matrix products.
+    pub cublaslt: bool,
+    /// Convolutions.
+    pub cudnn: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Target {
@@ -84,6 +109,10 @@ impl Target {
             max_groups: u32::MAX,
             threads,
             staging: 0,
+            libraries: Libraries::default(),
+            allow_tf32: false,
+            compute: 0,
+            multiprocessors: 0,
         }
     }
 
@@ -101,26 +130,52 @@ impl Target {
             max_groups: 65535,
             threads: 1,
             staging: STAGING,
+            libraries: Libraries::default(),
+            allow_tf32: false,
+            compute: 0,
+            multiprocessors: 0,
         }
     }
 
-    /// The preset called `name`: `cpu` (2 threads) or `wgpu`.
+    /// An H200 with both libraries.
+    pub fn cuda() -> Target {
+        Target {
+            name: "cuda".into(),
+            family: Family::Cuda,
+            alignment: 256,
+            max_segment: 141 << 30,
+            max_binding: 141 << 30,
+            // A kernel takes 4 KiB of parameters.
+            max_bindings: 500,
+            max_workgroup: 1024,
+            max_shared: 48 << 10,
+            max_groups: i32::MAX as u32,
+            threads: 1,
+            libraries: Libraries { cublaslt: true, cudnn: true },
+            allow_tf32: false,
+            compute: 90,
+            multiprocessors: 132,
+        }
+    }
+
+    /// The preset called `name`: `cpu` (2 threads), `wgpu` or `cuda`.
     pub fn preset(name: &str) -> Option<Target> {
         match name {
             "cpu" => Some(Target::cpu(2)),
             "wgpu" => Some(Target::wgpu()),
+            "cuda" => Some(Target::cuda()),
             _ => None,
         }
     }
 
-    /// The type in which values of `dtype` are stored on this device: GPUs without 64-bit integers or bytes hold
-    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1.
+    /// The type in which values of `dtype` are stored on this device. WebGPU without 64-bit integers or bytes holds
+    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1; the CPU holds halves as `f32`.
     ///
     /// # Errors
     /// When the device has no type that could hold the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
         match (self.family, dtype) {
-            (Family::Cpu, DType::F16 | DType::BF16) => {}
+            (Family::Cpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
             (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
             (Family::Wgpu, DType::F32 | DType::I32) => return Ok(dtype),
             (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),

@@ -57,6 +57,7 @@ fn large() -> Vec<Kernel> {
         body: Body::new(std::slice::from_ref(body)),
         prologues: Vec::new(),
         workspace: 0,
+        call: None,
     };
     vec![
         kernel(Template::Map, &[200_000], &[&[200_000]], &x.exp()),

@@ -217,6 +217,7 @@ mod wgpu {
             body: Body::new(&[Expr::index(0).cast(DType::I32) * 3.0]),
             prologues: Vec::new(),
             workspace: 0,
+            call: None,
         };
         let bytes = 4 * n as u64;
         stage(&mut wgpu, 1 << 20);

@@ -122,6 +122,7 @@ fn relu(n: usize) -> Kernel {
         body: Body::new(&[x.max(&x.like(0.0))]),
         prologues: Vec::new(),
         workspace: 0,
+        call: None,
     }
 }
 

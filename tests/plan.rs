@@ -109,6 +109,7 @@ impl Maker {
             body: Body::new(results),
             prologues: Vec::new(),
             workspace: 0,
+            call: None,
         });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
         plan.steps.push(Step { name, kernel, reads: buffers(reads), writes: buffers(writes) });

@@ -107,6 +107,7 @@ impl Wgpu {
             max_groups: limits.max_compute_workgroups_per_dimension,
             threads: 1,
             staging: target::STAGING,
+            ..Target::wgpu()
         };
         Wgpu {
             gpu,

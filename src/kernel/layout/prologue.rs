@@ -62,6 +62,9 @@ pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
         return false;
     }
     match (&kernel.template, operand) {
+        // A library computes the whole product or nothing.
+        (Template::MatMul, _) if target.libraries.cublaslt => false,
+        (Template::Conv { .. }, _) if target.libraries.cudnn => false,
         (Template::MatMul, 0 | 1) => true,
         (Template::Conv { .. }, 0) if cpu => conv(kernel).is_some_and(|conv| {
             conv.is_pointwise() && conv.way() != Way::Depthwise && own.iter().all(|o| per_position(&o.access).is_some())

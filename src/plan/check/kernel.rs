@@ -4,7 +4,7 @@ use super::set::{Set, is_injective};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::layout::{self, prologue};
-use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window};
+use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, library};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 
@@ -45,7 +45,7 @@ pub fn is_countable(shape: &Shape) -> bool {
 
 /// Checks a kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
-    let Kernel { template, shape, reads, writes, prologues, body, workspace } = kernel;
+    let Kernel { template, shape, reads, writes, prologues, body, workspace, .. } = kernel;
     let core = template.core_reads();
     ensure(is_countable(shape), || format!("an index space of {shape} is too large"))?;
     ensure(reads.len() >= core, || format!("expected at least {core} operands to read, found {}", reads.len()))?;
@@ -86,6 +86,9 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         ensure(prologue::hosts(kernel, p.operand, target), name)?;
     }
 
+    let called = kernel.call.is_none() || kernel.call == library::call(kernel, target);
+    ensure(called, || "its library call is not what it computes, or the target lacks the library".into())?;
+    let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
     let needed = layout::workspace(kernel, target);
     ensure(*workspace >= needed, || format!("expected a workspace of {needed} bytes, found {workspace}"))?;
     ensure(body.results.len() == writes.len(), || {
@@ -105,7 +108,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         }
         let verb = if read { "read" } else { "written" };
         let set = Set::new(&access, indexed.into_iter()).map_err(|e| format!("operand {i} {verb}: reaches {e}"))?;
-        Ok(Touch { set, at_index: further.contains(&i) && !per_row })
+        Ok(Touch { set, at_index: further.contains(&i) && !per_row && (!read || in_place(i)) })
     };
     let all = |operands: &[Operand], read| -> Verdict<Vec<Touch>> {
         operands.iter().enumerate().map(|(i, o)| touch(i, o, read)).collect()
