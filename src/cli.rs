@@ -66,8 +66,11 @@ enum Command {
     Bench(Bench),
     /// Print a graph in another form.
     Emit(Emit),
-    /// List the devices that can run a plan here.
-    Devices,
+    /// List the devices that can run a plan here, and what was found of CUDA.
+    Devices {
+        /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE`.
+        device: Option<String>,
+    },
     /// List the operators.
     Ops,
 }
@@ -102,8 +105,10 @@ struct Inputs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Backend {
-    /// A GPU if there is one, else the CPU; says which.
+    /// CUDA, else wgpu on a GPU, else the CPU; says which and why.
     Auto,
+    /// An NVIDIA GPU.
+    Cuda,
     /// Vulkan, Metal or DX12, software adapters included.
     Wgpu,
     /// The host's threads.
@@ -114,10 +119,21 @@ impl From<Backend> for Choice {
     fn from(backend: Backend) -> Choice {
         match backend {
             Backend::Auto => Choice::Auto,
+            Backend::Cuda => Choice::Cuda,
             Backend::Wgpu => Choice::Wgpu,
             Backend::Cpu => Choice::Cpu,
         }
     }
+}
+
+#[derive(Args)]
+struct On {
+    /// What to run on.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
+    #[arg(long, value_name = "N")]
+    device: Option<String>,
 }
 
 #[derive(Args)]
@@ -126,9 +142,8 @@ struct Run {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_'.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -150,7 +165,7 @@ struct Run {
 struct PlanCommand {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: cpu, wgpu (the WebGPU baseline), or a target's JSON file.
+    /// What to plan for: cpu, cuda (an H100), wgpu (the WebGPU baseline), or a target's JSON file (`devices --json`).
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
@@ -164,9 +179,8 @@ struct Compare {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
@@ -178,9 +192,8 @@ struct Bench {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Runs that are not timed, first.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: u32,
@@ -237,7 +250,7 @@ pub fn main() -> ExitCode {
         Command::Compare(c) => compare(c, json),
         Command::Bench(c) => bench(c, json),
         Command::Emit(c) => emit(c, json),
-        Command::Devices => devices(json),
+        Command::Devices { device } => devices(device.as_deref(), json),
         Command::Ops => operators(json),
     };
     match result.and_then(|text| print(&text)) {
@@ -340,9 +353,10 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
 }
 
 impl Model {
-    fn options(&self, backend: Backend) -> Options {
+    fn options(&self, on: &On) -> Options {
         Options {
-            backend: backend.into(),
+            backend: on.backend.into(),
+            device: on.device.clone(),
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
@@ -370,8 +384,8 @@ impl Model {
     }
 
     /// Opens the device, plans, and loads the weights under a progress bar.
-    fn session(&self, backend: Backend, given: &[Given]) -> Result<Session> {
-        let options = self.options(backend);
+    fn session(&self, on: &On, given: &[Given]) -> Result<Session> {
+        let options = self.options(on);
         let graph = self.graph(given)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
@@ -436,7 +450,7 @@ fn run(command: &Run, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
     let expected = self::given("--expect", &command.expect)?;
     let labels = command.labels.as_deref().map(npy::read).transpose()?;
-    let session = command.model.session(command.backend, &given)?;
+    let session = command.model.session(&command.on, &given)?;
     let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
     if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
         let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -563,7 +577,7 @@ fn target(name: &str, threads: Option<u16>) -> Result<Target> {
     }
     let path = Path::new(name);
     let text = std::fs::read_to_string(path).map_err(|e| {
-        Error::Usage(format!("--target {name}: neither cpu nor wgpu, nor a file that can be read: {e}"))
+        Error::Usage(format!("--target {name}: neither cpu, cuda nor wgpu, nor a file that can be read: {e}"))
     })?;
     Target::from_json(&text, path)
 }
@@ -612,9 +626,10 @@ fn check(path: &Path, json: bool) -> Result<String> {
 fn compare(command: &Compare, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
     let graph = command.model.graph(&given)?;
-    let options = command.model.options(command.backend);
+    let options = command.model.options(&command.on);
     let (device, name) = session::open(&options)?;
     tracing::info!("backend: {name}");
+    session::check_limit(&*device, options.memory_limit)?;
     let unlimited = Options { memory_limit: None, ..options.clone() };
     let compiled = session::compile(graph.clone(), device.target(), &unlimited);
     let (plan, _) = compiled.map_err(|e| e.in_file(&command.model.model))?;
@@ -639,7 +654,7 @@ fn compare(command: &Compare, json: bool) -> Result<String> {
 
 fn bench(command: &Bench, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
-    let session = command.model.session(command.backend, &given)?;
+    let session = command.model.session(&command.on, &given)?;
     let inputs = fill(session.plan(), given, command.inputs.seed)?;
     let (warmup, iters) = (u64::from(command.warmup), u64::from(command.iters));
     let bar = progress("runs");
@@ -715,25 +730,71 @@ fn wgsl(command: &Emit) -> Result<String> {
     Ok(text)
 }
 
-fn devices(json: bool) -> Result<String> {
+/// A device that is here.
+struct Row {
+    /// `cpu`, `cuda:0`, `wgpu:0`.
+    name: String,
+    device: String,
+    status: String,
+    target: Target,
+}
+
+fn devices(wanted: Option<&str>, json: bool) -> Result<String> {
     let threads = Options::default().thread_count();
-    let cpu = ("cpu".to_owned(), format!("{threads} threads"), "available".to_owned());
+    let mut rows = vec![Row {
+        name: "cpu".into(),
+        device: format!("{threads} threads"),
+        status: "available".into(),
+        target: Target::cpu(threads as u32),
+    }];
+    let mut libraries = Table::new("<");
+    let mut found = json!([]);
+    #[cfg(feature = "cuda")]
+    {
+        use crate::backend::cuda;
+        let report = cuda::report(&cuda::library::Search::here());
+        libraries.row(["library", "version", "path", "status"]);
+        for cuda::library::Found { library, version, path, problem } in &report.libraries {
+            let path = path.as_ref().map_or("-".into(), |path| path.display().to_string());
+            let status = problem.clone().unwrap_or_else(|| "available".into());
+            libraries.row([(*library).to_owned(), version.clone().unwrap_or_else(|| "-".into()), path, status]);
+        }
+        found = json!(report.libraries);
+        rows.extend(report.devices.into_iter().map(|cuda::Device { index, name, target, memory, problem }| Row {
+            name: format!("cuda:{index}"),
+            device: format!("{name}, sm_{}, {}", target.compute, report::human(memory)),
+            status: problem.unwrap_or_else(|| "available".into()),
+            target,
+        }));
+    }
     #[cfg(feature = "wgpu")]
-    let gpus = crate::backend::wgpu::adapters().into_iter().map(|adapter| {
-        let status = if adapter.software { "software: used when asked for" } else { "available" };
-        ("wgpu".to_owned(), adapter.to_string(), status.to_owned())
-    });
-    #[cfg(not(feature = "wgpu"))]
-    let gpus = [];
-    let rows: Vec<_> = std::iter::once(cpu).chain(gpus).collect();
+    rows.extend(crate::backend::wgpu::adapters().into_iter().enumerate().map(|(index, adapter)| Row {
+        name: format!("wgpu:{index}"),
+        device: adapter.to_string(),
+        status: if adapter.software { "software: used when asked for" } else { "available" }.to_owned(),
+        target: adapter.target,
+    }));
+    if let Some(wanted) = wanted {
+        let names = rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+        let row = rows.iter().find(|row| row.name == wanted);
+        let row = row.ok_or_else(|| Error::Usage(format!("no device '{wanted}' among: {names}")))?;
+        return Ok(serde_json::to_string_pretty(&row.target).expect("a target is plain data") + "\n");
+    }
     if json {
-        let rows: Vec<_> = rows.iter().map(|(b, d, s)| json!({"backend": b, "device": d, "status": s})).collect();
-        return Ok(line(&json!(rows)));
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|Row { name, device, status, target }| {
+                let backend = name.split(':').next();
+                json!({"backend": backend, "name": name, "device": device, "status": status, "target": target})
+            })
+            .collect();
+        return Ok(line(&json!({"devices": rows, "libraries": found})));
     }
     let mut table = Table::new("<");
-    table.row(["backend", "device", "status"]);
-    rows.into_iter().for_each(|(b, d, s)| table.row([b, d, s]));
-    Ok(table.to_string())
+    table.row(["name", "device", "status"]);
+    rows.into_iter().for_each(|row| table.row([row.name, row.device, row.status]));
+    let libraries = libraries.to_string();
+    Ok(if libraries.is_empty() { table.to_string() } else { format!("{table}\n{libraries}") })
 }
 
 fn operators(json: bool) -> Result<String> {

@@ -52,6 +52,10 @@ impl Exec {
         segments: &mut Vec<SegmentId>,
         progress: &dyn Fn(usize),
     ) -> Result<RecordId> {
+        if let Some(room) = backend.room().filter(|room| room.free < plan.bytes()) {
+            let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
+            return Err(Error::Fit { what, needed: plan.bytes(), limit: room.free });
+        }
         for segment in &plan.segments {
             segments.push(backend.alloc(segment.bytes)?);
         }

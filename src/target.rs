@@ -40,6 +40,16 @@ pub struct Target {
     pub max_groups: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
+    /// CUDA compute capability, ten times its version (90 for 9.0); 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub compute: u32,
+    /// Multiprocessors of a CUDA device; 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub multiprocessors: u32,
+}
+
+fn is_zero(value: &u32) -> bool {
+    *value == 0
 }
 
 impl Target {
@@ -56,6 +66,8 @@ impl Target {
             max_shared: 256 << 10,
             max_groups: u32::MAX,
             threads,
+            compute: 0,
+            multiprocessors: 0,
         }
     }
 
@@ -72,13 +84,34 @@ impl Target {
             max_shared: 16 << 10,
             max_groups: 65535,
             threads: 1,
+            compute: 0,
+            multiprocessors: 0,
         }
     }
 
-    /// The preset called `name`: `cpu` (2 threads) or `wgpu`.
+    /// A CUDA device of compute capability 9.0 with 80 GiB (H100).
+    pub fn cuda() -> Target {
+        Target {
+            name: "cuda".into(),
+            family: Family::Cuda,
+            alignment: 256,
+            max_segment: 80 << 30,
+            max_binding: 80 << 30,
+            max_bindings: 512,
+            max_workgroup: 1024,
+            max_shared: 48 << 10,
+            max_groups: i32::MAX as u32,
+            threads: 1,
+            compute: 90,
+            multiprocessors: 132,
+        }
+    }
+
+    /// The preset called `name`: `cpu` (2 threads), `cuda` or `wgpu`.
     pub fn preset(name: &str) -> Option<Target> {
         match name {
             "cpu" => Some(Target::cpu(2)),
+            "cuda" => Some(Target::cuda()),
             "wgpu" => Some(Target::wgpu()),
             _ => None,
         }

@@ -2,9 +2,14 @@
 
 use crate::error::Result;
 use crate::kernel::Kernel;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use crate::kernel::Template;
 use crate::target::Target;
+use std::time::{Duration, Instant};
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -52,12 +57,25 @@ pub struct Usage {
     pub overhead: u64,
 }
 
+/// A device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What nobody has taken.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
 /// A device that runs kernels on segments of its memory.
 pub trait Backend: Send {
     /// What planning may assume of this device.
     fn target(&self) -> &Target;
     /// What has been taken from the device: the figure that plans are held against.
     fn usage(&self) -> Usage;
+    /// The device's memory, if it tells.
+    fn room(&self) -> Option<Room> {
+        None
+    }
     /// Takes exactly `bytes` bytes from the device, zero-filled.
     fn alloc(&mut self, bytes: u64) -> Result<SegmentId>;
     /// Gives a segment back. Records that use it are gone with it.
@@ -72,4 +90,37 @@ pub trait Backend: Send {
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;
+    /// Waits until all replayed work is done.
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Replays and waits; how long the device took, by its own clock if it has one.
+    fn time(&mut self, record: RecordId) -> Result<Duration> {
+        self.wait()?;
+        let start = Instant::now();
+        self.replay(record)?;
+        self.wait()?;
+        Ok(start.elapsed())
+    }
+}
+
+/// The highest element of its slice that a kernel touches through an operand, or `Some(None)` when that is before its
+/// start or beyond counting; `None` if it touches nothing.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
+    let operand = kernel.operand(slot);
+    if operand.access.shape.contains(&0) {
+        return None;
+    }
+    let span = || {
+        let (mut low, mut high) = operand.access.span()?;
+        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
+            for (&stride, &extent) in strides.iter().zip(extents) {
+                let reach = isize::try_from(extent).ok()?.checked_sub(1)?.checked_mul(stride)?;
+                if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
+            }
+        }
+        if low < 0 { None } else { u64::try_from(high).ok() }
+    };
+    Some(span())
 }

@@ -9,10 +9,10 @@
 //!
 //! Nothing here panics on what a device answers: every call that may fail stands in an error scope.
 
-use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
+use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage, reaches};
 use crate::error::{Error, Result};
+use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::kernel::{Kernel, Template};
 use crate::target::{Family, Target};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -37,6 +37,8 @@ pub struct Adapter {
     pub driver: String,
     /// It is the CPU in disguise: right, but slower than the `cpu` backend.
     pub software: bool,
+    /// What plans for it may assume.
+    pub target: Target,
 }
 
 impl Display for Adapter {
@@ -91,7 +93,24 @@ fn instance() -> wgpu::Instance {
     })
 }
 
-fn describe(info: &wgpu::AdapterInfo) -> Adapter {
+fn target(name: &str, limits: &wgpu::Limits) -> Target {
+    Target {
+        name: format!("wgpu: {name}"),
+        family: Family::Wgpu,
+        alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
+        max_segment: limits.max_buffer_size & !3,
+        max_binding: limits.max_storage_buffer_binding_size & !3,
+        max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
+        max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
+        max_shared: limits.max_compute_workgroup_storage_size,
+        max_groups: limits.max_compute_workgroups_per_dimension,
+        threads: 1,
+        compute: 0,
+        multiprocessors: 0,
+    }
+}
+
+fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapter {
     let kind = match info.device_type {
         wgpu::DeviceType::DiscreteGpu => "discrete GPU",
         wgpu::DeviceType::IntegratedGpu => "integrated GPU",
@@ -105,6 +124,7 @@ fn describe(info: &wgpu::AdapterInfo) -> Adapter {
         kind: kind.into(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         software: info.device_type == wgpu::DeviceType::Cpu,
+        target: target(&info.name, limits),
     }
 }
 
@@ -123,15 +143,15 @@ fn enumerate() -> Vec<wgpu::Adapter> {
 
 /// The devices that are here, best first.
 pub fn adapters() -> Vec<Adapter> {
-    enumerate().iter().map(|a| describe(&a.get_info())).collect()
+    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits())).collect()
 }
 
-/// Opens the best device, and says which it is. Software devices count only if `software` allows it.
+/// Opens a device as [`Wgpu::new`] does, and says which it is. Software devices count only if `software` allows it.
 ///
 /// # Errors
 /// When there is none.
-pub fn open(software: bool) -> Result<(Box<dyn Backend>, String)> {
-    let wgpu = Wgpu::new(None)?;
+pub fn open(adapter: Option<&str>, software: bool) -> Result<(Box<dyn Backend>, String)> {
+    let wgpu = Wgpu::new(adapter)?;
     if wgpu.adapter.software && !software {
         return Err(failed(format!("{} is no GPU", wgpu.adapter)));
     }
@@ -155,7 +175,8 @@ impl Wgpu {
     /// As [`new`](Self::new).
     pub fn with_checks(adapter: Option<&str>, checked: bool) -> Result<Wgpu> {
         let adapters = enumerate();
-        let names = || adapters.iter().map(|a| describe(&a.get_info()).to_string()).collect::<Vec<_>>().join("; ");
+        let names =
+            || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
         let found = match adapter {
             None => adapters.first(),
             Some(text) => match text.parse::<usize>() {
@@ -193,7 +214,7 @@ impl Wgpu {
                 loss(format!("the device was lost: {what}"));
             }
         });
-        Wgpu::assemble(device, queue, describe(&found.get_info()), checked, lost)
+        Wgpu::assemble(device, queue, describe(&found.get_info(), &found.limits()), checked, lost)
     }
 
     /// A backend over a device that the host program owns, which keeps its own error handlers.
@@ -201,7 +222,7 @@ impl Wgpu {
     /// # Errors
     /// When the device refuses a staging buffer.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Result<Wgpu> {
-        let adapter = describe(&device.adapter_info());
+        let adapter = describe(&device.adapter_info(), &device.limits());
         Wgpu::assemble(device, queue, adapter, false, Arc::default())
     }
 
@@ -212,19 +233,6 @@ impl Wgpu {
         checked: bool,
         lost: Arc<Mutex<Option<String>>>,
     ) -> Result<Wgpu> {
-        let limits = device.limits();
-        let target = Target {
-            name: format!("wgpu: {}", adapter.name),
-            family: Family::Wgpu,
-            alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
-            max_segment: limits.max_buffer_size & !3,
-            max_binding: limits.max_storage_buffer_binding_size & !3,
-            max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
-            max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
-            max_shared: limits.max_compute_workgroup_storage_size,
-            max_groups: limits.max_compute_workgroups_per_dimension,
-            threads: 1,
-        };
         let staging = scoped(&device, "staging", || {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("staging"),
@@ -236,8 +244,8 @@ impl Wgpu {
         Ok(Wgpu {
             device,
             queue,
+            target: adapter.target.clone(),
             adapter,
-            target,
             checked,
             lost,
             staging,
@@ -381,27 +389,6 @@ impl Wgpu {
         }
         Ok((bindings, slices))
     }
-}
-
-/// The highest element of its slice that a kernel touches through an operand, or `Some(None)` when that is before its
-/// start or beyond counting; `None` if it touches nothing.
-fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
-    let reads = kernel.reads.len();
-    let operand = if slot < reads { &kernel.reads[slot] } else { &kernel.writes[slot - reads] };
-    if operand.access.shape.contains(&0) {
-        return None;
-    }
-    let span = || {
-        let (mut low, mut high) = operand.access.span()?;
-        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
-            for (&stride, &extent) in strides.iter().zip(extents) {
-                let reach = isize::try_from(extent).ok()?.checked_sub(1)?.checked_mul(stride)?;
-                if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
-            }
-        }
-        if low < 0 { None } else { u64::try_from(high).ok() }
-    };
-    Some(span())
 }
 
 /// Runs device calls; the first error that they raise is the result.
@@ -613,5 +600,9 @@ impl Backend for Wgpu {
             drop(pass);
             self.submit(encoder);
         })
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Wgpu::wait(self)
     }
 }

@@ -52,6 +52,14 @@ pub struct Kernel {
     pub workspace: u64,
 }
 
+impl Kernel {
+    /// The operand of an argument: reads, then writes. Panics beyond them.
+    pub fn operand(&self, slot: usize) -> &Operand {
+        let reads = self.reads.len();
+        if slot < reads { &self.reads[slot] } else { &self.writes[slot - reads] }
+    }
+}
+
 /// How values combine in a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
