@@ -206,7 +206,7 @@ struct Bench {
 struct Emit {
     #[command(flatten)]
     model: Model,
-    /// onnxtxt: the file as text; dot: the graph after the passes; wgsl: the kernels.
+    /// onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
     #[arg(value_enum)]
     form: Form,
 }
@@ -216,6 +216,7 @@ enum Form {
     Onnxtxt,
     Dot,
     Wgsl,
+    Cuda,
 }
 
 /// Ways to run a graph that `compare` tries.
@@ -577,7 +578,7 @@ fn target(name: &str, threads: Option<u16>) -> Result<Target> {
     }
     let path = Path::new(name);
     let text = std::fs::read_to_string(path).map_err(|e| {
-        Error::Usage(format!("--target {name}: neither cpu, cuda nor wgpu, nor a file that can be read: {e}"))
+        Error::Usage(format!("--target {name}: neither cpu, wgpu nor cuda, nor a file that can be read: {e}"))
     })?;
     Target::from_json(&text, path)
 }
@@ -698,8 +699,9 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
 fn emit(command: &Emit, json: bool) -> Result<String> {
     let (form, text) = match command.form {
         Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&command.model.model)?.proto)),
-        Form::Dot => ("dot", report::dot(&emitted(command)?)?),
-        Form::Wgsl => ("wgsl", wgsl(command)?),
+        Form::Dot => ("dot", report::dot(&emitted(command, &Target::wgpu())?)?),
+        Form::Wgsl => ("wgsl", kernels(command, &Target::wgpu(), Dialect::Wgsl)?),
+        Form::Cuda => ("cuda", kernels(command, &Target::cuda(), Dialect::Cuda)?),
     };
     if json {
         return Ok(line(&json!({"model": command.model.model.display().to_string(), "form": form, "text": text})));
@@ -707,24 +709,29 @@ fn emit(command: &Emit, json: bool) -> Result<String> {
     Ok(text)
 }
 
-/// The graph after the passes of the WebGPU baseline.
-fn emitted(command: &Emit) -> Result<Graph> {
+/// The graph after the passes for a target.
+fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
     let mut graph = command.model.graph(&[])?;
-    pass::run(&mut graph, &Target::wgpu(), !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
+    pass::run(&mut graph, target, !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
     Ok(graph)
 }
 
-fn wgsl(command: &Emit) -> Result<String> {
-    let target = Target::wgpu();
+/// The text of a plan's kernels; of one that is a library call, the call.
+fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> {
     let limits = Limits { memory: command.model.memory_limit };
-    let plan = plan::plan(&emitted(command)?, &target, &limits).map_err(|e| e.in_file(&command.model.model))?;
+    let plan = plan::plan(&emitted(command, target)?, target, &limits).map_err(|e| e.in_file(&command.model.model))?;
     let mut text = String::new();
     for (number, kernel) in plan.kernels.iter().enumerate() {
         let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
-        let source = render(kernel, &target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
         // Names come from the file: none of them may end the comment.
         let users = users.join(", ").replace(char::is_control, " ");
         text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
+        if let Some(call) = &kernel.call {
+            let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
+            text += &format!("// {call}\n\n");
+            continue;
+        }
+        let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
         text += &format!("// {} invocations, {:?} workgroups\n{}\n", source.size, source.groups, source.text);
     }
     Ok(text)

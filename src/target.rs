@@ -40,16 +40,31 @@ pub struct Target {
     pub max_groups: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
-    /// CUDA compute capability, ten times its version (90 for 9.0); 0 elsewhere.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// Libraries whose calls may stand for kernels.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub libraries: Libraries,
+    /// Whether `f32` operands of products may be rounded to TF32.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub allow_tf32: bool,
+    /// CUDA compute capability, ten times the major plus the minor number; 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub compute: u32,
-    /// Multiprocessors of a CUDA device; 0 elsewhere.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    /// CUDA multiprocessors; 0 elsewhere.
+    #[serde(default, skip_serializing_if = "is_default")]
     pub multiprocessors: u32,
 }
 
-fn is_zero(value: &u32) -> bool {
-    *value == 0
+/// Libraries that a CUDA device can call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Libraries {
+    /// Matrix products.
+    pub cublaslt: bool,
+    /// Convolutions.
+    pub cudnn: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Target {
@@ -66,6 +81,8 @@ impl Target {
             max_shared: 256 << 10,
             max_groups: u32::MAX,
             threads,
+            libraries: Libraries::default(),
+            allow_tf32: false,
             compute: 0,
             multiprocessors: 0,
         }
@@ -84,35 +101,40 @@ impl Target {
             max_shared: 16 << 10,
             max_groups: 65535,
             threads: 1,
+            libraries: Libraries::default(),
+            allow_tf32: false,
             compute: 0,
             multiprocessors: 0,
         }
     }
 
-    /// A CUDA device of compute capability 9.0 with 80 GiB (H100).
+    /// An H200 with both libraries.
     pub fn cuda() -> Target {
         Target {
             name: "cuda".into(),
             family: Family::Cuda,
             alignment: 256,
-            max_segment: 80 << 30,
-            max_binding: 80 << 30,
-            max_bindings: 512,
+            max_segment: 141 << 30,
+            max_binding: 141 << 30,
+            // A kernel takes 4 KiB of parameters.
+            max_bindings: 500,
             max_workgroup: 1024,
             max_shared: 48 << 10,
             max_groups: i32::MAX as u32,
             threads: 1,
+            libraries: Libraries { cublaslt: true, cudnn: true },
+            allow_tf32: false,
             compute: 90,
             multiprocessors: 132,
         }
     }
 
-    /// The preset called `name`: `cpu` (2 threads), `cuda` or `wgpu`.
+    /// The preset called `name`: `cpu` (2 threads), `wgpu` or `cuda`.
     pub fn preset(name: &str) -> Option<Target> {
         match name {
             "cpu" => Some(Target::cpu(2)),
-            "cuda" => Some(Target::cuda()),
             "wgpu" => Some(Target::wgpu()),
+            "cuda" => Some(Target::cuda()),
             _ => None,
         }
     }

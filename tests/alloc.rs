@@ -46,6 +46,7 @@ fn large() -> Vec<Kernel> {
         writes: vec![operand(shape)],
         body: Body::new(std::slice::from_ref(body)),
         workspace: 0,
+        call: None,
     };
     vec![
         kernel(Template::Map, &[200_000], &[&[200_000]], &x.exp()),

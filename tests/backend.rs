@@ -201,6 +201,7 @@ mod wgpu {
             writes: vec![Operand { dtype: DType::I32, access: Access::contiguous(Shape::new([n])), packed: false }],
             body: Body::new(&[Expr::index(0).cast(DType::I32) * 3.0]),
             workspace: 0,
+            call: None,
         };
         let bytes = 4 * n as u64;
         let segment = wgpu.alloc(bytes).expect("64 MiB");

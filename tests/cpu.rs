@@ -120,6 +120,7 @@ fn relu(n: usize) -> Kernel {
         writes: vec![operand],
         body: Body::new(&[x.max(&x.like(0.0))]),
         workspace: 0,
+        call: None,
     }
 }
 

@@ -108,6 +108,7 @@ impl Maker {
             writes: operands(writes),
             body: Body::new(results),
             workspace: 0,
+            call: None,
         });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
         plan.steps.push(Step { name, kernel, reads: buffers(reads), writes: buffers(writes) });

@@ -105,8 +105,7 @@ fn target(name: &str, limits: &wgpu::Limits) -> Target {
         max_shared: limits.max_compute_workgroup_storage_size,
         max_groups: limits.max_compute_workgroups_per_dimension,
         threads: 1,
-        compute: 0,
-        multiprocessors: 0,
+        ..Target::wgpu()
     }
 }
 

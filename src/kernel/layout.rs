@@ -1,8 +1,9 @@
-//! What CPU kernels use beyond their operands: packed constants and workspaces, from shapes alone.
+//! What kernels use beyond their operands: the CPU's packed constants, and workspaces, from shapes alone.
 //!
 //! Planning asks here, and the CPU backend obeys: what a kernel needs is a function of the kernel and the target, the same on every
 //! machine and for every instruction set.
 
+use super::library::Call;
 use super::{Kernel, Operand, Pool, Template};
 use crate::dtype::DType;
 use crate::expr::Code;
@@ -66,7 +67,7 @@ pub const TILE_BYTES: u64 = 256 << 10;
 /// Bytes of workspace that a kernel needs on this target: none when its slots fit into the threads' tile memory.
 pub fn workspace(kernel: &Kernel, target: &Target) -> u64 {
     if target.family != Family::Cpu {
-        return 0;
+        return kernel.call.as_ref().map_or(0, Call::workspace);
     }
     let slots = slots(kernel, target.threads as usize);
     if slots.in_tile() { 0 } else { slots.total() }

@@ -15,6 +15,7 @@
 //! [`render`]'s business.
 
 pub mod layout;
+pub mod library;
 pub mod render;
 
 use crate::dtype::DType;
@@ -50,6 +51,9 @@ pub struct Kernel {
     pub body: Body,
     /// Bytes of scratch memory that the plan provides as the last argument.
     pub workspace: u64,
+    /// The library call that computes all of it; without one it is rendered, or interpreted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub call: Option<library::Call>,
 }
 
 impl Kernel {

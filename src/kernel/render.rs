@@ -466,6 +466,7 @@ mod tests {
             shape,
             body: Body::new(body),
             workspace: 0,
+            call: None,
         }
     }
 

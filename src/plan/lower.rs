@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{Body, Expr};
 use crate::graph::{Constant, Graph, Kind};
+use crate::kernel::library::{self, Split};
 use crate::kernel::{Kernel, Operand, RowFold, Template, layout};
 use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
 use crate::shape::{Access, Shape};
@@ -560,10 +561,24 @@ impl Lowering<'_> {
             writes: writes.iter().map(|p| self.operand(p.buffer, p.access.clone())).collect(),
             body,
             workspace: 0,
+            call: None,
         };
         if self.target.family == Family::Cpu {
             self.pack(&mut kernel, &mut buffers);
         }
+        let Some(Split { call: (call, slots), rest }) = library::split(&kernel, self.target) else {
+            return self.launch(name, kernel, buffers, &writes);
+        };
+        let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
+        self.launch(name.clone(), call, pick(&slots), &writes)?;
+        if let Some((map, slots)) = rest {
+            let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
+            self.launch(name, map, reads, &writes)?;
+        }
+        Ok(())
+    }
+
+    fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
         kernel.workspace = layout::workspace(&kernel, self.target);
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
@@ -571,7 +586,10 @@ impl Lowering<'_> {
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
         let same = |b: usize| {
             let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
-            operands.all(|(i, o)| i >= core && o.access == first.access && o.dtype.size() == first.dtype.size())
+            let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
+            operands.all(|(i, o)| {
+                i >= core && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
+            })
         };
         let bytes = |b: usize| self.draft.buffers[b].bytes;
         let mut reusable: Vec<usize> = buffers.clone();

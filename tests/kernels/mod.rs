@@ -314,7 +314,15 @@ impl Cases {
         body: &[Expr],
     ) -> &mut Case {
         let inputs = reads.iter().map(|r| self.random.values(r.dtype, elements(&r.access))).collect();
-        let kernel = Kernel { template, shape: Shape::new(shape), reads, writes, body: Body::new(body), workspace: 0 };
+        let kernel = Kernel {
+            template,
+            shape: Shape::new(shape),
+            reads,
+            writes,
+            body: Body::new(body),
+            workspace: 0,
+            call: None,
+        };
         self.cases.push(Case { name: name.into(), kernel, inputs, in_place: None });
         self.cases.last_mut().expect("just pushed")
     }
@@ -663,6 +671,7 @@ fn the_interpreter_knows_known_values() {
         reads,
         body: Body::identity(DType::F32),
         workspace: 0,
+        call: None,
     };
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
     assert_eq!(interpret(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);

@@ -3,7 +3,7 @@
 use super::set::{Set, is_injective};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, layout};
+use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, layout, library};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 
@@ -44,7 +44,7 @@ pub fn is_countable(shape: &Shape) -> bool {
 
 /// Checks a kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
-    let Kernel { template, shape, reads, writes, body, workspace } = kernel;
+    let Kernel { template, shape, reads, writes, body, workspace, .. } = kernel;
     let core = template.core_reads();
     ensure(is_countable(shape), || format!("an index space of {shape} is too large"))?;
     ensure(reads.len() >= core, || format!("expected at least {core} operands to read, found {}", reads.len()))?;
@@ -79,6 +79,9 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     }
     check_bodies(kernel, value, target)?;
 
+    let called = kernel.call.is_none() || kernel.call == library::call(kernel, target);
+    ensure(called, || "its library call is not what it computes, or the target lacks the library".into())?;
+    let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
     let needed = layout::workspace(kernel, target);
     ensure(*workspace >= needed, || format!("expected a workspace of {needed} bytes, found {workspace}"))?;
     ensure(body.results.len() == writes.len(), || {
@@ -98,7 +101,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         }
         let verb = if read { "read" } else { "written" };
         let set = Set::new(&access, further.into_iter()).map_err(|e| format!("operand {i} {verb}: reaches {e}"))?;
-        Ok(Touch { set, at_index: i >= core && !per_row })
+        Ok(Touch { set, at_index: i >= core && !per_row && (!read || in_place(i)) })
     };
     let all = |operands: &[Operand], read| -> Verdict<Vec<Touch>> {
         operands.iter().enumerate().map(|(i, o)| touch(i, o, read)).collect()
