@@ -134,6 +134,12 @@ struct On {
     /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
     #[arg(long, value_name = "N")]
     device: Option<String>,
+    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
+    #[arg(long)]
+    allow_tf32: bool,
+    /// CUDA does without cuBLASLt and cuDNN.
+    #[arg(long)]
+    no_libraries: bool,
 }
 
 #[derive(Args)]
@@ -358,6 +364,8 @@ impl Model {
         Options {
             backend: on.backend.into(),
             device: on.device.clone(),
+            libraries: !on.no_libraries,
+            allow_tf32: on.allow_tf32,
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,

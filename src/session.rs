@@ -33,6 +33,10 @@ pub struct Options {
     pub backend: Choice,
     /// Which of the backend's devices, by number (or, of wgpu's, by a part of the name). Default: the first, or best.
     pub device: Option<String>,
+    /// Whether a CUDA device may call cuBLASLt and cuDNN.
+    pub libraries: bool,
+    /// Whether CUDA may round `f32` operands of products to TF32.
+    pub allow_tf32: bool,
     /// Named dims and their extents.
     pub dims: Vec<(String, usize)>,
     /// Threads of the CPU backend; 0 means as many as the host has cores.
@@ -45,7 +49,16 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { backend: Choice::Auto, device: None, dims: Vec::new(), threads: 0, fuse: true, memory_limit: None }
+        Options {
+            backend: Choice::Auto,
+            device: None,
+            libraries: true,
+            allow_tf32: false,
+            dims: Vec::new(),
+            threads: 0,
+            fuse: true,
+            memory_limit: None,
+        }
     }
 }
 
@@ -84,10 +97,10 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
         (Choice::Cpu, Some(name)) => {
             Err(Error::Backend { backend: "cpu", what: format!("no device '{name}': the CPU is one") })
         }
-        (Choice::Cuda, device) => cuda(device),
+        (Choice::Cuda, _) => cuda(options),
         (Choice::Wgpu, device) => wgpu(device, true),
         (Choice::Auto, _) => {
-            let no_cuda = match cuda(device) {
+            let no_cuda = match cuda(options) {
                 Ok(opened) => return Ok(opened),
                 Err(error) => reason(error),
             };
@@ -115,17 +128,20 @@ fn reason(error: Error) -> String {
 }
 
 #[cfg(feature = "cuda")]
-fn cuda(device: Option<&str>) -> Result<(Box<dyn Backend>, String)> {
-    use crate::backend::cuda::{library::Search, open};
-    let number = |name: &str| {
-        let what = || format!("--device {name}: a CUDA device goes by its number");
-        name.parse::<usize>().map_err(|_| Error::Backend { backend: "cuda", what: what() })
+fn cuda(options: &Options) -> Result<(Box<dyn Backend>, String)> {
+    use crate::backend::cuda::{Settings, library::Search, open};
+    let device = match &options.device {
+        None => 0,
+        Some(name) => name.parse().map_err(|_| {
+            let what = format!("no device '{name}': a CUDA device goes by its number");
+            Error::Backend { backend: "cuda", what }
+        })?,
     };
-    open(&Search::here(), device.map(number).transpose()?)
+    open(&Search::here(), &Settings { device, libraries: options.libraries, allow_tf32: options.allow_tf32 })
 }
 
 #[cfg(not(feature = "cuda"))]
-fn cuda(_: Option<&str>) -> Result<(Box<dyn Backend>, String)> {
+fn cuda(_: &Options) -> Result<(Box<dyn Backend>, String)> {
     Err(Error::Backend { backend: "cuda", what: "this build has no CUDA".into() })
 }
 

@@ -2,7 +2,8 @@
 #![cfg(feature = "cuda")]
 
 use plimsoll::backend::cuda::library::Search;
-use plimsoll::backend::cuda::{machine_code, open, report};
+use plimsoll::backend::cuda::{Settings, machine_code, open, report};
+use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::target::Target;
 use plimsoll::{Limits, onnx, pass, plan};
@@ -58,7 +59,7 @@ fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
 
 /// What a device of this driver cannot be opened for.
 fn refusal(search: &Search) -> String {
-    let error = open(search, None).map(|(_, name)| name).expect_err("there is no device");
+    let error = open(search, &Settings::default()).map(|(_, name)| name).expect_err("there is no device");
     assert_eq!(error.exit_code(), 4, "{error}");
     let error = error.to_string();
     let report = report(search);
@@ -170,8 +171,10 @@ fn plans_compile() {
         let mut graph = onnx::import(&onnx::load(&path).expect("a graph"), &dims).expect("it is imported");
         pass::run(&mut graph, &target, true).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
-        let render =
-            |kernel| render(kernel, &target, &Bindings::distinct(kernel), Dialect::Cuda).expect("it is rendered");
+        let render = |kernel: &Kernel| {
+            let kernel = Kernel { call: None, ..kernel.clone() };
+            render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Cuda).expect("it is rendered")
+        };
         let sources: Vec<_> = plan.kernels.iter().map(render).collect();
         let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();
         let image = machine_code(&search, "sm_90", &texts).unwrap_or_else(|error| panic!("{file}: {error}"));

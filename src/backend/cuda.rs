@@ -15,13 +15,16 @@
 use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage, reaches};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
+use crate::kernel::library::Call;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::target::Target;
-use api::{BlasLt, Dnn, Driver, Nvrtc, Refusal};
+use crate::target::{Libraries, Target};
+use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
+use blas::{Algorithm, Blas, Product};
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUmodule,
     CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
+use dnn::{Convolution, Deep};
 use library::{Found, Search};
 use program::Compiler;
 use serde::Serialize;
@@ -29,9 +32,12 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Display;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 mod api;
+mod blas;
+mod dnn;
 pub mod library;
 mod program;
 
@@ -86,6 +92,7 @@ mod names {
     pub(super) const NVRTC: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
     pub(super) const CUBLASLT: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
     pub(super) const CUDNN: &[&str] = &["libcudnn.so.9", "libcudnn.so"];
+    pub(super) const NVML: &[&str] = &["libnvidia-ml.so.1"];
 }
 #[cfg(not(unix))]
 mod names {
@@ -93,6 +100,7 @@ mod names {
     pub(super) const NVRTC: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
     pub(super) const CUBLASLT: &[&str] = &["cublasLt64_13.dll", "cublasLt64_12.dll"];
     pub(super) const CUDNN: &[&str] = &["cudnn64_9.dll"];
+    pub(super) const NVML: &[&str] = &["nvml.dll"];
 }
 
 fn find_driver(search: &Search) -> (Option<Opened>, Found) {
@@ -155,6 +163,10 @@ fn find_cudnn(search: &Search, driver: c_int) -> (Option<Dnn>, Found) {
         suits(cuda / 1000, driver)?;
         Ok((dnn, format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)))
     })
+}
+
+fn find_nvml(search: &Search) -> Option<Nvml> {
+    search.open("nvml", names::NVML, |library| Ok((Nvml::bind(library)?, String::new()))).0
 }
 
 /// Looks for the driver, its devices, and the libraries, in this order. What needs something that is missing is not looked for.
@@ -222,12 +234,29 @@ fn describe(driver: &Driver, index: c_int) -> Result<Device, Refusal> {
     Ok(Device { index: index as usize, name, target, memory, problem })
 }
 
+/// How a device is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Its number.
+    pub device: usize,
+    /// Whether cuBLASLt and cuDNN are used where they are found.
+    pub libraries: bool,
+    /// Whether `f32` operands of products may be rounded to TF32.
+    pub allow_tf32: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { device: 0, libraries: true, allow_tf32: false }
+    }
+}
+
 /// Opens a device, and says which it is.
 ///
 /// # Errors
 /// When the driver, the device or NVRTC is missing or unusable, in words.
-pub fn open(search: &Search, device: Option<usize>) -> Result<(Box<dyn Backend>, String)> {
-    let cuda = Cuda::new(search, device)?;
+pub fn open(search: &Search, settings: &Settings) -> Result<(Box<dyn Backend>, String)> {
+    let cuda = Cuda::new(search, settings)?;
     let name = format!("cuda, {}", cuda.describe());
     Ok((Box::new(cuda), name))
 }
@@ -261,21 +290,53 @@ struct Segment {
     bytes: u64,
 }
 
-/// A launch that is ready: function, grid, block, addresses.
-struct Step {
-    function: CUfunction,
-    groups: [u32; 3],
-    size: u32,
-    pointers: Vec<CUdeviceptr>,
+/// A launch that is ready.
+enum Step {
+    /// Function, grid, block, addresses.
+    Kernel {
+        function: CUfunction,
+        groups: [u32; 3],
+        size: u32,
+        pointers: Vec<CUdeviceptr>,
+    },
+    Product(Product),
+    Convolution(Convolution),
+}
+
+/// An algorithm that was chosen for a kernel's call.
+#[derive(Clone, Copy, Default)]
+struct Chosen {
+    product: Option<Algorithm>,
+    convolution: Option<u32>,
+}
+
+/// What a launch becomes, before its kernel's text is compiled.
+enum Bound {
+    Call(Step),
+    /// Number of the text, addresses.
+    Text(usize, Vec<CUdeviceptr>),
 }
 
 struct Record {
     segments: HashSet<SegmentId>,
     steps: Vec<Step>,
+    /// Per launch, what it became.
+    notes: Vec<String>,
     /// The steps as one graph. A single step is launched as it is.
     graph: Option<CUgraphExec>,
     /// Whether it has run: drivers take memory at the first time.
     ran: bool,
+}
+
+/// Bytes that the driver has been seen to take, by what for.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    context: i64,
+    libraries: i64,
+    modules: i64,
+    graphs: i64,
+    /// All since the context was made.
+    since: i64,
 }
 
 /// Pinned memory and the event behind its last copy.
@@ -288,6 +349,12 @@ struct Pinned {
 pub struct Cuda {
     driver: Driver,
     compiler: Compiler,
+    lt: Option<Arc<BlasLt>>,
+    dnn: Option<Arc<Dnn>>,
+    /// Handles of the libraries, made when a kernel first needs them.
+    blas: Option<Blas>,
+    deep: Option<Deep>,
+    chosen: HashMap<KernelId, Chosen>,
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
@@ -297,8 +364,7 @@ pub struct Cuda {
     info: Device,
     driver_version: c_int,
     usage: Usage,
-    /// Bytes that the driver has been seen to take beside segments; negative while segments share what it takes in larger steps.
-    overhead: i64,
+    taken: Taken,
     /// Memory that was free when the device was opened.
     free_at_open: u64,
     segments: Vec<Option<Segment>>,
@@ -313,26 +379,43 @@ pub struct Cuda {
 unsafe impl Send for Cuda {}
 
 impl Cuda {
-    /// Opens the device of this number, or the first.
+    /// Opens a device.
     ///
     /// # Errors
     /// When the driver, the device or NVRTC is missing or unusable, in words.
-    pub fn new(search: &Search, device: Option<usize>) -> Result<Cuda> {
+    pub fn new(search: &Search, settings: &Settings) -> Result<Cuda> {
         let (opened, found) = find_driver(search);
         let Opened { driver, version } = opened.ok_or_else(|| missing(found))?;
         let mut devices = devices(&driver).map_err(|what| failed(format!("driver: {what}")))?;
-        let index = device.unwrap_or(0);
+        let index = settings.device;
         if index >= devices.len() {
             let last = devices.len() - 1;
             return Err(failed(format!("no device {index}: there are devices 0 to {last}")));
         }
-        let info = devices.swap_remove(index);
+        let mut info = devices.swap_remove(index);
         if let Some(problem) = &info.problem {
             return Err(failed(format!("device {index}, {}: {problem}", info.name)));
         }
-        let (nvrtc, found) = find_nvrtc(search, version);
+        let handle = handle(&driver, index as c_int).map_err(failed)?;
+        // Loading libraries and making the context each take a while: side by side.
+        let ((nvrtc, found), lt, dnn, context) = std::thread::scope(|scope| {
+            let nvrtc = scope.spawn(|| find_nvrtc(search, version));
+            let lt = settings.libraries.then(|| scope.spawn(|| find_cublaslt(search, version).0));
+            let dnn = settings.libraries.then(|| scope.spawn(|| find_cudnn(search, version).0));
+            let context = retain(&driver, handle, find_nvml(search).as_ref());
+            let panicked = "looking for a library does not panic";
+            let lt = lt.and_then(|thread| thread.join().expect(panicked));
+            let dnn = dnn.and_then(|thread| thread.join().expect(panicked));
+            (nvrtc.join().expect(panicked), lt.map(Arc::new), dnn.map(Arc::new), context)
+        });
+        let (context, taken) = context.map_err(failed)?;
+        let release = |error: Error| {
+            // SAFETY: the context was retained above, and nothing uses it.
+            let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(handle) };
+            error
+        };
         let path = found.path.clone();
-        let (nvrtc, nvrtc_version) = nvrtc.ok_or_else(|| missing(found))?;
+        let (nvrtc, nvrtc_version) = nvrtc.ok_or_else(|| release(missing(found)))?;
         let arch = info.target.compute;
         let known = architectures(&nvrtc).map_err(failed)?;
         if !known.contains(&(arch as c_int)) {
@@ -343,13 +426,16 @@ impl Cuda {
         }
         let (arch, cache) = (format!("sm_{arch}"), program::cache_folder());
         let compiler = Compiler { nvrtc, version: nvrtc_version, include: include(path), arch, cache };
-        let handle = handle(&driver, index as c_int).map_err(failed)?;
-        let mut context = std::ptr::null_mut();
-        // SAFETY: the device is there; the context is released when the backend is dropped.
-        unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, handle) }.map_err(failed)?;
+        info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
+        info.target.allow_tf32 = settings.allow_tf32;
         let mut cuda = Cuda {
             driver,
             compiler,
+            lt,
+            dnn,
+            blas: None,
+            deep: None,
+            chosen: HashMap::new(),
             device: handle,
             context,
             stream: std::ptr::null_mut(),
@@ -358,7 +444,7 @@ impl Cuda {
             info,
             driver_version: version,
             usage: Usage::default(),
-            overhead: 0,
+            taken,
             free_at_open: 0,
             segments: Vec::new(),
             kernels: Vec::new(),
@@ -414,11 +500,11 @@ impl Cuda {
         Ok(Room { free: free as u64, total: total as u64 })
     }
 
-    /// Sets the overhead to what is gone since the device was opened and no segment has.
-    fn measure(&mut self) -> Result<(), Refusal> {
-        let gone = self.free_at_open as i64 - self.free_bytes()?.free as i64;
-        self.overhead = gone - self.usage.bytes as i64;
-        Ok(())
+    /// Notes what is gone since the device was opened, and how much of it since `before`.
+    fn measure(&mut self, before: u64) -> Result<i64, Refusal> {
+        let free = self.free_bytes()?.free;
+        self.taken.since = self.free_at_open as i64 - free as i64;
+        Ok(before as i64 - free as i64)
     }
 
     /// The address of a slice that lies within its segment.
@@ -472,6 +558,7 @@ impl Cuda {
         if fresh.is_empty() {
             return Ok(());
         }
+        let before = self.free_bytes().map_err(failed)?.free;
         let (program, names) = program::join(&fresh);
         let image = self.compiler.build(&program)?;
         let mut module = std::ptr::null_mut();
@@ -485,22 +572,26 @@ impl Cuda {
             unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
             self.functions.insert(text.to_owned(), function);
         }
+        self.taken.modules += self.measure(before).map_err(failed)?;
         Ok(())
     }
 
     fn launch(&self, step: &Step) -> Result<(), Refusal> {
-        let mut params: Vec<*mut c_void> =
-            step.pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
-        let [x, y, z] = step.groups;
+        let (function, [x, y, z], size, pointers) = match step {
+            Step::Kernel { function, groups, size, pointers } => (*function, *groups, *size, pointers),
+            Step::Product(product) => return product.launch(self.stream),
+            Step::Convolution(convolution) => return convolution.launch(),
+        };
+        let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
         // SAFETY: the function takes as many pointers as the launch binds; each reaches no further than its slice, which `bind` has found
         // within its segment; segments outlive the records that use them.
         unsafe {
             self.driver.cuLaunchKernel(
-                step.function,
+                function,
                 x,
                 y,
                 z,
-                step.size,
+                size,
                 1,
                 1,
                 0,
@@ -514,7 +605,12 @@ impl Cuda {
     /// The steps as a graph, in their order.
     fn capture(&self, steps: &[Step]) -> Result<CUgraphExec, Refusal> {
         let driver = &self.driver;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as u32;
+        // Libraries may load code or take memory at a first call, which a capture does not allow. What the calls compute here is
+        // computed again before anybody reads it.
+        let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
+        calls().try_for_each(|step| self.launch(step))?;
+        self.sync()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
         let mut graph = std::ptr::null_mut();
         let mut exec = std::ptr::null_mut();
         // SAFETY: the stream is ours and nothing else is captured on it; a capture that has begun is ended on every path, and the graph,
@@ -534,6 +630,46 @@ impl Cuda {
         Ok(exec)
     }
 
+    /// A launch of a kernel's library call, or why it has to be rendered after all.
+    fn call(&mut self, id: KernelId, launch: &Launch) -> Result<Result<Step, String>> {
+        let kernel = &self.kernels[id.0 as usize];
+        let call = kernel.call.clone().expect("it is asked for calls alone");
+        let slots = kernel.reads.len() + kernel.writes.len();
+        let workspace = match launch.args.get(slots) {
+            Some(at) => (self.resolve(*at)?, at.bytes),
+            None => (0, 0),
+        };
+        let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
+        let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
+        let before = self.free_bytes().map_err(failed)?.free;
+        let mut made = false;
+        let step = match &call {
+            Call::MatMul(product) => {
+                let Some(lt) = &self.lt else { return Ok(Err("cuBLASLt is not here".into())) };
+                if self.blas.is_none() {
+                    self.blas = Some(Blas::new(Arc::clone(lt)).map_err(failed)?);
+                    made = true;
+                }
+                let blas = self.blas.as_ref().expect("it was just made");
+                blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)
+            }
+            Call::Conv(convolution) => {
+                let Some(dnn) = &self.dnn else { return Ok(Err("cuDNN is not here".into())) };
+                if self.deep.is_none() {
+                    self.deep = Some(Deep::new(Arc::clone(dnn), self.stream).map_err(failed)?);
+                    made = true;
+                }
+                let deep = self.deep.as_ref().expect("it was just made");
+                deep.prepare(convolution, &pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
+            }
+        };
+        self.chosen.insert(id, chosen);
+        if made {
+            self.taken.libraries += self.measure(before).map_err(failed)?;
+        }
+        Ok(step)
+    }
+
     fn run(&mut self, record: RecordId) -> Result<()> {
         let number = record.0 as usize;
         let record = self.records.get(number).and_then(Option::as_ref);
@@ -545,7 +681,8 @@ impl Cuda {
         }
         if record.graph.is_some() && !record.ran {
             self.sync().map_err(failed)?;
-            self.measure().map_err(failed)?;
+            let before = (self.free_at_open as i64 - self.taken.since) as u64;
+            self.taken.graphs += self.measure(before).map_err(failed)?;
             self.records[number].as_mut().expect("it has just run").ran = true;
         }
         Ok(())
@@ -556,6 +693,21 @@ impl Cuda {
         // SAFETY: the event lives as long as the backend.
         unsafe { self.driver.cuEventSynchronize(self.pinned[pinned].event) }.map_err(failed)
     }
+}
+
+/// Makes the device's primary context, and tells what that took of its memory where NVML can say it.
+fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUcontext, Taken), Refusal> {
+    let mut pci = [0u8; 32];
+    // SAFETY: the text is cut to the buffer, with its zero.
+    unsafe { driver.cuDeviceGetPCIBusId(pci.as_mut_ptr().cast(), pci.len() as c_int, device) }?;
+    let pci = CStr::from_bytes_until_nul(&pci).unwrap_or_default();
+    let free = || nvml.and_then(|nvml| nvml.free(pci).ok());
+    let before = free();
+    let mut context = std::ptr::null_mut();
+    // SAFETY: the device is there; the caller releases the context.
+    unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, device) }?;
+    let taken = before.zip(free()).map_or(0, |(before, after)| before as i64 - after as i64);
+    Ok((context, Taken { context: taken, ..Taken::default() }))
 }
 
 /// Compute capabilities that NVRTC compiles for, ten times the version.
@@ -576,7 +728,17 @@ impl Backend for Cuda {
     }
 
     fn usage(&self) -> Usage {
-        Usage { overhead: self.overhead.max(0) as u64, ..self.usage }
+        let overhead = self.overhead().iter().map(|(_, bytes)| bytes).sum::<i64>();
+        Usage { overhead: overhead.max(0) as u64, ..self.usage }
+    }
+
+    fn overhead(&self) -> Vec<(&'static str, i64)> {
+        let Taken { context, libraries, modules, graphs, since } = self.taken;
+        let rounding = since - libraries - modules - graphs - self.usage.bytes as i64;
+        let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
+        // Before the first record, nothing has been measured.
+        let measured = if since == 0 { 0 } else { rounding };
+        parts.into_iter().chain([("allocations rounded up", measured)]).collect()
     }
 
     fn room(&self) -> Option<Room> {
@@ -685,7 +847,9 @@ impl Backend for Cuda {
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
         // The text depends on which arguments share bytes: it is rendered when that is known, but errors belong here.
-        render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
+        if kernel.call.is_none() {
+            render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
+        }
         self.kernels.push(kernel.clone());
         Ok(KernelId(self.kernels.len() as u32 - 1))
     }
@@ -694,13 +858,33 @@ impl Backend for Cuda {
         self.enter().map_err(failed)?;
         let mut sources: Vec<render::Source> = Vec::new();
         let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
-        let mut bound = Vec::with_capacity(launches.len());
+        let mut bound: Vec<Bound> = Vec::with_capacity(launches.len());
+        let mut notes = Vec::with_capacity(launches.len());
         let mut segments = HashSet::new();
         for launch in launches {
             let kernel = self.kernels.get(launch.kernel.0 as usize);
             let kernel = kernel.ok_or_else(|| failed(format!("there is no kernel {}", launch.kernel.0)))?;
             let (bindings, pointers) = self.bind(kernel, launch)?;
             segments.extend(launch.args.iter().map(|at| at.segment));
+            let mut why = String::new();
+            if let Some(call) = &kernel.call {
+                let library = match call {
+                    Call::MatMul(_) => "cuBLASLt",
+                    Call::Conv(_) => "cuDNN",
+                };
+                match self.call(launch.kernel, launch)? {
+                    Ok(step) => {
+                        notes.push(library.to_owned());
+                        bound.push(Bound::Call(step));
+                        continue;
+                    }
+                    Err(reason) => {
+                        tracing::debug!("rendered, not {library}: {reason}");
+                        why = format!(", not {library}: {reason}");
+                    }
+                }
+            }
+            let kernel = &self.kernels[launch.kernel.0 as usize];
             let number = match numbers.get(&(launch.kernel, bindings.clone())) {
                 Some(&number) => number,
                 None => {
@@ -709,24 +893,37 @@ impl Backend for Cuda {
                     sources.len() - 1
                 }
             };
-            if sources[number].groups != [0; 3] {
-                bound.push((number, pointers));
+            let render::Source { text, size, groups } = &sources[number];
+            if *groups == [0; 3] {
+                notes.push("nothing to compute".into());
+                continue;
             }
+            let template = text.lines().next().and_then(|line| line.strip_prefix("// ")).unwrap_or("kernel");
+            notes.push(format!("{template}, {groups:?} blocks of {size} threads{why}"));
+            bound.push(Bound::Text(number, pointers));
         }
         let texts: Vec<&str> = sources.iter().filter(|s| s.groups != [0; 3]).map(|s| s.text.as_str()).collect();
         self.build(&texts)?;
-        let step = |(number, pointers): (usize, Vec<CUdeviceptr>)| {
-            let render::Source { text, size, groups } = &sources[number];
-            Step { function: self.functions[text], groups: *groups, size: *size, pointers }
+        let step = |bound: Bound| match bound {
+            Bound::Call(step) => step,
+            Bound::Text(number, pointers) => {
+                let render::Source { text, size, groups } = &sources[number];
+                Step::Kernel { function: self.functions[text], groups: *groups, size: *size, pointers }
+            }
         };
         let steps: Vec<Step> = bound.into_iter().map(step).collect();
         let mut graph = None;
         if steps.len() > 1 {
+            let before = self.free_bytes().map_err(failed)?.free;
             graph = Some(self.capture(&steps).map_err(failed)?);
-            self.measure().map_err(failed)?;
+            self.taken.graphs += self.measure(before).map_err(failed)?;
         }
-        self.records.push(Some(Record { segments, steps, graph, ran: false }));
+        self.records.push(Some(Record { segments, steps, notes, graph, ran: false }));
         Ok(RecordId(self.records.len() as u32 - 1))
+    }
+
+    fn notes(&self, record: RecordId) -> Vec<String> {
+        self.records.get(record.0 as usize).and_then(Option::as_ref).map(|r| r.notes.clone()).unwrap_or_default()
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
@@ -761,10 +958,13 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         // Nobody could be told of a refusal here; each is followed by the next step all the same.
         let _ = self.enter().and_then(|()| self.sync());
+        let graphs: Vec<_> = self.records.iter().flatten().filter_map(|r| r.graph).collect();
+        self.records.clear();
+        (self.blas, self.deep) = (None, None);
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
         unsafe {
-            for graph in self.records.iter().flatten().filter_map(|r| r.graph) {
+            for graph in graphs {
                 let _ = driver.cuGraphExecDestroy(graph);
             }
             for module in &self.modules {

@@ -90,6 +90,15 @@ pub trait Backend: Send {
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;
+    /// What each launch of a record became and, where there was a choice, why; empty where there is none.
+    fn notes(&self, record: RecordId) -> Vec<String> {
+        let _ = record;
+        Vec::new()
+    }
+    /// What [`Usage::overhead`] is made of, as far as that is known; negative where less was taken than was asked for.
+    fn overhead(&self) -> Vec<(&'static str, i64)> {
+        Vec::new()
+    }
     /// Waits until all replayed work is done.
     fn wait(&mut self) -> Result<()> {
         Ok(())

@@ -29,8 +29,8 @@ pub fn backends() -> Vec<Opener> {
 /// The first CUDA device.
 #[cfg(feature = "cuda")]
 pub fn cuda() -> plimsoll::Result<Box<dyn Backend>> {
-    use plimsoll::backend::cuda::{library::Search, open};
-    open(&Search::here(), None).map(|(backend, _)| backend)
+    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    open(&Search::here(), &Settings::default()).map(|(backend, _)| backend)
 }
 
 /// Whether two tensors agree within `tolerance` times the expected one's largest magnitude (exactly, if they are not of

@@ -355,3 +355,47 @@ impl Dnn {
         unsafe { words(self.cudnnGetErrorString(code)) }
     }
 }
+
+/// Bytes of a device's memory, as `nvmlMemory_t` has them.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+#[allow(dead_code, reason = "the library writes all of it")]
+pub(super) struct NvmlMemory {
+    pub(super) total: u64,
+    pub(super) free: u64,
+    pub(super) used: u64,
+}
+
+table! {
+    /// libnvidia-ml, which counts a device's memory without a context.
+    Nvml {
+        fn nvmlInitWithFlags(flags: c_uint);
+        fn nvmlShutdown();
+        fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut *mut c_void);
+        fn nvmlDeviceGetMemoryInfo(device: *mut c_void, memory: *mut NvmlMemory);
+    } {
+        fn nvmlErrorString(code: c_int) -> *const c_char;
+    }
+}
+
+impl Nvml {
+    fn meaning(&self, code: c_int) -> String {
+        // SAFETY: it returns a string for every code.
+        unsafe { words(self.nvmlErrorString(code)) }
+    }
+
+    /// Free bytes of the device at a PCI address.
+    pub(super) fn free(&self, pci: &CStr) -> Result<u64, Refusal> {
+        const NO_ATTACH: c_uint = 2;
+        let (mut device, mut memory) = (std::ptr::null_mut(), NvmlMemory::default());
+        // SAFETY: both are written before they are read, and the library is shut down as often as it is initialised.
+        unsafe {
+            self.nvmlInitWithFlags(NO_ATTACH)?;
+            let told = self.nvmlDeviceGetHandleByPciBusId_v2(pci.as_ptr(), &mut device);
+            let told = told.and_then(|()| self.nvmlDeviceGetMemoryInfo(device, &mut memory));
+            let shut = self.nvmlShutdown();
+            told.and(shut)?;
+        }
+        Ok(memory.free)
+    }
+}
