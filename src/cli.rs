@@ -165,6 +165,12 @@ struct Run {
     /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
+    /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print which device and kernel each step got, and why.
+    #[arg(long)]
+    placement: bool,
 }
 
 #[derive(Args)]
@@ -477,6 +483,12 @@ fn run(command: &Run, json: bool) -> Result<String> {
     let outputs = session.with(|exec| exec.run(&inputs))?;
     let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
     let usage = session.usage();
+    let notes = session.with(|exec| exec.notes());
+    if let Some(path) = &command.trace {
+        let times = session.with(|exec| exec.profile())?;
+        let trace = report::trace(session.plan(), session.device(), &times, &notes);
+        write_whole(path, &line(&trace)).map_err(|e| Error::file(path, "write the trace", e))?;
+    }
     let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
     if let Some(folder) = &command.output_dir {
         std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
@@ -500,6 +512,13 @@ fn run(command: &Run, json: bool) -> Result<String> {
             "outputs": outputs.collect::<Vec<_>>(),
             "memory": memory(session.plan(), usage),
         });
+        for (part, bytes) in session.overhead() {
+            value["memory"]["overhead"][part] = json!(bytes);
+        }
+        if command.placement {
+            let steps = session.plan().steps.iter().zip(&notes);
+            value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
+        }
         if let Some(score) = &score {
             value["predictions"] = json!(score.predicted);
             value["right"] = json!(score.right);
@@ -507,7 +526,9 @@ fn run(command: &Run, json: bool) -> Result<String> {
         }
         Ok(line(&value))
     } else {
-        Ok(run_text(&session, &outputs, score.as_ref(), usage))
+        let placement = report::placement(session.plan(), session.device(), &notes);
+        let placement = if command.placement { placement + "\n" } else { String::new() };
+        Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
     }
 }
 
@@ -538,7 +559,7 @@ fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Scor
         let of = score.predicted.len();
         text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
     }
-    text + "\n" + &report::memory(session.plan(), Some(usage))
+    text + "\n" + &report::memory(session.plan(), Some(usage)) + &report::overhead(&session.overhead())
 }
 
 /// Smallest, mean and largest element; none of an empty tensor.
@@ -678,8 +699,14 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let mut alone = Vec::new();
+    for _ in 0..iters {
+        alone.push(session.with(|exec| exec.time())?.as_secs_f64() * 1e3);
+    }
     times.sort_by(f64::total_cmp);
+    alone.sort_by(f64::total_cmp);
     let (median, min) = (times[times.len() / 2], times[0]);
+    let (replay, replay_min) = (alone[alone.len() / 2], alone[0]);
     let usage = session.usage();
     let plan = session.plan();
     if json {
@@ -689,6 +716,8 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
             "median_ms": median,
             "min_ms": min,
             "max_ms": times[times.len() - 1],
+            "replay_median_ms": replay,
+            "replay_min_ms": replay_min,
             "iters": times.len(),
             "planned_bytes": plan.bytes(),
             "allocated_bytes": usage.bytes,
@@ -696,12 +725,12 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
         })));
     }
     let head = format!(
-        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n",
+        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\nsteps alone: median {replay:.3} ms, min {replay_min:.3} ms\n\n",
         plan.name,
         session.device(),
         times.len()
     );
-    Ok(head + &report::memory(plan, Some(usage)))
+    Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
 }
 
 fn emit(command: &Emit, json: bool) -> Result<String> {

@@ -230,6 +230,11 @@ impl Session {
         self.with(|exec| exec.backend().usage())
     }
 
+    /// What the device has given beside the plan, as far as that is known, part by part.
+    pub fn overhead(&self) -> Vec<(&'static str, i64)> {
+        self.with(|exec| exec.backend().overhead())
+    }
+
     /// One run: inputs by name in any order, outputs by name in the graph's order.
     ///
     /// # Errors

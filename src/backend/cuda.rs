@@ -33,7 +33,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 mod api;
 mod blas;
@@ -359,7 +359,7 @@ pub struct Cuda {
     context: CUcontext,
     stream: CUstream,
     pinned: Vec<Pinned>,
-    /// Start and end of what [`Backend::time`] times.
+    /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
     info: Device,
     driver_version: c_int,
@@ -389,8 +389,11 @@ impl Cuda {
         let mut devices = devices(&driver).map_err(|what| failed(format!("driver: {what}")))?;
         let index = settings.device;
         if index >= devices.len() {
-            let last = devices.len() - 1;
-            return Err(failed(format!("no device {index}: there are devices 0 to {last}")));
+            let there = match devices.len() {
+                1 => "device 0 is the only one".to_owned(),
+                count => format!("there are devices 0 to {}", count - 1),
+            };
+            return Err(failed(format!("no device {index}: {there}")));
         }
         let mut info = devices.swap_remove(index);
         if let Some(problem) = &info.problem {
@@ -646,20 +649,38 @@ impl Cuda {
         let step = match &call {
             Call::MatMul(product) => {
                 let Some(lt) = &self.lt else { return Ok(Err("cuBLASLt is not here".into())) };
-                if self.blas.is_none() {
-                    self.blas = Some(Blas::new(Arc::clone(lt)).map_err(failed)?);
-                    made = true;
-                }
-                let blas = self.blas.as_ref().expect("it was just made");
+                let blas = match &self.blas {
+                    Some(blas) => blas,
+                    None => match Blas::new(Arc::clone(lt)) {
+                        Ok(blas) => {
+                            made = true;
+                            self.blas.insert(blas)
+                        }
+                        Err(refusal) => {
+                            tracing::warn!("cuBLASLt is not used: {refusal}");
+                            self.lt = None;
+                            return Ok(Err(refusal.to_string()));
+                        }
+                    },
+                };
                 blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)
             }
             Call::Conv(convolution) => {
                 let Some(dnn) = &self.dnn else { return Ok(Err("cuDNN is not here".into())) };
-                if self.deep.is_none() {
-                    self.deep = Some(Deep::new(Arc::clone(dnn), self.stream).map_err(failed)?);
-                    made = true;
-                }
-                let deep = self.deep.as_ref().expect("it was just made");
+                let deep = match &self.deep {
+                    Some(deep) => deep,
+                    None => match Deep::new(Arc::clone(dnn), self.stream) {
+                        Ok(deep) => {
+                            made = true;
+                            self.deep.insert(deep)
+                        }
+                        Err(refusal) => {
+                            tracing::warn!("cuDNN is not used: {refusal}");
+                            self.dnn = None;
+                            return Ok(Err(refusal.to_string()));
+                        }
+                    },
+                };
                 deep.prepare(convolution, &pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
             }
         };
@@ -935,21 +956,25 @@ impl Backend for Cuda {
         self.enter().and_then(|()| self.sync()).map_err(failed)
     }
 
-    fn time(&mut self, record: RecordId) -> Result<Duration> {
+    fn start(&mut self) -> Result<Instant> {
         self.enter().map_err(failed)?;
-        let (start, end) = (self.timers[0], self.timers[1]);
-        // SAFETY: the events live as long as the backend.
-        unsafe { self.driver.cuEventRecord(start, self.stream) }.map_err(failed)?;
-        self.run(record)?;
+        // SAFETY: the event lives as long as the backend.
+        unsafe { self.driver.cuEventRecord(self.timers[0], self.stream) }.map_err(failed)?;
+        Ok(Instant::now())
+    }
+
+    fn stop(&mut self, _: Instant) -> Result<Duration> {
+        self.enter().map_err(failed)?;
+        let (driver, [start, end]) = (&self.driver, [self.timers[0], self.timers[1]]);
         let mut milliseconds = 0.0;
-        // SAFETY: as above; both events have been recorded, and the second is waited for.
-        let timed = unsafe {
-            self.driver
+        // SAFETY: the events live as long as the backend; both have been recorded, and the second is waited for.
+        unsafe {
+            driver
                 .cuEventRecord(end, self.stream)
-                .and_then(|()| self.driver.cuEventSynchronize(end))
-                .and_then(|()| self.driver.cuEventElapsedTime(&mut milliseconds, start, end))
-        };
-        timed.map_err(failed)?;
+                .and_then(|()| driver.cuEventSynchronize(end))
+                .and_then(|()| driver.cuEventElapsedTime(&mut milliseconds, start, end))
+                .map_err(failed)?;
+        }
         Ok(Duration::from_secs_f64(f64::from(milliseconds) / 1e3))
     }
 }

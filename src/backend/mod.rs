@@ -103,11 +103,13 @@ pub trait Backend: Send {
     fn wait(&mut self) -> Result<()> {
         Ok(())
     }
-    /// Replays and waits; how long the device took, by its own clock if it has one.
-    fn time(&mut self, record: RecordId) -> Result<Duration> {
+    /// Begins to time what follows.
+    fn start(&mut self) -> Result<Instant> {
         self.wait()?;
-        let start = Instant::now();
-        self.replay(record)?;
+        Ok(Instant::now())
+    }
+    /// Waits until all replayed work is done; the time since [`start`](Self::start), by the device's own clock if it has one.
+    fn stop(&mut self, start: Instant) -> Result<Duration> {
         self.wait()?;
         Ok(start.elapsed())
     }
