@@ -68,8 +68,11 @@ enum Command {
     Bench(Bench),
     /// Print a graph in another form.
     Emit(Emit),
-    /// List the devices that can run a plan here.
-    Devices,
+    /// List the devices that can run a plan here, and what was found of CUDA.
+    Devices {
+        /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE`.
+        device: Option<String>,
+    },
     /// List the operators, and on which devices they take which element types.
     Ops,
 }
@@ -104,8 +107,10 @@ struct Inputs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Backend {
-    /// A GPU if there is one, else the CPU; says which.
+    /// CUDA, else wgpu on a GPU, else the CPU; says which and why.
     Auto,
+    /// An NVIDIA GPU.
+    Cuda,
     /// Vulkan, Metal or DX12, software adapters included.
     Wgpu,
     /// The host's threads.
@@ -116,10 +121,27 @@ impl From<Backend> for Choice {
     fn from(backend: Backend) -> Choice {
         match backend {
             Backend::Auto => Choice::Auto,
+            Backend::Cuda => Choice::Cuda,
             Backend::Wgpu => Choice::Wgpu,
             Backend::Cpu => Choice::Cpu,
         }
     }
+}
+
+#[derive(Args)]
+struct On {
+    /// What to run on.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    backend: Backend,
+    /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
+    #[arg(long, value_name = "N")]
+    device: Option<String>,
+    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
+    #[arg(long)]
+    allow_tf32: bool,
+    /// CUDA does without cuBLASLt and cuDNN.
+    #[arg(long)]
+    no_libraries: bool,
 }
 
 #[derive(Args)]
@@ -128,9 +150,8 @@ struct Run {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_'.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -146,13 +167,19 @@ struct Run {
     /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
+    /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print which device and kernel each step got, and why.
+    #[arg(long)]
+    placement: bool,
 }
 
 #[derive(Args)]
 struct PlanCommand {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: cpu, wgpu (the WebGPU baseline), or a target's JSON file.
+    /// What to plan for: cpu, cuda (an H100), wgpu (the WebGPU baseline), or a target's JSON file (`devices --json`).
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
@@ -166,9 +193,8 @@ struct Compare {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
@@ -180,9 +206,8 @@ struct Bench {
     model: Model,
     #[command(flatten)]
     inputs: Inputs,
-    /// The device.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    backend: Backend,
+    #[command(flatten)]
+    on: On,
     /// Runs that are not timed, first.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: u32,
@@ -240,7 +265,7 @@ pub fn main() -> ExitCode {
         Command::Compare(c) => compare(c, json),
         Command::Bench(c) => bench(c, json),
         Command::Emit(c) => emit(c, json),
-        Command::Devices => devices(json),
+        Command::Devices { device } => devices(device.as_deref(), json),
         Command::Ops => operators(json),
     };
     match result.and_then(|text| print(&text)) {
@@ -343,9 +368,12 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
 }
 
 impl Model {
-    fn options(&self, backend: Backend) -> Options {
+    fn options(&self, on: &On) -> Options {
         Options {
-            backend: backend.into(),
+            backend: on.backend.into(),
+            device: on.device.clone(),
+            libraries: !on.no_libraries,
+            allow_tf32: on.allow_tf32,
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
@@ -373,8 +401,8 @@ impl Model {
     }
 
     /// Opens the device, plans, and loads the weights under a progress bar.
-    fn session(&self, backend: Backend, given: &[Given]) -> Result<Session> {
-        let options = self.options(backend);
+    fn session(&self, on: &On, given: &[Given]) -> Result<Session> {
+        let options = self.options(on);
         let graph = self.graph(given)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
@@ -439,7 +467,7 @@ fn run(command: &Run, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
     let expected = self::given("--expect", &command.expect)?;
     let labels = command.labels.as_deref().map(npy::read).transpose()?;
-    let session = command.model.session(command.backend, &given)?;
+    let session = command.model.session(&command.on, &given)?;
     let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
     if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
         let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
@@ -457,6 +485,12 @@ fn run(command: &Run, json: bool) -> Result<String> {
     let outputs = session.with(|exec| exec.run(&inputs))?;
     let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
     let usage = session.usage();
+    let notes = session.with(|exec| exec.notes());
+    if let Some(path) = &command.trace {
+        let times = session.with(|exec| exec.profile())?;
+        let trace = report::trace(session.plan(), session.device(), &times, &notes);
+        write_whole(path, &line(&trace)).map_err(|e| Error::file(path, "write the trace", e))?;
+    }
     let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
     if let Some(folder) = &command.output_dir {
         std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
@@ -480,6 +514,13 @@ fn run(command: &Run, json: bool) -> Result<String> {
             "outputs": outputs.collect::<Vec<_>>(),
             "memory": memory(session.plan(), usage),
         });
+        for (part, bytes) in session.overhead() {
+            value["memory"]["overhead"][part] = json!(bytes);
+        }
+        if command.placement {
+            let steps = session.plan().steps.iter().zip(&notes);
+            value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
+        }
         if let Some(score) = &score {
             value["predictions"] = json!(score.predicted);
             value["right"] = json!(score.right);
@@ -487,7 +528,9 @@ fn run(command: &Run, json: bool) -> Result<String> {
         }
         Ok(line(&value))
     } else {
-        Ok(run_text(&session, &outputs, score.as_ref(), usage))
+        let placement = report::placement(session.plan(), session.device(), &notes);
+        let placement = if command.placement { placement + "\n" } else { String::new() };
+        Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
     }
 }
 
@@ -518,7 +561,7 @@ fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Scor
         let of = score.predicted.len();
         text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
     }
-    text + "\n" + &report::memory(session.plan(), Some(usage))
+    text + "\n" + &report::memory(session.plan(), Some(usage)) + &report::overhead(&session.overhead())
 }
 
 /// Smallest, mean and largest element; none of an empty tensor.
@@ -615,9 +658,10 @@ fn check(path: &Path, json: bool) -> Result<String> {
 fn compare(command: &Compare, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
     let graph = command.model.graph(&given)?;
-    let options = command.model.options(command.backend);
+    let options = command.model.options(&command.on);
     let (device, name) = session::open(&options)?;
     tracing::info!("backend: {name}");
+    session::check_limit(&*device, options.memory_limit)?;
     let unlimited = Options { memory_limit: None, ..options.clone() };
     let compiled = session::compile(graph.clone(), device.target(), &unlimited);
     let (plan, _) = compiled.map_err(|e| e.in_file(&command.model.model))?;
@@ -642,7 +686,7 @@ fn compare(command: &Compare, json: bool) -> Result<String> {
 
 fn bench(command: &Bench, json: bool) -> Result<String> {
     let given = given("--input", &command.inputs.inputs)?;
-    let session = command.model.session(command.backend, &given)?;
+    let session = command.model.session(&command.on, &given)?;
     let inputs = fill(session.plan(), given, command.inputs.seed)?;
     let (warmup, iters) = (u64::from(command.warmup), u64::from(command.iters));
     let bar = progress("runs");
@@ -657,8 +701,14 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
         bar.inc(1);
     }
     bar.finish_and_clear();
+    let mut alone = Vec::new();
+    for _ in 0..iters {
+        alone.push(session.with(|exec| exec.time())?.as_secs_f64() * 1e3);
+    }
     times.sort_by(f64::total_cmp);
+    alone.sort_by(f64::total_cmp);
     let (median, min) = (times[times.len() / 2], times[0]);
+    let (replay, replay_min) = (alone[alone.len() / 2], alone[0]);
     let usage = session.usage();
     let plan = session.plan();
     if json {
@@ -668,6 +718,8 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
             "median_ms": median,
             "min_ms": min,
             "max_ms": times[times.len() - 1],
+            "replay_median_ms": replay,
+            "replay_min_ms": replay_min,
             "iters": times.len(),
             "planned_bytes": plan.bytes(),
             "allocated_bytes": usage.bytes,
@@ -675,12 +727,12 @@ fn bench(command: &Bench, json: bool) -> Result<String> {
         })));
     }
     let head = format!(
-        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\n\n",
+        "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\nsteps alone: median {replay:.3} ms, min {replay_min:.3} ms\n\n",
         plan.name,
         session.device(),
         times.len()
     );
-    Ok(head + &report::memory(plan, Some(usage)))
+    Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
 }
 
 fn emit(command: &Emit, json: bool) -> Result<String> {
@@ -724,25 +776,71 @@ fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> 
     Ok(text)
 }
 
-fn devices(json: bool) -> Result<String> {
+/// A device that is here.
+struct Row {
+    /// `cpu`, `cuda:0`, `wgpu:0`.
+    name: String,
+    device: String,
+    status: String,
+    target: Target,
+}
+
+fn devices(wanted: Option<&str>, json: bool) -> Result<String> {
     let threads = Options::default().thread_count();
-    let cpu = ("cpu".to_owned(), format!("{threads} threads"), "available".to_owned());
+    let mut rows = vec![Row {
+        name: "cpu".into(),
+        device: format!("{threads} threads"),
+        status: "available".into(),
+        target: Target::cpu(threads as u32),
+    }];
+    let mut libraries = Table::new("<");
+    let mut found = json!([]);
+    #[cfg(feature = "cuda")]
+    {
+        use crate::backend::cuda;
+        let report = cuda::report(&cuda::library::Search::here());
+        libraries.row(["library", "version", "path", "status"]);
+        for cuda::library::Found { library, version, path, problem } in &report.libraries {
+            let path = path.as_ref().map_or("-".into(), |path| path.display().to_string());
+            let status = problem.clone().unwrap_or_else(|| "available".into());
+            libraries.row([(*library).to_owned(), version.clone().unwrap_or_else(|| "-".into()), path, status]);
+        }
+        found = json!(report.libraries);
+        rows.extend(report.devices.into_iter().map(|cuda::Device { index, name, target, memory, problem }| Row {
+            name: format!("cuda:{index}"),
+            device: format!("{name}, sm_{}, {}", target.compute, report::human(memory)),
+            status: problem.unwrap_or_else(|| "available".into()),
+            target,
+        }));
+    }
     #[cfg(feature = "wgpu")]
-    let gpus = crate::backend::wgpu::adapters().into_iter().map(|adapter| {
-        let status = if adapter.software { "software: used when asked for" } else { "available" };
-        ("wgpu".to_owned(), adapter.to_string(), status.to_owned())
-    });
-    #[cfg(not(feature = "wgpu"))]
-    let gpus = [];
-    let rows: Vec<_> = std::iter::once(cpu).chain(gpus).collect();
+    rows.extend(crate::backend::wgpu::adapters().into_iter().enumerate().map(|(index, adapter)| Row {
+        name: format!("wgpu:{index}"),
+        device: adapter.to_string(),
+        status: if adapter.software { "software: used when asked for" } else { "available" }.to_owned(),
+        target: adapter.target,
+    }));
+    if let Some(wanted) = wanted {
+        let names = rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+        let row = rows.iter().find(|row| row.name == wanted);
+        let row = row.ok_or_else(|| Error::Usage(format!("no device '{wanted}' among: {names}")))?;
+        return Ok(serde_json::to_string_pretty(&row.target).expect("a target is plain data") + "\n");
+    }
     if json {
-        let rows: Vec<_> = rows.iter().map(|(b, d, s)| json!({"backend": b, "device": d, "status": s})).collect();
-        return Ok(line(&json!(rows)));
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|Row { name, device, status, target }| {
+                let backend = name.split(':').next();
+                json!({"backend": backend, "name": name, "device": device, "status": status, "target": target})
+            })
+            .collect();
+        return Ok(line(&json!({"devices": rows, "libraries": found})));
     }
     let mut table = Table::new("<");
-    table.row(["backend", "device", "status"]);
-    rows.into_iter().for_each(|(b, d, s)| table.row([b, d, s]));
-    Ok(table.to_string())
+    table.row(["name", "device", "status"]);
+    rows.into_iter().for_each(|row| table.row([row.name, row.device, row.status]));
+    let libraries = libraries.to_string();
+    Ok(if libraries.is_empty() { table.to_string() } else { format!("{table}\n{libraries}") })
 }
 
 fn operators(json: bool) -> Result<String> {

@@ -1,19 +1,21 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
-use crate::backend::{Backend, Launch, RecordId, SegmentId, Slice};
+use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Constant;
 use crate::kernel::{Kernel, layout};
-use crate::plan::{Plan, Port};
+use crate::plan::{Plan, Port, Step};
 use crate::tensor::Tensor;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A plan on a device: allocated, filled with its constants, recorded.
 pub struct Exec {
     backend: Box<dyn Backend>,
     plan: Plan,
     segments: Vec<SegmentId>,
+    kernels: Vec<KernelId>,
     record: RecordId,
 }
 
@@ -37,7 +39,7 @@ impl Exec {
     ) -> Result<Exec> {
         let mut segments = Vec::with_capacity(plan.segments.len());
         match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
-            Ok(record) => Ok(Exec { backend, plan, segments, record }),
+            Ok((kernels, record)) => Ok(Exec { backend, plan, segments, kernels, record }),
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
                 Err(error)
@@ -51,7 +53,11 @@ impl Exec {
         constants: &[Arc<Constant>],
         segments: &mut Vec<SegmentId>,
         progress: &dyn Fn(usize),
-    ) -> Result<RecordId> {
+    ) -> Result<(Vec<KernelId>, RecordId)> {
+        if let Some(room) = backend.room().filter(|room| room.free < plan.bytes()) {
+            let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
+            return Err(Error::Fit { what, needed: plan.bytes(), limit: room.free });
+        }
         for segment in &plan.segments {
             segments.push(backend.alloc(segment.bytes, segment.memory)?);
         }
@@ -65,11 +71,9 @@ impl Exec {
         for kernel in &plan.kernels {
             kernels.push(backend.compile(kernel)?);
         }
-        let launch = |step: &crate::plan::Step| Launch {
-            kernel: kernels[step.kernel],
-            args: step.reads.iter().chain(&step.writes).map(|&b| place(plan, segments, b).1).collect(),
-        };
-        backend.record(&plan.steps.iter().map(launch).collect::<Vec<_>>())
+        let launches: Vec<Launch> = plan.steps.iter().map(|step| launch(plan, segments, &kernels, step)).collect();
+        let record = backend.record(&launches)?;
+        Ok((kernels, record))
     }
 
     /// The plan that is loaded.
@@ -80,6 +84,10 @@ impl Exec {
     /// The device.
     pub fn backend(&self) -> &dyn Backend {
         &*self.backend
+    }
+
+    pub(crate) fn backend_mut(&mut self) -> &mut dyn Backend {
+        &mut *self.backend
     }
 
     /// Copies inputs, in the plan's order, into their buffers.
@@ -97,6 +105,48 @@ impl Exec {
     /// When the device fails.
     pub fn replay(&mut self) -> Result<()> {
         self.backend.replay(self.record)
+    }
+
+    /// Runs all steps once; how long they took, by the device's clock if it has one.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn time(&mut self) -> Result<Duration> {
+        let start = self.backend.start()?;
+        self.backend.replay(self.record)?;
+        self.backend.stop(start)
+    }
+
+    /// Runs the steps one by one, in order; how long each took by itself.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn profile(&mut self) -> Result<Vec<Duration>> {
+        let Exec { backend, plan, segments, kernels, .. } = self;
+        let mut records = Vec::with_capacity(plan.steps.len());
+        for step in &plan.steps {
+            records.push(backend.record(&[launch(plan, segments, kernels, step)])?);
+        }
+        let mut times = Vec::with_capacity(records.len());
+        // The first round is not counted: devices and drivers prepare much at a kernel's first run.
+        for round in 0..2 {
+            times.clear();
+            for record in &records {
+                let start = backend.start()?;
+                backend.replay(*record)?;
+                times.push(backend.stop(start)?);
+            }
+            tracing::debug!(round, steps = times.len(), "profiled");
+        }
+        Ok(times)
+    }
+
+    /// Per step, its kernel's template and what the device made of it.
+    pub fn notes(&self) -> Vec<String> {
+        let notes = self.backend.notes(self.record);
+        let template = |step: &Step| self.plan.kernels[step.kernel].template.name();
+        let note = |(s, step)| notes.get(s).cloned().unwrap_or_else(|| template(step).to_owned());
+        self.plan.steps.iter().enumerate().map(note).collect()
     }
 
     /// Waits for the device and copies the outputs, in the plan's order, to the host.
@@ -123,6 +173,11 @@ impl Drop for Exec {
     fn drop(&mut self) {
         self.segments.drain(..).for_each(|s| self.backend.free(s));
     }
+}
+
+fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
+    let buffers = step.reads.iter().chain(&step.writes);
+    Launch { kernel: kernels[step.kernel], args: buffers.map(|&b| place(plan, segments, b).1).collect() }
 }
 
 fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {

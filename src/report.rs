@@ -5,7 +5,9 @@ use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::plan::{Class, Plan};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]
@@ -121,6 +123,81 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         line("beside the plan", overhead, "the backend's own".into());
     }
     table.to_string()
+}
+
+/// What a device holds beside the plan, part by part.
+pub fn overhead(parts: &[(&'static str, i64)]) -> String {
+    let mut table = Table::new("<>>");
+    for &(what, taken) in parts {
+        let sign = if taken < 0 { "-" } else { "" };
+        let size = taken.unsigned_abs();
+        table.row([format!("  {what}"), format!("{sign}{}", human(size)), format!("{sign}{} bytes", grouped(size))]);
+    }
+    table.to_string()
+}
+
+/// Bytes of the plan that hold something needed while each step runs: all but the arena always do.
+pub fn live(plan: &Plan) -> Vec<u64> {
+    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
+    for (s, step) in plan.steps.iter().enumerate() {
+        for &b in step.reads.iter().chain(&step.writes) {
+            uses[b] = Some(uses[b].map_or((s, s), |(first, _)| (first, s)));
+        }
+    }
+    let arena = |b: &usize| plan.segments[plan.buffers[*b].segment].class == Class::Activation;
+    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
+    let buffers: Vec<usize> = (0..plan.buffers.len()).filter(arena).collect();
+    let at = |step: usize| {
+        let live = |b: &usize| uses[*b].is_some_and(|(first, last)| first <= step && step <= last);
+        let range = |b: usize| {
+            let buffer = &plan.buffers[b];
+            (buffer.segment, buffer.offset, buffer.offset + buffer.bytes)
+        };
+        // Buffers may share bytes, which count once.
+        let mut ranges: Vec<_> = buffers.iter().copied().filter(live).map(range).collect();
+        ranges.sort_unstable();
+        let mut end = (0, 0);
+        ranges.iter().fold(resident, |sum, &(segment, from, to)| {
+            let from = if end.0 == segment { from.max(end.1) } else { from };
+            end = (segment, if end.0 == segment { to.max(end.1) } else { to });
+            sum + to.saturating_sub(from)
+        })
+    };
+    (0..plan.steps.len()).map(at).collect()
+}
+
+/// A run in Chrome's trace format, which Perfetto reads: one span per step, end to end, over the bytes that are live. `times` and
+/// `notes` have an entry per step.
+pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) -> Value {
+    let name = |what: &str, name: &str| json!({"ph": "M", "pid": 0, "tid": 0, "name": what, "args": {"name": name}});
+    let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];
+    let mut now = 0.0;
+    let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
+    for (((step, time), note), live) in plan.steps.iter().zip(times).zip(notes).zip(live(plan)) {
+        let bytes = |list: &[usize]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
+        events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": live}}));
+        events.push(json!({
+            "ph": "X", "pid": 0, "tid": 0, "name": step.name, "cat": plan.kernels[step.kernel].template.name(),
+            "ts": now, "dur": microseconds(*time),
+            "args": {"kernel": note, "reads": bytes(&step.reads), "writes": bytes(&step.writes)},
+        }));
+        now += microseconds(*time);
+    }
+    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
+    events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": resident}}));
+    json!({"displayTimeUnit": "ns", "traceEvents": events})
+}
+
+/// Which kernel each step got on a device, and why where there was a choice.
+pub fn placement(plan: &Plan, device: &str, notes: &[String]) -> String {
+    let mut table = Table::new("><");
+    table.row(["step", "node", "kernel", "shape", "as"]);
+    for (number, (step, note)) in plan.steps.iter().zip(notes).enumerate() {
+        let kernel = &plan.kernels[step.kernel];
+        let (template, shape) = (kernel.template.name().to_owned(), kernel.shape.to_string());
+        table.row([number.to_string(), step.name.clone(), template, shape, note.clone()]);
+    }
+    format!("all steps on {device}\n\n{table}")
 }
 
 /// The graph in Graphviz's language; nodes that are one kernel stand in one box.

@@ -15,9 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Which device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The best device that is there: a GPU if one is, else the CPU.
+    /// The best device that is there: CUDA, else wgpu on a GPU, else the CPU.
     #[default]
     Auto,
+    /// An NVIDIA GPU.
+    Cuda,
     /// Any wgpu adapter, software ones included.
     Wgpu,
     /// The host.
@@ -29,6 +31,12 @@ pub enum Choice {
 pub struct Options {
     /// The device.
     pub backend: Choice,
+    /// Which of the backend's devices, by number (or, of wgpu's, by a part of the name). Default: the first, or best.
+    pub device: Option<String>,
+    /// Whether a CUDA device may call cuBLASLt and cuDNN.
+    pub libraries: bool,
+    /// Whether CUDA may round `f32` operands of products to TF32.
+    pub allow_tf32: bool,
     /// Named dims and their extents.
     pub dims: Vec<(String, usize)>,
     /// Threads of the CPU backend; 0 means as many as the host has cores.
@@ -41,7 +49,16 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options { backend: Choice::Auto, dims: Vec::new(), threads: 0, fuse: true, memory_limit: None }
+        Options {
+            backend: Choice::Auto,
+            device: None,
+            libraries: true,
+            allow_tf32: false,
+            dims: Vec::new(),
+            threads: 0,
+            fuse: true,
+            memory_limit: None,
+        }
     }
 }
 
@@ -72,18 +89,83 @@ impl Options {
 /// # Errors
 /// [`Error::Backend`] when a device is named that is not there.
 pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
-    let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(options.thread_count())) };
-    #[cfg(feature = "wgpu")]
-    let gpu = |software: bool| crate::backend::wgpu::open(software);
-    #[cfg(not(feature = "wgpu"))]
-    let gpu = |_: bool| -> Result<(Box<dyn Backend>, String)> {
-        Err(Error::Backend { backend: "wgpu", what: "this build has no wgpu".into() })
+    let threads = options.thread_count();
+    let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(threads)) };
+    let device = options.device.as_deref();
+    match (options.backend, device) {
+        (Choice::Cpu, None) => Ok((cpu(), format!("cpu, {threads} threads"))),
+        (Choice::Cpu, Some(name)) => {
+            Err(Error::Backend { backend: "cpu", what: format!("no device '{name}': the CPU is one") })
+        }
+        (Choice::Cuda, _) => cuda(options),
+        (Choice::Wgpu, device) => wgpu(device, true),
+        (Choice::Auto, _) => {
+            let no_cuda = match cuda(options) {
+                Ok(opened) => return Ok(opened),
+                Err(error) => reason(error),
+            };
+            let no_wgpu = match wgpu(device, false) {
+                Ok((backend, name)) => return Ok((backend, format!("{name} (no CUDA: {no_cuda})"))),
+                Err(error) => reason(error),
+            };
+            match device {
+                Some(name) => {
+                    let what = format!("no device '{name}' (no CUDA: {no_cuda}; no GPU: {no_wgpu})");
+                    Err(Error::Backend { backend: "auto", what })
+                }
+                None => Ok((cpu(), format!("cpu, {threads} threads (no CUDA: {no_cuda}; no GPU: {no_wgpu})"))),
+            }
+        }
+    }
+}
+
+/// An error without the backend's name before it.
+fn reason(error: Error) -> String {
+    match error {
+        Error::Backend { what, .. } => what,
+        error => error.to_string(),
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn cuda(options: &Options) -> Result<(Box<dyn Backend>, String)> {
+    use crate::backend::cuda::{Settings, library::Search, open};
+    let device = match &options.device {
+        None => 0,
+        Some(name) => name.parse().map_err(|_| {
+            let what = format!("no device '{name}': a CUDA device goes by its number");
+            Error::Backend { backend: "cuda", what }
+        })?,
     };
-    match options.backend {
-        Choice::Cpu => Ok((cpu(), format!("cpu, {} threads", options.thread_count()))),
-        Choice::Wgpu => gpu(true),
-        Choice::Auto => gpu(false)
-            .or_else(|reason| Ok((cpu(), format!("cpu, {} threads (no GPU: {reason})", options.thread_count())))),
+    open(&Search::here(), &Settings { device, libraries: options.libraries, allow_tf32: options.allow_tf32 })
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda(_: &Options) -> Result<(Box<dyn Backend>, String)> {
+    Err(Error::Backend { backend: "cuda", what: "this build has no CUDA".into() })
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu(device: Option<&str>, software: bool) -> Result<(Box<dyn Backend>, String)> {
+    crate::backend::wgpu::open(device, software)
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu(_: Option<&str>, _: bool) -> Result<(Box<dyn Backend>, String)> {
+    Err(Error::Backend { backend: "wgpu", what: "this build has no wgpu".into() })
+}
+
+/// Refuses a limit that the device's memory makes meaningless.
+///
+/// # Errors
+/// [`Error::Usage`] with both numbers.
+pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
+    match (limit, backend.room()) {
+        (Some(limit), Some(room)) if limit > room.total => {
+            let (name, total) = (&backend.target().name, room.total);
+            Err(Error::Usage(format!("the memory limit is {limit} bytes, but '{name}' has {total} bytes")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -127,6 +209,7 @@ impl Session {
         options: &Options,
         progress: &dyn Fn(usize, usize),
     ) -> Result<Session> {
+        check_limit(&*backend, options.memory_limit)?;
         let (plan, constants) = compile(graph, backend.target(), options)?;
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         Ok(Session { plan, device, exec: Mutex::new(exec) })
@@ -145,6 +228,11 @@ impl Session {
     /// What the device has given.
     pub fn usage(&self) -> Usage {
         self.with(|exec| exec.backend().usage())
+    }
+
+    /// What the device has given beside the plan, as far as that is known, part by part.
+    pub fn overhead(&self) -> Vec<(&'static str, i64)> {
+        self.with(|exec| exec.backend().overhead())
     }
 
     /// One run: inputs by name in any order, outputs by name in the graph's order.

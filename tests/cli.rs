@@ -287,7 +287,11 @@ fn emitted_text_is_the_same_graph() {
 #[test]
 fn devices_and_operators_are_listed() {
     assert!(ok(&[&["devices"]]).lines().any(|line| line.starts_with("cpu ")));
-    assert_eq!(ok_json(&[&["devices"]])[0]["backend"], json!("cpu"));
+    assert_eq!(ok_json(&[&["devices"]])["devices"][0]["backend"], json!("cpu"));
+    let target = ok(&[&["devices", "cpu"]]);
+    let target = Target::from_json(&target, Path::new("devices")).expect("a target");
+    assert_eq!(target.family, plimsoll::target::Family::Cpu);
+    fails(1, &[&["devices", "cuda:99"]], &["no device 'cuda:99' among: cpu"]);
     let table = ok(&[&["ops"]]);
     // Behind the table, a line for each of cpu, wgpu and what else there is.
     let rows = table.lines().take_while(|line| !line.is_empty());

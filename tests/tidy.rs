@@ -85,6 +85,7 @@ fn libraries_stay_where_they_belong() {
             ("petgraph::", &["graph"]),
             ("prost::", &["onnx"]),
             ("wgpu::", &["backend::wgpu", "backend", "session", "cli"]),
+            ("cudarc::", &["backend::cuda"]),
             ("clap::", &["cli"]),
             ("npyz::", &["npy"]),
         ];

@@ -2,9 +2,14 @@
 
 use crate::error::Result;
 use crate::kernel::Kernel;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+use crate::kernel::Template;
 use crate::target::{Memory, Target};
+use std::time::{Duration, Instant};
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod records;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
@@ -54,12 +59,25 @@ pub struct Usage {
     pub overhead: u64,
 }
 
+/// A device's memory, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What nobody has taken.
+    pub free: u64,
+    /// All of it.
+    pub total: u64,
+}
+
 /// A device that runs kernels on segments of its memory.
 pub trait Backend: Send {
     /// What planning may assume of this device.
     fn target(&self) -> &Target;
     /// What has been taken from the device: the figure that plans are held against.
     fn usage(&self) -> Usage;
+    /// The device's memory, if it tells.
+    fn room(&self) -> Option<Room> {
+        None
+    }
     /// Takes exactly `bytes` bytes of this memory, zero-filled.
     ///
     /// Where the target asks for [staging](Target::staging), [`write`](Self::write) and [`read`](Self::read) move data through the
@@ -77,4 +95,48 @@ pub trait Backend: Send {
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;
+    /// What each launch of a record became and, where there was a choice, why; empty where there is none.
+    fn notes(&self, record: RecordId) -> Vec<String> {
+        let _ = record;
+        Vec::new()
+    }
+    /// What [`Usage::overhead`] is made of, as far as that is known; negative where less was taken than was asked for.
+    fn overhead(&self) -> Vec<(&'static str, i64)> {
+        Vec::new()
+    }
+    /// Waits until all replayed work is done.
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+    /// Begins to time what follows.
+    fn start(&mut self) -> Result<Instant> {
+        self.wait()?;
+        Ok(Instant::now())
+    }
+    /// Waits until all replayed work is done; the time since [`start`](Self::start), by the device's own clock if it has one.
+    fn stop(&mut self, start: Instant) -> Result<Duration> {
+        self.wait()?;
+        Ok(start.elapsed())
+    }
+}
+
+/// The highest element of its slice that a kernel touches through an operand, or `Some(None)` when that is before its
+/// start or beyond counting; `None` if it touches nothing.
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
+    let operand = kernel.operand(slot);
+    if operand.access.shape.contains(&0) {
+        return None;
+    }
+    let span = || {
+        let (mut low, mut high) = operand.access.span()?;
+        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
+            for (&stride, &extent) in strides.iter().zip(extents) {
+                let reach = isize::try_from(extent).ok()?.checked_sub(1)?.checked_mul(stride)?;
+                if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
+            }
+        }
+        if low < 0 { None } else { u64::try_from(high).ok() }
+    };
+    Some(span())
 }

@@ -58,8 +58,8 @@ fn failed(what: impl Display) -> Error {
 ///
 /// # Errors
 /// When there is none.
-pub fn open(software: bool) -> Result<(Box<dyn Backend>, String)> {
-    let wgpu = Wgpu::new(None)?;
+pub fn open(adapter: Option<&str>, software: bool) -> Result<(Box<dyn Backend>, String)> {
+    let wgpu = Wgpu::new(adapter)?;
     if wgpu.adapter.software && !software {
         return Err(failed(format!("{} is no GPU", wgpu.adapter)));
     }
@@ -89,30 +89,15 @@ impl Wgpu {
     /// A backend over a device that the host program owns, which keeps its own error handlers. When such a device is lost, the next
     /// [`write`](Backend::write) or [`read`](Backend::read) fails; what is called in between has no effect.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Wgpu {
-        let adapter = describe(&device.adapter_info());
+        let adapter = describe(&device.adapter_info(), &device.limits());
         Wgpu::assemble(Gpu::lent(device, queue), adapter, false)
     }
 
     fn assemble(gpu: Gpu, adapter: Adapter, checked: bool) -> Wgpu {
-        let limits = gpu.device.limits();
-        let target = Target {
-            name: format!("wgpu: {}", adapter.name),
-            family: Family::Wgpu,
-            alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
-            max_segment: limits.max_buffer_size & !3,
-            max_binding: limits.max_storage_buffer_binding_size & !3,
-            max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
-            max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
-            max_shared: limits.max_compute_workgroup_storage_size,
-            max_groups: limits.max_compute_workgroups_per_dimension,
-            threads: 1,
-            staging: target::STAGING,
-            ..Target::wgpu()
-        };
         Wgpu {
             gpu,
+            target: adapter.target.clone(),
             adapter,
-            target,
             checked,
             usage: Usage::default(),
             segments: BTreeMap::new(),
@@ -277,5 +262,9 @@ impl Backend for Wgpu {
                 pass.dispatch_workgroups(x, y, z);
             }
         })
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Wgpu::wait(self)
     }
 }

@@ -10,7 +10,6 @@ use crate::pass;
 use crate::plan::{self, Class, Limits, Plan};
 use crate::tensor::Tensor;
 use serde::Serialize;
-use std::time::Instant;
 
 /// What is compared, and how.
 pub struct Setup<'a> {
@@ -208,6 +207,8 @@ trait Runs {
     fn driver_calls(&self) -> u64;
     /// The most bytes live, and the most reserved.
     fn peaks(&self) -> (u64, u64);
+    /// The device, for its clock.
+    fn device(&mut self) -> &mut dyn Backend;
 }
 
 impl Runs for Eager<'_> {
@@ -222,6 +223,10 @@ impl Runs for Eager<'_> {
     fn peaks(&self) -> (u64, u64) {
         let (stats, staging) = (self.stats(), self.program.staging_bytes());
         (stats.peak_live + staging, stats.peak_reserved + staging)
+    }
+
+    fn device(&mut self) -> &mut dyn Backend {
+        &mut *self.device.backend
     }
 }
 
@@ -238,6 +243,10 @@ impl Runs for Exec {
     fn peaks(&self) -> (u64, u64) {
         (peak_live(self.plan()), self.backend().usage().bytes)
     }
+
+    fn device(&mut self) -> &mut dyn Backend {
+        self.backend_mut()
+    }
 }
 
 /// The arena's lower bound is what is live in it at the peak; the other segments are live throughout.
@@ -252,9 +261,9 @@ fn measure(way: &mut dyn Runs, inputs: &[Tensor], iters: usize) -> Result<(Measu
     let mut before = driver_calls_first;
     for _ in 0..iters.max(1) {
         before = way.driver_calls();
-        let start = Instant::now();
+        let start = way.device().start()?;
         outputs = way.run(inputs)?;
-        times.push(start.elapsed().as_secs_f64() * 1e3);
+        times.push(way.device().stop(start)?.as_secs_f64() * 1e3);
     }
     times.sort_by(f64::total_cmp);
     let middle = times.len() / 2;

@@ -93,6 +93,12 @@ impl Kernel {
         }
         None
     }
+
+    /// The operand of an argument: reads, then writes. Panics beyond them.
+    pub fn operand(&self, slot: usize) -> &Operand {
+        let reads = self.reads.len();
+        if slot < reads { &self.reads[slot] } else { &self.writes[slot - reads] }
+    }
 }
 
 /// How values combine in a reduction.

@@ -7,17 +7,30 @@ use plimsoll::tensor::Tensor;
 /// A backend's name and how to open it.
 pub type Opener = (&'static str, fn() -> Box<dyn Backend>);
 
-/// Every backend that can be opened here. Without a wgpu adapter that backend is skipped, in words, unless
-/// `PLIMSOLL_REQUIRE_WGPU` is set: then its absence is a failure.
+/// Every backend that can be opened here. Without a CUDA device or a wgpu adapter that backend is skipped, in words, unless
+/// `PLIMSOLL_REQUIRE_CUDA` or `PLIMSOLL_REQUIRE_WGPU` is set: then its absence is a failure.
 pub fn backends() -> Vec<Opener> {
     let mut list: Vec<Opener> = vec![("cpu", || Box::new(Cpu::new(2)))];
+    #[cfg(feature = "cuda")]
+    match cuda() {
+        Ok(_) => list.push(("cuda", || cuda().expect("it was opened before"))),
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => eprintln!("SKIPPED on cuda: {error}"),
+    }
     #[cfg(feature = "wgpu")]
-    match plimsoll::backend::wgpu::open(true) {
-        Ok(_) => list.push(("wgpu", || plimsoll::backend::wgpu::open(true).expect("it was opened before").0)),
+    match plimsoll::backend::wgpu::open(None, true) {
+        Ok(_) => list.push(("wgpu", || plimsoll::backend::wgpu::open(None, true).expect("it was opened before").0)),
         Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_WGPU").is_some() => panic!("wgpu is required: {error}"),
         Err(error) => eprintln!("SKIPPED on wgpu: {error}"),
     }
     list
+}
+
+/// The first CUDA device.
+#[cfg(feature = "cuda")]
+pub fn cuda() -> plimsoll::Result<Box<dyn Backend>> {
+    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    open(&Search::here(), &Settings::default()).map(|(backend, _)| backend)
 }
 
 /// Whether two tensors agree within `tolerance` times the expected one's largest magnitude (exactly, if they are not of

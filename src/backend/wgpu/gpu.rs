@@ -3,6 +3,7 @@
 
 use super::failed;
 use crate::error::Result;
+use crate::target::{self, Family, Target};
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +24,8 @@ pub struct Adapter {
     pub driver: String,
     /// It is the CPU in disguise: right, but slower than the `cpu` backend.
     pub software: bool,
+    /// What plans for it may assume.
+    pub target: Target,
 }
 
 impl Display for Adapter {
@@ -54,7 +57,24 @@ fn instance() -> wgpu::Instance {
     })
 }
 
-pub(super) fn describe(info: &wgpu::AdapterInfo) -> Adapter {
+fn target(name: &str, limits: &wgpu::Limits) -> Target {
+    Target {
+        name: format!("wgpu: {name}"),
+        family: Family::Wgpu,
+        alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
+        max_segment: limits.max_buffer_size & !3,
+        max_binding: limits.max_storage_buffer_binding_size & !3,
+        max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
+        max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
+        max_shared: limits.max_compute_workgroup_storage_size,
+        max_groups: limits.max_compute_workgroups_per_dimension,
+        threads: 1,
+        staging: target::STAGING,
+        ..Target::wgpu()
+    }
+}
+
+pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapter {
     let kind = match info.device_type {
         wgpu::DeviceType::DiscreteGpu => "discrete GPU",
         wgpu::DeviceType::IntegratedGpu => "integrated GPU",
@@ -68,6 +88,7 @@ pub(super) fn describe(info: &wgpu::AdapterInfo) -> Adapter {
         kind: kind.into(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         software: info.device_type == wgpu::DeviceType::Cpu,
+        target: target(&info.name, limits),
     }
 }
 
@@ -86,7 +107,7 @@ fn enumerate() -> Vec<wgpu::Adapter> {
 
 /// The devices that are here, best first.
 pub fn adapters() -> Vec<Adapter> {
-    enumerate().iter().map(|a| describe(&a.get_info())).collect()
+    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits())).collect()
 }
 
 /// The device of this number in [`adapters`], or the first whose name contains this text, or the best.
@@ -101,7 +122,7 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
         Ok(number) => (number < adapters.len()).then_some(number),
         Err(_) => adapters.iter().position(|a| a.get_info().name.to_lowercase().contains(&lower)),
     };
-    let names = || adapters.iter().map(|a| describe(&a.get_info()).to_string()).collect::<Vec<_>>().join("; ");
+    let names = || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
     match position {
         Some(position) => Ok(adapters.swap_remove(position)),
         None if adapters.is_empty() => {
@@ -140,7 +161,7 @@ impl Gpu {
             }
             loss(format!("the device was lost: {what}"));
         });
-        Ok((gpu, describe(&found.get_info())))
+        Ok((gpu, describe(&found.get_info(), &found.limits())))
     }
 
     /// A device that the host program owns, which keeps its own error handlers.

@@ -203,24 +203,3 @@ impl Wgpu {
         })
     }
 }
-
-/// The highest element of its slice that a kernel touches through an operand, or `Some(None)` when that is before its
-/// start or beyond counting; `None` if it touches nothing.
-fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
-    let reads = kernel.reads.len();
-    let operand = if slot < reads { &kernel.reads[slot] } else { &kernel.writes[slot - reads] };
-    if operand.access.shape.contains(&0) {
-        return None;
-    }
-    let span = || {
-        let (mut low, mut high) = operand.access.span()?;
-        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
-            for (&stride, &extent) in strides.iter().zip(extents) {
-                let reach = isize::try_from(extent).ok()?.checked_sub(1)?.checked_mul(stride)?;
-                if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
-            }
-        }
-        if low < 0 { None } else { u64::try_from(high).ok() }
-    };
-    Some(span())
-}

@@ -1,0 +1,99 @@
+// A driver of a device that computes nothing: memory is the host's, launches are counted. It stands for a real one where what is
+// tested is not the results: that handles, copies and captures are used as the driver's documentation asks, and what is said when
+// memory is short. MEMORY is the device's; TAKEN is what others have of it.
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef MEMORY
+#define MEMORY (1ull << 30)
+#endif
+#ifndef TAKEN
+#define TAKEN 0
+#endif
+
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, CAPTURED = 900 };
+typedef unsigned long long address;
+static size_t used = TAKEN;
+static int current, capturing, launched;
+// Sizes stand before what is allocated.
+static size_t *head(void *pointer) { return (size_t *)pointer - 32; }
+
+// Whatever needs the context fails where none is current.
+#define NEEDS_CONTEXT if (!current) return 201
+#define FORBIDDEN_IN_CAPTURE if (capturing) return CAPTURED
+
+int cuInit(unsigned flags) { return flags ? INVALID : OK; }
+int cuDriverGetVersion(int *version) { *version = 13000; return OK; }
+int cuGetErrorName(int code, const char **name) { *name = code == NO_MEMORY ? "CUDA_ERROR_OUT_OF_MEMORY" : 0; return OK; }
+int cuGetErrorString(int code, const char **text) { *text = "out of memory"; return OK; }
+int cuDeviceGetCount(int *count) { *count = 1; return OK; }
+int cuDeviceGet(int *device, int index) { *device = 7; return index ? 101 : OK; }
+int cuDeviceGetName(char *name, int len, int device) { snprintf(name, len, "Paper GPU"); return OK; }
+int cuDeviceGetAttribute(int *value, unsigned attribute, int device) {
+    switch (attribute) {
+    case 1: *value = 1024; return OK; // threads per block
+    case 8: *value = 49152; return OK; // shared memory per block
+    case 16: *value = 132; return OK; // multiprocessors
+    case 75: *value = 9; return OK;
+    case 76: *value = 0; return OK;
+    case 97: *value = 232448; return OK; // shared memory per block, opted in
+    default: return INVALID;
+    }
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = MEMORY; return device == 7 ? OK : 101; }
+int cuDeviceGetPCIBusId(char *id, int len, int device) { snprintf(id, len, "0000:00:00.0"); return OK; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &current; return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { current = 0; return OK; }
+int cuCtxSetCurrent(void *context) { current = context == &current; return current ? OK : INVALID; }
+int cuMemGetInfo_v2(size_t *free, size_t *total) { NEEDS_CONTEXT; *free = MEMORY - used; *total = MEMORY; return OK; }
+int cuMemAlloc_v2(address *pointer, size_t bytes) {
+    NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE;
+    if (!bytes) return INVALID;
+    size_t rounded = (bytes + (2 << 20) - 1) >> 21 << 21;
+    if (rounded > MEMORY - used) return NO_MEMORY;
+    char *block = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    memset(block, 0xab, bytes + 256);
+    *head(block + 256) = rounded;
+    used += rounded;
+    *pointer = (address)(block + 256);
+    return OK;
+}
+int cuMemFree_v2(address pointer) {
+    NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE;
+    used -= *head((void *)pointer);
+    free((char *)pointer - 256);
+    return OK;
+}
+int cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
+int cuMemFreeAsync(address pointer, void *stream) { return cuMemFree_v2(pointer); }
+int cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) { NEEDS_CONTEXT; *pointer = malloc(bytes); return OK; }
+int cuMemFreeHost(void *pointer) { free(pointer); return OK; }
+int cuMemsetD8Async(address at, unsigned char value, size_t count, void *stream) { NEEDS_CONTEXT; memset((void *)at, value, count); return stream ? OK : INVALID; }
+int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy((void *)to, from, bytes); return stream ? OK : INVALID; }
+int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy(to, (void *)from, bytes); return stream ? OK : INVALID; }
+int cuStreamCreate(void **stream, unsigned flags) { NEEDS_CONTEXT; *stream = malloc(1); return flags == 1 ? OK : INVALID; }
+int cuStreamDestroy_v2(void *stream) { free(stream); return OK; }
+int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; return stream ? OK : INVALID; }
+int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; launched = 0; return stream ? OK : INVALID; }
+int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof launched), &launched, sizeof launched); return OK; }
+int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { used += 65536; *exec = memcpy(malloc(sizeof launched), graph, sizeof launched); return OK; }
+int cuGraphUpload(void *exec, void *stream) { return exec ? OK : INVALID; }
+int cuGraphLaunch(void *exec, void *stream) { NEEDS_CONTEXT; return *(int *)exec > 1 ? OK : INVALID; }
+int cuGraphExecDestroy(void *exec) { used -= 65536; free(exec); return OK; }
+int cuGraphDestroy(void *graph) { free(graph); return OK; }
+int cuModuleLoadData(void **module, const void *image) { NEEDS_CONTEXT; used += 1 << 20; *module = malloc(1); return memcmp(image, "\177ELF", 4) ? 200 : OK; }
+int cuModuleUnload(void *module) { used -= 1 << 20; free(module); return OK; }
+int cuModuleGetFunction(void **function, void *module, const char *name) { *function = module; return *name ? OK : INVALID; }
+int cuFuncSetAttribute(void *function, unsigned attribute, int value) { return OK; }
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
+    NEEDS_CONTEXT;
+    launched++;
+    return function && stream && x && y && z && bx && bx <= 1024 && params[0] ? OK : INVALID;
+}
+int cuEventCreate(void **event, unsigned flags) { NEEDS_CONTEXT; *event = malloc(1); return OK; }
+int cuEventDestroy_v2(void *event) { free(event); return OK; }
+int cuEventRecord(void *event, void *stream) { NEEDS_CONTEXT; return event && stream ? OK : INVALID; }
+int cuEventSynchronize(void *event) { NEEDS_CONTEXT; return event ? OK : INVALID; }
+int cuEventElapsedTime(float *milliseconds, void *start, void *end) { *milliseconds = 0.5f; return OK; }
