@@ -23,6 +23,7 @@ pub use memory::{Line, Region};
 use simd::Isa;
 use std::cell::UnsafeCell;
 
+mod attention;
 mod block;
 mod check;
 pub mod conv;
@@ -281,6 +282,7 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
         },
         Template::Row { .. } => Box::new(row::Row::new(kernel, isa, threads)?),
         Template::MatMul => Box::new(product::MatMul::new(kernel, isa, threads)?),
+        Template::Attention { .. } => Box::new(attention::Attention::new(kernel, isa, threads)?),
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }

@@ -152,6 +152,15 @@ pub enum Template {
     },
     /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. In f32.
     MatMul,
+    /// Attention, whose scores are never stored: reads\[2\] `[batch.., n, e]` under the softmax over `n` of scores, shape
+    /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`
+    /// and reads\[1\] `[batch.., d, n]`, and `j` is reads\[2 + j\] `[batch.., m, n]`. In f32.
+    Attention {
+        /// From a product and further operands to a score.
+        score: Body,
+        /// How many further operands `score` has.
+        further: usize,
+    },
     /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template), reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
     Conv {
         /// Channel groups.
@@ -268,6 +277,7 @@ impl Template {
             Template::Map => "map",
             Template::Row { .. } => "row",
             Template::MatMul => "matmul",
+            Template::Attention { .. } => "attention",
             Template::Conv { .. } => "conv",
             Template::ConvTranspose { .. } => "conv_transpose",
             Template::Pool { .. } => "pool",
@@ -284,6 +294,7 @@ impl Template {
             Template::MatMul | Template::Conv { .. } | Template::ConvTranspose { .. } => 2,
             Template::Pool { .. } | Template::Pad { .. } | Template::Resize { .. } => 1,
             Template::Gather { strides, .. } => 1 + strides.len(),
+            Template::Attention { further, .. } => 3 + further,
         }
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! A group has one value that anything outside of it reads: its last node's. So whatever the grouping, the groups form a
 //! DAG again (a path that leaves a group leaves by its last node and cannot come back), and nothing is stored on the way.
-//! Three kinds of group exist, and [`plan::lower`](crate::plan::lower) makes a kernel of each:
+//! Four kinds of group exist, and [`plan::lower`](crate::plan::lower) makes a kernel of each:
 //!
+//! - an **attention**: two matrix products and the softmax between them, whose scores are then never stored;
 //! - a **template** (matrix product, convolution, window, gather ...) and the elementwise nodes behind it;
 //! - a **row**: reductions over the same axes of the same index space, and the elementwise nodes between, before and
 //!   behind them, so that softmax and every normalisation, however it was spelled, is one pass over memory;
 //! - **elementwise** nodes of one shape.
 
+use super::attention;
 use crate::error::Result;
 use crate::expr::{Body, Code, Expr};
 use crate::graph::Graph;
@@ -54,7 +56,10 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     let templates = is(|l| matches!(l, Lower::Template(_)));
     let reductions = is(|l| matches!(l, Lower::Reduce(_)));
     let maps = is(|l| matches!(l, Lower::Map(_)));
-    for node in templates {
+    for &node in &templates {
+        fuser.attend(node);
+    }
+    for node in templates.into_iter().filter(|n| !fuser.groups.contains_key(n)).collect::<Vec<_>>() {
         let space = Space { full: fuser.shape(node).clone(), row: None };
         fuser.grow_down(node, &space);
     }
@@ -88,6 +93,15 @@ impl Fuser<'_> {
             self.groups.insert(node, self.next);
         }
         self.next += 1;
+    }
+
+    /// Makes a group of the attention that ends in a node, if one does.
+    fn attend(&mut self, sink: u32) {
+        let Some(attention) = attention::ending_in(self.graph, sink) else { return };
+        let free = attention.nodes.iter().all(|n| !self.groups.contains_key(n));
+        if free && 3 + attention.further(self.graph).len() <= self.max_reads {
+            self.seal(&attention.nodes.into_iter().collect::<Vec<_>>());
+        }
     }
 
     fn row_space(&self, node: u32) -> Space {
@@ -195,7 +209,7 @@ impl Fuser<'_> {
 }
 
 /// Whether an elementwise node's code depends on the index, which only its own index space gives.
-fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
+pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
     let n = graph.node(node);
     let operands = graph.operands(node);
     let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::target::Target;
 
+pub mod attention;
 mod decompose;
 mod fold;
 mod fuse;

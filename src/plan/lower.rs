@@ -16,6 +16,7 @@ use crate::kernel::layout::{self, prologue};
 use crate::kernel::library::{self, Split};
 use crate::kernel::{Kernel, Operand, Prologue, RowFold, Template};
 use crate::op::{Args, Call, Core, Lower, ValueId, reduced_axes};
+use crate::pass::attention;
 use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
 use std::collections::{HashMap, HashSet};
@@ -397,6 +398,12 @@ impl Lowering<'_> {
                 _ => return Ok(false),
             }
         };
+        let group = graph.node(anchor).group.map_or(&[][..], |group| &members[&group]);
+        let templates = group.iter().filter(|&&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Template(_))));
+        if templates.count() > 1 {
+            // An attention has no place for it.
+            return Ok(false);
+        }
         let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
         let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(false) };
         let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
@@ -473,7 +480,6 @@ impl Lowering<'_> {
             let operands = group.iter().flat_map(|&n| graph.operands(n)).flatten();
             operands.filter(|v| !group.contains(&v.node)).collect::<HashSet<_>>().len()
         };
-        let group = graph.node(anchor).group.map_or(&[][..], |group| &members[&group]);
         let hosted = operands.iter().filter_map(|v| self.hosted.get(v)).map(|h| h.reads.len() - 1);
         let bindings = outside(group) + hosted.sum::<usize>() + reads.len() - 1 + 2;
         let fits = bindings <= self.target.max_bindings as usize
@@ -504,6 +510,9 @@ impl Lowering<'_> {
     fn group(&mut self, nodes: &[u32]) -> Result<()> {
         let sink = *nodes.last().expect("a group has nodes");
         let lower = |n: u32| &self.graph.node(n).op().expect("only operators are grouped").lower;
+        if nodes.iter().filter(|&&n| matches!(lower(n), Lower::Template(_))).count() > 1 {
+            return self.attention(nodes, sink);
+        }
         let anchor = nodes.iter().copied().find(|&n| matches!(lower(n), Lower::Template(_)));
         let reduction = nodes.iter().copied().find(|&n| matches!(lower(n), Lower::Reduce(_)));
         let mut code = Code::default();
@@ -554,6 +563,39 @@ impl Lowering<'_> {
             let to = self.destination(value)?;
             self.step(name, Recipe::new(Template::Map, shape, Body::new(&[result])), code.reads, vec![to])
         }
+    }
+
+    /// Makes one kernel of an attention.
+    fn attention(&mut self, nodes: &[u32], sink: u32) -> Result<()> {
+        let graph = self.graph;
+        let found = attention::ending_in(graph, sink);
+        let found = found.ok_or_else(|| graph.node(sink).error("a group of two products is an attention"))?;
+        let (products, mut reads, _) = self.core(found.products)?;
+        let space = products.shape;
+        let value = ValueId { node: sink, port: 0 };
+        let shape = graph.fact(value).shape.clone();
+        let values = graph.operands(sink)[1].expect("a product has two operands");
+        let mut extents = space.clone();
+        extents.truncate(space.len() - 2);
+        extents.extend([space[space.len() - 1], shape[shape.len() - 1]]);
+        let place = self.place(values)?;
+        reads.push((place.buffer, self.operand(place.buffer, place.access.broadcast(&extents))));
+
+        let dtype = graph.fact(value).dtype;
+        let mut code = Code { first: 1, ..Code::default() };
+        code.values.insert(ValueId { node: found.products, port: 0 }, Expr::input(0, dtype));
+        let scoring = |&n: &u32| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
+        let last = nodes.iter().position(|&n| n == found.scores.node).expect("the scores are of the group");
+        let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
+        let score = match maps.is_empty() {
+            true => Expr::input(0, dtype),
+            false => self.compute(&maps, &mut code, &|access, _| Some(access.broadcast(&space)))?,
+        };
+        let further = code.reads.len();
+        reads.append(&mut code.reads);
+        let template = Template::Attention { score: Body::new(&[score]), further };
+        let to = self.destination(value)?;
+        self.step(graph.node(sink).name.clone(), template, shape, reads, vec![to], Body::identity(dtype))
     }
 
     fn unreachable(&self, node: u32) -> Error {

@@ -297,11 +297,8 @@ multiversion! {
     pub fn pow_scalar(x: &[f32], exponent: f32, y: &mut [f32]) => pow_scalar_body
 }
 multiversion! {
-    /// `y[i] = exp(x[i] - shift)`; returns the sum of `y`. The heart of a softmax.
-    ///
-    /// # Panics
-    /// If the lengths differ.
-    pub fn exp_shifted(x: &[f32], shift: f32, y: &mut [f32]) -> f32 => exp_shifted_body
+    /// `x[i] = exp(x[i] - max) / sum`, where `max` is the largest element and `sum` that of the numerators.
+    pub fn softmax_in_place(x: &mut [f32]) => softmax_body
 }
 multiversion! {
     /// The sum of `x`.
@@ -439,9 +436,11 @@ fn pow_scalar_body<const FMA: bool>(x: &[f32], exponent: f32, y: &mut [f32]) {
 }
 
 #[inline(always)]
-fn exp_shifted_body<const FMA: bool>(x: &[f32], shift: f32, y: &mut [f32]) -> f32 {
-    each(x, y, |x| exp::<FMA>(x - shift));
-    sum_body::<FMA>(y)
+fn softmax_body<const FMA: bool>(x: &mut [f32]) {
+    let shift = max_body::<FMA>(x);
+    each_in_place(x, |x| exp::<FMA>(x - shift));
+    let scale = 1.0 / sum_body::<FMA>(x);
+    each_in_place(x, |x| x * scale);
 }
 
 /// Accumulators of a reduction: enough for four of the widest vectors, which hides the latency of an addition.
@@ -722,10 +721,12 @@ mod tests {
                 assert!((f64::from(dot(isa, x, x)) / exact(|x| x * x).max(1.0) - 1.0).abs() < 1e-6 || len == 0);
                 assert_eq!(max(isa, x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max));
                 assert_eq!(min(isa, x), x.iter().copied().fold(f32::INFINITY, f32::min));
-                let mut y = vec![0.0; len];
-                let total = f64::from(exp_shifted(isa, x, 500.0, &mut y));
-                let want: f64 = x.iter().map(|&x| f64::from(x - 500.0).exp()).sum();
-                assert!((total - want).abs() <= 1e-6 * want + 1e-37);
+                let mut y: Vec<f32> = x.iter().map(|x| x / 100.0).collect();
+                softmax_in_place(isa, &mut y);
+                let max = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let power = |x: f32| f64::from((x - max) / 100.0).exp();
+                let total: f64 = x.iter().map(|&x| power(x)).sum();
+                assert!(x.iter().zip(&y).all(|(&x, &y)| (f64::from(y) / (power(x) / total) - 1.0).abs() < 1e-5));
             }
             for at in [0, 63, 64, 130] {
                 let mut x = vec![1.0; 131];

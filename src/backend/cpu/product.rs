@@ -73,7 +73,7 @@ impl MatMul {
             .map(|(o, axis)| (o.access.strides[axis], o.access.strides[rank - 1]));
         let epilogue = match kernel.body.is_identity() && product.direct {
             true => None,
-            false => Some(Epilogue::new(kernel, isa, operands, row, rank - 1..rank)?),
+            false => Some(Epilogue::new(&kernel.body, &kernel.shape, isa, operands, row, rank - 1..rank)?),
         };
 
         let (count, ns) = (product.count(), product.nanoseconds());

@@ -45,7 +45,7 @@ impl Sliding {
         let images = operands.motions.iter().map(|m| (m.steps[0], m.start)).collect();
         let epilogue = match kernel.body.is_identity() && windowed.direct.is_some() {
             true => None,
-            false => Some(Epilogue::new(kernel, isa, operands, 1, 2..5)?),
+            false => Some(Epilogue::new(&kernel.body, &kernel.shape, isa, operands, 1, 2..5)?),
         };
         let steps = |access: &Access| Some([access.strides[0], access.strides[1], per_position(access)?]);
         let prologue = Prologue::new(kernel, 0, steps)?;

@@ -8,7 +8,9 @@ use super::nest::{Motion, Nest};
 use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
 use super::{Args, Needs};
+use crate::expr::Body;
 use crate::kernel::Kernel;
+use crate::shape::Shape;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
@@ -19,7 +21,7 @@ enum Place {
 
 #[derive(Clone, Debug)]
 struct Stream {
-    /// The launch's argument; `None` is the index itself.
+    /// The launch's argument; `None` is the index itself, or the tile where it is a destination.
     arg: Option<usize>,
     size: usize,
     place: Place,
@@ -59,9 +61,34 @@ pub struct Operands {
 impl Operands {
     /// Lists what the body of a kernel with a core of `f32` values reads and writes.
     pub fn new(kernel: &Kernel) -> Result<Operands, String> {
-        let (rank, core) = (kernel.shape.len(), kernel.template.core_reads());
-        let (inputs, axes) = leaves([&kernel.body]);
-        let mut frame = Frame { inputs: vec![None; kernel.further().len() + 1], ..Frame::default() };
+        let core = kernel.template.core_reads();
+        let mut operands = Operands::read(kernel, &kernel.body, core, &kernel.shape)?;
+        for (k, operand) in kernel.writes.iter().enumerate() {
+            operands.write(Some(kernel.reads.len() + k), stored(operand)?, Motion::bytes(operand, 0..kernel.shape.len()));
+        }
+        Ok(operands)
+    }
+
+    /// Lists what a body over the indices of `shape` reads, and has its result take the place of the core value. Operands are
+    /// numbered from `first`.
+    pub fn in_place(kernel: &Kernel, body: &Body, first: usize, shape: &Shape) -> Result<Operands, String> {
+        let mut operands = Operands::read(kernel, body, first, shape)?;
+        let mut motion = Motion::still(shape.len());
+        motion.steps[shape.len() - 1] = Repr::F32.size() as isize;
+        operands.write(None, Repr::F32, motion);
+        Ok(operands)
+    }
+
+    fn write(&mut self, arg: Option<usize>, repr: Repr, motion: Motion) {
+        self.sinks.push(Sink::Store(repr));
+        self.streams.push((arg, repr.size()));
+        self.motions.push(motion);
+    }
+
+    fn read(kernel: &Kernel, body: &Body, core: usize, shape: &Shape) -> Result<Operands, String> {
+        let rank = shape.len();
+        let (inputs, axes) = leaves([body]);
+        let mut frame = Frame { inputs: vec![None; kernel.reads.len() - core + 1], ..Frame::default() };
         frame.sources.push(Source { repr: Repr::F32, still: false, padded: false });
         frame.inputs[0] = Some(0);
         let (mut streams, mut motions) = (Vec::new(), Vec::new());
@@ -84,21 +111,16 @@ impl Operands {
             streams.push((None, 8));
             motions.push(Motion::index(axis as usize, rank));
         }
-        let mut sinks = Vec::new();
-        for (k, operand) in kernel.writes.iter().enumerate() {
-            let repr = stored(operand)?;
-            sinks.push(Sink::Store(repr));
-            streams.push((Some(kernel.reads.len() + k), repr.size()));
-            motions.push(Motion::bytes(operand, 0..rank));
-        }
-        Ok(Operands { frame, sinks, streams, motions })
+        Ok(Operands { frame, sinks: Vec::new(), streams, motions })
     }
 }
 
 impl Epilogue {
-    /// Compiles the body for a core whose result has the kernel's axis `row` as rows and the axes `cols`, joined, as columns.
+    /// Compiles a body over the indices of `shape` for a core whose result has the axis `row` as rows and the axes `cols`, joined, as
+    /// columns.
     pub fn new(
-        kernel: &Kernel,
+        body: &Body,
+        shape: &Shape,
         isa: Isa,
         operands: Operands,
         row: usize,
@@ -114,7 +136,7 @@ impl Epilogue {
         let mut place = |k: usize| {
             let (arg, size) = streams[k];
             let along = Motion { steps: motions[k].steps[cols.clone()].to_vec(), start: 0 };
-            let nest = Nest::new(&kernel.shape[cols.clone()], &[along], None);
+            let nest = Nest::new(&shape[cols.clone()], &[along], None);
             let even = match nest.rank() {
                 0 => Some(if k < reads { 0 } else { size as isize }),
                 1 => Some(nest.steps[0][0]),
@@ -122,7 +144,7 @@ impl Epilogue {
             };
             let place = match even {
                 Some(0) if k < reads => Place::Still,
-                Some(s) if arg.is_some() && s == size as isize => Place::Dense,
+                Some(s) if s == size as isize && (arg.is_some() || k >= reads) => Place::Dense,
                 _ => Place::Staged(reserve(BLOCK * size)),
             };
             Stream { arg, size, place, row: motions[k].steps[row], cols: even.map_or(Cols::Split(nest), Cols::Even) }
@@ -134,7 +156,7 @@ impl Epilogue {
             source.padded = matches!(stream.place, Place::Staged(_));
         }
         let slots = reserve(8 * sources.len());
-        let program = Program::new(&kernel.body, &frame, &sinks)?;
+        let program = Program::new(body, &frame, &sinks)?;
         Ok(Epilogue { isa, program, sources, outs, slots, bytes })
     }
 
@@ -190,7 +212,7 @@ impl Epilogue {
                     let line = at[first_out + k] + row as isize * s.row;
                     bases[self.program.out(k)] = match s.place {
                         Place::Staged(offset) => mem.wrapping_add(offset),
-                        _ => args.at(s.arg.expect("destinations are memory"), s.even(line, col)),
+                        _ => s.arg.map_or(bases[source(0)], |arg| args.at(arg, s.even(line, col))),
                     };
                 }
                 // SAFETY: the caller's word.

@@ -172,6 +172,21 @@ fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
             at(1, &[batch, &[k, n]].concat())?;
             floats(2)?;
         }
+        Template::Attention { further, .. } => {
+            ensure(rank >= 2, || format!("expected at least 2 axes, found {shape}"))?;
+            read_rank(0, rank)?;
+            read_rank(1, rank)?;
+            let (batch, m, e) = (&shape[..rank - 2], shape[rank - 2], shape[rank - 1]);
+            let (d, n) = (reads[0].access.shape[rank - 1], reads[1].access.shape[rank - 1]);
+            ensure(m.max(n).max(d).max(e) <= MOST_EXTENT, || {
+                format!("an attention of {m} by {d} by {n} by {e} is too large")
+            })?;
+            at(0, &[batch, &[m, d]].concat())?;
+            at(1, &[batch, &[d, n]].concat())?;
+            at(2, &[batch, &[n, e]].concat())?;
+            (3..3 + further).try_for_each(|i| at(i, &[batch, &[m, n]].concat()))?;
+            floats(3)?;
+        }
         Template::Conv { groups, window } | Template::ConvTranspose { groups, window } => {
             let transposed = matches!(template, Template::ConvTranspose { .. });
             ensure(rank == 5, || format!("expected 5 axes, found {shape}"))?;
@@ -281,6 +296,19 @@ fn check_bodies(kernel: &Kernel, value: Option<DType>, target: &Target) -> Verdi
     scope.inputs.extend(value.map(|dtype| Source { dtype, strides: &[] }));
     let further = &reads[kernel.further()];
     scope.inputs.extend(further.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
+    if let Template::Attention { score, further } = template {
+        let mut space = shape.clone();
+        let (Some(columns), Some(&n)) = (space.last_mut(), reads[1].access.shape.last()) else {
+            return Err("an attention without axes".into());
+        };
+        *columns = n;
+        let mut scope = Scope { target, inputs: Vec::new(), folds: Vec::new(), shape: &space, inner: 0 };
+        scope.inputs.extend(value.map(|dtype| Source { dtype, strides: &[] }));
+        let operands = &reads[3..3 + further];
+        scope.inputs.extend(operands.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
+        let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
+        ensure(types.len() == 1 && Some(types[0]) == value, || format!("score: expected one score, found {types:?}"))?;
+    }
     if let Template::Row { inner, folds, per_row } = template {
         for (i, fold) in folds.iter().enumerate() {
             let name = |e| format!("fold {i}: {e}");

@@ -1,0 +1,125 @@
+//! How attention on the CPU is cut into strips of rows, whose scores are all that is ever held of them.
+//!
+//! ```text
+//!              keys, values: packed once per matrix when there are several strips
+//!            .--------------.
+//!   queries  |    d x n     |       scores of a strip          result of a strip
+//!   .----.   '--------------'      .--------------.   n x e    .----.
+//!   |    | strip              -->  |              |     -->    |    |
+//!   '----'                         '--------------'            '----'
+//! ```
+
+use super::TILE_BYTES;
+use super::gemm::{PANEL_ROWS, packed_b_bytes, workspace_bytes};
+use crate::dtype::DType;
+use crate::kernel::{Kernel, Template};
+
+/// The fewest rows of a strip, for which packing keys and values pays, where tile memory is short.
+const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
+
+/// A [`Template::Attention`] kernel as a batch of attentions of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attention {
+    /// Number of heads, over all batch axes.
+    pub heads: usize,
+    /// Rows of queries and of the result.
+    pub m: usize,
+    /// Rows of keys and values.
+    pub n: usize,
+    /// Columns of queries and keys.
+    pub d: usize,
+    /// Columns of values and of the result.
+    pub e: usize,
+    /// Whether the result is collected where it goes.
+    pub direct: bool,
+    /// Rows whose scores are held at a time.
+    pub strip: usize,
+}
+
+impl Attention {
+    /// Takes an attention apart.
+    ///
+    /// # Errors
+    /// When the operands do not fit together.
+    pub fn new(kernel: &Kernel) -> Result<Attention, String> {
+        let Kernel { template, shape, reads, writes, body, .. } = kernel;
+        let (Template::Attention { further, .. }, [q, k, v, ..], [out]) = (template, &reads[..], &writes[..]) else {
+            return Err("an attention of fewer than three operands".into());
+        };
+        let Some(batch) = shape.len().checked_sub(2) else { return Err(format!("an attention over {shape}")) };
+        let (m, e) = (shape[batch], shape[batch + 1]);
+        let (d, n) = match (q.access.shape.get(batch + 1), k.access.shape.get(batch + 1)) {
+            (Some(&d), Some(&n)) => (d, n),
+            _ => return Err(format!("an attention of {} and {}", q.access.shape, k.access.shape)),
+        };
+        let fits = |i: usize, matrix: [usize; 2]| {
+            let access = &reads[i].access;
+            access.strides.len() == batch + 2
+                && access.shape.len() == batch + 2
+                && access.shape[..batch] == shape[..batch]
+                && access.shape[batch..] == matrix
+        };
+        let floats = [q, k, v].iter().all(|o| o.dtype == DType::F32 && !o.packed);
+        let core = 3 + further;
+        let matrices = fits(0, [m, d]) && fits(1, [d, n]) && fits(2, [n, e]);
+        if !floats || reads.len() < core || !matrices || !(3..core).all(|i| fits(i, [m, n])) {
+            return Err(format!("an attention of {}, {} and {}", q.access.shape, k.access.shape, v.access.shape));
+        }
+        let direct = body.is_identity() && out.dtype == DType::F32;
+        let heads = shape[..batch].iter().product();
+        let mut cut = Attention { heads, m, n, d, e, direct, strip: m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS) };
+        let room = |a: &Attention| a.slot_bytes() as u64 <= TILE_BYTES;
+        if !room(&cut) {
+            let rows = (1..cut.strip / PANEL_ROWS).rev().map(|panels| panels * PANEL_ROWS);
+            let strips = rows.map(|strip| Attention { strip, ..cut });
+            let fewest = FEWEST_ROWS.min(cut.strip);
+            cut = strips.take_while(|a| a.strip >= fewest).find(room).unwrap_or(Attention { strip: fewest, ..cut });
+        }
+        Ok(cut)
+    }
+
+    /// Strips per head.
+    pub fn strips(&self) -> usize {
+        self.m.div_ceil(self.strip)
+    }
+
+    /// Whether keys and values are packed once for all strips of a head.
+    pub fn packs(&self) -> bool {
+        self.strips() > 1
+    }
+
+    /// Bytes of the packed keys and of the packed values; none when each product packs what it needs.
+    pub fn packed_bytes(&self) -> [usize; 2] {
+        let all = [packed_b_bytes(self.d, self.n), packed_b_bytes(self.n, self.e)];
+        if self.packs() { all } else { [0; 2] }
+    }
+
+    /// Bytes of the scores of a strip.
+    pub fn score_bytes(&self) -> usize {
+        4 * self.strip.min(self.m) * self.n
+    }
+
+    /// What the products need beside it.
+    pub fn product_bytes(&self) -> usize {
+        // The last strip may be lower, and be cut another way.
+        let heights = [self.strip.min(self.m), self.m % self.strip];
+        let of = |rows: usize| {
+            let scores = workspace_bytes(rows, self.n, self.d, false, self.packs(), true);
+            scores.max(workspace_bytes(rows, self.e, self.n, false, self.packs(), self.direct))
+        };
+        heights.map(of).into_iter().max().unwrap_or(0)
+    }
+
+    /// Bytes of workspace of a thread: packed keys, packed values, scores, then what the products need; each a multiple of 64.
+    pub fn slot_bytes(&self) -> usize {
+        let up = |bytes: usize| bytes.next_multiple_of(64);
+        let [keys, values] = self.packed_bytes();
+        up(keys) + up(values) + up(self.score_bytes()) + up(self.product_bytes())
+    }
+
+    /// About how long one thread takes.
+    pub fn nanoseconds(&self) -> f64 {
+        let scores = self.heads as f64 * self.m as f64 * self.n as f64;
+        scores * ((self.d + self.e) as f64 / 50.0 + 0.5)
+    }
+}

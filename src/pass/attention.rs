@@ -1,0 +1,115 @@
+//! Finds attention, however it was spelled: a product of the softmax of what follows from another product.
+//!
+//! ```text
+//! query   key
+//!    \    /
+//!    MatMul     elementwise        ReduceMax  Sub  Exp  ReduceSum  Div
+//!   (products) ------------> scores ------------------------------------> weights   value
+//!               scale, mask ..                                                  \    /
+//!                                                                               MatMul
+//! ```
+
+use super::fuse::uses_index;
+use crate::graph::Graph;
+use crate::op::{Call, Lower, ValueId, reduced_axes};
+use std::collections::HashSet;
+
+/// The nodes of an attention.
+#[derive(Debug)]
+pub struct Attention {
+    /// The product of queries and keys.
+    pub products: u32,
+    /// The scores: that product, or what elementwise nodes make of it.
+    pub scores: ValueId,
+    /// All nodes from the first product to the second one, without an order.
+    pub nodes: HashSet<u32>,
+}
+
+/// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
+pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
+    let named = |value: ValueId, name: &str| {
+        let node = graph.node(value.node);
+        (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
+    };
+    let &[weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+    let space = &graph.fact(weights).shape;
+    let result = &graph.node(sink).outputs[0].fact.shape;
+    let rank = space.len();
+    let matrices = rank >= 2 && result.len() == rank && graph.fact(values).shape.len() >= 2;
+    if !matrices || result[..rank - 2] != space[..rank - 2] || space.contains(&0) {
+        return None;
+    }
+    let folds_columns = |value: ValueId| {
+        let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
+        let facts = [Some(graph.fact(operand))];
+        let axes = reduced_axes(&Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }).ok()?;
+        (axes == [rank - 1] && graph.fact(value).shape.len() == rank).then_some(())
+    };
+    let &[exp, sum] = &named(weights, "Div")?[..] else { return None };
+    let &[shifted] = &named(exp, "Exp")?[..] else { return None };
+    let &[scores, max] = &named(shifted, "Sub")?[..] else { return None };
+    folds_columns(sum)?;
+    folds_columns(max)?;
+    if named(sum, "ReduceSum")?[0] != exp || named(max, "ReduceMax")?[0] != scores {
+        return None;
+    }
+    let mut nodes: HashSet<u32> = [weights, exp, sum, shifted, max].into_iter().map(|v| v.node).collect();
+    nodes.insert(sink);
+
+    // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
+    let inside = |value: ValueId, nodes: &HashSet<u32>| {
+        !graph.is_output(value) && graph.users(value).iter().all(|u| nodes.contains(u))
+    };
+    let mut products = None;
+    let mut rest = vec![scores];
+    while let Some(value) = rest.pop() {
+        if nodes.contains(&value.node) || graph.fact(value).shape != *space || !inside(value, &nodes) {
+            continue;
+        }
+        let Some(op) = graph.node(value.node).op() else { continue };
+        let operands = graph.operands(value.node);
+        match op.lower {
+            Lower::Template(_) if op.name == "MatMul" && products.is_none() => {
+                if operands.iter().flatten().any(|&v| graph.fact(v).shape.len() < 2) {
+                    return None;
+                }
+                products = Some(value.node);
+            }
+            Lower::Map(map) if !uses_index(graph, value.node, map) => rest.extend(operands.into_iter().flatten()),
+            _ => continue,
+        }
+        nodes.insert(value.node);
+    }
+    let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
+    let closed = members.into_iter().all(|value| inside(value, &nodes));
+    let repeated = [graph.operands(products?)[1]?, values].iter().any(|&v| is_repeated(graph, v));
+    // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them.
+    if repeated && space[rank - 2] < result[rank - 1] {
+        return None;
+    }
+    let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;
+    (closed && same_type).then_some(Attention { products: products?, scores, nodes })
+}
+
+/// Whether a value is a view that holds elements several times, as the keys of grouped queries.
+fn is_repeated(graph: &Graph, mut value: ValueId) -> bool {
+    while let Some(Lower::View(_)) = graph.node(value.node).op().map(|op| &op.lower) {
+        let Some(source) = graph.operands(value.node)[0] else { return false };
+        if graph.fact(source).shape.numel() < graph.fact(value).shape.numel() {
+            return true;
+        }
+        value = source;
+    }
+    false
+}
+
+impl Attention {
+    /// The values that the scores are made of beside the product, each once.
+    pub fn further(&self, graph: &Graph) -> HashSet<ValueId> {
+        let maps = self.nodes.iter().filter(|&&n| {
+            n != self.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
+        });
+        let operands = maps.flat_map(|&n| graph.operands(n)).flatten();
+        operands.filter(|v| !self.nodes.contains(&v.node)).collect()
+    }
+}
