@@ -38,8 +38,19 @@ pub struct Target {
     pub max_shared: u32,
     /// Largest number of workgroups along one dimension of a dispatch.
     pub max_groups: u32,
+    /// Most sequences of steps that run side by side.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub lanes: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
 }
 
 impl Target {
@@ -55,6 +66,7 @@ impl Target {
             max_workgroup: 1,
             max_shared: 256 << 10,
             max_groups: u32::MAX,
+            lanes: 1,
             threads,
         }
     }
@@ -71,6 +83,7 @@ impl Target {
             max_workgroup: 256,
             max_shared: 16 << 10,
             max_groups: 65535,
+            lanes: 1,
             threads: 1,
         }
     }
@@ -124,14 +137,17 @@ impl Target {
             ("max_bindings", self.max_bindings.into(), 4),
             ("max_workgroup", self.max_workgroup.into(), 1),
             ("max_groups", self.max_groups.into(), 1),
+            ("lanes", self.lanes.into(), 1),
             ("threads", self.threads.into(), 1),
         ] {
             if value < min {
                 return Err(format!("{name}: expected at least {min}, found {value}"));
             }
         }
-        if self.threads > 4096 {
-            return Err(format!("threads: expected at most 4096, found {}", self.threads));
+        for (name, value) in [("threads", self.threads), ("lanes", self.lanes)] {
+            if value > 4096 {
+                return Err(format!("{name}: expected at most 4096, found {value}"));
+            }
         }
         Ok(())
     }
