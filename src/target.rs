@@ -61,6 +61,9 @@ pub struct Target {
     pub max_shared: u32,
     /// Largest number of workgroups along one dimension of a dispatch.
     pub max_groups: u32,
+    /// Most sequences of steps that run side by side.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub lanes: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
     /// The most bytes of host-visible memory that data passes through on its way to the device, and on its way back; 0 where the host
@@ -94,6 +97,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
+fn one() -> u32 {
+    1
+}
+
+fn is_one(n: &u32) -> bool {
+    *n == 1
+}
+
 impl Target {
     /// The host, with workspaces for `threads` threads.
     pub fn cpu(threads: u32) -> Target {
@@ -107,6 +118,7 @@ impl Target {
             max_workgroup: 1,
             max_shared: 256 << 10,
             max_groups: u32::MAX,
+            lanes: 1,
             threads,
             staging: 0,
             libraries: Libraries::default(),
@@ -128,6 +140,7 @@ impl Target {
             max_workgroup: 256,
             max_shared: 16 << 10,
             max_groups: 65535,
+            lanes: 1,
             threads: 1,
             staging: STAGING,
             libraries: Libraries::default(),
@@ -214,14 +227,17 @@ impl Target {
             ("max_bindings", self.max_bindings.into(), 4),
             ("max_workgroup", self.max_workgroup.into(), 1),
             ("max_groups", self.max_groups.into(), 1),
+            ("lanes", self.lanes.into(), 1),
             ("threads", self.threads.into(), 1),
         ] {
             if value < min {
                 return Err(format!("{name}: expected at least {min}, found {value}"));
             }
         }
-        if self.threads > 4096 {
-            return Err(format!("threads: expected at most 4096, found {}", self.threads));
+        for (name, value) in [("threads", self.threads), ("lanes", self.lanes)] {
+            if value > 4096 {
+                return Err(format!("{name}: expected at most 4096, found {value}"));
+            }
         }
         if !self.staging.is_multiple_of(self.alignment) {
             return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));

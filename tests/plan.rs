@@ -112,7 +112,14 @@ impl Maker {
             call: None,
         });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
-        plan.steps.push(Step { name, kernel, reads: buffers(reads), writes: buffers(writes) });
+        plan.steps.push(Step {
+            name,
+            kernel,
+            reads: buffers(reads),
+            writes: buffers(writes),
+            lane: 0,
+            waits: Vec::new(),
+        });
         plan.steps.last_mut().expect("one was pushed")
     }
 

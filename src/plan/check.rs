@@ -17,10 +17,12 @@ use crate::error::{Error, Result};
 use crate::kernel::{Template, layout};
 use crate::target::Memory;
 use kernel::{Needs, Touch, is_countable, stores};
+use lanes::Clock;
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
+mod lanes;
 pub(crate) mod set;
 
 /// Checks a plan.
@@ -46,19 +48,28 @@ struct Checker<'a> {
     held: Vec<Option<Held>>,
     /// Per segment, the buffers that hold bytes, by offset; they do not overlap.
     holders: Vec<BTreeMap<u64, usize>>,
+    clock: Clock,
     /// Changes of the arena's live bytes from one step to the next.
     live: Vec<i128>,
 }
 
 /// The data in a buffer's bytes.
 struct Held {
-    /// The step that took the bytes, and the last that used them.
-    steps: (usize, usize),
+    /// The last step that used the bytes.
+    last: usize,
+    /// The first and the last step that may run while one uses the bytes, or while one used those that they were taken from in place.
+    span: (usize, usize),
     /// What of it was written; `None` is all.
     parts: Option<Vec<Set>>,
 }
 
 impl Held {
+    fn use_at(&mut self, at: usize, clock: &Clock) {
+        let (first, last) = clock.beside(at);
+        self.last = at;
+        self.span = (self.span.0.min(first), self.span.1.max(last));
+    }
+
     fn has(&self, set: &Set) -> bool {
         self.parts.as_ref().is_none_or(|parts| set.is_covered(parts))
     }
@@ -89,6 +100,7 @@ impl<'a> Checker<'a> {
             needs,
             held: plan.buffers.iter().map(|_| None).collect(),
             holders: vec![BTreeMap::new(); plan.segments.len()],
+            clock: Clock::new(plan)?,
             live: vec![0; plan.steps.len() + 1],
         };
         checker.segments()?;
@@ -113,6 +125,7 @@ impl<'a> Checker<'a> {
         for buffer in 0..self.held.len() {
             self.release(buffer);
         }
+        self.clock.check(self.plan)?;
         self.summary()
     }
 
@@ -193,7 +206,7 @@ impl<'a> Checker<'a> {
             })?;
             if class != Class::Output {
                 ensure(taken.insert(buffer), || format!("{}: filled twice", named()))?;
-                checker.held[buffer] = Some(Held { steps: (0, 0), parts: None });
+                checker.held[buffer] = Some(Held { last: 0, span: (0, 0), parts: None });
             }
             Ok(())
         };
@@ -362,7 +375,7 @@ impl<'a> Checker<'a> {
                 format!("reads {}: {lost}", self.name(arg.buffer))
             })?;
             if let Some(held) = &mut self.held[arg.buffer] {
-                held.steps.1 = at;
+                held.use_at(at, &self.clock);
             }
         }
         for arg in args.iter().filter(|a| a.written) {
@@ -440,27 +453,31 @@ impl<'a> Checker<'a> {
     fn write(&mut self, at: usize, arg: &Arg) {
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[arg.buffer];
         if self.held[arg.buffer].is_none() {
+            let mut span = (at, at);
             let below = |holders: &BTreeMap<u64, usize>| holders.range(..offset + bytes).next_back().map(|(_, &b)| b);
             while let Some(last) = below(&self.holders[segment]) {
                 let Buffer { offset: start, bytes: length, .. } = self.plan.buffers[last];
                 if start + length <= offset {
                     break;
                 }
-                if self.held[last].as_ref().is_some_and(|h| h.steps.1 == at) {
+                match &self.held[last] {
                     // Read by this step, at the very bytes that are written now: they count once.
-                    self.live[at] -= self.footprint(last);
-                    self.live[at + 1] += self.footprint(last);
+                    Some(held) if held.last == at && (start, length) == (offset, bytes) => {
+                        span = held.span;
+                        self.held[last] = None;
+                        self.holders[segment].remove(&start);
+                    }
+                    _ => self.release(last),
                 }
-                self.release(last);
             }
-            self.held[arg.buffer] = Some(Held { steps: (at, at), parts: Some(Vec::new()) });
+            self.held[arg.buffer] = Some(Held { last: at, span, parts: Some(Vec::new()) });
             if bytes > 0 {
                 self.holders[segment].insert(offset, arg.buffer);
             }
         }
         let whole = Set::first(self.elements(arg.buffer));
         let Some(held) = &mut self.held[arg.buffer] else { unreachable!("it took its bytes above") };
-        held.steps.1 = at;
+        held.use_at(at, &self.clock);
         let (Some(parts), Some(set)) = (&mut held.parts, arg.touch.and_then(|t| t.set.as_ref())) else { return };
         if !parts.contains(set) {
             parts.push(set.clone());
@@ -474,7 +491,7 @@ impl<'a> Checker<'a> {
 
     /// Ends a buffer's hold on its bytes.
     fn release(&mut self, buffer: usize) {
-        let Some(Held { steps: (from, to), .. }) = self.held[buffer].take() else { return };
+        let Some(Held { span: (from, to), .. }) = self.held[buffer].take() else { return };
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
         if bytes > 0 {
             self.holders[segment].remove(&offset);

@@ -1,14 +1,15 @@
 //! When each buffer holds data, and which buffers take the bytes of one that dies as they are made.
 
 use super::Class;
+use super::lanes::Lanes;
 use super::lower::Draft;
 
 /// Buffers that are placed as one, because each takes the bytes of the one before it.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// Position of the first step that writes.
+    /// Position of the first step that may run when the first one writes.
     pub lower: usize,
-    /// One more than the position of the last step that reads or writes.
+    /// One more than the position of the last step that may run when one reads or writes.
     pub upper: usize,
     /// Bytes.
     pub bytes: u64,
@@ -23,16 +24,21 @@ pub struct Live {
     pub ranges: Vec<Range>,
 }
 
-/// Live ranges of the arena's buffers when steps run in `order`.
-pub fn live(draft: &Draft, order: &[usize]) -> Live {
+/// Live ranges of the arena's buffers when steps run in `order`, side by side in `lanes`.
+pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
     let arena = |b: usize| matches!(draft.buffers[b].class, Class::Activation | Class::Workspace);
-    let mut last = vec![0usize; draft.buffers.len()];
+    let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];
-        for &b in step.reads.iter().chain(&step.writes) {
-            last[b] = at;
+        for &b in step.reads.iter().chain(&step.writes).filter(|&&b| arena(b)) {
+            if uses[b].last() != Some(&at) {
+                uses[b].push(at);
+            }
         }
     }
+    let ends =
+        |b: usize| uses[b].iter().map(|&at| lanes.latest(at) + 1).max().expect("a buffer that is written is used");
+    let mut owner: Vec<usize> = Vec::new();
     let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];
@@ -40,20 +46,26 @@ pub fn live(draft: &Draft, order: &[usize]) -> Live {
             if !arena(b) || live.range[b].is_some() {
                 continue;
             }
-            let dying = |r: &usize| {
-                let range = live.range[*r]?;
-                // Nothing has taken its bytes yet, nothing reads it later.
-                (last[*r] == at && live.ranges[range].upper == at + 1).then_some(range)
+            let dying = |&r: &usize| {
+                let range = live.range[r]?;
+                // Nothing has taken its bytes yet, and whatever else uses it is over.
+                let (&last, others) = uses[r].split_last()?;
+                let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));
+                (dies && owner[range] == r).then_some(range)
             };
             let heir = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
             match heir {
                 Some(range) => {
-                    live.ranges[range].upper = last[b] + 1;
+                    let upper = &mut live.ranges[range].upper;
+                    *upper = ends(b).max(*upper);
+                    owner[range] = b;
                     live.range[b] = Some(range);
                 }
                 None => {
                     live.range[b] = Some(live.ranges.len());
-                    live.ranges.push(Range { lower: at, upper: last[b] + 1, bytes: draft.buffers[b].bytes });
+                    owner.push(b);
+                    let lower = uses[b].iter().map(|&at| lanes.earliest(at)).min().map_or(at, |p| p.min(at));
+                    live.ranges.push(Range { lower, upper: ends(b), bytes: draft.buffers[b].bytes });
                 }
             }
         }

@@ -595,7 +595,8 @@ impl Lowering<'_> {
         reads.append(&mut code.reads);
         let template = Template::Attention { score: Body::new(&[score]), further };
         let to = self.destination(value)?;
-        self.step(graph.node(sink).name.clone(), template, shape, reads, vec![to], Body::identity(dtype))
+        let recipe = Recipe::new(template, shape, Body::identity(dtype));
+        self.step(graph.node(sink).name.clone(), recipe, reads, vec![to])
     }
 
     fn unreachable(&self, node: u32) -> Error {

@@ -12,6 +12,7 @@ use crate::graph::{Constant, Graph};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
+use lanes::Lanes;
 use live::Live;
 use lower::{Draft, Options, lower};
 use place::{Item, Problem};
@@ -20,6 +21,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub mod check;
+pub mod lanes;
 pub mod live;
 pub mod lower;
 pub mod order;
@@ -148,6 +150,16 @@ pub struct Step {
     pub reads: Vec<usize>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
     pub writes: Vec<usize>,
+    /// Steps of one lane run one after another, those of several lanes side by side.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub lane: u32,
+    /// Earlier steps of other lanes that must be over before it starts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<usize>,
+}
+
+fn is_first(lane: &u32) -> bool {
+    *lane == 0
 }
 
 /// Figures that follow from the plan, kept beside it for readers.
@@ -271,7 +283,7 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
         let mut smallest: Option<Layout> = None;
         for (name, order) in order::orders(&draft) {
             let bar = [smallest.as_ref(), best.as_ref().map(|(_, l)| l)].into_iter().flatten().map(|l| l.peak).min();
-            if let Some(layout) = layout(&draft, target, name, order, bar)? {
+            if let Some(layout) = layout(&draft, target, name, order, 1, bar)? {
                 smallest = Some(layout);
             }
         }
@@ -284,7 +296,12 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
         }
     }
     let (draft, layout) = best.expect("the first order is always placed");
-    let (plan, constants) = assemble(graph, target, draft, layout);
+    let wide = widen(&draft, target, &layout)?;
+    let within = |plan: &Plan| limits.memory.is_none_or(|limit| plan.bytes() <= limit);
+    let (mut plan, mut constants) = assemble(graph, target, &draft, wide.as_ref().unwrap_or(&layout));
+    if wide.is_some() && !within(&plan) {
+        (plan, constants) = assemble(graph, target, &draft, &layout);
+    }
     check::check(&plan)?;
     match limits.memory {
         Some(limit) if plan.bytes() > limit => {
@@ -295,9 +312,27 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
     }
 }
 
+/// How much larger, in percent, an arena may become for steps to run side by side.
+const LANES_COST: u64 = 25;
+
+/// The same order in as many lanes as the target runs, or in fewer, if they take little more memory.
+fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
+    let bar = layout.peak.saturating_add(layout.peak.saturating_mul(LANES_COST) / 100).saturating_add(1);
+    let mut lanes = target.lanes as usize;
+    while lanes > 1 {
+        let wide = self::layout(draft, target, "lanes", layout.order.clone(), lanes, Some(bar))?;
+        if let Some(wide) = wide.filter(|l| l.lanes.used() > 1) {
+            return Ok(Some(wide));
+        }
+        lanes /= 2;
+    }
+    Ok(None)
+}
+
 /// An order and the offsets it leads to.
 struct Layout {
     order: Vec<usize>,
+    lanes: Lanes,
     live: Live,
     /// Per range: segment of the arena, offset in it.
     offsets: Vec<(usize, u64)>,
@@ -319,8 +354,16 @@ fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
 }
 
 /// Places an order, unless its bound says that it cannot come below `bar`.
-fn layout(draft: &Draft, target: &Target, name: &str, order: Vec<usize>, bar: Option<u64>) -> Result<Option<Layout>> {
-    let live = live::live(draft, &order);
+fn layout(
+    draft: &Draft,
+    target: &Target,
+    name: &str,
+    order: Vec<usize>,
+    lanes: usize,
+    bar: Option<u64>,
+) -> Result<Option<Layout>> {
+    let lanes = Lanes::new(draft, &order, lanes);
+    let live = live::live(draft, &order, &lanes);
     let items = live.ranges.iter().map(|r| Item {
         lower: r.lower as u64,
         upper: r.upper as u64,
@@ -356,7 +399,7 @@ fn layout(draft: &Draft, target: &Target, name: &str, order: Vec<usize>, bar: Op
     let peak = segments.iter().sum();
     tracing::debug!(order = name, bound, peak, "placed");
     let better = bar.is_none_or(|bar| peak < bar);
-    Ok(better.then_some(Layout { order, live, offsets, segments, bound, peak }))
+    Ok(better.then_some(Layout { order, lanes, live, offsets, segments, bound, peak }))
 }
 
 /// Lays buffers one after another into segments of one class.
@@ -398,7 +441,7 @@ impl Moved {
     }
 }
 
-fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Plan, Vec<Arc<Constant>>) {
+fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (Plan, Vec<Arc<Constant>>) {
     let mut used = vec![false; draft.buffers.len()];
     for step in &draft.steps {
         step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
@@ -414,7 +457,7 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    for (b, buffer) in draft.buffers.into_iter().enumerate() {
+    for (b, buffer) in draft.buffers.iter().enumerate() {
         if !used[b] {
             continue;
         }
@@ -426,7 +469,7 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
             }
         };
         number[b] = buffers.len();
-        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer;
+        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
     let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
@@ -447,7 +490,7 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
         packed: c.packed,
     });
     let constants: Vec<_> = constants.collect();
-    let steps = layout.order.iter().map(|&s| {
+    let steps = layout.order.iter().enumerate().map(|(at, &s)| {
         let step = &draft.steps[s];
         let renumber = |list: &[usize]| list.iter().map(|&b| number[b]).collect();
         Step {
@@ -455,6 +498,8 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
             kernel: step.kernel,
             reads: renumber(&step.reads),
             writes: renumber(&step.writes),
+            lane: layout.lanes.lane[at],
+            waits: layout.lanes.waits[at].clone(),
         }
     });
     let mut plan = Plan {
@@ -469,7 +514,7 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
         state: Vec::new(),
         inputs,
         outputs,
-        kernels: draft.kernels,
+        kernels: draft.kernels.clone(),
     };
     let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
     plan.summary = Summary {

@@ -6,14 +6,16 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Which steps must precede which.
-struct Dag {
-    before: Vec<Vec<usize>>,
-    after: Vec<Vec<usize>>,
+pub struct Dag {
+    /// Per step, those right before it.
+    pub before: Vec<Vec<usize>>,
+    /// Per step, those right after it.
+    pub after: Vec<Vec<usize>>,
 }
 
 impl Dag {
     /// Reads follow the write they see. A buffer that several steps write keeps the file's order of all who touch it.
-    fn new(draft: &Draft) -> Dag {
+    pub fn new(draft: &Draft) -> Dag {
         let mut writers = vec![0usize; draft.buffers.len()];
         for step in &draft.steps {
             step.writes.iter().for_each(|&b| writers[b] += 1);
