@@ -290,7 +290,7 @@ impl<'a> Eager<'a> {
             Some(last) if buffers().map(block).eq(last.blocks.iter().copied()) => last.record,
             _ => {
                 let args = buffers().map(|b| self.place(b).1).collect();
-                let launch = Launch { kernel: self.kernels[step.kernel], args };
+                let launch = Launch::new(self.kernels[step.kernel], args);
                 let record = self.device.backend.record(&[launch])?;
                 self.recorded[index] = Some(Recorded { blocks: buffers().map(block).collect(), record });
                 record

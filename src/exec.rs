@@ -177,7 +177,12 @@ impl Drop for Exec {
 
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
     let buffers = step.reads.iter().chain(&step.writes);
-    Launch { kernel: kernels[step.kernel], args: buffers.map(|&b| place(plan, segments, b).1).collect() }
+    Launch {
+        kernel: kernels[step.kernel],
+        args: buffers.map(|&b| place(plan, segments, b).1).collect(),
+        lane: step.lane,
+        waits: step.waits.clone(),
+    }
 }
 
 fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {

@@ -168,6 +168,8 @@ impl Target {
             allow_tf32: false,
             compute: 90,
             multiprocessors: 132,
+            staging: STAGING,
+            lanes: 4,
         }
     }
 

@@ -92,7 +92,7 @@ fn replay_allocates_nothing() {
                 args.push(Slice { segment: SegmentId(0), offset: bytes, bytes: size });
                 bytes = (bytes + size).next_multiple_of(256);
             }
-            launches.push(Launch { kernel: cpu.compile(&kernel).expect("compiles"), args });
+            launches.push(Launch::new(cpu.compile(&kernel).expect("compiles"), args));
         }
         let segment = cpu.alloc(bytes, Memory::Device).expect("memory");
         launches.iter_mut().flat_map(|l| &mut l.args).for_each(|a| a.segment = segment);

@@ -69,7 +69,7 @@ fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: Segm
         args.push(place(false, kernel.workspace));
     }
     let id = backend.compile(&kernel).map_err(fail)?;
-    let record = backend.record(&[Launch { kernel: id, args: args.clone() }]).map_err(fail)?;
+    let record = backend.record(&[Launch::new(id, args.clone())]).map_err(fail)?;
     backend.replay(record).map_err(fail)?;
     for (w, (expected, operand)) in interpret(&case.kernel, &case.inputs).iter().zip(&kernel.writes).enumerate() {
         let at = args[kernel.reads.len() + w];
@@ -224,7 +224,7 @@ mod wgpu {
         let segment = wgpu.alloc(bytes, Memory::Device).expect("64 MiB");
         let at = Slice { segment, offset: 0, bytes };
         let kernel = wgpu.compile(&kernel).expect("renders");
-        let record = wgpu.record(&[Launch { kernel, args: vec![at] }]).expect("records");
+        let record = wgpu.record(&[Launch::new(kernel, vec![at])]).expect("records");
         wgpu.replay(record).expect("runs");
         let mut data = vec![0u8; bytes as usize];
         wgpu.read(at, &mut data).expect("reads");
@@ -246,7 +246,7 @@ mod wgpu {
         let case = cases().into_iter().find(|c| c.name == "map large").expect("a case of 70001 elements");
         let kernel = wgpu.compile(&case.kernel).expect("renders");
         let args = vec![Slice { segment, offset: 0, bytes: 512 }, Slice { segment, offset: 512, bytes: 512 }];
-        let error = wgpu.record(&[Launch { kernel, args }]).expect_err("operands reach beyond their slices");
+        let error = wgpu.record(&[Launch::new(kernel, args)]).expect_err("operands reach beyond their slices");
         assert!(error.to_string().contains("operand 0"), "{error}");
         let whole = Slice { segment, offset: 0, bytes: 1024 };
         assert!(wgpu.write(whole, &[0; 1024]).is_err() && wgpu.read(whole, &mut [0; 1024]).is_err(), "no staging");
@@ -255,7 +255,7 @@ mod wgpu {
         assert!(wgpu.alloc(0, Memory::Download).is_err(), "a slot without room");
         let slot = Slice { segment: upload, offset: 0, bytes: 256 };
         assert!(wgpu.write(slot, &[0; 256]).is_err(), "slots are the backend's own");
-        assert!(wgpu.record(&[Launch { kernel, args: vec![slot, slot] }]).is_err(), "slots are not for kernels");
+        assert!(wgpu.record(&[Launch::new(kernel, vec![slot, slot])]).is_err(), "slots are not for kernels");
         wgpu.free(segment);
         assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (256, 2));
         wgpu.free(upload);
@@ -310,11 +310,13 @@ mod wgpu {
             reads: vec![operand.clone()],
             writes: vec![operand],
             body: Body::new(&[Expr::input(0, DType::I32) + 1.0]),
+            prologues: Vec::new(),
             workspace: 0,
+            call: None,
         };
         let kernel = wgpu.compile(&kernel).expect("renders");
         let mut record =
-            |from, to| wgpu.record(&[Launch { kernel, args: vec![at(from), at(to)] }]).expect("it is recorded");
+            |from, to| wgpu.record(&[Launch::new(kernel, vec![at(from), at(to)])]).expect("it is recorded");
         let (ab, bc) = (record(a, b), record(b, c));
         wgpu.write(at(a), &words(64, 7)).expect("it waits in a slot that is full now");
         wgpu.free(a);
@@ -353,7 +355,7 @@ mod wgpu {
                 workspace: 0,
             };
             let kernel = wgpu.compile(&kernel).expect("renders");
-            let launch = [Launch { kernel, args: vec![at] }];
+            let launch = [Launch::new(kernel, vec![at])];
             let record = wgpu.record(&launch).expect("it is recorded");
             wgpu.write(at, &[0; 256]).expect("it is written");
             wgpu.replay(record).expect("it runs");

@@ -54,7 +54,7 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
         cpu.write(*slice, data).map_err(|e| e.to_string())?;
     }
     let id = cpu.compile(&kernel).map_err(|e| e.to_string())?;
-    let record = cpu.record(&[Launch { kernel: id, args: args.clone() }]).map_err(|e| e.to_string())?;
+    let record = cpu.record(&[Launch::new(id, args.clone())]).map_err(|e| e.to_string())?;
     cpu.replay(record).map_err(|e| e.to_string())?;
     let mut out = Vec::new();
     for (write, slice) in kernel.writes.iter().zip(&args[kernel.reads.len()..]) {
@@ -133,7 +133,7 @@ fn unsound_launches_are_refused() {
     let segment = cpu.alloc(1024, Memory::Device).expect("memory");
     let kernel = cpu.compile(&relu(64)).expect("compiles");
     let at = |offset, bytes| Slice { segment, offset, bytes };
-    let mut record = |args: Vec<Slice>| cpu.record(&[Launch { kernel, args }]);
+    let mut record = |args: Vec<Slice>| cpu.record(&[Launch::new(kernel, args)]);
     let good = record(vec![at(0, 256), at(256, 256)]).expect("apart");
     record(vec![at(0, 256), at(0, 256)]).expect("in place");
     for (why, args) in [
@@ -177,7 +177,7 @@ fn segments_may_lie_in_the_hosts_memory() {
     let slice = Slice { segment, offset: 1024, bytes: 800 };
     let data: Vec<u8> = (0..200).flat_map(|i| (i as f32 - 100.0).to_le_bytes()).collect();
     cpu.write(slice, &data).expect("inside");
-    let record = cpu.record(&[Launch { kernel, args: vec![slice, slice] }]).expect("in place");
+    let record = cpu.record(&[Launch::new(kernel, vec![slice, slice])]).expect("in place");
     cpu.replay(record).expect("runs");
     let mut out = vec![0; 800];
     cpu.read(slice, &mut out).expect("inside");

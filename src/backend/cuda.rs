@@ -9,7 +9,8 @@
 //! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and says what it found.
 //! - Work goes to one stream of the device's primary context, which libraries share. Methods may be called from any thread: each makes
 //!   the context current first.
-//! - Host data passes through two pinned buffers that are made with the device: one is filled while the other is on its way.
+//! - Host data passes through the plan's [staging](Memory) segments, which are pinned, and through nothing else.
+//! - Lanes are streams that are forked from and joined with the first one while launches are captured.
 //! - What the driver takes beside the segments is measured by the memory that it reports free before and after: [`Usage::overhead`].
 
 use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage, reaches};
@@ -17,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::library::Call;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::target::{Libraries, Target};
+use crate::target::{Libraries, Memory, Target};
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
 use blas::{Algorithm, Blas, Product};
 use cudarc::driver::sys::{
@@ -40,9 +41,6 @@ mod blas;
 mod dnn;
 pub mod library;
 mod program;
-
-/// Bytes of each of the two pinned buffers that host data passes through.
-pub const STAGING: usize = 4 << 20;
 
 /// The oldest driver interface that serves, as `cuDriverGetVersion` counts.
 const MIN_DRIVER: c_int = 12_000;
@@ -286,8 +284,21 @@ fn include(library: Option<PathBuf>) -> Option<PathBuf> {
 }
 
 struct Segment {
+    memory: Memory,
+    /// On the device; 0 for staging.
     pointer: CUdeviceptr,
     bytes: u64,
+}
+
+/// A pinned segment that data passes through.
+struct Slot {
+    segment: SegmentId,
+    host: *mut u8,
+    bytes: usize,
+    /// Up to where copies that may be on their way use it.
+    at: usize,
+    /// Behind the last copy.
+    event: CUevent,
 }
 
 /// A launch that is ready.
@@ -301,6 +312,14 @@ enum Step {
     },
     Product(Product),
     Convolution(Convolution),
+    /// A kernel without elements.
+    Nothing,
+}
+
+/// Where a launch runs: [`Launch::lane`] and, as numbers of steps, [`Launch::waits`].
+struct Lane {
+    lane: u32,
+    waits: Vec<usize>,
 }
 
 /// An algorithm that was chosen for a kernel's call.
@@ -339,12 +358,6 @@ struct Taken {
     since: i64,
 }
 
-/// Pinned memory and the event behind its last copy.
-struct Pinned {
-    memory: *mut c_void,
-    event: CUevent,
-}
-
 /// A CUDA device as a backend.
 pub struct Cuda {
     driver: Driver,
@@ -358,7 +371,10 @@ pub struct Cuda {
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
-    pinned: Vec<Pinned>,
+    /// The other lanes' streams.
+    lanes: Vec<CUstream>,
+    upload: Option<Slot>,
+    download: Option<Slot>,
     /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
     info: Device,
@@ -442,7 +458,9 @@ impl Cuda {
             device: handle,
             context,
             stream: std::ptr::null_mut(),
-            pinned: Vec::new(),
+            lanes: Vec::new(),
+            upload: None,
+            download: None,
             timers: Vec::new(),
             info,
             driver_version: version,
@@ -464,7 +482,7 @@ impl Cuda {
         format!("device {index}, {name} (driver for CUDA {}, {})", dotted(self.driver_version), self.compiler.arch)
     }
 
-    /// Makes the stream, pinned memory and events.
+    /// Makes the stream and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
         let driver = &self.driver;
@@ -472,11 +490,6 @@ impl Cuda {
         unsafe {
             driver.cuStreamCreate(&mut self.stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32)?;
             for _ in 0..2 {
-                let mut pinned = Pinned { memory: std::ptr::null_mut(), event: std::ptr::null_mut() };
-                let made = driver.cuMemHostAlloc(&mut pinned.memory, STAGING, 0);
-                let made = made.and_then(|()| driver.cuEventCreate(&mut pinned.event, 2)); // without times
-                self.pinned.push(pinned);
-                made?;
                 let mut timer = std::ptr::null_mut();
                 driver.cuEventCreate(&mut timer, 0)?;
                 self.timers.push(timer);
@@ -517,6 +530,9 @@ impl Cuda {
         if at.offset.checked_add(at.bytes).is_none_or(|end| end > segment.bytes) {
             let Slice { offset, bytes, .. } = at;
             return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes", segment.bytes)));
+        }
+        if segment.memory != Memory::Device {
+            return Err(failed("staging is not for kernels"));
         }
         Ok(segment.pointer + at.offset)
     }
@@ -579,11 +595,12 @@ impl Cuda {
         Ok(())
     }
 
-    fn launch(&self, step: &Step) -> Result<(), Refusal> {
+    fn launch(&self, step: &Step, stream: CUstream) -> Result<(), Refusal> {
         let (function, [x, y, z], size, pointers) = match step {
             Step::Kernel { function, groups, size, pointers } => (*function, *groups, *size, pointers),
-            Step::Product(product) => return product.launch(self.stream),
-            Step::Convolution(convolution) => return convolution.launch(),
+            Step::Product(product) => return product.launch(stream),
+            Step::Convolution(convolution) => return convolution.launch(stream),
+            Step::Nothing => return Ok(()),
         };
         let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
         // SAFETY: the function takes as many pointers as the launch binds; each reaches no further than its slice, which `bind` has found
@@ -598,31 +615,80 @@ impl Cuda {
                 1,
                 1,
                 0,
-                self.stream,
+                stream,
                 params.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
         }
     }
 
-    /// The steps as a graph, in their order.
-    fn capture(&self, steps: &[Step]) -> Result<CUgraphExec, Refusal> {
+    /// Launches steps into the first stream, and into the others what is in other lanes.
+    fn launch_all(&self, steps: &[Step], lanes: &[Lane], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
+        let driver = &self.driver;
+        let stream = |lane: u32| if lane == 0 { self.stream } else { self.lanes[lane as usize - 1] };
+        let mut mark = |lane: u32| -> Result<CUevent, Refusal> {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the caller destroys the event; the stream lives as long as the backend.
+            unsafe {
+                driver.cuEventCreate(&mut event, 2)?; // without times
+                events.push(event);
+                driver.cuEventRecord(event, stream(lane))?;
+            }
+            Ok(event)
+        };
+        // SAFETY: stream and event live.
+        let wait = |lane: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(stream(lane), event, 0) };
+        let most = lanes.iter().map(|l| l.lane).max().unwrap_or(0);
+        let start = if most > 0 { Some(mark(0)?) } else { None };
+        for (lane, start) in (1..=most).zip(start.iter().cycle()) {
+            wait(lane, *start)?;
+        }
+        let waited: HashSet<usize> = lanes.iter().flat_map(|l| l.waits.iter().copied()).collect();
+        let mut over: HashMap<usize, CUevent> = HashMap::new();
+        for (number, (step, Lane { lane, waits })) in steps.iter().zip(lanes).enumerate() {
+            for other in waits {
+                wait(*lane, over[other])?;
+            }
+            self.launch(step, stream(*lane))?;
+            if waited.contains(&number) {
+                over.insert(number, mark(*lane)?);
+            }
+        }
+        for lane in 1..=most {
+            let end = mark(lane)?;
+            wait(0, end)?;
+        }
+        Ok(())
+    }
+
+    /// The steps as a graph, in their lanes.
+    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<CUgraphExec, Refusal> {
+        while self.lanes.len() < lanes.iter().map(|l| l.lane as usize).max().unwrap_or(0) {
+            let mut stream = std::ptr::null_mut();
+            // SAFETY: the context is current; the stream is given back when the backend is dropped.
+            unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
+            self.lanes.push(stream);
+        }
         let driver = &self.driver;
         // Libraries may load code or take memory at a first call, which a capture does not allow. What the calls compute here is
         // computed again before anybody reads it.
         let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
-        calls().try_for_each(|step| self.launch(step))?;
+        calls().try_for_each(|step| self.launch(step, self.stream))?;
         self.sync()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
         let mut graph = std::ptr::null_mut();
         let mut exec = std::ptr::null_mut();
-        // SAFETY: the stream is ours and nothing else is captured on it; a capture that has begun is ended on every path, and the graph,
-        // once it is instantiated, is not needed.
+        let mut events = Vec::new();
+        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
+        // graph and the events are not needed once it is instantiated.
         unsafe {
             driver.cuStreamBeginCapture_v2(self.stream, mode)?;
-            let launched = steps.iter().try_for_each(|step| self.launch(step));
+            let launched = self.launch_all(steps, lanes, &mut events);
             let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
             let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            for event in events {
+                driver.cuEventDestroy_v2(event)?;
+            }
             if !graph.is_null() {
                 driver.cuGraphDestroy(graph)?;
             }
@@ -698,7 +764,7 @@ impl Cuda {
         match record.graph {
             // SAFETY: the graph's addresses lie in segments that stand as long as the record.
             Some(graph) => unsafe { self.driver.cuGraphLaunch(graph, self.stream) }.map_err(failed)?,
-            None => record.steps.iter().try_for_each(|step| self.launch(step)).map_err(failed)?,
+            None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
         }
         if record.graph.is_some() && !record.ran {
             self.sync().map_err(failed)?;
@@ -709,10 +775,49 @@ impl Cuda {
         Ok(())
     }
 
-    /// Waits until the copy that last used a pinned buffer is over.
-    fn turn(&self, pinned: usize) -> Result<()> {
-        // SAFETY: the event lives as long as the backend.
-        unsafe { self.driver.cuEventSynchronize(self.pinned[pinned].event) }.map_err(failed)
+    /// Pins a staging segment.
+    fn pin(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
+        let segment = SegmentId(self.segments.len() as u32);
+        let size = usize::try_from(bytes).map_err(failed)?;
+        let mut slot = Slot { segment, host: std::ptr::null_mut(), bytes: size, at: 0, event: std::ptr::null_mut() };
+        let mut host = std::ptr::null_mut();
+        // SAFETY: what is made is given back when the segment is freed, or below.
+        let made = unsafe {
+            let made = self.driver.cuMemHostAlloc(&mut host, size.max(1), 0);
+            made.and_then(|()| self.driver.cuEventCreate(&mut slot.event, 2)) // without times
+        };
+        slot.host = host.cast();
+        if let Err(refusal) = made {
+            self.unpin(&slot);
+            return Err(failed(refusal));
+        }
+        let place = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
+        if place.is_some() {
+            self.unpin(&slot);
+            return Err(failed("there is such a staging segment already"));
+        }
+        *place = Some(slot);
+        self.usage.bytes += bytes;
+        self.usage.allocations += 1;
+        self.segments.push(Some(Segment { memory, pointer: 0, bytes }));
+        Ok(segment)
+    }
+
+    fn unpin(&self, slot: &Slot) {
+        // SAFETY: work has been waited for, and each is given back once. Nobody could be told of a refusal.
+        unsafe {
+            if !slot.event.is_null() {
+                let _ = self.driver.cuEventDestroy_v2(slot.event);
+            }
+            if !slot.host.is_null() {
+                let _ = self.driver.cuMemFreeHost(slot.host.cast());
+            }
+        }
+    }
+
+    /// Bytes of the segments on the device.
+    fn device_bytes(&self) -> u64 {
+        self.segments.iter().flatten().filter(|s| s.memory == Memory::Device).map(|s| s.bytes).sum()
     }
 }
 
@@ -755,7 +860,7 @@ impl Backend for Cuda {
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let rounding = since - libraries - modules - graphs - self.usage.bytes as i64;
+        let rounding = since - libraries - modules - graphs - self.device_bytes() as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
         let measured = if since == 0 { 0 } else { rounding };
@@ -766,9 +871,12 @@ impl Backend for Cuda {
         self.enter().and_then(|()| self.free_bytes()).ok()
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
         self.enter().map_err(failed)?;
-        let mut segment = Segment { pointer: 0, bytes };
+        if memory != Memory::Device {
+            return self.pin(bytes, memory);
+        }
+        let mut segment = Segment { memory, pointer: 0, bytes };
         let size = usize::try_from(bytes).map_err(failed)?;
         if bytes > 0 {
             let driver = &self.driver;
@@ -807,9 +915,12 @@ impl Backend for Cuda {
                 let _ = unsafe { self.driver.cuGraphExecDestroy(graph) };
             }
         }
+        for slot in [self.upload.take_if(|s| s.segment == segment), self.download.take_if(|s| s.segment == segment)] {
+            slot.iter().for_each(|slot| self.unpin(slot));
+        }
         if let Some(segment) = self.segments.get_mut(segment.0 as usize).and_then(Option::take) {
             self.usage.bytes -= segment.bytes;
-            if segment.bytes > 0 {
+            if segment.pointer != 0 {
                 // SAFETY: records that use it are gone, and work has been waited for.
                 let _ = unsafe { self.driver.cuMemFree_v2(segment.pointer) };
             }
@@ -822,16 +933,25 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
         }
-        for (number, chunk) in data.chunks(STAGING).enumerate() {
-            let Pinned { memory, event } = self.pinned[number % 2];
-            self.turn(number % 2)?;
-            let to = to + (number * STAGING) as u64;
-            // SAFETY: no copy uses the pinned buffer, which is `STAGING` long; the destination lies in a segment.
+        let driver = &self.driver;
+        let Some(slot) = self.upload.as_mut().filter(|slot| slot.bytes > 0 || data.is_empty()) else {
+            return Err(failed("a write needs a staging segment"));
+        };
+        for (number, chunk) in data.chunks(slot.bytes.max(1)).enumerate() {
+            // SAFETY: the event lives as long as the slot; no copy that is on its way uses the part of the slot that is written, which lies
+            // within it; the destination lies in a segment.
             unsafe {
-                std::ptr::copy_nonoverlapping(chunk.as_ptr(), memory.cast(), chunk.len());
-                let copied = self.driver.cuMemcpyHtoDAsync_v2(to, memory, chunk.len(), self.stream);
-                copied.and_then(|()| self.driver.cuEventRecord(event, self.stream)).map_err(failed)?;
+                if slot.at + chunk.len() > slot.bytes {
+                    driver.cuEventSynchronize(slot.event).map_err(failed)?;
+                    slot.at = 0;
+                }
+                let from = slot.host.add(slot.at);
+                std::ptr::copy_nonoverlapping(chunk.as_ptr(), from, chunk.len());
+                let to = to + (number * slot.bytes) as u64;
+                let copied = driver.cuMemcpyHtoDAsync_v2(to, from.cast(), chunk.len(), self.stream);
+                copied.and_then(|()| driver.cuEventRecord(slot.event, self.stream)).map_err(failed)?;
             }
+            slot.at += chunk.len();
         }
         Ok(())
     }
@@ -842,25 +962,17 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
         }
-        // Chunk k comes over while chunk k - 1 is copied out of its buffer.
-        let chunks: Vec<&mut [u8]> = data.chunks_mut(STAGING).collect();
-        let lengths: Vec<usize> = chunks.iter().map(|c| c.len()).collect();
-        let start = |number: usize| -> Result<()> {
-            let Some(&length) = lengths.get(number) else { return Ok(()) };
-            let Pinned { memory, event } = self.pinned[number % 2];
-            let from = from + (number * STAGING) as u64;
-            // SAFETY: the copy before the last, which used the same buffer, is over and its bytes are out; the source lies in a segment.
-            let copied = unsafe { self.driver.cuMemcpyDtoHAsync_v2(memory, from, length, self.stream) };
-            // SAFETY: the event is this buffer's.
-            copied.and_then(|()| unsafe { self.driver.cuEventRecord(event, self.stream) }).map_err(failed)
+        let driver = &self.driver;
+        let Some(slot) = self.download.as_ref().filter(|slot| slot.bytes > 0 || data.is_empty()) else {
+            return Err(failed("a read needs a staging segment"));
         };
-        start(0)?;
-        for (number, chunk) in chunks.into_iter().enumerate() {
-            start(number + 1)?;
-            self.turn(number % 2)?;
-            // SAFETY: the copy is over, and the buffer is `STAGING` long.
+        for (number, chunk) in data.chunks_mut(slot.bytes.max(1)).enumerate() {
+            let from = from + (number * slot.bytes) as u64;
+            // SAFETY: the source lies in a segment, the slot is as long as a chunk, and the copy is over when its bytes are taken out.
             unsafe {
-                std::ptr::copy_nonoverlapping(self.pinned[number % 2].memory.cast(), chunk.as_mut_ptr(), chunk.len());
+                let copied = driver.cuMemcpyDtoHAsync_v2(slot.host.cast(), from, chunk.len(), self.stream);
+                copied.and_then(|()| driver.cuStreamSynchronize(self.stream)).map_err(failed)?;
+                std::ptr::copy_nonoverlapping(slot.host, chunk.as_mut_ptr(), chunk.len());
             }
         }
         Ok(())
@@ -917,6 +1029,7 @@ impl Backend for Cuda {
             let render::Source { text, size, groups } = &sources[number];
             if *groups == [0; 3] {
                 notes.push("nothing to compute".into());
+                bound.push(Bound::Call(Step::Nothing));
                 continue;
             }
             let template = text.lines().next().and_then(|line| line.strip_prefix("// ")).unwrap_or("kernel");
@@ -936,7 +1049,8 @@ impl Backend for Cuda {
         let mut graph = None;
         if steps.len() > 1 {
             let before = self.free_bytes().map_err(failed)?.free;
-            graph = Some(self.capture(&steps).map_err(failed)?);
+            let lanes = launches.iter().map(|l| Lane { lane: l.lane, waits: l.waits.clone() }).collect::<Vec<_>>();
+            graph = Some(self.capture(&steps, &lanes).map_err(failed)?);
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
         self.records.push(Some(Record { segments, steps, notes, graph, ran: false }));
@@ -986,6 +1100,9 @@ impl Drop for Cuda {
         let graphs: Vec<_> = self.records.iter().flatten().filter_map(|r| r.graph).collect();
         self.records.clear();
         (self.blas, self.deep) = (None, None);
+        for slot in [self.upload.take(), self.download.take()].iter().flatten() {
+            self.unpin(slot);
+        }
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
         unsafe {
@@ -995,16 +1112,11 @@ impl Drop for Cuda {
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);
             }
-            for segment in self.segments.iter().flatten().filter(|s| s.bytes > 0) {
+            for segment in self.segments.iter().flatten().filter(|s| s.pointer != 0) {
                 let _ = driver.cuMemFree_v2(segment.pointer);
             }
-            for pinned in &self.pinned {
-                if !pinned.event.is_null() {
-                    let _ = driver.cuEventDestroy_v2(pinned.event);
-                }
-                if !pinned.memory.is_null() {
-                    let _ = driver.cuMemFreeHost(pinned.memory);
-                }
+            for lane in &self.lanes {
+                let _ = driver.cuStreamDestroy_v2(*lane);
             }
             for timer in &self.timers {
                 let _ = driver.cuEventDestroy_v2(*timer);

@@ -45,6 +45,17 @@ pub struct Launch {
     /// One slice per read, then per write, then the workspace if the kernel has one. Slices are equal, or disjoint:
     /// an operand that dies in the step may lie exactly where the result goes.
     pub args: Vec<Slice>,
+    /// Launches of one lane run one after another, those of several may run side by side.
+    pub lane: u32,
+    /// Earlier launches of other lanes, by their numbers in the record, that must be over before it starts.
+    pub waits: Vec<usize>,
+}
+
+impl Launch {
+    /// A launch in the first lane.
+    pub fn new(kernel: KernelId, args: Vec<Slice>) -> Launch {
+        Launch { kernel, args, lane: 0, waits: Vec::new() }
+    }
 }
 
 /// What a backend has taken from its device.

@@ -15,7 +15,7 @@ use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::target::{self, Family, Memory, Target};
+use crate::target::{Memory, Target};
 pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, describe};
 use record::{Layout, Step};
@@ -265,6 +265,6 @@ impl Backend for Wgpu {
     }
 
     fn wait(&mut self) -> Result<()> {
-        Wgpu::wait(self)
+        self.gpu.wait()
     }
 }

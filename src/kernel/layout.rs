@@ -54,7 +54,9 @@ impl Slots {
 pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
     let parts = |ns: f64| if ns < 20e3 { 1 } else { threads.max(1) };
     let slots = match &kernel.template {
-        Template::Attention { .. } => Attention::new(kernel).map(|a| Slots::new(0, a.slot_bytes(), parts(a.nanoseconds()))),
+        Template::Attention { .. } => {
+            Attention::new(kernel).map(|a| Slots::new(0, a.slot_bytes(), parts(a.nanoseconds())))
+        }
         Template::MatMul => Product::new(kernel).map(|p| Slots::new(0, p.slot_bytes(), parts(p.nanoseconds()))),
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Windowed::new(kernel).map(|w| Slots::new(w.shared_bytes(), w.slot_bytes(), parts(w.nanoseconds())))

@@ -214,7 +214,19 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
         let mut reads = kernel.writes.clone();
         reads.extend(pick(&slots));
         let (shape, writes) = (kernel.shape.clone(), kernel.writes.clone());
-        (Kernel { template: Template::Map, shape, reads, writes, body, workspace: 0, call: None }, slots)
+        (
+            Kernel {
+                template: Template::Map,
+                shape,
+                reads,
+                writes,
+                prologues: Vec::new(),
+                body,
+                workspace: 0,
+                call: None,
+            },
+            slots,
+        )
     });
     Some(Split { call: (first, operands), rest })
 }
@@ -265,7 +277,7 @@ fn operands(code: Code) -> impl Iterator<Item = u32> {
 /// The call that computes a kernel's core and as much of its body as it can, and the instruction whose value that is.
 fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let there = target.family == Family::Cuda && !kernel.shape.contains(&0);
-    if !there || kernel.writes.len() != 1 || kernel.body.results.len() != 1 {
+    if !there || !kernel.prologues.is_empty() || kernel.writes.len() != 1 || kernel.body.results.len() != 1 {
         return None;
     }
     match &kernel.template {

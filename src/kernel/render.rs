@@ -26,6 +26,7 @@ use scalar::Type::{self, BF16, F16, F32, I32};
 use scalar::{binary, convert, literal, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
+mod attention;
 mod frame;
 mod locate;
 mod scalar;
@@ -126,7 +127,7 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
             Template::Map => module.map(),
             Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
             Template::MatMul => module.matmul(),
-            Template::Attention { .. } => return Err("attention is not rendered yet".into()),
+            Template::Attention { score, .. } => module.attention(score),
             Template::Conv { groups, window } => module.conv(*groups, window),
             Template::ConvTranspose { groups, window } => module.conv_transpose(*groups, window),
             Template::Pool { window, pool } => module.pool(window, *pool),

@@ -106,9 +106,10 @@ fn is_repeated(graph: &Graph, mut value: ValueId) -> bool {
 impl Attention {
     /// The values that the scores are made of beside the product, each once.
     pub fn further(&self, graph: &Graph) -> HashSet<ValueId> {
-        let maps = self.nodes.iter().filter(|&&n| {
-            n != self.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
-        });
+        let maps = self
+            .nodes
+            .iter()
+            .filter(|&&n| n != self.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_))));
         let operands = maps.flat_map(|&n| graph.operands(n)).flatten();
         operands.filter(|v| !self.nodes.contains(&v.node)).collect()
     }

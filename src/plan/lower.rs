@@ -399,7 +399,8 @@ impl Lowering<'_> {
             }
         };
         let group = graph.node(anchor).group.map_or(&[][..], |group| &members[&group]);
-        let templates = group.iter().filter(|&&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Template(_))));
+        let templates =
+            group.iter().filter(|&&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Template(_))));
         if templates.count() > 1 {
             // An attention has no place for it.
             return Ok(false);
@@ -460,6 +461,7 @@ impl Lowering<'_> {
             prologues: vec![Prologue { operand, reads: reads.len() - 1, body: body.clone() }],
             body: Body::identity(DType::F32),
             workspace: 0,
+            call: None,
         };
         for (o, (i, access)) in core.reads.into_iter().enumerate() {
             let constant =

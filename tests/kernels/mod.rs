@@ -117,6 +117,21 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
             let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
             (0..access(0).shape[rank - 1]).map(product).sum()
         }
+        Template::Attention { score, further } => {
+            let (batch, m, e) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
+            let (d, n) = (access(0).shape[rank - 1], access(1).shape[rank - 1]);
+            let score = |n: usize| {
+                let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
+                let at = [batch, &[m, n]].concat();
+                let inputs = (0..*further).map(|j| load(3 + j, &at));
+                score.eval(&[(0..d).map(product).sum()].into_iter().chain(inputs).collect::<Vec<_>>(), &at, &[])[0]
+            };
+            let scores: Vec<f64> = (0..n).map(score).collect();
+            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+            let weighted = powers.iter().enumerate().map(|(n, p)| p * load(2, &[batch, &[n, e]].concat()));
+            weighted.sum::<f64>() / powers.iter().sum::<f64>()
+        }
         Template::Conv { groups, window } => {
             let x = &access(0).shape;
             let w = &access(1).shape;
@@ -391,6 +406,7 @@ pub fn cases() -> Vec<Case> {
     row(&mut c);
     matmul(&mut c);
     matmul_behind(&mut c);
+    attention(&mut c);
     conv(&mut c);
     conv_behind(&mut c);
     pool(&mut c);
@@ -670,6 +686,34 @@ fn conv_behind(c: &mut Cases) {
 
 fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: [usize; 3]) -> Window {
     Window { kernel, strides, dilations, pads }
+}
+
+fn attention(c: &mut Cases) {
+    let a = |score: Expr, further: usize| Template::Attention { score: Body::new(&[score]), further };
+    let read = |batch: &[usize], matrix: [usize; 2]| f32s(dense(&[batch, &matrix].concat()));
+    let three = |b: &[usize], [m, d, n, e]: [usize; 4]| vec![read(b, [m, d]), read(b, [d, n]), read(b, [n, e])];
+    c.add("attention plain", a(x(0), 0), &[5, 4], three(&[], [5, 3, 7, 4]), &[x(0)]);
+    c.add("attention scaled", a(x(0) * 0.25, 0), &[2, 3, 20, 16], three(&[2, 3], [20, 16, 20, 16]), &[x(0)]);
+    c.add("attention of one", a(x(0) * 0.5, 0), &[4, 1, 24], three(&[4], [1, 24, 1, 24]), &[x(0)]);
+    c.add("attention of one row", a(x(0) * 0.1, 0), &[3, 1, 70], three(&[3], [1, 70, 300, 70]), &[x(0)]);
+    c.add("attention of one column", a(x(0), 0), &[2, 40, 1], three(&[2], [40, 1, 33, 1]), &[x(0)]);
+    // Keys, queries and values as split heads have them, and a mask for all of them.
+    let heads = |matrix: [usize; 2]| dense(&[2, matrix[0], 3, matrix[1]]).permute(&[0, 2, 1, 3]);
+    let keys = heads([50, 16]).permute(&[0, 1, 3, 2]);
+    let mask = spread(&[50, 50], &[2, 3, 50, 50]);
+    let reads = vec![f32s(heads([50, 16])), f32s(keys), f32s(heads([50, 16])), f32s(mask)];
+    c.add("attention of split heads", a(x(0) * 0.25 + x(1), 1), &[2, 3, 50, 16], reads, &[x(0) * 2.0]);
+    // Where the mask is false nothing is seen, wherever the first that is seen comes.
+    let seen = |n: usize| typed(DType::Bool, spread(&[2, 1, n], &[2, 30, n]));
+    let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.3), &x(0).like(f64::from(f32::MIN)));
+    let mut reads = three(&[2], [30, 8, 90, 8]);
+    reads.push(seen(90));
+    c.add("attention masked", a(chosen, 1), &[2, 30, 8], reads, &[x(0)]);
+    // More than a strip, more than a block of keys; a body with operands.
+    let mut reads = three(&[], [150, 40, 700, 72]);
+    reads.extend([f32s(spread(&[72], &[150, 72])), f32s(dense(&[150, 72]))]);
+    c.add("attention in strips", a(x(0) * 0.15, 0), &[150, 72], reads, &[x(0) * x(1) + x(2)]);
+    c.add("attention of wide values", a(x(0) * 0.3, 0), &[2, 70, 300], three(&[2], [70, 9, 40, 300]), &[x(0)]);
 }
 
 fn conv(c: &mut Cases) {

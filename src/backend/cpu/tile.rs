@@ -64,7 +64,11 @@ impl Operands {
         let core = kernel.template.core_reads();
         let mut operands = Operands::read(kernel, &kernel.body, core, &kernel.shape)?;
         for (k, operand) in kernel.writes.iter().enumerate() {
-            operands.write(Some(kernel.reads.len() + k), stored(operand)?, Motion::bytes(operand, 0..kernel.shape.len()));
+            operands.write(
+                Some(kernel.reads.len() + k),
+                stored(operand)?,
+                Motion::bytes(operand, 0..kernel.shape.len()),
+            );
         }
         Ok(operands)
     }

@@ -127,6 +127,7 @@ table! {
         fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
         fn cuStreamDestroy_v2(stream: CUstream);
         fn cuStreamSynchronize(stream: CUstream);
+        fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
         fn cuStreamBeginCapture_v2(stream: CUstream, mode: c_uint);
         fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
         fn cuGraphInstantiateWithFlags(exec: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong);

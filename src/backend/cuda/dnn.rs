@@ -219,7 +219,9 @@ impl Drop for Deep {
 
 impl Convolution {
     /// Puts the convolution into the handle's stream.
-    pub(super) fn launch(&self) -> Result<(), Refusal> {
+    pub(super) fn launch(&self, stream: CUstream) -> Result<(), Refusal> {
+        // SAFETY: the handle lives as long as the convolution, the stream as long as the backend.
+        unsafe { self.dnn.cudnnSetStream(self.handle, stream) }?;
         let [x, w, y] = self.pointers.map(|p| p as usize as *mut c_void);
         let (workspace, bytes) = (self.workspace.0 as usize as *mut c_void, self.workspace.1);
         let one = std::ptr::from_ref(&1f32).cast::<c_void>();

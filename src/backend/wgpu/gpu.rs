@@ -122,7 +122,8 @@ fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
         Ok(number) => (number < adapters.len()).then_some(number),
         Err(_) => adapters.iter().position(|a| a.get_info().name.to_lowercase().contains(&lower)),
     };
-    let names = || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
+    let names =
+        || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
     match position {
         Some(position) => Ok(adapters.swap_remove(position)),
         None if adapters.is_empty() => {

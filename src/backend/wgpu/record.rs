@@ -1,10 +1,10 @@
 //! Launches made ready: shaders compiled, operands bound.
 
 use super::{Wgpu, failed};
-use crate::backend::{KernelId, Launch, SegmentId, Slice};
+use crate::backend::{KernelId, Launch, SegmentId, Slice, reaches};
 use crate::error::Result;
+use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::kernel::{Kernel, Template};
 use std::collections::{HashMap, HashSet};
 
 /// What pipelines with the same binding modes share.
