@@ -352,7 +352,9 @@ mod wgpu {
                     packed: false,
                 }],
                 body: Body::new(&[Expr::index(0).cast(DType::I32)]),
+                prologues: Vec::new(),
                 workspace: 0,
+                call: None,
             };
             let kernel = wgpu.compile(&kernel).expect("renders");
             let launch = [Launch::new(kernel, vec![at])];
