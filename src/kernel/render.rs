@@ -60,6 +60,7 @@ kernels! {
     row_team "row_team.cu": "the same over dense rows, which warps hold in registers",
     matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
+    attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
     conv "conv.wgsl": "convolution with few channels per group, directly",
     conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",
     pool "pool.wgsl": "maximum or mean of a window",
