@@ -1,19 +1,112 @@
-// What the templates' statements mean in C++: they are WGSL with inferred types.
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
 typedef int i32;
 typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
 typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v)); }
+    DEVICE operator f32() const {
+        f32 v;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+        return v;
+    }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
 struct vec4f {
     f32 x, y, z, w;
-    __device__ explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
-    __device__ vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
     vec4f() = default;
 };
-__device__ inline vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-__device__ inline vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
-template <class T> __device__ inline T select(T f, T t, bool c) { return c ? t : f; }
-template <class T> __device__ inline T clamp(T v, T low, T high) { return min(max(v, low), high); }
-template <class T, class U> __device__ inline T bitcast(U v) { T t; memcpy(&t, &v, sizeof t); return t; }
-__device__ inline f32 sign(f32 v) { return f32(v > 0.0f) - f32(v < 0.0f); }
-__device__ inline i32 sign(i32 v) { return (v > 0) - (v < 0); }
-__device__ inline f32 round(f32 v) { return rintf(v); }
-__device__ inline void workgroupBarrier() { __syncthreads(); }
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}

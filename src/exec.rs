@@ -195,7 +195,10 @@ pub(crate) fn write_constant(
 ) -> Result<()> {
     let value = constant.value()?;
     let bytes = match packed {
-        Some((kernel, operand)) => layout::pack(kernel, operand, value.bytes()).into(),
+        Some((kernel, operand)) => {
+            let plain = value.store(kernel.reads[operand].dtype, &constant.name)?;
+            layout::pack(kernel, operand, &plain).into()
+        }
         None => value.store(stored, &constant.name)?,
     };
     let found = bytes.len() as u64;

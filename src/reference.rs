@@ -1,5 +1,6 @@
 //! Runs a graph node by node in `f64`: the oracle that every backend is held against.
 
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Call, ValueId};
@@ -8,7 +9,7 @@ use std::collections::HashMap;
 
 /// The graph's outputs, in order, for inputs in the order of [`Graph::inputs`].
 ///
-/// Nothing is rounded on the way but integers; outputs are rounded to their types.
+/// Integers and halves are rounded at every node, outputs to their types.
 ///
 /// # Errors
 /// When an input does not fit, or an operator refuses its values.
@@ -38,7 +39,8 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
                 let data: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].as_slice())).collect();
                 let call = Call { op, attrs: &node.attrs, inputs: &facts };
                 let outputs = call.eval(&data).map_err(|what| node.error(what))?;
-                for (port, output) in outputs.into_iter().enumerate() {
+                for (port, mut output) in outputs.into_iter().enumerate() {
+                    round(&mut output, node.outputs[port].fact.dtype);
                     values.insert(ValueId { node: id, port: port as u32 }, output);
                 }
             }
@@ -49,4 +51,14 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         Tensor::from_f64(fact.dtype, fact.shape.clone(), &values[value])
     });
     Ok(tensors.collect())
+}
+
+/// Values of a half type become what its bits can hold.
+fn round(values: &mut [f64], dtype: DType) {
+    let half: fn(f64) -> f64 = match dtype {
+        DType::F16 => |v| half::f16::from_f64(v).to_f64(),
+        DType::BF16 => |v| half::bf16::from_f64(v).to_f64(),
+        _ => return,
+    };
+    values.iter_mut().for_each(|v| *v = half(*v));
 }

@@ -139,14 +139,14 @@ impl Target {
         }
     }
 
-    /// The type in which values of `dtype` are stored on this device: GPUs without 64-bit integers or bytes hold
-    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1.
+    /// The type in which values of `dtype` are stored on this device. WebGPU without 64-bit integers or bytes holds
+    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1; the CPU holds halves as `f32`.
     ///
     /// # Errors
     /// When the device has no type that could hold the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
         match (self.family, dtype) {
-            (Family::Cpu, DType::F16 | DType::BF16) => {}
+            (Family::Cpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
             (Family::Cpu | Family::Cuda, _) => return Ok(dtype),
             (Family::Wgpu, DType::F32 | DType::I32) => return Ok(dtype),
             (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),

@@ -117,13 +117,17 @@ impl Tensor {
         }
     }
 
-    /// The elements as a device stores them: in the tensor's own type, or integers and `bool` as `i32`.
+    /// The elements as a device stores them: in the tensor's own type, integers and `bool` as `i32`, or halves as `f32`.
     ///
     /// # Errors
     /// When a value does not fit into `i32`; `name` is the tensor's, for the message.
     pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
         if stored == self.dtype {
             return Ok(Cow::Borrowed(&self.bytes));
+        }
+        if let (DType::F16 | DType::BF16, DType::F32) = (self.dtype, stored) {
+            let wide = Tensor::from_f64(stored, self.shape.clone(), &self.to_f64());
+            return Ok(Cow::Owned(wide.bytes.into()));
         }
         let values = self
             .to_i64()

@@ -18,10 +18,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{Body, Code};
 use crate::shape::Access;
-use crate::target::Target;
+use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{Space, locate, over};
-use scalar::Type::{self, F32, I32};
+use scalar::Type::{self, BF16, F16, F32, I32};
 use scalar::{binary, convert, literal, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,6 +29,7 @@ mod frame;
 mod locate;
 mod scalar;
 mod templates;
+mod wide;
 
 /// A row of [`KERNELS`].
 pub struct KernelDef {
@@ -41,26 +42,28 @@ pub struct KernelDef {
 }
 
 macro_rules! kernels {
-    ($($name:ident: $doc:literal,)*) => {
+    ($($name:ident $file:literal: $doc:literal,)*) => {
         /// Every kernel template.
         pub static KERNELS: &[KernelDef] = &[$(KernelDef {
             name: stringify!($name),
             doc: $doc,
-            text: include_str!(concat!("../../shaders/", stringify!($name), ".wgsl")),
+            text: include_str!(concat!("../../shaders/", $file)),
         }),*];
     };
 }
 kernels! {
-    map: "scalar code at every element",
-    row: "reductions over trailing axes, then scalar code per row or element",
-    matmul: "batched matrix product, and convolution as one: tiled through workgroup memory",
-    matmul_thin: "matrix product of at most four rows or columns: reads the other operand once",
-    conv: "convolution with few channels per group, directly",
-    conv_transpose: "transposed convolution, gathering",
-    pool: "maximum or mean of a window",
-    gather: "elements chosen by index operands",
-    pad: "data surrounded by a constant, its edge, its mirror image or itself",
-    resize: "nearest, linear or cubic interpolation",
+    map "map.wgsl": "scalar code at every element",
+    map_wide "map_wide.cu": "scalar code at every element, several at a time",
+    row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
+    row_team "row_team.cu": "the same over dense rows, which warps hold in registers",
+    matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
+    matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
+    conv "conv.wgsl": "convolution with few channels per group, directly",
+    conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",
+    pool "pool.wgsl": "maximum or mean of a window",
+    gather "gather.wgsl": "elements chosen by index operands",
+    pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
+    resize "resize.wgsl": "nearest, linear or cubic interpolation",
 }
 
 /// The language of a rendered kernel.
@@ -114,7 +117,7 @@ pub struct Source {
 /// operation that the operand's type does not have.
 pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Dialect) -> Result<Source> {
     let render = || -> Result<Source, String> {
-        let mut module = Module::new(kernel, target, bindings)?;
+        let mut module = Module::new(kernel, target, bindings, dialect)?;
         let (name, size, groups) = match &kernel.template {
             Template::Map => module.map(),
             Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
@@ -159,13 +162,18 @@ struct Module<'a> {
     kernel: &'a Kernel,
     target: &'a Target,
     bindings: &'a Bindings,
+    dialect: Dialect,
     /// Storage type of each read, then of each write.
     storage: Vec<Type>,
+    /// The types in which these are computed with.
+    value: Vec<Type>,
     /// Type of each binding: that of the first operand it serves.
     bound: Vec<Type>,
     constants: Vec<(String, Type, String)>,
     shared: Vec<(&'static str, Type, usize)>,
     private: Vec<(String, Type)>,
+    /// Declarations of CUDA kernels that stand before the functions.
+    declarations: Vec<String>,
     functions: Vec<Function>,
     flags: Vec<&'static str>,
     /// Per `each` list, per element, what is replaced in the repeated lines beside `$`.
@@ -173,18 +181,21 @@ struct Module<'a> {
 }
 
 impl<'a> Module<'a> {
-    fn new(kernel: &'a Kernel, target: &'a Target, bindings: &'a Bindings) -> Result<Module<'a>, String> {
+    fn new(
+        kernel: &'a Kernel,
+        target: &'a Target,
+        bindings: &'a Bindings,
+        dialect: Dialect,
+    ) -> Result<Module<'a>, String> {
         let mut storage = Vec::new();
         let mut bound = vec![None; bindings.read_only.len()];
         for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
             if operand.packed {
                 return Err("a packed operand is for the CPU".into());
             }
-            let ty = match target.storage(operand.dtype).map_err(|e| e.to_string())? {
-                DType::F32 => F32,
-                DType::I32 => I32,
-                other => return Err(format!("operands of type {other} are not rendered yet")),
-            };
+            let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
+            let ty = Type::stored(stored, target.family)
+                .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;
             match operand.access.span() {
                 Some((low, high)) if low < 0 || high >= i32::MAX as isize => {
                     return Err(format!("operand {slot} reaches from element {low} to {high}"));
@@ -203,11 +214,14 @@ impl<'a> Module<'a> {
             kernel,
             target,
             bindings,
+            dialect,
+            value: storage.iter().map(|ty| ty.value()).collect(),
             storage,
             bound: bound.into_iter().map(|ty| ty.unwrap_or(F32)).collect(),
             constants: Vec::new(),
             shared: Vec::new(),
             private: Vec::new(),
+            declarations: Vec::new(),
             functions: Vec::new(),
             flags: Vec::new(),
             lists: BTreeMap::new(),
@@ -235,20 +249,26 @@ impl<'a> Module<'a> {
         if slot < reads { &self.kernel.reads[slot] } else { &self.kernel.writes[slot - reads] }
     }
 
-    /// The value at an address, in the operand's storage type.
+    /// The type in which values of a body are held.
+    fn register(&self, dtype: DType) -> Type {
+        Type::register(dtype, self.target.family)
+    }
+
+    /// The value at an address, in the type in which the operand's elements are computed with.
     fn load(&self, slot: usize, address: &str) -> String {
         let ty = self.storage[slot];
-        match self.bindings.of[slot] {
-            None => literal(0.0, ty),
+        let element = match self.bindings.of[slot] {
+            None => return literal(0.0, self.value[slot]),
             Some(b) if self.bound[b] == ty => format!("b{b}[{address}]"),
             Some(b) => format!("bitcast<{}>(b{b}[{address}])", ty.name()),
-        }
+        };
+        convert(&element, ty, self.value[slot])
     }
 
     /// A function `name(at)` that loads from an operand by address.
     fn loader(&mut self, name: &str, slot: usize) {
         let value = format!("return {};", self.load(slot, "at"));
-        self.function(name, &[("at", I32)], Some(self.storage[slot]), vec![value]);
+        self.function(name, &[("at", I32)], Some(self.value[slot]), vec![value]);
     }
 
     /// A scalar body at a point of the space. `input` gives the slot, or a value of a type; the results come back with
@@ -291,7 +311,7 @@ impl<'a> Module<'a> {
         let mut statements = located.statements;
         let mut names: Vec<(String, Type)> = Vec::with_capacity(body.code.len());
         for (i, instr) in body.code.iter().enumerate() {
-            let ty = Type::register(instr.dtype);
+            let ty = self.register(instr.dtype);
             if !live[i] {
                 names.push((String::new(), ty));
                 continue;
@@ -303,8 +323,8 @@ impl<'a> Module<'a> {
                 }
                 Code::Index(axis) => convert(&located.coordinates[&(axis as usize)], I32, ty),
                 Code::Input(j) => match input(j) {
-                    Input::Slot(slot) => convert(&self.load(slot, loads[&slot]), self.storage[slot], ty),
-                    Input::Value(name, from) => convert(name, from, ty),
+                    Input::Slot(slot) => convert(&self.load(slot, loads[&slot]), self.value[slot], ty),
+                    Input::Value(name, from) => convert(&name, from, ty),
                 },
                 Code::Fold(k) => convert(&format!("fold{k}"), folds[k as usize], ty),
                 code => {
@@ -322,6 +342,11 @@ impl<'a> Module<'a> {
                         Code::Unary(op, a) => unary(op, name(a))?,
                         Code::Binary(op, a, b) => binary(op, name(a), name(b))?,
                         Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
+                        // A half holds what its bits can.
+                        Code::Cast(a) if self.target.family == Family::Cuda && instr.dtype.size() == 2 => {
+                            let half = if instr.dtype == DType::F16 { F16 } else { BF16 };
+                            convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
+                        }
                         Code::Cast(a) => convert(&name(a).0, name(a).1, ty),
                         _ => unreachable!("leaves are done above"),
                     }
@@ -339,7 +364,7 @@ impl<'a> Module<'a> {
         let kernel = self.kernel;
         let reads = kernel.template.core_reads();
         let input = |j: u32| match core {
-            Some(ty) if j == 0 => Input::Value("value", ty),
+            Some(ty) if j == 0 => Input::Value("value".into(), ty),
             Some(_) => Input::Slot(reads + j as usize - 1),
             None => Input::Slot(j as usize),
         };
@@ -434,7 +459,7 @@ struct Scalars {
 /// Where the value of an input of a body comes from.
 enum Input {
     Slot(usize),
-    Value(&'static str, Type),
+    Value(String, Type),
 }
 
 fn operands(code: Code) -> [Option<u32>; 3] {

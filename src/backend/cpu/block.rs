@@ -46,12 +46,13 @@ impl Repr {
         })
     }
 
-    /// How values of this type are computed with: small integers in 32 bits.
+    /// How values of this type are computed with: halves and small integers in 32 bits.
     pub fn computed(dtype: DType) -> Option<Repr> {
-        Some(match Repr::stored(dtype)? {
-            Repr::U8 | Repr::I8 => Repr::I32,
-            repr => repr,
-        })
+        match dtype {
+            DType::F16 | DType::BF16 => Some(Repr::F32),
+            DType::U8 | DType::I8 => Some(Repr::I32),
+            _ => Repr::stored(dtype),
+        }
     }
 
     /// Bytes per element.

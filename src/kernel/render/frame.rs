@@ -22,7 +22,7 @@ impl Frame<'_> {
             let call = format!("{name}(");
             self.module.functions.iter().flat_map(|f| &f.body).any(|line| line.contains(&call))
         };
-        HELPERS.iter().filter(move |(name, ..)| calls(name))
+        HELPERS.iter().filter(move |(name, ..)| self.dialect == Dialect::Wgsl && calls(name))
     }
 
     /// Statements in the dialect: C++ spells inferred types otherwise.
@@ -36,6 +36,7 @@ impl Frame<'_> {
                         out += match word {
                             "let " => "const auto ",
                             "var " => "auto ",
+                            "round(" => "rint(",
                             other => other,
                         };
                     }
@@ -114,12 +115,9 @@ impl Frame<'_> {
             writeln!(f, "constexpr {} {name} = {value};", ty.name())?;
         }
         writeln!(f, "constexpr i32 SIZE = {};", self.size)?;
-        let params = module
-            .bound
-            .iter()
-            .zip(&module.bindings.read_only)
-            .enumerate()
-            .map(|(b, (ty, read_only))| format!("{}{}* b{b}", if *read_only { "const " } else { "" }, ty.name()));
+        let params = module.bound.iter().zip(&module.bindings.read_only).enumerate().map(|(b, (ty, read_only))| {
+            format!("{}{}* __restrict__ b{b}", if *read_only { "const " } else { "" }, ty.name())
+        });
         let params = params.collect::<Vec<_>>().join(", ");
         writeln!(f, "extern \"C\" __global__ void __launch_bounds__({}) kernel({params}) {{", self.size)?;
         for (name, ty, len) in &module.shared {
@@ -127,6 +125,9 @@ impl Frame<'_> {
         }
         for (name, ty) in &module.private {
             writeln!(f, "    {} {name};", ty.name())?;
+        }
+        for declaration in &module.declarations {
+            writeln!(f, "    {declaration}")?;
         }
         self.functions(f)?;
         writeln!(f, "    const i32 group = blockIdx.x + blockIdx.y * {}u;", self.x)?;

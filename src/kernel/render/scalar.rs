@@ -2,32 +2,99 @@
 
 use crate::dtype::DType;
 use crate::expr::{Binary, Unary};
-use Type::{Bool, F32, I32, Vec4};
+use crate::target::Family;
+use Type::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8, Vec4};
 
 /// Types of values in registers and buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Type {
     F32,
+    F16,
+    BF16,
+    F64,
+    I64,
     I32,
+    U8,
+    I8,
     Bool,
     Vec4,
 }
+
 impl Type {
     pub(super) fn name(self) -> &'static str {
         match self {
             F32 => "f32",
+            F16 => "f16",
+            BF16 => "bf16",
+            F64 => "f64",
+            I64 => "i64",
             I32 => "i32",
+            U8 => "u8",
+            I8 => "i8",
             Bool => "bool",
             Vec4 => "vec4f",
         }
     }
 
+    /// Bytes of an element in a buffer.
+    pub(super) fn size(self) -> usize {
+        match self {
+            U8 | I8 | Bool => 1,
+            F16 | BF16 => 2,
+            F32 | I32 => 4,
+            F64 | I64 => 8,
+            Vec4 => 16,
+        }
+    }
+
+    /// The type of elements that are stored as `dtype`; `None` when the family's kernels have no such type.
+    pub(super) fn stored(dtype: DType, family: Family) -> Option<Type> {
+        Some(match dtype {
+            DType::F32 => F32,
+            DType::I32 => I32,
+            _ if family != Family::Cuda => return None,
+            DType::F16 => F16,
+            DType::BF16 => BF16,
+            DType::F64 => F64,
+            DType::I64 => I64,
+            DType::U8 => U8,
+            DType::I8 => I8,
+            DType::Bool => Bool,
+        })
+    }
+
+    /// The type in which a stored value is computed with.
+    pub(super) fn value(self) -> Type {
+        match self {
+            F16 | BF16 => F32,
+            U8 | I8 => I32,
+            other => other,
+        }
+    }
+
     /// The type in which values of a body are held.
-    pub(super) fn register(dtype: DType) -> Type {
+    pub(super) fn register(dtype: DType, family: Family) -> Type {
         match dtype {
             DType::Bool => Bool,
+            DType::F64 if family == Family::Cuda => F64,
+            DType::I64 if family == Family::Cuda => I64,
             d if d.is_int() => I32,
             _ => F32,
+        }
+    }
+
+    pub(super) fn is_float(self) -> bool {
+        matches!(self, F32 | F64)
+    }
+
+    /// The least and the greatest value.
+    pub(super) fn bounds(self) -> (f64, f64) {
+        match self {
+            F64 => (f64::MIN, f64::MAX),
+            I64 => (i64::MIN as f64, i64::MAX as f64),
+            I32 => (i32::MIN.into(), i32::MAX.into()),
+            Bool => (0.0, 1.0),
+            _ => (f32::MIN.into(), f32::MAX.into()),
         }
     }
 }
@@ -35,8 +102,8 @@ impl Type {
 pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
     match (from, to) {
         (from, to) if from == to => value.to_owned(),
-        (F32, Bool) => format!("({value} != 0.0f)"),
-        (I32, Bool) => format!("({value} != 0)"),
+        (F32 | F64, Bool) => format!("({value} != 0.0f)"),
+        (I32 | I64, Bool) => format!("({value} != 0)"),
         _ => format!("{}({value})", to.name()),
     }
 }
@@ -45,10 +112,16 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
 pub(super) fn literal(value: f64, ty: Type) -> String {
     match ty {
         Bool => (value != 0.0).to_string(),
-        I32 if value <= f64::from(i32::MIN) => "(-2147483647 - 1)".into(),
-        I32 if value < 0.0 => format!("({})", value as i32),
-        I32 => (value as i32).to_string(),
-        F32 | Vec4 => {
+        I64 if value <= i64::MIN as f64 => "(-9223372036854775807ll - 1)".into(),
+        I64 => format!("{}ll", value as i64),
+        I32 | U8 | I8 if value <= f64::from(i32::MIN) => "(-2147483647 - 1)".into(),
+        I32 | U8 | I8 if value < 0.0 => format!("({})", value as i32),
+        I32 | U8 | I8 => (value as i32).to_string(),
+        F64 => {
+            let v = if value.is_nan() { 0.0 } else { value.clamp(f64::MIN, f64::MAX) };
+            format!("({v:?})")
+        }
+        F32 | F16 | BF16 | Vec4 => {
             let v = if value.is_nan() { 0.0 } else { (value as f32).clamp(f32::MIN, f32::MAX) };
             let v = if v.is_subnormal() { 0.0 } else { v };
             if v.is_sign_negative() { format!("({v:?}f)") } else { format!("{v:?}f") }
@@ -57,23 +130,26 @@ pub(super) fn literal(value: f64, ty: Type) -> String {
 }
 
 pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String> {
+    let name = ty.name();
     Ok(match (op, ty) {
         (Unary::Not, Bool) => format!("!{x}"),
-        (Unary::Not, I32) => format!("{x} == 0"),
-        (_, Bool | Vec4) | (Unary::Not, F32) => return Err(format!("{op:?} of a {}", ty.name())),
+        (Unary::Not, I32 | I64) => format!("{x} == 0"),
+        (_, Bool | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
         (Unary::Neg, _) => format!("-{x}"),
         (Unary::Abs, _) => format!("abs({x})"),
         (Unary::Sign, _) => format!("sign({x})"),
-        (Unary::Floor | Unary::Ceil | Unary::Round, I32) => x,
+        (Unary::Floor | Unary::Ceil | Unary::Round, I32 | I64) => x,
         (_, I32) => format!("i32({})", unary(op, (format!("f32({x})"), F32))?),
+        (_, I64) => format!("i64({})", unary(op, (format!("f64({x})"), F64))?),
         (Unary::Exp, _) => format!("exp({x})"),
         (Unary::Log, _) => format!("log({x})"),
         (Unary::Sqrt, _) => format!("sqrt({x})"),
         (Unary::Recip, _) => format!("1.0f / {x}"),
-        (Unary::Sin, _) => format!("sin_f32({x}, 0)"),
-        (Unary::Cos, _) => format!("sin_f32({x}, 1)"),
+        (Unary::Sin, _) => format!("sin_{name}({x}, 0)"),
+        (Unary::Cos, _) => format!("sin_{name}({x}, 1)"),
+        (Unary::Tanh, F64) => format!("tanh({x})"),
         (Unary::Tanh, _) => format!("tanh(clamp({x}, -9.0f, 9.0f))"),
-        (Unary::Erf, _) => format!("erf_f32({x})"),
+        (Unary::Erf, _) => format!("erf_{name}({x})"),
         (Unary::Floor, _) => format!("floor({x})"),
         (Unary::Ceil, _) => format!("ceil({x})"),
         (Unary::Round, _) => format!("round({x})"),
@@ -84,6 +160,7 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
     if ty != other {
         return Err(format!("{op:?} of a {} and a {}", ty.name(), other.name()));
     }
+    let name = ty.name();
     let logical = |op: &str| format!("{} {op} {}", convert(&a, ty, Bool), convert(&b, ty, Bool));
     Ok(match (op, ty) {
         (Binary::And, _) => logical("&&"),
@@ -92,14 +169,14 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
         (Binary::Eq, _) => format!("{a} == {b}"),
         (Binary::Max, Bool) => logical("||"),
         (Binary::Min, Bool) => logical("&&"),
-        (_, Bool | Vec4) => return Err(format!("{op:?} of a {}", ty.name())),
+        (_, Bool | Vec4 | F16 | BF16 | U8 | I8) => return Err(format!("{op:?} of a {name}")),
         (Binary::Add, _) => format!("{a} + {b}"),
         (Binary::Sub, _) => format!("{a} - {b}"),
         (Binary::Mul, _) => format!("{a} * {b}"),
-        (Binary::Div, F32) => format!("{a} / {b}"),
-        (Binary::Div, _) => format!("div_i32({a}, {b})"),
-        (Binary::Rem, _) => format!("rem_{}({a}, {b})", ty.name()),
-        (Binary::Pow, _) => format!("pow_{}({a}, {b})", ty.name()),
+        (Binary::Div, F32 | F64) => format!("{a} / {b}"),
+        (Binary::Div, _) => format!("div_{name}({a}, {b})"),
+        (Binary::Rem, _) => format!("rem_{name}({a}, {b})"),
+        (Binary::Pow, _) => format!("pow_{name}({a}, {b})"),
         (Binary::Max, _) => format!("max({a}, {b})"),
         (Binary::Min, _) => format!("min({a}, {b})"),
         (Binary::Lt, _) => format!("{a} < {b}"),
@@ -110,7 +187,7 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
 /// A function that rendered bodies may call: name, parameters, result, statements.
 pub(super) type Helper = (&'static str, &'static [(&'static str, Type)], Type, &'static str);
 
-/// What devices lack, or compute less exactly than their own registers could hold.
+/// What WGSL devices lack, or compute less exactly than their own registers could hold. CUDA's are in its prelude.
 pub(super) static HELPERS: &[Helper] = &[
     // The Maclaurin series up to x^19 below 1 (error 2e-8), Abramowitz and Stegun 7.1.26 above (error 1.5e-7).
     (

@@ -1,10 +1,11 @@
 //! The holes of each template: constants and functions, the shape of its workgroups, and how many there are.
 
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
-use super::scalar::Type::{self, F32, I32, Vec4};
+use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
 use super::scalar::convert;
 use super::{Input, Module};
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
+use crate::target::Family;
 use std::collections::BTreeSet;
 
 /// A template's text, invocations per workgroup, workgroups.
@@ -44,6 +45,9 @@ impl Module<'_> {
     }
 
     pub(super) fn map(&mut self) -> Launch {
+        if let Some(launch) = self.map_wide()? {
+            return Ok(launch);
+        }
         self.store(&self.flat(), None, None, &[])?;
         self.per_element("map")
     }
@@ -53,10 +57,15 @@ impl Module<'_> {
         let outer = shape.len() - inner;
         let rows: usize = shape[..outer].iter().product();
         let length: usize = shape[outer..].iter().product();
+        if let Some(launch) = self.row_team(inner, folds, per_row)? {
+            return Ok(launch);
+        }
         let space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
         let mut types: Vec<Type> = Vec::new();
         let mut array: Vec<(&'static str, &'static str)> = Vec::new();
-        for (k, RowFoldText { combine, ty, start }) in folds.iter().map(fold).enumerate() {
+        for (k, RowFoldText { combine, ty, start }) in
+            folds.iter().map(|f| fold(f, self.target.family)).collect::<Vec<_>>().into_iter().enumerate()
+        {
             let code = self.body(&folds[k].body, &space, |j| Input::Slot(j as usize), &[], &types)?;
             let mut body = code.statements;
             let (value, from) = &code.results[0];
@@ -66,7 +75,7 @@ impl Module<'_> {
             self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
             self.constant(format!("START{k}"), start, ty);
             types.push(ty);
-            array.push(("SHARED", if ty == F32 { "shared_f32" } else { "shared_i32" }));
+            array.push(("SHARED", shared(ty)));
         }
         if per_row {
             let space = vec![over("row", shape, 0..outer)];
@@ -100,9 +109,9 @@ impl Module<'_> {
         constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
         if lanes > 1 {
             self.flags.push("LANES");
-            for (name, ty) in [("shared_f32", F32), ("shared_i32", I32)] {
+            for ty in [F32, I32, F64, I64] {
                 if types.contains(&ty) {
-                    self.shared.push((name, ty, size));
+                    self.shared.push((shared(ty), ty, size));
                 }
             }
         }
@@ -135,10 +144,10 @@ impl Module<'_> {
             // `a` is called with (batch, m, k), `b` with (batch, k, n).
             let name = name[usize::from(swap)];
             let params = if name == "a" { ["m", "k"] } else { ["k", "n"] };
-            self.function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], Some(self.storage[slot]), body);
+            self.function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], Some(self.value[slot]), body);
         }
-        if self.storage[..2] != [F32, F32] {
-            return Err("a matrix product is of f32".into());
+        if !self.value[..2].iter().all(|ty| ty.is_float()) {
+            return Err("a matrix product is of floats".into());
         }
         let space: Space =
             vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
@@ -240,8 +249,8 @@ impl Module<'_> {
         if groups == 0 || o % groups != 0 || c % groups != 0 {
             return Err(format!("{c} and {o} channels do not form {groups} groups"));
         }
-        if self.storage[..2] != [F32, F32] {
-            return Err("a convolution is of f32".into());
+        if !self.value[..2].iter().all(|ty| ty.is_float()) {
+            return Err("a convolution is of floats".into());
         }
         Ok((o / groups, c / groups))
     }
@@ -321,11 +330,11 @@ impl Module<'_> {
 
     pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Launch {
         self.windowed(window, None);
-        let ty = if pool == Pool::Max { self.storage[0] } else { F32 };
-        if ty != self.storage[0] {
-            return Err("a mean is of f32".into());
+        let ty = if pool == Pool::Max { self.value[0] } else { F32 };
+        if pool != Pool::Max && !self.value[0].is_float() {
+            return Err("a mean is of floats".into());
         }
-        let lowest = if ty == F32 { f64::from(f32::MIN) } else { f64::from(i32::MIN) };
+        let lowest = ty.bounds().0;
         self.constant("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
         let combine = if pool == Pool::Max { "return max(a, b);" } else { "return a + b;" };
         self.function("combine", &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
@@ -352,13 +361,13 @@ impl Module<'_> {
             let slot = 1 + k;
             let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
             let mut body = located.statements;
-            body.push(format!("return {};", convert(&self.load(slot, &located.addresses[0]), self.storage[slot], I32)));
+            body.push(format!("return {};", convert(&self.load(slot, &located.addresses[0]), self.value[slot], I32)));
             self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
             self.int(format!("EXTENT{k}"), extent as isize);
             self.int(format!("STRIDE{k}"), stride);
         }
         self.lists.insert("index", vec![Vec::new(); strides.len()]);
-        self.store(&space, Some(self.storage[0]), None, &[])?;
+        self.store(&space, Some(self.value[0]), None, &[])?;
         self.per_element("gather")
     }
 
@@ -367,7 +376,7 @@ impl Module<'_> {
         let moving = self.walk(|a| before[a] == 0 && data.shape[a] == shape[a]);
         moving.iter().enumerate().for_each(|(k, &a)| self.int(format!("BEFORE{k}"), before[a]));
         self.loader("data", 0);
-        let ty = self.storage[0];
+        let ty = self.value[0];
         let fill = if let PadMode::Constant(value) = mode { value } else { 0.0 };
         self.constant("FILL", fill, ty);
         let outside: &[&str] = match mode {
@@ -412,7 +421,7 @@ impl Module<'_> {
         let (width, first, inside, place, falloff): (usize, isize, bool, &str, Vec<String>) = match mode {
             ResizeMode::Nearest(_) => {
                 self.flags.push("NEAREST");
-                self.store(&self.flat(), Some(self.storage[0]), None, &[])?;
+                self.store(&self.flat(), Some(self.value[0]), None, &[])?;
                 return self.per_element("resize");
             }
             ResizeMode::Linear => {
@@ -440,16 +449,29 @@ impl Module<'_> {
     }
 }
 
-struct RowFoldText {
-    combine: &'static str,
-    ty: Type,
-    start: f64,
+pub(super) struct RowFoldText {
+    pub(super) combine: &'static str,
+    pub(super) ty: Type,
+    pub(super) start: f64,
 }
 
-fn fold(fold: &RowFold) -> RowFoldText {
+/// The array in which lanes exchange values of a type.
+pub(super) fn shared(ty: Type) -> &'static str {
+    match ty {
+        F32 => "shared_f32",
+        F64 => "shared_f64",
+        I64 => "shared_i64",
+        _ => "shared_i32",
+    }
+}
+
+pub(super) fn fold(fold: &RowFold, family: Family) -> RowFoldText {
     let result = fold.body.code[fold.body.results[0] as usize].dtype;
-    let ty = if Type::register(result) == F32 { F32 } else { I32 };
-    let (low, high) = if ty == F32 { (f32::MIN.into(), f32::MAX.into()) } else { (i32::MIN.into(), i32::MAX.into()) };
+    let ty = match Type::register(result, family) {
+        Type::Bool => I32,
+        ty => ty,
+    };
+    let (low, high) = ty.bounds();
     let (combine, start) = match fold.fold {
         Fold::Sum => ("return a + b;", 0.0),
         Fold::Prod => ("return a * b;", 1.0),

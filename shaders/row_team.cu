@@ -1,0 +1,64 @@
+// TEAM invocations per row (whole warps), ROWS rows per workgroup. Each holds what folds read of its CHUNKS times WIDTH elements, so
+// that memory is read once; rows too long for that are read again by every fold.
+const i32 lane = thread % TEAM;
+const i32 row = group * ROWS + thread / TEAM;
+const i32 end = row < COUNT ? LENGTH : 0;
+//@ if KEEPS
+#pragma unroll
+for (i32 c = 0; c < CHUNKS; c++) {
+    const i32 j = (c * TEAM + lane) * WIDTH;
+    if (j < end) {
+        //@ each held
+        x$[c] = load_x$(row, j);
+        //@ end
+    }
+}
+//@ end
+//@ each fold
+{
+    auto all = START$;
+    //@ if KEEPS
+    #pragma unroll
+    //@ end
+    for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
+        const i32 j = (chunk * TEAM + lane) * WIDTH;
+        if (j < end) {
+            //@ if KEEPS
+            const i32 c = chunk;
+            //@ else
+            const i32 c = 0;
+            again(row, j);
+            //@ end
+            #pragma unroll
+            for (i32 v = 0; v < WIDTH; v++) {
+                all = combine$(all, element$(row, j + v, c, v));
+            }
+        }
+    }
+    fold$ = team_fold<TEAM>(all, combine$, SHARED, thread);
+}
+//@ end
+//@ if PER_ROW
+if (end > 0 && lane == 0) {
+    store(row);
+}
+//@ else
+//@ if KEEPS
+#pragma unroll
+//@ end
+for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
+    const i32 j = (chunk * TEAM + lane) * WIDTH;
+    if (j < end) {
+        //@ if KEEPS
+        const i32 c = chunk;
+        //@ else
+        const i32 c = 0;
+        again(row, j);
+        //@ end
+        //@ each late
+        y$[0] = load_y$(row, j);
+        //@ end
+        finish(row, j, c);
+    }
+}
+//@ end

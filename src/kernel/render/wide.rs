@@ -1,0 +1,306 @@
+//! CUDA kernels that move up to 16 bytes at a time: elementwise ones, and rows that lie densely.
+
+use super::locate::{Space, locate, over};
+use super::scalar::Type::{self, F32, F64, I32, I64};
+use super::scalar::convert;
+use super::templates::{RowFoldText, fold, shared};
+use super::{Dialect, Input, Module, Scalars};
+use crate::expr::{Body, Code};
+use crate::kernel::RowFold;
+use crate::shape::Access;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A launch, or that the kernel is not one of these.
+type Maybe = Result<Option<(&'static str, u32, u64)>, String>;
+
+/// Bytes of the widest access.
+const BYTES: usize = 16;
+/// Elements of one operand that an invocation may hold in registers, and of all together.
+const HELD: usize = 32;
+const HELD_ALL: usize = 64;
+
+/// How an access moves along some axes, walked as one.
+#[derive(Clone, Copy, PartialEq)]
+enum Along {
+    /// Element by element: from run to run of this many.
+    Dense(usize),
+    /// Not at all, for this many elements.
+    Still(usize),
+    /// In another way.
+    Other,
+}
+
+/// How an access moves along the axes from `first` on.
+fn along(access: &Access, first: usize) -> Along {
+    let axes = || (first..access.shape.len()).rev().filter(|&k| access.shape[k] != 1);
+    let run = |expected: fn(usize) -> isize| {
+        let mut run = 1usize;
+        for k in axes() {
+            if access.strides[k] != expected(run) {
+                break;
+            }
+            run *= access.shape[k];
+        }
+        run
+    };
+    match (run(|run| run as isize), run(|_| 0)) {
+        (1, 1) if axes().next().is_none() => Along::Still(1),
+        (1, 1) => Along::Other,
+        (dense, 1) => Along::Dense(dense),
+        (_, still) => Along::Still(still),
+    }
+}
+
+/// Whether every run of `run` elements starts at a multiple of `width`.
+fn aligned(access: &Access, run: usize, width: usize) -> bool {
+    let mut inside = 1;
+    let step = |(&extent, &stride): (&usize, &isize)| {
+        let within = inside < run;
+        inside *= extent;
+        extent == 1 || within || stride.unsigned_abs().is_multiple_of(width)
+    };
+    access.offset.unsigned_abs().is_multiple_of(width) && access.shape.iter().zip(&access.strides).rev().all(step)
+}
+
+fn inputs(body: &Body) -> BTreeSet<usize> {
+    let input = |code| if let Code::Input(j) = code { Some(j as usize) } else { None };
+    body.code.iter().filter_map(|i| input(i.code)).collect()
+}
+
+fn indexed(body: &Body) -> bool {
+    body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
+}
+
+impl Module<'_> {
+    /// An expression for `width` elements of an operand at an address.
+    fn read_wide(&self, slot: usize, width: usize, address: &str) -> String {
+        let b = self.bindings.of[slot].expect("operands of wide kernels have elements");
+        format!("read<{}, {width}>(b{b} + ({address}))", self.storage[slot].name())
+    }
+
+    /// The body for `width` elements from variable `at` on: reads by way of `input`, results into `o0`, `o1` ...
+    fn wide_loop(&self, scalars: Scalars, width: usize) -> Vec<String> {
+        let mut lines = Vec::new();
+        for (w, _) in scalars.results.iter().enumerate() {
+            let slot = self.kernel.reads.len() + w;
+            lines.push(format!("wide<{}, {width}> o{w};", self.storage[slot].name()));
+        }
+        lines.push("#pragma unroll".into());
+        lines.push(format!("for (i32 v = 0; v < {width}; v++) {{"));
+        lines.extend(scalars.statements.into_iter().map(|s| format!("    {s}")));
+        for (w, (value, ty)) in scalars.results.iter().enumerate() {
+            let stored = convert(value, *ty, self.storage[self.kernel.reads.len() + w]);
+            lines.push(format!("    o{w}.v[v] = {stored};"));
+        }
+        lines.push("}".into());
+        for (w, address) in scalars.addresses.iter().enumerate() {
+            let slot = self.kernel.reads.len() + w;
+            let b = self.bindings.of[slot].expect("operands of wide kernels have elements");
+            lines.push(format!("write(b{b} + ({address}), o{w});"));
+        }
+        lines
+    }
+
+    /// The widest access that all operands allow, one element at least.
+    fn width(&self, slots: impl Iterator<Item = usize>, fits: impl Fn(usize, usize) -> bool) -> usize {
+        let slots: Vec<usize> = slots.collect();
+        let most = slots.iter().map(|&s| BYTES / self.storage[s].size()).min().unwrap_or(1);
+        let mut width = most;
+        while width > 1 && !slots.iter().all(|&slot| fits(slot, width)) {
+            width /= 2;
+        }
+        width
+    }
+
+    pub(super) fn map_wide(&mut self) -> Maybe {
+        let kernel = self.kernel;
+        let count = kernel.shape.numel();
+        let reads = kernel.reads.len();
+        let most = i32::MAX as usize - (1 << 16);
+        if self.dialect != Dialect::Cuda || count == 0 || count > most || indexed(&kernel.body) {
+            return Ok(None);
+        }
+        let used = inputs(&kernel.body);
+        let slots: Vec<usize> = used.iter().copied().chain(reads..reads + kernel.writes.len()).collect();
+        let ways: BTreeMap<usize, Along> = slots.iter().map(|&s| (s, along(self.access(s), 0))).collect();
+        let fits = |slot: usize, width: usize| match ways[&slot] {
+            Along::Dense(run) => (run == count || run.is_multiple_of(width)) && aligned(self.access(slot), run, width),
+            Along::Still(run) => slot < reads && (run == count || run.is_multiple_of(width)),
+            Along::Other => false,
+        };
+        let width = self.width(slots.iter().copied(), fits);
+        let whole = |slot: &usize| matches!(ways[slot], Along::Dense(run) | Along::Still(run) if run == count);
+        let tail = !count.is_multiple_of(width);
+        if width == 1 || tail && !slots.iter().all(whole) {
+            return Ok(None);
+        }
+        let space = self.flat();
+        let accesses: Vec<&Access> = used.iter().map(|&s| self.access(s)).collect();
+        let located = locate(&space, &accesses, &BTreeSet::new());
+        let mut lines = located.statements;
+        for (&slot, address) in used.iter().zip(&located.addresses) {
+            let value = match ways[&slot] {
+                Along::Dense(_) => self.read_wide(slot, width, address),
+                _ => self.load(slot, address),
+            };
+            lines.push(format!("const auto x{slot} = {value};"));
+        }
+        let input = |j: u32| {
+            let slot = j as usize;
+            match ways[&slot] {
+                Along::Dense(_) => {
+                    let element = format!("x{slot}.v[v]");
+                    Input::Value(convert(&element, self.storage[slot], self.value[slot]), self.value[slot])
+                }
+                _ => Input::Value(format!("x{slot}"), self.value[slot]),
+            }
+        };
+        let scalars = self.body(&kernel.body, &space, input, &[], &[])?;
+        let writes: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
+        let stores = locate(&space, &writes, &BTreeSet::new());
+        let Scalars { statements, results, .. } = scalars;
+        let mut wide = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width);
+        // Coordinates of reads and of writes may have the same names: the stores stand in a block of their own.
+        let store = wide.len() - kernel.writes.len();
+        let tail_lines: Vec<String> = wide.drain(store..).collect();
+        lines.extend(wide);
+        lines.push("{".into());
+        lines.extend(stores.statements.into_iter().chain(tail_lines).map(|s| format!("    {s}")));
+        lines.push("}".into());
+        self.function("store_wide", &[("i", I32)], None, lines);
+        if tail {
+            self.flags.push("TAIL");
+            self.store(&space, None, None, &[])?;
+        }
+        let size = if count < 1 << 18 { 128 } else { 256 };
+        let turns = if count < 1 << 22 { 1 } else { 2 };
+        for (name, value) in [("COUNT", count), ("WIDTH", width), ("TURNS", turns)] {
+            self.int(name, value as isize);
+        }
+        let each = size as usize * width * turns;
+        Ok(Some(("map_wide", size, count.div_ceil(each) as u64)))
+    }
+
+    pub(super) fn row_team(&mut self, inner: usize, folds: &[RowFold], per_row: bool) -> Maybe {
+        let kernel = self.kernel;
+        let shape = &kernel.shape;
+        let outer = shape.len() - inner;
+        let rows: usize = shape[..outer].iter().product();
+        let length: usize = shape[outer..].iter().product();
+        let reads = kernel.reads.len();
+        let bodies = || folds.iter().map(|f| &f.body).chain([&kernel.body]);
+        let few = rows > 0 && rows < 1 << 30 && length < 1 << 30;
+        if self.dialect != Dialect::Cuda || !few || length < 32 || bodies().any(indexed) {
+            return Ok(None);
+        }
+        // What moves along the row: of the reads, what folds use is held; what only the body uses comes when it runs.
+        let folded: BTreeSet<usize> = folds.iter().flat_map(|f| inputs(&f.body)).collect();
+        let finished: BTreeSet<usize> = inputs(&kernel.body);
+        let writes = reads..reads + kernel.writes.len();
+        let mut moving = Vec::new();
+        for slot in folded.union(&finished).copied().chain(writes.clone().filter(|_| !per_row)) {
+            match along(self.access(slot), outer) {
+                Along::Dense(run) if run == length => moving.push(slot),
+                Along::Still(run) if run == length && slot < reads => {}
+                _ => return Ok(None),
+            }
+        }
+        let fits =
+            |slot: usize, width: usize| length.is_multiple_of(width) && aligned(self.access(slot), length, width);
+        let width = self.width(moving.iter().copied(), fits);
+        let mut team = 32;
+        let wants = |team: usize| length > HELD / 2 * team || rows * team < 1 << 16 && length > 2 * width * team;
+        while team < 1024 && wants(team) {
+            team *= 2;
+        }
+        let per_group = (128 / team).max(1);
+        let size = team * per_group;
+        let chunks = length.div_ceil(team * width);
+        let held: Vec<usize> = moving.iter().copied().filter(|s| folded.contains(s)).collect();
+        let late: Vec<usize> =
+            moving.iter().copied().filter(|s| *s < reads && !folded.contains(s) && !per_row).collect();
+        let keeps = chunks * width <= HELD && chunks * width * held.len() <= HELD_ALL;
+        let space: Space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
+        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        for (letter, list, length) in [("x", &held, if keeps { chunks } else { 1 }), ("y", &late, 1)] {
+            for (k, &slot) in list.iter().enumerate() {
+                self.declarations.push(format!("wide<{}, {width}> {letter}{k}[{length}];", self.storage[slot].name()));
+                let at = if letter == "x" { "c" } else { "0" };
+                names.insert(slot, format!("{letter}{k}[{at}].v[v]"));
+                let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
+                let mut body = located.statements;
+                body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+                let result = format!("wide<{}, {width}>", self.storage[slot].name());
+                self.wide_function(&format!("load_{letter}{k}"), &[("row", I32), ("j", I32)], result, body);
+            }
+        }
+        let input = |module: &Module, j: u32| {
+            let slot = j as usize;
+            match names.get(&slot) {
+                Some(name) => Input::Value(convert(name, module.storage[slot], module.value[slot]), module.value[slot]),
+                None => Input::Slot(slot),
+            }
+        };
+        let mut types: Vec<Type> = Vec::new();
+        let mut array: Vec<(&'static str, &'static str)> = Vec::new();
+        let parameters = [("row", I32), ("j", I32), ("c", I32), ("v", I32)];
+        for (k, RowFoldText { combine, ty, start }) in folds.iter().map(|f| fold(f, self.target.family)).enumerate() {
+            let code = self.body(&folds[k].body, &space, |j| input(self, j), &[], &types)?;
+            let mut body = code.statements;
+            let (value, from) = &code.results[0];
+            body.push(format!("return {};", convert(value, *from, ty)));
+            self.private.push((format!("fold{k}"), ty));
+            self.function(&format!("element{k}"), &parameters, Some(ty), body);
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+            self.constant(format!("START{k}"), start, ty);
+            types.push(ty);
+            array.push(("SHARED", shared(ty)));
+        }
+        if per_row {
+            self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
+            self.flags.push("PER_ROW");
+        } else {
+            let code = self.body(&kernel.body, &space, |j| input(self, j), &[], &types)?;
+            let accesses: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
+            let stores = locate(&space, &accesses, &BTreeSet::new());
+            let Scalars { statements, results, .. } = code;
+            let mut lines = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width);
+            let last = lines.len() - kernel.writes.len();
+            lines.splice(last..last, stores.statements);
+            self.function("finish", &parameters[..3], None, lines);
+        }
+        let constants = [
+            ("COUNT", rows),
+            ("LENGTH", length),
+            ("TEAM", team),
+            ("ROWS", per_group),
+            ("WIDTH", width),
+            ("CHUNKS", chunks),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if keeps {
+            self.flags.push("KEEPS");
+        } else {
+            let loads = (0..held.len()).map(|k| format!("x{k}[0] = load_x{k}(row, j);")).collect();
+            self.function("again", &parameters[..2], None, loads);
+        }
+        for ty in [F32, I32, F64, I64] {
+            if types.contains(&ty) {
+                self.shared.push((shared(ty), ty, size / 32));
+            }
+        }
+        self.lists.insert("fold", array.into_iter().map(|a| vec![a]).collect());
+        self.lists.insert("held", vec![Vec::new(); held.len()]);
+        self.lists.insert("late", vec![Vec::new(); late.len()]);
+        Ok(Some(("row_team", size as u32, rows.div_ceil(per_group) as u64)))
+    }
+
+    /// A function whose result is several elements.
+    fn wide_function(&mut self, name: &str, params: &[(&'static str, Type)], result: String, body: Vec<String>) {
+        let params: Vec<String> = params.iter().map(|(name, ty)| format!("{} {name}", ty.name())).collect();
+        let head = format!("const auto {name} = [&]({}) -> {result} {{", params.join(", "));
+        self.declarations.push(head);
+        self.declarations.extend(body.into_iter().map(|line| format!("    {}", line.replace("let ", "const auto "))));
+        self.declarations.push("};".into());
+    }
+}
