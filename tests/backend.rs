@@ -126,6 +126,21 @@ fn every_case_runs_on_the_cpu() {
     }
 }
 
+/// On the first CUDA device, rendered.
+#[cfg(feature = "cuda")]
+#[test]
+fn every_case_agrees_on_cuda() {
+    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    match open(&Search::here(), &Settings::default()) {
+        Ok((mut cuda, name)) => {
+            eprintln!("on {name}");
+            run_all(&mut *cuda);
+        }
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => eprintln!("SKIPPED: {error}"),
+    }
+}
+
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;

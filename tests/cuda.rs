@@ -7,8 +7,9 @@ use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::{STAGING, Settings, machine_code, open, report};
 use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
-use plimsoll::session::{Options, Session};
+use plimsoll::session::{Choice, Options, Session};
 use plimsoll::target::Target;
+use plimsoll::trace::Trace;
 use plimsoll::{DType, Limits, Tensor, onnx, pass, plan};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -277,6 +278,45 @@ fn compiled_kernels_are_kept() {
     std::fs::write(&file, "").expect("a file");
     let log = run(&file);
     assert!(log.contains("WARN") && log.contains("compiled kernels are not kept"), "{log}");
+}
+
+/// On a real card: what is gone of its memory, as another user of it sees that, is what was planned and what was said to be beside the
+/// plan; and 10,000 runs take nothing.
+#[test]
+fn audit() {
+    let observer = match open(&Search::here(), &Settings::default()) {
+        Ok((observer, name)) => {
+            eprintln!("{name}");
+            observer
+        }
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => return eprintln!("SKIPPED: {error}"),
+    };
+    let free = || observer.room().expect("the driver tells").free as i64;
+    let before = free();
+    let g = Trace::new("audit");
+    let x = g.input("x", DType::F32, [256, 1024]);
+    let w = g.input("w", DType::F32, [1024, 2048]);
+    g.output("y", x.matmul(w).relu().softmax(-1));
+    let options = Options::default().on(Choice::Cuda);
+    let session = Session::from_graph(g.finish().expect("the graph is sound"), &options).expect("it is loaded");
+    let inputs = [
+        ("x", Tensor::from_f64(DType::F32, [256, 1024], &vec![0.25; 256 << 10])),
+        ("w", Tensor::from_f64(DType::F32, [1024, 2048], &vec![0.5; 2 << 20])),
+    ];
+    session.run(&inputs).expect("it runs");
+    let (usage, parts) = (session.usage(), session.overhead());
+    let gone = before - free();
+    let beside: i64 = parts.iter().map(|part| part.1).sum();
+    eprintln!("planned {}, beside the plan {beside} {parts:?}, gone {gone}", usage.bytes);
+    assert_eq!(usage.bytes, session.plan().bytes());
+    assert_eq!(gone, usage.bytes as i64 + beside);
+    for _ in 0..10_000 {
+        session.with(|exec| exec.replay()).expect("it runs");
+    }
+    session.run(&inputs).expect("it runs");
+    eprintln!("gone after 10,000 runs {}", before - free());
+    assert_eq!((before - free(), session.usage(), session.overhead()), (gone, usage, parts));
 }
 
 /// Kernels of a whole plan become one program that the compiler accepts.

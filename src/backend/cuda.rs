@@ -467,6 +467,7 @@ impl Cuda {
     /// Makes the stream, pinned memory and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
+        self.free_at_open = self.free_bytes()?.free;
         let driver = &self.driver;
         // SAFETY: the context is current; what is made is given back when the backend is dropped.
         unsafe {
@@ -482,7 +483,6 @@ impl Cuda {
                 self.timers.push(timer);
             }
         }
-        self.free_at_open = self.free_bytes()?.free;
         Ok(())
     }
 
