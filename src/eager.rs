@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::exec;
 use crate::graph::Graph;
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Class, Port};
-use crate::target::Target;
+use crate::plan::{Class, Moved, Port, Segment};
+use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ pub struct Program {
     dead: Vec<Vec<usize>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    /// What data passes through, as a plan would have it.
+    staging: Vec<Segment>,
 }
 
 impl Program {
@@ -71,12 +73,27 @@ impl Program {
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
         let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
-        Ok(Program { draft, resident, born, dead, inputs, outputs })
+        let sum = |class| {
+            let of = draft
+                .buffers
+                .iter()
+                .enumerate()
+                .filter(|(b, buffer)| buffer.class == class && (last[*b].is_some() || class == Class::Input));
+            of.map(|(_, buffer)| buffer.bytes.next_multiple_of(target.alignment)).sum()
+        };
+        let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
+        let staging = moved.staging(target).collect();
+        Ok(Program { draft, resident, born, dead, inputs, outputs, staging })
     }
 
     /// Number of kernel launches in a run.
     pub fn launches(&self) -> usize {
         self.draft.steps.len()
+    }
+
+    /// Bytes of the segments that data passes through on its way to the device and back; no allocator has a say in them.
+    pub fn staging_bytes(&self) -> u64 {
+        self.staging.iter().map(|s| s.bytes).sum()
     }
 
     /// Number of tensors that come and go in a run, workspaces among them.
@@ -106,8 +123,12 @@ struct Device {
     /// The backend's segments by the allocator's ids, which rise while the backend may use its own again.
     segments: BTreeMap<u64, (SegmentId, u64)>,
     next: u64,
+    /// Bytes that the allocator has, and may have.
     used: u64,
     limit: u64,
+    /// Beside the allocator's.
+    staging: Vec<SegmentId>,
+    staging_bytes: u64,
     /// Why the device, rather than the limit, refused the last request.
     refused: Option<String>,
 }
@@ -120,7 +141,7 @@ impl Driver for Device {
             self.refused = Some(format!("a segment has at most {largest} bytes on this device"));
             return None;
         }
-        match self.backend.alloc(bytes) {
+        match self.backend.alloc(bytes, Memory::Device) {
             Ok(segment) => {
                 self.used = used;
                 self.next += 1;
@@ -150,6 +171,7 @@ impl Drop for Device {
         for (segment, _) in take(&mut self.segments).into_values() {
             self.backend.free(segment);
         }
+        self.staging.drain(..).for_each(|s| self.backend.free(s));
     }
 }
 
@@ -183,15 +205,34 @@ impl<'a> Eager<'a> {
     /// [`Error::Fit`] when the constants and inputs exceed the limit or the device; else what the device refuses.
     pub fn load(program: &'a Program, backend: Box<dyn Backend>, kind: Kind, limit: Option<u64>) -> Result<Eager<'a>> {
         let limit = limit.unwrap_or(u64::MAX);
-        let draft = &program.draft;
+        let (draft, staging_bytes) = (&program.draft, program.staging_bytes());
+        let limit = limit.checked_sub(staging_bytes).ok_or_else(|| Error::Fit {
+            what: "staging".into(),
+            needed: staging_bytes,
+            limit,
+        })?;
+        let device = Device {
+            backend,
+            segments: BTreeMap::new(),
+            next: 0,
+            used: 0,
+            limit,
+            staging: Vec::new(),
+            staging_bytes,
+            refused: None,
+        };
         let mut eager = Eager {
             program,
-            device: Device { backend, segments: BTreeMap::new(), next: 0, used: 0, limit, refused: None },
+            device,
             allocator: kind.build(limit),
             kernels: Vec::with_capacity(draft.kernels.len()),
             blocks: vec![None; draft.buffers.len()],
             recorded: draft.steps.iter().map(|_| None).collect(),
         };
+        for Segment { bytes, memory, .. } in &program.staging {
+            let segment = eager.device.backend.alloc(*bytes, *memory)?;
+            eager.device.staging.push(segment);
+        }
         program.resident.iter().try_for_each(|&b| eager.alloc(b))?;
         for constant in draft.constants.iter().filter(|c| eager.blocks[c.buffer].is_some()) {
             let (stored, at) = eager.place(constant.buffer);
@@ -282,13 +323,14 @@ impl<'a> Eager<'a> {
 }
 
 impl Device {
-    /// When it was not the limit that the allocator met with, says what it was.
+    /// Counts staging in; when it was not the limit that the allocator met with, says what it was.
     fn explain(&mut self, error: Error) -> Error {
-        match (error, self.refused.take()) {
-            (Error::Fit { what, needed, limit }, Some(reason)) => {
-                Error::Fit { what: format!("{what} ({reason})"), needed, limit: limit.min(self.used) }
-            }
-            (error, _) => error,
+        let Error::Fit { mut what, needed, mut limit } = error else { return error };
+        if let Some(reason) = self.refused.take() {
+            what += &format!(" ({reason})");
+            limit = limit.min(self.used);
         }
+        let [needed, limit] = [needed, limit].map(|bytes| bytes.saturating_add(self.staging_bytes));
+        Error::Fit { what, needed, limit }
     }
 }

@@ -103,6 +103,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
         (Class::Input, "  inputs"),
         (Class::Output, "  outputs"),
         (Class::Activation, "  arena"),
+        (Class::Staging, "  staging"),
     ] {
         let bytes = plan.class_bytes(class);
         if bytes > 0 || class == Class::Activation {
@@ -253,6 +254,10 @@ pub fn comparison(comparison: &Comparison) -> String {
     }
     row("smallest device that fits", &|c| human(c.smallest_device_bytes));
     row("  bytes", &|c| grouped(c.smallest_device_bytes));
+    if columns.iter().any(|c| c.staging_bytes > 0) {
+        row("staging in all of these", &|c| human(c.staging_bytes));
+        row("  bytes", &|c| grouped(c.staging_bytes));
+    }
     row("fragmentation", &|c| ran(c, &|m| format!("{:.1} %", 100.0 * m.fragmentation)));
     row("driver calls, load and run 1", &|c| ran(c, &|m| m.driver_calls_first.to_string()));
     row(&format!("driver calls, run {runs}"), &|c| ran(c, &|m| m.driver_calls_last.to_string()));
@@ -265,7 +270,7 @@ pub fn comparison(comparison: &Comparison) -> String {
     });
     out += &table.to_string();
 
-    out += "\nBytes: constants, inputs, outputs, activations and workspaces, in every column.\n";
+    out += "\nBytes: constants, inputs, outputs, activations, workspaces and staging, in every column.\n";
     out += "Smallest device: eager in simulation, on a device that loses nothing itself; planned by its plan.\n";
     if reference.is_some() {
         out += "Equal: bit for bit as the reference. Off: the largest difference over the peak of the reference's output.\n";
@@ -282,7 +287,7 @@ pub fn comparison(comparison: &Comparison) -> String {
 mod tests {
     use super::*;
     use crate::plan::{Segment, Summary};
-    use crate::target::Target;
+    use crate::target::{Memory, Target};
 
     #[test]
     fn bytes_are_readable_and_exact() {
@@ -308,7 +313,7 @@ mod tests {
 
     #[test]
     fn the_memory_block_adds_up() {
-        let segment = |class, bytes| Segment { class, bytes };
+        let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
         let mut plan = Plan {
             version: crate::plan::VERSION,
             name: "m".into(),
@@ -364,6 +369,7 @@ beside the plan           100 B    100 bytes  the backend's own
             name: name.into(),
             exact: true,
             launches: 7,
+            staging_bytes: 0,
             smallest_device_bytes: 1 << 21,
             outcome,
         };

@@ -17,6 +17,29 @@ pub enum Family {
     Cuda,
 }
 
+/// Where a segment lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Memory {
+    /// Where kernels work.
+    #[default]
+    Device,
+    /// Host-visible memory that the host writes and the device copies from.
+    Upload,
+    /// Host-visible memory that the device copies to and the host reads.
+    Download,
+}
+
+impl Memory {
+    /// Whether kernels work there.
+    pub fn is_device(&self) -> bool {
+        *self == Memory::Device
+    }
+}
+
+/// Bytes that stage data each way on devices with memory of their own: more would hardly make copies faster.
+pub const STAGING: u64 = 4 << 20;
+
 /// All that planning may assume of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Target {
@@ -40,6 +63,10 @@ pub struct Target {
     pub max_groups: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
+    /// The most bytes of host-visible memory that data passes through on its way to the device, and on its way back; 0 where the host
+    /// reads and writes the device's memory itself.
+    #[serde(default)]
+    pub staging: u64,
     /// Libraries whose calls may stand for kernels.
     #[serde(default, skip_serializing_if = "is_default")]
     pub libraries: Libraries,
@@ -81,6 +108,7 @@ impl Target {
             max_shared: 256 << 10,
             max_groups: u32::MAX,
             threads,
+            staging: 0,
             libraries: Libraries::default(),
             allow_tf32: false,
             compute: 0,
@@ -101,6 +129,7 @@ impl Target {
             max_shared: 16 << 10,
             max_groups: 65535,
             threads: 1,
+            staging: STAGING,
             libraries: Libraries::default(),
             allow_tf32: false,
             compute: 0,
@@ -122,6 +151,7 @@ impl Target {
             max_shared: 48 << 10,
             max_groups: i32::MAX as u32,
             threads: 1,
+            staging: STAGING,
             libraries: Libraries { cublaslt: true, cudnn: true },
             allow_tf32: false,
             compute: 90,
@@ -153,6 +183,12 @@ impl Target {
             (Family::Wgpu, _) => {}
         }
         Err(Error::Usage(format!("target '{}' has no {dtype}", self.name)))
+    }
+
+    /// Size of the segment that `bytes` bytes pass through, at once if they fit into [`staging`](Self::staging), else in parts.
+    pub fn staged(&self, bytes: u64) -> u64 {
+        let most = self.staging.min(self.max_segment / self.alignment * self.alignment);
+        bytes.checked_next_multiple_of(self.alignment).map_or(most, |bytes| bytes.min(most))
     }
 
     /// A target from JSON, as another machine described it.
@@ -187,6 +223,9 @@ impl Target {
         }
         if self.threads > 4096 {
             return Err(format!("threads: expected at most 4096, found {}", self.threads));
+        }
+        if !self.staging.is_multiple_of(self.alignment) {
+            return Err(format!("staging: expected a multiple of {}, found {}", self.alignment, self.staging));
         }
         Ok(())
     }

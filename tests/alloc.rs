@@ -1,4 +1,5 @@
-//! A run allocates nothing: counted, over every kernel case at once, with one thread and with two.
+//! A run allocates nothing. Counted on the CPU: calls of the allocator, over every kernel case at once, with one thread and with two. On
+//! wgpu: what its own allocator reports, after each of a thousand runs, and that the host's heap does not grow.
 
 mod kernels;
 
@@ -8,24 +9,33 @@ use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::{Kernel, Operand, Template, layout};
 use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
 
 struct Counting;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 
+/// Bytes allocated and not given back.
+static LIVE: AtomicIsize = AtomicIsize::new(0);
+
+/// What is counted is the whole process's: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 // SAFETY: the system's allocator, counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's word.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         CALLS.fetch_add(1, Ordering::Relaxed);
+        LIVE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's word.
         unsafe { System.dealloc(ptr, layout) }
     }
@@ -56,6 +66,7 @@ fn large() -> Vec<Kernel> {
 
 #[test]
 fn replay_allocates_nothing() {
+    let _alone = ALONE.lock();
     for threads in [1, 2] {
         let mut cpu = Cpu::new(threads);
         let mut launches = Vec::new();
@@ -81,7 +92,7 @@ fn replay_allocates_nothing() {
             }
             launches.push(Launch { kernel: cpu.compile(&kernel).expect("compiles"), args });
         }
-        let segment = cpu.alloc(bytes).expect("memory");
+        let segment = cpu.alloc(bytes, Memory::Device).expect("memory");
         launches.iter_mut().flat_map(|l| &mut l.args).for_each(|a| a.segment = segment);
         let record = cpu.record(&launches).expect("is recorded");
         cpu.replay(record).expect("runs");
@@ -93,4 +104,75 @@ fn replay_allocates_nothing() {
         assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls of the allocator, {threads} threads");
         assert_eq!((cpu.usage(), usage.bytes), (usage, bytes));
     }
+}
+
+/// Inputs and outputs move in every run.
+#[cfg(feature = "wgpu")]
+#[test]
+fn a_thousand_runs_on_wgpu_allocate_nothing() {
+    use plimsoll::exec::Exec;
+    use plimsoll::{Limits, Tensor, Trace, pass, plan};
+    let _alone = ALONE.lock();
+    let backend = match plimsoll::backend::wgpu::Wgpu::new(None) {
+        Ok(backend) => backend,
+        Err(e) if std::env::var_os("PLIMSOLL_REQUIRE_WGPU").is_some() => panic!("wgpu is required: {e}"),
+        Err(e) => return eprintln!("SKIPPED: {e}"),
+    };
+    let device = backend.device().clone();
+    // What wgpu's allocator holds: names and sizes of allocations, sizes of blocks.
+    let report = || {
+        let report = device.generate_allocator_report()?;
+        let mut allocations: Vec<_> = report.allocations.iter().map(|a| (a.name.clone(), a.size)).collect();
+        allocations.sort();
+        let blocks: Vec<_> = report.blocks.iter().map(|b| b.size).collect();
+        Some((allocations, blocks, report.total_allocated_bytes, report.total_reserved_bytes))
+    };
+    let g = Trace::new("small");
+    let x = g.input("x", DType::F32, [60, 400]);
+    let w = g.input("w", DType::F32, [400, 24]);
+    let bias = g.constant("bias", Tensor::from_f64(DType::F32, [24], &[0.5; 24]));
+    g.output("y", (x.matmul(w) + bias).relu().softmax(-1));
+    g.output("z", x.tanh());
+    let mut graph = g.finish().expect("the graph is sound");
+    pass::run(&mut graph, backend.target(), true).expect("the passes run");
+    let limits = Limits { memory: None };
+    let (plan, constants) = plan::compile(&graph, backend.target(), &limits).expect("it is planned");
+    let mut exec = Exec::load(Box::new(backend), plan.clone(), &constants, &|_| {}).expect("it loads");
+    let inputs = |run: usize| {
+        let value = |i: usize| ((i * 7 + run) % 11) as f32 - 5.0;
+        let tensor = |shape: [usize; 2]| {
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(value).collect();
+            Tensor::from_f32(shape, &values).expect("as many values")
+        };
+        [tensor([60, 400]), tensor([400, 24])]
+    };
+
+    let first = exec.run(&inputs(0)).expect("it runs");
+    let (usage, held) = (exec.backend().usage(), report());
+    assert_eq!((usage.bytes, usage.allocations), (plan.bytes(), plan.segments.len() as u64));
+    if let Some((allocations, _, allocated, reserved)) = &held {
+        // Every segment is there, rounded up by some words, and beside them what wgpu keeps for itself.
+        let is_segment = |(name, size): &(String, u64)| (name == "segment").then_some(*size);
+        let found: Vec<u64> = allocations.iter().filter_map(is_segment).collect();
+        let mut sizes: Vec<u64> = plan.segments.iter().map(|s| s.bytes).collect();
+        sizes.sort();
+        let fits = sizes.len() == found.len() && sizes.iter().zip(&found).all(|(s, f)| s <= f && *f < s + 256);
+        assert!(fits, "planned {sizes:?}, found {allocations:?}");
+        assert!(allocated - plan.bytes() < 1 << 20, "{allocations:?}");
+        assert_eq!(usage.overhead, reserved - plan.bytes());
+    }
+    let mut settled = 0;
+    for run in 1..1000 {
+        if run == 100 {
+            settled = LIVE.load(Ordering::Relaxed);
+        }
+        let found = exec.run(&inputs(run)).expect("it runs");
+        assert!(found[1] != first[1] || run % 11 == 0, "inputs move");
+        assert_eq!(report(), held, "run {run}");
+    }
+    assert_eq!(exec.backend().usage(), usage);
+    assert!(exec.run(&inputs(0)).expect("it runs") == first);
+    let grown = LIVE.load(Ordering::Relaxed) - settled;
+    eprintln!("{usage:?}; the host's heap grew by {grown} bytes in 900 runs");
+    assert!(grown < 900, "the host's heap grew by {grown} bytes in 900 runs");
 }

@@ -6,7 +6,7 @@ use kernels::{Case, cases, elements, interpret};
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::kernel::{Kernel, Operand, layout};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use plimsoll::tensor::Tensor;
 
 /// Differences of `f32` results are held against the largest value.
@@ -96,16 +96,29 @@ fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: Segm
     Ok(())
 }
 
+/// Takes staging of at most `bytes` bytes each way, if the backend asks for it; how much, and in how many segments.
+fn stage(backend: &mut dyn Backend, bytes: u64) -> (u64, u64) {
+    let each = backend.target().staged(bytes);
+    if each == 0 {
+        return (0, 0);
+    }
+    for memory in [Memory::Upload, Memory::Download] {
+        backend.alloc(each, memory).expect("staging");
+    }
+    (2 * each, 2)
+}
+
 fn run_all(backend: &mut dyn Backend) {
-    let arena = backend.alloc(4 << 20).expect("the device has 4 MiB");
-    let constants = backend.alloc(4 << 20).expect("the device has 4 MiB");
+    let (staging, slots) = stage(backend, 64 << 10);
+    let arena = backend.alloc(4 << 20, Memory::Device).expect("the device has 4 MiB");
+    let constants = backend.alloc(4 << 20, Memory::Device).expect("the device has 4 MiB");
     let wrong: Vec<String> = cases()
         .iter()
         .filter_map(|case| run(backend, case, arena, constants).err().map(|what| format!("{}: {what}", case.name)))
         .collect();
     assert!(wrong.is_empty(), "{} cases differ:\n{}", wrong.len(), wrong.join("\n"));
-    assert_eq!(backend.usage().bytes, 8 << 20, "kernels allocate nothing");
-    assert_eq!(backend.usage().allocations, 2, "kernels allocate nothing");
+    assert_eq!(backend.usage().bytes, (8 << 20) + staging, "kernels allocate nothing");
+    assert_eq!(backend.usage().allocations, 2 + slots, "kernels allocate nothing");
 }
 
 #[test]
@@ -219,7 +232,8 @@ mod wgpu {
             call: None,
         };
         let bytes = 4 * n as u64;
-        let segment = wgpu.alloc(bytes).expect("64 MiB");
+        stage(&mut wgpu, 1 << 20);
+        let segment = wgpu.alloc(bytes, Memory::Device).expect("64 MiB");
         let at = Slice { segment, offset: 0, bytes };
         let kernel = wgpu.compile(&kernel).expect("renders");
         let record = wgpu.record(&[Launch { kernel, args: vec![at] }]).expect("records");
@@ -236,9 +250,9 @@ mod wgpu {
     #[test]
     fn misuse_is_an_error() {
         let Some(mut wgpu) = device() else { return };
-        let segment = wgpu.alloc(1024).expect("1 KiB");
-        assert!(wgpu.alloc(1023).is_err(), "bytes that are no words");
-        assert!(wgpu.alloc(u64::MAX - 3).is_err(), "more than any device has");
+        let segment = wgpu.alloc(1024, Memory::Device).expect("1 KiB");
+        assert!(wgpu.alloc(1023, Memory::Device).is_err(), "bytes that are no words");
+        assert!(wgpu.alloc(u64::MAX - 3, Memory::Device).is_err(), "more than any device has");
         let beyond = Slice { segment, offset: 768, bytes: 512 };
         assert!(wgpu.write(beyond, &[0; 512]).is_err() && wgpu.read(beyond, &mut [0; 512]).is_err());
         let case = cases().into_iter().find(|c| c.name == "map large").expect("a case of 70001 elements");
@@ -246,9 +260,142 @@ mod wgpu {
         let args = vec![Slice { segment, offset: 0, bytes: 512 }, Slice { segment, offset: 512, bytes: 512 }];
         let error = wgpu.record(&[Launch { kernel, args }]).expect_err("operands reach beyond their slices");
         assert!(error.to_string().contains("operand 0"), "{error}");
+        let whole = Slice { segment, offset: 0, bytes: 1024 };
+        assert!(wgpu.write(whole, &[0; 1024]).is_err() && wgpu.read(whole, &mut [0; 1024]).is_err(), "no staging");
+        let upload = wgpu.alloc(256, Memory::Upload).expect("a slot");
+        assert!(wgpu.alloc(256, Memory::Upload).is_err(), "a second slot");
+        assert!(wgpu.alloc(0, Memory::Download).is_err(), "a slot without room");
+        let slot = Slice { segment: upload, offset: 0, bytes: 256 };
+        assert!(wgpu.write(slot, &[0; 256]).is_err(), "slots are the backend's own");
+        assert!(wgpu.record(&[Launch { kernel, args: vec![slot, slot] }]).is_err(), "slots are not for kernels");
         wgpu.free(segment);
-        assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (0, 1));
+        assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (256, 2));
+        wgpu.free(upload);
+        wgpu.free(upload);
+        assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (0, 2));
         assert!(wgpu.read(Slice { segment, offset: 0, bytes: 4 }, &mut [0; 4]).is_err(), "a segment given back");
         assert!(Wgpu::new(Some("no such adapter")).is_err());
+    }
+
+    /// Numbers that differ in every word.
+    fn words(n: usize, seed: u32) -> Vec<u8> {
+        (0..n as u32).flat_map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
+    }
+
+    /// Data that is larger than the slots moves in parts, and writes that share a slot do not mix.
+    #[test]
+    fn data_moves_through_small_slots() {
+        let Some(mut wgpu) = device() else { return };
+        let segment = wgpu.alloc(4096, Memory::Device).expect("memory");
+        let at = |offset, bytes| Slice { segment, offset, bytes };
+        wgpu.alloc(256, Memory::Upload).expect("a slot");
+        wgpu.alloc(512, Memory::Download).expect("a slot");
+        let mut mirror = vec![0u8; 4096];
+        let slices = [(0, 4096), (256, 4), (512, 12), (768, 256), (1024, 252), (1280, 260), (2048, 0), (3840, 256)];
+        for round in 0..3 {
+            for (k, (offset, bytes)) in slices.into_iter().enumerate() {
+                let data = words(bytes as usize / 4, 1000 * round + k as u32);
+                wgpu.write(at(offset, bytes), &data).expect("it is written");
+                mirror[offset as usize..][..data.len()].copy_from_slice(&data);
+            }
+            let mut found = vec![1; 4096];
+            wgpu.read(at(0, 4096), &mut found).expect("it is read");
+            assert!(found == mirror, "round {round}");
+            let mut part = vec![1; 520];
+            wgpu.read(at(1024, 520), &mut part).expect("it is read");
+            assert!(part == mirror[1024..][..520], "round {round}");
+        }
+        assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (4096 + 256 + 512, 3));
+    }
+
+    /// A record goes with any of its segments, and so does what waits to be written to one.
+    #[test]
+    fn what_uses_a_segment_goes_with_it() {
+        let Some(mut wgpu) = device() else { return };
+        stage(&mut wgpu, 256);
+        let [a, b, c] = [0; 3].map(|_| wgpu.alloc(256, Memory::Device).expect("memory"));
+        let at = |segment| Slice { segment, offset: 0, bytes: 256 };
+        let operand = Operand { dtype: DType::I32, access: Access::contiguous(Shape::new([64])), packed: false };
+        let kernel = Kernel {
+            template: Template::Map,
+            shape: Shape::new([64]),
+            reads: vec![operand.clone()],
+            writes: vec![operand],
+            body: Body::new(&[Expr::input(0, DType::I32) + 1.0]),
+            workspace: 0,
+        };
+        let kernel = wgpu.compile(&kernel).expect("renders");
+        let mut record =
+            |from, to| wgpu.record(&[Launch { kernel, args: vec![at(from), at(to)] }]).expect("it is recorded");
+        let (ab, bc) = (record(a, b), record(b, c));
+        wgpu.write(at(a), &words(64, 7)).expect("it waits in a slot that is full now");
+        wgpu.free(a);
+        assert!(wgpu.replay(ab).is_err(), "its memory is gone");
+        wgpu.write(at(b), &[0; 256]).expect("there is room again");
+        wgpu.replay(bc).expect("it uses other memory");
+        let mut found = [9; 256];
+        wgpu.read(at(c), &mut found).expect("it is read");
+        assert!(found.chunks(4).all(|word| word == [1, 0, 0, 0]));
+        let again = wgpu.alloc(256, Memory::Device).expect("memory");
+        assert!(wgpu.replay(ab).is_err() && again != a, "ids are not given twice");
+    }
+
+    /// An error that no scope caught ends the device's use, not the process.
+    #[test]
+    fn an_uncaught_error_is_an_error() {
+        let Some(mut wgpu) = device() else { return };
+        stage(&mut wgpu, 256);
+        let usage = ::wgpu::BufferUsages::MAP_READ | ::wgpu::BufferUsages::STORAGE;
+        let wrong = ::wgpu::BufferDescriptor { label: None, size: 4, usage, mapped_at_creation: false };
+        drop(wgpu.device().create_buffer(&wrong));
+        let error = wgpu.alloc(256, Memory::Device).expect_err("something went wrong before").to_string();
+        assert!(error.contains("MAP_READ"), "{error}");
+    }
+
+    /// Of a device that is gone nothing can be had, and nothing panics: not even where the host program has set no handlers.
+    #[test]
+    fn a_lost_device_is_an_error() {
+        let Some(own) = device() else { return };
+        let instance = ::wgpu::Instance::new(::wgpu::InstanceDescriptor::new_without_display_handle());
+        let adapter = pollster::block_on(instance.request_adapter(&Default::default())).expect("an adapter");
+        let descriptor = ::wgpu::DeviceDescriptor { required_limits: adapter.limits(), ..Default::default() };
+        let (lent, queue) = pollster::block_on(adapter.request_device(&descriptor)).expect("a device");
+        for (mut wgpu, is_own) in [(own, true), (Wgpu::from_device(lent, queue), false)] {
+            stage(&mut wgpu, 256);
+            let segment = wgpu.alloc(256, Memory::Device).expect("memory");
+            let at = Slice { segment, offset: 0, bytes: 256 };
+            let kernel = Kernel {
+                template: Template::Map,
+                shape: Shape::new([64]),
+                reads: vec![],
+                writes: vec![Operand {
+                    dtype: DType::I32,
+                    access: Access::contiguous(Shape::new([64])),
+                    packed: false,
+                }],
+                body: Body::new(&[Expr::index(0).cast(DType::I32)]),
+                workspace: 0,
+            };
+            let kernel = wgpu.compile(&kernel).expect("renders");
+            let launch = [Launch { kernel, args: vec![at] }];
+            let record = wgpu.record(&launch).expect("it is recorded");
+            wgpu.write(at, &[0; 256]).expect("it is written");
+            wgpu.replay(record).expect("it runs");
+            wgpu.read(at, &mut [0; 256]).expect("it is read");
+
+            wgpu.device().destroy();
+            let calls = [
+                ("read", wgpu.read(at, &mut [0; 256]).err()),
+                ("write", wgpu.write(at, &[0; 256]).and_then(|()| wgpu.read(at, &mut [0; 256])).err()),
+                ("alloc", wgpu.alloc(256, Memory::Device).err()),
+                ("record", wgpu.record(&launch).err()),
+                ("replay", wgpu.replay(record).err()),
+            ];
+            for (k, (call, error)) in calls.iter().enumerate() {
+                let failed = matches!(error, Some(plimsoll::Error::Backend { backend: "wgpu", .. }));
+                assert!(failed || !is_own && k >= 2, "{call}, own device {is_own}: {error:?}");
+            }
+            wgpu.free(segment);
+        }
     }
 }

@@ -11,7 +11,7 @@ use plimsoll::error::Error;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::{Kernel, Operand, Template, layout};
 use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use plimsoll::tensor::Tensor;
 
 /// Runs a case; the values of every write over its index space.
@@ -48,7 +48,7 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     if kernel.workspace > 0 {
         args.push(place(kernel.workspace));
     }
-    let segment = cpu.alloc(end).map_err(|e| e.to_string())?;
+    let segment = cpu.alloc(end, Memory::Device).map_err(|e| e.to_string())?;
     args.iter_mut().for_each(|a| a.segment = segment);
     for (slice, data) in args.iter().zip(&buffers) {
         cpu.write(*slice, data).map_err(|e| e.to_string())?;
@@ -128,7 +128,7 @@ fn relu(n: usize) -> Kernel {
 #[test]
 fn unsound_launches_are_refused() {
     let mut cpu = Cpu::new(1);
-    let segment = cpu.alloc(1024).expect("memory");
+    let segment = cpu.alloc(1024, Memory::Device).expect("memory");
     let kernel = cpu.compile(&relu(64)).expect("compiles");
     let at = |offset, bytes| Slice { segment, offset, bytes };
     let mut record = |args: Vec<Slice>| cpu.record(&[Launch { kernel, args }]);
@@ -169,8 +169,8 @@ fn unsound_launches_are_refused() {
 #[test]
 fn segments_may_lie_in_the_hosts_memory() {
     let mut cpu = Cpu::with_arena(2, Region::new(vec![Line::ZERO; 8]));
-    let segment = cpu.alloc(2048).expect("all of it");
-    assert!(matches!(cpu.alloc(1), Err(Error::Fit { needed: 1, limit: 0, .. })));
+    let segment = cpu.alloc(2048, Memory::Device).expect("all of it");
+    assert!(matches!(cpu.alloc(1, Memory::Device), Err(Error::Fit { needed: 1, limit: 0, .. })));
     let kernel = cpu.compile(&relu(200)).expect("compiles");
     let slice = Slice { segment, offset: 1024, bytes: 800 };
     let data: Vec<u8> = (0..200).flat_map(|i| (i as f32 - 100.0).to_le_bytes()).collect();

@@ -4,11 +4,11 @@
 
 use plimsoll::backend::Slice;
 use plimsoll::backend::cuda::library::Search;
-use plimsoll::backend::cuda::{STAGING, Settings, machine_code, open, report};
+use plimsoll::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::session::{Choice, Options, Session};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, STAGING, Target};
 use plimsoll::trace::Trace;
 use plimsoll::{DType, Limits, Tensor, onnx, pass, plan};
 use std::path::{Path, PathBuf};
@@ -188,9 +188,11 @@ fn memory_is_what_was_planned() {
     let Some(search) = paper(&folder, &[]) else { return };
     let (mut backend, name) = open(&search, &BARE).expect("the device opens");
     assert!(name.starts_with("cuda, device 0, Paper GPU"), "{name}");
-    // More than both pinned buffers hold, and no multiple of them.
-    let bytes = 5 * STAGING as u64 / 2 + 4;
-    let segment = backend.alloc(bytes).expect("it has room");
+    // More than a slot holds, and no multiple of it.
+    let bytes = 5 * STAGING / 2 + 4;
+    let segment = backend.alloc(bytes, Memory::Device).expect("it has room");
+    let slots = [Memory::Upload, Memory::Download].map(|memory| backend.alloc(STAGING, memory).expect("a slot"));
+    assert!(backend.alloc(STAGING, Memory::Upload).is_err(), "a second slot");
     let all = Slice { segment, offset: 0, bytes };
     let mut found = vec![1; bytes as usize];
     backend.read(all, &mut found).expect("it is read");
@@ -201,8 +203,8 @@ fn memory_is_what_was_planned() {
     assert!(found == data, "what is written is read again");
     let beyond = Slice { offset: bytes - 4, bytes: 8, ..all };
     assert!(backend.write(beyond, &[0; 8]).is_err() && backend.read(beyond, &mut [0; 8]).is_err());
-    backend.free(segment);
-    assert_eq!((backend.usage().bytes, backend.usage().allocations), (0, 1));
+    slots.into_iter().chain([segment]).for_each(|segment| backend.free(segment));
+    assert_eq!((backend.usage().bytes, backend.usage().allocations), (0, 3));
     assert!(backend.read(all, &mut found).is_err(), "a segment that was given back");
 
     let graph =
@@ -221,7 +223,8 @@ fn memory_is_what_was_planned() {
     // What the driver of paper takes for a module and a graph, and in steps of 2 MiB for each segment.
     let part = |name: &str| parts.iter().find(|part| part.0 == name).expect("a part").1;
     assert_eq!((part("modules"), part("graphs")), (1 << 20, 64 << 10));
-    let rounded: u64 = session.plan().segments.iter().map(|s| s.bytes.next_multiple_of(2 << 20) - s.bytes).sum();
+    let device = session.plan().segments.iter().filter(|s| s.memory.is_device());
+    let rounded: u64 = device.map(|s| s.bytes.next_multiple_of(2 << 20) - s.bytes).sum();
     assert_eq!(part("allocations rounded up"), rounded as i64);
 }
 
@@ -310,7 +313,8 @@ fn audit() {
     let beside: i64 = parts.iter().map(|part| part.1).sum();
     eprintln!("planned {}, beside the plan {beside} {parts:?}, gone {gone}", usage.bytes);
     assert_eq!(usage.bytes, session.plan().bytes());
-    assert_eq!(gone, usage.bytes as i64 + beside);
+    let staging: u64 = session.plan().segments.iter().filter(|s| !s.memory.is_device()).map(|s| s.bytes).sum();
+    assert_eq!(gone, (usage.bytes - staging) as i64 + beside);
     for _ in 0..10_000 {
         session.with(|exec| exec.replay()).expect("it runs");
     }

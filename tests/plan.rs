@@ -17,7 +17,7 @@ use plimsoll::op::{Fact, ValueId};
 use plimsoll::plan::check::check;
 use plimsoll::plan::{Buffer, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan};
 use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
+use plimsoll::target::{Memory, Target};
 use plimsoll::{onnx, ops, pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -50,7 +50,7 @@ impl Maker {
         let plan = &mut self.0;
         let own = plan.segments.iter().position(|s| s.class == class.segment());
         let segment = own.unwrap_or_else(|| {
-            plan.segments.push(Segment { class: class.segment(), bytes: 0 });
+            plan.segments.push(Segment { class: class.segment(), memory: Memory::Device, bytes: 0 });
             plan.segments.len() - 1
         });
         let shape = Shape::new(shape);
@@ -65,7 +65,7 @@ impl Maker {
             Class::State => plan.state.push(port(number)),
             Class::Input => plan.inputs.push(port(number)),
             Class::Output => plan.outputs.push(port(number)),
-            Class::Activation | Class::Workspace => {}
+            Class::Activation | Class::Workspace | Class::Staging => {}
         }
         plan.buffers.push(Buffer { name: name.into(), dtype, shape, segment, offset, bytes, class });
         number
@@ -116,6 +116,10 @@ impl Maker {
     }
 
     fn done(mut self) -> Plan {
+        let plan = &mut self.0;
+        let staging = [(Memory::Upload, 512), (Memory::Download, 256)].map(|(m, n)| (m, plan.target.staged(n)));
+        let staging = staging.into_iter().filter(|(_, bytes)| *bytes > 0);
+        plan.segments.extend(staging.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes }));
         mutate::repair(&mut self.0);
         self.0
     }
@@ -583,6 +587,22 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &|p| p.target.max_bindings = 4, "expected at most 4 bindings, found 5");
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
+    let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
+    for (memory, moved) in [(Memory::Upload, 1024), (Memory::Download, 512)] {
+        let slot = staging(memory);
+        let lacks = format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found");
+        refused(&matmul, &|p| _ = p.segments.remove(slot), &format!("{lacks} 0"));
+        refused(&matmul, &|p| p.segments.push(p.segments[slot].clone()), &format!("{lacks} 2"));
+        refused(&matmul, &|p| p.segments[slot].memory = Memory::Device, "of class staging: in Device");
+        refused(&matmul, &|p| p.segments[slot].bytes = 0, "expected a multiple of 256 up to");
+        refused(&matmul, &|p| p.segments[slot].bytes -= 4, "expected a multiple of 256 up to");
+    }
+    refused(&matmul, &|p| p.segments[0].memory = Memory::Upload, "in Upload memory");
+    let residual = buffer(&matmul, "residual");
+    refused(&matmul, &|p| p.buffers[residual].class = Class::Staging, "a buffer of class staging");
+    refused(&matmul, &|p| p.target.staging = 0, "of class staging: expected a multiple of 256 up to 0");
+    refused(&matmul, &|p| p.target.staging = 100, "staging: expected a multiple of 256, found 100");
+    refused(&concat, &|p| p.segments[0].memory = Memory::Download, "in Download memory");
     refused(&matmul, &|p| p.kernels[1].shape.insert(0, 2), "expected");
     refused(&concat, &|p| p.kernels[0].writes[0].access.strides[0] = 5, "elements share addresses");
     refused(&windows, &|p| p.kernels[0].template = Template::Map, "expected extents");

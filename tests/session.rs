@@ -6,11 +6,13 @@ use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Usage};
 use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
-use plimsoll::plan::{Plan, check};
+use plimsoll::plan::{Plan, Step, check};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::trace::{Trace, Var};
 use plimsoll::{DType, Error, Graph, Tensor, pass, reference};
 use proptest::prelude::*;
+use proptest::test_runner::{TestRng, TestRunner};
+use std::cell::Cell;
 use std::path::Path;
 
 fn cpu() -> Box<dyn Backend> {
@@ -186,8 +188,9 @@ mod readme {
 /// One operator on values made so far: an operator's number and three numbers that choose its operands and attributes.
 type Choices = (u8, usize, usize, usize);
 
-/// A graph of random operators. All values stay within [-1, 1], so that one absolute tolerance holds for all.
-fn random_graph(choices: &[Choices]) -> Graph {
+/// A graph of random operators. All values stay within [-1, 1], so that one absolute tolerance holds for all. With `joined`, every value
+/// ends in one concatenation.
+fn random_graph(choices: &[Choices], joined: bool) -> Graph {
     const LARGEST: usize = 3000;
     let g = Trace::new("random");
     let mut values = vec![
@@ -275,6 +278,10 @@ fn random_graph(choices: &[Choices]) -> Graph {
     // What nothing reads is an output; the others are so that results in the middle are seen, too.
     g.output("last", values[values.len() - 1]);
     g.output("middle", values[values.len() / 2]);
+    if joined {
+        let flat: Vec<Var> = values.iter().map(|v| v.reshape(&[-1])).collect();
+        g.output("all", g.concat(&flat, 0));
+    }
     g.finish().expect("only what fits was built")
 }
 
@@ -282,50 +289,97 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
     graph.inputs().iter().zip(1..).map(|(&v, seed)| random(graph.fact(v).shape.clone(), seed)).collect()
 }
 
-fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool) -> (Plan, Vec<Tensor>) {
+fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool, backend: Box<dyn Backend>) -> (Plan, Vec<Tensor>) {
     let options = Options { fuse, ..options() };
-    let session = Session::on_backend(graph.clone(), cpu(), "cpu".into(), &options, &|_, _| {}).expect("it loads");
+    let session = Session::on_backend(graph.clone(), backend, "test".into(), &options, &|_, _| {}).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes());
     (session.plan().clone(), session.with(|exec| exec.run(inputs)).expect("it runs"))
+}
+
+/// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager. Returns both plans.
+fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result<[Plan; 2], TestCaseError> {
+    let inputs = inputs(graph);
+    let expected = reference::run(graph, &inputs).expect("the reference runs");
+
+    let (fused, found) = planned(graph, &inputs, true, open());
+    for (found, expected) in found.iter().zip(&expected) {
+        prop_assert!(expected.to_f64().iter().all(|v| v.abs() <= 1.001));
+        prop_assert_eq!(found.compare(expected, 0.0, 1e-5), Ok(()));
+    }
+
+    let (unfused, found) = planned(graph, &inputs, false, open());
+    let mut passed = graph.clone();
+    let backend = open();
+    pass::run(&mut passed, backend.target(), false).expect("the passes run");
+    let program = Program::new(&passed, backend.target()).expect("the graph is lowered");
+    let mut eager = Eager::load(&program, backend, Kind::Caching, None).expect("it loads");
+    let results = eager.run(&inputs).expect("it runs");
+    prop_assert_eq!(eager.backend().usage().bytes, eager.stats().reserved + program.staging_bytes());
+    for (found, eager) in found.iter().zip(&results) {
+        prop_assert_eq!(found.shape(), eager.shape());
+        prop_assert!(found.bytes() == eager.bytes(), "planned and eager bits differ");
+    }
+
+    for plan in [&fused, &unfused] {
+        prop_assert!(check::check(plan).is_ok());
+        prop_assert!(plan.summary.lower_bound <= plan.summary.arena_bytes);
+        prop_assert!(plan.summary.arena_bytes <= plan.summary.unshared_bytes);
+        let back = Plan::from_json(&plan.to_json(), Path::new("plan.json"));
+        prop_assert_eq!(&back.map_err(|e| e.to_string()), &Ok(plan.clone()));
+    }
+    Ok([fused, unfused])
+}
+
+type Drawn = (u8, u16, u16, u16);
+
+fn drawn(choices: &[Drawn], joined: bool) -> Graph {
+    let choices: Vec<Choices> = choices.iter().map(|&(op, p, q, r)| (op, p.into(), q.into(), r.into())).collect();
+    random_graph(&choices, joined)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager.
     #[test]
     fn random_graphs_run_as_planned(
         choices in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..14)
     ) {
-        let choices: Vec<Choices> = choices.iter().map(|&(op, p, q, r)| (op, p.into(), q.into(), r.into())).collect();
-        let graph = random_graph(&choices);
-        let inputs = inputs(&graph);
-        let expected = reference::run(&graph, &inputs).expect("the reference runs");
-
-        let (fused, found) = planned(&graph, &inputs, true);
-        for (found, expected) in found.iter().zip(&expected) {
-            prop_assert!(expected.to_f64().iter().all(|v| v.abs() <= 1.001));
-            prop_assert_eq!(found.compare(expected, 0.0, 1e-5), Ok(()));
-        }
-
-        let (unfused, found) = planned(&graph, &inputs, false);
-        let mut passed = graph.clone();
-        let backend = cpu();
-        pass::run(&mut passed, backend.target(), false).expect("the passes run");
-        let program = Program::new(&passed, backend.target()).expect("the graph is lowered");
-        let mut eager = Eager::load(&program, backend, Kind::Caching, None).expect("it loads");
-        let eager = eager.run(&inputs).expect("it runs");
-        for (found, eager) in found.iter().zip(&eager) {
-            prop_assert_eq!(found.shape(), eager.shape());
-            prop_assert!(found.bytes() == eager.bytes(), "planned and eager bits differ");
-        }
-
-        for plan in [fused, unfused] {
-            prop_assert!(check::check(&plan).is_ok());
-            prop_assert!(plan.summary.lower_bound <= plan.summary.arena_bytes);
-            prop_assert!(plan.summary.arena_bytes <= plan.summary.unshared_bytes);
-            let back = Plan::from_json(&plan.to_json(), Path::new("plan.json"));
-            prop_assert_eq!(back.map_err(|e| e.to_string()), Ok(plan));
-        }
+        runs_as_planned(&drawn(&choices, false), &cpu)?;
     }
+}
+
+/// The same on wgpu, where a buffer's usage is tracked as a whole: with concatenations above all, whose parts are windows of one buffer.
+#[test]
+fn random_graphs_run_as_planned_on_wgpu() {
+    let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
+    // Operators by number; one in three is a concatenation.
+    let op = proptest::sample::select(vec![0u8, 1, 2, 3, 4, 5, 7, 8, 9, 6, 6, 6, 6]);
+    let choices = proptest::collection::vec((op, any::<u16>(), any::<u16>(), any::<u16>()), 4..14);
+    let config =
+        ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 64, ..ProptestConfig::default() };
+    // The same graphs every time: shaders take their time, and so few cases must be good ones.
+    let rng = TestRng::deterministic_rng(config.rng_algorithm);
+    let (windows, joined) = (Cell::new(0), Cell::new(0));
+    let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
+        for plan in runs_as_planned(&drawn(&choices, true), &open)? {
+            windows.set(windows.get() + plan.steps.iter().filter(|step| works_in_windows(&plan, step)).count());
+            joined.set(joined.get() + (0..plan.buffers.len()).filter(|b| is_joined(&plan, *b)).count());
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|e| panic!("{e}"));
+    let found = (windows.get(), joined.get());
+    assert!(found.0 > 50 && found.1 > 10, "steps with windows of one segment, and joined buffers: {found:?}");
+}
+
+/// Whether a step writes to a segment that it reads elsewhere.
+fn works_in_windows(plan: &Plan, step: &Step) -> bool {
+    let place = |b: &usize| (plan.buffers[*b].segment, plan.buffers[*b].offset);
+    let apart = |r: &usize, w: &usize| place(r).0 == place(w).0 && place(r).1 != place(w).1;
+    step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
+}
+
+/// Whether several steps write a buffer: the parts of a concatenation, each in its place.
+fn is_joined(plan: &Plan, buffer: usize) -> bool {
+    plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }

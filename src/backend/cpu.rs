@@ -10,11 +10,12 @@
 //! the block programs and tile memory for blocks of products, each thread holds from the time the device is opened or a kernel is
 //! compiled; [`Usage::overhead`] tells how much.
 
+use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::layout::{Slots, TILE_BYTES, slots};
 use crate::kernel::{Kernel, Template};
-use crate::target::Target;
+use crate::target::{Memory as Place, Target};
 use check::Check;
 use crew::Crew;
 use memory::Memory;
@@ -193,11 +194,6 @@ struct Step {
     args: Args,
 }
 
-struct Record {
-    steps: Vec<Step>,
-    segments: Vec<SegmentId>,
-}
-
 /// The host's processor and memory.
 pub struct Cpu {
     target: Target,
@@ -205,8 +201,7 @@ pub struct Cpu {
     crew: Crew,
     memory: Memory,
     kernels: Vec<(Box<dyn Compiled>, Check)>,
-    /// `None` once a segment that it uses is gone.
-    records: Vec<Option<Record>>,
+    records: Records<Vec<Step>>,
     /// One per thread, used by that thread alone.
     scratch: Vec<UnsafeCell<Scratch>>,
     scratch_bytes: u64,
@@ -248,7 +243,7 @@ impl Cpu {
             isa: Isa::detect(),
             memory,
             kernels: Vec::new(),
-            records: Vec::new(),
+            records: Records::default(),
             scratch: (0..crew.threads()).map(scratch).collect(),
             scratch_bytes: 0,
             crew,
@@ -303,16 +298,13 @@ impl Backend for Cpu {
         Usage { overhead: self.scratch_bytes, ..self.memory.usage() }
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    fn alloc(&mut self, bytes: u64, _: Place) -> Result<SegmentId> {
+        // All of its memory is the host's.
         self.memory.alloc(bytes)
     }
 
     fn free(&mut self, segment: SegmentId) {
-        for record in &mut self.records {
-            if record.as_ref().is_some_and(|r| r.segments.contains(&segment)) {
-                *record = None;
-            }
-        }
+        self.records.free(segment);
         self.memory.free(segment);
     }
 
@@ -349,27 +341,23 @@ impl Backend for Cpu {
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
-        let mut record = Record { steps: Vec::with_capacity(launches.len()), segments: Vec::new() };
+        let mut steps = Vec::with_capacity(launches.len());
         for launch in launches {
             let kernel = launch.kernel.0 as usize;
             let (_, check) = self.kernels.get(kernel).ok_or_else(|| refuse(format!("no kernel {kernel}")))?;
             check.launch(&launch.args).map_err(refuse)?;
             let args = launch.args.iter().map(|&slice| self.memory.resolve(slice)).collect::<Result<_>>()?;
-            record.segments.extend(launch.args.iter().map(|s| s.segment));
-            record.steps.push(Step { kernel, args: Args(args) });
+            steps.push(Step { kernel, args: Args(args) });
         }
-        record.segments.sort_unstable_by_key(|s| s.0);
-        record.segments.dedup();
-        self.records.push(Some(record));
-        Ok(RecordId(self.records.len() as u32 - 1))
+        let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
+        self.records.insert(steps, segments).ok_or_else(|| refuse("too many records"))
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
         let Cpu { records, kernels, scratch, crew, .. } = self;
-        let record = records.get(record.0 as usize).and_then(Option::as_ref);
-        let record = record.ok_or_else(|| refuse("replay of a record whose memory is gone"))?;
+        let steps = records.get(record).ok_or_else(|| refuse("replay of a record whose memory is gone"))?;
         let scratch = Shared(scratch);
-        for step in &record.steps {
+        for step in steps {
             let kernel = &*kernels[step.kernel].0;
             let scratch = &scratch;
             // SAFETY: the launch was checked when it was recorded and its segments still stand; scratch memory was provided when the kernel

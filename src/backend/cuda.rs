@@ -9,15 +9,17 @@
 //! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and says what it found.
 //! - Work goes to one stream of the device's primary context, which libraries share. Methods may be called from any thread: each makes
 //!   the context current first.
-//! - Host data passes through two pinned buffers that are made with the device: one is filled while the other is on its way.
+//! - Host data passes through the plan's [staging](Memory) segments, which are pinned, and nothing else: one half is filled while the other
+//!   is on its way.
 //! - What the driver takes beside the segments is measured by the memory that it reports free before and after: [`Usage::overhead`].
 
+use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage, reaches};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::library::Call;
 use crate::kernel::render::{self, Bindings, Dialect};
-use crate::target::{Libraries, Target};
+use crate::target::{Libraries, Memory, Target};
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
 use blas::{Algorithm, Blas, Product};
 use cudarc::driver::sys::{
@@ -28,7 +30,9 @@ use dnn::{Convolution, Deep};
 use library::{Found, Search};
 use program::Compiler;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use staging::Slot;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -40,9 +44,7 @@ mod blas;
 mod dnn;
 pub mod library;
 mod program;
-
-/// Bytes of each of the two pinned buffers that host data passes through.
-pub const STAGING: usize = 4 << 20;
+mod staging;
 
 /// The oldest driver interface that serves, as `cuDriverGetVersion` counts.
 const MIN_DRIVER: c_int = 12_000;
@@ -286,8 +288,10 @@ fn include(library: Option<PathBuf>) -> Option<PathBuf> {
 }
 
 struct Segment {
+    /// Of memory where kernels work; 0 where that is none.
     pointer: CUdeviceptr,
     bytes: u64,
+    memory: Memory,
 }
 
 /// A launch that is ready.
@@ -317,15 +321,27 @@ enum Bound {
     Text(usize, Vec<CUdeviceptr>),
 }
 
+/// A graph that can be launched.
+struct Graph {
+    driver: Arc<Driver>,
+    exec: CUgraphExec,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: records are dropped when the stream has been waited for: the graph does not run.
+        let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
+    }
+}
+
 struct Record {
-    segments: HashSet<SegmentId>,
     steps: Vec<Step>,
     /// Per launch, what it became.
     notes: Vec<String>,
     /// The steps as one graph. A single step is launched as it is.
-    graph: Option<CUgraphExec>,
+    graph: Option<Graph>,
     /// Whether it has run: drivers take memory at the first time.
-    ran: bool,
+    ran: Cell<bool>,
 }
 
 /// Bytes that the driver has been seen to take, by what for.
@@ -339,15 +355,9 @@ struct Taken {
     since: i64,
 }
 
-/// Pinned memory and the event behind its last copy.
-struct Pinned {
-    memory: *mut c_void,
-    event: CUevent,
-}
-
 /// A CUDA device as a backend.
 pub struct Cuda {
-    driver: Driver,
+    driver: Arc<Driver>,
     compiler: Compiler,
     lt: Option<Arc<BlasLt>>,
     dnn: Option<Arc<Dnn>>,
@@ -358,7 +368,6 @@ pub struct Cuda {
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
-    pinned: Vec<Pinned>,
     /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
     info: Device,
@@ -367,9 +376,12 @@ pub struct Cuda {
     taken: Taken,
     /// Memory that was free when the device was opened.
     free_at_open: u64,
-    segments: Vec<Option<Segment>>,
+    segments: BTreeMap<u32, Segment>,
+    next: u32,
+    upload: Option<Slot>,
+    download: Option<Slot>,
     kernels: Vec<Kernel>,
-    records: Vec<Option<Record>>,
+    records: Records<Record>,
     functions: HashMap<String, CUfunction>,
     modules: Vec<CUmodule>,
 }
@@ -386,6 +398,7 @@ impl Cuda {
     pub fn new(search: &Search, settings: &Settings) -> Result<Cuda> {
         let (opened, found) = find_driver(search);
         let Opened { driver, version } = opened.ok_or_else(|| missing(found))?;
+        let driver = Arc::new(driver);
         let mut devices = devices(&driver).map_err(|what| failed(format!("driver: {what}")))?;
         let index = settings.device;
         if index >= devices.len() {
@@ -442,16 +455,18 @@ impl Cuda {
             device: handle,
             context,
             stream: std::ptr::null_mut(),
-            pinned: Vec::new(),
             timers: Vec::new(),
             info,
             driver_version: version,
             usage: Usage::default(),
             taken,
             free_at_open: 0,
-            segments: Vec::new(),
+            segments: BTreeMap::new(),
+            next: 0,
+            upload: None,
+            download: None,
             kernels: Vec::new(),
-            records: Vec::new(),
+            records: Records::default(),
             functions: HashMap::new(),
             modules: Vec::new(),
         };
@@ -464,7 +479,7 @@ impl Cuda {
         format!("device {index}, {name} (driver for CUDA {}, {})", dotted(self.driver_version), self.compiler.arch)
     }
 
-    /// Makes the stream, pinned memory and events.
+    /// Makes the stream and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
         self.free_at_open = self.free_bytes()?.free;
@@ -473,11 +488,6 @@ impl Cuda {
         unsafe {
             driver.cuStreamCreate(&mut self.stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32)?;
             for _ in 0..2 {
-                let mut pinned = Pinned { memory: std::ptr::null_mut(), event: std::ptr::null_mut() };
-                let made = driver.cuMemHostAlloc(&mut pinned.memory, STAGING, 0);
-                let made = made.and_then(|()| driver.cuEventCreate(&mut pinned.event, 2)); // without times
-                self.pinned.push(pinned);
-                made?;
                 let mut timer = std::ptr::null_mut();
                 driver.cuEventCreate(&mut timer, 0)?;
                 self.timers.push(timer);
@@ -512,13 +522,42 @@ impl Cuda {
 
     /// The address of a slice that lies within its segment.
     fn resolve(&self, at: Slice) -> Result<CUdeviceptr> {
-        let segment = self.segments.get(at.segment.0 as usize).and_then(Option::as_ref);
+        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
         let segment = segment.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
         if at.offset.checked_add(at.bytes).is_none_or(|end| end > segment.bytes) {
             let Slice { offset, bytes, .. } = at;
             return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes", segment.bytes)));
         }
         Ok(segment.pointer + at.offset)
+    }
+
+    /// Memory where kernels work, filled with zeros.
+    fn take(&self, bytes: u64) -> Result<CUdeviceptr> {
+        let size = usize::try_from(bytes).map_err(failed)?;
+        let (driver, mut pointer) = (&self.driver, 0);
+        if bytes == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
+        let made = unsafe { driver.cuMemAlloc_v2(&mut pointer, size) };
+        made.map_err(|refusal| match self.free_bytes() {
+            Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
+                what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
+                needed: bytes,
+                limit: room.free,
+            },
+            _ => failed(refusal),
+        })?;
+        // SAFETY: the range has just been allocated.
+        let filled = unsafe { driver.cuMemsetD8Async(pointer, 0, size, self.stream) };
+        match filled.and_then(|()| self.sync()) {
+            Ok(()) => Ok(pointer),
+            Err(refusal) => {
+                // SAFETY: nothing uses it.
+                let _ = unsafe { driver.cuMemFree_v2(pointer) };
+                Err(failed(refusal))
+            }
+        }
     }
 
     /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
@@ -692,27 +731,19 @@ impl Cuda {
     }
 
     fn run(&mut self, record: RecordId) -> Result<()> {
-        let number = record.0 as usize;
-        let record = self.records.get(number).and_then(Option::as_ref);
+        let record = self.records.get(record);
         let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
-        match record.graph {
+        match &record.graph {
             // SAFETY: the graph's addresses lie in segments that stand as long as the record.
-            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph, self.stream) }.map_err(failed)?,
+            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
             None => record.steps.iter().try_for_each(|step| self.launch(step)).map_err(failed)?,
         }
-        if record.graph.is_some() && !record.ran {
+        if record.graph.is_some() && !record.ran.replace(true) {
             self.sync().map_err(failed)?;
             let before = (self.free_at_open as i64 - self.taken.since) as u64;
             self.taken.graphs += self.measure(before).map_err(failed)?;
-            self.records[number].as_mut().expect("it has just run").ran = true;
         }
         Ok(())
-    }
-
-    /// Waits until the copy that last used a pinned buffer is over.
-    fn turn(&self, pinned: usize) -> Result<()> {
-        // SAFETY: the event lives as long as the backend.
-        unsafe { self.driver.cuEventSynchronize(self.pinned[pinned].event) }.map_err(failed)
     }
 }
 
@@ -755,7 +786,8 @@ impl Backend for Cuda {
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let rounding = since - libraries - modules - graphs - self.usage.bytes as i64;
+        let held: u64 = self.segments.values().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let rounding = since - libraries - modules - graphs - held as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
         let measured = if since == 0 { 0 } else { rounding };
@@ -766,53 +798,42 @@ impl Backend for Cuda {
         self.enter().and_then(|()| self.free_bytes()).ok()
     }
 
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
         self.enter().map_err(failed)?;
-        let mut segment = Segment { pointer: 0, bytes };
-        let size = usize::try_from(bytes).map_err(failed)?;
-        if bytes > 0 {
-            let driver = &self.driver;
-            // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
-            let made = unsafe { driver.cuMemAlloc_v2(&mut segment.pointer, size) };
-            made.map_err(|refusal| match self.free_bytes() {
-                Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
-                    what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
-                    needed: bytes,
-                    limit: room.free,
-                },
-                _ => failed(refusal),
-            })?;
-            // SAFETY: the range has just been allocated.
-            let filled = unsafe { driver.cuMemsetD8Async(segment.pointer, 0, size, self.stream) };
-            if let Err(refusal) = filled.and_then(|()| self.sync()) {
-                // SAFETY: nothing uses it.
-                let _ = unsafe { driver.cuMemFree_v2(segment.pointer) };
-                return Err(failed(refusal));
+        let id = self.next;
+        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let mut segment = Segment { pointer: 0, bytes, memory };
+        match memory {
+            Memory::Device => segment.pointer = self.take(bytes)?,
+            Memory::Upload | Memory::Download => {
+                let slot = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
+                if bytes == 0 || slot.is_some() {
+                    return Err(failed(format!(
+                        "cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty"
+                    )));
+                }
+                *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
         }
+        self.next = next;
         self.usage.bytes += bytes;
         self.usage.allocations += 1;
-        self.segments.push(Some(segment));
-        Ok(SegmentId(self.segments.len() as u32 - 1))
+        self.segments.insert(id, segment);
+        Ok(SegmentId(id))
     }
 
     fn free(&mut self, segment: SegmentId) {
+        let Some(Segment { pointer, bytes, memory }) = self.segments.remove(&segment.0) else { return };
         // A device that fails now has failed before, and what it says could reach nobody.
         let _ = self.enter().and_then(|()| self.sync());
-        for record in &mut self.records {
-            if record.as_ref().is_some_and(|r| r.segments.contains(&segment))
-                && let Some(graph) = record.take().and_then(|r| r.graph)
-            {
-                // SAFETY: the stream has been waited for: the graph does not run.
-                let _ = unsafe { self.driver.cuGraphExecDestroy(graph) };
-            }
-        }
-        if let Some(segment) = self.segments.get_mut(segment.0 as usize).and_then(Option::take) {
-            self.usage.bytes -= segment.bytes;
-            if segment.bytes > 0 {
-                // SAFETY: records that use it are gone, and work has been waited for.
-                let _ = unsafe { self.driver.cuMemFree_v2(segment.pointer) };
-            }
+        self.records.free(segment);
+        self.usage.bytes -= bytes;
+        match memory {
+            Memory::Device if pointer == 0 => {}
+            // SAFETY: records that use it are gone, and work has been waited for.
+            Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
+            Memory::Upload => self.upload = None,
+            Memory::Download => self.download = None,
         }
     }
 
@@ -822,18 +843,8 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
         }
-        for (number, chunk) in data.chunks(STAGING).enumerate() {
-            let Pinned { memory, event } = self.pinned[number % 2];
-            self.turn(number % 2)?;
-            let to = to + (number * STAGING) as u64;
-            // SAFETY: no copy uses the pinned buffer, which is `STAGING` long; the destination lies in a segment.
-            unsafe {
-                std::ptr::copy_nonoverlapping(chunk.as_ptr(), memory.cast(), chunk.len());
-                let copied = self.driver.cuMemcpyHtoDAsync_v2(to, memory, chunk.len(), self.stream);
-                copied.and_then(|()| self.driver.cuEventRecord(event, self.stream)).map_err(failed)?;
-            }
-        }
-        Ok(())
+        let slot = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
+        slot.upload(to, data, self.stream).map_err(failed)
     }
 
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
@@ -842,28 +853,8 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
         }
-        // Chunk k comes over while chunk k - 1 is copied out of its buffer.
-        let chunks: Vec<&mut [u8]> = data.chunks_mut(STAGING).collect();
-        let lengths: Vec<usize> = chunks.iter().map(|c| c.len()).collect();
-        let start = |number: usize| -> Result<()> {
-            let Some(&length) = lengths.get(number) else { return Ok(()) };
-            let Pinned { memory, event } = self.pinned[number % 2];
-            let from = from + (number * STAGING) as u64;
-            // SAFETY: the copy before the last, which used the same buffer, is over and its bytes are out; the source lies in a segment.
-            let copied = unsafe { self.driver.cuMemcpyDtoHAsync_v2(memory, from, length, self.stream) };
-            // SAFETY: the event is this buffer's.
-            copied.and_then(|()| unsafe { self.driver.cuEventRecord(event, self.stream) }).map_err(failed)
-        };
-        start(0)?;
-        for (number, chunk) in chunks.into_iter().enumerate() {
-            start(number + 1)?;
-            self.turn(number % 2)?;
-            // SAFETY: the copy is over, and the buffer is `STAGING` long.
-            unsafe {
-                std::ptr::copy_nonoverlapping(self.pinned[number % 2].memory.cast(), chunk.as_mut_ptr(), chunk.len());
-            }
-        }
-        Ok(())
+        let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
+        slot.download(data, from, self.stream).map_err(failed)
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
@@ -881,12 +872,10 @@ impl Backend for Cuda {
         let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
         let mut bound: Vec<Bound> = Vec::with_capacity(launches.len());
         let mut notes = Vec::with_capacity(launches.len());
-        let mut segments = HashSet::new();
         for launch in launches {
             let kernel = self.kernels.get(launch.kernel.0 as usize);
             let kernel = kernel.ok_or_else(|| failed(format!("there is no kernel {}", launch.kernel.0)))?;
             let (bindings, pointers) = self.bind(kernel, launch)?;
-            segments.extend(launch.args.iter().map(|at| at.segment));
             let mut why = String::new();
             if let Some(call) = &kernel.call {
                 let library = match call {
@@ -936,15 +925,17 @@ impl Backend for Cuda {
         let mut graph = None;
         if steps.len() > 1 {
             let before = self.free_bytes().map_err(failed)?.free;
-            graph = Some(self.capture(&steps).map_err(failed)?);
+            let exec = self.capture(&steps).map_err(failed)?;
+            graph = Some(Graph { driver: Arc::clone(&self.driver), exec });
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
-        self.records.push(Some(Record { segments, steps, notes, graph, ran: false }));
-        Ok(RecordId(self.records.len() as u32 - 1))
+        let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
+        let record = Record { steps, notes, graph, ran: Cell::new(false) };
+        self.records.insert(record, segments).ok_or_else(|| failed("too many records"))
     }
 
     fn notes(&self, record: RecordId) -> Vec<String> {
-        self.records.get(record.0 as usize).and_then(Option::as_ref).map(|r| r.notes.clone()).unwrap_or_default()
+        self.records.get(record).map(|r| r.notes.clone()).unwrap_or_default()
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
@@ -983,28 +974,17 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         // Nobody could be told of a refusal here; each is followed by the next step all the same.
         let _ = self.enter().and_then(|()| self.sync());
-        let graphs: Vec<_> = self.records.iter().flatten().filter_map(|r| r.graph).collect();
-        self.records.clear();
+        self.records = Records::default();
         (self.blas, self.deep) = (None, None);
+        (self.upload, self.download) = (None, None);
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
         unsafe {
-            for graph in graphs {
-                let _ = driver.cuGraphExecDestroy(graph);
-            }
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);
             }
-            for segment in self.segments.iter().flatten().filter(|s| s.bytes > 0) {
+            for segment in self.segments.values().filter(|s| s.pointer != 0) {
                 let _ = driver.cuMemFree_v2(segment.pointer);
-            }
-            for pinned in &self.pinned {
-                if !pinned.event.is_null() {
-                    let _ = driver.cuEventDestroy_v2(pinned.event);
-                }
-                if !pinned.memory.is_null() {
-                    let _ = driver.cuMemFreeHost(pinned.memory);
-                }
             }
             for timer in &self.timers {
                 let _ = driver.cuEventDestroy_v2(*timer);

@@ -4,12 +4,13 @@ use crate::error::Result;
 use crate::kernel::Kernel;
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 use crate::kernel::Template;
-use crate::target::Target;
+use crate::target::{Memory, Target};
 use std::time::{Duration, Instant};
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod records;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -53,7 +54,8 @@ pub struct Usage {
     pub bytes: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
-    /// Bytes that the backend holds for itself, beside the plan, as far as it knows: threads' tile memory and registers, staging.
+    /// Bytes that the backend and its driver hold for themselves, beside the plan, as far as they can be known: threads' tile memory and
+    /// registers, blocks that an allocator has reserved.
     pub overhead: u64,
 }
 
@@ -76,11 +78,14 @@ pub trait Backend: Send {
     fn room(&self) -> Option<Room> {
         None
     }
-    /// Takes exactly `bytes` bytes from the device, zero-filled.
-    fn alloc(&mut self, bytes: u64) -> Result<SegmentId>;
+    /// Takes exactly `bytes` bytes of this memory, zero-filled.
+    ///
+    /// Where the target asks for [staging](Target::staging), [`write`](Self::write) and [`read`](Self::read) move data through the
+    /// segments of [`Memory::Upload`] and [`Memory::Download`], and through nothing else; they fail without one.
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId>;
     /// Gives a segment back. Records that use it are gone with it.
     fn free(&mut self, segment: SegmentId);
-    /// Copies host bytes to the device.
+    /// Copies host bytes to the device, before all that is replayed later.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;
     /// Copies device bytes to the host, after all replayed work.
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()>;

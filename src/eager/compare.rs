@@ -25,7 +25,7 @@ pub struct Setup<'a> {
 
 /// Eager and planned runs of a graph.
 ///
-/// All bytes are of whole columns: constants, inputs, outputs, activations and workspaces, on the device, in each of them.
+/// All bytes are of whole columns: constants, inputs, outputs, activations, workspaces and staging, in each of them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// The graph's name.
@@ -51,6 +51,8 @@ pub struct Column {
     pub exact: bool,
     /// Kernel launches per run.
     pub launches: usize,
+    /// Bytes that data passes through on its way to the device and back: host-visible memory, counted in all the other figures.
+    pub staging_bytes: u64,
     /// Bytes of the smallest device on which it runs. Eager: found by simulation of two runs on ideal devices of growing size,
     /// whose own allocator loses nothing. Planned: what the plan says.
     pub smallest_device_bytes: u64,
@@ -165,13 +167,15 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         let ran = Eager::load(&program, (setup.open)()?, kind, setup.memory_limit)
             .and_then(|mut eager| measure(&mut eager, inputs, setup.iters));
         let (outcome, outputs) = outcome(ran)?;
-        let smallest_device_bytes = smallest_device(kind, &trace)?;
-        add(Column { name, exact: true, launches: program.launches(), smallest_device_bytes, outcome }, outputs);
+        let staging_bytes = program.staging_bytes();
+        let smallest_device_bytes = smallest_device(kind, &trace)? + staging_bytes;
+        let launches = program.launches();
+        add(Column { name, exact: true, launches, staging_bytes, smallest_device_bytes, outcome }, outputs);
     }
     for (name, graph) in [("planned", &unfused), ("planned fused", &fused)] {
         (setup.progress)(name);
         let (plan, constants) = plan::compile(graph, &target, &Limits { memory: None })?;
-        let (launches, needed) = (plan.steps.len(), plan.bytes());
+        let (launches, needed, staging_bytes) = (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging));
         let ran = match setup.memory_limit {
             Some(limit) if needed > limit => {
                 Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit })
@@ -181,7 +185,8 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         };
         let (outcome, outputs) = outcome(ran)?;
         let exact = name == "planned";
-        add(Column { name: name.into(), exact, launches, smallest_device_bytes: needed, outcome }, outputs);
+        let name = name.to_owned();
+        add(Column { name, exact, launches, staging_bytes, smallest_device_bytes: needed, outcome }, outputs);
     }
     Ok(comparison)
 }
@@ -212,11 +217,12 @@ impl Runs for Eager<'_> {
     }
 
     fn driver_calls(&self) -> u64 {
-        self.stats().driver_calls
+        self.stats().driver_calls + self.program.staging.len() as u64
     }
 
     fn peaks(&self) -> (u64, u64) {
-        (self.stats().peak_live, self.stats().peak_reserved)
+        let (stats, staging) = (self.stats(), self.program.staging_bytes());
+        (stats.peak_live + staging, stats.peak_reserved + staging)
     }
 
     fn device(&mut self) -> &mut dyn Backend {
@@ -341,6 +347,7 @@ mod tests {
             name: name.into(),
             exact,
             launches: 1,
+            staging_bytes: 0,
             smallest_device_bytes: 1,
             outcome: Outcome::Ran(measured(agreement)),
         };

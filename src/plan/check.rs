@@ -15,6 +15,7 @@ use super::{Buffer, Class, Plan, Port, Step, VERSION};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Template, layout};
+use crate::target::Memory;
 use kernel::{Needs, Touch, is_countable, stores};
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
@@ -142,9 +143,36 @@ impl<'a> Checker<'a> {
             ensure(segment.bytes <= most, || {
                 format!("segment {i}: expected at most {most} bytes, found {}", segment.bytes)
             })?;
+            let named = || format!("segment {i} of class {}", segment.class.name());
+            let staging = segment.class == Class::Staging;
+            ensure(staging != segment.memory.is_device(), || format!("{}: in {:?} memory", named(), segment.memory))?;
+            let (slot, cap) = (segment.bytes, self.plan.target.staging);
+            let whole = !staging || slot > 0 && slot <= cap && slot.is_multiple_of(self.plan.target.alignment);
+            ensure(whole, || {
+                let alignment = self.plan.target.alignment;
+                format!("{}: expected a multiple of {alignment} up to {cap}, found {slot}", named())
+            })?;
         }
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
-        total.map(drop).ok_or_else(|| "the segments' sizes cannot be added up".into())
+        ensure(total.is_some(), || "the segments' sizes cannot be added up".into())?;
+        self.staging()
+    }
+
+    /// One slot each way for what must pass through one.
+    fn staging(&self) -> Verdict {
+        if self.plan.target.staging == 0 {
+            return Ok(());
+        }
+        let bytes = |class| self.plan.class_bytes(class);
+        let up = bytes(Class::Constant) + bytes(Class::Input);
+        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(Class::Output))] {
+            let found = self.plan.segments.iter().filter(|s| s.memory == memory).count();
+            let right = found == 1 || found == 0 && moved == 0;
+            ensure(right, || {
+                format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found {found}")
+            })?;
+        }
+        Ok(())
     }
 
     /// Ports, their buffers, and what the buffers hold before the first step.
@@ -206,6 +234,7 @@ impl<'a> Checker<'a> {
             let Some(segment) = plan.segments.get(b.segment) else {
                 return Err(name(format!("segment {} of {}", b.segment, plan.segments.len())));
             };
+            ensure(b.class != Class::Staging, || name("a buffer of class staging".into()))?;
             ensure(segment.class == b.class.segment(), || {
                 name(format!("class {} in a segment of class {}", b.class.name(), segment.class.name()))
             })?;
@@ -476,6 +505,7 @@ impl<'a> Checker<'a> {
             ("state_bytes", class(Class::State), found.state_bytes),
             ("input_bytes", class(Class::Input), found.input_bytes),
             ("output_bytes", class(Class::Output), found.output_bytes),
+            ("staging_bytes", class(Class::Staging), found.staging_bytes),
             ("unshared_bytes", unshared, found.unshared_bytes),
             ("steps", plan.steps.len() as i128, found.steps as u64),
         ];

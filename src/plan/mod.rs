@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
-use crate::target::Target;
+use crate::target::{Memory, Target};
 use live::Live;
 use lower::{Draft, Options, lower};
 use place::{Item, Problem};
@@ -44,12 +44,21 @@ pub enum Class {
     Activation,
     /// Scratch memory of one step, in the arena.
     Workspace,
+    /// What data passes through between the host and the device; a segment without buffers.
+    Staging,
 }
 
 impl Class {
     /// Every class.
-    pub const ALL: [Class; 6] =
-        [Class::Constant, Class::State, Class::Input, Class::Output, Class::Activation, Class::Workspace];
+    pub const ALL: [Class; 7] = [
+        Class::Constant,
+        Class::State,
+        Class::Input,
+        Class::Output,
+        Class::Activation,
+        Class::Workspace,
+        Class::Staging,
+    ];
 
     /// The name used in plans and tables.
     pub fn name(self) -> &'static str {
@@ -60,6 +69,7 @@ impl Class {
             Class::Output => "output",
             Class::Activation => "activation",
             Class::Workspace => "workspace",
+            Class::Staging => "staging",
         }
     }
 
@@ -69,11 +79,14 @@ impl Class {
     }
 }
 
-/// One allocation on the device.
+/// One allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
     /// What its buffers are for; [`Class::Activation`] is the arena.
     pub class: Class,
+    /// Where it lies: [`Class::Staging`] is visible to the host, all else is the device's.
+    #[serde(default, skip_serializing_if = "Memory::is_device")]
+    pub memory: Memory,
     /// Size in bytes.
     pub bytes: u64,
 }
@@ -154,6 +167,9 @@ pub struct Summary {
     pub input_bytes: u64,
     /// Bytes of the outputs' segments.
     pub output_bytes: u64,
+    /// Bytes of the staging segments.
+    #[serde(default)]
+    pub staging_bytes: u64,
     /// What the arena would take with a buffer of its own for every activation.
     pub unshared_bytes: u64,
     /// Number of steps.
@@ -359,9 +375,26 @@ impl Stack<'_> {
                 return (open, offset);
             }
         }
-        segments.push(Segment { class: self.class, bytes });
+        segments.push(Segment { class: self.class, memory: Memory::Device, bytes });
         self.open = Some(segments.len() - 1);
         (segments.len() - 1, 0)
+    }
+}
+
+/// Bytes that move between the host and the device, with what alignment puts between them.
+pub(crate) struct Moved {
+    pub constants: u64,
+    pub inputs: u64,
+    pub outputs: u64,
+}
+
+impl Moved {
+    /// The segments through which they pass, as [`Target::staged`] has it. All inputs, and all outputs, move at once: that is done in
+    /// every run. Constants move once, in sixteen parts if the inputs' segment is no larger: for that it is not worth doubling them.
+    pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
+        let slots = [(Memory::Upload, self.inputs.max(self.constants.div_ceil(16))), (Memory::Download, self.outputs)];
+        let slots = slots.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes: target.staged(bytes) });
+        slots.into_iter().filter(|s| s.bytes > 0)
     }
 }
 
@@ -376,7 +409,8 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
     let mut segments: Vec<Segment> = Vec::new();
     let mut number = vec![usize::MAX; draft.buffers.len()];
     let mut buffers = Vec::new();
-    let arena = layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, bytes });
+    let arena =
+        layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes });
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
@@ -395,6 +429,9 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
         let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer;
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
+    let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
+    let moved = Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) };
+    segments.extend(moved.staging(target));
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
         Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
@@ -443,6 +480,7 @@ fn assemble(graph: &Graph, target: &Target, draft: Draft, layout: Layout) -> (Pl
         state_bytes: plan.class_bytes(Class::State),
         input_bytes: plan.class_bytes(Class::Input),
         output_bytes: plan.class_bytes(Class::Output),
+        staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
     };

@@ -4,6 +4,7 @@ use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Code};
 use plimsoll::kernel::{Kernel, Operand, Template};
 use plimsoll::plan::{Class, Plan, Segment, Summary};
+use plimsoll::target::Memory;
 
 /// What a mutation may change, if it is let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +77,7 @@ pub fn repair(plan: &mut Plan) {
         state_bytes: sum(Some(Class::State)),
         input_bytes: sum(Some(Class::Input)),
         output_bytes: sum(Some(Class::Output)),
+        staging_bytes: sum(Some(Class::Staging)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
         steps: plan.steps.len(),
     };
@@ -192,6 +194,9 @@ fn plan_wide(nursery: &mut Nursery) {
         for class in Class::ALL {
             nursery.add(Kind::Layout, format!("segment {s}: class {}", class.name()), |p| p.segments[s].class = class);
         }
+        for memory in [Memory::Device, Memory::Upload, Memory::Download] {
+            nursery.add(Kind::Layout, format!("segment {s}: in {memory:?}"), |p| p.segments[s].memory = memory);
+        }
         nursery.add(Kind::Layout, format!("segment {s}: gone"), |p| {
             p.segments.remove(s);
         });
@@ -199,7 +204,7 @@ fn plan_wide(nursery: &mut Nursery) {
         nursery.add(Kind::Layout, format!("segment {s}: swapped"), |p| p.segments.rotate_left(s));
     }
     nursery.add(Kind::Layout, "a segment more".into(), |p| {
-        p.segments.push(Segment { class: Class::Activation, bytes: 256 })
+        p.segments.push(Segment { class: Class::Activation, memory: Memory::Device, bytes: 256 })
     });
     for alignment in [0, 1, 3, 64, 4096, 1 << 63] {
         nursery.add(Kind::Layout, format!("alignment {alignment}"), |p| p.target.alignment = alignment);
@@ -208,9 +213,10 @@ fn plan_wide(nursery: &mut Nursery) {
         nursery.add(Kind::Layout, format!("segments of {limit}"), |p| p.target.max_segment = limit);
         nursery.add(Kind::Layout, format!("bindings of {limit}"), |p| p.target.max_binding = limit);
         nursery.add(Kind::Layout, format!("{limit} bindings"), |p| p.target.max_bindings = limit as u32);
+        nursery.add(Kind::Layout, format!("{limit} bytes of staging"), |p| p.target.staging = limit);
         nursery.add(Kind::Layout, format!("{limit} threads"), |p| p.target.threads = limit as u32);
     }
-    let figures: [fn(&mut Summary) -> &mut u64; 8] = [
+    let figures: [fn(&mut Summary) -> &mut u64; 9] = [
         |s| &mut s.planned_bytes,
         |s| &mut s.arena_bytes,
         |s| &mut s.lower_bound,
@@ -218,6 +224,7 @@ fn plan_wide(nursery: &mut Nursery) {
         |s| &mut s.state_bytes,
         |s| &mut s.input_bytes,
         |s| &mut s.output_bytes,
+        |s| &mut s.staging_bytes,
         |s| &mut s.unshared_bytes,
     ];
     for (i, figure) in figures.into_iter().enumerate() {

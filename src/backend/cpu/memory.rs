@@ -4,6 +4,7 @@ use super::{SegmentId, Slice, Usage, refuse};
 use crate::error::{Error, Result};
 use std::alloc::Layout;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
 /// Alignment of every segment, in bytes.
@@ -56,40 +57,43 @@ struct Segment {
 
 /// All segments of a device.
 pub(super) struct Memory {
-    segments: Vec<Option<Segment>>,
+    segments: BTreeMap<u32, Segment>,
+    next: u32,
     arena: Option<Region>,
     allocations: u64,
 }
 
 impl Memory {
     pub fn system() -> Memory {
-        Memory { segments: Vec::new(), arena: None, allocations: 0 }
+        Memory { segments: BTreeMap::new(), next: 0, arena: None, allocations: 0 }
     }
 
     pub fn within(arena: Region) -> Memory {
-        Memory { segments: Vec::new(), arena: Some(arena), allocations: 0 }
+        Memory { segments: BTreeMap::new(), next: 0, arena: Some(arena), allocations: 0 }
     }
 
     pub fn usage(&self) -> Usage {
-        let bytes = self.segments.iter().flatten().map(|s| s.bytes).sum();
+        let bytes = self.segments.values().map(|s| s.bytes).sum();
         Usage { bytes, allocations: self.allocations, overhead: 0 }
     }
 
     pub fn alloc(&mut self, bytes: u64) -> Result<SegmentId> {
+        let next = self.next.checked_add(1).ok_or_else(|| refuse("too many segments"))?;
         let ptr = match &self.arena {
             Some(arena) => self.carve(arena, bytes)?,
             None => system_alloc(bytes)?,
         };
         self.allocations += 1;
-        self.segments.push(Some(Segment { ptr, bytes }));
-        Ok(SegmentId(self.segments.len() as u32 - 1))
+        let id = std::mem::replace(&mut self.next, next);
+        self.segments.insert(id, Segment { ptr, bytes });
+        Ok(SegmentId(id))
     }
 
     /// The lowest gap of the arena that is large enough, zeroed.
     fn carve(&self, arena: &Region, bytes: u64) -> Result<NonNull<u8>> {
         let base = arena.ptr.as_ptr() as u64;
         let mut taken: Vec<(u64, u64)> =
-            self.segments.iter().flatten().map(|s| (s.ptr.as_ptr() as u64 - base, s.bytes)).collect();
+            self.segments.values().map(|s| (s.ptr.as_ptr() as u64 - base, s.bytes)).collect();
         taken.sort_unstable();
         let mut offset = 0u64;
         for (start, len) in taken {
@@ -112,7 +116,7 @@ impl Memory {
     }
 
     pub fn free(&mut self, segment: SegmentId) {
-        let Some(segment) = self.segments.get_mut(segment.0 as usize).and_then(Option::take) else { return };
+        let Some(segment) = self.segments.remove(&segment.0) else { return };
         if self.arena.is_none() {
             system_free(&segment);
         }
@@ -120,7 +124,7 @@ impl Memory {
 
     /// The address of a slice that lies within its segment.
     pub fn resolve(&self, slice: Slice) -> Result<*mut u8> {
-        let segment = self.segments.get(slice.segment.0 as usize).and_then(Option::as_ref);
+        let segment = self.segments.get(&slice.segment.0);
         let segment = segment.ok_or_else(|| refuse(format!("no segment {}", slice.segment.0)))?;
         if slice.offset.checked_add(slice.bytes).is_none_or(|end| end > segment.bytes) {
             let Slice { offset, bytes, .. } = slice;
@@ -133,8 +137,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        for k in 0..self.segments.len() {
-            self.free(SegmentId(k as u32));
+        while let Some((&id, _)) = self.segments.first_key_value() {
+            self.free(SegmentId(id));
         }
     }
 }

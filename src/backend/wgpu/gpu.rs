@@ -1,0 +1,203 @@
+//! A device as wgpu gives it, and how it is found. Nothing here panics on what a device answers: every call that may fail stands in
+//! an error scope.
+
+use super::failed;
+use crate::error::Result;
+use crate::target::Target;
+use std::fmt::Display;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of the blocks from which wgpu's allocator serves what is smaller; it allows no smaller ones. What is larger is an allocation
+/// of its own, of exactly the size asked for.
+const BLOCK: u64 = 4 << 20;
+
+/// A device that wgpu found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// `vulkan`, `metal` or `dx12`.
+    pub api: String,
+    /// What kind of device it is.
+    pub kind: String,
+    /// Name and version of its driver.
+    pub driver: String,
+    /// It is the CPU in disguise: right, but slower than the `cpu` backend.
+    pub software: bool,
+    /// What plans for it may assume.
+    pub target: Target,
+}
+
+impl Display for Adapter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, {}, {})", self.name, self.api, self.kind, self.driver)
+    }
+}
+
+/// A device, its queue, and what has become of it.
+pub(super) struct Gpu {
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+    /// Nobody else uses the device.
+    pub own: bool,
+    /// The device's first error that no scope caught, its loss among them.
+    lost: Arc<Mutex<Option<String>>>,
+}
+
+fn instance() -> wgpu::Instance {
+    wgpu::Instance::new(wgpu::InstanceDescriptor {
+        // Indirect dispatches are not used, and checking them would cap buffers at 4 GiB.
+        flags: wgpu::InstanceFlags::empty(),
+        // Drivers lend more than there is; what goes beyond the budget that they report is refused.
+        memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
+            for_resource_creation: Some(100),
+            for_device_loss: None,
+        },
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    })
+}
+
+fn target(name: &str, limits: &wgpu::Limits) -> Target {
+    Target {
+        name: format!("wgpu: {name}"),
+        alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
+        max_segment: limits.max_buffer_size & !3,
+        max_binding: limits.max_storage_buffer_binding_size & !3,
+        max_bindings: limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group),
+        max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
+        max_shared: limits.max_compute_workgroup_storage_size,
+        max_groups: limits.max_compute_workgroups_per_dimension,
+        ..Target::wgpu()
+    }
+}
+
+pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapter {
+    let kind = match info.device_type {
+        wgpu::DeviceType::DiscreteGpu => "discrete GPU",
+        wgpu::DeviceType::IntegratedGpu => "integrated GPU",
+        wgpu::DeviceType::VirtualGpu => "virtual GPU",
+        wgpu::DeviceType::Cpu => "software",
+        wgpu::DeviceType::Other => "other",
+    };
+    Adapter {
+        name: info.name.clone(),
+        api: info.backend.to_string(),
+        kind: kind.into(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        software: info.device_type == wgpu::DeviceType::Cpu,
+        target: target(&info.name, limits),
+    }
+}
+
+/// Adapters in order of preference: discrete, integrated, virtual, other, software.
+fn enumerate() -> Vec<wgpu::Adapter> {
+    let mut adapters = pollster::block_on(instance().enumerate_adapters(wgpu::Backends::PRIMARY));
+    adapters.sort_by_key(|a| match a.get_info().device_type {
+        wgpu::DeviceType::DiscreteGpu => 0,
+        wgpu::DeviceType::IntegratedGpu => 1,
+        wgpu::DeviceType::VirtualGpu => 2,
+        wgpu::DeviceType::Other => 3,
+        wgpu::DeviceType::Cpu => 4,
+    });
+    adapters
+}
+
+/// The devices that are here, best first.
+pub fn adapters() -> Vec<Adapter> {
+    enumerate().iter().map(|a| describe(&a.get_info(), &a.limits())).collect()
+}
+
+/// The device of this number in [`adapters`], or the first whose name contains this text, or the best.
+fn find(wanted: Option<&str>) -> Result<wgpu::Adapter> {
+    let mut adapters = enumerate();
+    let Some(text) = wanted else {
+        let first = (!adapters.is_empty()).then(|| adapters.swap_remove(0));
+        return first.ok_or_else(|| failed("no adapter (Vulkan, Metal or DX12 driver) was found"));
+    };
+    let lower = text.to_lowercase();
+    let position = match text.parse::<usize>() {
+        Ok(number) => (number < adapters.len()).then_some(number),
+        Err(_) => adapters.iter().position(|a| a.get_info().name.to_lowercase().contains(&lower)),
+    };
+    let names =
+        || adapters.iter().map(|a| describe(&a.get_info(), &a.limits()).to_string()).collect::<Vec<_>>().join("; ");
+    match position {
+        Some(position) => Ok(adapters.swap_remove(position)),
+        None if adapters.is_empty() => {
+            Err(failed(format!("no adapter '{text}': no Vulkan, Metal or DX12 driver was found")))
+        }
+        None => Err(failed(format!("no adapter '{text}' among: {}", names()))),
+    }
+}
+
+impl Gpu {
+    /// Opens the adapter that [`find`] finds.
+    pub fn open(wanted: Option<&str>) -> Result<(Gpu, Adapter)> {
+        let found = find(wanted)?;
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("plimsoll"),
+            required_limits: found.limits(),
+            memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
+            ..wgpu::DeviceDescriptor::default()
+        };
+        let (device, queue) = pollster::block_on(found.request_device(&descriptor))
+            .map_err(|e| failed(format!("{}: {e}", found.get_info().name)))?;
+        let gpu = Gpu { device, queue, own: true, lost: Arc::default() };
+        let note = || {
+            let lost = Arc::clone(&gpu.lost);
+            move |what: String| _ = lost.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(what)
+        };
+        let (error, loss) = (note(), note());
+        gpu.device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
+            tracing::error!(target: "plimsoll::wgpu", "{e}");
+            error(e.to_string());
+        }));
+        gpu.device.set_device_lost_callback(move |reason, what| {
+            // A device that is dropped or destroyed was meant to go.
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                tracing::error!(target: "plimsoll::wgpu", "the device was lost: {what}");
+            }
+            loss(format!("the device was lost: {what}"));
+        });
+        Ok((gpu, describe(&found.get_info(), &found.limits())))
+    }
+
+    /// A device that the host program owns, which keeps its own error handlers.
+    pub fn lent(device: wgpu::Device, queue: wgpu::Queue) -> Gpu {
+        Gpu { device, queue, own: false, lost: Arc::default() }
+    }
+
+    /// Fails once the device has been lost.
+    pub fn alive(&self) -> Result<()> {
+        match &*self.lost.lock().unwrap_or_else(|e| e.into_inner()) {
+            None => Ok(()),
+            Some(what) => Err(failed(what)),
+        }
+    }
+
+    /// Runs device calls; the first error that they raise is the result.
+    pub fn scoped<T>(&self, what: &str, calls: impl FnOnce() -> T) -> Result<T> {
+        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let value = calls();
+        let (validation, internal, memory) = (validation.pop(), internal.pop(), memory.pop());
+        let raised = pollster::block_on(async { validation.await.or(internal.await).or(memory.await) });
+        raised.map_or(Ok(value), |error| Err(failed(format!("{what}: {error}"))))
+    }
+
+    pub fn encoder(&self) -> wgpu::CommandEncoder {
+        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    }
+
+    /// Waits for everything that was submitted.
+    pub fn wait(&self) -> Result<()> {
+        self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|e| failed(format!("waiting: {e}")))?;
+        self.alive()
+    }
+
+    /// Bytes that wgpu's allocator has taken from the driver, where it tells.
+    pub fn reserved(&self) -> Option<u64> {
+        self.device.generate_allocator_report().map(|report| report.total_reserved_bytes)
+    }
+}

@@ -1,0 +1,127 @@
+//! The way of data to the device and back: two mapped buffers of the plan, and nothing else.
+//!
+//! ```text
+//! write   host bytes --> upload slot        while it has room; what is in it leaves with the next submission
+//! submit  [upload slot --> segments, work]  then the slot is mapped again
+//! read    segment --> download slot --> host bytes
+//! ```
+
+use super::failed;
+use super::gpu::Gpu;
+use crate::backend::{SegmentId, Slice};
+use crate::error::Result;
+
+/// A buffer that the host fills and the device copies from.
+pub(super) struct Upload {
+    buffer: wgpu::Buffer,
+    /// Bytes in use, from the start.
+    used: u64,
+    /// What is to be copied from it.
+    copies: Vec<Copy>,
+    /// Copies were submitted since the host last wrote; the mapping has been asked for.
+    submitted: bool,
+}
+
+struct Copy {
+    from: u64,
+    bytes: u64,
+    to: wgpu::Buffer,
+    segment: SegmentId,
+    offset: u64,
+}
+
+impl Upload {
+    /// A slot in a buffer that is mapped.
+    pub fn new(buffer: wgpu::Buffer) -> Upload {
+        Upload { buffer, used: 0, copies: Vec::new(), submitted: false }
+    }
+
+    /// Takes as much of `data` as there is room for, to be copied to the start of `at`; says how much.
+    pub fn put(&mut self, gpu: &Gpu, to: &wgpu::Buffer, at: Slice, data: &[u8]) -> Result<usize> {
+        if self.submitted {
+            gpu.wait()?;
+            self.submitted = false;
+        }
+        let room = self.buffer.size() - self.used;
+        let bytes = room.min(data.len() as u64);
+        if bytes > 0 {
+            let range = self.used..self.used + bytes;
+            let view = self.buffer.get_mapped_range_mut(range.clone());
+            view.map_err(|e| failed(format!("write: {e}")))?.copy_from_slice(&data[..bytes as usize]);
+            self.copies.push(Copy { from: range.start, bytes, to: to.clone(), segment: at.segment, offset: at.offset });
+            self.used = range.end.next_multiple_of(wgpu::MAP_ALIGNMENT).min(self.buffer.size());
+        }
+        Ok(bytes as usize)
+    }
+
+    /// Forgets what was to be copied to a segment that goes.
+    pub fn forget(&mut self, segment: SegmentId) {
+        self.copies.retain(|copy| copy.segment != segment);
+        if self.copies.is_empty() {
+            self.used = 0;
+        }
+    }
+
+    /// Encodes the copies; whether there were any.
+    fn leave(&mut self, encoder: &mut wgpu::CommandEncoder) -> bool {
+        if self.copies.is_empty() {
+            return false;
+        }
+        self.buffer.unmap();
+        for Copy { from, bytes, to, offset, .. } in self.copies.drain(..) {
+            encoder.copy_buffer_to_buffer(&self.buffer, from, &to, offset, bytes);
+        }
+        true
+    }
+
+    fn come_back(&mut self) {
+        // Whether it worked shows when a range is asked for.
+        self.buffer.map_async(wgpu::MapMode::Write, .., |_| {});
+        (self.used, self.submitted) = (0, true);
+    }
+}
+
+/// Submits work, behind what waits in the upload slot.
+pub(super) fn submit(
+    gpu: &Gpu,
+    upload: &mut Option<Upload>,
+    what: &str,
+    work: impl FnOnce(&mut wgpu::CommandEncoder),
+) -> Result<()> {
+    gpu.alive()?;
+    gpu.scoped(what, || {
+        let mut encoder = gpu.encoder();
+        let left = upload.as_mut().and_then(|upload| upload.leave(&mut encoder).then_some(upload));
+        work(&mut encoder);
+        gpu.queue.submit([encoder.finish()]);
+        if let Some(upload) = left {
+            upload.come_back();
+        }
+    })
+}
+
+/// Copies a range of a buffer to the host by way of `slot`, behind what waits in the upload slot.
+pub(super) fn read(
+    gpu: &Gpu,
+    upload: &mut Option<Upload>,
+    slot: &wgpu::Buffer,
+    from: &wgpu::Buffer,
+    mut offset: u64,
+    data: &mut [u8],
+) -> Result<()> {
+    for chunk in data.chunks_mut(slot.size() as usize) {
+        let bytes = chunk.len() as u64;
+        submit(gpu, upload, "read", |encoder| encoder.copy_buffer_to_buffer(from, offset, slot, 0, bytes))?;
+        // Whether it worked shows when the range is asked for.
+        gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..bytes, |_| {}))?;
+        let copied = gpu.wait().and_then(|()| {
+            let view = slot.get_mapped_range(..bytes).map_err(|e| failed(format!("read: {e}")))?;
+            chunk.copy_from_slice(&view);
+            Ok(())
+        });
+        gpu.scoped("read", || slot.unmap())?;
+        copied?;
+        offset += bytes;
+    }
+    Ok(())
+}
