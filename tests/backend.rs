@@ -323,6 +323,7 @@ mod wgpu {
             writes: vec![operand],
             body: Body::new(&[Expr::input(0, DType::I32) + 1.0]),
             workspace: 0,
+            call: None,
         };
         let kernel = wgpu.compile(&kernel).expect("renders");
         let mut record =
@@ -375,6 +376,7 @@ mod wgpu {
                 }],
                 body: Body::new(&[Expr::index(0).cast(DType::I32)]),
                 workspace: 0,
+                call: None,
             };
             let kernel = wgpu.compile(&kernel).expect("renders");
             let launch = [Launch { kernel, args: vec![at] }];

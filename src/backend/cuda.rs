@@ -23,8 +23,8 @@ use crate::target::{Libraries, Memory, Target};
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
 use blas::{Algorithm, Blas, Product};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUmodule,
-    CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec,
+    CUmemPool_attribute, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 use dnn::{Convolution, Deep};
 use library::{Found, Search};
@@ -292,6 +292,8 @@ struct Segment {
     pointer: CUdeviceptr,
     bytes: u64,
     memory: Memory,
+    /// From the driver's pool.
+    pooled: bool,
 }
 
 /// A launch that is ready.
@@ -378,6 +380,8 @@ pub struct Cuda {
     free_at_open: u64,
     segments: BTreeMap<u32, Segment>,
     next: u32,
+    /// The driver's pool keeps what comes back to it.
+    keeps: bool,
     upload: Option<Slot>,
     download: Option<Slot>,
     kernels: Vec<Kernel>,
@@ -463,6 +467,7 @@ impl Cuda {
             free_at_open: 0,
             segments: BTreeMap::new(),
             next: 0,
+            keeps: false,
             upload: None,
             download: None,
             kernels: Vec::new(),
@@ -531,6 +536,32 @@ impl Cuda {
         Ok(segment.pointer + at.offset)
     }
 
+    /// The error for an allocation that the driver refused.
+    fn refused(&self, refusal: Refusal, bytes: u64) -> Error {
+        match self.free_bytes() {
+            Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
+                what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
+                needed: bytes,
+                limit: room.free,
+            },
+            _ => failed(refusal),
+        }
+    }
+
+    /// Tells the driver's pool to keep what comes back to it: by default it returns all at each wait.
+    fn keep_pool(&mut self) -> Result<(), Refusal> {
+        if std::mem::replace(&mut self.keeps, true) {
+            return Ok(());
+        }
+        let (mut pool, mut all) = (std::ptr::null_mut(), u64::MAX);
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32;
+        // SAFETY: the attribute is a u64.
+        unsafe {
+            self.driver.cuDeviceGetDefaultMemPool(&mut pool, self.device)?;
+            self.driver.cuMemPoolSetAttribute(pool, threshold, std::ptr::from_mut(&mut all).cast())
+        }
+    }
+
     /// Memory where kernels work, filled with zeros.
     fn take(&self, bytes: u64) -> Result<CUdeviceptr> {
         let size = usize::try_from(bytes).map_err(failed)?;
@@ -540,14 +571,7 @@ impl Cuda {
         }
         // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
         let made = unsafe { driver.cuMemAlloc_v2(&mut pointer, size) };
-        made.map_err(|refusal| match self.free_bytes() {
-            Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
-                what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
-                needed: bytes,
-                limit: room.free,
-            },
-            _ => failed(refusal),
-        })?;
+        made.map_err(|refusal| self.refused(refusal, bytes))?;
         // SAFETY: the range has just been allocated.
         let filled = unsafe { driver.cuMemsetD8Async(pointer, 0, size, self.stream) };
         match filled.and_then(|()| self.sync()) {
@@ -802,7 +826,7 @@ impl Backend for Cuda {
         self.enter().map_err(failed)?;
         let id = self.next;
         let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
-        let mut segment = Segment { pointer: 0, bytes, memory };
+        let mut segment = Segment { pointer: 0, bytes, memory, pooled: false };
         match memory {
             Memory::Device => segment.pointer = self.take(bytes)?,
             Memory::Upload | Memory::Download => {
@@ -822,12 +846,42 @@ impl Backend for Cuda {
         Ok(SegmentId(id))
     }
 
+    fn pools(&self) -> bool {
+        true
+    }
+
+    fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
+        self.enter().map_err(failed)?;
+        self.keep_pool().map_err(failed)?;
+        let id = self.next;
+        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let mut pointer = 0;
+        let size = usize::try_from(bytes).map_err(failed)?;
+        if bytes > 0 {
+            // SAFETY: the memory is given back when the segment is freed; all its uses are in the same stream.
+            let made = unsafe { self.driver.cuMemAllocAsync(&mut pointer, size, self.stream) };
+            made.map_err(|refusal| self.refused(refusal, bytes))?;
+        }
+        self.next = next;
+        self.usage.bytes += bytes;
+        self.usage.allocations += 1;
+        self.segments.insert(id, Segment { pointer, bytes, memory: Memory::Device, pooled: true });
+        Ok(SegmentId(id))
+    }
+
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { pointer, bytes, memory }) = self.segments.remove(&segment.0) else { return };
-        // A device that fails now has failed before, and what it says could reach nobody.
-        let _ = self.enter().and_then(|()| self.sync());
-        self.records.free(segment);
+        let Some(Segment { pointer, bytes, memory, pooled }) = self.segments.remove(&segment.0) else { return };
         self.usage.bytes -= bytes;
+        // A device that fails now has failed before, and what it says could reach nobody.
+        let _ = self.enter();
+        if pooled && pointer != 0 {
+            self.records.free(segment);
+            // SAFETY: the driver takes it back behind the work that uses it, which is in the same stream.
+            let _ = unsafe { self.driver.cuMemFreeAsync(pointer, self.stream) };
+            return;
+        }
+        let _ = self.sync();
+        self.records.free(segment);
         match memory {
             Memory::Device if pointer == 0 => {}
             // SAFETY: records that use it are gone, and work has been waited for.
@@ -984,8 +1038,12 @@ impl Drop for Cuda {
                 let _ = driver.cuModuleUnload(*module);
             }
             for segment in self.segments.values().filter(|s| s.pointer != 0) {
-                let _ = driver.cuMemFree_v2(segment.pointer);
+                let _ = match segment.pooled {
+                    true => driver.cuMemFreeAsync(segment.pointer, self.stream),
+                    false => driver.cuMemFree_v2(segment.pointer),
+                };
             }
+            let _ = driver.cuStreamSynchronize(self.stream);
             for timer in &self.timers {
                 let _ = driver.cuEventDestroy_v2(*timer);
             }

@@ -68,6 +68,8 @@ int cuMemFree_v2(address pointer) {
     free((char *)pointer - 256);
     return OK;
 }
+int cuDeviceGetDefaultMemPool(void **pool, int device) { *pool = &used; return OK; }
+int cuMemPoolSetAttribute(void *pool, unsigned attribute, void *value) { return pool == &used && attribute == 4 ? OK : INVALID; }
 int cuMemAllocAsync(address *pointer, size_t bytes, void *stream) { return cuMemAlloc_v2(pointer, bytes); }
 int cuMemFreeAsync(address pointer, void *stream) { return cuMemFree_v2(pointer); }
 int cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) { NEEDS_CONTEXT; *pointer = malloc(bytes); return OK; }
