@@ -233,7 +233,7 @@ enum Form {
     Cuda,
 }
 
-/// Ways to run a graph that `compare` tries.
+/// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
 const WAYS: u64 = 5;
 /// Fusion reorders sums: results agree with unfused ones to this share of the output's peak.
 const FUSED_TOLERANCE: f64 = 1e-4;
@@ -666,10 +666,11 @@ fn compare(command: &Compare, json: bool) -> Result<String> {
     let compiled = session::compile(graph.clone(), device.target(), &unlimited);
     let (plan, _) = compiled.map_err(|e| e.in_file(&command.model.model))?;
     let inputs = fill(&plan, given, command.inputs.seed)?;
+    let ways = WAYS + u64::from(device.pools());
     drop(device);
     let open = || session::open(&options).map(|(backend, _)| backend);
     let bar = progress("ways");
-    bar.set_length(WAYS);
+    bar.set_length(ways);
     let setup = Setup {
         open: &open,
         memory_limit: command.model.memory_limit,

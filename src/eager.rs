@@ -126,6 +126,8 @@ struct Device {
     /// Bytes that the allocator has, and may have.
     used: u64,
     limit: u64,
+    /// Segments come from the device's own pool.
+    pooled: bool,
     /// Beside the allocator's.
     staging: Vec<SegmentId>,
     staging_bytes: u64,
@@ -141,7 +143,11 @@ impl Driver for Device {
             self.refused = Some(format!("a segment has at most {largest} bytes on this device"));
             return None;
         }
-        match self.backend.alloc(bytes, Memory::Device) {
+        let made = match self.pooled {
+            true => self.backend.alloc_pooled(bytes),
+            false => self.backend.alloc(bytes, Memory::Device),
+        };
+        match made {
             Ok(segment) => {
                 self.used = used;
                 self.next += 1;
@@ -217,6 +223,7 @@ impl<'a> Eager<'a> {
             next: 0,
             used: 0,
             limit,
+            pooled: kind == Kind::Async,
             staging: Vec::new(),
             staging_bytes,
             refused: None,

@@ -54,9 +54,10 @@ impl Exec {
         segments: &mut Vec<SegmentId>,
         progress: &dyn Fn(usize),
     ) -> Result<(Vec<KernelId>, RecordId)> {
-        if let Some(room) = backend.room().filter(|room| room.free < plan.bytes()) {
+        let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        if let Some(room) = backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
-            return Err(Error::Fit { what, needed: plan.bytes(), limit: room.free });
+            return Err(Error::Fit { what, needed, limit: room.free });
         }
         for segment in &plan.segments {
             segments.push(backend.alloc(segment.bytes, segment.memory)?);

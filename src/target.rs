@@ -163,13 +163,13 @@ impl Target {
             max_workgroup: 1024,
             max_shared: 48 << 10,
             max_groups: i32::MAX as u32,
+            lanes: 4,
             threads: 1,
+            staging: STAGING,
             libraries: Libraries { cublaslt: true, cudnn: true },
             allow_tf32: false,
             compute: 90,
             multiprocessors: 132,
-            staging: STAGING,
-            lanes: 4,
         }
     }
 

@@ -141,6 +141,21 @@ fn every_case_runs_on_the_cpu() {
     }
 }
 
+/// On the first CUDA device, rendered.
+#[cfg(feature = "cuda")]
+#[test]
+fn every_case_agrees_on_cuda() {
+    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    match open(&Search::here(), &Settings::default()) {
+        Ok((mut cuda, name)) => {
+            eprintln!("on {name}");
+            run_all(&mut *cuda);
+        }
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => eprintln!("SKIPPED: {error}"),
+    }
+}
+
 #[cfg(feature = "wgpu")]
 mod wgpu {
     use super::*;
@@ -328,6 +343,18 @@ mod wgpu {
         assert!(found.chunks(4).all(|word| word == [1, 0, 0, 0]));
         let again = wgpu.alloc(256, Memory::Device).expect("memory");
         assert!(wgpu.replay(ab).is_err() && again != a, "ids are not given twice");
+    }
+
+    /// An error that no scope caught ends the device's use, not the process.
+    #[test]
+    fn an_uncaught_error_is_an_error() {
+        let Some(mut wgpu) = device() else { return };
+        stage(&mut wgpu, 256);
+        let usage = ::wgpu::BufferUsages::MAP_READ | ::wgpu::BufferUsages::STORAGE;
+        let wrong = ::wgpu::BufferDescriptor { label: None, size: 4, usage, mapped_at_creation: false };
+        drop(wgpu.device().create_buffer(&wrong));
+        let error = wgpu.alloc(256, Memory::Device).expect_err("something went wrong before").to_string();
+        assert!(error.contains("MAP_READ"), "{error}");
     }
 
     /// Of a device that is gone nothing can be had, and nothing panics: not even where the host program has set no handlers.

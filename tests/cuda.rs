@@ -1,12 +1,16 @@
-//! CUDA where there is none: what is missing is said in words. And its compiler, where that is, which needs no GPU.
+//! CUDA where there is none: what is missing is said in words. Its compiler, where that is, which needs no GPU. And the backend on a
+//! driver of paper, whose memory is the host's and whose kernels compute nothing.
 #![cfg(feature = "cuda")]
 
+use plimsoll::backend::Slice;
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
-use plimsoll::target::Target;
-use plimsoll::{Limits, onnx, pass, plan};
+use plimsoll::session::{Choice, Options, Session};
+use plimsoll::target::{Memory, STAGING, Target};
+use plimsoll::trace::Trace;
+use plimsoll::{DType, Limits, Tensor, onnx, pass, plan};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -31,20 +35,13 @@ impl Drop for Folder {
     }
 }
 
-/// Every function of the driver that is used, as C that answers "not initialised", but for the ones in `with`.
-fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
-    let api = include_str!("../src/backend/cuda/api.rs");
-    let names = api.match_indices("fn cu").filter_map(|(at, _)| api[at + 3..].split('(').next());
-    let names = names.filter(|name| name.starts_with("cu") && name.as_bytes()[2].is_ascii_uppercase());
-    let mut text = String::from(with);
-    for name in names.filter(|name| !without.contains(name) && !with.contains(&format!("int {name}("))) {
-        text += &format!("int {name}(void) {{ return 3; }}\n");
-    }
+/// Compiles a driver from C.
+fn compile(folder: &Folder, text: &str, defines: &[&str]) -> bool {
     let source = folder.0.join("driver.c");
     std::fs::write(&source, text).expect("the source is written");
-    let library = folder.0.join("libcuda.so.1");
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status();
-    match compiled {
+    let mut command = Command::new("cc");
+    command.args(["-shared", "-fPIC", "-w", "-o"]).arg(folder.0.join("libcuda.so.1")).arg(&source).args(defines);
+    match command.status() {
         Ok(status) => {
             assert!(status.success(), "the driver's C is compiled");
             true
@@ -55,6 +52,18 @@ fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
             false
         }
     }
+}
+
+/// Every function of the driver that is used, as C that answers "not initialised", but for the ones in `with`.
+fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
+    let api = include_str!("../src/backend/cuda/api.rs");
+    let names = api.match_indices("fn cu").filter_map(|(at, _)| api[at + 3..].split('(').next());
+    let names = names.filter(|name| name.as_bytes()[2].is_ascii_uppercase());
+    let mut text = String::from(with);
+    for name in names.filter(|name| !without.contains(name) && !with.contains(&format!("int {name}("))) {
+        text += &format!("int {name}(void) {{ return 3; }}\n");
+    }
+    compile(folder, &text, &[])
 }
 
 /// What a device of this driver cannot be opened for.
@@ -129,6 +138,17 @@ fn a_driver_that_lacks_a_function() {
     }
 }
 
+/// The command line with this folder's driver: exit code, stdout, stderr.
+fn plimsoll(folder: &Folder, args: &[&str], cache: &Path) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(args).env("LD_LIBRARY_PATH", &folder.0).env("PLIMSOLL_CACHE_DIR", cache);
+    let output = command.env("RUST_LOG", "plimsoll=debug").output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it is text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/graphs/digits.onnx");
+
 /// The command line says it in one line, and `auto` goes on with what there is.
 #[test]
 fn auto_falls_back() {
@@ -136,22 +156,171 @@ fn auto_falls_back() {
     if !driver(&folder, &SOUND.replace("VERSION", "13000"), &[]) {
         return;
     }
-    let plimsoll = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-        let output = command.args(args).env("LD_LIBRARY_PATH", &folder.0).env_remove("RUST_LOG").output();
-        let output = output.expect("the program starts");
-        let text = |bytes| String::from_utf8(bytes).expect("it is text");
-        (output.status.code(), text(output.stdout), text(output.stderr))
-    };
-    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/graphs/mlp.onnxtxt");
-    let (code, _, log) = plimsoll(&["run", model, "--set", "batch=2"]);
+    let (code, _, log) = plimsoll(&folder, &["run", MODEL, "--set", "batch=2"], &folder.0);
     assert_eq!(code, Some(0), "{log}");
     let lines: Vec<_> = log.lines().filter(|line| line.contains("backend: ")).collect();
     assert!(lines.len() == 1 && lines[0].contains("no CUDA: driver: it has no device"), "{log}");
-    let (code, _, log) = plimsoll(&["run", model, "--set", "batch=2", "--backend", "cuda"]);
+    let (code, _, log) = plimsoll(&folder, &["run", MODEL, "--set", "batch=2", "--backend", "cuda"], &folder.0);
     assert!(code == Some(4) && log.contains("driver: it has no device"), "{log}");
-    let (code, devices, _) = plimsoll(&["devices"]);
+    let (code, devices, _) = plimsoll(&folder, &["devices"], &folder.0);
     assert!(code == Some(0) && devices.contains("libcuda.so.1"), "{devices}");
+}
+
+/// A search that finds the driver of paper and the real compiler; `None`, in words, where that or a C compiler is missing.
+fn paper(folder: &Folder, defines: &[&str]) -> Option<Search> {
+    if let Err(error) = machine_code(&Search::here(), "sm_90", &[]) {
+        assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
+        eprintln!("SKIPPED: {error}");
+        return None;
+    }
+    let found = report(&Search::here()).libraries.into_iter().find(|found| found.library == "nvrtc");
+    let mut search = folder.search();
+    search.folders.extend(Search::here().folders);
+    search.folders.extend(found.and_then(|found| Some(found.path?.parent()?.to_owned())));
+    compile(folder, include_str!("cuda/driver.c"), defines).then_some(search)
+}
+
+const BARE: Settings = Settings { device: 0, libraries: false, allow_tf32: false };
+
+#[test]
+fn memory_is_what_was_planned() {
+    let folder = Folder::new("memory");
+    let Some(search) = paper(&folder, &[]) else { return };
+    let (mut backend, name) = open(&search, &BARE).expect("the device opens");
+    assert!(name.starts_with("cuda, device 0, Paper GPU"), "{name}");
+    // More than a slot holds, and no multiple of it.
+    let bytes = 5 * STAGING / 2 + 4;
+    let segment = backend.alloc(bytes, Memory::Device).expect("it has room");
+    let slots = [Memory::Upload, Memory::Download].map(|memory| backend.alloc(STAGING, memory).expect("a slot"));
+    assert!(backend.alloc(STAGING, Memory::Upload).is_err(), "a second slot");
+    let all = Slice { segment, offset: 0, bytes };
+    let mut found = vec![1; bytes as usize];
+    backend.read(all, &mut found).expect("it is read");
+    assert!(found.iter().all(|byte| *byte == 0), "memory comes filled with zeros");
+    let data: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+    backend.write(all, &data).expect("it is written");
+    backend.read(all, &mut found).expect("it is read");
+    assert!(found == data, "what is written is read again");
+    let beyond = Slice { offset: bytes - 4, bytes: 8, ..all };
+    assert!(backend.write(beyond, &[0; 8]).is_err() && backend.read(beyond, &mut [0; 8]).is_err());
+    slots.into_iter().chain([segment]).for_each(|segment| backend.free(segment));
+    assert_eq!((backend.usage().bytes, backend.usage().allocations), (0, 3));
+    assert!(backend.read(all, &mut found).is_err(), "a segment that was given back");
+
+    let graph =
+        onnx::import(&onnx::load(Path::new(MODEL)).expect("a graph"), &[("batch".into(), 4)]).expect("it is imported");
+    let session = Session::on_backend(graph, backend, name, &Options::default(), &|_, _| {}).expect("it is loaded");
+    assert_eq!(session.usage().bytes, session.plan().bytes());
+    let input = Tensor::from_f64(DType::F32, [4, 1, 8, 8], &[0.5; 256]);
+    let run = || session.run(&[(session.plan().inputs[0].name.as_str(), input.clone())]).expect("it runs");
+    run();
+    let (usage, parts) = (session.usage(), session.overhead());
+    for _ in 0..1000 {
+        run();
+    }
+    assert_eq!((session.usage(), session.overhead()), (usage, parts.clone()), "a run takes nothing");
+    assert_eq!(usage.overhead as i64, parts.iter().map(|part| part.1).sum::<i64>());
+    // What the driver of paper takes for a module and a graph, and in steps of 2 MiB for each segment.
+    let part = |name: &str| parts.iter().find(|part| part.0 == name).expect("a part").1;
+    assert_eq!((part("modules"), part("graphs")), (1 << 20, 64 << 10));
+    let device = session.plan().segments.iter().filter(|s| s.memory.is_device());
+    let rounded: u64 = device.map(|s| s.bytes.next_multiple_of(2 << 20) - s.bytes).sum();
+    assert_eq!(part("allocations rounded up"), rounded as i64);
+}
+
+#[test]
+fn a_full_card_and_limits_beyond_it() {
+    let folder = Folder::new("full");
+    let cache = folder.0.join("cache");
+    if paper(&folder, &["-DMEMORY=(64ull<<20)", "-DTAKEN=(63ull<<20)"]).is_none() {
+        return;
+    }
+    let run = |flags: &[&str]| {
+        let all = [&["run", MODEL, "--backend", "cuda", "--no-libraries", "--set", "batch=400"][..], flags].concat();
+        plimsoll(&folder, &all, &cache)
+    };
+    let (code, _, log) = run(&[]);
+    let needs = log.contains("does not fit: ") && log.contains("the limit is 1048576 bytes");
+    assert!(code == Some(2) && needs, "planned and free bytes: {log}");
+    let (code, _, log) = run(&["--memory-limit", "1GiB"]);
+    assert!(
+        code == Some(1) && log.contains("limit is 1073741824 bytes") && log.contains("has 67108864 bytes"),
+        "{log}"
+    );
+    let (code, _, log) = run(&["--device", "3"]);
+    assert!(code == Some(4) && log.contains("no device 3: device 0 is the only one"), "{log}");
+    let (code, _, log) = run(&["--device", "first"]);
+    assert!(code == Some(4) && log.contains("no device 'first'"), "{log}");
+}
+
+#[test]
+fn compiled_kernels_are_kept() {
+    let folder = Folder::new("kept");
+    if paper(&folder, &[]).is_none() {
+        return;
+    }
+    let cache = folder.0.join("cache");
+    let run = |cache: &Path| {
+        let args = ["run", MODEL, "--backend", "cuda", "--no-libraries", "--set", "batch=4"];
+        let (code, _, log) = plimsoll(&folder, &args, cache);
+        assert_eq!(code, Some(0), "{log}");
+        log
+    };
+    assert!(run(&cache).contains("kernels compiled"));
+    assert!(run(&cache).contains("kernels from the cache"));
+    let entries =
+        || std::fs::read_dir(&cache).expect("a folder").map(|e| e.expect("an entry").path()).collect::<Vec<_>>();
+    let [entry] = &entries()[..] else { panic!("one entry: {:?}", entries()) };
+    let whole = std::fs::read(entry).expect("it is read");
+    std::fs::write(entry, &whole[..whole.len() / 2]).expect("it is cut");
+    let log = run(&cache);
+    assert!(log.contains("compiled again") && log.contains("kernels compiled"), "{log}");
+    assert!(std::fs::read(entry).expect("it is read") == whole, "it is whole again");
+    // A file where the folder should be: nothing can be kept there.
+    let file = folder.0.join("file");
+    std::fs::write(&file, "").expect("a file");
+    let log = run(&file);
+    assert!(log.contains("WARN") && log.contains("compiled kernels are not kept"), "{log}");
+}
+
+/// On a real card: what is gone of its memory, as another user of it sees that, is what was planned and what was said to be beside the
+/// plan; and 10,000 runs take nothing.
+#[test]
+fn audit() {
+    let observer = match open(&Search::here(), &Settings::default()) {
+        Ok((observer, name)) => {
+            eprintln!("{name}");
+            observer
+        }
+        Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
+        Err(error) => return eprintln!("SKIPPED: {error}"),
+    };
+    let free = || observer.room().expect("the driver tells").free as i64;
+    let before = free();
+    let g = Trace::new("audit");
+    let x = g.input("x", DType::F32, [256, 1024]);
+    let w = g.input("w", DType::F32, [1024, 2048]);
+    g.output("y", x.matmul(w).relu().softmax(-1));
+    let options = Options::default().on(Choice::Cuda);
+    let session = Session::from_graph(g.finish().expect("the graph is sound"), &options).expect("it is loaded");
+    let inputs = [
+        ("x", Tensor::from_f64(DType::F32, [256, 1024], &vec![0.25; 256 << 10])),
+        ("w", Tensor::from_f64(DType::F32, [1024, 2048], &vec![0.5; 2 << 20])),
+    ];
+    session.run(&inputs).expect("it runs");
+    let (usage, parts) = (session.usage(), session.overhead());
+    let gone = before - free();
+    let beside: i64 = parts.iter().map(|part| part.1).sum();
+    eprintln!("planned {}, beside the plan {beside} {parts:?}, gone {gone}", usage.bytes);
+    assert_eq!(usage.bytes, session.plan().bytes());
+    let staging: u64 = session.plan().segments.iter().filter(|s| !s.memory.is_device()).map(|s| s.bytes).sum();
+    assert_eq!(gone, (usage.bytes - staging) as i64 + beside);
+    for _ in 0..10_000 {
+        session.with(|exec| exec.replay()).expect("it runs");
+    }
+    session.run(&inputs).expect("it runs");
+    eprintln!("gone after 10,000 runs {}", before - free());
+    assert_eq!((before - free(), session.usage(), session.overhead()), (gone, usage, parts));
 }
 
 /// Kernels of a whole plan become one program that the compiler accepts.

@@ -9,10 +9,12 @@
 //! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and says what it found.
 //! - Work goes to one stream of the device's primary context, which libraries share. Methods may be called from any thread: each makes
 //!   the context current first.
-//! - Host data passes through the plan's [staging](Memory) segments, which are pinned, and through nothing else.
+//! - Host data passes through the plan's [staging](Memory) segments, which are pinned, and nothing else: one half is filled while the other
+//!   is on its way.
 //! - Lanes are streams that are forked from and joined with the first one while launches are captured.
 //! - What the driver takes beside the segments is measured by the memory that it reports free before and after: [`Usage::overhead`].
 
+use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage, reaches};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
@@ -22,14 +24,16 @@ use crate::target::{Libraries, Memory, Target};
 use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
 use blas::{Algorithm, Blas, Product};
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUmodule,
-    CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec,
+    CUmemPool_attribute, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 use dnn::{Convolution, Deep};
 use library::{Found, Search};
 use program::Compiler;
 use serde::Serialize;
-use std::collections::{HashMap, HashSet};
+use staging::Slot;
+use std::cell::Cell;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -41,6 +45,7 @@ mod blas;
 mod dnn;
 pub mod library;
 mod program;
+mod staging;
 
 /// The oldest driver interface that serves, as `cuDriverGetVersion` counts.
 const MIN_DRIVER: c_int = 12_000;
@@ -284,21 +289,12 @@ fn include(library: Option<PathBuf>) -> Option<PathBuf> {
 }
 
 struct Segment {
-    memory: Memory,
-    /// On the device; 0 for staging.
+    /// Of memory where kernels work; 0 where that is none.
     pointer: CUdeviceptr,
     bytes: u64,
-}
-
-/// A pinned segment that data passes through.
-struct Slot {
-    segment: SegmentId,
-    host: *mut u8,
-    bytes: usize,
-    /// Up to where copies that may be on their way use it.
-    at: usize,
-    /// Behind the last copy.
-    event: CUevent,
+    memory: Memory,
+    /// From the driver's pool.
+    pooled: bool,
 }
 
 /// A launch that is ready.
@@ -336,15 +332,27 @@ enum Bound {
     Text(usize, Vec<CUdeviceptr>),
 }
 
+/// A graph that can be launched.
+struct Graph {
+    driver: Arc<Driver>,
+    exec: CUgraphExec,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: records are dropped when the stream has been waited for: the graph does not run.
+        let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
+    }
+}
+
 struct Record {
-    segments: HashSet<SegmentId>,
     steps: Vec<Step>,
     /// Per launch, what it became.
     notes: Vec<String>,
     /// The steps as one graph. A single step is launched as it is.
-    graph: Option<CUgraphExec>,
+    graph: Option<Graph>,
     /// Whether it has run: drivers take memory at the first time.
-    ran: bool,
+    ran: Cell<bool>,
 }
 
 /// Bytes that the driver has been seen to take, by what for.
@@ -360,7 +368,7 @@ struct Taken {
 
 /// A CUDA device as a backend.
 pub struct Cuda {
-    driver: Driver,
+    driver: Arc<Driver>,
     compiler: Compiler,
     lt: Option<Arc<BlasLt>>,
     dnn: Option<Arc<Dnn>>,
@@ -373,8 +381,6 @@ pub struct Cuda {
     stream: CUstream,
     /// The other lanes' streams.
     lanes: Vec<CUstream>,
-    upload: Option<Slot>,
-    download: Option<Slot>,
     /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
     info: Device,
@@ -383,9 +389,14 @@ pub struct Cuda {
     taken: Taken,
     /// Memory that was free when the device was opened.
     free_at_open: u64,
-    segments: Vec<Option<Segment>>,
+    segments: BTreeMap<u32, Segment>,
+    next: u32,
+    /// The driver's pool keeps what comes back to it.
+    keeps: bool,
+    upload: Option<Slot>,
+    download: Option<Slot>,
     kernels: Vec<Kernel>,
-    records: Vec<Option<Record>>,
+    records: Records<Record>,
     functions: HashMap<String, CUfunction>,
     modules: Vec<CUmodule>,
 }
@@ -402,6 +413,7 @@ impl Cuda {
     pub fn new(search: &Search, settings: &Settings) -> Result<Cuda> {
         let (opened, found) = find_driver(search);
         let Opened { driver, version } = opened.ok_or_else(|| missing(found))?;
+        let driver = Arc::new(driver);
         let mut devices = devices(&driver).map_err(|what| failed(format!("driver: {what}")))?;
         let index = settings.device;
         if index >= devices.len() {
@@ -459,17 +471,19 @@ impl Cuda {
             context,
             stream: std::ptr::null_mut(),
             lanes: Vec::new(),
-            upload: None,
-            download: None,
             timers: Vec::new(),
             info,
             driver_version: version,
             usage: Usage::default(),
             taken,
             free_at_open: 0,
-            segments: Vec::new(),
+            segments: BTreeMap::new(),
+            next: 0,
+            keeps: false,
+            upload: None,
+            download: None,
             kernels: Vec::new(),
-            records: Vec::new(),
+            records: Records::default(),
             functions: HashMap::new(),
             modules: Vec::new(),
         };
@@ -485,6 +499,7 @@ impl Cuda {
     /// Makes the stream and events.
     fn prepare(&mut self) -> Result<(), Refusal> {
         self.enter()?;
+        self.free_at_open = self.free_bytes()?.free;
         let driver = &self.driver;
         // SAFETY: the context is current; what is made is given back when the backend is dropped.
         unsafe {
@@ -495,7 +510,6 @@ impl Cuda {
                 self.timers.push(timer);
             }
         }
-        self.free_at_open = self.free_bytes()?.free;
         Ok(())
     }
 
@@ -525,16 +539,61 @@ impl Cuda {
 
     /// The address of a slice that lies within its segment.
     fn resolve(&self, at: Slice) -> Result<CUdeviceptr> {
-        let segment = self.segments.get(at.segment.0 as usize).and_then(Option::as_ref);
+        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
         let segment = segment.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
         if at.offset.checked_add(at.bytes).is_none_or(|end| end > segment.bytes) {
             let Slice { offset, bytes, .. } = at;
             return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes", segment.bytes)));
         }
-        if segment.memory != Memory::Device {
-            return Err(failed("staging is not for kernels"));
-        }
         Ok(segment.pointer + at.offset)
+    }
+
+    /// The error for an allocation that the driver refused.
+    fn refused(&self, refusal: Refusal, bytes: u64) -> Error {
+        match self.free_bytes() {
+            Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
+                what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
+                needed: bytes,
+                limit: room.free,
+            },
+            _ => failed(refusal),
+        }
+    }
+
+    /// Tells the driver's pool to keep what comes back to it: by default it returns all at each wait.
+    fn keep_pool(&mut self) -> Result<(), Refusal> {
+        if std::mem::replace(&mut self.keeps, true) {
+            return Ok(());
+        }
+        let (mut pool, mut all) = (std::ptr::null_mut(), u64::MAX);
+        let threshold = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD as u32;
+        // SAFETY: the attribute is a u64.
+        unsafe {
+            self.driver.cuDeviceGetDefaultMemPool(&mut pool, self.device)?;
+            self.driver.cuMemPoolSetAttribute(pool, threshold, std::ptr::from_mut(&mut all).cast())
+        }
+    }
+
+    /// Memory where kernels work, filled with zeros.
+    fn take(&self, bytes: u64) -> Result<CUdeviceptr> {
+        let size = usize::try_from(bytes).map_err(failed)?;
+        let (driver, mut pointer) = (&self.driver, 0);
+        if bytes == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
+        let made = unsafe { driver.cuMemAlloc_v2(&mut pointer, size) };
+        made.map_err(|refusal| self.refused(refusal, bytes))?;
+        // SAFETY: the range has just been allocated.
+        let filled = unsafe { driver.cuMemsetD8Async(pointer, 0, size, self.stream) };
+        match filled.and_then(|()| self.sync()) {
+            Ok(()) => Ok(pointer),
+            Err(refusal) => {
+                // SAFETY: nothing uses it.
+                let _ = unsafe { driver.cuMemFree_v2(pointer) };
+                Err(failed(refusal))
+            }
+        }
     }
 
     /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
@@ -639,16 +698,14 @@ impl Cuda {
         // SAFETY: stream and event live.
         let wait = |lane: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(stream(lane), event, 0) };
         let most = lanes.iter().map(|l| l.lane).max().unwrap_or(0);
-        let start = if most > 0 { Some(mark(0)?) } else { None };
-        for (lane, start) in (1..=most).zip(start.iter().cycle()) {
-            wait(lane, *start)?;
+        if most > 0 {
+            let start = mark(0)?;
+            (1..=most).try_for_each(|lane| wait(lane, start))?;
         }
         let waited: HashSet<usize> = lanes.iter().flat_map(|l| l.waits.iter().copied()).collect();
         let mut over: HashMap<usize, CUevent> = HashMap::new();
         for (number, (step, Lane { lane, waits })) in steps.iter().zip(lanes).enumerate() {
-            for other in waits {
-                wait(*lane, over[other])?;
-            }
+            waits.iter().try_for_each(|other| wait(*lane, over[other]))?;
             self.launch(step, stream(*lane))?;
             if waited.contains(&number) {
                 over.insert(number, mark(*lane)?);
@@ -758,66 +815,19 @@ impl Cuda {
     }
 
     fn run(&mut self, record: RecordId) -> Result<()> {
-        let number = record.0 as usize;
-        let record = self.records.get(number).and_then(Option::as_ref);
+        let record = self.records.get(record);
         let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
-        match record.graph {
+        match &record.graph {
             // SAFETY: the graph's addresses lie in segments that stand as long as the record.
-            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph, self.stream) }.map_err(failed)?,
+            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
             None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
         }
-        if record.graph.is_some() && !record.ran {
+        if record.graph.is_some() && !record.ran.replace(true) {
             self.sync().map_err(failed)?;
             let before = (self.free_at_open as i64 - self.taken.since) as u64;
             self.taken.graphs += self.measure(before).map_err(failed)?;
-            self.records[number].as_mut().expect("it has just run").ran = true;
         }
         Ok(())
-    }
-
-    /// Pins a staging segment.
-    fn pin(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
-        let segment = SegmentId(self.segments.len() as u32);
-        let size = usize::try_from(bytes).map_err(failed)?;
-        let mut slot = Slot { segment, host: std::ptr::null_mut(), bytes: size, at: 0, event: std::ptr::null_mut() };
-        let mut host = std::ptr::null_mut();
-        // SAFETY: what is made is given back when the segment is freed, or below.
-        let made = unsafe {
-            let made = self.driver.cuMemHostAlloc(&mut host, size.max(1), 0);
-            made.and_then(|()| self.driver.cuEventCreate(&mut slot.event, 2)) // without times
-        };
-        slot.host = host.cast();
-        if let Err(refusal) = made {
-            self.unpin(&slot);
-            return Err(failed(refusal));
-        }
-        let place = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
-        if place.is_some() {
-            self.unpin(&slot);
-            return Err(failed("there is such a staging segment already"));
-        }
-        *place = Some(slot);
-        self.usage.bytes += bytes;
-        self.usage.allocations += 1;
-        self.segments.push(Some(Segment { memory, pointer: 0, bytes }));
-        Ok(segment)
-    }
-
-    fn unpin(&self, slot: &Slot) {
-        // SAFETY: work has been waited for, and each is given back once. Nobody could be told of a refusal.
-        unsafe {
-            if !slot.event.is_null() {
-                let _ = self.driver.cuEventDestroy_v2(slot.event);
-            }
-            if !slot.host.is_null() {
-                let _ = self.driver.cuMemFreeHost(slot.host.cast());
-            }
-        }
-    }
-
-    /// Bytes of the segments on the device.
-    fn device_bytes(&self) -> u64 {
-        self.segments.iter().flatten().filter(|s| s.memory == Memory::Device).map(|s| s.bytes).sum()
     }
 }
 
@@ -860,7 +870,8 @@ impl Backend for Cuda {
 
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         let Taken { context, libraries, modules, graphs, since } = self.taken;
-        let rounding = since - libraries - modules - graphs - self.device_bytes() as i64;
+        let held: u64 = self.segments.values().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
+        let rounding = since - libraries - modules - graphs - held as i64;
         let parts = [("context", context), ("libraries", libraries), ("modules", modules), ("graphs", graphs)];
         // Before the first record, nothing has been measured.
         let measured = if since == 0 { 0 } else { rounding };
@@ -873,57 +884,70 @@ impl Backend for Cuda {
 
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId> {
         self.enter().map_err(failed)?;
-        if memory != Memory::Device {
-            return self.pin(bytes, memory);
-        }
-        let mut segment = Segment { memory, pointer: 0, bytes };
-        let size = usize::try_from(bytes).map_err(failed)?;
-        if bytes > 0 {
-            let driver = &self.driver;
-            // SAFETY: the memory is given back when the segment is freed, and filled before anybody reads it.
-            let made = unsafe { driver.cuMemAlloc_v2(&mut segment.pointer, size) };
-            made.map_err(|refusal| match self.free_bytes() {
-                Ok(room) if refusal.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as c_int => Error::Fit {
-                    what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
-                    needed: bytes,
-                    limit: room.free,
-                },
-                _ => failed(refusal),
-            })?;
-            // SAFETY: the range has just been allocated.
-            let filled = unsafe { driver.cuMemsetD8Async(segment.pointer, 0, size, self.stream) };
-            if let Err(refusal) = filled.and_then(|()| self.sync()) {
-                // SAFETY: nothing uses it.
-                let _ = unsafe { driver.cuMemFree_v2(segment.pointer) };
-                return Err(failed(refusal));
+        let id = self.next;
+        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let mut segment = Segment { pointer: 0, bytes, memory, pooled: false };
+        match memory {
+            Memory::Device => segment.pointer = self.take(bytes)?,
+            Memory::Upload | Memory::Download => {
+                let slot = if memory == Memory::Upload { &mut self.upload } else { &mut self.download };
+                if bytes == 0 || slot.is_some() {
+                    return Err(failed(format!(
+                        "cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty"
+                    )));
+                }
+                *slot = Some(Slot::new(Arc::clone(&self.driver), bytes as usize).map_err(failed)?);
             }
         }
+        self.next = next;
         self.usage.bytes += bytes;
         self.usage.allocations += 1;
-        self.segments.push(Some(segment));
-        Ok(SegmentId(self.segments.len() as u32 - 1))
+        self.segments.insert(id, segment);
+        Ok(SegmentId(id))
+    }
+
+    fn pools(&self) -> bool {
+        true
+    }
+
+    fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
+        self.enter().map_err(failed)?;
+        self.keep_pool().map_err(failed)?;
+        let id = self.next;
+        let next = id.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let mut pointer = 0;
+        let size = usize::try_from(bytes).map_err(failed)?;
+        if bytes > 0 {
+            // SAFETY: the memory is given back when the segment is freed; all its uses are in the same stream.
+            let made = unsafe { self.driver.cuMemAllocAsync(&mut pointer, size, self.stream) };
+            made.map_err(|refusal| self.refused(refusal, bytes))?;
+        }
+        self.next = next;
+        self.usage.bytes += bytes;
+        self.usage.allocations += 1;
+        self.segments.insert(id, Segment { pointer, bytes, memory: Memory::Device, pooled: true });
+        Ok(SegmentId(id))
     }
 
     fn free(&mut self, segment: SegmentId) {
+        let Some(Segment { pointer, bytes, memory, pooled }) = self.segments.remove(&segment.0) else { return };
+        self.usage.bytes -= bytes;
         // A device that fails now has failed before, and what it says could reach nobody.
-        let _ = self.enter().and_then(|()| self.sync());
-        for record in &mut self.records {
-            if record.as_ref().is_some_and(|r| r.segments.contains(&segment))
-                && let Some(graph) = record.take().and_then(|r| r.graph)
-            {
-                // SAFETY: the stream has been waited for: the graph does not run.
-                let _ = unsafe { self.driver.cuGraphExecDestroy(graph) };
-            }
+        let _ = self.enter();
+        if pooled && pointer != 0 {
+            self.records.free(segment);
+            // SAFETY: the driver takes it back behind the work that uses it, which is in the same stream.
+            let _ = unsafe { self.driver.cuMemFreeAsync(pointer, self.stream) };
+            return;
         }
-        for slot in [self.upload.take_if(|s| s.segment == segment), self.download.take_if(|s| s.segment == segment)] {
-            slot.iter().for_each(|slot| self.unpin(slot));
-        }
-        if let Some(segment) = self.segments.get_mut(segment.0 as usize).and_then(Option::take) {
-            self.usage.bytes -= segment.bytes;
-            if segment.pointer != 0 {
-                // SAFETY: records that use it are gone, and work has been waited for.
-                let _ = unsafe { self.driver.cuMemFree_v2(segment.pointer) };
-            }
+        let _ = self.sync();
+        self.records.free(segment);
+        match memory {
+            Memory::Device if pointer == 0 => {}
+            // SAFETY: records that use it are gone, and work has been waited for.
+            Memory::Device => drop(unsafe { self.driver.cuMemFree_v2(pointer) }),
+            Memory::Upload => self.upload = None,
+            Memory::Download => self.download = None,
         }
     }
 
@@ -933,27 +957,8 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
         }
-        let driver = &self.driver;
-        let Some(slot) = self.upload.as_mut().filter(|slot| slot.bytes > 0 || data.is_empty()) else {
-            return Err(failed("a write needs a staging segment"));
-        };
-        for (number, chunk) in data.chunks(slot.bytes.max(1)).enumerate() {
-            // SAFETY: the event lives as long as the slot; no copy that is on its way uses the part of the slot that is written, which lies
-            // within it; the destination lies in a segment.
-            unsafe {
-                if slot.at + chunk.len() > slot.bytes {
-                    driver.cuEventSynchronize(slot.event).map_err(failed)?;
-                    slot.at = 0;
-                }
-                let from = slot.host.add(slot.at);
-                std::ptr::copy_nonoverlapping(chunk.as_ptr(), from, chunk.len());
-                let to = to + (number * slot.bytes) as u64;
-                let copied = driver.cuMemcpyHtoDAsync_v2(to, from.cast(), chunk.len(), self.stream);
-                copied.and_then(|()| driver.cuEventRecord(slot.event, self.stream)).map_err(failed)?;
-            }
-            slot.at += chunk.len();
-        }
-        Ok(())
+        let slot = self.upload.as_mut().ok_or_else(|| failed("there is no segment to upload from"))?;
+        slot.upload(to, data, self.stream).map_err(failed)
     }
 
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
@@ -962,20 +967,8 @@ impl Backend for Cuda {
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
         }
-        let driver = &self.driver;
-        let Some(slot) = self.download.as_ref().filter(|slot| slot.bytes > 0 || data.is_empty()) else {
-            return Err(failed("a read needs a staging segment"));
-        };
-        for (number, chunk) in data.chunks_mut(slot.bytes.max(1)).enumerate() {
-            let from = from + (number * slot.bytes) as u64;
-            // SAFETY: the source lies in a segment, the slot is as long as a chunk, and the copy is over when its bytes are taken out.
-            unsafe {
-                let copied = driver.cuMemcpyDtoHAsync_v2(slot.host.cast(), from, chunk.len(), self.stream);
-                copied.and_then(|()| driver.cuStreamSynchronize(self.stream)).map_err(failed)?;
-                std::ptr::copy_nonoverlapping(slot.host, chunk.as_mut_ptr(), chunk.len());
-            }
-        }
-        Ok(())
+        let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
+        slot.download(data, from, self.stream).map_err(failed)
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
@@ -993,12 +986,10 @@ impl Backend for Cuda {
         let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
         let mut bound: Vec<Bound> = Vec::with_capacity(launches.len());
         let mut notes = Vec::with_capacity(launches.len());
-        let mut segments = HashSet::new();
         for launch in launches {
             let kernel = self.kernels.get(launch.kernel.0 as usize);
             let kernel = kernel.ok_or_else(|| failed(format!("there is no kernel {}", launch.kernel.0)))?;
             let (bindings, pointers) = self.bind(kernel, launch)?;
-            segments.extend(launch.args.iter().map(|at| at.segment));
             let mut why = String::new();
             if let Some(call) = &kernel.call {
                 let library = match call {
@@ -1049,16 +1040,18 @@ impl Backend for Cuda {
         let mut graph = None;
         if steps.len() > 1 {
             let before = self.free_bytes().map_err(failed)?.free;
-            let lanes = launches.iter().map(|l| Lane { lane: l.lane, waits: l.waits.clone() }).collect::<Vec<_>>();
-            graph = Some(self.capture(&steps, &lanes).map_err(failed)?);
+            let lane = |launch: &Launch| Lane { lane: launch.lane, waits: launch.waits.clone() };
+            let exec = self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?;
+            graph = Some(Graph { driver: Arc::clone(&self.driver), exec });
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
-        self.records.push(Some(Record { segments, steps, notes, graph, ran: false }));
-        Ok(RecordId(self.records.len() as u32 - 1))
+        let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
+        let record = Record { steps, notes, graph, ran: Cell::new(false) };
+        self.records.insert(record, segments).ok_or_else(|| failed("too many records"))
     }
 
     fn notes(&self, record: RecordId) -> Vec<String> {
-        self.records.get(record.0 as usize).and_then(Option::as_ref).map(|r| r.notes.clone()).unwrap_or_default()
+        self.records.get(record).map(|r| r.notes.clone()).unwrap_or_default()
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
@@ -1097,27 +1090,25 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         // Nobody could be told of a refusal here; each is followed by the next step all the same.
         let _ = self.enter().and_then(|()| self.sync());
-        let graphs: Vec<_> = self.records.iter().flatten().filter_map(|r| r.graph).collect();
-        self.records.clear();
+        self.records = Records::default();
         (self.blas, self.deep) = (None, None);
-        for slot in [self.upload.take(), self.download.take()].iter().flatten() {
-            self.unpin(slot);
-        }
+        (self.upload, self.download) = (None, None);
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
         unsafe {
-            for graph in graphs {
-                let _ = driver.cuGraphExecDestroy(graph);
+            for lane in &self.lanes {
+                let _ = driver.cuStreamDestroy_v2(*lane);
             }
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);
             }
-            for segment in self.segments.iter().flatten().filter(|s| s.pointer != 0) {
-                let _ = driver.cuMemFree_v2(segment.pointer);
+            for segment in self.segments.values().filter(|s| s.pointer != 0) {
+                let _ = match segment.pooled {
+                    true => driver.cuMemFreeAsync(segment.pointer, self.stream),
+                    false => driver.cuMemFree_v2(segment.pointer),
+                };
             }
-            for lane in &self.lanes {
-                let _ = driver.cuStreamDestroy_v2(*lane);
-            }
+            let _ = driver.cuStreamSynchronize(self.stream);
             for timer in &self.timers {
                 let _ = driver.cuEventDestroy_v2(*timer);
             }

@@ -94,6 +94,14 @@ pub trait Backend: Send {
     /// Where the target asks for [staging](Target::staging), [`write`](Self::write) and [`read`](Self::read) move data through the
     /// segments of [`Memory::Upload`] and [`Memory::Download`], and through nothing else; they fail without one.
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId>;
+    /// Whether the device has an allocator of its own that keeps what is given back.
+    fn pools(&self) -> bool {
+        false
+    }
+    /// As [`alloc`](Self::alloc) of device memory, from the device's own pool, and not filled.
+    fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
+        self.alloc(bytes, Memory::Device)
+    }
     /// Gives a segment back. Records that use it are gone with it.
     fn free(&mut self, segment: SegmentId);
     /// Copies host bytes to the device, before all that is replayed later.

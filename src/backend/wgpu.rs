@@ -54,7 +54,7 @@ fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "wgpu", what: what.to_string() }
 }
 
-/// Opens the best device, and says which it is. Software devices count only if `software` allows it.
+/// Opens a device as [`Wgpu::new`] does, and says which it is. Software devices count only if `software` allows it.
 ///
 /// # Errors
 /// When there is none.

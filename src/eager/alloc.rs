@@ -144,10 +144,13 @@ pub enum Kind {
     Caching,
     /// TensorFlow's rules, growing and collecting: [`Bfc`].
     Bfc,
+    /// One request to the device's own pool per block (cuMemAllocAsync), where it has one. Simulated, it is [`Direct`]: what a pool keeps,
+    /// only its driver knows.
+    Async,
 }
 
 impl Kind {
-    /// All of them, in the order of tables.
+    /// Those that every device can have, in the order of tables.
     pub const ALL: [Kind; 3] = [Kind::Direct, Kind::Caching, Kind::Bfc];
 
     /// The name in tables and flags.
@@ -156,13 +159,14 @@ impl Kind {
             Kind::Direct => "direct",
             Kind::Caching => "caching",
             Kind::Bfc => "bfc",
+            Kind::Async => "async",
         }
     }
 
     /// A new allocator for a device of `limit` bytes.
     pub fn build(self, limit: u64) -> Box<dyn Allocator> {
         match self {
-            Kind::Direct => Box::new(Direct::default()),
+            Kind::Direct | Kind::Async => Box::new(Direct { name: self.name(), ..Direct::default() }),
             Kind::Caching => Box::new(Caching::default()),
             Kind::Bfc => Box::new(Bfc::new(limit, true, true)),
         }
@@ -170,9 +174,16 @@ impl Kind {
 }
 
 /// The driver's own allocator: a segment per block, in steps of the 256 bytes to which drivers align.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Direct {
+    name: &'static str,
     stats: Stats,
+}
+
+impl Default for Direct {
+    fn default() -> Direct {
+        Direct { name: Kind::Direct.name(), stats: Stats::default() }
+    }
 }
 
 impl Allocator for Direct {
@@ -180,7 +191,7 @@ impl Allocator for Direct {
         let rounded = round(bytes, 256);
         match self.stats.malloc(driver, rounded) {
             Some(segment) => Ok(self.stats.lives(Block { segment, offset: 0, bytes: rounded })),
-            None => Err(self.stats.exhausted("direct", bytes, rounded, driver.limit())),
+            None => Err(self.stats.exhausted(self.name, bytes, rounded, driver.limit())),
         }
     }
 

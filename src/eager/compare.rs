@@ -131,7 +131,7 @@ impl Comparison {
 /// # Errors
 /// When the graph cannot be lowered, an input does not fit, or the device fails. A column that does not fit is a result.
 pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Comparison> {
-    let target = (setup.open)()?.target().clone();
+    let (target, pools) = (setup.open)().map(|device| (device.target().clone(), device.pools()))?;
     let mut unfused = graph.clone();
     pass::run(&mut unfused, &target, false)?;
     let mut fused = graph.clone();
@@ -161,7 +161,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         comparison.columns.push(column);
     };
     let trace = program.trace(2);
-    for kind in Kind::ALL {
+    for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
         let name = format!("eager {}", kind.name());
         (setup.progress)(&name);
         let ran = Eager::load(&program, (setup.open)()?, kind, setup.memory_limit)

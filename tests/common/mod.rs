@@ -8,12 +8,25 @@ use plimsoll::tensor::Tensor;
 pub type Opener = (&'static str, fn() -> Box<dyn Backend>);
 
 /// Every backend that can be opened here. Without a CUDA device or a wgpu adapter that backend is skipped, in words, unless
-/// `PLIMSOLL_REQUIRE_CUDA` or `PLIMSOLL_REQUIRE_WGPU` is set: then its absence is a failure.
+/// `PLIMSOLL_REQUIRE_CUDA` or `PLIMSOLL_REQUIRE_WGPU` is set: then its absence is a failure. `PLIMSOLL_BACKENDS` names the only ones to
+/// use, separated by commas.
 pub fn backends() -> Vec<Opener> {
+    let mut list = all();
+    if let Ok(named) = std::env::var("PLIMSOLL_BACKENDS") {
+        list.retain(|(name, _)| named.split(',').any(|n| n == *name));
+    }
+    list
+}
+
+fn all() -> Vec<Opener> {
     let mut list: Vec<Opener> = vec![("cpu", || Box::new(Cpu::new(2)))];
     #[cfg(feature = "cuda")]
     match cuda() {
-        Ok(_) => list.push(("cuda", || cuda().expect("it was opened before"))),
+        Ok(held) => {
+            // Devices share the context that this one holds: each test would make its own otherwise, which takes long.
+            std::mem::forget(held);
+            list.push(("cuda", || cuda().expect("it was opened before")));
+        }
         Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_CUDA").is_some() => panic!("CUDA is required: {error}"),
         Err(error) => eprintln!("SKIPPED on cuda: {error}"),
     }

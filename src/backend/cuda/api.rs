@@ -6,7 +6,7 @@
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmodule, CUstream,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUmemoryPool, CUmodule, CUstream,
 };
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
@@ -117,6 +117,8 @@ table! {
         fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
         fn cuMemAlloc_v2(pointer: *mut CUdeviceptr, bytes: usize);
         fn cuMemFree_v2(pointer: CUdeviceptr);
+        fn cuDeviceGetDefaultMemPool(pool: *mut CUmemoryPool, device: CUdevice);
+        fn cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: c_uint, value: *mut c_void);
         fn cuMemAllocAsync(pointer: *mut CUdeviceptr, bytes: usize, stream: CUstream);
         fn cuMemFreeAsync(pointer: CUdeviceptr, stream: CUstream);
         fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: c_uint);

@@ -3,7 +3,7 @@
 
 use super::failed;
 use crate::error::Result;
-use crate::target::{self, Family, Target};
+use crate::target::Target;
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 
@@ -60,7 +60,6 @@ fn instance() -> wgpu::Instance {
 fn target(name: &str, limits: &wgpu::Limits) -> Target {
     Target {
         name: format!("wgpu: {name}"),
-        family: Family::Wgpu,
         alignment: u64::from(limits.min_storage_buffer_offset_alignment).max(256),
         max_segment: limits.max_buffer_size & !3,
         max_binding: limits.max_storage_buffer_binding_size & !3,
@@ -68,8 +67,6 @@ fn target(name: &str, limits: &wgpu::Limits) -> Target {
         max_workgroup: limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x),
         max_shared: limits.max_compute_workgroup_storage_size,
         max_groups: limits.max_compute_workgroups_per_dimension,
-        threads: 1,
-        staging: target::STAGING,
         ..Target::wgpu()
     }
 }

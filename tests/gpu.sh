@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# Everything that needs an NVIDIA GPU, on a machine that has one and no Rust:
+#
+#     bash tests/gpu.sh FOLDER [MODELS]
+#
+# FOLDER holds the built binaries, as in target/release: plimsoll, and below it or in deps/ the tests ops, backend and cuda
+# (cargo build --release && cargo test --release --no-run). MODELS is a folder of exported models (tests/export_models.py); without
+# it, those of graphs/ serve. Prints one summary, and writes it to $OUT/gpu-summary.md if OUT is set. Exit code 1 if anything failed.
+set -uo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+folder=${1:?usage: tests/gpu.sh FOLDER [MODELS]}
+models=${2:-}
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+summary=()
+failed=0
+
+plimsoll=$folder/plimsoll
+chmod +x "$plimsoll" 2>/dev/null
+
+# The newest binary of a test.
+binary() {
+    local found
+    found=$(find "$folder" -maxdepth 2 -type f -name "$1-*" ! -name '*.*' -printf '%T@ %p\n' 2>/dev/null | sort -rn | head -1 | cut -d' ' -f2-)
+    [[ -n $found ]] && chmod +x "$found" 2>/dev/null
+    echo "$found"
+}
+
+# step NAME COMMAND...: runs it, keeps its log, notes how it went.
+step() {
+    local name=$1 start=$SECONDS log
+    shift
+    log=$logs/$(tr -c 'a-z0-9\n' _ <<<"${name,,}")
+    echo "== $name"
+    if "$@" >"$log" 2>&1; then
+        summary+=("| $name | ok | $((SECONDS - start)) s |")
+    else
+        summary+=("| $name | **failed** ($?) | $((SECONDS - start)) s |")
+        failed=1
+        tail -40 "$log"
+    fi
+    [[ -n ${OUT:-} ]] && cp "$log" "$OUT/"
+    return 0
+}
+
+skip() {
+    echo "== $1: not run: $2"
+    summary+=("| $1 | not run: $2 | |")
+}
+
+# tested NAME BINARY ARGUMENTS...: a step, if the test was built.
+tested() {
+    local name=$1 path
+    path=$(binary "$2")
+    shift 2
+    if [[ -n $path ]]; then step "$name" env "${with[@]}" "$path" "$@"; else skip "$name" "no binary"; fi
+}
+
+run_graphs() {
+    local backend=$1 model
+    for model in digits.onnx:batch=64 mlp.onnxtxt:batch=8 attention.onnxtxt:batch=2,sequence=16 residual.onnxtxt:batch=2,height=8,width=8; do
+        local flags=() dim
+        for dim in $(tr , ' ' <<<"${model#*:}"); do flags+=(--set "$dim"); done
+        local file=$root/graphs/${model%%:*} out=$logs/${model%%:*}
+        "$plimsoll" run "$file" "${flags[@]}" --backend cpu --output-dir "$out" >/dev/null || return 1
+        local expect=() array
+        for array in "$out"/*.npy; do expect+=(--expect "$(basename "$array" .npy)=$array"); done
+        echo "# $model on $backend"
+        "$plimsoll" run "$file" "${flags[@]}" --backend "$backend" "${expect[@]}" --rtol 1e-4 --atol 1e-4 --placement || return 1
+    done
+}
+
+digits() {
+    "$plimsoll" run "$root/graphs/digits.onnx" --backend "$1" --input "image=$root/graphs/digits-images.npy" \
+        --labels "$root/graphs/digits-labels.npy"
+}
+
+bench() {
+    local backend
+    for backend in cuda wgpu cpu; do
+        "$plimsoll" bench "$root/graphs/digits.onnx" --set batch=256 --backend "$backend" --iters 50 | head -2
+    done
+    "$plimsoll" compare "$root/graphs/digits.onnx" --set batch=256 --backend cuda
+}
+
+# First with an empty cache of kernels, then with what that left.
+start_up() {
+    local cache=$logs/cache
+    for _ in cold warm; do
+        local begin=$EPOCHREALTIME
+        PLIMSOLL_CACHE_DIR=$cache "$plimsoll" run "$root/graphs/digits.onnx" --set batch=64 --backend cuda >/dev/null || return 1
+        awk -v a="$begin" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.3f s from start to result\n", b - a }'
+    done
+}
+
+card=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -1)
+echo "card and driver: ${card:-none}"
+step devices "$plimsoll" devices
+cat "$logs/devices"
+
+# Of the backends, only the one in question; and it must be there.
+with=(PLIMSOLL_BACKENDS=cuda PLIMSOLL_REQUIRE_CUDA=1)
+step "graphs on CUDA" run_graphs cuda
+step "digits on CUDA" digits cuda
+tested "op table on CUDA" ops
+tested "kernel cases on CUDA" backend cuda
+tested "memory audit" cuda audit --nocapture
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
+ops=$(binary ops)
+for tool in memcheck racecheck; do
+    if [[ -n $sanitizer && -n $ops ]]; then
+        step "$tool of the op table" env "${with[@]}" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" every_row_agrees_with_the_reference_on_every_backend
+    else
+        skip "$tool of the op table" "compute-sanitizer or the test is missing"
+    fi
+done
+with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
+step "graphs on wgpu" run_graphs wgpu
+tested "op table on wgpu" ops
+step "start-up" start_up
+step "bench" bench
+if [[ -n $models ]] && python3 -c 'import numpy, onnxruntime' 2>/dev/null; then
+    step "exported models" python3 "$root/tests/compare_models.py" "$models" --backend cuda --plimsoll "$plimsoll"
+else
+    skip "exported models" "no folder of models, or no onnxruntime"
+fi
+
+report() {
+    echo "# plimsoll on ${card:-no NVIDIA GPU}, $(date -u +%F)"
+    echo
+    echo "| what | result | time |"
+    echo "|---|---|---|"
+    printf '%s\n' "${summary[@]}"
+    local name
+    for name in devices memory_audit start_up bench; do
+        [[ -s $logs/$name ]] && printf '\n## %s\n```\n%s\n```\n' "$name" "$(cat "$logs/$name")"
+    done
+}
+report
+[[ -n ${OUT:-} ]] && report >"$OUT/gpu-summary.md"
+exit "$failed"
