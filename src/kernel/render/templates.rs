@@ -3,7 +3,8 @@
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
 use super::scalar::convert;
-use super::{Input, Module};
+use super::wide::Tile;
+use super::{Dialect, Input, Module};
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
 use crate::target::Family;
 use std::collections::BTreeSet;
@@ -151,6 +152,13 @@ impl Module<'_> {
         }
         let space: Space =
             vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
+        if self.dialect == Dialect::Cuda {
+            let (a, b) = if swap { (1, 0) } else { (0, 1) };
+            let (down, across) = (rank - 2, rank - 1);
+            self.wide_operand("a_wide", a, ["m", "k"], if swap { [across, down] } else { [down, across] }, 1);
+            let axes = if swap { [across, down] } else { [down, across] };
+            self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+        }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
         let a_along_k = if swap { dense(1, rank - 2) } else { !dense(0, rank - 2) || dense(0, rank - 1) };
         let b_along_k = if swap { !dense(0, rank - 2) } else { !dense(1, rank - 1) && dense(1, rank - 2) };
@@ -162,7 +170,9 @@ impl Module<'_> {
     fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
-        self.store(&space, Some(F32), Some("m < M && n < N"), &[])?;
+        let wide = self.tile(batch, m, n, k);
+        let core = if wide == Some(Tile::Plain(F64)) { F64 } else { F32 };
+        self.store(&space, Some(core), Some("m < M && n < N"), &[])?;
         [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
         if m == 0 || n == 0 {
             return Ok(("matmul", 64, 0));
@@ -188,6 +198,9 @@ impl Module<'_> {
             return Ok(("matmul_thin", size as u32, (batch * tiles) as u64));
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
+        if let Some(tile) = wide {
+            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+        }
         let (tile_m, tile_n) = match () {
             () if m <= 16 => (16, 64),
             () if batch * tiles(64, 64) >= 64 && self.target.max_workgroup >= 256 => (64, 64),
