@@ -65,6 +65,10 @@ fn products() -> Vec<Case> {
         (2, [70, 72, 88], [false, true]),
         (1, [50, 40, 33], [true, false]),
         (1, [33, 37, 41], [false, true]),
+        (1, [1, 96, 136], [false, false]),
+        (2, [3, 72, 41], [false, true]),
+        (1, [70, 64, 2], [false, false]),
+        (1, [72, 64, 3], [true, true]),
         (24, [130, 19, 136], [false, false]),
         (24, [130, 24, 131], [false, true]),
         (24, [129, 33, 136], [true, true]),
@@ -211,7 +215,9 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     drop(library);
     let _ = std::fs::remove_dir_all(&folder);
     eprintln!("{} kernels", all.len());
-    for template in ["map_wide", "row_team", "matmul_tile", "matmul_mma", "matmul_thin", "conv", "gather"] {
+    for template in
+        ["map_wide", "row_team", "matmul_tile", "matmul_mma", "matmul_thin", "matmul_slim", "conv", "gather"]
+    {
         let head = format!("// {template}\n");
         assert!(sources.iter().any(|s| s.text.starts_with(&head)), "no case reaches {template}");
     }

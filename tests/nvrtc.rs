@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
 
-
 /// Kernels per program: many enough that a program's fixed cost does not count, few enough that threads share the work.
 const BATCH: usize = 60;
 

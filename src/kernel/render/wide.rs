@@ -98,7 +98,27 @@ impl Module<'_> {
         }
     }
 
-    /// A function that reads eight halves of a product's operand at once, where they lie so; `axes` are those of its two parameters.
+    /// The constants of a product of few rows whose right operand is read by `b_wide`.
+    pub(super) fn slim(&mut self, batch: usize, n: usize, b_k: bool) -> (&'static str, u32, u64) {
+        let width = BYTES / self.storage[0].size();
+        self.int("WIDTH", width as isize);
+        let (size, each) = if b_k {
+            (128, 4)
+        } else {
+            let tiles = |lanes: usize| batch * n.div_ceil(lanes * width);
+            let lanes = [32, 16].into_iter().find(|&lanes| tiles(lanes) >= 264).unwrap_or(8);
+            self.flags.push("B_ROWS");
+            self.int("LANES", lanes as isize);
+            self.int("SLICES", (256 / lanes) as isize);
+            self.shared.push(("partial", F32, 256 * width));
+            (256, lanes * width)
+        };
+        let tiles = n.div_ceil(each);
+        self.int("TILES_N", tiles as isize);
+        ("matmul_slim", size, (batch * tiles) as u64)
+    }
+
+    /// A function that reads 16 bytes of a product's operand at once, where they lie so; `axes` are those of its two parameters.
     pub(super) fn wide_operand(
         &mut self,
         name: &'static str,
@@ -109,12 +129,15 @@ impl Module<'_> {
     ) {
         let access = self.access(slot);
         let (rank, axis) = (access.shape.len(), axes[along]);
-        let step = |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(8);
+        let width = BYTES / self.storage[slot].size();
+        let step =
+            |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(width);
         let lies = access.strides[axis] == 1
-            && access.shape[axis].is_multiple_of(8)
-            && access.offset.unsigned_abs().is_multiple_of(8)
+            && access.shape[axis].is_multiple_of(width)
+            && access.offset.unsigned_abs().is_multiple_of(width)
             && (0..rank).all(step);
-        if !lies || self.storage[slot].size() != 2 || self.bindings.of[slot].is_none() {
+        let plain = self.storage[0] == self.storage[1] && self.value[slot] == F32;
+        if !lies || !plain || self.bindings.of[slot].is_none() {
             return;
         }
         let space: Space = vec![
@@ -124,8 +147,8 @@ impl Module<'_> {
         ];
         let located = locate(&space, &[access], &BTreeSet::new());
         let mut body = located.statements;
-        body.push(format!("return {};", self.read_wide(slot, 8, &located.addresses[0])));
-        let result = format!("wide<{}, 8>", self.storage[slot].name());
+        body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+        let result = format!("wide<{}, {width}>", self.storage[slot].name());
         self.wide_function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], result, body);
         self.flags.push(if name == "a_wide" { "A_WIDE" } else { "B_WIDE" });
     }
