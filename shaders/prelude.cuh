@@ -18,15 +18,13 @@ template <class T, class U> DEVICE T bitcast(U v) {
 }
 
 // Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
 struct f16 {
     u16 bits;
     f16() = default;
-    DEVICE explicit f16(f32 v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v)); }
-    DEVICE operator f32() const {
-        f32 v;
-        asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
-        return v;
-    }
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
 };
 struct bf16 {
     u16 bits;
@@ -109,4 +107,38 @@ template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, 
         for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
     }
     return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

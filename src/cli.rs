@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::eager::compare::{Setup, compare as compare_runs};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::kernel::render::{Bindings, Dialect, render};
+use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
 use crate::plan::{Limits, Plan};
 use crate::report::{self, Table};
@@ -760,7 +760,7 @@ fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
 fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> {
     let limits = Limits { memory: command.model.memory_limit };
     let plan = plan::plan(&emitted(command, target)?, target, &limits).map_err(|e| e.in_file(&command.model.model))?;
-    let mut text = String::new();
+    let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
     for (number, kernel) in plan.kernels.iter().enumerate() {
         let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
         // Names come from the file: none of them may end the comment.
@@ -772,7 +772,8 @@ fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> 
             continue;
         }
         let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
-        text += &format!("// {} invocations, {:?} workgroups\n{}\n", source.size, source.groups, source.text);
+        let own = source.text.replacen(PRELUDE, "", 1);
+        text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
     }
     Ok(text)
 }

@@ -2,7 +2,7 @@
 //! graph from one arena without allocating.
 //!
 //! ```text
-//! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, dot, wgsl
+//! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, dot, wgsl, cuda
 //!                               Graph --passes--> Graph --lower, order, place--> Plan --exec--> Backend (wgpu | cpu)
 //! Rust code ------------trace---'   '--reference (f64, node by node)             '--check (knows only the plan)
 //! ```

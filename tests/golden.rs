@@ -22,6 +22,8 @@ const STAGES: &[(&str, &[&str])] = &[
     ("cpu.json", &["plan", "MODEL", "--target", "cpu", "--threads", "2", "--json"]),
     ("wgpu.json", &["plan", "MODEL", "--target", "wgpu", "--json"]),
     ("wgsl", &["emit", "MODEL", "wgsl"]),
+    ("cuda.json", &["plan", "MODEL", "--target", "cuda", "--json"]),
+    ("cu", &["emit", "MODEL", "cuda"]),
 ];
 
 fn root() -> &'static Path {

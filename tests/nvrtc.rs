@@ -11,15 +11,13 @@ use libloading::{Library, Symbol};
 use plimsoll::dtype::DType;
 use plimsoll::graph::Graph;
 use plimsoll::kernel::Kernel;
-use plimsoll::kernel::render::{Bindings, Dialect, render};
+use plimsoll::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use plimsoll::op::{Fact, ValueId};
 use plimsoll::target::{Libraries, Target};
 use plimsoll::{Limits, onnx, ops, pass, plan};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
-
-const PRELUDE: &str = include_str!("../shaders/prelude.cuh");
 
 /// Kernels per program: many enough that a program's fixed cost does not count, few enough that threads share the work.
 const BATCH: usize = 60;

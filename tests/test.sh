@@ -2,7 +2,8 @@
 # Runs the tests: bash tests/test.sh [cargo test's arguments]
 #
 # The wgpu tests need a Vulkan driver. On Linux, where there is none, this installs Mesa's software driver
-# (Debian and its kin); where it may not, the wgpu tests say that they were skipped. With CI=true they fail instead.
+# (Debian and its kin); where it may not, the wgpu tests say that they were skipped. CUDA's kernels are compiled by NVRTC, which is
+# installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -39,8 +40,27 @@ if [[ -z "${XDG_RUNTIME_DIR:-}" ]]; then
     trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 fi
 
+# NVRTC compiles the CUDA kernels, and needs no GPU. Its wheels are a zip each.
+nvrtc() {
+    local folder=${CARGO_TARGET_DIR:-target}/nvrtc
+    compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" | grep -v builtins | grep -v alt && return
+    echo "test.sh: installing NVRTC to $folder" >&2
+    python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" nvidia-cuda-nvrtc >&2 || return 1
+    compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" | grep -v builtins | grep -v alt
+}
+
+if [[ $(uname -s) == Linux && -z "${PLIMSOLL_NVRTC:-}" ]] && ! /sbin/ldconfig -p | grep -F libnvrtc.so >/dev/null; then
+    if found=$(nvrtc | head -n 1) && [[ -n "$found" ]]; then
+        PLIMSOLL_NVRTC=$(realpath "$found")
+        export PLIMSOLL_NVRTC
+    else
+        echo "test.sh: no NVRTC and no way to install it: the CUDA kernels are not compiled." >&2
+        echo "test.sh: to compile them: python3 -m pip install nvidia-cuda-nvrtc" >&2
+    fi
+fi
+
 if [[ "${CI:-}" == true ]]; then
-    export PLIMSOLL_REQUIRE_WGPU=1
+    export PLIMSOLL_REQUIRE_WGPU=1 PLIMSOLL_REQUIRE_NVRTC=1
 fi
 
 cargo test "$@"

@@ -405,7 +405,8 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
             return None;
         }
         let (function, inputs) = part(body, Some(value), end);
-        if !inputs.is_empty() {
+        let placed = function.code.iter().any(|i| matches!(i.code, Code::Index(_) | Code::Fold(_)));
+        if placed || !inputs.is_empty() {
             return None;
         }
         let is = |f: fn(f64) -> f64| {

@@ -59,8 +59,12 @@ kernels! {
     row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
     row_team "row_team.cu": "the same over dense rows, which warps hold in registers",
     matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
+    matmul_large "matmul_large.wgsl": "the same with 8 by 8 sums per invocation, for large products",
+    matmul_tile "matmul_tile.cu": "the same with 8 by 8 sums per invocation, for large products",
+    matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+    matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
     conv "conv.wgsl": "convolution with few channels per group, directly",
     conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",
     pool "pool.wgsl": "maximum or mean of a window",
@@ -68,6 +72,9 @@ kernels! {
     pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
     resize "resize.wgsl": "nearest, linear or cubic interpolation",
 }
+
+/// What every CUDA kernel's text holds once, ahead of its constants.
+pub const PRELUDE: &str = include_str!("../../shaders/prelude.cuh");
 
 /// The language of a rendered kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

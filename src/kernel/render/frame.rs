@@ -1,7 +1,7 @@
 //! Dialects: what stands around a template's statements.
 
 use super::scalar::{HELPERS, Helper, Type};
-use super::{Dialect, Module};
+use super::{Dialect, Module, PRELUDE};
 use std::fmt;
 
 /// A module in the clothes of a dialect.
@@ -110,7 +110,7 @@ impl Frame<'_> {
 
     fn cuda(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let module = self.module;
-        f.write_str(include_str!("../../../shaders/prelude.cuh"))?;
+        f.write_str(PRELUDE)?;
         for (name, ty, value) in &module.constants {
             writeln!(f, "constexpr {} {name} = {value};", ty.name())?;
         }
@@ -121,7 +121,7 @@ impl Frame<'_> {
         let params = params.collect::<Vec<_>>().join(", ");
         writeln!(f, "extern \"C\" __global__ void __launch_bounds__({}) kernel({params}) {{", self.size)?;
         for (name, ty, len) in &module.shared {
-            writeln!(f, "    __shared__ {} {name}[{len}];", ty.name())?;
+            writeln!(f, "    __shared__ __align__(16) {} {name}[{len}];", ty.name())?;
         }
         for (name, ty) in &module.private {
             writeln!(f, "    {} {name};", ty.name())?;

@@ -3,7 +3,8 @@
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
 use super::scalar::convert;
-use super::{Input, Module};
+use super::wide::Tile;
+use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
 use crate::target::Family;
@@ -151,6 +152,18 @@ impl Module<'_> {
         }
         let space: Space =
             vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
+        if self.dialect == Dialect::Cuda {
+            let (a, b) = if swap { (1, 0) } else { (0, 1) };
+            let (down, across) = (rank - 2, rank - 1);
+            let axes = if swap { [across, down] } else { [down, across] };
+            let (slim, half) = (if swap { n } else { m } <= 4, self.storage[0].size() == 2);
+            if half && !slim {
+                self.wide_operand("a_wide", a, ["m", "k"], axes, 1);
+            }
+            if half || slim {
+                self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+            }
+        }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
         let a_along_k = if swap { dense(1, rank - 2) } else { !dense(0, rank - 2) || dense(0, rank - 1) };
         let b_along_k = if swap { !dense(0, rank - 2) } else { !dense(1, rank - 1) && dense(1, rank - 2) };
@@ -162,10 +175,15 @@ impl Module<'_> {
     fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
-        self.store(&space, Some(F32), Some("m < M && n < N"), &[])?;
+        let wide = self.tile(batch, m, n, k);
+        let core = if wide == Some(Tile::Plain(F64)) { F64 } else { F32 };
+        self.store(&space, Some(core), Some("m < M && n < N"), &[])?;
         [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
         if m == 0 || n == 0 {
             return Ok(("matmul", 64, 0));
+        }
+        if m <= 4 && self.flags.contains(&"B_WIDE") {
+            return Ok(self.slim(batch, n, b_k));
         }
         if m <= 4 {
             let size: usize = 64;
@@ -188,6 +206,28 @@ impl Module<'_> {
             return Ok(("matmul_thin", size as u32, (batch * tiles) as u64));
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
+        if let Some(tile) = wide {
+            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+        }
+        let (steps, most) = (16, self.target.max_shared as usize);
+        if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
+            let along = |inner: bool| if inner { (steps, 1) } else { (1, 32) };
+            let ((am, ak), (bn, bk)) = (along(a_k), along(b_k));
+            let constants = [
+                ("TILES_M", m.div_ceil(128)),
+                ("TILES_N", n.div_ceil(128)),
+                ("STEP", steps),
+                ("A_M_STEP", am),
+                ("A_K_STEP", ak),
+                ("B_N_STEP", bn),
+                ("B_K_STEP", bk),
+            ];
+            constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+            self.lists.insert("sum", SUMS.iter().map(|sum| sum.to_vec()).collect());
+            self.shared.push(("tile_a", Vec4, 32 * steps));
+            self.shared.push(("tile_b", Vec4, 32 * steps));
+            return Ok(("matmul_large", 256, (batch * tiles(128, 128)) as u64));
+        }
         let (tile_m, tile_n) = match () {
             () if m <= 16 => (16, 64),
             () if batch * tiles(64, 64) >= 64 && self.target.max_workgroup >= 256 => (64, 64),
@@ -474,6 +514,27 @@ pub(super) struct RowFoldText {
     pub(super) ty: Type,
     pub(super) start: f64,
 }
+
+/// The sums of an invocation of `matmul_large`: which rows and columns of the tile each is of.
+#[rustfmt::skip]
+const SUMS: [[(&str, &str); 4]; 16] = [
+    [("LEFT", "a0.x"), ("RIGHT", "b0"), ("DOWN", "0"), ("OVER", "0")],
+    [("LEFT", "a0.x"), ("RIGHT", "b1"), ("DOWN", "0"), ("OVER", "64")],
+    [("LEFT", "a0.y"), ("RIGHT", "b0"), ("DOWN", "1"), ("OVER", "0")],
+    [("LEFT", "a0.y"), ("RIGHT", "b1"), ("DOWN", "1"), ("OVER", "64")],
+    [("LEFT", "a0.z"), ("RIGHT", "b0"), ("DOWN", "2"), ("OVER", "0")],
+    [("LEFT", "a0.z"), ("RIGHT", "b1"), ("DOWN", "2"), ("OVER", "64")],
+    [("LEFT", "a0.w"), ("RIGHT", "b0"), ("DOWN", "3"), ("OVER", "0")],
+    [("LEFT", "a0.w"), ("RIGHT", "b1"), ("DOWN", "3"), ("OVER", "64")],
+    [("LEFT", "a1.x"), ("RIGHT", "b0"), ("DOWN", "64"), ("OVER", "0")],
+    [("LEFT", "a1.x"), ("RIGHT", "b1"), ("DOWN", "64"), ("OVER", "64")],
+    [("LEFT", "a1.y"), ("RIGHT", "b0"), ("DOWN", "65"), ("OVER", "0")],
+    [("LEFT", "a1.y"), ("RIGHT", "b1"), ("DOWN", "65"), ("OVER", "64")],
+    [("LEFT", "a1.z"), ("RIGHT", "b0"), ("DOWN", "66"), ("OVER", "0")],
+    [("LEFT", "a1.z"), ("RIGHT", "b1"), ("DOWN", "66"), ("OVER", "64")],
+    [("LEFT", "a1.w"), ("RIGHT", "b0"), ("DOWN", "67"), ("OVER", "0")],
+    [("LEFT", "a1.w"), ("RIGHT", "b1"), ("DOWN", "67"), ("OVER", "64")],
+];
 
 /// The array in which lanes exchange values of a type.
 pub(super) fn shared(ty: Type) -> &'static str {

@@ -1,7 +1,7 @@
 //! CUDA kernels that move up to 16 bytes at a time: elementwise ones, and rows that lie densely.
 
 use super::locate::{Space, locate, over};
-use super::scalar::Type::{self, F32, F64, I32, I64};
+use super::scalar::Type::{self, BF16, F16, F32, F64, I32, I64};
 use super::scalar::convert;
 use super::templates::{RowFoldText, fold, shared};
 use super::{Dialect, Input, Module, Scalars};
@@ -71,7 +71,129 @@ fn indexed(body: &Body) -> bool {
     body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
 }
 
+/// How a large product is computed.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Tile {
+    /// With 8 by 8 sums of this type per invocation.
+    Plain(Type),
+    /// On tensor cores, in tiles of this many rows and columns, from elements of this type.
+    Halves(usize, Type),
+}
+
 impl Module<'_> {
+    /// Whether a product is large enough for CUDA's tiles.
+    pub(super) fn tile(&self, batch: usize, m: usize, n: usize, k: usize) -> Option<Tile> {
+        let tiles = |size: usize| batch * m.div_ceil(size) * n.div_ceil(size);
+        let element = self.storage[0];
+        if self.dialect != Dialect::Cuda || m <= 4 || n <= 4 {
+            return None;
+        }
+        match element {
+            F16 | BF16 if self.storage[1] == element && m > 16 && n > 16 && k >= 16 => {
+                Some(Tile::Halves(if tiles(128) >= 96 { 128 } else { 64 }, element))
+            }
+            F64 if m > 16 && n > 16 => Some(Tile::Plain(F64)),
+            _ if tiles(128) >= 96 => Some(Tile::Plain(self.value[0])),
+            _ => None,
+        }
+    }
+
+    /// The constants of a product of few rows whose right operand is read by `b_wide`.
+    pub(super) fn slim(&mut self, batch: usize, n: usize, b_k: bool) -> (&'static str, u32, u64) {
+        let width = BYTES / self.storage[0].size();
+        self.int("WIDTH", width as isize);
+        let (size, each) = if b_k {
+            (128, 4)
+        } else {
+            let tiles = |lanes: usize| batch * n.div_ceil(lanes * width);
+            let lanes = [32, 16].into_iter().find(|&lanes| tiles(lanes) >= 264).unwrap_or(8);
+            self.flags.push("B_ROWS");
+            self.int("LANES", lanes as isize);
+            self.int("SLICES", (256 / lanes) as isize);
+            self.shared.push(("partial", F32, 256 * width));
+            (256, lanes * width)
+        };
+        let tiles = n.div_ceil(each);
+        self.int("TILES_N", tiles as isize);
+        ("matmul_slim", size, (batch * tiles) as u64)
+    }
+
+    /// A function that reads 16 bytes of a product's operand at once, where they lie so; `axes` are those of its two parameters.
+    pub(super) fn wide_operand(
+        &mut self,
+        name: &'static str,
+        slot: usize,
+        params: [&'static str; 2],
+        axes: [usize; 2],
+        along: usize,
+    ) {
+        let access = self.access(slot);
+        let (rank, axis) = (access.shape.len(), axes[along]);
+        let width = BYTES / self.storage[slot].size();
+        let step =
+            |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(width);
+        let lies = access.strides[axis] == 1
+            && access.shape[axis].is_multiple_of(width)
+            && access.offset.unsigned_abs().is_multiple_of(width)
+            && (0..rank).all(step);
+        let plain = self.storage[0] == self.storage[1] && self.value[slot] == F32;
+        if !lies || !plain || self.bindings.of[slot].is_none() {
+            return;
+        }
+        let space: Space = vec![
+            over("batch", &access.shape, 0..rank - 2),
+            over(params[0], &access.shape, [axes[0]]),
+            over(params[1], &access.shape, [axes[1]]),
+        ];
+        let located = locate(&space, &[access], &BTreeSet::new());
+        let mut body = located.statements;
+        body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+        let result = format!("wide<{}, {width}>", self.storage[slot].name());
+        self.wide_function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], result, body);
+        self.flags.push(if name == "a_wide" { "A_WIDE" } else { "B_WIDE" });
+    }
+
+    /// The constants of a tile, whose operands are dense along the inner axis or not.
+    pub(super) fn tiled(
+        &mut self,
+        tile: Tile,
+        [batch, m, n]: [usize; 3],
+        [a_k, b_k]: [bool; 2],
+    ) -> Result<(&'static str, u32, u64), String> {
+        let size = match tile {
+            Tile::Plain(_) => 128,
+            Tile::Halves(size, _) => size,
+        };
+        let (tiles_m, tiles_n) = (m.div_ceil(size), n.div_ceil(size));
+        self.int("TILES_M", tiles_m as isize);
+        self.int("TILES_N", tiles_n as isize);
+        let groups = (batch * tiles_m * tiles_n) as u64;
+        match tile {
+            Tile::Plain(ty) => {
+                self.declarations.push(format!("typedef {} value;", ty.name()));
+                let steps = |inner: bool| if inner { (8, 1) } else { (1, 128) };
+                let ((am, ak), (bn, bk)) = (steps(a_k), steps(b_k));
+                for (name, step) in [("A_M_STEP", am), ("A_K_STEP", ak), ("B_N_STEP", bn), ("B_K_STEP", bk)] {
+                    self.int(name, step);
+                }
+                self.shared.push(("tile_a", ty, 2 * 8 * 132));
+                self.shared.push(("tile_b", ty, 2 * 8 * 132));
+                Ok(("matmul_tile", 256, groups))
+            }
+            Tile::Halves(_, element) => {
+                self.declarations.push(format!("typedef {} element;", element.name()));
+                self.int("TILE_M", size as isize);
+                self.int("TILE_N", size as isize);
+                if !b_k {
+                    self.flags.push("B_ROWS");
+                }
+                self.shared.push(("tile_a", element, 2 * size * 40));
+                self.shared.push(("tile_b", element, if b_k { 2 * size * 40 } else { 2 * 32 * (size + 8) }));
+                Ok(("matmul_mma", 256, groups))
+            }
+        }
+    }
+
     /// An expression for `width` elements of an operand at an address.
     fn read_wide(&self, slot: usize, width: usize, address: &str) -> String {
         let b = self.bindings.of[slot].expect("operands of wide kernels have elements");

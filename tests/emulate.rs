@@ -1,0 +1,225 @@
+//! What CUDA kernels compute, where there is no GPU: their texts compiled for the host, with contexts that take turns for threads.
+//!
+//! It needs a C++ compiler (`CXX`, else `c++`) with `_Float16` and `ucontext`; without one the test says that it was skipped.
+#![cfg(target_os = "linux")]
+
+mod kernels;
+
+use kernels::{Case, cases, elements, interpret};
+use libloading::Library;
+use plimsoll::dtype::DType;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
+use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::shape::{Access, Shape};
+use plimsoll::target::{Libraries, Target};
+use plimsoll::tensor::Tensor;
+use std::fmt::Write;
+use std::process::Command;
+
+const DEVICE: &str = include_str!("emulate/device.h");
+
+/// What a buffer holds before a kernel writes to it.
+const UNTOUCHED: f64 = 77.0;
+
+fn bindings(case: &Case) -> Bindings {
+    let mut bindings = Bindings::distinct(&case.kernel);
+    if let Some((write, read)) = case.in_place {
+        // The write's binding goes; those behind it move up.
+        let slot = case.kernel.reads.len() + write;
+        if let (Some(gone), Some(kept)) = (bindings.of[slot], bindings.of[read]) {
+            bindings.of[slot] = Some(kept);
+            bindings.read_only.remove(gone);
+            bindings.of.iter_mut().flatten().filter(|b| **b > gone).for_each(|b| *b -= 1);
+            bindings.read_only[kept] = false;
+        }
+    }
+    bindings
+}
+
+/// The case with halves where it has `f32`.
+fn halved(case: &Case, dtype: DType) -> Case {
+    let mut kernel = case.kernel.clone();
+    for operand in kernel.reads.iter_mut().chain(&mut kernel.writes).filter(|o| o.dtype == DType::F32) {
+        operand.dtype = dtype;
+    }
+    let round =
+        |(values, operand): (&Vec<f64>, &Operand)| Tensor::from_f64(operand.dtype, [values.len()], values).to_f64();
+    let inputs = case.inputs.iter().zip(&kernel.reads).map(round).collect();
+    let fits = |&(w, r): &(usize, usize)| kernel.writes[w].dtype.size() == kernel.reads[r].dtype.size();
+    let in_place = case.in_place.filter(fits);
+    Case { name: format!("{} in {dtype}", case.name), kernel, inputs, in_place }
+}
+
+/// Products that are large enough for every tile.
+fn products() -> Vec<Case> {
+    let dense = |shape: &[usize]| Access::contiguous(Shape::new(shape));
+    let mut state = 1u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        f64::from(((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0) as f32)
+    };
+    let mut list = Vec::new();
+    for (batch, [m, k, n], flips) in [
+        (1, [70, 72, 88], [false, false]),
+        (2, [70, 72, 88], [false, true]),
+        (1, [50, 40, 33], [true, false]),
+        (1, [33, 37, 41], [false, true]),
+        (1, [1, 96, 136], [false, false]),
+        (2, [3, 72, 41], [false, true]),
+        (1, [70, 64, 2], [false, false]),
+        (1, [72, 64, 3], [true, true]),
+        (24, [130, 19, 136], [false, false]),
+        (24, [130, 24, 131], [false, true]),
+        (24, [129, 33, 136], [true, true]),
+    ] {
+        let matrix = |flip: bool, rows: usize, columns: usize| match flip {
+            true => dense(&[batch, columns, rows]).permute(&[0, 2, 1]),
+            false => dense(&[batch, rows, columns]),
+        };
+        let operand = |access| Operand { dtype: DType::F32, access, packed: false };
+        let bias = dense(&[n]).broadcast(&Shape::new([batch, m, n]));
+        let reads: Vec<_> = [matrix(flips[0], m, k), matrix(flips[1], k, n), bias].into_iter().map(operand).collect();
+        let inputs = reads.iter().map(|r| (0..elements(&r.access)).map(|_| random()).collect()).collect();
+        let x = |i| Expr::input(i, DType::F32);
+        let kernel = Kernel {
+            template: Template::MatMul,
+            shape: Shape::new([batch, m, n]),
+            reads,
+            writes: vec![operand(dense(&[batch, m, n]))],
+            body: Body::new(&[x(0) * 0.5 + x(1)]),
+            workspace: 0,
+            call: None,
+        };
+        list.push(Case { name: format!("product {batch}x{m}x{k}x{n} {flips:?}"), kernel, inputs, in_place: None });
+    }
+    list
+}
+
+fn bytes(operand: &Operand, values: &[f64]) -> Vec<u8> {
+    Tensor::from_f64(operand.dtype, [values.len()], values).bytes().to_vec()
+}
+
+/// Runs a case; what it found wrong.
+fn run(library: &Library, number: usize, case: &Case, source: &Source) -> Result<(), String> {
+    let bindings = bindings(case);
+    let kernel = &case.kernel;
+    let mut buffers: Vec<Vec<u128>> = vec![Vec::new(); bindings.read_only.len()];
+    let fill = |buffer: &mut Vec<u128>, bytes: &[u8]| {
+        buffer.resize(bytes.len().div_ceil(16), 0);
+        bytemuck::cast_slice_mut(buffer)[..bytes.len()].copy_from_slice(bytes);
+    };
+    for (w, operand) in kernel.writes.iter().enumerate() {
+        if let Some(b) = bindings.of[kernel.reads.len() + w] {
+            fill(&mut buffers[b], &bytes(operand, &vec![UNTOUCHED; elements(&operand.access)]));
+        }
+    }
+    for (r, (operand, values)) in kernel.reads.iter().zip(&case.inputs).enumerate() {
+        if let Some(b) = bindings.of[r] {
+            fill(&mut buffers[b], &bytes(operand, values));
+        }
+    }
+    let mut args: Vec<_> = buffers.iter_mut().map(|b| b.as_mut_ptr()).collect();
+    let [x, y, _] = source.groups;
+    if x * y > 0 {
+        // SAFETY: the function was compiled from a text that says so, and buffers are as large as its operands reach.
+        unsafe {
+            type Run = unsafe extern "C" fn(*mut *mut u128, u32, u32, u32);
+            let run = library.get::<Run>(format!("run_{number}").as_bytes()).map_err(|e| e.to_string())?;
+            run(args.as_mut_ptr(), x, y, source.size);
+        }
+    }
+    let half = kernel.reads.iter().chain(&kernel.writes).any(|o| matches!(o.dtype, DType::F16 | DType::BF16));
+    for (w, (expected, operand)) in interpret(kernel, &case.inputs).iter().zip(&kernel.writes).enumerate() {
+        // What is beyond a half's range is infinite in it.
+        let stored = Tensor::from_f64(operand.dtype, [expected.len()], expected).to_f64();
+        let expected = if half { &stored } else { expected };
+        let Some(b) = bindings.of[kernel.reads.len() + w] else { continue };
+        let len = elements(&operand.access);
+        let found = bytemuck::cast_slice::<_, u8>(&buffers[b])[..len * operand.dtype.size()].to_vec();
+        let found = Tensor::new(operand.dtype, [len], found).expect("whole elements").to_f64();
+        let peak = expected.iter().filter(|v| v.is_finite()).fold(1e-30f64, |p, v| p.max(v.abs()));
+        let room = match operand.dtype.is_float() {
+            true if half => 1e-2 * peak,
+            true => 1e-5 * peak,
+            false => 0.0,
+        };
+        let mut touched = vec![false; len];
+        for (index, want) in kernels::indices(&operand.access.shape).iter().zip(expected) {
+            let address = operand.access.at(index) as usize;
+            touched[address] = true;
+            let got = found[address];
+            if got != *want && ((got - want).is_nan() || (got - want).abs() > room) {
+                return Err(format!("write {w} at {index:?}: expected {want}, found {got} (peak {peak})"));
+            }
+        }
+        let in_place = case.in_place.is_some_and(|(write, _)| write == w);
+        let stray = touched.iter().zip(&found).position(|(t, v)| !t && *v != UNTOUCHED && !in_place);
+        if let Some(address) = stray {
+            return Err(format!("write {w} touched element {address}, which is not its own"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn cuda_kernels_compute_what_the_interpreter_does() {
+    let target = Target { libraries: Libraries::default(), ..Target::cuda() };
+    let plain: Vec<Case> = cases().into_iter().chain(products()).collect();
+    // Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
+    let mut all: Vec<Case> = Vec::new();
+    for dtype in [DType::F16, DType::BF16] {
+        all.extend(
+            plain.iter().filter(|c| !c.name.contains("rem") && !c.name.contains("resize")).map(|c| halved(c, dtype)),
+        );
+    }
+    all.extend(plain);
+    let mut text = DEVICE.replace("PRELUDE", PRELUDE.split("// What only PTX can say.").next().expect("it is there"));
+    let mut sources = Vec::new();
+    for (i, case) in all.iter().enumerate() {
+        let source = render(&case.kernel, &target, &bindings(case), Dialect::Cuda);
+        let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        if !source.text.is_empty() {
+            let kernel = source.text.replacen(PRELUDE, "", 1).replacen(" kernel(", &format!(" kernel_{i}("), 1);
+            writeln!(text, "namespace n{i} {{\n{kernel}}}").expect("a string");
+            writeln!(text, "extern \"C\" void run_{i}(void** a, unsigned x, unsigned y, unsigned size) {{ launch(n{i}::kernel_{i}, a, x, y, size); }}").expect("a string");
+        }
+        sources.push(source);
+    }
+    let folder = std::env::temp_dir().join(format!("plimsoll-emulate-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a temporary folder");
+    let (file, object) = (folder.join("kernels.cc"), folder.join("kernels.so"));
+    std::fs::write(&file, text).expect("the text is written");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let built = Command::new(&compiler)
+        .args(["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "-o"])
+        .args([&object, &file])
+        .output();
+    let Ok(built) = built else {
+        eprintln!("SKIPPED: no C++ compiler '{compiler}'");
+        return;
+    };
+    let log = String::from_utf8_lossy(&built.stderr);
+    assert!(built.status.success(), "{}", log.lines().take(30).collect::<Vec<_>>().join("\n"));
+    // SAFETY: the library holds nothing but the kernels.
+    let library = unsafe { Library::new(&object) }.expect("what was built can be loaded");
+    let wrong: Vec<String> = all
+        .iter()
+        .zip(&sources)
+        .enumerate()
+        .filter_map(|(i, (case, source))| {
+            let name = source.text.lines().next().unwrap_or_default();
+            run(&library, i, case, source).err().map(|e| format!("{} ({name}): {e}", case.name))
+        })
+        .collect();
+    drop(library);
+    let _ = std::fs::remove_dir_all(&folder);
+    eprintln!("{} kernels", all.len());
+    for template in
+        ["map_wide", "row_team", "matmul_tile", "matmul_mma", "matmul_thin", "matmul_slim", "conv", "gather"]
+    {
+        let head = format!("// {template}\n");
+        assert!(sources.iter().any(|s| s.text.starts_with(&head)), "no case reaches {template}");
+    }
+    assert!(wrong.is_empty(), "{} cases differ:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -1,0 +1,117 @@
+// CUDA C++ as a host compiler takes it: the threads of a workgroup are contexts that take turns, from one barrier to the next.
+#include <cmath>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __launch_bounds__(n)
+using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::floor; using std::fmod;
+using std::log; using std::memcpy; using std::pow; using std::rint; using std::sin; using std::sqrt; using std::tanh;
+template <class T> inline T min(T a, T b) { return b < a ? b : a; }
+template <class T> inline T max(T a, T b) { return a < b ? b : a; }
+struct uint2 { unsigned x, y; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct Dim { unsigned x, y, z; };
+static Dim blockIdx, threadIdx;
+static ucontext_t scheduler;
+static std::vector<ucontext_t> contexts;
+static std::vector<char> finished;
+static void (*entry)();
+static void turn() { swapcontext(&contexts[threadIdx.x], &scheduler); }
+static void run_thread() { entry(); finished[threadIdx.x] = 1; swapcontext(&contexts[threadIdx.x], &scheduler); }
+static void workgroup(unsigned size) {
+    static std::vector<std::vector<char>> stacks;
+    while (stacks.size() < size) stacks.emplace_back(256 << 10);
+    contexts.resize(1024);
+    finished.assign(size, 0);
+    for (unsigned t = 0; t < size; t++) {
+        getcontext(&contexts[t]);
+        contexts[t].uc_stack.ss_sp = stacks[t].data();
+        contexts[t].uc_stack.ss_size = stacks[t].size();
+        contexts[t].uc_link = nullptr;
+        makecontext(&contexts[t], run_thread, 0);
+    }
+    for (bool more = true; more;) {
+        more = false;
+        for (unsigned t = 0; t < size; t++) {
+            if (finished[t]) continue;
+            threadIdx = {t, 0, 0};
+            swapcontext(&scheduler, &contexts[t]);
+            more |= !finished[t];
+        }
+    }
+}
+inline void __syncthreads() { turn(); }
+// What each thread lays open for the others, until the next turn but one.
+static unsigned long long given[1024][8];
+template <class T> inline T __shfl_xor_sync(unsigned, T v, int lanes) {
+    memcpy(given[threadIdx.x], &v, sizeof v);
+    turn();
+    T other;
+    memcpy(&other, given[threadIdx.x ^ lanes], sizeof other);
+    turn();
+    return other;
+}
+PRELUDE
+inline u16 to_f16(f32 v) { _Float16 h = v; u16 b; memcpy(&b, &h, 2); return b; }
+inline f32 from_f16(u16 b) { _Float16 h; memcpy(&h, &b, 2); return h; }
+inline void matrices(u32 (&r)[4], const void* p, bool transposed) {
+    const unsigned t = threadIdx.x, lane = t % 32, warp = t - lane;
+    memcpy(given[t], &p, sizeof p);
+    turn();
+    for (unsigned j = 0; j < 4; j++) {
+        u16 pair[2];
+        for (unsigned e = 0; e < 2; e++) {
+            const unsigned along = lane % 4 * 2 + e, across = lane / 4;
+            const u16* row;
+            memcpy(&row, given[warp + 8 * j + (transposed ? along : across)], sizeof row);
+            pair[e] = row[transposed ? across : along];
+        }
+        memcpy(&r[j], pair, 4);
+    }
+    turn();
+}
+inline void load_matrices(u32 (&r)[4], const void* p) { matrices(r, p, false); }
+inline void load_transposed(u32 (&r)[4], const void* p) { matrices(r, p, true); }
+template <class T> inline void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const unsigned t = threadIdx.x, lane = t % 32, warp = t - lane;
+    const u32 own[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    memcpy(given[t], own, sizeof own);
+    turn();
+    const auto half = [&](unsigned from, unsigned slot, unsigned e) {
+        T v;
+        memcpy(&v, reinterpret_cast<char*>(given[warp + from]) + 4 * slot + 2 * e, 2);
+        return f32(v);
+    };
+    for (unsigned e = 0; e < 4; e++) {
+        const unsigned row = lane / 4, column = lane % 4 * 2 + e % 2, low = e / 2;
+        for (unsigned k = 0; k < 16; k++) {
+            const f32 x = half(row * 4 + k % 8 / 2, low + k / 8 * 2, k % 2);
+            const f32 y = half(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
+            c[e] += x * y;
+        }
+    }
+    turn();
+}
+template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+    kernel((A)args[I]...);
+}
+template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x, unsigned y, unsigned size) {
+    static void (*function)(A...);
+    static void** arguments;
+    function = kernel;
+    arguments = args;
+    entry = [] { call(function, arguments, std::index_sequence_for<A...>()); };
+    for (unsigned g = 0; g < x * y; g++) {
+        blockIdx = {g % x, g / x, 0};
+        workgroup(size);
+    }
+}

@@ -1,0 +1,1157 @@
+// kernel 0, row: normed/Add
+// 128 invocations, [8, 1, 1] workgroups
+// row_team
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
+struct vec4f {
+    f32 x, y, z, w;
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    vec4f() = default;
+};
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+constexpr f32 START0 = 0.0f;
+constexpr f32 START1 = 0.0f;
+constexpr i32 COUNT = 32;
+constexpr i32 LENGTH = 64;
+constexpr i32 TEAM = 32;
+constexpr i32 ROWS = 4;
+constexpr i32 WIDTH = 4;
+constexpr i32 CHUNKS = 1;
+constexpr i32 SIZE = 128;
+extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 shared_f32[4];
+    f32 fold0;
+    f32 fold1;
+    wide<f32, 4> x0[1];
+    const auto load_x0 = [&](i32 row, i32 j) -> wide<f32, 4> {
+        return read<f32, 4>(b0 + (row * 64 + j));
+    };
+    wide<f32, 4> y0[1];
+    const auto load_y0 = [&](i32 row, i32 j) -> wide<f32, 4> {
+        return read<f32, 4>(b1 + (j));
+    };
+    wide<f32, 4> y1[1];
+    const auto load_y1 = [&](i32 row, i32 j) -> wide<f32, 4> {
+        return read<f32, 4>(b2 + (j));
+    };
+const auto element0 = [&](i32 row, i32 j, i32 c, i32 v) -> f32 {
+    const auto v0 = x0[c].v[v];
+    return v0;
+};
+const auto combine0 = [&](f32 a, f32 b) -> f32 {
+    return a + b;
+};
+const auto element1 = [&](i32 row, i32 j, i32 c, i32 v) -> f32 {
+    const auto v0 = x0[c].v[v];
+    const auto v1 = fold0;
+    const auto v3 = v1 / 64.0f;
+    const auto v4 = v0 - v3;
+    const auto v5 = v4 * v4;
+    return v5;
+};
+const auto combine1 = [&](f32 a, f32 b) -> f32 {
+    return a + b;
+};
+const auto finish = [&](i32 row, i32 j, i32 c) -> void {
+    wide<f32, 4> o0;
+    #pragma unroll
+    for (i32 v = 0; v < 4; v++) {
+        const auto v0 = x0[c].v[v];
+        const auto v1 = fold0;
+        const auto v3 = v1 / 64.0f;
+        const auto v4 = v0 - v3;
+        const auto v5 = fold1;
+        const auto v6 = v5 / 64.0f;
+        const auto v8 = v6 + 1e-5f;
+        const auto v9 = sqrt(v8);
+        const auto v10 = 1.0f / v9;
+        const auto v11 = v4 * v10;
+        const auto v12 = y0[0].v[v];
+        const auto v13 = v11 * v12;
+        const auto v14 = y1[0].v[v];
+        const auto v15 = v13 + v14;
+        o0.v[v] = v15;
+    }
+    write(b3 + (row * 64 + j), o0);
+};
+    const i32 group = blockIdx.x + blockIdx.y * 8u;
+    const i32 thread = threadIdx.x;
+    // TEAM invocations per row (whole warps), ROWS rows per workgroup. Each holds what folds read of its CHUNKS times WIDTH elements, so
+    // that memory is read once; rows too long for that are read again by every fold.
+    const i32 lane = thread % TEAM;
+    const i32 row = group * ROWS + thread / TEAM;
+    const i32 end = row < COUNT ? LENGTH : 0;
+    #pragma unroll
+    for (i32 c = 0; c < CHUNKS; c++) {
+        const i32 j = (c * TEAM + lane) * WIDTH;
+        if (j < end) {
+            x0[c] = load_x0(row, j);
+        }
+    }
+    {
+        auto all = START0;
+        #pragma unroll
+        for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const i32 j = (chunk * TEAM + lane) * WIDTH;
+            if (j < end) {
+                const i32 c = chunk;
+                #pragma unroll
+                for (i32 v = 0; v < WIDTH; v++) {
+                    all = combine0(all, element0(row, j + v, c, v));
+                }
+            }
+        }
+        fold0 = team_fold<TEAM>(all, combine0, shared_f32, thread);
+    }
+    {
+        auto all = START1;
+        #pragma unroll
+        for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const i32 j = (chunk * TEAM + lane) * WIDTH;
+            if (j < end) {
+                const i32 c = chunk;
+                #pragma unroll
+                for (i32 v = 0; v < WIDTH; v++) {
+                    all = combine1(all, element1(row, j + v, c, v));
+                }
+            }
+        }
+        fold1 = team_fold<TEAM>(all, combine1, shared_f32, thread);
+    }
+    #pragma unroll
+    for (i32 chunk = 0; chunk < CHUNKS; chunk++) {
+        const i32 j = (chunk * TEAM + lane) * WIDTH;
+        if (j < end) {
+            const i32 c = chunk;
+            y0[0] = load_y0(row, j);
+            y1[0] = load_y1(row, j);
+            finish(row, j, c);
+        }
+    }
+}
+
+// kernel 1, matmul: query_sum, key_sum, value_sum
+// {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"none","tf32":false}}
+
+// kernel 2, matmul: scaled
+// 64 invocations, [8, 1, 1] workgroups
+// matmul
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
+struct vec4f {
+    f32 x, y, z, w;
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    vec4f() = default;
+};
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+constexpr i32 M = 16;
+constexpr i32 K = 16;
+constexpr i32 N = 16;
+constexpr i32 TILE_M = 16;
+constexpr i32 TILE_N = 64;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 1;
+constexpr i32 STEP = 16;
+constexpr i32 A_M_STEP = 16;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 16;
+constexpr i32 B_K_STEP = 1;
+constexpr i32 SIZE = 64;
+extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, f32* __restrict__ b2) {
+    __shared__ __align__(16) f32 tile_a[256];
+    __shared__ __align__(16) f32 tile_b[1024];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    const auto batch_1 = i32(u32(batch) % 4u);
+    const auto batch_0 = i32(u32(batch) / 4u);
+    return b0[batch_0 * 1024 + batch_1 * 16 + m * 64 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto batch_1 = i32(u32(batch) % 4u);
+    const auto batch_0 = i32(u32(batch) / 4u);
+    return b1[batch_0 * 1024 + batch_1 * 16 + k + n * 64];
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto v0 = value;
+        const auto v2 = v0 * 0.25f;
+        b2[batch * 256 + m * 16 + n] = v2;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 8u;
+    const i32 thread = threadIdx.x;
+    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
+    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
+    // read along the axis in which they are dense.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE_M;
+    const auto n0 = group % TILES_N * TILE_N;
+    const auto row = thread / (TILE_N / 4) * 4;
+    const auto column = thread % (TILE_N / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
+            const auto m = s / A_M_STEP % TILE_M;
+            const auto k = s / A_K_STEP % STEP;
+            auto value = 0.0f;
+            if (m0 + m < M && k0 + k < K) {
+                value = a(batch, m0 + m, k0 + k);
+            }
+            tile_a[k * TILE_M + m] = value;
+        }
+        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
+            const auto n = s / B_N_STEP % TILE_N;
+            const auto k = s / B_K_STEP % STEP;
+            auto value = 0.0f;
+            if (n0 + n < N && k0 + k < K) {
+                value = b(batch, k0 + k, n0 + n);
+            }
+            tile_b[k * TILE_N + n] = value;
+        }
+        workgroupBarrier();
+        for (auto k = 0; k < STEP; k++) {
+            const auto i = k * TILE_M + row;
+            const auto j = k * TILE_N + column;
+            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
+            sum0 = sum0 + tile_a[i] * b4;
+            sum1 = sum1 + tile_a[i + 1] * b4;
+            sum2 = sum2 + tile_a[i + 2] * b4;
+            sum3 = sum3 + tile_a[i + 3] * b4;
+        }
+        workgroupBarrier();
+    }
+    for (auto i = 0; i < 4; i++) {
+        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
+        store(batch, m0 + row + i, n0 + column, sum.x);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
+    }
+}
+
+// kernel 3, row: weights/Div
+// 256 invocations, [2, 1, 1] workgroups
+// row
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
+struct vec4f {
+    f32 x, y, z, w;
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    vec4f() = default;
+};
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+constexpr f32 START0 = (-3.4028235e38f);
+constexpr f32 START1 = 0.0f;
+constexpr i32 COUNT = 128;
+constexpr i32 LENGTH = 16;
+constexpr i32 LANES = 4;
+constexpr i32 ROWS = 64;
+constexpr i32 LANE_STEP = 1;
+constexpr i32 ROW_STEP = 4;
+constexpr i32 BLOCK = 256;
+constexpr i32 SIZE = 256;
+extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
+    __shared__ __align__(16) f32 shared_f32[256];
+    f32 fold0;
+    f32 fold1;
+const auto element0 = [&](i32 row, i32 j) -> f32 {
+    const auto v0 = b0[row * 16 + j];
+    return v0;
+};
+const auto combine0 = [&](f32 a, f32 b) -> f32 {
+    return max(a, b);
+};
+const auto element1 = [&](i32 row, i32 j) -> f32 {
+    const auto v0 = b0[row * 16 + j];
+    const auto v1 = fold0;
+    const auto v2 = v0 - v1;
+    const auto v3 = exp(v2);
+    return v3;
+};
+const auto combine1 = [&](f32 a, f32 b) -> f32 {
+    return a + b;
+};
+const auto store = [&](i32 row, i32 j) -> void {
+    const auto v0 = b0[row * 16 + j];
+    const auto v1 = fold0;
+    const auto v2 = v0 - v1;
+    const auto v3 = exp(v2);
+    const auto v4 = fold1;
+    const auto v5 = v3 / v4;
+    b1[row * 16 + j] = v5;
+};
+    const i32 group = blockIdx.x + blockIdx.y * 2u;
+    const i32 thread = threadIdx.x;
+    // LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, then the blocks, then the
+    // lanes meet in a tree: short sums of short sums, for accuracy.
+    const auto lane = thread / LANE_STEP % LANES;
+    const auto row = group * ROWS + thread / ROW_STEP % ROWS;
+    const auto live = row < COUNT;
+    const auto end = select(0, LENGTH, live);
+    auto all0 = START0;
+    for (auto first = lane; first < end; first = first + BLOCK) {
+        auto block = START0;
+        const auto last = min(first + BLOCK, end);
+        for (auto j = first; j < last; j = j + LANES) {
+            block = combine0(block, element0(row, j));
+        }
+        all0 = combine0(all0, block);
+    }
+    shared_f32[thread] = all0;
+    workgroupBarrier();
+    for (auto half = LANES / 2; half > 0; half = half / 2) {
+        if (lane < half) {
+            shared_f32[thread] = combine0(shared_f32[thread], shared_f32[thread + half * LANE_STEP]);
+        }
+        workgroupBarrier();
+    }
+    fold0 = shared_f32[thread - lane * LANE_STEP];
+    workgroupBarrier();
+    auto all1 = START1;
+    for (auto first = lane; first < end; first = first + BLOCK) {
+        auto block = START1;
+        const auto last = min(first + BLOCK, end);
+        for (auto j = first; j < last; j = j + LANES) {
+            block = combine1(block, element1(row, j));
+        }
+        all1 = combine1(all1, block);
+    }
+    shared_f32[thread] = all1;
+    workgroupBarrier();
+    for (auto half = LANES / 2; half > 0; half = half / 2) {
+        if (lane < half) {
+            shared_f32[thread] = combine1(shared_f32[thread], shared_f32[thread + half * LANE_STEP]);
+        }
+        workgroupBarrier();
+    }
+    fold1 = shared_f32[thread - lane * LANE_STEP];
+    workgroupBarrier();
+    for (auto j = lane; j < end; j = j + LANES) {
+        store(row, j);
+    }
+}
+
+// kernel 4, matmul: heads
+// 64 invocations, [8, 1, 1] workgroups
+// matmul
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
+struct vec4f {
+    f32 x, y, z, w;
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    vec4f() = default;
+};
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+constexpr i32 M = 16;
+constexpr i32 K = 16;
+constexpr i32 N = 16;
+constexpr i32 TILE_M = 16;
+constexpr i32 TILE_N = 64;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 1;
+constexpr i32 STEP = 16;
+constexpr i32 A_M_STEP = 16;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 64;
+constexpr i32 SIZE = 64;
+extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, f32* __restrict__ b2) {
+    __shared__ __align__(16) f32 tile_a[256];
+    __shared__ __align__(16) f32 tile_b[1024];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b0[batch * 256 + m * 16 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto batch_1 = i32(u32(batch) % 4u);
+    const auto batch_0 = i32(u32(batch) / 4u);
+    return b1[batch_0 * 1024 + batch_1 * 16 + k * 64 + n];
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto v0 = value;
+        b2[batch * 256 + m * 16 + n] = v0;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 8u;
+    const i32 thread = threadIdx.x;
+    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
+    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
+    // read along the axis in which they are dense.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE_M;
+    const auto n0 = group % TILES_N * TILE_N;
+    const auto row = thread / (TILE_N / 4) * 4;
+    const auto column = thread % (TILE_N / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
+            const auto m = s / A_M_STEP % TILE_M;
+            const auto k = s / A_K_STEP % STEP;
+            auto value = 0.0f;
+            if (m0 + m < M && k0 + k < K) {
+                value = a(batch, m0 + m, k0 + k);
+            }
+            tile_a[k * TILE_M + m] = value;
+        }
+        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
+            const auto n = s / B_N_STEP % TILE_N;
+            const auto k = s / B_K_STEP % STEP;
+            auto value = 0.0f;
+            if (n0 + n < N && k0 + k < K) {
+                value = b(batch, k0 + k, n0 + n);
+            }
+            tile_b[k * TILE_N + n] = value;
+        }
+        workgroupBarrier();
+        for (auto k = 0; k < STEP; k++) {
+            const auto i = k * TILE_M + row;
+            const auto j = k * TILE_N + column;
+            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
+            sum0 = sum0 + tile_a[i] * b4;
+            sum1 = sum1 + tile_a[i + 1] * b4;
+            sum2 = sum2 + tile_a[i + 2] * b4;
+            sum3 = sum3 + tile_a[i + 3] * b4;
+        }
+        workgroupBarrier();
+    }
+    for (auto i = 0; i < 4; i++) {
+        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
+        store(batch, m0 + row + i, n0 + column, sum.x);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
+    }
+}
+
+// kernel 5, map: copy of heads_last
+// 128 invocations, [4, 1, 1] workgroups
+// map_wide
+// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
+typedef signed char i8;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+#define DEVICE __device__ __forceinline__
+
+template <class T, class U> DEVICE T bitcast(U v) {
+    static_assert(sizeof(T) == sizeof(U), "bits are kept");
+    T t;
+    memcpy(&t, &v, sizeof t);
+    return t;
+}
+
+// Halves are what is stored; all is computed in f32.
+DEVICE u16 to_f16(f32 v);
+DEVICE f32 from_f16(u16 bits);
+struct f16 {
+    u16 bits;
+    f16() = default;
+    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
+    DEVICE operator f32() const { return from_f16(bits); }
+};
+struct bf16 {
+    u16 bits;
+    bf16() = default;
+    DEVICE explicit bf16(f32 v) {
+        const u32 u = bitcast<u32>(v);
+        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
+};
+
+struct vec4f {
+    f32 x, y, z, w;
+    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
+    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    vec4f() = default;
+};
+DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
+template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
+template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+DEVICE void workgroupBarrier() { __syncthreads(); }
+
+DEVICE f32 erf_f32(f32 x) { return erff(x); }
+DEVICE f64 erf_f64(f64 x) { return erf(x); }
+// The sine of x + quarter * pi / 2.
+DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
+DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
+DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
+DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
+DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
+DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
+template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
+template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
+template <class T> DEVICE T pow_int(T x, T y) {
+    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
+    T power = 1;
+    for (T square = x; y > 0; y /= 2, square *= square) {
+        if ((y & 1) != 0) { power *= square; }
+    }
+    return power;
+}
+DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
+DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
+DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
+DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
+DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
+DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
+
+// Elements that move together: N of them take a power of two of bytes, 16 at most.
+template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
+    T v[N];
+};
+template <i32 BYTES> struct raw {};
+template <> struct raw<1> { typedef u8 type; };
+template <> struct raw<2> { typedef u16 type; };
+template <> struct raw<4> { typedef u32 type; };
+template <> struct raw<8> { typedef uint2 type; };
+template <> struct raw<16> { typedef uint4 type; };
+template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
+    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
+}
+template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
+    typedef typename raw<sizeof(T) * N>::type bits;
+    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
+}
+
+// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
+    #pragma unroll
+    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
+    if (TEAM > 32) {
+        __syncthreads();
+        if (thread % 32 == 0) { shared[thread / 32] = v; }
+        __syncthreads();
+        const i32 first = thread / TEAM * (TEAM / 32);
+        v = shared[first];
+        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
+    }
+    return v;
+}
+
+// What only PTX can say.
+DEVICE u16 to_f16(f32 v) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+    return bits;
+}
+DEVICE f32 from_f16(u16 bits) {
+    f32 v;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
+    return v;
+}
+// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
+// its quarter of a row, or of a column.
+DEVICE void load_matrices(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* p) {
+    const u32 at = u32(__cvta_generic_to_shared(p));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
+}
+// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
+template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
+template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+constexpr i32 COUNT = 2048;
+constexpr i32 WIDTH = 4;
+constexpr i32 TURNS = 1;
+constexpr i32 SIZE = 128;
+extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
+const auto store_wide = [&](i32 i) -> void {
+    const auto i_3 = i32(u32(i) % 16u);
+    const auto i_2 = i32(u32(i) / 16u % 4u);
+    const auto i_1 = i32(u32(i) / 64u % 16u);
+    const auto i_0 = i32(u32(i) / 1024u);
+    const auto x0 = read<f32, 4>(b0 + (i_0 * 1024 + i_1 * 16 + i_2 * 256 + i_3));
+    wide<f32, 4> o0;
+    #pragma unroll
+    for (i32 v = 0; v < 4; v++) {
+        const auto v0 = x0.v[v];
+        o0.v[v] = v0;
+    }
+    {
+        write(b1 + (i), o0);
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 4u;
+    const i32 thread = threadIdx.x;
+    // TURNS times WIDTH elements per invocation, in accesses of up to 16 bytes.
+    #pragma unroll
+    for (i32 turn = 0; turn < TURNS; turn++) {
+        const i32 i = ((group * TURNS + turn) * SIZE + thread) * WIDTH;
+        if (i + WIDTH <= COUNT) {
+            store_wide(i);
+        }
+    }
+}
+
+// kernel 6, matmul: y
+// {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"c":{"slot":2,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":4,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":3,"offset":0},"activation":"none","tf32":false}}
+

@@ -1,0 +1,222 @@
+//! Library calls: each computes what the kernel does that it was taken from, and splits off no more than it can.
+
+mod kernels;
+
+use kernels::{cases, elements, indices, interpret};
+use plimsoll::dtype::DType;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::shape::{Access, Shape};
+use plimsoll::target::Target;
+
+/// The buffers of a launch: reads, then writes.
+type Buffers = Vec<Vec<f64>>;
+
+fn activate(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::None => x,
+        Activation::Relu => x.max(0.0),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+    }
+}
+
+fn vector(v: &Option<Vector>, i: u64, buffers: &Buffers) -> f64 {
+    v.as_ref().map_or(0.0, |v| buffers[v.slot][(v.offset + i) as usize])
+}
+
+fn product(p: &MatMul, buffers: &mut Buffers) {
+    let at = |x: &Matrix, batch: u64, row: u64, column: u64| {
+        let (row, column) = if x.transposed { (column, row) } else { (row, column) };
+        (x.offset + batch * x.stride + row + column * x.leading) as usize
+    };
+    for batch in 0..p.batch {
+        for i in 0..p.m {
+            for j in 0..p.n {
+                let product = |l| buffers[p.a.slot][at(&p.a, batch, i, l)] * buffers[p.b.slot][at(&p.b, batch, l, j)];
+                let c = p.c.as_ref().map_or(0.0, |c| buffers[c.slot][at(c, batch, i, j)]);
+                let sum = p.alpha * (0..p.k).map(product).sum::<f64>() + c + vector(&p.bias, i, buffers);
+                buffers[p.d.slot][at(&p.d, batch, i, j)] = activate(p.activation, sum);
+            }
+        }
+    }
+}
+
+fn convolution(c: &Conv, buffers: &mut Buffers) {
+    let shape = |x: &Image| x.dims.iter().map(|&d| d as usize).collect::<Vec<_>>();
+    let at = |x: &Image, index: &[usize]| {
+        (x.offset + index.iter().zip(&x.strides).map(|(&i, &s)| i as u64 * s).sum::<u64>()) as usize
+    };
+    let (outputs, inputs) = (c.y.dims[1] / c.groups, c.w.dims[1]);
+    for index in indices(&shape(&c.y)) {
+        let group = index[1] as u64 / outputs;
+        let mut sum = 0.0;
+        for tap in indices(&shape(&c.w)[1..]) {
+            let mut from = vec![index[0], (group * inputs) as usize + tap[0]];
+            for a in 0..c.pads.len() {
+                let place = index[2 + a] as u64 * c.strides[a] + tap[1 + a] as u64 * c.dilations[a];
+                from.extend(place.checked_sub(c.pads[a]).map(|p| p as usize));
+            }
+            if from.len() == index.len() && from.iter().zip(shape(&c.x)).all(|(&i, d)| i < d) {
+                let weight = [&index[1..2], &tap[..]].concat();
+                sum += buffers[c.x.slot][at(&c.x, &from)] * buffers[c.w.slot][at(&c.w, &weight)];
+            }
+        }
+        sum += c.residual.as_ref().map_or(0.0, |r| buffers[r.slot][at(r, &index)]);
+        sum += vector(&c.bias, index[1] as u64, buffers);
+        buffers[c.y.slot][at(&c.y, &index)] = activate(c.activation, sum);
+    }
+}
+
+/// What a kernel's write holds at every index after its call and the map behind it.
+fn split(kernel: &Kernel, target: &Target, reads: &[Vec<f64>]) -> Option<(Vec<f64>, Call, bool)> {
+    let split = library::split(kernel, target)?;
+    let (first, slots) = &split.call;
+    let call = first.call.clone().expect("the call");
+    assert_eq!(library::call(first, target).as_ref(), Some(&call), "a call is the same wherever it is derived");
+    assert_eq!(first.workspace, call.workspace());
+    let mut buffers: Buffers = slots.iter().map(|&s| reads[s].clone()).collect();
+    let write = &first.writes[0].access;
+    buffers.push(vec![f64::NAN; elements(write)]);
+    match &call {
+        Call::MatMul(p) => product(p, &mut buffers),
+        Call::Conv(c) => convolution(c, &mut buffers),
+    }
+    let result = buffers.pop().expect("the result");
+    let values = match &split.rest {
+        None => indices(&write.shape).iter().map(|i| result[write.at(i) as usize]).collect(),
+        Some((map, slots)) => {
+            let buffers: Buffers = [result].into_iter().chain(slots.iter().map(|&s| reads[s].clone())).collect();
+            interpret(map, &buffers).swap_remove(0)
+        }
+    };
+    Some((values, call, split.rest.is_some()))
+}
+
+fn x(i: usize) -> Expr {
+    Expr::input(i, DType::F32)
+}
+
+/// Bodies over the core value, a vector, a tensor of the result's shape and a second one, and whether a map stays behind.
+fn bodies() -> Vec<(&'static str, Expr, bool)> {
+    let relu = |e: Expr| e.max(&e.like(0.0));
+    let sum = x(0) + x(1);
+    vec![
+        ("identity", x(0), false),
+        ("bias", sum.clone(), false),
+        ("bias, relu", relu(sum.clone()), false),
+        ("residual", x(2) + x(0), false),
+        ("bias, residual, relu", relu(x(0) + x(1) + x(2)), false),
+        ("two tensors", x(0) + x(2) + x(3), true),
+        ("bias, relu, gate", relu(sum.clone()) * x(2), true),
+        ("gate twice", (x(0) * x(2)) * x(0), true),
+        ("erf", &sum * (&sum * std::f64::consts::FRAC_1_SQRT_2).erf(), true),
+        ("index", x(0) + Expr::index(1).cast(DType::F32), true),
+    ]
+}
+
+/// Every product and convolution of the cases, with every body.
+#[test]
+fn calls_compute_what_the_kernel_does() {
+    let target = Target::cuda();
+    let mut counts = [0, 0];
+    for case in cases() {
+        let bias_axis = match case.kernel.template {
+            Template::MatMul => case.kernel.shape.len() - 1,
+            Template::Conv { .. } => 1,
+            _ => continue,
+        };
+        let shape = &case.kernel.shape;
+        let dense = Access::contiguous(shape.clone());
+        let mut bias = dense.clone();
+        bias.strides = (0..shape.len()).map(|k| isize::from(k == bias_axis && shape[k] > 1)).collect();
+        let mut whole = dense.clone();
+        whole.strides.iter_mut().zip(shape.iter()).filter(|(_, d)| **d == 1).for_each(|(s, _)| *s = 0);
+        let operand = |access: &Access| Operand { dtype: DType::F32, access: access.clone(), packed: false };
+        let values = |access: &Access, seed: usize| -> Vec<f64> {
+            (0..elements(access)).map(|i| ((i * 7 + seed * 3) % 11) as f64 * 0.25 - 1.0).collect()
+        };
+        let further = [&bias, &whole, &whole];
+        for (name, body, rest) in bodies() {
+            let mut kernel = case.kernel.clone();
+            kernel.reads.truncate(2);
+            kernel.reads.extend(further.map(operand));
+            kernel.writes = vec![operand(&whole)];
+            kernel.body = Body::new(&[body]);
+            let mut reads = case.inputs[..2].to_vec();
+            reads.extend(further.iter().enumerate().map(|(i, a)| values(a, i)));
+            let Some((found, call, mapped)) = split(&kernel, &target, &reads) else {
+                counts[0] += 1;
+                continue;
+            };
+            counts[1] += 1;
+            let name = format!("{}, {name}", case.name);
+            let alike = matches!(call, Call::MatMul(_)) || name.contains("residual");
+            assert!(mapped == rest || !alike || bias.strides == whole.strides, "{name}: {call:?}");
+            let expected = interpret(&kernel, &reads).swap_remove(0);
+            let peak = expected.iter().fold(1e-30f64, |p, v| p.max(v.abs()));
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                assert!((found - expected).abs() <= 1e-9 * peak, "{name}: {i}: expected {expected}, found {found}");
+            }
+        }
+    }
+    assert!(counts[1] > 100, "{counts:?}");
+}
+
+fn product_of(dtype: DType, body: Expr) -> Kernel {
+    let operand = |shape: &[usize]| Operand { dtype, access: Access::contiguous(Shape::new(shape)), packed: false };
+    Kernel {
+        template: Template::MatMul,
+        shape: Shape::new([8, 16]),
+        reads: vec![operand(&[8, 32]), operand(&[32, 16]), operand(&[8, 16])],
+        writes: vec![operand(&[8, 16])],
+        body: Body::new(&[body]),
+        workspace: 0,
+        call: None,
+    }
+}
+
+fn gelu(x: &Expr, tanh: bool) -> Expr {
+    match tanh {
+        true => x * 0.5 * (((x + x * x * x * 0.044715) * 0.7978845608028654).tanh() + 1.0),
+        false => x * 0.5 * ((x * std::f64::consts::FRAC_1_SQRT_2).erf() + 1.0),
+    }
+}
+
+#[test]
+fn an_activation_is_known_by_its_values() {
+    let target = Target::cuda();
+    let activation = |kernel: &Kernel| match library::call(kernel, &target) {
+        Some(Call::MatMul(p)) => Some(p.activation),
+        _ => None,
+    };
+    let half = |tanh| gelu(&Expr::input(0, DType::F16), tanh);
+    assert_eq!(activation(&product_of(DType::F16, half(true))), Some(Activation::GeluTanh));
+    assert_eq!(activation(&product_of(DType::F16, half(false))), None, "the exact GELU is another function");
+    assert_eq!(activation(&product_of(DType::F32, gelu(&x(0), true))), None, "the library's is too inexact for f32");
+    let zero = x(0).like(0.0);
+    assert_eq!(activation(&product_of(DType::F32, zero.lt(&x(0)).select(&x(0), &zero))), Some(Activation::Relu));
+    assert_eq!(activation(&product_of(DType::F32, x(0).max(&x(0).like(1e-3)))), None);
+}
+
+#[test]
+fn only_what_is_added_may_be_overwritten() {
+    let target = Target::cuda();
+    let in_place = |body| library::call(&product_of(DType::F32, body), &target).expect("a call").in_place();
+    assert_eq!(in_place(x(0) + x(1)), Some(2));
+    assert_eq!(in_place(x(0)), None);
+    // The residual is read by the call alone.
+    let kernel = product_of(DType::F32, (x(0) + x(1)) * x(1));
+    let split = library::split(&kernel, &target).expect("a call");
+    let (map, slots) = split.rest.expect("a map");
+    assert_eq!((slots, map.reads.len()), (vec![2], 2));
+}
+
+#[test]
+fn a_target_without_the_library_renders() {
+    let target = Target { libraries: Default::default(), ..Target::cuda() };
+    assert!(library::split(&product_of(DType::F32, x(0)), &target).is_none());
+    assert!(library::split(&product_of(DType::F32, x(0)), &Target::cpu(2)).is_none());
+}
