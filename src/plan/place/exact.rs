@@ -1,40 +1,34 @@
 //! Exact search: is there a placement within a capacity?
 //!
-//! Only *canonical* placements count: each item lies on the ground or on another item. They are built from the bottom up, so a node of
-//! the search is a skyline and the items that are still open.
+//! Only *canonical* placements count: each block lies on the ground or on another. They are built from the bottom up, so a node of
+//! the search is a skyline and the blocks that are still open.
 //!
 //! ```text
-//! floor[s]   no open item can begin below this in section s: the least `low` of those that span s
-//! low[i]     item i cannot begin below this: the highest floor of its sections
-//! rest[s]    bytes of the open items that span s;  floor[s] + rest[s] <= capacity, or the node is dead
+//! floor[s]   no open block begins below this in section s: the least `low` of those that span s
+//! low[b]     block b does not begin below this: the highest floor of its sections
+//! rest[s]    bytes of the open blocks that span s;  floor[s] + rest[s] <= capacity, or the node is dead
 //! ```
 //!
-//! The first two are each other's fixpoint, and hold what no branch can change: a hole that is too narrow for every open item is closed at once.
-//! A node branches over one section in a stretch of the skyline between two higher walls: an item that lies there, or none, and then
-//! the floor rises to the lowest place at which anything could. Among such sections the one with the fewest ways is taken. Stretches of
-//! time that no open item connects are solved one after the other, and what was shown to fail is remembered by its hash.
+//! The first two are each other's fixpoint: a hole too narrow for every open block is closed at once. A node branches over one section
+//! of a *basin*, a stretch of the skyline between two higher walls: a block lies there on the floor, or none does, and then the floor
+//! rises to the lowest place at which one could. Of these sections it takes the one with the fewest ways, in proportion to how often the
+//! section was where a node died. Parts of time that no open block joins are solved one after the other, and none is taken up again because
+//! another failed. What failed once is remembered by its hash; a false match could hide a placement, but not make a wrong one.
 
 use std::ops::Range;
 
 /// How a search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// All items are placed.
+    /// All blocks are placed, at [`Search::offsets`].
     Found,
-    /// No canonical placement exists.
+    /// There is no canonical placement.
     Failed,
     /// The limit came first.
     Stopped,
 }
 
-/// What is undone when the search steps back.
-enum Change {
-    Floor(u32, u64),
-    Low(u32, u64),
-    Placed(u32),
-}
-
-/// An item of the search.
+/// What the search places.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
     /// Its sections; not empty.
@@ -45,46 +39,80 @@ pub(super) struct Block {
     pub align: u64,
 }
 
-/// The state of a search.
+/// What tells one run of a search from another.
+pub(super) struct Manner {
+    /// Per block: of those that may lie on a floor, the least rank is tried first.
+    pub rank: Vec<u32>,
+    /// How much the deaths in a section count when one is chosen.
+    pub focus: Focus,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Focus {
+    Full,
+    Root,
+    None,
+}
+
+/// What is undone when the search steps back.
+enum Change {
+    Floor(u32, u64),
+    Low(u32, u64),
+    Put(u32),
+}
+
+/// A choice that was made, and those that are left.
+struct Node {
+    /// The node whose choice led to this one.
+    parent: usize,
+    part: Range<usize>,
+    key: u64,
+    /// Lengths to return to.
+    trail: usize,
+    todo: usize,
+    section: usize,
+    /// The blocks that may lie on the floor, the next one last.
+    blocks: Vec<u32>,
+    /// The floor that the section gets when none does, if that leads anywhere.
+    bare: Option<u64>,
+}
+
+const ROOT: usize = usize::MAX;
+
+/// A problem for exact search, and what was learnt about it.
 pub(super) struct Search {
     blocks: Vec<Block>,
-    /// Per block, its offset once it is placed.
+    /// Per block, its offset, once [`Outcome::Found`].
     pub offsets: Vec<u64>,
-    /// Blocks that come first among equals have low ranks.
-    pub rank: Vec<u32>,
+    /// Elementary steps taken, about a nanosecond each.
+    pub work: u64,
     capacity: u64,
     low: Vec<u64>,
     floor: Vec<u64>,
     rest: Vec<u64>,
-    /// Per section, the blocks that span it: first the open ones, so many as `open` says.
+    /// Per section, the blocks that span it: first the open ones, as many as `open` says.
     spanning: Vec<Vec<u32>>,
     open: Vec<usize>,
-    /// Per block and section of it, from `base`, where the block is in the section's list.
-    place: Vec<u32>,
+    /// Per block and section of it, from `base`: where the block is in the section's list.
+    seat: Vec<u32>,
     base: Vec<usize>,
-    /// Per section, how many open blocks span it and the section before.
+    /// Per section, how many open blocks span both it and the section before.
     joined: Vec<u32>,
     /// Per section, a hash of the open blocks that begin in it.
     begins: Vec<u64>,
+    /// Per section, how often a node died in it.
+    deaths: Vec<u64>,
+    /// Hashes of parts that failed at this capacity.
+    failed: Vec<u64>,
     trail: Vec<Change>,
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
-    failed: Vec<u64>,
-    /// Nodes that were visited, and after how many to stop.
-    pub nodes: u64,
-    pub limit: u64,
-    pub random: u64,
+    nodes: Vec<Node>,
+    todo: Vec<(Range<usize>, usize)>,
+    beside: Vec<u64>,
 }
 
-/// What the search does at a node.
-struct Branch {
-    section: usize,
-    /// The blocks that may lie in the section, in the order in which they are tried.
-    blocks: Vec<u32>,
-    /// The floor that the section gets when none of them does, if that leads anywhere.
-    bare: Option<u64>,
-}
-
+/// A hash of one number: the finalizer of splitmix64.
 pub(super) fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -92,125 +120,137 @@ pub(super) fn mix(mut x: u64) -> u64 {
 }
 
 impl Search {
+    /// A search over so many sections, each spanned by some block.
     pub fn new(sections: usize, blocks: Vec<Block>) -> Search {
         let mut spanning = vec![Vec::new(); sections];
-        let (mut place, mut base) = (Vec::new(), Vec::new());
+        let (mut seat, mut base) = (Vec::new(), Vec::new());
         let (mut rest, mut joined, mut begins) = (vec![0; sections], vec![0; sections], vec![0; sections]);
         for (index, block) in blocks.iter().enumerate() {
-            base.push(place.len());
+            base.push(seat.len());
             begins[block.span.start] ^= mix(index as u64 + 1);
             for section in block.span.clone() {
-                place.push(spanning[section].len() as u32);
+                seat.push(spanning[section].len() as u32);
                 spanning[section].push(index as u32);
                 rest[section] += block.size;
                 joined[section] += u32::from(section > block.span.start);
             }
         }
-        let n = blocks.len();
+        let count = blocks.len();
         Search {
-            offsets: vec![0; n],
-            rank: (0..n as u32).collect(),
+            offsets: vec![0; count],
+            work: 0,
             capacity: 0,
-            low: vec![0; n],
+            low: vec![0; count],
             floor: vec![0; sections],
             rest,
             open: spanning.iter().map(Vec::len).collect(),
             spanning,
-            place,
+            seat,
             base,
             joined,
             begins,
+            deaths: vec![1; sections],
+            failed: vec![0; (64 * count).next_power_of_two().clamp(1 << 10, 1 << 18)],
             trail: Vec::new(),
             dirty: Vec::new(),
             is_dirty: vec![false; sections],
-            failed: vec![0; 1 << 18],
-            nodes: 0,
-            limit: 0,
-            random: 0,
+            nodes: Vec::new(),
+            todo: Vec::new(),
+            beside: Vec::new(),
             blocks,
         }
     }
 
-    /// Looks for a placement within the capacity, for so many nodes.
-    pub fn run(&mut self, capacity: u64, limit: u64) -> Outcome {
+    /// How many blocks there are.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Looks for a placement within the capacity until `stop` says so of the work. What a run learns helps the next.
+    pub fn run(&mut self, capacity: u64, manner: &Manner, stop: &mut dyn FnMut(u64) -> bool) -> Outcome {
         if capacity != self.capacity {
             self.failed.fill(0);
             self.capacity = capacity;
         }
-        self.limit = self.nodes + limit;
         if self.rest.iter().any(|&rest| rest > capacity) {
             return Outcome::Failed;
         }
-        let outcome = self.solve(0..self.floor.len());
-        if outcome == Outcome::Found {
-            self.undo(0);
-        }
+        let outcome = self.search(manner, stop);
+        self.nodes.clear();
+        self.todo.clear();
+        self.undo(0);
         outcome
     }
 
-    /// Solves these sections, which no open block leaves. Leaves the state as it was unless it succeeds.
-    fn solve(&mut self, sections: Range<usize>) -> Outcome {
-        let mark = self.trail.len();
-        let mut parts = Vec::new();
-        let mut start = sections.start;
-        for section in sections.start + 1..=sections.end {
-            if section == sections.end || self.joined[section] == 0 {
-                if self.open[start] > 0 {
-                    parts.push(start..section);
-                }
-                start = section;
+    fn search(&mut self, manner: &Manner, stop: &mut dyn FnMut(u64) -> bool) -> Outcome {
+        self.split(0..self.floor.len(), ROOT);
+        while let Some((part, parent)) = self.todo.pop() {
+            if stop(self.work) {
+                return Outcome::Stopped;
             }
-        }
-        parts.sort_by_key(Range::len);
-        for part in parts {
-            let outcome = self.branch(part);
-            if outcome != Outcome::Found {
-                self.undo(mark);
-                return outcome;
+            let key = self.hash(part.clone());
+            let mut at = parent;
+            if self.failed[key as usize % self.failed.len()] != key {
+                let (section, blocks, bare) = self.choose(part.clone(), manner);
+                at = self.nodes.len();
+                let (trail, todo) = (self.trail.len(), self.todo.len());
+                self.nodes.push(Node { parent, part, key, trail, todo, section, blocks, bare });
+            }
+            // The next choice that is not dead at once, here or further up.
+            loop {
+                let Some(node) = self.nodes.get_mut(at) else {
+                    return Outcome::Failed;
+                };
+                let (parent, part, section) = (node.parent, node.part.clone(), node.section);
+                let (trail, todo) = (node.trail, node.todo);
+                let alive = if let Some(block) = node.blocks.pop() {
+                    self.back(at, trail, todo);
+                    self.put(block)
+                } else if let Some(floor) = node.bare.take() {
+                    self.back(at, trail, todo);
+                    self.raise(section, floor) && self.settle()
+                } else {
+                    let slot = node.key as usize % self.failed.len();
+                    self.failed[slot] = node.key;
+                    at = parent;
+                    continue;
+                };
+                if alive {
+                    self.split(part, at);
+                    break;
+                }
             }
         }
         Outcome::Found
     }
 
-    fn branch(&mut self, part: Range<usize>) -> Outcome {
-        self.nodes += 1;
-        if self.nodes > self.limit {
-            return Outcome::Stopped;
-        }
-        let key = self.hash(part.clone());
-        let slot = key as usize % self.failed.len();
-        if self.failed[slot] == key {
-            return Outcome::Failed;
-        }
-        let branch = self.choose(part.clone());
-        let mark = self.trail.len();
-        for block in branch.blocks {
-            if self.put(block) {
-                let outcome = self.solve(part.clone());
-                if outcome != Outcome::Failed {
-                    return outcome;
+    /// Returns to a node.
+    fn back(&mut self, node: usize, trail: usize, todo: usize) {
+        self.nodes.truncate(node + 1);
+        self.todo.truncate(todo);
+        self.undo(trail);
+    }
+
+    /// Puts the parts of these sections that have open blocks on the list, the shortest to be done first.
+    fn split(&mut self, sections: Range<usize>, parent: usize) {
+        let first = self.todo.len();
+        let mut start = sections.start;
+        for section in sections.start + 1..=sections.end {
+            if section == sections.end || self.joined[section] == 0 {
+                if self.open[start] > 0 {
+                    self.todo.push((start..section, parent));
                 }
+                start = section;
             }
-            self.undo(mark);
         }
-        if let Some(floor) = branch.bare {
-            if self.raise(branch.section, floor) && self.settle() {
-                let outcome = self.solve(part.clone());
-                if outcome != Outcome::Failed {
-                    return outcome;
-                }
-            }
-            self.undo(mark);
-        }
-        self.failed[slot] = key;
-        Outcome::Failed
+        self.todo[first..].sort_by_key(|(part, _)| std::cmp::Reverse(part.len()));
+        self.work += sections.len() as u64;
     }
 
     fn hash(&self, part: Range<usize>) -> u64 {
         part.fold(0, |hash: u64, section| {
-            let floor = if self.open[section] > 0 { self.floor[section] } else { 0 };
-            let own = self.begins[section] ^ mix(floor.wrapping_add((section as u64) << 48));
-            hash.wrapping_add(mix(own.wrapping_add(section as u64)))
+            let seen = self.begins[section] ^ mix(self.floor[section].wrapping_add((section as u64) << 48));
+            hash.wrapping_add(mix(seen.wrapping_add(section as u64)))
         })
     }
 
@@ -218,60 +258,42 @@ impl Search {
         &self.spanning[section][..self.open[section]]
     }
 
-    /// The section with the fewest ways to go on, of those in the local lows of the skyline.
-    fn choose(&self, part: Range<usize>) -> Branch {
-        let wall = |section: usize| self.floor[section];
-        let mut best: (usize, u64, usize) = (usize::MAX, 0, 0);
+    /// The section with the fewest ways to go on, of those in basins; the blocks that may lie there; the floor if none does.
+    fn choose(&mut self, part: Range<usize>, manner: &Manner) -> (usize, Vec<u32>, Option<u64>) {
+        let mut best = (u64::MAX, u64::MAX, part.start);
         let mut bare = None;
         let mut start = part.start;
-        while start < part.end {
+        while start < part.end && best.0 > 0 {
             let floor = self.floor[start];
-            let mut end = start + 1;
-            while end < part.end && self.floor[end] == floor {
-                end += 1;
-            }
-            let stretch = start..end;
-            let low = (start == part.start || wall(start - 1) > floor) && (end == part.end || wall(end) > floor);
+            let end = (start..part.end).find(|&section| self.floor[section] != floor).unwrap_or(part.end);
+            let basin = start..end;
             start = end;
-            if !low {
+            let wall = |section: usize| self.floor[section] > floor;
+            if (basin.start > part.start && !wall(basin.start - 1)) || (basin.end < part.end && !wall(basin.end)) {
                 continue;
             }
-            // By section: the least size of the blocks in the stretch that end before it or begin after it.
-            let mut beside = vec![u64::MAX; stretch.len()];
-            let mut least_by_end = vec![u64::MAX; stretch.len() + 1];
-            let mut least_by_start = vec![u64::MAX; stretch.len() + 1];
-            for section in stretch.clone() {
-                for &block in self.opened(section) {
-                    let b = &self.blocks[block as usize];
-                    if b.span.start == section && self.low[block as usize] == floor {
-                        let (s, e) = (b.span.start - stretch.start, b.span.end - stretch.start);
-                        least_by_start[s] = least_by_start[s].min(b.size);
-                        least_by_end[e] = least_by_end[e].min(b.size);
-                    }
-                }
-            }
-            let mut least = u64::MAX;
-            for at in 0..stretch.len() {
-                least = least.min(least_by_end[at]);
-                beside[at] = least;
-            }
-            least = u64::MAX;
-            for at in (0..stretch.len()).rev() {
-                beside[at] = beside[at].min(least);
-                least = least.min(least_by_start[at]);
-            }
-            for section in stretch.clone() {
+            self.look_beside(basin.clone(), floor);
+            for section in basin.clone() {
                 let (mut ways, mut next) = (0, u64::MAX);
                 for &block in self.opened(section) {
-                    if self.low[block as usize] == floor {
+                    let low = self.low[block as usize];
+                    if low == floor {
                         ways += 1;
                     } else {
-                        next = next.min(self.low[block as usize]);
+                        next = next.min(low);
                     }
                 }
-                next = next.min(floor.saturating_add(beside[section - stretch.start]));
+                self.work += self.open[section] as u64;
+                // A block may come to lie on one beside the section, but on nothing lower.
+                next = next.min(floor.saturating_add(self.beside[section - basin.start]));
                 let possible = next.saturating_add(self.rest[section]) <= self.capacity;
-                let key = (ways + usize::from(possible), floor, section);
+                ways += u64::from(possible);
+                let deaths = match manner.focus {
+                    Focus::Full => self.deaths[section] << 16,
+                    Focus::Root => (self.deaths[section] << 32).isqrt(),
+                    Focus::None => 1 << 16,
+                };
+                let key = (if ways == 1 { 0 } else { (ways << 48) / deaths }, floor, section);
                 if key < best {
                     best = key;
                     bare = possible.then_some(next);
@@ -279,35 +301,63 @@ impl Search {
             }
         }
         let (_, floor, section) = best;
-        let mut blocks: Vec<u32> = self.opened(section).iter().copied().filter(|&b| self.low[b as usize] == floor).collect();
-        blocks.sort_unstable_by_key(|&block| self.rank[block as usize]);
-        Branch { section, blocks, bare }
+        let on_floor = |&block: &u32| self.low[block as usize] == floor;
+        let mut blocks: Vec<u32> = self.opened(section).iter().copied().filter(on_floor).collect();
+        blocks.sort_unstable_by_key(|&block| std::cmp::Reverse(manner.rank[block as usize]));
+        (section, blocks, bare)
     }
 
-    /// Places a block at its `low`. What follows from it may show that it leads nowhere.
+    /// Fills `beside`: by section of a basin, the least size of the blocks that fit into the basin and do not span the section.
+    fn look_beside(&mut self, basin: Range<usize>, floor: u64) {
+        let length = basin.len();
+        self.beside.clear();
+        self.beside.resize(3 * length + 2, u64::MAX);
+        let (beside, ends) = self.beside.split_at_mut(length);
+        let (ends, starts) = ends.split_at_mut(length + 1);
+        for section in basin.clone() {
+            for &block in &self.spanning[section][..self.open[section]] {
+                let Block { span, size, .. } = &self.blocks[block as usize];
+                if span.start == section && self.low[block as usize] == floor {
+                    let (from, to) = (span.start - basin.start, span.end - basin.start);
+                    starts[from] = starts[from].min(*size);
+                    ends[to] = ends[to].min(*size);
+                }
+            }
+        }
+        let (mut left, mut right) = (u64::MAX, u64::MAX);
+        for at in 0..length {
+            left = left.min(ends[at]);
+            beside[at] = beside[at].min(left);
+            let at = length - 1 - at;
+            beside[at] = beside[at].min(right);
+            right = right.min(starts[at]);
+        }
+    }
+
+    /// Puts a block at its `low`. False if that leads nowhere.
     fn put(&mut self, block: u32) -> bool {
         let index = block as usize;
+        let Block { span, size, .. } = self.blocks[index].clone();
         let offset = self.low[index];
         self.offsets[index] = offset;
-        let Block { span, size, .. } = self.blocks[index].clone();
         self.begins[span.start] ^= mix(index as u64 + 1);
         for section in span.clone() {
-            let at = self.place[self.base[index] + section - span.start] as usize;
             self.open[section] -= 1;
-            let last = self.open[section];
-            let other = self.spanning[section][last];
+            let (own, last) = (self.base[index] + section - span.start, self.open[section]);
+            let (at, other) = (self.seat[own] as usize, self.spanning[section][last] as usize);
             self.spanning[section].swap(at, last);
-            self.place[self.base[index] + section - span.start] = last as u32;
-            let other = other as usize;
-            self.place[self.base[other] + section - self.blocks[other].span.start] = if other == index { last } else { at } as u32;
+            let others = self.base[other] + section - self.blocks[other].span.start;
+            self.seat[others] = at as u32;
+            self.seat[own] = last as u32;
             self.rest[section] -= size;
             self.joined[section] -= u32::from(section > span.start);
         }
-        self.trail.push(Change::Placed(block));
+        self.work += 4 * span.len() as u64;
+        self.trail.push(Change::Put(block));
         span.into_iter().all(|section| self.raise(section, offset + size)) && self.settle()
     }
 
-    /// Raises a floor, and the open blocks over it.
+    /// Raises a section's floor, and the open blocks over it. False if that leads nowhere.
     fn raise(&mut self, section: usize, floor: u64) -> bool {
         if self.open[section] == 0 || self.floor[section] >= floor {
             return true;
@@ -315,8 +365,10 @@ impl Search {
         self.trail.push(Change::Floor(section as u32, self.floor[section]));
         self.floor[section] = floor;
         if floor + self.rest[section] > self.capacity {
+            self.deaths[section] += 1;
             return false;
         }
+        self.work += self.open[section] as u64;
         for at in 0..self.open[section] {
             let block = self.spanning[section][at] as usize;
             let old = self.low[block];
@@ -325,10 +377,12 @@ impl Search {
             }
             let low = floor.next_multiple_of(self.blocks[block].align);
             if low + self.blocks[block].size > self.capacity {
+                self.deaths[section] += 1;
                 return false;
             }
             self.trail.push(Change::Low(block as u32, old));
             self.low[block] = low;
+            self.work += self.blocks[block].span.len() as u64;
             for other in self.blocks[block].span.clone() {
                 if self.floor[other] == old && !self.is_dirty[other] {
                     self.is_dirty[other] = true;
@@ -343,12 +397,13 @@ impl Search {
         true
     }
 
-    /// Brings floors and lows to their fixpoint.
+    /// Brings floors and lows to their fixpoint. False if that leads nowhere.
     fn settle(&mut self) -> bool {
         while let Some(section) = self.dirty.pop() {
             let section = section as usize;
             self.is_dirty[section] = false;
-            let least = self.opened(section).iter().map(|&b| self.low[b as usize]).min().unwrap_or(0);
+            self.work += self.open[section] as u64;
+            let least = self.opened(section).iter().map(|&block| self.low[block as usize]).min().unwrap_or(0);
             if least > self.floor[section] && !self.raise(section, least) {
                 return false;
             }
@@ -356,16 +411,16 @@ impl Search {
         true
     }
 
-    fn undo(&mut self, mark: usize) {
+    fn undo(&mut self, length: usize) {
         for section in self.dirty.drain(..) {
             self.is_dirty[section as usize] = false;
         }
-        while self.trail.len() > mark {
-            match self.trail.pop().expect("it is longer than the mark") {
+        for change in self.trail.drain(length..).rev() {
+            match change {
                 Change::Floor(section, floor) => self.floor[section as usize] = floor,
                 Change::Low(block, low) => self.low[block as usize] = low,
-                Change::Placed(block) => {
-                    let Block { span, size, .. } = self.blocks[block as usize].clone();
+                Change::Put(block) => {
+                    let Block { span, size, .. } = &self.blocks[block as usize];
                     self.begins[span.start] ^= mix(u64::from(block) + 1);
                     for section in span.clone() {
                         self.open[section] += 1;

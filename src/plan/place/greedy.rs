@@ -1,10 +1,14 @@
 //! The greedy pass: packs from the bottom up in a given order.
 
+use super::effort::Meter;
 use super::time::Timeline;
 use super::{NONE, Problem, Solution};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
+
+/// Steps that it takes to put one item down, about.
+const STEPS: u64 = 256;
 
 /// Orders worth trying, the most successful first. Lazy: a problem that the first one solves costs one sort.
 pub(super) fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = Vec<u32>> + 'a {
@@ -53,8 +57,8 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// The placement that an order leads to, or nothing as soon as it exceeds the limit.
-    pub fn pack(&mut self, order: &[u32], limit: u64) -> Option<Solution> {
+    /// The placement that an order leads to, or nothing as soon as it exceeds the limit or time is up.
+    pub fn pack(&mut self, order: &[u32], limit: u64, meter: &mut Meter) -> Option<Solution> {
         for (rank, &item) in order.iter().enumerate() {
             self.rank[item as usize] = rank as u32;
         }
@@ -68,7 +72,7 @@ impl<'a> Packer<'a> {
             };
             let offset = floor.next_multiple_of(self.aligns[item]);
             let end = offset + self.sizes[item];
-            if end > limit {
+            if end > limit || meter.spend(STEPS) {
                 return None;
             }
             self.waiting.remove(item);

@@ -26,14 +26,21 @@
 
 
 use crate::error::{Error, Result};
+use effort::Meter;
 use greedy::{Packer, orders};
+use hunt::hunt;
 use time::Timeline;
 
+mod core;
+mod effort;
 mod exact;
 mod greedy;
+mod hunt;
+mod local;
 mod table;
 mod time;
 
+pub use effort::Effort;
 pub use table::Table;
 
 /// A buffer to place.
@@ -131,64 +138,39 @@ const MOST: usize = 1 << 30;
 /// Stands for no item, rank or section.
 const NONE: u32 = u32::MAX;
 
-/// How many items [`place`] may put down while it improves its first solution: some 50 ms at most. A count and not a time, so that
-/// every machine finds the same offsets.
-const IMPROVE: usize = 100_000;
-
-/// Finds low offsets for all items: O(n log n) on the problems that graphs give. Stops early at the lower bound or the capacity.
-pub fn place(problem: &Problem) -> Solution {
-    let time = Timeline::new(problem);
-    let enough = time.bound().max(problem.capacity.unwrap_or(0));
-    let mut packer = Packer::new(problem, &time);
-    let mut best: Option<(Solution, Vec<u32>)> = None;
-    for order in orders(problem, &time) {
-        let limit = best.as_ref().map_or(u64::MAX, |(solution, _)| solution.peak);
-        match packer.pack(&order, limit) {
-            Some(solution) if solution.peak <= enough => return solution,
-            Some(solution) if solution.peak < limit => best = Some((solution, order)),
-            _ => {}
-        }
-    }
-    let (solution, order) = best.expect("there is an order, and the first has no limit");
-    improve(&mut packer, solution, order, enough)
+/// Finds low offsets for all items: first by a greedy pass, O(n log n) on the problems that graphs give, then by search. Stops early at the
+/// lower bound or the capacity.
+pub fn place(problem: &Problem, effort: Effort) -> Solution {
+    place_below(problem, u64::MAX, effort).expect("every peak is below the bar")
 }
 
-/// Local search over orders: an item that shares time with one at the peak moves before another that shares time with it, and the
-/// new order stays if its peak is no higher.
-fn improve(packer: &mut Packer, mut best: Solution, mut order: Vec<u32>, enough: u64) -> Solution {
-    let time = packer.time;
-    let mut random = XorShift(0x9e37_79b9_7f4a_7c15);
-    let mut found = Vec::new();
-    let rounds = match IMPROVE / order.len().max(1) {
-        0..50 => 0, // So few change nothing on a problem that large.
-        rounds => rounds.min(500),
-    };
-    for _ in 0..rounds {
-        if best.peak <= enough {
+/// As [`place`], for a caller who has no use for a peak of `bar` or more.
+pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Option<Solution> {
+    let time = Timeline::new(problem);
+    if time.bound() >= bar {
+        return None;
+    }
+    let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar - 1);
+    let mut packer = Packer::new(problem, &time);
+    let mut meter = Meter::new(effort);
+    let mut best: Option<(Solution, Vec<u32>)> = None;
+    for order in orders(problem, &time) {
+        let solution = match &best {
+            None => packer.pack(&order, u64::MAX, &mut Meter::new(Effort::Steps(u64::MAX))),
+            Some((best, _)) => packer.pack(&order, best.peak - 1, &mut meter),
+        };
+        if let Some(solution) = solution {
+            best = Some((solution, order));
+        }
+        if meter.spend(problem.items.len() as u64) || best.as_ref().is_some_and(|(best, _)| best.peak <= enough) {
             break;
         }
-        let mut pick = |from: &mut dyn Iterator<Item = usize>| {
-            found.clear();
-            found.extend(from);
-            (!found.is_empty()).then(|| found[random.below(found.len())])
-        };
-        let meet = |at: usize, other: usize| {
-            let (a, b) = (&time.spans[order[at] as usize], &time.spans[order[other] as usize]);
-            a.start < b.end && b.start < a.end
-        };
-        let at_peak = |at: usize| best.offsets[order[at] as usize] + packer.sizes[order[at] as usize] == best.peak;
-        let top = pick(&mut (0..order.len()).filter(|&at| at_peak(at))).expect("some item ends at the peak");
-        let item = pick(&mut (0..order.len()).filter(|&at| meet(at, top))).expect("an item meets itself");
-        let Some(to) = pick(&mut (0..item).filter(|&at| meet(at, item))) else {
-            continue;
-        };
-        order[to..=item].rotate_right(1);
-        match packer.pack(&order, best.peak) {
-            Some(solution) => best = solution,
-            None => order[to..=item].rotate_left(1),
-        }
     }
-    best
+    let (mut best, order) = best.expect("the first order has no limit");
+    if best.peak > enough && !meter.is_over() {
+        hunt(problem, &mut packer, &mut best, order, enough, bar, &mut meter);
+    }
+    (best.peak < bar).then_some(best)
 }
 
 /// Marsaglia's 64-bit generator: choices that repeat.
@@ -358,33 +340,36 @@ mod tests {
 /// lab
 pub fn probe(problem: &Problem, capacity: u64, seconds: f64) -> (f64, u64, String) {
     let time = Timeline::new(problem);
-    let begin = std::time::Instant::now();
+    let begin = cpu();
     let ids: Vec<usize> = (0..problem.items.len()).filter(|&i| !time.spans[i].is_empty()).collect();
     let blocks: Vec<exact::Block> = ids.iter().map(|&i| exact::Block { span: time.spans[i].clone(), size: problem.size(i), align: problem.items[i].align.max(problem.align) }).collect();
-    let mut searches = exact::Search::new(time.live.len(), blocks.clone());
+    let mut search = exact::Search::new(time.live.len(), blocks.clone());
     let n = blocks.len();
-    let mut limit = 1000;
-    let mut round = 0u64;
-    loop {
+    let mut limit = 4_000_000;
+    let foci = [exact::Focus::Full, exact::Focus::Root, exact::Focus::None];
+    for round in 0.. {
         for which in 0..3 {
             let mut order: Vec<usize> = (0..n).collect();
             order.sort_by_cached_key(|&i| {
-                let (w, h) = ((blocks[i].span.len()) as f64, blocks[i].size as f64);
-                let life = (problem.items[ids[i]].upper - problem.items[ids[i]].lower) as f64;
-                let noise = 1.0 + if round > 0 { 0.3 * ((exact::mix(i as u64 * 77 + round * 1000003 + which) % 1000) as f64 / 1000.0) } else { 0.0 };
-                let _ = life;
-                let key = match which { 0 => w * noise, 1 => w * h * noise, _ => h * noise };
-                (-(key * 1000.0)) as i64
+                let (w, h) = ((blocks[i].span.len()) as u128, blocks[i].size as u128);
+                let noise = 1024 + if round > 0 { u128::from(exact::mix(i as u64 * 77 + round * 1000003 + which) % 307) } else { 0 };
+                std::cmp::Reverse(match which { 0 => w * noise, 1 => w * h * noise, _ => h * noise })
             });
-            for (r, &i) in order.iter().enumerate() { searches.rank[i] = r as u32; }
-            match searches.run(capacity, limit) {
-                exact::Outcome::Found => return (begin.elapsed().as_secs_f64(), searches.nodes, format!("found by {which} round {round}")),
-                exact::Outcome::Failed => return (begin.elapsed().as_secs_f64(), searches.nodes, format!("infeasible {which} round {round}")),
+            let mut rank = vec![0; n];
+            for (r, &i) in order.iter().enumerate() { rank[i] = r as u32; }
+            let manner = exact::Manner { rank, focus: foci[(which + round) as usize % 3] };
+            let end = search.work + limit;
+            match search.run(capacity, &manner, &mut |w| w > end) {
+                exact::Outcome::Found => return (cpu() - begin, search.work, format!("found by {which} focus {:?} round {round}", manner.focus)),
+                exact::Outcome::Failed => return (cpu() - begin, search.work, format!("infeasible {which} round {round}")),
                 _ => {}
             }
-            if begin.elapsed().as_secs_f64() > seconds { return (begin.elapsed().as_secs_f64(), searches.nodes, "out".into()); }
+            if cpu() - begin > seconds { return (cpu() - begin, search.work, "out".into()); }
         }
-        round += 1;
         limit += limit / 4;
     }
+    unreachable!()
+}
+pub fn cpu() -> f64 {
+    std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }
