@@ -45,7 +45,7 @@ impl Core {
         for (index, item) in problem.items().iter().enumerate() {
             let span = before[time.spans[index].start]..before[time.spans[index].end];
             if !span.is_empty() {
-                blocks.push(Block { span, size: problem.size(index), align: item.align.max(problem.align()) });
+                blocks.push(Block { span, size: problem.size(index), align: item.align.max(problem.align()), fixed: None });
                 items.push(index as u32);
             }
         }
@@ -89,7 +89,7 @@ use std::ops::Range;
 
 /// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
 /// below the roof; nothing if time is up.
-fn fill(
+pub fn fill(
     problem: &Problem,
     time: &Timeline,
     fixed: Vec<Option<u64>>,
@@ -125,13 +125,12 @@ fn fill(
         offsets[index] = offset;
         placed.insert(index);
     }
-    let end = |item: usize| if time.spans[item].is_empty() { 0 } else { offsets[item] + problem.size(item) };
-    let peak = (0..offsets.len()).map(end).max().unwrap_or(0);
-    if peak < roof { Ok(Solution { offsets, peak }) } else { Err(None) }
+    let solution = Solution::new(problem, offsets);
+    if solution.peak < roof { Ok(solution) } else { Err(None) }
 }
 
 /// The items that have offsets, by first section, under a tree whose nodes know the greatest end below them.
-struct Placed<'a> {
+pub(super) struct Placed<'a> {
     time: &'a Timeline,
     /// Items by first section.
     items: Vec<u32>,
@@ -142,7 +141,7 @@ struct Placed<'a> {
 }
 
 impl<'a> Placed<'a> {
-    fn new(time: &'a Timeline) -> Placed<'a> {
+    pub fn new(time: &'a Timeline) -> Placed<'a> {
         let mut items: Vec<u32> =
             (0..time.spans.len() as u32).filter(|&item| !time.spans[item as usize].is_empty()).collect();
         items.sort_by_key(|&item| time.spans[item as usize].start);
@@ -152,7 +151,7 @@ impl<'a> Placed<'a> {
         Placed { time, items, at, leaves, ends: vec![0; 2 * leaves] }
     }
 
-    fn insert(&mut self, item: usize) {
+    pub fn insert(&mut self, item: usize) {
         let end = self.time.spans[item].end as u32;
         let mut node = self.leaves + self.at[item] as usize;
         while node > 0 && self.ends[node] < end {
@@ -162,7 +161,7 @@ impl<'a> Placed<'a> {
     }
 
     /// Calls back with the items that share a section with these.
-    fn meeting(&self, sections: &Range<usize>, found: &mut dyn FnMut(usize)) {
+    pub fn meeting(&self, sections: &Range<usize>, found: &mut dyn FnMut(usize)) {
         let before = self.items.partition_point(|&item| self.time.spans[item as usize].start < sections.end);
         self.search(1, 0..self.leaves, before, sections.start as u32, found);
     }

@@ -37,6 +37,8 @@ pub(super) struct Block {
     pub size: u64,
     /// A power of two that divides its offset.
     pub align: u64,
+    /// Its offset, if that is given. Around such blocks the search is not complete.
+    pub fixed: Option<u64>,
 }
 
 /// What tells one run of a search from another.
@@ -140,7 +142,7 @@ impl Search {
             offsets: vec![0; count],
             work: 0,
             capacity: 0,
-            low: vec![0; count],
+            low: blocks.iter().map(|block| block.fixed.unwrap_or(0)).collect(),
             floor: vec![0; sections],
             rest,
             open: spanning.iter().map(Vec::len).collect(),
@@ -175,7 +177,13 @@ impl Search {
         if self.rest.iter().any(|&rest| rest > capacity) {
             return Outcome::Failed;
         }
-        let outcome = self.search(manner, stop);
+        if self.blocks.iter().any(|block| block.fixed.is_some()) {
+            // Floors follow from offsets that are given.
+            self.dirty.extend(0..self.floor.len() as u32);
+            self.is_dirty.fill(true);
+        }
+        let alive = self.settle();
+        let outcome = if alive { self.search(manner, stop) } else { Outcome::Failed };
         self.nodes.clear();
         self.todo.clear();
         self.undo(0);
@@ -376,7 +384,7 @@ impl Search {
                 continue;
             }
             let low = floor.next_multiple_of(self.blocks[block].align);
-            if low + self.blocks[block].size > self.capacity {
+            if low + self.blocks[block].size > self.capacity || self.blocks[block].fixed.is_some() {
                 self.deaths[section] += 1;
                 return false;
             }

@@ -39,6 +39,7 @@ mod hunt;
 mod local;
 mod table;
 mod time;
+mod window;
 
 pub use effort::Effort;
 pub use table::Table;
@@ -72,6 +73,13 @@ pub struct Solution {
     pub offsets: Vec<u64>,
     /// The highest end of an item, where sizes are rounded up to the problem's alignment.
     pub peak: u64,
+}
+
+impl Solution {
+    fn new(problem: &Problem, offsets: Vec<u64>) -> Solution {
+        let end = |index: usize| if problem.items[index].size > 0 { offsets[index] + problem.size(index) } else { 0 };
+        Solution { peak: (0..offsets.len()).map(end).max().unwrap_or(0), offsets }
+    }
 }
 
 impl Problem {
@@ -153,24 +161,43 @@ pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Option<Soluti
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar - 1);
     let mut packer = Packer::new(problem, &time);
     let mut meter = Meter::new(effort);
+    let mut best = greedy(problem, &mut packer, enough, &mut meter);
+    if best.0.peak > enough && !meter.is_over() {
+        window::repair(problem, &time, &mut best.0, enough, &mut meter);
+        hunt(problem, &mut packer, &mut best.0, best.1, enough, bar, &mut meter);
+    }
+    let best = best.0;
+    (best.peak < bar).then_some(best)
+}
+
+/// The best of several orders, each packed from the bottom up or laid item by item into the lowest room.
+fn greedy(problem: &Problem, packer: &mut Packer, enough: u64, meter: &mut Meter) -> (Solution, Vec<u32>) {
+    let time = packer.time;
     let mut best: Option<(Solution, Vec<u32>)> = None;
-    for order in orders(problem, &time) {
+    let mut free = Meter::new(Effort::Steps(u64::MAX));
+    for (which, order) in orders(problem, time) {
         let solution = match &best {
-            None => packer.pack(&order, u64::MAX, &mut Meter::new(Effort::Steps(u64::MAX))),
-            Some((best, _)) => packer.pack(&order, best.peak - 1, &mut meter),
+            None => packer.pack(&order, u64::MAX, &mut free),
+            Some((best, _)) => packer.pack(&order, best.peak - 1, meter),
         };
         if let Some(solution) = solution {
-            best = Some((solution, order));
+            best = Some((solution, order.clone()));
         }
-        if meter.spend(problem.items.len() as u64) || best.as_ref().is_some_and(|(best, _)| best.peak <= enough) {
+        let reached = |best: &Option<(Solution, Vec<u32>)>| best.as_ref().is_some_and(|(best, _)| best.peak <= enough);
+        if meter.spend(problem.items.len() as u64) || reached(&best) {
             break;
         }
+        if which == 2 && problem.items.len() > 2000 {
+            let (roof, filled) = (best.as_ref().map_or(u64::MAX, |(best, _)| best.peak), order.iter().copied().filter(|&item| !time.spans[item as usize].is_empty()).collect());
+            if let Ok(solution) = core::fill(problem, time, vec![None; order.len()], &filled, roof, meter) {
+                best = Some((solution, order));
+            }
+            if meter.is_over() || reached(&best) {
+                break;
+            }
+        }
     }
-    let (mut best, order) = best.expect("the first order has no limit");
-    if best.peak > enough && !meter.is_over() {
-        hunt(problem, &mut packer, &mut best, order, enough, bar, &mut meter);
-    }
-    (best.peak < bar).then_some(best)
+    best.expect("the first order has no limit")
 }
 
 /// Marsaglia's 64-bit generator: choices that repeat.
@@ -338,38 +365,6 @@ mod tests {
 }
 
 /// lab
-pub fn probe(problem: &Problem, capacity: u64, seconds: f64) -> (f64, u64, String) {
-    let time = Timeline::new(problem);
-    let begin = cpu();
-    let ids: Vec<usize> = (0..problem.items.len()).filter(|&i| !time.spans[i].is_empty()).collect();
-    let blocks: Vec<exact::Block> = ids.iter().map(|&i| exact::Block { span: time.spans[i].clone(), size: problem.size(i), align: problem.items[i].align.max(problem.align) }).collect();
-    let mut search = exact::Search::new(time.live.len(), blocks.clone());
-    let n = blocks.len();
-    let mut limit = 4_000_000;
-    let foci = [exact::Focus::Full, exact::Focus::Root, exact::Focus::None];
-    for round in 0.. {
-        for which in 0..3 {
-            let mut order: Vec<usize> = (0..n).collect();
-            order.sort_by_cached_key(|&i| {
-                let (w, h) = ((blocks[i].span.len()) as u128, blocks[i].size as u128);
-                let noise = 1024 + if round > 0 { u128::from(exact::mix(i as u64 * 77 + round * 1000003 + which) % 307) } else { 0 };
-                std::cmp::Reverse(match which { 0 => w * noise, 1 => w * h * noise, _ => h * noise })
-            });
-            let mut rank = vec![0; n];
-            for (r, &i) in order.iter().enumerate() { rank[i] = r as u32; }
-            let manner = exact::Manner { rank, focus: foci[(which + round) as usize % 3] };
-            let end = search.work + limit;
-            match search.run(capacity, &manner, &mut |w| w > end) {
-                exact::Outcome::Found => return (cpu() - begin, search.work, format!("found by {which} focus {:?} round {round}", manner.focus)),
-                exact::Outcome::Failed => return (cpu() - begin, search.work, format!("infeasible {which} round {round}")),
-                _ => {}
-            }
-            if cpu() - begin > seconds { return (cpu() - begin, search.work, "out".into()); }
-        }
-        limit += limit / 4;
-    }
-    unreachable!()
-}
 pub fn cpu() -> f64 {
     std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }
