@@ -20,7 +20,10 @@ use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
+mod placement;
 pub(crate) mod set;
+
+pub use placement::placement;
 
 /// Checks a plan.
 ///

@@ -45,7 +45,12 @@ impl Core {
         for (index, item) in problem.items().iter().enumerate() {
             let span = before[time.spans[index].start]..before[time.spans[index].end];
             if !span.is_empty() {
-                blocks.push(Block { span, size: problem.size(index), align: item.align.max(problem.align()), fixed: None });
+                blocks.push(Block {
+                    span,
+                    size: problem.size(index),
+                    align: item.align.max(problem.align()),
+                    fixed: None,
+                });
                 items.push(index as u32);
             }
         }

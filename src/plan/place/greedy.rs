@@ -1,17 +1,51 @@
 //! The greedy pass: packs from the bottom up in a given order.
 
-use super::effort::Meter;
+use super::core::fill;
+use super::effort::{Effort, Meter};
 use super::time::Timeline;
 use super::{NONE, Problem, Solution};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+/// The best of several orders, each packed from the bottom up or laid item by item into the lowest room.
+pub(super) fn greedy(problem: &Problem, packer: &mut Packer, enough: u64, meter: &mut Meter) -> (Solution, Vec<u32>) {
+    let time = packer.time;
+    let mut best: Option<(Solution, Vec<u32>)> = None;
+    let mut free = Meter::new(Effort::Steps(u64::MAX));
+    for (which, order) in orders(problem, time) {
+        let solution = match &best {
+            None => packer.pack(&order, u64::MAX, &mut free),
+            Some((best, _)) => packer.pack(&order, best.peak - 1, meter),
+        };
+        if let Some(solution) = solution {
+            best = Some((solution, order.clone()));
+        }
+        let reached = |best: &Option<(Solution, Vec<u32>)>| best.as_ref().is_some_and(|(best, _)| best.peak <= enough);
+        if meter.spend(problem.items.len() as u64) || reached(&best) {
+            break;
+        }
+        if which == 2 && problem.items.len() > 2000 {
+            let (roof, filled) = (
+                best.as_ref().map_or(u64::MAX, |(best, _)| best.peak),
+                order.iter().copied().filter(|&item| !time.spans[item as usize].is_empty()).collect(),
+            );
+            if let Ok(solution) = fill(problem, time, vec![None; order.len()], &filled, roof, meter) {
+                best = Some((solution, order));
+            }
+            if meter.is_over() || reached(&best) {
+                break;
+            }
+        }
+    }
+    best.expect("the first order has no limit")
+}
+
 /// Steps that it takes to put one item down, about.
 const STEPS: u64 = 256;
 
 /// Orders worth trying, the most successful first. Lazy: a problem that the first one solves costs one sort.
-pub(super) fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = (usize, Vec<u32>)> + 'a {
+fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = (usize, Vec<u32>)> + 'a {
     let items = &problem.items;
     let busy = time.busiest();
     // Each of them takes a second or so for a million items.
@@ -242,4 +276,3 @@ impl<'a> Waiting<'a> {
         }
     }
 }
-

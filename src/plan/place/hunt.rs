@@ -5,7 +5,7 @@ use super::effort::Meter;
 use super::exact::{Focus, Manner, Outcome, Search, mix};
 use super::greedy::Packer;
 use super::local::Walk;
-use super::time::Timeline;
+use super::window::repair;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
 
@@ -35,16 +35,21 @@ pub(super) fn hunt(
     let time = packer.time;
     let mut target = Targets::new(problem, enough);
     let mut walk = Walk::new(order);
-    let mut core = Core::new(problem, time, FIRST / 2);
+    // A round should do more than to look at every item.
+    let first = FIRST.max(1000 * problem.items().len() as u64);
+    let mut core = Core::new(problem, time, first / 2);
     let mut search = Search::new(core.sections, core.blocks.clone());
     for round in 0.. {
         let (level, turn) = (round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN));
-        let slice = (FIRST << level.min(32)).min(LAST);
+        let slice = (first << level.min(32)).min(LAST);
         if turn == 0 && best.offsets.len() <= WALK {
             let end = meter.spent() + slice;
             while meter.spent() < end && best.peak > enough && !meter.is_over() {
                 walk.step(packer, best, meter);
             }
+        }
+        if turn == LOWEST && !core.whole {
+            repair(problem, time, best, enough, meter);
         }
         let roof = best.peak.min(bar);
         let Some(capacity) = target.next(turn < LOWEST, roof) else {
@@ -119,7 +124,7 @@ impl Targets {
         let align = |index: usize| problem.items()[index].align.max(problem.align());
         let sized = || (0..problem.items().len()).filter(|&index| problem.size(index) > 0);
         let strictest = sized().map(align).max().unwrap_or(1);
-        let exact = sized().all(|index| problem.size(index) % strictest == 0);
+        let exact = sized().all(|index| problem.size(index).is_multiple_of(strictest));
         let unit = sized().fold(if exact { 0 } else { 1 }, |unit, index| gcd(unit, problem.size(index))).max(1);
         Targets { least, vain: least, unit, exact }
     }

@@ -18,16 +18,9 @@
 //! fits into a hole that is left below. Several orders are tried, and the best is improved by small changes to it. The result is the
 //! same on every machine.
 
-
-
-
-
-
-
-
 use crate::error::{Error, Result};
 use effort::Meter;
-use greedy::{Packer, orders};
+use greedy::{Packer, greedy};
 use hunt::hunt;
 use time::Timeline;
 
@@ -161,43 +154,11 @@ pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Option<Soluti
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar - 1);
     let mut packer = Packer::new(problem, &time);
     let mut meter = Meter::new(effort);
-    let mut best = greedy(problem, &mut packer, enough, &mut meter);
-    if best.0.peak > enough && !meter.is_over() {
-        window::repair(problem, &time, &mut best.0, enough, &mut meter);
-        hunt(problem, &mut packer, &mut best.0, best.1, enough, bar, &mut meter);
+    let (mut best, order) = greedy(problem, &mut packer, enough, &mut meter);
+    if best.peak > enough && !meter.is_over() {
+        hunt(problem, &mut packer, &mut best, order, enough, bar, &mut meter);
     }
-    let best = best.0;
     (best.peak < bar).then_some(best)
-}
-
-/// The best of several orders, each packed from the bottom up or laid item by item into the lowest room.
-fn greedy(problem: &Problem, packer: &mut Packer, enough: u64, meter: &mut Meter) -> (Solution, Vec<u32>) {
-    let time = packer.time;
-    let mut best: Option<(Solution, Vec<u32>)> = None;
-    let mut free = Meter::new(Effort::Steps(u64::MAX));
-    for (which, order) in orders(problem, time) {
-        let solution = match &best {
-            None => packer.pack(&order, u64::MAX, &mut free),
-            Some((best, _)) => packer.pack(&order, best.peak - 1, meter),
-        };
-        if let Some(solution) = solution {
-            best = Some((solution, order.clone()));
-        }
-        let reached = |best: &Option<(Solution, Vec<u32>)>| best.as_ref().is_some_and(|(best, _)| best.peak <= enough);
-        if meter.spend(problem.items.len() as u64) || reached(&best) {
-            break;
-        }
-        if which == 2 && problem.items.len() > 2000 {
-            let (roof, filled) = (best.as_ref().map_or(u64::MAX, |(best, _)| best.peak), order.iter().copied().filter(|&item| !time.spans[item as usize].is_empty()).collect());
-            if let Ok(solution) = core::fill(problem, time, vec![None; order.len()], &filled, roof, meter) {
-                best = Some((solution, order));
-            }
-            if meter.is_over() || reached(&best) {
-                break;
-            }
-        }
-    }
-    best.expect("the first order has no limit")
 }
 
 /// Marsaglia's 64-bit generator: choices that repeat.
@@ -215,6 +176,7 @@ impl XorShift {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     fn item((lower, upper, size, align): (u64, u64, u64, u64)) -> Item {
         Item { lower, upper, size, align }
@@ -256,7 +218,7 @@ mod tests {
                 Item { lower, upper: lower + life, size: random.below(100) as u64, align: 1 << random.below(7) }
             });
             let problem = Problem::new(items.collect(), align).unwrap();
-            let solution = place(&problem);
+            let solution = place(&problem, Effort::PLAN);
             judge(&problem, &solution);
         }
     }
@@ -274,7 +236,7 @@ mod tests {
         ];
         for (items, optimum) in cases {
             let problem = problem(&items, 1);
-            let solution = place(&problem);
+            let solution = place(&problem, Effort::PLAN);
             judge(&problem, &solution);
             assert_eq!(solution.peak, optimum, "{items:?}");
         }
@@ -287,18 +249,19 @@ mod tests {
         let problem = problem(&items, 1);
         let time = Timeline::new(&problem);
         let mut packer = Packer::new(&problem, &time);
+        let mut meter = Meter::new(Effort::PLAN);
         let order = [0, 1, 2, 3, 4, 5];
-        assert_eq!(packer.pack(&order, 7).unwrap().offsets, [0, 0, 0, 1, 2, 4]);
-        assert_eq!(packer.pack(&order, 6), None);
+        assert_eq!(packer.pack(&order, 7, &mut meter).unwrap().offsets, [0, 0, 0, 1, 2, 4]);
+        assert_eq!(packer.pack(&order, 6, &mut meter), None);
         // With 4 first, the stretch beside it is lifted to carry 3 and 1.
-        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7).unwrap().offsets, [0, 2, 0, 1, 0, 4]);
+        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter).unwrap().offsets, [0, 2, 0, 1, 0, 4]);
     }
 
     #[test]
     fn alignment_rounds_sizes_and_offsets() {
         let problem = problem(&[(0, 2, 1, 1), (0, 2, 300, 1), (1, 3, 10, 1024)], 256);
         assert_eq!(problem.lower_bound(), 256 + 512 + 256);
-        let solution = place(&problem);
+        let solution = place(&problem, Effort::PLAN);
         judge(&problem, &solution);
     }
 
@@ -306,12 +269,12 @@ mod tests {
     fn capacity_is_enough() {
         let items: Vec<_> = (0..50).map(|i| (i, i + 3 + i % 7, 10 + i * i % 31, 1)).collect();
         let mut problem = problem(&items, 1);
-        let free = place(&problem);
+        let free = place(&problem, Effort::PLAN);
         problem.capacity = Some(free.peak + 40);
-        let capped = place(&problem);
+        let capped = place(&problem, Effort::PLAN);
         judge(&problem, &capped);
         assert!(capped.peak <= free.peak + 40);
-        assert_eq!(capped, place(&problem));
+        assert_eq!(capped, place(&problem, Effort::PLAN));
     }
 
     #[test]
@@ -362,9 +325,4 @@ mod tests {
             assert!(error.starts_with(start), "{text:?}: {error}");
         }
     }
-}
-
-/// lab
-pub fn cpu() -> f64 {
-    std::fs::read_to_string("/proc/thread-self/schedstat").unwrap().split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
 }

@@ -104,4 +104,3 @@ fn fields(line: &str) -> impl Iterator<Item = (usize, &str)> {
         (at, field.trim())
     })
 }
-

@@ -69,4 +69,3 @@ impl Timeline {
         self.spans.iter().map(busiest).collect()
     }
 }
-

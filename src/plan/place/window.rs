@@ -17,11 +17,11 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 /// The most items of a window, free or not.
-const LARGEST: usize = 1200;
+const LARGEST: usize = 600;
 /// Steps of one attempt at a window.
 const ATTEMPT: u64 = 2_000_000;
 /// The most attempts to lay the blocks of a window one by one.
-const SQUEEZES: usize = 60;
+const SQUEEZES: usize = 30;
 
 /// Lowers the peak as far as windows can, halving the distance to `enough` as long as that works.
 pub(super) fn repair(problem: &Problem, time: &Timeline, best: &mut Solution, enough: u64, meter: &mut Meter) {
@@ -50,9 +50,7 @@ fn lower(
     roof: u64,
     meter: &mut Meter,
 ) -> Option<Vec<u64>> {
-    let high = |offsets: &[u64], item: usize| {
-        !time.spans[item].is_empty() && offsets[item] + problem.size(item) > roof
-    };
+    let high = |offsets: &[u64], item: usize| !time.spans[item].is_empty() && offsets[item] + problem.size(item) > roof;
     let mut over: Vec<usize> = (0..offsets.len()).filter(|&item| high(&offsets, item)).collect();
     over.sort_by_key(|&item| time.spans[item].start);
     meter.spend(2 * offsets.len() as u64);
@@ -164,7 +162,9 @@ fn squeeze(blocks: &[Block], roof: u64, meter: &mut Meter) -> Option<Vec<u64>> {
     for _ in 0..SQUEEZES {
         let lay = |place: usize, offsets: &mut [u64], taken: &mut Vec<(u64, u64)>| {
             let block = &blocks[order[place]];
-            let meets = |&&other: &&usize| blocks[other].span.start < block.span.end && block.span.start < blocks[other].span.end;
+            let meets = |&&other: &&usize| {
+                blocks[other].span.start < block.span.end && block.span.start < blocks[other].span.end
+            };
             taken.clear();
             let others = fixed.iter().chain(&order[..place]).filter(meets);
             taken.extend(others.map(|&other| (offsets[other], offsets[other] + blocks[other].size)));
@@ -184,7 +184,7 @@ fn squeeze(blocks: &[Block], roof: u64, meter: &mut Meter) -> Option<Vec<u64>> {
             return Some(offsets);
         };
         order[stuck / 2..=stuck].rotate_right(1);
-        if stuck == 0 || meter.spend((4 * stuck * blocks.len()) as u64) {
+        if stuck == 0 || meter.spend((stuck * blocks.len()) as u64) {
             return None;
         }
     }
