@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
+use crate::plan::place::{self, Effort};
 use crate::plan::{Limits, Plan};
 use crate::report::{self, Table};
 use crate::session::{self, Choice, Options, Session};
@@ -20,7 +21,7 @@ use serde_json::{Map, Value, json};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 mod support;
 use support::Support;
@@ -57,6 +58,8 @@ enum Command {
     Run(Run),
     /// Plan a graph's memory, with no device and no weights.
     Plan(PlanCommand),
+    /// Place buffers whose lives are known: minimalloc's CSV in and out.
+    Place(Place),
     /// Judge a plan file by its own content.
     Check {
         /// A plan, as `plan -o` writes it.
@@ -188,6 +191,28 @@ struct PlanCommand {
 }
 
 #[derive(Args)]
+struct Place {
+    /// CSV files with the columns id, lower, upper, size and perhaps alignment, or a folder of them.
+    #[arg(required = true)]
+    instances: Vec<PathBuf>,
+    /// Stop at a peak within this size; exit code 2 when none is found.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    capacity: Option<u64>,
+    /// A power of two that divides all offsets; sizes are rounded up to it.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    align: u64,
+    /// Stop after this time (10ms, 1s, 2m ...) instead of a number of steps. The best placement so far is always there.
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "steps")]
+    deadline: Option<Duration>,
+    /// Stop after so many steps of one or two nanoseconds: the same result on every machine.
+    #[arg(long, value_name = "N", default_value_t = 2_000_000_000)]
+    steps: u64,
+    /// Write the instance with a column of offsets.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Args)]
 struct Compare {
     #[command(flatten)]
     model: Model,
@@ -261,6 +286,7 @@ pub fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(c) => run(c, json),
         Command::Plan(c) => plan_command(c, json),
+        Command::Place(c) => place(c, json),
         Command::Check { plan } => check(plan, json),
         Command::Compare(c) => compare(c, json),
         Command::Bench(c) => bench(c, json),
@@ -318,6 +344,19 @@ fn size(text: &str) -> Result<u64, String> {
     let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
     let bytes = value * scale as f64;
     if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim() {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        other => return Err(format!("unknown unit '{other}'; use ms, s or min")),
+    };
+    let seconds = number.parse::<f64>().ok().and_then(|n| Duration::try_from_secs_f64(n * scale).ok());
+    seconds.ok_or_else(|| format!("expected a time such as 500ms, found '{text}'"))
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
@@ -644,6 +683,83 @@ fn write_whole(path: &Path, text: &str) -> std::io::Result<()> {
         let _ = std::fs::remove_file(&partial);
     }
     result
+}
+
+fn place(command: &Place, json: bool) -> Result<String> {
+    let mut files = Vec::new();
+    for path in &command.instances {
+        match std::fs::read_dir(path) {
+            Ok(folder) => {
+                let found = folder.filter_map(|entry| Some(entry.ok()?.path()));
+                let mut found: Vec<_> = found.filter(|file| file.extension().is_some_and(|e| e == "csv")).collect();
+                found.sort();
+                if found.is_empty() {
+                    return Err(Error::Usage("the folder has no .csv file".into()).in_file(path));
+                }
+                files.append(&mut found);
+            }
+            Err(_) => files.push(path.clone()),
+        }
+    }
+    if command.output.is_some() && files.len() > 1 {
+        return Err(Error::Usage(format!("--output takes one instance, found {}", files.len())));
+    }
+    let mut table = Table::new("<>");
+    table.row(["instance", "buffers", "bound", "peak", "gap", "CPU s"]);
+    let (mut records, mut misfit) = (Vec::new(), None);
+    for file in &files {
+        let start = Instant::now();
+        let mut instance = place::Table::read(file, command.align)?;
+        instance.problem.capacity = command.capacity;
+        let effort = command.deadline.map_or(Effort::Steps(command.steps), |time| Effort::Until(start + time));
+        let (wall, cpu) = (Instant::now(), cpu_time());
+        let solution = place::place(&instance.problem, effort);
+        let seconds = match (cpu, cpu_time()) {
+            (Some(before), Some(after)) => after.saturating_sub(before),
+            _ => wall.elapsed(),
+        };
+        let seconds = seconds.as_secs_f64();
+        let bound = plan::check::placement(&instance.problem, &solution).map_err(|e| e.in_file(file))?;
+        if let Some(path) = &command.output {
+            let text = instance.to_csv(Some(&solution));
+            write_whole(path, &text).map_err(|e| Error::file(path, "write the placement", e))?;
+        }
+        let peak = solution.peak;
+        let gap = if bound == 0 { 0.0 } else { (peak - bound) as f64 / bound as f64 * 100.0 };
+        let (name, buffers) = (file.display().to_string(), instance.ids.len());
+        let mut record = json!({
+            "instance": name, "buffers": buffers, "lower_bound": bound, "peak": peak, "gap_percent": gap, "cpu_seconds": seconds,
+        });
+        if let Some(capacity) = command.capacity {
+            record["capacity"] = json!(capacity);
+            record["fits"] = json!(peak <= capacity);
+            record["deficit"] = json!(peak.saturating_sub(capacity));
+            if peak > capacity {
+                let what = format!("a placement of {name} with a peak of {peak} bytes, the lower bound being {bound},");
+                misfit.get_or_insert(Error::Fit { what, needed: peak, limit: capacity });
+            }
+        }
+        records.push(record);
+        let cells = [report::grouped(buffers as u64), report::grouped(bound), report::grouped(peak)];
+        let cells = cells.into_iter().chain([format!("{gap:.3} %"), format!("{seconds:.3}")]);
+        table.row(std::iter::once(name).chain(cells));
+    }
+    let single = records.len() == 1 && !command.instances[0].is_dir();
+    let text = match json {
+        true if single => line(&records.remove(0)),
+        true => line(&json!(records)),
+        false => table.to_string(),
+    };
+    match misfit {
+        None => Ok(text),
+        Some(error) => print(&text).and(Err(error)),
+    }
+}
+
+/// CPU time of this thread, where the system tells.
+fn cpu_time() -> Option<Duration> {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    stat.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
 fn check(path: &Path, json: bool) -> Result<String> {

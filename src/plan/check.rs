@@ -23,7 +23,10 @@ use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
 mod lanes;
+mod placement;
 pub(crate) mod set;
+
+pub use placement::placement;
 
 /// Checks a plan.
 ///

@@ -15,7 +15,7 @@ use crate::target::{Memory, Target};
 use lanes::Lanes;
 use live::Live;
 use lower::{Draft, Options, lower};
-use place::{Item, Problem};
+use place::{Effort, Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -372,6 +372,7 @@ fn layout(
     });
     let problem = Problem::new(items.collect(), target.alignment)?;
     let bound = problem.lower_bound();
+    let one_segment = bar.filter(|&bar| bar <= target.max_segment);
     if bar.is_some_and(|bar| bound >= bar) {
         return Ok(None);
     }
@@ -381,7 +382,10 @@ fn layout(
     while !rest.is_empty() {
         // What reaches beyond the largest segment goes to the next one.
         let items = rest.iter().map(|&r| problem.items()[r]).collect();
-        let solution = place::place(&Problem::new(items, target.alignment)?);
+        let part = Problem::new(items, target.alignment)?;
+        let Some(solution) = place::place_below(&part, one_segment.unwrap_or(u64::MAX), Effort::PLAN) else {
+            return Ok(None);
+        };
         let mut bytes = 0;
         let mut beyond = Vec::new();
         for (&range, &offset) in rest.iter().zip(&solution.offsets) {

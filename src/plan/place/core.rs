@@ -1,0 +1,186 @@
+//! The busiest sections of a problem, to be placed first and exactly, and how the rest is placed around them.
+
+use super::effort::Meter;
+use super::exact::Block;
+use super::time::Timeline;
+use super::{Problem, Solution};
+use std::collections::VecDeque;
+
+/// Some sections, and the items that span them.
+pub(super) struct Core {
+    /// How many sections there are; they are numbered anew.
+    pub sections: usize,
+    /// The items as the sections see them.
+    pub blocks: Vec<Block>,
+    /// Per block, its item.
+    pub items: Vec<u32>,
+    /// Whether that is all there is.
+    pub whole: bool,
+}
+
+impl Core {
+    /// The busiest sections, as many as can be placed in about so many steps.
+    pub fn new(problem: &Problem, time: &Timeline, steps: u64) -> Core {
+        let mut count = vec![0i64; time.live.len() + 1];
+        for span in time.spans.iter().filter(|span| !span.is_empty()) {
+            count[span.start] += 1;
+            count[span.end] -= 1;
+        }
+        (1..count.len()).for_each(|section| count[section] += count[section - 1]);
+        let mut busiest: Vec<usize> = (0..time.live.len()).collect();
+        busiest.sort_by_key(|&section| std::cmp::Reverse(time.live[section]));
+        let mut left = steps;
+        let cost = |section: usize| count[section].unsigned_abs().pow(2);
+        let taken = busiest.iter().take_while(|&&section| {
+            let fits = left >= cost(section);
+            left = left.saturating_sub(cost(section));
+            fits
+        });
+        let taken = taken.count();
+        // `before[s]`: how many of the sections before s are taken.
+        let mut before = vec![0; time.live.len() + 1];
+        busiest[..taken].iter().for_each(|&section| before[section + 1] = 1);
+        (1..before.len()).for_each(|section| before[section] += before[section - 1]);
+        let (mut blocks, mut items) = (Vec::new(), Vec::new());
+        for (index, item) in problem.items().iter().enumerate() {
+            let span = before[time.spans[index].start]..before[time.spans[index].end];
+            if !span.is_empty() {
+                blocks.push(Block {
+                    span,
+                    size: problem.size(index),
+                    align: item.align.max(problem.align()),
+                    fixed: None,
+                });
+                items.push(index as u32);
+            }
+        }
+        Core { sections: taken, blocks, items, whole: taken == time.live.len() }
+    }
+
+    /// A solution of the whole problem around offsets of the blocks, with a peak below `roof`.
+    pub fn complete(
+        &self,
+        problem: &Problem,
+        time: &Timeline,
+        offsets: &[u64],
+        roof: u64,
+        meter: &mut Meter,
+    ) -> Option<Solution> {
+        let mut fixed = vec![None; problem.items().len()];
+        self.items.iter().zip(offsets).for_each(|(&item, &offset)| fixed[item as usize] = Some(offset));
+        let weight = |item: u32| {
+            let Range { start, end } = &time.spans[item as usize];
+            u128::from(problem.size(item as usize)) * (end - start) as u128
+        };
+        let open = (0..fixed.len() as u32).filter(|&item| fixed[item as usize].is_none());
+        let mut order: VecDeque<u32> = open.filter(|&item| !time.spans[item as usize].is_empty()).collect();
+        order.make_contiguous().sort_by_cached_key(|&item| std::cmp::Reverse(weight(item)));
+        // An item that finds no room goes first in the next attempt.
+        for _ in 0..8 {
+            match fill(problem, time, fixed.clone(), &order, roof, meter) {
+                Ok(solution) => return Some(solution),
+                Err(Some(at)) => {
+                    let item = order.remove(at).expect("it is one of them");
+                    order.push_front(item);
+                }
+                Err(None) => return None,
+            }
+        }
+        None
+    }
+}
+
+use std::ops::Range;
+
+/// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
+/// below the roof; nothing if time is up.
+pub fn fill(
+    problem: &Problem,
+    time: &Timeline,
+    fixed: Vec<Option<u64>>,
+    order: &VecDeque<u32>,
+    roof: u64,
+    meter: &mut Meter,
+) -> Result<Solution, Option<usize>> {
+    let mut offsets: Vec<u64> = fixed.iter().map(|offset| offset.unwrap_or(0)).collect();
+    let mut placed = Placed::new(time);
+    (0..fixed.len()).filter(|&item| fixed[item].is_some()).for_each(|item| placed.insert(item));
+    let mut found: Vec<(u64, u64)> = Vec::new();
+    for (at, &item) in order.iter().enumerate() {
+        let index = item as usize;
+        let (size, align) = (problem.size(index), problem.items()[index].align.max(problem.align()));
+        found.clear();
+        placed.meeting(&time.spans[index], &mut |other| {
+            found.push((offsets[other], offsets[other] + problem.size(other)));
+        });
+        found.sort_unstable();
+        let mut offset: u64 = 0;
+        for &(start, end) in &found {
+            if offset + size <= start {
+                break;
+            }
+            offset = offset.max(end.next_multiple_of(align));
+        }
+        if meter.spend(64 + 16 * found.len() as u64) {
+            return Err(None);
+        }
+        if offset + size >= roof {
+            return Err(Some(at));
+        }
+        offsets[index] = offset;
+        placed.insert(index);
+    }
+    let solution = Solution::new(problem, offsets);
+    if solution.peak < roof { Ok(solution) } else { Err(None) }
+}
+
+/// The items that have offsets, by first section, under a tree whose nodes know the greatest end below them.
+pub(super) struct Placed<'a> {
+    time: &'a Timeline,
+    /// Items by first section.
+    items: Vec<u32>,
+    /// Per item, its place among them.
+    at: Vec<u32>,
+    leaves: usize,
+    ends: Vec<u32>,
+}
+
+impl<'a> Placed<'a> {
+    pub fn new(time: &'a Timeline) -> Placed<'a> {
+        let mut items: Vec<u32> =
+            (0..time.spans.len() as u32).filter(|&item| !time.spans[item as usize].is_empty()).collect();
+        items.sort_by_key(|&item| time.spans[item as usize].start);
+        let mut at = vec![0; time.spans.len()];
+        items.iter().enumerate().for_each(|(place, &item)| at[item as usize] = place as u32);
+        let leaves = items.len().next_power_of_two();
+        Placed { time, items, at, leaves, ends: vec![0; 2 * leaves] }
+    }
+
+    pub fn insert(&mut self, item: usize) {
+        let end = self.time.spans[item].end as u32;
+        let mut node = self.leaves + self.at[item] as usize;
+        while node > 0 && self.ends[node] < end {
+            self.ends[node] = end;
+            node /= 2;
+        }
+    }
+
+    /// Calls back with the items that share a section with these.
+    pub fn meeting(&self, sections: &Range<usize>, found: &mut dyn FnMut(usize)) {
+        let before = self.items.partition_point(|&item| self.time.spans[item as usize].start < sections.end);
+        self.search(1, 0..self.leaves, before, sections.start as u32, found);
+    }
+
+    fn search(&self, node: usize, below: Range<usize>, before: usize, start: u32, found: &mut dyn FnMut(usize)) {
+        if below.start >= before || self.ends[node] <= start {
+            return;
+        }
+        if node >= self.leaves {
+            found(self.items[below.start] as usize);
+            return;
+        }
+        let middle = below.start.midpoint(below.end);
+        self.search(2 * node, below.start..middle, before, start, found);
+        self.search(2 * node + 1, middle..below.end, before, start, found);
+    }
+}

@@ -1,0 +1,58 @@
+//! How long to search.
+
+use std::time::Instant;
+
+/// When [`place`](super::place) stops, unless it cannot do better before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// After so many elementary steps, of one or two nanoseconds each. The result is the same on every machine.
+    Steps(u64),
+    /// At this time, or when the first placement is there. Later is never worse.
+    Until(Instant),
+}
+
+impl Effort {
+    /// What planning a graph spends on an order of steps: a few tens of milliseconds at most.
+    pub const PLAN: Effort = Effort::Steps(20_000_000);
+}
+
+/// Counts steps, and looks at the clock now and then.
+pub(super) struct Meter {
+    effort: Effort,
+    spent: u64,
+    /// When to look at the clock again.
+    look: u64,
+    over: bool,
+}
+
+impl Meter {
+    /// Steps between two looks at the clock: far less than a millisecond.
+    const LOOK: u64 = 1 << 17;
+
+    pub fn new(effort: Effort) -> Meter {
+        Meter { effort, spent: 0, look: 0, over: false }
+    }
+
+    /// Counts steps. True when it is time to stop, and from then on.
+    pub fn spend(&mut self, steps: u64) -> bool {
+        self.spent = self.spent.saturating_add(steps);
+        match self.effort {
+            Effort::Steps(limit) => self.over = self.spent >= limit,
+            Effort::Until(time) if self.spent >= self.look => {
+                self.over = Instant::now() >= time;
+                self.look = self.spent.saturating_add(Meter::LOOK);
+            }
+            Effort::Until(_) => {}
+        }
+        self.over
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// How many steps were counted.
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+}

@@ -1,0 +1,106 @@
+//! Instances in CSV files, as minimalloc writes them.
+
+use super::{Item, Problem, Solution};
+use crate::error::{Error, Result};
+use std::fmt::Write;
+use std::num::IntErrorKind;
+use std::path::Path;
+
+/// A problem as minimalloc writes it: a CSV file with the columns `id`, `lower`, `upper`, `size` and perhaps `alignment`.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// The names of the items.
+    pub ids: Vec<String>,
+    /// The items, in the order of the lines.
+    pub problem: Problem,
+}
+
+impl Table {
+    /// Reads a file. The columns may come in any order; an `offset` column is ignored.
+    ///
+    /// # Errors
+    /// The file cannot be read, or breaks the rules of the format or of [`Problem::new`]: file, line and column are named.
+    pub fn read(path: &Path, align: u64) -> Result<Table> {
+        let text = std::fs::read_to_string(path).map_err(|error| Error::file(path, "read", error))?;
+        Table::parse(path, &text, align)
+    }
+
+    /// Like [`Table::read`], of a text that is said to come from `path`.
+    pub fn parse(path: &Path, text: &str, align: u64) -> Result<Table> {
+        let fault =
+            |line: usize, column: usize, what: String| Error::Syntax { path: path.to_owned(), line, column, what };
+        let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+        let (line, header) = lines.next().ok_or_else(|| fault(1, 1, format!("expected the columns {COLUMNS}")))?;
+        let header = header.trim_start_matches('\u{feff}');
+        let names: Vec<&str> = fields(header).map(|(_, name)| name).collect();
+        for (column, name) in fields(header) {
+            if !matches!(name, "id" | "lower" | "upper" | "size" | "alignment" | "offset") {
+                return Err(fault(line, column, format!("unknown column '{name}': expected {COLUMNS}")));
+            }
+            if names.iter().filter(|&&other| other == name).count() > 1 {
+                return Err(fault(line, column, format!("column '{name}' appears twice")));
+            }
+        }
+        let position = |name: &str| names.iter().position(|&other| other == name);
+        let required = |name: &str| {
+            position(name).ok_or_else(|| fault(line, 1, format!("missing column '{name}': expected {COLUMNS}")))
+        };
+        let (id, lower, upper, size) = (required("id")?, required("lower")?, required("upper")?, required("size")?);
+        let alignment = position("alignment");
+
+        let (mut ids, mut items, mut origins) = (Vec::new(), Vec::new(), Vec::new());
+        for (line, text) in lines {
+            let fields: Vec<(usize, &str)> = fields(text).collect();
+            if fields.len() != names.len() {
+                return Err(fault(line, 1, format!("expected {} fields, found {}", names.len(), fields.len())));
+            }
+            let number = |at: usize| {
+                let (column, text) = fields[at];
+                text.parse::<u64>().map_err(|error| {
+                    let why = match error.kind() {
+                        IntErrorKind::PosOverflow => "does not fit in 64 bits",
+                        _ if text.starts_with('-') => "is negative",
+                        _ => "is not a whole number",
+                    };
+                    fault(line, column, format!("{} '{text}' {why}", names[at]))
+                })
+            };
+            let align = alignment.map_or(Ok(1), number)?;
+            items.push(Item { lower: number(lower)?, upper: number(upper)?, size: number(size)?, align });
+            ids.push(fields[id].1.to_owned());
+            origins.push(line);
+        }
+        let problem = Problem::checked(items, align).map_err(|(index, what)| match index {
+            Some(index) => fault(origins[index], 1, what),
+            None => Error::Usage(what),
+        })?;
+        Ok(Table { ids, problem })
+    }
+
+    /// The file's text, with an `offset` column if there is a solution.
+    pub fn to_csv(&self, solution: Option<&Solution>) -> String {
+        let aligned = self.problem.items.iter().any(|item| item.align > 1);
+        let mut text = String::from("id,lower,upper,size");
+        text += if aligned { ",alignment" } else { "" };
+        text += if solution.is_some() { ",offset\n" } else { "\n" };
+        for (index, (id, item)) in self.ids.iter().zip(&self.problem.items).enumerate() {
+            let alignment = if aligned { format!(",{}", item.align) } else { String::new() };
+            let offset = solution.map_or(String::new(), |solution| format!(",{}", solution.offsets[index]));
+            writeln!(text, "{id},{},{},{}{alignment}{offset}", item.lower, item.upper, item.size)
+                .expect("writing to a string cannot fail");
+        }
+        text
+    }
+}
+
+const COLUMNS: &str = "id, lower, upper, size and perhaps alignment";
+
+/// The fields of a line, each with its 1-based column.
+fn fields(line: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut column = 1;
+    line.split(',').map(move |field| {
+        let at = column;
+        column += field.chars().count() + 1;
+        (at, field.trim())
+    })
+}
