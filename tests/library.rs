@@ -173,6 +173,7 @@ fn product_of(dtype: DType, body: Expr) -> Kernel {
         reads: vec![operand(&[8, 32]), operand(&[32, 16]), operand(&[8, 16])],
         writes: vec![operand(&[8, 16])],
         body: Body::new(&[body]),
+        prologues: Vec::new(),
         workspace: 0,
         call: None,
     }
