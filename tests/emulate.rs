@@ -87,6 +87,7 @@ fn products() -> Vec<Case> {
             shape: Shape::new([batch, m, n]),
             reads,
             writes: vec![operand(dense(&[batch, m, n]))],
+            prologues: Vec::new(),
             body: Body::new(&[x(0) * 0.5 + x(1)]),
             workspace: 0,
             call: None,
