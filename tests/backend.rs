@@ -324,6 +324,18 @@ mod wgpu {
         assert!(wgpu.replay(ab).is_err() && again != a, "ids are not given twice");
     }
 
+    /// An error that no scope caught ends the device's use, not the process.
+    #[test]
+    fn an_uncaught_error_is_an_error() {
+        let Some(mut wgpu) = device() else { return };
+        stage(&mut wgpu, 256);
+        let usage = ::wgpu::BufferUsages::MAP_READ | ::wgpu::BufferUsages::STORAGE;
+        let wrong = ::wgpu::BufferDescriptor { label: None, size: 4, usage, mapped_at_creation: false };
+        drop(wgpu.device().create_buffer(&wrong));
+        let error = wgpu.alloc(256, Memory::Device).expect_err("something went wrong before").to_string();
+        assert!(error.contains("MAP_READ"), "{error}");
+    }
+
     /// Of a device that is gone nothing can be had, and nothing panics: not even where the host program has set no handlers.
     #[test]
     fn a_lost_device_is_an_error() {

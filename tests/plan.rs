@@ -590,7 +590,7 @@ fn rules_that_only_devices_would_notice() {
     for (memory, moved) in [(Memory::Upload, 1024), (Memory::Download, 512)] {
         let slot = staging(memory);
         let lacks = format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found");
-        refused(&matmul, &|p| drop(p.segments.remove(slot)), &format!("{lacks} 0"));
+        refused(&matmul, &|p| _ = p.segments.remove(slot), &format!("{lacks} 0"));
         refused(&matmul, &|p| p.segments.push(p.segments[slot].clone()), &format!("{lacks} 2"));
         refused(&matmul, &|p| p.segments[slot].memory = Memory::Device, "of class staging: in Device");
         refused(&matmul, &|p| p.segments[slot].bytes = 0, "expected a multiple of 256 up to");

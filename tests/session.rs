@@ -6,11 +6,13 @@ use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Usage};
 use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
-use plimsoll::plan::{Plan, check};
+use plimsoll::plan::{Plan, Step, check};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::trace::{Trace, Var};
 use plimsoll::{DType, Error, Graph, Tensor, pass, reference};
 use proptest::prelude::*;
+use proptest::test_runner::{TestRng, TestRunner};
+use std::cell::Cell;
 use std::path::Path;
 
 fn cpu() -> Box<dyn Backend> {
@@ -186,8 +188,9 @@ mod readme {
 /// One operator on values made so far: an operator's number and three numbers that choose its operands and attributes.
 type Choices = (u8, usize, usize, usize);
 
-/// A graph of random operators. All values stay within [-1, 1], so that one absolute tolerance holds for all.
-fn random_graph(choices: &[Choices]) -> Graph {
+/// A graph of random operators. All values stay within [-1, 1], so that one absolute tolerance holds for all. With `joined`, every value
+/// ends in one concatenation.
+fn random_graph(choices: &[Choices], joined: bool) -> Graph {
     const LARGEST: usize = 3000;
     let g = Trace::new("random");
     let mut values = vec![
@@ -275,6 +278,10 @@ fn random_graph(choices: &[Choices]) -> Graph {
     // What nothing reads is an output; the others are so that results in the middle are seen, too.
     g.output("last", values[values.len() - 1]);
     g.output("middle", values[values.len() / 2]);
+    if joined {
+        let flat: Vec<Var> = values.iter().map(|v| v.reshape(&[-1])).collect();
+        g.output("all", g.concat(&flat, 0));
+    }
     g.finish().expect("only what fits was built")
 }
 
@@ -325,9 +332,9 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
 
 type Drawn = (u8, u16, u16, u16);
 
-fn drawn(choices: &[Drawn]) -> Graph {
+fn drawn(choices: &[Drawn], joined: bool) -> Graph {
     let choices: Vec<Choices> = choices.iter().map(|&(op, p, q, r)| (op, p.into(), q.into(), r.into())).collect();
-    random_graph(&choices)
+    random_graph(&choices, joined)
 }
 
 proptest! {
@@ -337,7 +344,7 @@ proptest! {
     fn random_graphs_run_as_planned(
         choices in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..14)
     ) {
-        runs_as_planned(&drawn(&choices), &cpu)?;
+        runs_as_planned(&drawn(&choices, false), &cpu)?;
     }
 }
 
@@ -349,23 +356,30 @@ fn random_graphs_run_as_planned_on_wgpu() {
     let op = proptest::sample::select(vec![0u8, 1, 2, 3, 4, 5, 7, 8, 9, 6, 6, 6, 6]);
     let choices = proptest::collection::vec((op, any::<u16>(), any::<u16>(), any::<u16>()), 4..14);
     let config =
-        ProptestConfig { cases: 16, failure_persistence: None, max_shrink_iters: 64, ..ProptestConfig::default() };
+        ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 64, ..ProptestConfig::default() };
     // The same graphs every time: shaders take their time, and so few cases must be good ones.
-    let rng = proptest::test_runner::TestRng::deterministic_rng(config.rng_algorithm);
-    let windows = std::cell::Cell::new(0);
-    let result = proptest::test_runner::TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
-        for plan in runs_as_planned(&drawn(&choices), &open)? {
+    let rng = TestRng::deterministic_rng(config.rng_algorithm);
+    let (windows, joined) = (Cell::new(0), Cell::new(0));
+    let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
+        for plan in runs_as_planned(&drawn(&choices, true), &open)? {
             windows.set(windows.get() + plan.steps.iter().filter(|step| works_in_windows(&plan, step)).count());
+            joined.set(joined.get() + (0..plan.buffers.len()).filter(|b| is_joined(&plan, *b)).count());
         }
         Ok(())
     });
     result.unwrap_or_else(|e| panic!("{e}"));
-    assert!(windows.get() > 10, "{} steps with windows of one buffer", windows.get());
+    let found = (windows.get(), joined.get());
+    assert!(found.0 > 50 && found.1 > 10, "steps with windows of one segment, and joined buffers: {found:?}");
 }
 
 /// Whether a step writes to a segment that it reads elsewhere.
-fn works_in_windows(plan: &Plan, step: &plimsoll::plan::Step) -> bool {
+fn works_in_windows(plan: &Plan, step: &Step) -> bool {
     let place = |b: &usize| (plan.buffers[*b].segment, plan.buffers[*b].offset);
     let apart = |r: &usize, w: &usize| place(r).0 == place(w).0 && place(r).1 != place(w).1;
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
+}
+
+/// Whether several steps write a buffer: the parts of a concatenation, each in its place.
+fn is_joined(plan: &Plan, buffer: usize) -> bool {
+    plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }
