@@ -49,7 +49,7 @@ const CASES: &[Case] = &[
         wgpu: (1, 2),
     },
     Case {
-        text: "broadcast (float[7, 6] x, float[3, 6, 40] w, float[6] s) => (float[3, 7, 40] y) {
+        text: "broadcast (float[7, 6] x, float[2, 6, 40] w, float[6] s) => (float[2, 7, 40] y) {
             a = Sub (x, s)  y = MatMul (a, w)
         }",
         cpu: (1, 1),
@@ -111,7 +111,13 @@ const CASES: &[Case] = &[
         cpu: (2, 0),
         wgpu: (2, 0),
     },
-    // What must stay a kernel of its own: it is an output, it is read twice, it is costly, it would keep two tensors for one.
+    // What must stay a kernel of its own: it is an output, it is read twice, it depends on the index, it is costly, it would keep
+    // two tensors for one.
+    Case {
+        text: "indexed (float[40, 40] x, float[40, 9] w) => (float[40, 9] y) { a = Trilu (x)  y = MatMul (a, w) }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
     Case {
         text: "seen (float[40, 20] x, float[20, 9] w) => (float[40, 20] a, float[40, 9] y) {
             a = Relu (x)  y = MatMul (a, w)

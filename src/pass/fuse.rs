@@ -8,7 +8,8 @@
 //! - a **template** (matrix product, convolution, window, gather ...) and the elementwise nodes behind it;
 //! - a **row**: reductions over the same axes of the same index space, and the elementwise nodes between, before and
 //!   behind them, so that softmax and every normalisation, however it was spelled, is one pass over memory;
-//! - **elementwise** nodes of one shape.
+//! - **elementwise** nodes of one shape. What only the core of a template reads may in turn become the prologue of that
+//!   template's kernel: lowering decides, since it depends on the form of the kernel.
 
 use super::attention;
 use crate::error::Result;

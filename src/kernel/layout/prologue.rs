@@ -46,14 +46,15 @@ pub fn check(kernel: &Kernel) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the target's form of the kernel can apply the prologue of a core operand.
+/// Whether the target's form of the kernel can apply the prologue of a core operand; no form has one that depends on the index.
 ///
 /// On the CPU that is where blocks of the operand are packed for a product and each element stands in one place of its matrix, on
 /// GPUs where the template asks for elements by their index.
 pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
-    let Some((_, own)) = kernel.prologue(operand) else { return false };
+    let Some((Prologue { body, .. }, own)) = kernel.prologue(operand) else { return false };
     let (Some(read), Some(own)) = (kernel.reads.get(operand), kernel.reads.get(own)) else { return false };
-    if read.packed || own.iter().any(|o| o.packed) {
+    let indexed = body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
+    if indexed || read.packed || own.iter().any(|o| o.packed) {
         return false;
     }
     let cpu = target.family == Family::Cpu;
