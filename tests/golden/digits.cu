@@ -1,12 +1,3 @@
-// kernel 0, conv: /stem/stem.2/Relu
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,1,8,8],"strides":[64,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[16,1,3,3],"strides":[9,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
-
-// kernel 1, conv: /body/body.2/Relu
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[32,16,3,3],"strides":[144,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,32,8,8],"strides":[2048,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
-
-// kernel 2, pool: /pool/MaxPool
-// 64 invocations, [64, 1, 1] workgroups
-// pool
 // What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
 typedef signed char i8;
 typedef unsigned char u8;
@@ -151,6 +142,16 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// kernel 0, conv: /stem/stem.2/Relu
+// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,1,8,8],"strides":[64,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[16,1,3,3],"strides":[9,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+
+// kernel 1, conv: /body/body.2/Relu
+// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[32,16,3,3],"strides":[144,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,32,8,8],"strides":[2048,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+
+// kernel 2, pool: /pool/MaxPool
+// 64 invocations, [64, 1, 1] workgroups
+// pool
 constexpr i32 OUT_N = 8;
 constexpr i32 IN_N = 8;
 constexpr i32 DATA_N = 2048;
@@ -240,150 +241,6 @@ const auto store = [&](i32 i, f32 value) -> void {
 // kernel 4, pool: /pool_1/MaxPool
 // 64 invocations, [24, 1, 1] workgroups
 // pool
-// What the templates' statements mean in C++: they are WGSL with inferred types. No header is needed.
-typedef signed char i8;
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef int i32;
-typedef unsigned int u32;
-typedef long long i64;
-typedef unsigned long long u64;
-typedef float f32;
-typedef double f64;
-#define DEVICE __device__ __forceinline__
-
-template <class T, class U> DEVICE T bitcast(U v) {
-    static_assert(sizeof(T) == sizeof(U), "bits are kept");
-    T t;
-    memcpy(&t, &v, sizeof t);
-    return t;
-}
-
-// Halves are what is stored; all is computed in f32.
-DEVICE u16 to_f16(f32 v);
-DEVICE f32 from_f16(u16 bits);
-struct f16 {
-    u16 bits;
-    f16() = default;
-    DEVICE explicit f16(f32 v) : bits(to_f16(v)) {}
-    DEVICE operator f32() const { return from_f16(bits); }
-};
-struct bf16 {
-    u16 bits;
-    bf16() = default;
-    DEVICE explicit bf16(f32 v) {
-        const u32 u = bitcast<u32>(v);
-        bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
-    }
-    DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
-};
-
-struct vec4f {
-    f32 x, y, z, w;
-    DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
-    DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
-    vec4f() = default;
-};
-DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
-DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
-
-template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
-template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
-template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
-DEVICE void workgroupBarrier() { __syncthreads(); }
-
-DEVICE f32 erf_f32(f32 x) { return erff(x); }
-DEVICE f64 erf_f64(f64 x) { return erf(x); }
-// The sine of x + quarter * pi / 2.
-DEVICE f32 sin_f32(f32 x, i32 quarter) { return quarter == 0 ? sinf(x) : cosf(x); }
-DEVICE f64 sin_f64(f64 x, i32 quarter) { return quarter == 0 ? sin(x) : cos(x); }
-DEVICE f32 pow_f32(f32 x, f32 y) { return powf(x, y); }
-DEVICE f64 pow_f64(f64 x, f64 y) { return pow(x, y); }
-DEVICE f32 rem_f32(f32 x, f32 y) { return fmodf(x, y); }
-DEVICE f64 rem_f64(f64 x, f64 y) { return fmod(x, y); }
-template <class T> DEVICE T div_int(T x, T y) { return y == 0 ? 0 : y == -1 ? T(0) - x : x / y; }
-template <class T> DEVICE T rem_int(T x, T y) { return y == 0 || y == -1 ? 0 : x % y; }
-template <class T> DEVICE T pow_int(T x, T y) {
-    if (y < 0) { return x == 1 || x == -1 ? ((y & 1) == 0 ? 1 : x) : 0; }
-    T power = 1;
-    for (T square = x; y > 0; y /= 2, square *= square) {
-        if ((y & 1) != 0) { power *= square; }
-    }
-    return power;
-}
-DEVICE i32 div_i32(i32 x, i32 y) { return div_int(x, y); }
-DEVICE i64 div_i64(i64 x, i64 y) { return div_int(x, y); }
-DEVICE i32 rem_i32(i32 x, i32 y) { return rem_int(x, y); }
-DEVICE i64 rem_i64(i64 x, i64 y) { return rem_int(x, y); }
-DEVICE i32 pow_i32(i32 x, i32 y) { return pow_int(x, y); }
-DEVICE i64 pow_i64(i64 x, i64 y) { return pow_int(x, y); }
-
-// Elements that move together: N of them take a power of two of bytes, 16 at most.
-template <class T, i32 N> struct alignas(sizeof(T) * N) wide {
-    T v[N];
-};
-template <i32 BYTES> struct raw {};
-template <> struct raw<1> { typedef u8 type; };
-template <> struct raw<2> { typedef u16 type; };
-template <> struct raw<4> { typedef u32 type; };
-template <> struct raw<8> { typedef uint2 type; };
-template <> struct raw<16> { typedef uint4 type; };
-template <class T, i32 N, class P> DEVICE wide<T, N> read(const P* p) {
-    return bitcast<wide<T, N>>(*reinterpret_cast<const typename raw<sizeof(T) * N>::type*>(p));
-}
-template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
-    typedef typename raw<sizeof(T) * N>::type bits;
-    *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
-}
-
-// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
-template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
-    #pragma unroll
-    for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
-    if (TEAM > 32) {
-        __syncthreads();
-        if (thread % 32 == 0) { shared[thread / 32] = v; }
-        __syncthreads();
-        const i32 first = thread / TEAM * (TEAM / 32);
-        v = shared[first];
-        for (i32 w = 1; w < TEAM / 32; w++) { v = combine(v, shared[first + w]); }
-    }
-    return v;
-}
-
-// What only PTX can say.
-DEVICE u16 to_f16(f32 v) {
-    u16 bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(v));
-    return bits;
-}
-DEVICE f32 from_f16(u16 bits) {
-    f32 v;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(bits));
-    return v;
-}
-// Four matrices of 8 x 8 halves from workgroup memory, the address of row i of matrix j from lane 8 j + i: each lane gets two elements of
-// its quarter of a row, or of a column.
-DEVICE void load_matrices(u32 (&r)[4], const void* p) {
-    const u32 at = u32(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-DEVICE void load_transposed(u32 (&r)[4], const void* p) {
-    const u32 at = u32(__cvta_generic_to_shared(p));
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
-}
-// c += a b, where a is 16 x 16 and b 16 x 8, over the lanes of a warp.
-template <class T> DEVICE void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
-template <> DEVICE void multiply<f16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 constexpr i32 OUT_N = 8;
 constexpr i32 IN_N = 8;
 constexpr i32 DATA_N = 768;
