@@ -218,7 +218,7 @@ mod tests {
                 Item { lower, upper: lower + life, size: random.below(100) as u64, align: 1 << random.below(7) }
             });
             let problem = Problem::new(items.collect(), align).unwrap();
-            let solution = place(&problem, Effort::PLAN);
+            let solution = place(&problem, Effort::Steps(50_000));
             judge(&problem, &solution);
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Item, Problem, Solution};
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::num::IntErrorKind;
 use std::path::Path;
@@ -49,6 +50,7 @@ impl Table {
         let alignment = position("alignment");
 
         let (mut ids, mut items, mut origins) = (Vec::new(), Vec::new(), Vec::new());
+        let mut seen = HashMap::new();
         for (line, text) in lines {
             let fields: Vec<(usize, &str)> = fields(text).collect();
             if fields.len() != names.len() {
@@ -67,7 +69,11 @@ impl Table {
             };
             let align = alignment.map_or(Ok(1), number)?;
             items.push(Item { lower: number(lower)?, upper: number(upper)?, size: number(size)?, align });
-            ids.push(fields[id].1.to_owned());
+            let name = fields[id].1;
+            if let Some(first) = seen.insert(name, line) {
+                return Err(fault(line, fields[id].0, format!("id '{name}' appears on line {first} already")));
+            }
+            ids.push(name.to_owned());
             origins.push(line);
         }
         let problem = Problem::checked(items, align).map_err(|(index, what)| match index {
