@@ -183,7 +183,8 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         if !source.text.is_empty() {
             let kernel = source.text.replacen(PRELUDE, "", 1).replacen(" kernel(", &format!(" kernel_{i}("), 1);
             writeln!(text, "namespace n{i} {{\n{kernel}}}").expect("a string");
-            writeln!(text, "extern \"C\" void run_{i}(void** a, unsigned x, unsigned y, unsigned size) {{ launch(n{i}::kernel_{i}, a, x, y, size); }}").expect("a string");
+            let head = format!("extern \"C\" void run_{i}(void** a, unsigned x, unsigned y, unsigned size)");
+            writeln!(text, "{head} {{ launch(n{i}::kernel_{i}, a, x, y, size); }}").expect("a string");
         }
         sources.push(source);
     }

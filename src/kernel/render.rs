@@ -570,7 +570,7 @@ mod tests {
             assert!(!def.doc.is_empty() && def.text.starts_with("// "), "{}", def.name);
         }
         let cuda = render(
-            &map(&[8], &[&[1]], &[Expr::input(0, DType::F32)]),
+            &map(&[8], &[&[2]], &[Expr::input(0, DType::F32)]),
             &Target::wgpu(),
             &Bindings { of: vec![Some(0), Some(0)], read_only: vec![false] },
             Dialect::Cuda,
