@@ -37,7 +37,7 @@ pub(super) fn hunt(
     let mut walk = Walk::new(order);
     // A round should do more than to look at every item.
     let first = FIRST.max(1000 * problem.items().len() as u64);
-    let mut core = Core::new(problem, time, first / 2);
+    let mut core = Core::new(problem, time, first >> LOWEST);
     let mut search = Search::new(core.sections, core.blocks.clone());
     for round in 0.. {
         let (level, turn) = (round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN));
@@ -60,7 +60,7 @@ pub(super) fn hunt(
         }
         if !core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let other = Core::new(problem, time, (slice / 2) >> (LOWEST - 1 - turn));
+            let other = Core::new(problem, time, 2 * slice >> (LOWEST - 1 - turn));
             meter.spend(16 * problem.items().len() as u64);
             if other.sections != core.sections {
                 search = Search::new(other.sections, other.blocks.clone());

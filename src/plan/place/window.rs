@@ -24,7 +24,14 @@ const ATTEMPT: u64 = 2_000_000;
 const SQUEEZES: usize = 60;
 
 /// Lowers the peak as far as windows can in about so many steps, halving the distance to `enough` as long as that works.
-pub(super) fn repair(problem: &Problem, time: &Timeline, best: &mut Solution, enough: u64, steps: u64, meter: &mut Meter) {
+pub(super) fn repair(
+    problem: &Problem,
+    time: &Timeline,
+    best: &mut Solution,
+    enough: u64,
+    steps: u64,
+    meter: &mut Meter,
+) {
     let end = meter.spent() + steps;
     let mut placed = Placed::new(time);
     (0..time.spans.len()).filter(|&item| !time.spans[item].is_empty()).for_each(|item| placed.insert(item));
