@@ -6,6 +6,9 @@ use super::time::Timeline;
 use super::{Problem, Solution};
 use std::collections::VecDeque;
 
+/// Problems of so many items are never cut down.
+const WHOLE: usize = 1000;
+
 /// Some sections, and the items that span them.
 pub(super) struct Core {
     /// How many sections there are; they are numbered anew.
@@ -21,20 +24,29 @@ pub(super) struct Core {
 impl Core {
     /// The busiest sections, as many as can be placed in about so many steps.
     pub fn new(problem: &Problem, time: &Timeline, steps: u64) -> Core {
-        let mut count = vec![0i64; time.live.len() + 1];
+        let (mut births, mut deaths) = (vec![0; time.live.len()], vec![0; time.live.len() + 1]);
         for span in time.spans.iter().filter(|span| !span.is_empty()) {
-            count[span.start] += 1;
-            count[span.end] -= 1;
+            births[span.start] += 1;
+            deaths[span.end] += 1;
         }
-        (1..count.len()).for_each(|section| count[section] += count[section - 1]);
+        let mut now: u64 = 0;
+        let open: Vec<u64> = births
+            .iter()
+            .zip(&deaths)
+            .map(|(births, deaths)| {
+                now = now + births - deaths;
+                now
+            })
+            .collect();
+        let count = problem.items().len();
         let mut busiest: Vec<usize> = (0..time.live.len()).collect();
         busiest.sort_by_key(|&section| std::cmp::Reverse(time.live[section]));
-        let mut left = steps;
-        let cost = |section: usize| count[section].unsigned_abs().pow(2);
+        // A descent looks at all cells (of a section and a block) before each block. A block begins in a section taken, or joins two.
+        let (mut cells, mut blocks) = (0, 0);
         let taken = busiest.iter().take_while(|&&section| {
-            let fits = left >= cost(section);
-            left = left.saturating_sub(cost(section));
-            fits
+            cells += open[section];
+            blocks = open[section].max(blocks + births[section]);
+            count <= WHOLE || cells * blocks <= steps
         });
         let taken = taken.count();
         // `before[s]`: how many of the sections before s are taken.
@@ -68,9 +80,10 @@ impl Core {
     ) -> Option<Solution> {
         let mut fixed = vec![None; problem.items().len()];
         self.items.iter().zip(offsets).for_each(|(&item, &offset)| fixed[item as usize] = Some(offset));
+        let busy = time.busiest();
         let weight = |item: u32| {
             let Range { start, end } = &time.spans[item as usize];
-            u128::from(problem.size(item as usize)) * (end - start) as u128
+            (busy[item as usize], u128::from(problem.size(item as usize)) * (end - start) as u128)
         };
         let open = (0..fixed.len() as u32).filter(|&item| fixed[item as usize].is_none());
         let mut order: VecDeque<u32> = open.filter(|&item| !time.spans[item as usize].is_empty()).collect();

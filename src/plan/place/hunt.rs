@@ -37,7 +37,7 @@ pub(super) fn hunt(
     let mut walk = Walk::new(order);
     // A round should do more than to look at every item.
     let first = FIRST.max(1000 * problem.items().len() as u64);
-    let mut core = Core::new(problem, time, first / 2);
+    let mut core = Core::new(problem, time, first >> LOWEST);
     let mut search = Search::new(core.sections, core.blocks.clone());
     for round in 0.. {
         let (level, turn) = (round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN));
@@ -48,8 +48,8 @@ pub(super) fn hunt(
                 walk.step(packer, best, meter);
             }
         }
-        if turn == LOWEST && !core.whole {
-            repair(problem, time, best, enough, meter);
+        if turn == 0 && !core.whole {
+            repair(problem, time, best, enough, 4 * slice, meter);
         }
         let roof = best.peak.min(bar);
         let Some(capacity) = target.next(turn < LOWEST, roof) else {
@@ -58,11 +58,13 @@ pub(super) fn hunt(
         if meter.is_over() {
             return;
         }
-        if !core.whole && turn == 0 {
-            let larger = Core::new(problem, time, slice / 2);
-            if larger.items.len() > core.items.len() {
-                search = Search::new(larger.sections, larger.blocks.clone());
-                core = larger;
+        if !core.whole && turn < LOWEST {
+            // The rounds of a level take up ever more sections.
+            let other = Core::new(problem, time, 2 * slice >> (LOWEST - 1 - turn));
+            meter.spend(16 * problem.items().len() as u64);
+            if other.sections != core.sections {
+                search = Search::new(other.sections, other.blocks.clone());
+                core = other;
             }
         }
         let manner = manner(&core, level, turn);

@@ -17,24 +17,32 @@ use std::cmp::Reverse;
 use std::ops::Range;
 
 /// The most items of a window, free or not.
-const LARGEST: usize = 600;
+const LARGEST: usize = 1200;
 /// Steps of one attempt at a window.
 const ATTEMPT: u64 = 2_000_000;
 /// The most attempts to lay the blocks of a window one by one.
-const SQUEEZES: usize = 30;
+const SQUEEZES: usize = 60;
 
-/// Lowers the peak as far as windows can, halving the distance to `enough` as long as that works.
-pub(super) fn repair(problem: &Problem, time: &Timeline, best: &mut Solution, enough: u64, meter: &mut Meter) {
+/// Lowers the peak as far as windows can in about so many steps, halving the distance to `enough` as long as that works.
+pub(super) fn repair(
+    problem: &Problem,
+    time: &Timeline,
+    best: &mut Solution,
+    enough: u64,
+    steps: u64,
+    meter: &mut Meter,
+) {
+    let end = meter.spent() + steps;
     let mut placed = Placed::new(time);
     (0..time.spans.len()).filter(|&item| !time.spans[item].is_empty()).for_each(|item| placed.insert(item));
     meter.spend(64 * time.spans.len() as u64);
     let mut vain = enough;
-    while best.peak > enough && !meter.is_over() {
+    while best.peak > enough && meter.spent() < end && !meter.is_over() {
         let roof = vain.midpoint(best.peak);
         if roof == best.peak || (vain > enough && best.peak - vain < best.peak / 2000) {
             return;
         }
-        match lower(problem, time, &placed, best.offsets.clone(), roof, meter) {
+        match lower(problem, time, &placed, best.offsets.clone(), roof, end, meter) {
             Some(offsets) => *best = Solution::new(problem, offsets),
             None => vain = roof,
         }
@@ -48,6 +56,7 @@ fn lower(
     placed: &Placed,
     mut offsets: Vec<u64>,
     roof: u64,
+    end: u64,
     meter: &mut Meter,
 ) -> Option<Vec<u64>> {
     let high = |offsets: &[u64], item: usize| !time.spans[item].is_empty() && offsets[item] + problem.size(item) > roof;
@@ -55,7 +64,8 @@ fn lower(
     over.sort_by_key(|&item| time.spans[item].start);
     meter.spend(2 * offsets.len() as u64);
     for item in over {
-        if high(&offsets, item) && !clear(problem, time, placed, &mut offsets, item, roof, meter) {
+        let late = meter.spent() > end;
+        if high(&offsets, item) && (late || !clear(problem, time, placed, &mut offsets, item, roof, meter)) {
             return None;
         }
     }
