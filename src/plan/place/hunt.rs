@@ -36,7 +36,7 @@ pub(super) fn hunt(
     let mut target = Targets::new(problem, enough);
     let mut walk = Walk::new(order);
     // A round should do more than to look at every item.
-    let first = FIRST.max(1000 * problem.items().len() as u64);
+    let first = (1000 * problem.items().len() as u64).clamp(FIRST, 1 << 27);
     let mut core = Core::new(problem, time, first >> LOWEST);
     let mut search = Search::new(core.sections, core.blocks.clone());
     for round in 0.. {
@@ -48,8 +48,8 @@ pub(super) fn hunt(
                 walk.step(packer, best, meter);
             }
         }
-        if turn == 0 && !core.whole {
-            repair(problem, time, best, enough, 4 * slice, meter);
+        if turn == LOWEST && !core.whole {
+            repair(problem, time, best, enough, 16 * slice, meter);
         }
         let roof = best.peak.min(bar);
         let Some(capacity) = target.next(turn < LOWEST, roof) else {
