@@ -5,6 +5,7 @@ use super::exact::Block;
 use super::time::Timeline;
 use super::{Problem, Solution};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Problems of so many items are never cut down.
 const WHOLE: usize = 1000;
@@ -102,8 +103,6 @@ impl Core {
         None
     }
 }
-
-use std::ops::Range;
 
 /// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
 /// below the roof; nothing if time is up.
