@@ -53,7 +53,7 @@ pub(super) fn hunt(
         }
         if !core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let other = Core::new(problem, time, 2 * slice >> (LOWEST - 1 - turn));
+            let other = Core::new(problem, time, (2 * slice) >> (LOWEST - 1 - turn));
             meter.spend(16 * problem.items().len() as u64);
             if other.sections != core.sections {
                 search = Search::new(other.sections, other.blocks.clone());
