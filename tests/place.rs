@@ -163,6 +163,32 @@ fn what_was_cut_from_a_rectangle_fits_into_it() {
     }
 }
 
+/// Large enough for the search to take only a part of the items at once, and for windows.
+#[test]
+fn large_instances_are_placed_soundly() {
+    let mut random = Random(7);
+    for (life, most) in [(30, 1.02), (400, 1.05), (3000, 1.05)] {
+        let items = (0..4000).map(|at| {
+            let skew = 1 + random.below(20) * random.below(20);
+            Item {
+                lower: at,
+                upper: at + 1 + random.below(life) / skew,
+                size: 256 * (1 + random.below(4000)),
+                align: 1,
+            }
+        });
+        let problem = Problem::new(items.collect(), 1).expect("it is sound");
+        let greedy = place(&problem, Effort::Steps(0));
+        let solution = place(&problem, Effort::Steps(150_000_000));
+        let bound = placement(&problem, &solution).unwrap_or_else(|error| panic!("life {life}: {error}"));
+        assert!(
+            solution.peak <= greedy.peak && solution.peak as f64 <= most * bound as f64,
+            "{life}: {}",
+            solution.peak
+        );
+    }
+}
+
 #[test]
 fn steps_decide_and_more_are_never_worse() {
     for seed in 10..14 {

@@ -38,7 +38,9 @@ pub(super) fn hunt(
     // A round should do more than to look at every item.
     let first = (1000 * problem.items().len() as u64).clamp(FIRST, 1 << 27);
     let mut core = Core::new(problem, time, first >> LOWEST);
-    let mut search = Search::new(core.sections, core.blocks.clone());
+    // What is learnt at the lowest capacity is not for the others.
+    let both = |core: &Core| [(); 2].map(|()| Search::new(core.sections, core.blocks.clone()));
+    let mut searches = both(&core);
     for round in 0.. {
         let (level, turn) = (round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN));
         let slice = (first << level.min(32)).min(LAST);
@@ -55,12 +57,13 @@ pub(super) fn hunt(
             // The rounds of a level take up ever more sections.
             let other = Core::new(problem, time, (2 * slice) >> (LOWEST - 1 - turn));
             meter.spend(16 * problem.items().len() as u64);
-            if other.sections != core.sections {
-                search = Search::new(other.sections, other.blocks.clone());
+            if other.items.len() != core.items.len() {
+                searches = both(&other);
                 core = other;
             }
         }
         // Between the lowest capacity and the peak a search succeeds soon or never: many short ones.
+        let search = &mut searches[usize::from(turn >= LOWEST)];
         let short = if turn < LOWEST { slice } else { slice.min(first >> 1 << (level / 2)) };
         for part in 0..slice / short {
             let roof = best.peak.min(bar);
