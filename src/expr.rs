@@ -34,7 +34,7 @@ pub enum Unary {
     Not,
 }
 
-/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`.
+/// Operations on two values of one type. `Max` and `Min` of a NaN are NaN; where a GPU's own ignore it, so does it. Comparisons give `bool`; the logical ones take and give `bool`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -418,6 +418,16 @@ pub(crate) fn unary(op: Unary, x: f64) -> f64 {
     }
 }
 
+/// The larger of the two; NaN when either is.
+pub(crate) fn maximum(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The smaller of the two; NaN when either is.
+pub(crate) fn minimum(a: f64, b: f64) -> f64 {
+    if a < b || a.is_nan() { a } else { b }
+}
+
 pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
     match op {
         Binary::Add => a + b,
@@ -429,8 +439,8 @@ pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
         Binary::Rem => a % b,
         Binary::Pow if int => a.powf(b).trunc(),
         Binary::Pow => a.powf(b),
-        Binary::Max => a.max(b),
-        Binary::Min => a.min(b),
+        Binary::Max => maximum(a, b),
+        Binary::Min => minimum(a, b),
         Binary::Lt => f64::from(a < b),
         Binary::Le => f64::from(a <= b),
         Binary::Eq => f64::from(a == b),

@@ -5,7 +5,7 @@
 
 use super::{broadcast, expect_dtype, output, same_dtype};
 use crate::dtype::DType;
-use crate::expr::Expr;
+use crate::expr::{Expr, maximum, minimum};
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
@@ -21,11 +21,11 @@ pub(super) static OPS: &[OpDef] = &[
     map("Abs", "The absolute value |x|", X, number, |x, _| x[0].abs(), |x, _| x[0].abs()),
     map("Add", "The sum a + b", AB, number, |x, _| x[0] + x[1], |x, _| &x[0] + &x[1]),
     map("Div", "a / b; of integers, rounded toward zero", AB, number, div, |x, _| &x[0] / &x[1]),
-    map("Max", "The largest of the inputs", MANY, number, |x, _| fold(x, f64::max), |x, _| join(x, Expr::max)),
+    map("Max", "The largest of the inputs", MANY, number, |x, _| fold(x, maximum), |x, _| join(x, Expr::max)),
     map("Mean", "The mean of the inputs", MANY, float,
         |x, _| x.iter().sum::<f64>() / x.len() as f64,
         |x, _| join(x, |a, b| a + b) / x.0.len() as f64),
-    map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, f64::min), |x, _| join(x, Expr::min)),
+    map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, minimum), |x, _| join(x, Expr::min)),
     map("Mod", "Remainder of a / b: with the sign of b, or with that of a where `fmod` is 1", AB, number, modulo,
         modulo_expr).attrs(&["fmod"]),
     map("Mul", "The product a b", AB, number, |x, _| x[0] * x[1], |x, _| &x[0] * &x[1]),
@@ -51,7 +51,7 @@ pub(super) static OPS: &[OpDef] = &[
     map("Tanh", "The hyperbolic tangent", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh()),
     // Activations
     map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
-        |x, c| x[0].max(0.0) + (param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1()).min(0.0),
+        |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0))).attrs(&["alpha"]),
     map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr).attrs(&["min", "max"]),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
@@ -72,7 +72,7 @@ pub(super) static OPS: &[OpDef] = &[
     map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
-    map("Relu", "max(x, 0)", X, number, |x, _| x[0].max(0.0), |x, _| x[0].max(&x[0].like(0.0))),
+    map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
         |x, c| {
             let (alpha, gamma) = (param(c, "alpha", SELU_ALPHA), param(c, "gamma", SELU_GAMMA));

@@ -869,8 +869,11 @@ impl Recipe {
     }
 }
 
-/// Whether each image of `[n, ..]` lies without gaps.
+/// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.
 fn is_dense_image(access: &Access) -> bool {
+    if access.strides.first().is_some_and(|&s| s < 0) {
+        return false;
+    }
     let mut image = access.clone();
     if image.shape.len() > 1 {
         image.shape.remove(0);

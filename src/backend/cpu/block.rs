@@ -8,7 +8,7 @@ use super::simd::{Isa, Lanes, Level, Plain};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
 use crate::dtype::DType;
-use crate::expr::{Binary, Unary};
+use crate::expr::{self, Binary, Unary};
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
@@ -443,8 +443,8 @@ unsafe fn binary_f32<L: Lanes>(isa: Isa, op: Binary, form: Form, n: usize, p: &P
             Binary::Sub => registers::<L>(n, form, p, |a, b| a.sub(b)),
             Binary::Mul => registers::<L>(n, form, p, |a, b| a.mul(b)),
             Binary::Div => registers::<L>(n, form, p, |a, b| a.div(b)),
-            Binary::Max => registers::<L>(n, form, p, |a, b| a.max(b)),
-            Binary::Min => registers::<L>(n, form, p, |a, b| a.min(b)),
+            Binary::Max => registers::<L>(n, form, p, |a, b| a.maximum(b)),
+            Binary::Min => registers::<L>(n, form, p, |a, b| a.minimum(b)),
             Binary::Lt => formed(n, form, p, |a, b| u8::from(a < b)),
             Binary::Le => formed(n, form, p, |a, b| u8::from(a <= b)),
             Binary::Eq => formed(n, form, p, |a, b| u8::from(a == b)),
@@ -618,8 +618,8 @@ unsafe fn binary_f64(op: Binary, n: usize, p: &Ptrs) {
             Binary::Div => each2(n, a, b, to, |a, b| a / b),
             Binary::Rem => each2(n, a, b, to, |a, b| a % b),
             Binary::Pow => each2(n, a, b, to, f64::powf),
-            Binary::Max => each2(n, a, b, to, |a, b| if a > b { a } else { b }),
-            Binary::Min => each2(n, a, b, to, |a, b| if a < b { a } else { b }),
+            Binary::Max => each2(n, a, b, to, expr::maximum),
+            Binary::Min => each2(n, a, b, to, expr::minimum),
             Binary::Lt => each2(n, a, b, p.to, |a, b| u8::from(a < b)),
             Binary::Le => each2(n, a, b, p.to, |a, b| u8::from(a <= b)),
             Binary::Eq => each2(n, a, b, p.to, |a, b| u8::from(a == b)),

@@ -44,6 +44,9 @@ fn extent(operand: &Operand, below: i128, above: i128) -> Result<u64, String> {
 
 /// Whether a read and a write of one buffer touch no element both, such as parts of a concatenation.
 fn is_apart(template: &Template, number: usize, read: &Operand, write: &Operand) -> Result<bool, String> {
+    if write.access.shape.contains(&0) {
+        return Ok(true);
+    }
     let scattered = matches!(template, Template::Gather { .. }) && number == 0;
     if scattered || read.packed || read.dtype.size() != write.dtype.size() {
         return Ok(false);

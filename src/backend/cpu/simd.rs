@@ -141,6 +141,20 @@ pub(super) trait Lanes: Copy {
     unsafe fn min(self, other: Self) -> Self;
     /// The larger of the two; `other` when `self` is NaN or they are equal.
     unsafe fn max(self, other: Self) -> Self;
+    /// `self`, and `other` where that is NaN.
+    unsafe fn or_nan(self, other: Self) -> Self;
+    /// The smaller of the two; NaN when either is.
+    #[inline(always)]
+    unsafe fn minimum(self, other: Self) -> Self {
+        // SAFETY: the caller's word.
+        unsafe { other.min(self).or_nan(other) }
+    }
+    /// The larger of the two; NaN when either is.
+    #[inline(always)]
+    unsafe fn maximum(self, other: Self) -> Self {
+        // SAFETY: the caller's word.
+        unsafe { other.max(self).or_nan(other) }
+    }
     /// `self * factor + term`, fused where the hardware has it.
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
 }
@@ -201,6 +215,10 @@ impl Lanes for Plain {
     #[inline(always)]
     unsafe fn max(self, other: Self) -> Self {
         Plain(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn or_nan(self, other: Self) -> Self {
+        Plain(std::array::from_fn(|i| if other.0[i].is_nan() { other.0[i] } else { self.0[i] }))
     }
     #[inline(always)]
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
@@ -294,6 +312,11 @@ mod x86 {
             unsafe { Ymm(_mm256_max_ps(self.0, other.0)) }
         }
         #[inline(always)]
+        unsafe fn or_nan(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Ymm(_mm256_blendv_ps(self.0, other.0, _mm256_cmp_ps::<_CMP_UNORD_Q>(other.0, other.0))) }
+        }
+        #[inline(always)]
         unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
             // SAFETY: as above.
             unsafe { Ymm(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
@@ -361,6 +384,11 @@ mod x86 {
         unsafe fn max(self, other: Self) -> Self {
             // SAFETY: as above.
             unsafe { Zmm(_mm512_max_ps(self.0, other.0)) }
+        }
+        #[inline(always)]
+        unsafe fn or_nan(self, other: Self) -> Self {
+            // SAFETY: as above.
+            unsafe { Zmm(_mm512_mask_mov_ps(self.0, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(other.0, other.0), other.0)) }
         }
         #[inline(always)]
         unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
