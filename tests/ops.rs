@@ -144,7 +144,7 @@ fn rows_without_a_softmax_are_found() {
     let kept = add(&mut graph, "Where", &[none, zero, weights]);
     graph.output("none", none);
     graph.output("kept", kept);
-    let allowed = |i: usize| i < 5 || i >= 74;
+    let allowed = |i: usize| !(5..74).contains(&i);
     let mask: Vec<f64> = (0..111).map(|i| if allowed(i) { 0.5 } else { f64::NEG_INFINITY }).collect();
     let inputs = [Tensor::from_f64(DType::F32, [3, 37], &mask), Tensor::from_f64(DType::F32, [], &[0.0])];
     // A shader need not know what is not a number.
