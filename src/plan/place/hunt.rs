@@ -55,7 +55,7 @@ pub(super) fn hunt(
         }
         if !core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let other = Core::new(problem, time, 2 * slice >> (LOWEST - 1 - turn));
+            let other = Core::new(problem, time, (2 * slice) >> (LOWEST - 1 - turn));
             meter.spend(16 * problem.items().len() as u64);
             if other.items.len() != core.items.len() {
                 searches = both(&other);
