@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Exports models the way people do, with seeded random weights, by both of PyTorch's exporters.
 
-    python tests/export_models.py [--output-dir tests/models] [--small] [--only WORD]...
+    python tests/export_models.py [--output-dir tests/models] [--small] [--dtype bf16] [--only WORD]...
 
 For each model: NAME.ts.onnx (TorchScript-based exporter), NAME.dy.onnx (torch.export-based), inputs, and what
 onnxruntime makes of them at batch 1 and 8; tests/zoo.py has the layout. Every file is compared with PyTorch before it
 counts. The batch is the named dim `batch`, and some models name `sequence` or `past` too.
+
+With --dtype bf16 the weights and all arithmetic are bfloat16. NumPy has no such type, so the graph takes f32 inputs and
+casts them first; its outputs stay bfloat16, and are f32 in the files. The file is NAME-bf16.dy.onnx; what it is held
+against is PyTorch, since onnxruntime has no bfloat16 on the CPU.
 
 No weights are downloaded. So that random ones exercise what trained ones would, every parameter that starts constant
 (biases, scales, zeroed heads) is made random, and batch normalisation gets the statistics of a random batch.
@@ -81,6 +85,17 @@ class Tokens(nn.Module):
         options = {} if self.outputs > 1 else {"use_cache": False}
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=False, **options)
         return outputs[: self.outputs]
+
+
+class BFloat16(nn.Module):
+    """A model in bfloat16 that takes f32 where it takes floats."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model.to(torch.bfloat16)
+
+    def forward(self, *inputs):
+        return self.model(*(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in inputs))
 
 
 class Decode(nn.Module):
@@ -184,12 +199,12 @@ def text(name, build, vocab, length, outputs=("logits",), small=False):
     return Model(name, build, inputs, list(outputs), {"sequence": length} if small else {}, small)
 
 
-def decode(name, hidden, layers, vocab, past):
+def decode(name, hidden, layers, vocab, past, small=False):
     pairs = [f"{part}.{layer}" for layer in range(layers) for part in ("key", "value")]
     cache = ("batch", hidden // 64, "past", 32)
     inputs = [Input("input_ids", ("batch", 1), "ids", vocab), *(Input(f"past.{pair}", cache) for pair in pairs)]
     outputs = ["logits", *(f"present.{pair}" for pair in pairs)]
-    return Model(name, lambda: Decode(llama(hidden, layers, vocab)), inputs, outputs, {"past": past}, small=True)
+    return Model(name, lambda: Decode(llama(hidden, layers, vocab)), inputs, outputs, {"past": past}, small)
 
 
 def vit(hidden, layers, size=224):
@@ -210,7 +225,7 @@ MODELS = [
     text("bert-small", lambda: bert(256, 4, 1000), 1000, 32, BERT_OUTPUTS, small=True),
     text("gpt2-small", lambda: gpt2(128, 4, 500), 500, 32, small=True),
     text("llama-small", lambda: Tokens(llama(128, 4, 500)), 500, 32, small=True),
-    decode("llama-small-decode", 128, 4, 500, past=31),
+    decode("llama-small-decode", 128, 4, 500, past=31, small=True),
     image("vit-64px", lambda: vit(192, 4, 64), 64, small=True),
     image("convnext-64px", convnext_small, 64, small=True),
     image("unet-64px", lambda: UNet(16, depth=3), 64, "mask", small=True),
@@ -224,6 +239,7 @@ MODELS = [
     image("vit-small", lambda: vit(384, 12)),
     text("gpt2", lambda: gpt2(768, 12, 50257), 50257, 64),
     text("llama", lambda: Tokens(llama(512, 8, 8000)), 8000, 64),
+    decode("llama-decode", 512, 8, 8000, past=127),
     image("unet", lambda: UNet(32), 256, "mask"),
     image("convnext-tiny", vision.convnext_tiny),
     image("vit-b16", vision.vit_b_16),
@@ -261,7 +277,10 @@ def export(row, model, inputs, exporter, path):
         torch.onnx.export(model, inputs, path, dynamo=False, opset_version=17, dynamic_axes=axes, **common)
         return
     shapes = [{i: torch.export.Dim.DYNAMIC for i in axes[name]} for name in names]
-    if isinstance(model, Decode):
+    if isinstance(model, BFloat16):
+        # They arrive as *inputs.
+        shapes = [tuple(shapes)]
+    elif isinstance(model, Decode):
         # Its cache arrives as *past.
         shapes = [shapes[0], tuple(shapes[1:])]
     program = torch.onnx.export(model, inputs, dynamo=True, dynamic_shapes=tuple(shapes), verbose=False, **common)
@@ -292,13 +311,17 @@ def write_case(row, model, case):
         raise RuntimeError(f"inputs {sorted(files)}, not {sorted(feed)}")
     for name, path in files.items():
         np.save(path, feed[name])
-    found = zoo.session(case.model, torch.get_num_threads()).run(None, feed)
+    if isinstance(model, BFloat16):
+        found = [tensor.float().numpy() for tensor in expected]
+    else:
+        found = zoo.session(case.model, torch.get_num_threads()).run(None, feed)
     for path, tensor in zip(case.output_files().values(), found, strict=True):
         np.save(path, tensor)
-    return max(peak_error(f, e.numpy()) for f, e in zip(found, expected, strict=True))
+    return max(peak_error(f, e.float().numpy()) for f, e in zip(found, expected, strict=True))
 
 
-def export_one(row, folder, exporter):
+def prepare(row, dtype="f32"):
+    """The model with its weights, the same at every call, and inputs to export it with."""
     torch.manual_seed(SEED)
     model = row.build()
     # Batch 3 and odd lengths: sizes that no model uses elsewhere, and not 1, which exporters take for a constant.
@@ -306,13 +329,18 @@ def export_one(row, folder, exporter):
     generator = torch.Generator().manual_seed(SEED)
     inputs = tuple(value.draw(sizes, generator) for value in row.inputs)
     randomise(model, inputs)
-    path = folder / f"{row.name}.{exporter}.onnx"
+    return (BFloat16(model) if dtype == "bf16" else model), inputs
+
+
+def export_one(row, folder, exporter, dtype="f32", batches=BATCHES):
+    model, inputs = prepare(row, dtype)
+    path = folder / f"{row.name}{'-bf16' if dtype == 'bf16' else ''}.{exporter}.onnx"
     # Both exporters chat, and one prints the whole graph before it raises.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         export(row, model, inputs, exporter, path)
     zoo.header.cache_clear()
-    error = max(write_case(row, model, zoo.Case(path, batch)) for batch in BATCHES)
+    error = max(write_case(row, model, zoo.Case(path, batch)) for batch in batches)
     if not error < 1e-3:
         raise RuntimeError(f"onnxruntime and PyTorch differ by {error:.1e} of the peak")
     return describe(path, error)
@@ -337,7 +365,10 @@ def main():
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only models with WORD in the name")
     parser.add_argument("--small", action="store_true", help="only the small ones: a minute or two")
     parser.add_argument("--exporter", choices=EXPORTERS, help="only this exporter")
+    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: by torch.export alone")
     args = parser.parse_args()
+    if args.dtype == "bf16":
+        args.exporter = "dy"
     logging.disable(logging.WARNING)
 
     rows = [m for m in MODELS if (m.small or not args.small) and (not args.only or any(w in m.name for w in args.only))]
@@ -353,7 +384,7 @@ def main():
         for exporter in [args.exporter] if args.exporter else EXPORTERS:
             start = time.monotonic()
             try:
-                line = export_one(row, args.output_dir, exporter)
+                line = export_one(row, args.output_dir, exporter, args.dtype)
                 print(f"[{number}/{len(rows)}] {line}  {time.monotonic() - start:.0f} s", flush=True)
                 lines[line.split()[0]] = line
                 index.write_text("\n".join(lines.values()) + "\n")

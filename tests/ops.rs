@@ -7,9 +7,9 @@ use plimsoll::backend::Backend;
 use plimsoll::dtype::DType;
 use plimsoll::exec::Exec;
 use plimsoll::graph::Graph;
-use plimsoll::op::{Fact, ValueId};
+use plimsoll::op::{Attrs, Fact, ValueId};
 use plimsoll::plan::Limits;
-use plimsoll::{ops, pass, plan, reference};
+use plimsoll::{Tensor, ops, pass, plan, reference};
 use std::collections::BTreeSet;
 
 /// Within this share of the output's peak.
@@ -125,5 +125,40 @@ fn every_sample_is_of_a_type_that_the_table_lists() {
             let known = inputs.any(|input| types.get(input.dtype.name()).is_some());
             assert!(known, "{backend} runs {sample:?}, but {types} are listed");
         }
+    }
+}
+
+/// A row whose scores are all masked has no softmax; exporters ask for that, and give it no weight.
+#[test]
+fn rows_without_a_softmax_are_found() {
+    let mut graph = Graph::new("masked");
+    let add = |graph: &mut Graph, op: &str, inputs: &[ValueId]| {
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        let node = graph.add(ops::find(op).expect("a row"), op, &inputs, Attrs::new(), &[]).expect("it fits");
+        ValueId { node, port: 0 }
+    };
+    let mask = graph.input("mask", Fact::new(DType::F32, [3, 37]));
+    let zero = graph.input("zero", Fact::new(DType::F32, []));
+    let weights = add(&mut graph, "Softmax", &[mask]);
+    let none = add(&mut graph, "IsNaN", &[weights]);
+    let kept = add(&mut graph, "Where", &[none, zero, weights]);
+    graph.output("none", none);
+    graph.output("kept", kept);
+    let allowed = |i: usize| !(5..74).contains(&i);
+    let mask: Vec<f64> = (0..111).map(|i| if allowed(i) { 0.5 } else { f64::NEG_INFINITY }).collect();
+    let inputs = [Tensor::from_f64(DType::F32, [3, 37], &mask), Tensor::from_f64(DType::F32, [], &[0.0])];
+    // A shader need not know what is not a number.
+    let (_, open) = common::backends().into_iter().find(|(name, _)| *name == "cpu").expect("the CPU is always there");
+    let backend = open();
+    pass::run(&mut graph, backend.target(), true).expect("the passes run");
+    let (plan, constants) = plan::compile(&graph, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
+    let found = exec.run(&inputs).expect("it runs");
+    let none: Vec<f64> = (0..111).map(|i| f64::from(u8::from((37..74).contains(&i)))).collect();
+    assert_eq!(found[0].to_f64(), none);
+    let share = [1.0 / 5.0, 0.0, 1.0 / 37.0];
+    for (i, found) in found[1].to_f64().into_iter().enumerate() {
+        let expected = if allowed(i) { share[i / 37] } else { 0.0 };
+        assert!((found - expected).abs() < 1e-6, "{found} at {i}, expected {expected}");
     }
 }

@@ -163,6 +163,32 @@ fn what_was_cut_from_a_rectangle_fits_into_it() {
     }
 }
 
+/// Large enough for the search to take only a part of the items at once, and for windows.
+#[test]
+fn large_instances_are_placed_soundly() {
+    let mut random = Random(7);
+    for (life, most) in [(30, 1.02), (400, 1.05), (3000, 1.05)] {
+        let items = (0..4000).map(|at| {
+            let skew = 1 + random.below(20) * random.below(20);
+            Item {
+                lower: at,
+                upper: at + 1 + random.below(life) / skew,
+                size: 256 * (1 + random.below(4000)),
+                align: 1,
+            }
+        });
+        let problem = Problem::new(items.collect(), 1).expect("it is sound");
+        let greedy = place(&problem, Effort::Steps(0));
+        let solution = place(&problem, Effort::Steps(150_000_000));
+        let bound = placement(&problem, &solution).unwrap_or_else(|error| panic!("life {life}: {error}"));
+        assert!(
+            solution.peak <= greedy.peak && solution.peak as f64 <= most * bound as f64,
+            "{life}: {}",
+            solution.peak
+        );
+    }
+}
+
 #[test]
 fn steps_decide_and_more_are_never_worse() {
     for seed in 10..14 {
@@ -255,4 +281,24 @@ fn names_are_unique() {
     let error = Table::parse(Path::new("x.csv"), "id,lower,upper,size\na,0,2,4\nb,0,2,4\na,2,3,6\n", 1).unwrap_err();
     assert!(matches!(error, Error::Syntax { line: 4, .. }), "{error}");
     assert!(error.to_string().contains("line 2"), "{error}");
+}
+
+/// A forward and a backward pass among short lives: so many items that only the busiest sections are searched.
+#[test]
+fn what_is_left_out_of_a_search_is_placed_soundly() {
+    for seed in 11..29 {
+        let mut random = Random(seed);
+        let (half, count) = (750, 1500);
+        let items = (0..count).map(|i| {
+            if i < half {
+                return Item { lower: i, upper: 2 * half - i, size: 4096 << random.below(4), align: 1 };
+            }
+            let lower = random.below(2 * half);
+            let size = [1, 2, 3, 5, 40][random.below(5) as usize] * 65536;
+            Item { lower, upper: lower + 1 + random.below(200), size, align: 1 }
+        });
+        let problem = Problem::new(items.collect(), 1).expect("it is sound");
+        let solution = place(&problem, Effort::Steps(40_000_000));
+        placement(&problem, &solution).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
 }

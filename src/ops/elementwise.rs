@@ -96,6 +96,7 @@ pub(super) static OPS: &[OpDef] = &[
     map("Equal", "Whether a = b", AB, equality, |x, _| truth(x[0] == x[1]), |x, _| x[0].eq(&x[1])),
     map("Greater", "Whether a > b", AB, comparison, |x, _| truth(x[0] > x[1]), |x, _| x[1].lt(&x[0])),
     map("GreaterOrEqual", "Whether a >= b", AB, comparison, |x, _| truth(x[0] >= x[1]), |x, _| x[1].le(&x[0])),
+    map("IsNaN", "Whether x is not a number", X, undefined, |x, _| truth(x[0].is_nan()), |x, _| x[0].eq(&x[0]).not()),
     map("Less", "Whether a < b", AB, comparison, |x, _| truth(x[0] < x[1]), |x, _| x[0].lt(&x[1])),
     map("LessOrEqual", "Whether a <= b", AB, comparison, |x, _| truth(x[0] <= x[1]), |x, _| x[0].le(&x[1])),
     map("Not", "Whether x is false", X, logical, |x, _| 1.0 - x[0], |x, _| x[0].not()),
@@ -168,6 +169,11 @@ fn logical(call: &Call) -> OpResult<Vec<Fact>> {
 fn comparison(call: &Call) -> OpResult<Vec<Fact>> {
     number(call)?;
     output(DType::Bool, broadcast(call)?)
+}
+
+fn undefined(call: &Call) -> OpResult<Vec<Fact>> {
+    float(call)?;
+    output(DType::Bool, call.shape(0).clone())
 }
 
 fn equality(call: &Call) -> OpResult<Vec<Fact>> {

@@ -60,6 +60,16 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| position_of(x, c, |a, b| a > b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMax"))),
     argument("ArgMin", "The index of the smallest value along `axis`",
         |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMin"))),
+    OpDef {
+        name: "CumSum",
+        doc: "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
+        inputs: &[one("x"), shaping("axis")],
+        attrs: &["exclusive", "reverse"],
+        infer: running_infer,
+        eval: Eval::Tensor(running),
+        lower: Lower::Decompose(running_sums),
+        upgrade: None,
+    },
 ];
 
 type Infer = fn(&Call) -> OpResult<Vec<Fact>>;
@@ -220,6 +230,60 @@ fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &
     Ok(vec![b.op(pick, &[index], over(&[axis], call.int("keepdims", 1)?))?])
 }
 
+/// The longest axis that is summed up: every sum goes over the whole of it, masked by a constant of this many rows.
+const LONGEST: usize = 1 << 14;
+
+fn running_infer(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    let axis = call.axis("axis", 0, call.shape(0))?;
+    call.int("exclusive", 0)?;
+    call.int("reverse", 0)?;
+    match call.shape(0)[axis] {
+        n if n > LONGEST => Err(format!("input 'x': expected at most {LONGEST} elements along axis {axis}, found {n}")),
+        _ => Ok(vec![call.fact(0).clone()]),
+    }
+}
+
+/// Whether element `from` belongs to the sum at `to`.
+fn summed(call: &Call) -> OpResult<impl Fn(usize, usize) -> bool> {
+    let (exclusive, reverse) = (call.int("exclusive", 0)? != 0, call.int("reverse", 0)? != 0);
+    Ok(move |from: usize, to: usize| match reverse {
+        _ if from == to => !exclusive,
+        true => from > to,
+        false => from < to,
+    })
+}
+
+fn running(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape) = (x[0].ok_or("input 'x' has no value")?, call.shape(0));
+    let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
+    let sum = |index: Vec<usize>| {
+        let at = |from: usize| {
+            let mut index = index.clone();
+            index[axis] = from;
+            x[position(&index, shape)]
+        };
+        (0..shape[axis]).filter(|&from| summed(from, index[axis])).map(at).sum()
+    };
+    Ok(vec![indices(shape).map(sum).collect()])
+}
+
+/// Each element repeated along a further axis, and the sums along the old one of what a mask leaves.
+fn running_sums(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let shape = call.shape(0);
+    let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
+    let n = shape[axis];
+    let x = b.op("Unsqueeze", &[data(inputs)], Attrs::new().with("axes", &[axis][..]))?;
+    let mask: Vec<f64> = (0..n * n).map(|i| f64::from(u8::from(summed(i % n, i / n)))).collect();
+    // [to, from], then the axes behind.
+    let mut along = vec![1; shape.len() - axis + 1];
+    along[..2].fill(n);
+    let mask = b.constant(Tensor::from_f64(DType::Bool, along, &mask));
+    let zero = b.scalar(0.0, call.dtype(0));
+    let part = b.op("Where", &[mask, x, zero], Attrs::new())?;
+    Ok(vec![b.op("ReduceSum", &[part], over(&[axis + 1], 0))?])
+}
+
 #[cfg(test)]
 mod tests {
     use crate::dtype::DType::*;
@@ -231,6 +295,20 @@ mod tests {
 
     fn reduce(op: &str, attrs: Attrs) -> (String, Vec<f64>) {
         eval(op, &[(F32, &[3, 2, 2], &DATA)], &attrs)
+    }
+
+    #[test]
+    fn running_sums_follow_the_specification() {
+        let sums =
+            |attrs: Attrs, shape: &[usize]| eval("CumSum", &[(I64, shape, &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])], &attrs).1;
+        let axis = |axis: i64| Attrs::new().with("axis", axis);
+        assert_eq!(sums(axis(0), &[6]), [1.0, 3.0, 6.0, 10.0, 15.0, 21.0]);
+        assert_eq!(sums(axis(0).with("exclusive", 1), &[6]), [0.0, 1.0, 3.0, 6.0, 10.0, 15.0]);
+        assert_eq!(sums(axis(0).with("reverse", 1), &[6]), [21.0, 20.0, 18.0, 15.0, 11.0, 6.0]);
+        assert_eq!(sums(axis(-1), &[2, 3]), [1.0, 3.0, 6.0, 4.0, 9.0, 15.0]);
+        assert_eq!(sums(axis(0).with("exclusive", 1).with("reverse", 1), &[2, 3]), [4.0, 5.0, 6.0, 0.0, 0.0, 0.0]);
+        let found = refused("CumSum", &[(F32, &[2, 20_000])], &axis(1));
+        assert_eq!(found, "input 'x': expected at most 16384 elements along axis 1, found 20000");
     }
 
     #[test]

@@ -128,6 +128,12 @@ fn reductions() -> Vec<Sample> {
         Sample::new("ReduceLogSumExp").given(F32, &[2, 2], &[1000.0, 1000.0, -1000.0, -1000.0]).ints("axes", &[1]),
     );
     all.push(Sample::new("ReduceSum").input(F32, &[2, 0, 3], 0.0, 1.0).ints("axes", &[1]));
+    for (axis, exclusive, reverse) in [(0, 0, 0), (1, 1, 0), (-1, 0, 1), (2, 1, 1)] {
+        for dtype in [F32, I64, I32] {
+            let sums = Sample::new("CumSum").input(dtype, &[3, 4, 5], -3.0, 3.0).attr("axis", axis);
+            all.push(sums.attr("exclusive", exclusive).attr("reverse", reverse));
+        }
+    }
     for op in ["ArgMax", "ArgMin"] {
         all.push(data(op, &[3, 4, 5]));
         all.push(data(op, &[3, 4, 5]).attr("axis", -1).attr("keepdims", 0));

@@ -5,15 +5,16 @@ use super::exact::Block;
 use super::time::Timeline;
 use super::{Problem, Solution};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Problems of so many items are never cut down.
 const WHOLE: usize = 1000;
 
-/// Some sections, and the items that span them.
+/// The items of some sections.
 pub(super) struct Core {
-    /// How many sections there are; they are numbered anew.
+    /// How many sections these items have; they are numbered anew.
     pub sections: usize,
-    /// The items as the sections see them.
+    /// The items in these sections.
     pub blocks: Vec<Block>,
     /// Per block, its item.
     pub items: Vec<u32>,
@@ -53,20 +54,18 @@ impl Core {
         let mut before = vec![0; time.live.len() + 1];
         busiest[..taken].iter().for_each(|&section| before[section + 1] = 1);
         (1..before.len()).for_each(|section| before[section] += before[section - 1]);
-        let (mut blocks, mut items) = (Vec::new(), Vec::new());
-        for (index, item) in problem.items().iter().enumerate() {
-            let span = before[time.spans[index].start]..before[time.spans[index].end];
-            if !span.is_empty() {
-                blocks.push(Block {
-                    span,
-                    size: problem.size(index),
-                    align: item.align.max(problem.align()),
-                    fixed: None,
-                });
-                items.push(index as u32);
-            }
-        }
-        Core { sections: taken, blocks, items, whole: taken == time.live.len() }
+        let taken_by = |index: &usize| before[time.spans[*index].start] < before[time.spans[*index].end];
+        let items: Vec<u32> = (0..count).filter(taken_by).map(|index| index as u32).collect();
+        // Two items that share none of the sections taken may still meet in between: sections come from the items anew.
+        let part = items.iter().map(|&index| problem.items()[index as usize]).collect();
+        let own = Timeline::new(&Problem { items: part, align: problem.align(), capacity: None });
+        let block = |(&index, span): (&u32, &Range<usize>)| {
+            let item = &problem.items()[index as usize];
+            let align = item.align.max(problem.align());
+            Block { span: span.clone(), size: problem.size(index as usize), align, fixed: None }
+        };
+        let blocks = items.iter().zip(&own.spans).map(block).collect();
+        Core { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
     }
 
     /// A solution of the whole problem around offsets of the blocks, with a peak below `roof`.
@@ -78,8 +77,21 @@ impl Core {
         roof: u64,
         meter: &mut Meter,
     ) -> Option<Solution> {
-        let mut fixed = vec![None; problem.items().len()];
-        self.items.iter().zip(offsets).for_each(|(&item, &offset)| fixed[item as usize] = Some(offset));
+        let mut fixed: Vec<Option<u64>> = vec![None; problem.items().len()];
+        let mut placed = Placed::new(time);
+        // Two blocks may meet in sections that the search did not see: the second is then laid with the rest.
+        for (&item, &offset) in self.items.iter().zip(offsets) {
+            let (item, mut apart) = (item as usize, true);
+            let end = offset + problem.size(item);
+            placed.meeting(&time.spans[item], &mut |other| {
+                let start = fixed[other].expect("it was placed");
+                apart &= end <= start || start + problem.size(other) <= offset;
+            });
+            if apart {
+                fixed[item] = Some(offset);
+                placed.insert(item);
+            }
+        }
         let busy = time.busiest();
         let weight = |item: u32| {
             let Range { start, end } = &time.spans[item as usize];
@@ -102,8 +114,6 @@ impl Core {
         None
     }
 }
-
-use std::ops::Range;
 
 /// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
 /// below the roof; nothing if time is up.

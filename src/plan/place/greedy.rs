@@ -48,8 +48,12 @@ const STEPS: u64 = 256;
 fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = (usize, Vec<u32>)> + 'a {
     let items = &problem.items;
     let busy = time.busiest();
-    // Each of them takes a second or so for a million items.
-    let tried: &[usize] = if items.len() > 200_000 { &[0, 2, 1, 5] } else { &[0, 1, 2, 3, 4, 5, 6, 7] };
+    let tried: &[usize] = match items.len() {
+        0..=2000 => &[0, 1, 2, 3, 4, 5, 6, 7],
+        2001..=200_000 => &[0, 3, 2, 1, 4, 5, 6, 7],
+        // Each of them takes a second or so.
+        _ => &[0, 2, 1, 5],
+    };
     tried.iter().map(move |&which| {
         let mut order: Vec<u32> = (0..items.len() as u32).collect();
         order.sort_by_cached_key(|&index| {

@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Times plimsoll beside PyTorch on one NVIDIA GPU: the same models, inputs and card, in one run.
+
+    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
+
+FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16. Per model, type and batch:
+PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
+torch.compile(mode="max-autotune") as long as --compile-seconds last, and the steps of plimsoll's plan alone
+(replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in f32 on wgpu. Medians after a warm-up.
+JAX is not timed: it has none of these models.
+
+Memory: what plimsoll planned, and took beside it (context, modules, libraries), against the smallest limit of
+torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes, and what
+PyTorch took beside that. Results: the largest difference over the peak, from PyTorch's on the card and from
+PyTorch's in f32 with the same weights.
+
+Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
+PyTorch's, and the time from the start of the program to the first result of ResNet-50 with a warm kernel cache.
+
+This process never opens the card: every measurement of PyTorch is in a forked child that does.
+"""
+
+import json
+import multiprocessing
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Or else PyTorch opens the driver to see whether there is a card, and no child could.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
+import numpy as np
+import torch
+
+import export_models
+import zoo
+from compare_models import output_error
+
+MODELS = ("resnet50", "bert-base", "gpt2", "llama", "llama-decode")
+BATCHES = (1, 32)
+FORK = multiprocessing.get_context("fork")
+CHAIN = 1 << 28  # elements: 1 GiB of f32
+SIDE = 8192
+
+
+# ---- in children ----
+
+
+def call(pipe, function, args):
+    os.setsid()
+    torch.set_num_threads(1)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        with torch.inference_mode():
+            pipe.put((True, function(*args)))
+    except Exception as error:  # whatever it is, the parent has to hear of it
+        pipe.put((False, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"))
+
+
+def start(function, *args):
+    pipe = FORK.Queue()
+    child = FORK.Process(target=call, args=(pipe, function, args))
+    child.start()
+    return child, pipe
+
+
+def finish(child, pipe, seconds=300.0):
+    """(whether it went well, its result or what went wrong)"""
+    deadline = time.monotonic() + seconds
+    result = (False, f"no result within {seconds:.0f} s")
+    while time.monotonic() < deadline:
+        try:
+            result = pipe.get(timeout=0.2)
+            break
+        except queue.Empty:
+            if not child.is_alive():
+                result = (False, f"ended with {child.exitcode}")
+                break
+    child.join(2)
+    if child.is_alive():
+        os.killpg(child.pid, signal.SIGKILL)
+        child.join()
+    return result
+
+
+def median_ms(function, seconds=0.4):
+    """Of the milliseconds between CUDA events around each call."""
+    for _ in range(5):
+        function()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    function()
+    torch.cuda.synchronize()
+    count = max(10, min(200, round(seconds / (time.perf_counter() - begin))))
+    pairs = []
+    for _ in range(count):
+        pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        pair[0].record()
+        function()
+        pair[1].record()
+        pairs.append(pair)
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(last) for first, last in pairs)
+
+
+def on_card(row, model, batch):
+    """The model and inputs there; attention in the form that PyTorch's users run."""
+    for part in model.modules():
+        if hasattr(part, "set_attn_implementation"):
+            part.set_attn_implementation("sdpa")
+    generator = torch.Generator().manual_seed(export_models.SEED + batch)
+    inputs = [value.draw({"batch": batch, **row.sizes}, generator) for value in row.inputs]
+    return model.cuda(), [tensor.cuda() for tensor in inputs]
+
+
+def used():
+    """Bytes that are gone from the card, to the MiB."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
+
+
+def tensors(outputs):
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    return [tensor.float().cpu().numpy() for tensor in outputs]
+
+
+def eager(row, model, batch, folder):
+    """Milliseconds, and bytes beside the allocator's; leaves inputs, outputs and outputs in f32 in the folder."""
+    before = used()
+    model, inputs = on_card(row, model, batch)
+    for value, tensor in zip(row.inputs, inputs):
+        np.save(folder / ("in." + zoo.file_name(value.name)), tensor.cpu().numpy())
+    outputs = tensors(model(*inputs))
+    elapsed = median_ms(lambda: model(*inputs))
+    beside = used() - before - torch.cuda.memory_reserved()
+    exact = tensors(model.model.float()(*inputs)) if isinstance(model, export_models.BFloat16) else outputs
+    for name, found, reference in zip(row.outputs, outputs, exact, strict=True):
+        np.save(folder / ("out." + zoo.file_name(name)), found)
+        np.save(folder / ("ref." + zoo.file_name(name)), reference)
+    return elapsed, beside
+
+
+def compiled(row, model, batch):
+    model, inputs = on_card(row, model, batch)
+    model = torch.compile(model, mode="max-autotune")
+    return median_ms(lambda: model(*inputs))
+
+
+def footprint(row, model, batch, limit=None):
+    """Bytes at the peak of a run within `limit` bytes: allocated, reserved."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    if limit is not None:
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    model, inputs = on_card(row, model, batch)
+    for _ in range(2):
+        model(*inputs)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+
+
+def copy_ms():
+    source = torch.rand(CHAIN, device="cuda")
+    target = torch.empty_like(source)
+    return median_ms(lambda: target.copy_(source))
+
+
+def product_ms():
+    a, b = (torch.randn(SIDE, SIDE, device="cuda").bfloat16() for _ in range(2))
+    return median_ms(lambda: a @ b, 2.0)
+
+
+# ---- plimsoll ----
+
+
+def bench(args, model, *flags, iterations=20):
+    command = [args.plimsoll.resolve(), "bench", model, "--json", "--warmup", 5, "--iters", iterations, *flags]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise zoo.Failed(f"exit {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    return json.loads(done.stdout)
+
+
+def result(args, case, row, folder):
+    """One run: (bytes planned, bytes beside the plan, error against PyTorch, against f32, PyTorch's own against f32)."""
+    inputs = [f"--input={value.name}={folder / ('in.' + zoo.file_name(value.name))}" for value in row.inputs]
+    found = folder / "found"
+    text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, "--backend", "cuda", "--json", "--output-dir", found)
+    memory = json.loads(text)["memory"]
+    errors = []
+    for name in row.outputs:
+        ours = np.load(found / zoo.file_name(name))
+        theirs, exact = (np.load(folder / (part + zoo.file_name(name))) for part in ("out.", "ref."))
+        errors.append((output_error(ours, theirs), output_error(ours, exact), output_error(theirs, exact)))
+    return memory, [max(column) for column in zip(*errors)]
+
+
+def smallest_limit(row, model, batch):
+    """Bytes: the smallest limit that PyTorch runs under, to 1 % or 2 MiB."""
+    good, value = finish(*start(footprint, row, model, batch))
+    if not good:
+        raise zoo.Failed(value)
+    low, high = value
+    while high - low > max(high // 100, 2 << 20):
+        points = [low + (high - low) * i // 7 for i in range(1, 7)]
+        probes = [start(footprint, row, model, batch, point) for point in points]
+        results = [finish(*probe)[0] for probe in probes]
+        # Allocators are not monotonic by law; from above, the first failure ends the search.
+        failed = [point for point, good in zip(points, results) if not good]
+        low = max(failed, default=low)
+        high = min([point for point in points if point > low], default=high)
+        if not failed:
+            break
+    return high
+
+
+# ---- tables ----
+
+
+def note(args, record):
+    print(json.dumps(record), file=sys.stderr, flush=True)
+    if args.json:
+        with args.json.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def attempt(record, key, function, *arguments):
+    """Sets record[key], or says under `notes` why it is not there."""
+    try:
+        record[key] = function(*arguments)
+    except (zoo.Failed, subprocess.TimeoutExpired, OSError, ValueError, KeyError) as error:
+        record.setdefault("notes", []).append(f"{key}: {error}")
+
+
+def measure(args, row, model, dtype, batch):
+    name = row.name + ("-bf16" if dtype == "bf16" else "")
+    case = zoo.Case(args.models / f"{name}.dy.onnx", batch)
+    record = {"model": row.name, "dtype": dtype, "batch": batch}
+    if not case.model.is_file():
+        return record | {"notes": [f"no {case.model}: tests/export_models.py writes it"]}
+    known = {dim.dim_param for v in case.input_values().values() for dim in v.type.tensor_type.shape.dim}
+    sizes = [f for dim, size in {"batch": batch, **row.sizes}.items() if dim in known for f in ("--set", f"{dim}={size}")]
+    with tempfile.TemporaryDirectory() as folder:
+        good, value = finish(*start(eager, row, model, batch, Path(folder)))
+        if good:
+            record["eager"], record["eager_beside"] = value
+            attempt(record, "run", result, args, case, row, Path(folder))
+        else:
+            record["notes"] = [f"eager: {value}"]
+    for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
+        attempt(record, backend, lambda: bench(args, case.model, *sizes, "--backend", backend)["replay_median_ms"])
+    if "run" in record:
+        memory, record["errors"] = record.pop("run")
+        record["planned"] = memory["allocated_bytes"]
+        record["beside"] = memory["overhead"]
+    return record
+
+
+def number(record, key, digits=3):
+    return f"{record[key]:.{digits}f}" if key in record else "-"
+
+
+def ratio(record, over, under):
+    return f"{record[over] / record[under]:.2f}" if over in record and under in record else "-"
+
+
+def name(record):
+    return f"{record['model']} {record['dtype']} b{record['batch']}"
+
+
+def print_tables(records):
+    rows = []
+    for r in records:
+        rows.append([name(r), number(r, "cuda"), number(r, "eager"), number(r, "compile"), number(r, "wgpu")])
+        rows[-1] += [ratio(r, "eager", "cuda"), ratio(r, "compile", "cuda"), ratio(r, "wgpu", "cuda")]
+    head = ["model", "plimsoll ms", "eager ms", "compiled ms", "wgpu ms", "eager / ours", "compiled / ours", "wgpu / ours"]
+    print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
+
+    rows = []
+    for r in (r for r in records if "planned" in r):
+        beside = sum(r["beside"].values())
+        row = [name(r), f"{r['planned'] / 1e6:.1f}", f"{beside / 1e6:.1f}"]
+        if "limit" in r:
+            limit, other = r["limit"], r["eager_beside"]
+            both = (r["planned"] + beside) / (limit + other)
+            row += [f"{limit / 1e6:.1f}", f"{other / 1e6:.1f}", f"{r['planned'] / limit:.2f}"]
+            row += [f"{(r['planned'] + beside) / limit:.2f}", f"{both:.2f}"]
+        rows.append(row + ["-"] * (8 - len(row)))
+    head = ["model", "planned MB", "beside MB", "PyTorch MB", "beside MB", "planned / PyTorch"]
+    head += ["with beside / PyTorch", "with beside / with beside"]
+    print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
+
+    rows = [[name(r), *(f"{error:.1e}" for error in r["errors"])] for r in records if "errors" in r]
+    head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32"]
+    print(zoo.table(head, rows, right=(1, 2, 3)), end="\n\n")
+    for r in records:
+        for text in r.get("notes", []):
+            print(f"{name(r)}: {text}")
+
+
+GRAPH = '<ir_version: 10, opset_import: ["" : 21]>\n'
+
+
+def chain_text():
+    """Six operators; each element is read once and written once."""
+    return GRAPH + (
+        f"chain (float[{CHAIN}] x) => (float[{CHAIN}] y)\n"
+        "{\n  a = Mul (x, x)\n  b = Add (a, x)\n  c = Relu (b)\n  d = Sub (c, x)\n  e = Mul (d, c)\n  y = Neg (e)\n}\n"
+    )
+
+
+def product_text():
+    shape = f"bfloat16[{SIDE}, {SIDE}]"
+    return GRAPH + f"product ({shape} a, {shape} b) => ({shape} y)\n{{\n  y = MatMul (a, b)\n}}\n"
+
+
+def print_bars(args):
+    with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        for title, text, theirs in (
+            ("elementwise chain over 1 GiB against a copy", chain_text(), copy_ms),
+            ("8192^3 bf16 product against PyTorch", product_text(), product_ms),
+        ):
+            file = folder / "graph.onnxtxt"
+            file.write_text(text)
+            record = {"bar": title}
+            good, value = finish(*start(theirs))
+            if good:
+                record["pytorch_ms"] = value
+                attempt(record, "ours_ms", lambda: bench(args, file, "--backend", "cuda", iterations=20)["replay_median_ms"])
+                if "ours_ms" in record:
+                    record["rate"] = value / record["ours_ms"]
+            note(args, record)
+            print(f"{title}: PyTorch {number(record, 'pytorch_ms')} ms, plimsoll {number(record, 'ours_ms')} ms,", end=" ")
+            print(f"{100 * record['rate']:.1f} % of its rate" if "rate" in record else record.get("notes", value))
+
+        model = args.models / "resnet50.dy.onnx"
+        command = [args.plimsoll.resolve(), "run", model, "--set", "batch=1", "--backend", "cuda"]
+        environment = {**os.environ, "PLIMSOLL_CACHE_DIR": str(folder / "cache")}
+        times = []
+        for _ in range(6):
+            begin = time.perf_counter()
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+            times.append(time.perf_counter() - begin)
+        warm = statistics.median(times[1:])
+        note(args, {"bar": "start", "cold_s": times[0], "warm_s": times[1:]})
+        print(f"start of the process to ResNet-50's result: {times[0]:.2f} s with an empty cache, then {warm:.2f} s")
+
+
+def main():
+    parser = zoo.arguments(__doc__)
+    parser.add_argument("--dtype", action="append", choices=("f32", "bf16"), help="only this type")
+    parser.add_argument("--compile-seconds", type=float, default=0, help="what torch.compile may take altogether")
+    parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
+    parser.add_argument("--json", type=Path, help="append each measurement to this file as it is made")
+    args = parser.parse_args()
+    rows = [m for m in export_models.MODELS if m.name in MODELS and (not args.only or any(w in m.name for w in args.only))]
+    records, models = [], {}
+    for row in rows:
+        for dtype in args.dtype or ("f32", "bf16"):
+            models[row.name, dtype] = export_models.prepare(row, dtype)[0]
+            for batch in args.batch or BATCHES:
+                records.append(measure(args, row, models[row.name, dtype], dtype, batch))
+                note(args, records[-1])
+    print_bars(args)
+    by_name = {row.name: row for row in rows}
+    if not args.no_memory:
+
+        def search(record):
+            key = record["model"], record["dtype"]
+            attempt(record, "limit", smallest_limit, by_name[key[0]], models[key], record["batch"])
+            note(args, record)
+
+        # Nothing is timed here.
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(search, records))
+    deadline = time.monotonic() + args.compile_seconds
+    for record in records:
+        left = deadline - time.monotonic()
+        if left < 5:
+            record.setdefault("notes", []).append("torch.compile: not run, no time left for it")
+            continue
+        key = record["model"], record["dtype"]
+        good, value = finish(*start(compiled, by_name[key[0]], models[key], record["batch"]), left)
+        if good:
+            record["compile"] = value
+        else:
+            record.setdefault("notes", []).append(f"torch.compile: {value}")
+        note(args, record)
+    print()
+    print_tables(records)
+
+
+if __name__ == "__main__":
+    main()
