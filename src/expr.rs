@@ -34,7 +34,8 @@ pub enum Unary {
     Not,
 }
 
-/// Operations on two values of one type. `Max` and `Min` of a NaN are NaN; where a GPU's own ignore it, so does it. Comparisons give `bool`; the logical ones take and give `bool`.
+/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`. `Max` and `Min` of a NaN are
+/// NaN, except where a GPU's own instruction passes over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]

@@ -331,7 +331,7 @@ fn clip(x: &[f64], call: &Call) -> f64 {
         true => x[slot],
         false => param(call, name, open),
     };
-    x[0].max(bound(1, "min", f64::NEG_INFINITY)).min(bound(2, "max", f64::INFINITY))
+    minimum(maximum(x[0], bound(1, "min", f64::NEG_INFINITY)), bound(2, "max", f64::INFINITY))
 }
 
 fn clip_expr(x: &Args, call: &Call) -> Expr {

@@ -2,6 +2,7 @@
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
+use crate::expr::{maximum, minimum};
 use crate::kernel::Fold;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, reduced_axes, shaping};
 use crate::shape::Shape;
@@ -13,9 +14,9 @@ const DATA: &[Input] = &[one("data"), shaping("axes")];
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     row("ReduceMax", "The largest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(lowest(d), f64::max)), Lower::Reduce(Fold::Max)),
+        |x, c| fold(x, c, |x, d| x.iter().copied().fold(lowest(d), maximum)), Lower::Reduce(Fold::Max)),
     row("ReduceMin", "The smallest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(highest(d), f64::min)), Lower::Reduce(Fold::Min)),
+        |x, c| fold(x, c, |x, d| x.iter().copied().fold(highest(d), minimum)), Lower::Reduce(Fold::Min)),
     row("ReduceProd", "The product along axes", number,
         |x, c| fold(x, c, |x, _| x.iter().product()), Lower::Reduce(Fold::Prod)),
     row("ReduceSum", "The sum along axes", number,

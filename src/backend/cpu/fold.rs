@@ -44,9 +44,13 @@ unsafe fn reduce_in<L: Lanes>(fold: Fold, x: &[f32]) -> f32 {
     unsafe {
         match fold {
             Fold::Max => {
-                fold_in::<L>(x, f32::NEG_INFINITY, false, |acc, x| x.max(acc), |a, b| if a > b { a } else { b })
+                let larger = |a: f32, b: f32| if a > b || a.is_nan() { a } else { b };
+                fold_in::<L>(x, f32::NEG_INFINITY, false, |acc, x| acc.maximum(x), larger)
             }
-            Fold::Min => fold_in::<L>(x, f32::INFINITY, false, |acc, x| x.min(acc), |a, b| if a < b { a } else { b }),
+            Fold::Min => {
+                let smaller = |a: f32, b: f32| if a < b || a.is_nan() { a } else { b };
+                fold_in::<L>(x, f32::INFINITY, false, |acc, x| acc.minimum(x), smaller)
+            }
             Fold::Sum | Fold::Prod => fold_in::<L>(x, 0.0, true, |acc, x| acc.add(x), |a, b| a + b),
         }
     }

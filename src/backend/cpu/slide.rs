@@ -134,7 +134,8 @@ impl Sliding {
     }
 
     fn packs(&self) -> bool {
-        !self.windowed.packed && !matches!(self.windowed.slide, Slide::Pool(_))
+        // Weights of no elements have no place in the workspace.
+        !self.windowed.packed && self.workspace.shared > 0 && !matches!(self.windowed.slide, Slide::Pool(_))
     }
 }
 

@@ -1,0 +1,86 @@
+//! Graphs at the edges of what ONNX allows, on the CPU against results worked out by hand: no elements, NaN, images backwards.
+
+use plimsoll::session::{Choice, Options, Session};
+use plimsoll::{Tensor, onnx};
+use std::path::Path;
+
+/// The outputs of a graph, fused and not, which must agree to the bit.
+fn outputs(text: &str, inputs: &[(&str, Tensor)]) -> Vec<Vec<f64>> {
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    let run = |fuse: bool| {
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
+        let session = Session::from_graph(graph, &options).expect("it is planned");
+        let outputs = session.run(inputs).expect("it runs");
+        outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect::<Vec<_>>()
+    };
+    let (fused, unfused) = (run(true), run(false));
+    let bits = |outputs: &[Vec<f64>]| outputs.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&fused), bits(&unfused));
+    fused
+}
+
+fn tensor(shape: &[usize], values: &[f32]) -> Tensor {
+    Tensor::from_f32(shape.to_vec(), values).expect("as many values as the shape has")
+}
+
+/// Numbers as text: a NaN equals itself.
+fn shown(values: &[f64]) -> String {
+    values.iter().map(|x| format!("{x}")).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn a_nan_stays_one() {
+    let x: Vec<f32> = (0..37).map(|i| if i % 5 == 3 { f32::NAN } else { i as f32 - 18.0 }).collect();
+    let text = "g (float[37] x) => (float[37] a, float[37] b, float[37] c, float[37] d, float[1] e, float[1] f) \
+                <float lo = {-2}, float hi = {3}> {
+        a = Relu (x)
+        b = Clip (x, lo, hi)
+        c = Max (lo, x)
+        d = HardSigmoid (x)
+        e = ReduceMax <axes = [0]> (x)
+        f = ReduceMin <axes = [0]> (x)
+    }";
+    let found = outputs(text, &[("x", tensor(&[37], &x))]);
+    let of = |f: fn(f64) -> f64| {
+        shown(&x.iter().map(|&x| if x.is_nan() { f64::NAN } else { f(x.into()) }).collect::<Vec<_>>())
+    };
+    assert_eq!(shown(&found[0]), of(|x| x.max(0.0)));
+    assert_eq!(shown(&found[1]), of(|x| x.clamp(-2.0, 3.0)));
+    assert_eq!(shown(&found[2]), of(|x| x.max(-2.0)));
+    for (x, y) in x.iter().zip(&found[3]) {
+        assert_eq!(x.is_nan(), y.is_nan());
+    }
+    assert_eq!([shown(&found[4]), shown(&found[5])], ["NaN", "NaN"]);
+}
+
+#[test]
+fn convolutions_of_no_channels_are_their_bias() {
+    let text =
+        "g (float[1, 0, 4, 4] x, float[2, 0, 3, 3] w, float[2] b) => (float[1, 2, 2, 2] y) { y = Conv (x, w, b) }";
+    let inputs =
+        [("x", tensor(&[1, 0, 4, 4], &[])), ("w", tensor(&[2, 0, 3, 3], &[])), ("b", tensor(&[2], &[1.5, -2.0]))];
+    assert_eq!(outputs(text, &inputs), [[1.5, 1.5, 1.5, 1.5, -2.0, -2.0, -2.0, -2.0]]);
+    let text = "g (float[1, 0, 1, 1] x, float[0, 2, 2, 2] w, float[2] b) => (float[1, 2, 2, 2] y) { y = ConvTranspose (x, w, b) }";
+    let inputs =
+        [("x", tensor(&[1, 0, 1, 1], &[])), ("w", tensor(&[0, 2, 2, 2], &[])), ("b", tensor(&[2], &[1.5, -2.0]))];
+    assert_eq!(outputs(text, &inputs), [[1.5, 1.5, 1.5, 1.5, -2.0, -2.0, -2.0, -2.0]]);
+}
+
+#[test]
+fn parts_of_no_elements_are_joined() {
+    let text = "g (float[0, 3] x) => (float[0, 9] y) { r = Relu (x) c = Concat <axis = 1> (r, r, r) y = Sigmoid (c) }";
+    assert_eq!(outputs(text, &[("x", tensor(&[0, 3], &[]))]), [[0.0; 0]]);
+}
+
+#[test]
+fn images_are_read_backwards() {
+    let text =
+        "g (float[2, 1, 2, 2] x) => (float[2, 1, 1, 1] y) <int64[1] a = {-1}, int64[1] b = {-9}, int64[1] c = {0}> {
+        s = Slice (x, a, b, c, a)
+        y = MaxPool <kernel_shape = [2, 2]> (s)
+    }";
+    let x = tensor(&[2, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 7.0, 6.0]);
+    assert_eq!(outputs(text, &[("x", x)]), [[8.0, 4.0]]);
+}
