@@ -169,7 +169,8 @@ pub struct Summary {
     pub planned_bytes: u64,
     /// Bytes of the arena's segments.
     pub arena_bytes: u64,
-    /// The largest sum of live bytes over the steps: no placement of this order can be smaller.
+    /// The largest sum of live bytes over the steps, each buffer rounded up to the alignment: no placement of this order can be smaller.
+    /// Or the arena, where its last buffer ends short of that.
     pub lower_bound: u64,
     /// Bytes of the constants' segments.
     pub constant_bytes: u64,
@@ -395,10 +396,10 @@ fn layout(
                 beyond.push(range);
             } else {
                 offsets[range] = (segments.len(), offset);
-                bytes = bytes.max(end.next_multiple_of(target.alignment));
+                bytes = bytes.max(end);
             }
         }
-        segments.push(bytes.min(target.max_segment));
+        segments.push(bytes);
         rest = beyond;
     }
     let peak = segments.iter().sum();
@@ -525,7 +526,7 @@ fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (
     plan.summary = Summary {
         planned_bytes: plan.bytes(),
         arena_bytes: plan.class_bytes(Class::Activation),
-        lower_bound: layout.bound,
+        lower_bound: layout.bound.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
         input_bytes: plan.class_bytes(Class::Input),

@@ -72,7 +72,7 @@ pub fn repair(plan: &mut Plan) {
     plan.summary = Summary {
         planned_bytes: sum(None),
         arena_bytes: sum(Some(Class::Activation)),
-        lower_bound: (0..plan.steps.len()).map(live).max().unwrap_or(0),
+        lower_bound: (0..plan.steps.len()).map(live).max().unwrap_or(0).min(sum(Some(Class::Activation))),
         constant_bytes: sum(Some(Class::Constant)),
         state_bytes: sum(Some(Class::State)),
         input_bytes: sum(Some(Class::Input)),
