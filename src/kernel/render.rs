@@ -60,6 +60,7 @@ kernels! {
     row_team "row_team.cu": "the same over dense rows, which warps hold in registers",
     matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
     matmul_large "matmul_large.wgsl": "the same with 8 by 8 sums per invocation, for large products",
+    matmul_deep "matmul_deep.wgsl": "the same with the inner axis shared too, for products of few tiles",
     matmul_tile "matmul_tile.cu": "the same with 8 by 8 sums per invocation, for large products",
     matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",

@@ -228,6 +228,33 @@ impl Module<'_> {
             self.shared.push(("tile_b", Vec4, 32 * steps));
             return Ok(("matmul_large", 256, (batch * tiles(128, 128)) as u64));
         }
+        if k >= DEEP && self.target.max_workgroup >= 256 && most >= 16 << 10 {
+            // Sixteen teams where larger tiles would leave much of a large device idle.
+            let (tile, depth) = if batch * tiles(32, 32) >= 128 { (32, 8) } else { (16, 4) };
+            let slices = 256 * 16 / (tile * tile);
+            let (step, pitch) = (slices * depth, tile + 1);
+            let along = |inner: bool| if inner { (step, 1) } else { (1, tile) };
+            let ((am, ak), (bn, bk)) = (along(a_k), along(b_k));
+            let constants = [
+                ("TILE", tile),
+                ("TILES_M", m.div_ceil(tile)),
+                ("TILES_N", n.div_ceil(tile)),
+                ("SLICES", slices),
+                ("DEPTH", depth),
+                ("STEP", step),
+                ("PITCH", pitch),
+                ("RIGHT", step * pitch),
+                ("A_M_STEP", am),
+                ("A_K_STEP", ak),
+                ("B_N_STEP", bn),
+                ("B_K_STEP", bk),
+            ];
+            constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+            self.lists.insert("load", vec![Vec::new(); tile * step / 256]);
+            self.lists.insert("row", vec![Vec::new(); 4]);
+            self.shared.push(("tile", F32, (2 * step * pitch).max(slices * tile * tile)));
+            return Ok(("matmul_deep", 256, (batch * tiles(tile, tile)) as u64));
+        }
         let (tile_m, tile_n) = match () {
             () if m <= 16 => (16, 64),
             () if batch * tiles(64, 64) >= 64 && self.target.max_workgroup >= 256 => (64, 64),
@@ -514,6 +541,9 @@ pub(super) struct RowFoldText {
     pub(super) ty: Type,
     pub(super) start: f64,
 }
+
+/// From this inner extent on, the invocations of a workgroup share the inner axis of a product of few tiles.
+const DEEP: usize = 128;
 
 /// The sums of an invocation of `matmul_large`: which rows and columns of the tile each is of.
 #[rustfmt::skip]
