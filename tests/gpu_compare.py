@@ -9,9 +9,9 @@ torch.compile(mode="max-autotune") as long as --compile-seconds last, and the st
 (replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in f32 on wgpu. Medians after a warm-up.
 JAX is not timed: it has none of these models.
 
-Memory: what plimsoll planned, and took beside it (context, modules, libraries), against the smallest limit of
-torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes, and what
-PyTorch took beside that. Results: the largest difference over the peak, from PyTorch's on the card and from
+Memory: what plimsoll planned, and took beside it (modules, libraries, graphs), against the smallest limit of
+torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes. Neither counts
+the context; the limit leaves out PyTorch's modules and libraries too. Results: the largest difference over the peak, from PyTorch's on the card and from
 PyTorch's in f32 with the same weights.
 
 Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
@@ -120,31 +120,23 @@ def on_card(row, model, batch):
     return model.cuda(), [tensor.cuda() for tensor in inputs]
 
 
-def used():
-    """Bytes that are gone from the card, to the MiB."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
-
-
 def tensors(outputs):
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     return [tensor.float().cpu().numpy() for tensor in outputs]
 
 
 def eager(row, model, batch, folder):
-    """Milliseconds, and bytes beside the allocator's; leaves inputs, outputs and outputs in f32 in the folder."""
-    before = used()
+    """Milliseconds; leaves inputs, outputs and outputs in f32 in the folder."""
     model, inputs = on_card(row, model, batch)
     for value, tensor in zip(row.inputs, inputs):
         np.save(folder / ("in." + zoo.file_name(value.name)), tensor.cpu().numpy())
     outputs = tensors(model(*inputs))
     elapsed = median_ms(lambda: model(*inputs))
-    beside = used() - before - torch.cuda.memory_reserved()
     exact = tensors(model.model.float()(*inputs)) if isinstance(model, export_models.BFloat16) else outputs
     for name, found, reference in zip(row.outputs, outputs, exact, strict=True):
         np.save(folder / ("out." + zoo.file_name(name)), found)
         np.save(folder / ("ref." + zoo.file_name(name)), reference)
-    return elapsed, beside
+    return elapsed
 
 
 def compiled(row, model, batch):
@@ -251,7 +243,7 @@ def measure(args, row, model, dtype, batch):
     with tempfile.TemporaryDirectory() as folder:
         good, value = finish(*start(eager, row, model, batch, Path(folder)))
         if good:
-            record["eager"], record["eager_beside"] = value
+            record["eager"] = value
             attempt(record, "run", result, args, case, row, Path(folder))
         else:
             record["notes"] = [f"eager: {value}"]
@@ -290,14 +282,11 @@ def print_tables(records):
         beside = sum(r["beside"].values())
         row = [name(r), f"{r['planned'] / 1e6:.1f}", f"{beside / 1e6:.1f}"]
         if "limit" in r:
-            limit, other = r["limit"], r.get("eager_beside", 0)
-            both = (r["planned"] + beside) / (limit + other)
-            row += [f"{limit / 1e6:.1f}", f"{other / 1e6:.1f}", f"{r['planned'] / limit:.2f}"]
-            row += [f"{(r['planned'] + beside) / limit:.2f}", f"{both:.2f}"]
-        rows.append(row + ["-"] * (8 - len(row)))
-    head = ["model", "planned MB", "beside MB", "PyTorch MB", "beside MB", "planned / PyTorch"]
-    head += ["with beside / PyTorch", "with beside / with beside"]
-    print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
+            limit = r["limit"]
+            row += [f"{limit / 1e6:.1f}", f"{r['planned'] / limit:.2f}", f"{(r['planned'] + beside) / limit:.2f}"]
+        rows.append(row + ["-"] * (6 - len(row)))
+    head = ["model", "planned MB", "beside MB", "PyTorch MB", "planned / PyTorch", "with beside / PyTorch"]
+    print(zoo.table(head, rows, right=range(1, 6)), end="\n\n")
 
     rows = [[name(r), *(f"{error:.1e}" for error in r["errors"])] for r in records if "errors" in r]
     head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32"]
@@ -346,6 +335,8 @@ def print_bars(args):
             )
 
         model = args.models / "resnet50.dy.onnx"
+        if not model.is_file():
+            return
         command = [args.plimsoll.resolve(), "run", model, "--set", "batch=1", "--backend", "cuda"]
         environment = {**os.environ, "PLIMSOLL_CACHE_DIR": str(folder / "cache")}
         times = []
