@@ -11,8 +11,10 @@ JAX is not timed: it has none of these models.
 
 Memory: what plimsoll planned, and took beside it (modules, libraries, graphs), against the smallest limit of
 torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes. Neither counts
-the context; the limit leaves out PyTorch's modules and libraries too. Results: the largest difference over the peak, from PyTorch's on the card and from
-PyTorch's in f32 with the same weights.
+the context; the limit leaves out PyTorch's modules and libraries too.
+
+Results: the largest difference over the peak, from PyTorch's on the card and from PyTorch's in f32 with the same
+weights.
 
 Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
 PyTorch's, and the time from the start of the program to the first result of ResNet-50 with a warm kernel cache.
