@@ -106,7 +106,8 @@ step "graphs on CUDA" run_graphs cuda
 step "digits on CUDA" digits cuda
 # This test starts the program where cargo built it, which is on another machine.
 built_here=(--skip every_sample_is_of_a_type_that_the_table_lists)
-tested "op table on CUDA" ops "${built_here[@]}"
+tested "op table on CUDA" ops "${built_here[@]}" --test-threads=1
+tested "op table on CUDA, its tests side by side" ops "${built_here[@]}"
 tested "kernel cases on CUDA" backend cuda
 tested "memory audit" cuda audit --nocapture
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
@@ -120,13 +121,18 @@ for tool in memcheck racecheck; do
 done
 with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
 step "graphs on wgpu" run_graphs wgpu
-tested "op table on wgpu" ops "${built_here[@]}"
+tested "op table on wgpu" ops "${built_here[@]}" --test-threads=1
 step "start-up" start_up
 step "bench" bench
 if [[ -n $models ]] && python3 -c 'import numpy, onnxruntime' 2>/dev/null; then
     step "exported models" python3 "$root/tests/compare_models.py" "$models" --backend cuda --plimsoll "$plimsoll"
 else
     skip "exported models" "no folder of models, or no onnxruntime"
+fi
+if [[ -n $models ]] && python3 -c 'import torch, transformers' 2>/dev/null; then
+    step "against PyTorch" python3 "$root/tests/gpu_compare.py" "$models" --plimsoll "$plimsoll"
+else
+    skip "against PyTorch" "no folder of models, or no PyTorch"
 fi
 
 report() {
@@ -136,7 +142,7 @@ report() {
     echo "|---|---|---|"
     printf '%s\n' "${summary[@]}"
     local name
-    for name in devices memory_audit start_up bench; do
+    for name in devices memory_audit start_up bench against_pytorch; do
         [[ -s $logs/$name ]] && printf '\n## %s\n```\n%s\n```\n' "$name" "$(cat "$logs/$name")"
     done
 }

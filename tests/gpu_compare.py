@@ -9,10 +9,12 @@ torch.compile(mode="max-autotune") as long as --compile-seconds last, and the st
 (replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in f32 on wgpu. Medians after a warm-up.
 JAX is not timed: it has none of these models.
 
-Memory: what plimsoll planned, and took beside it (context, modules, libraries), against the smallest limit of
-torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes, and what
-PyTorch took beside that. Results: the largest difference over the peak, from PyTorch's on the card and from
-PyTorch's in f32 with the same weights.
+Memory: what plimsoll planned, and took beside it (modules, libraries, graphs), against the smallest limit of
+torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes. Neither counts
+the context; the limit leaves out PyTorch's modules and libraries too.
+
+Results: the largest difference over the peak, from PyTorch's on the card and from PyTorch's in f32 with the same
+weights.
 
 Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
 PyTorch's, and the time from the start of the program to the first result of ResNet-50 with a warm kernel cache.
@@ -30,7 +32,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 # Or else PyTorch opens the driver to see whether there is a card, and no child could.
@@ -121,31 +122,23 @@ def on_card(row, model, batch):
     return model.cuda(), [tensor.cuda() for tensor in inputs]
 
 
-def used():
-    """Bytes that are gone from the card, to the MiB."""
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
-
-
 def tensors(outputs):
     outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
     return [tensor.float().cpu().numpy() for tensor in outputs]
 
 
 def eager(row, model, batch, folder):
-    """Milliseconds, and bytes beside the allocator's; leaves inputs, outputs and outputs in f32 in the folder."""
-    before = used()
+    """Milliseconds; leaves inputs, outputs and outputs in f32 in the folder."""
     model, inputs = on_card(row, model, batch)
     for value, tensor in zip(row.inputs, inputs):
         np.save(folder / ("in." + zoo.file_name(value.name)), tensor.cpu().numpy())
     outputs = tensors(model(*inputs))
     elapsed = median_ms(lambda: model(*inputs))
-    beside = used() - before - torch.cuda.memory_reserved()
     exact = tensors(model.model.float()(*inputs)) if isinstance(model, export_models.BFloat16) else outputs
     for name, found, reference in zip(row.outputs, outputs, exact, strict=True):
         np.save(folder / ("out." + zoo.file_name(name)), found)
         np.save(folder / ("ref." + zoo.file_name(name)), reference)
-    return elapsed, beside
+    return elapsed
 
 
 def compiled(row, model, batch):
@@ -180,16 +173,17 @@ def product_ms():
 # ---- plimsoll ----
 
 
-def bench(args, model, *flags, iterations=20):
-    command = [args.plimsoll.resolve(), "bench", model, "--json", "--warmup", 5, "--iters", iterations, *flags]
+def bench(args, model, *flags):
+    """Milliseconds of the steps alone."""
+    command = [args.plimsoll.resolve(), "bench", model, "--json", "--warmup", 5, "--iters", 20, *flags]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
     if done.returncode:
         raise zoo.Failed(f"exit {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["replay_median_ms"]
 
 
 def result(args, case, row, folder):
-    """One run: (bytes planned, bytes beside the plan, error against PyTorch, against f32, PyTorch's own against f32)."""
+    """One run: its memory, and errors against PyTorch, against f32, and PyTorch's own against f32."""
     inputs = [f"--input={value.name}={folder / ('in.' + zoo.file_name(value.name))}" for value in row.inputs]
     found = folder / "found"
     text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, "--backend", "cuda", "--json", "--output-dir", found)
@@ -203,13 +197,13 @@ def result(args, case, row, folder):
 
 
 def smallest_limit(row, model, batch):
-    """Bytes: the smallest limit that PyTorch runs under, to 1 % or 2 MiB."""
+    """Bytes: the smallest limit that PyTorch runs under, to 2 % or 2 MiB."""
     good, value = finish(*start(footprint, row, model, batch))
     if not good:
         raise zoo.Failed(value)
     low, high = value
-    while high - low > max(high // 100, 2 << 20):
-        points = [low + (high - low) * i // 7 for i in range(1, 7)]
+    while high - low > max(high // 50, 2 << 20):
+        points = [low + (high - low) * i // 13 for i in range(1, 13)]
         probes = [start(footprint, row, model, batch, point) for point in points]
         results = [finish(*probe)[0] for probe in probes]
         # Allocators are not monotonic by law; from above, the first failure ends the search.
@@ -246,16 +240,17 @@ def measure(args, row, model, dtype, batch):
     if not case.model.is_file():
         return record | {"notes": [f"no {case.model}: tests/export_models.py writes it"]}
     known = {dim.dim_param for v in case.input_values().values() for dim in v.type.tensor_type.shape.dim}
-    sizes = [f for dim, size in {"batch": batch, **row.sizes}.items() if dim in known for f in ("--set", f"{dim}={size}")]
+    bound = {dim: size for dim, size in {"batch": batch, **row.sizes}.items() if dim in known}
+    sizes = [flag for dim, size in bound.items() for flag in ("--set", f"{dim}={size}")]
     with tempfile.TemporaryDirectory() as folder:
         good, value = finish(*start(eager, row, model, batch, Path(folder)))
         if good:
-            record["eager"], record["eager_beside"] = value
+            record["eager"] = value
             attempt(record, "run", result, args, case, row, Path(folder))
         else:
             record["notes"] = [f"eager: {value}"]
     for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
-        attempt(record, backend, lambda: bench(args, case.model, *sizes, "--backend", backend)["replay_median_ms"])
+        attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend)
     if "run" in record:
         memory, record["errors"] = record.pop("run")
         record["planned"] = memory["allocated_bytes"]
@@ -280,7 +275,8 @@ def print_tables(records):
     for r in records:
         rows.append([name(r), number(r, "cuda"), number(r, "eager"), number(r, "compile"), number(r, "wgpu")])
         rows[-1] += [ratio(r, "eager", "cuda"), ratio(r, "compile", "cuda"), ratio(r, "wgpu", "cuda")]
-    head = ["model", "plimsoll ms", "eager ms", "compiled ms", "wgpu ms", "eager / ours", "compiled / ours", "wgpu / ours"]
+    head = ["model", "plimsoll ms", "eager ms", "compiled ms", "wgpu ms"]
+    head += ["eager / ours", "compiled / ours", "wgpu / ours"]
     print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
 
     rows = []
@@ -288,14 +284,11 @@ def print_tables(records):
         beside = sum(r["beside"].values())
         row = [name(r), f"{r['planned'] / 1e6:.1f}", f"{beside / 1e6:.1f}"]
         if "limit" in r:
-            limit, other = r["limit"], r["eager_beside"]
-            both = (r["planned"] + beside) / (limit + other)
-            row += [f"{limit / 1e6:.1f}", f"{other / 1e6:.1f}", f"{r['planned'] / limit:.2f}"]
-            row += [f"{(r['planned'] + beside) / limit:.2f}", f"{both:.2f}"]
-        rows.append(row + ["-"] * (8 - len(row)))
-    head = ["model", "planned MB", "beside MB", "PyTorch MB", "beside MB", "planned / PyTorch"]
-    head += ["with beside / PyTorch", "with beside / with beside"]
-    print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
+            limit = r["limit"]
+            row += [f"{limit / 1e6:.1f}", f"{r['planned'] / limit:.2f}", f"{(r['planned'] + beside) / limit:.2f}"]
+        rows.append(row + ["-"] * (6 - len(row)))
+    head = ["model", "planned MB", "beside MB", "PyTorch MB", "planned / PyTorch", "with beside / PyTorch"]
+    print(zoo.table(head, rows, right=range(1, 6)), end="\n\n")
 
     rows = [[name(r), *(f"{error:.1e}" for error in r["errors"])] for r in records if "errors" in r]
     head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32"]
@@ -334,14 +327,18 @@ def print_bars(args):
             good, value = finish(*start(theirs))
             if good:
                 record["pytorch_ms"] = value
-                attempt(record, "ours_ms", lambda: bench(args, file, "--backend", "cuda", iterations=20)["replay_median_ms"])
+                attempt(record, "ours_ms", bench, args, file, "--backend", "cuda")
                 if "ours_ms" in record:
                     record["rate"] = value / record["ours_ms"]
             note(args, record)
-            print(f"{title}: PyTorch {number(record, 'pytorch_ms')} ms, plimsoll {number(record, 'ours_ms')} ms,", end=" ")
-            print(f"{100 * record['rate']:.1f} % of its rate" if "rate" in record else record.get("notes", value))
+            rate = f"{100 * record['rate']:.1f} % of its rate" if "rate" in record else record.get("notes", value)
+            print(
+                f"{title}: PyTorch {number(record, 'pytorch_ms')} ms, plimsoll {number(record, 'ours_ms')} ms, {rate}"
+            )
 
         model = args.models / "resnet50.dy.onnx"
+        if not model.is_file():
+            return
         command = [args.plimsoll.resolve(), "run", model, "--set", "batch=1", "--backend", "cuda"]
         environment = {**os.environ, "PLIMSOLL_CACHE_DIR": str(folder / "cache")}
         times = []
@@ -358,29 +355,30 @@ def main():
     parser = zoo.arguments(__doc__)
     parser.add_argument("--dtype", action="append", choices=("f32", "bf16"), help="only this type")
     parser.add_argument("--compile-seconds", type=float, default=0, help="what torch.compile may take altogether")
+    parser.add_argument("--no-times", action="store_true", help="neither time models nor compare their results")
     parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
     parser.add_argument("--json", type=Path, help="append each measurement to this file as it is made")
     args = parser.parse_args()
-    rows = [m for m in export_models.MODELS if m.name in MODELS and (not args.only or any(w in m.name for w in args.only))]
+    rows = [m for m in export_models.MODELS if m.name in MODELS]
+    rows = [m for m in rows if not args.only or any(word in m.name for word in args.only)]
     records, models = [], {}
     for row in rows:
         for dtype in args.dtype or ("f32", "bf16"):
             models[row.name, dtype] = export_models.prepare(row, dtype)[0]
             for batch in args.batch or BATCHES:
+                if args.no_times:
+                    records.append({"model": row.name, "dtype": dtype, "batch": batch})
+                    continue
                 records.append(measure(args, row, models[row.name, dtype], dtype, batch))
                 note(args, records[-1])
-    print_bars(args)
+    if not args.no_times:
+        print_bars(args)
     by_name = {row.name: row for row in rows}
     if not args.no_memory:
-
-        def search(record):
+        for record in records:
             key = record["model"], record["dtype"]
             attempt(record, "limit", smallest_limit, by_name[key[0]], models[key], record["batch"])
             note(args, record)
-
-        # Nothing is timed here.
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(search, records))
     deadline = time.monotonic() + args.compile_seconds
     for record in records:
         left = deadline - time.monotonic()
