@@ -182,7 +182,7 @@ struct Run {
 struct PlanCommand {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: cpu, cuda (an H100), wgpu (the WebGPU baseline), or a target's JSON file (`devices --json`).
+    /// What to plan for: cpu, cuda (an H200), wgpu (the WebGPU baseline), or a target's JSON file (`devices cuda:0`).
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
@@ -711,7 +711,9 @@ fn place(command: &Place, json: bool) -> Result<String> {
         let start = Instant::now();
         let mut instance = place::Table::read(file, command.align)?;
         instance.problem.capacity = command.capacity;
-        let effort = command.deadline.map_or(Effort::Steps(command.steps), |time| Effort::Until(start + time));
+        let until = |time| start.checked_add(time).map(Effort::Until);
+        let effort = command.deadline.map_or(Some(Effort::Steps(command.steps)), until);
+        let effort = effort.ok_or_else(|| Error::Usage("--deadline: later than the clock can tell".into()))?;
         let (wall, cpu) = (Instant::now(), cpu_time());
         let solution = place::place(&instance.problem, effort);
         let seconds = match (cpu, cpu_time()) {
@@ -735,7 +737,7 @@ fn place(command: &Place, json: bool) -> Result<String> {
             record["fits"] = json!(peak <= capacity);
             record["deficit"] = json!(peak.saturating_sub(capacity));
             if peak > capacity {
-                let what = format!("a placement of {name} with a peak of {peak} bytes, the lower bound being {bound},");
+                let what = format!("{name}: a placement (lower bound {bound}, found {peak})");
                 misfit.get_or_insert(Error::Fit { what, needed: peak, limit: capacity });
             }
         }
@@ -1000,8 +1002,15 @@ fn operators(json: bool) -> Result<String> {
         let moved: Vec<_> = DType::ALL.iter().filter_map(|d| Some(format!("{d} as {}", stored(d)?))).collect();
         let lacking: Vec<_> =
             DType::ALL.iter().filter(|d| target.storage(**d).is_err()).map(DType::to_string).collect();
-        let list = |list: &[String]| if list.is_empty() { "nothing".to_owned() } else { list.join(", ") };
-        text += &format!("{}: stores {} (*); has no {}\n", target.name, list(&moved), list(&lacking));
+        let mut parts = Vec::new();
+        if !moved.is_empty() {
+            parts.push(format!("stores {} (*)", moved.join(", ")));
+        }
+        if !lacking.is_empty() {
+            parts.push(format!("has no {}", lacking.join(", ")));
+        }
+        let parts = if parts.is_empty() { "every type as it is".to_owned() } else { parts.join("; ") };
+        text += &format!("{}: {parts}\n", target.name);
     }
     Ok(text)
 }

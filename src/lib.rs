@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, dot, wgsl, cuda
-//!                               Graph --passes--> Graph --lower, order, place--> Plan --exec--> Backend (wgpu | cpu)
+//!                               Graph --passes--> Graph --lower, order, place--> Plan --exec--> Backend (cuda | wgpu | cpu)
 //! Rust code ------------trace---'   '--reference (f64, node by node)             '--check (knows only the plan)
 //! ```
 //!
@@ -11,29 +11,33 @@
 //! - [`Graph`]: what was asked, a DAG of operators over values.
 //! - [`OpDef`](op::OpDef): what an operator means; one row of the [op table](ops).
 //! - [`Body`](expr::Body): scalar code.
-//! - [`Kernel`](kernel::Kernel): a template with its holes filled.
+//! - [`Kernel`](kernel::Kernel): a template with its holes filled; on CUDA perhaps a [library's call](kernel::library).
 //! - [`Plan`]: what will run, on which bytes.
 //! - [`Backend`](backend::Backend): a device.
 //! - [`Tensor`]: host data.
 //!
 //! # Layers
-//! A module uses only those above it in this list:
+//! A module uses its own folder, its own line, and the lines above it:
 //! ```text
 //! values   error dtype shape tensor npy target
 //! meaning  expr kernel op ops
 //! graph    graph                       the only file that names petgraph
 //! in, out  trace onnx reference pass
-//! kernels  kernel::layout kernel::render
-//! plan     plan::{lower, order, live, place, check}
-//! devices  backend::{cpu, wgpu} exec eager
+//! kernels  kernel::library             what cuBLASLt and cuDNN compute of a kernel
+//!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
+//!          kernel::render              WGSL and CUDA C++ from shaders/
+//! plan     plan::{lower, order, lanes, live, place, check}
+//! devices  backend::{cpu, cuda, wgpu} exec eager
 //! door     session report cli
 //! ```
 //!
 //! # Invariants
 //! 1. Backends and [`exec`] know kernels and bytes; no operators, no graphs.
-//! 2. Planning needs no device and no weights, and is deterministic.
-//! 3. Planned bytes are allocated bytes; a run allocates nothing.
-//! 4. Every pass ends in [`Graph::verify`], every plan in [`plan::check`].
+//! 2. Planning needs no device and no weights, and is deterministic: searches count steps, not time.
+//! 3. Planned bytes are allocated bytes, those that data passes through on its way to a device ([staging](target::Memory)) included;
+//!    a run allocates nothing. What a driver takes for itself is [measured](backend::Usage::overhead) and shown apart.
+//! 4. Every pass ends in [`Graph::verify`], every plan in [`plan::check`], every placement of `plimsoll place` in
+//!    [`plan::check::placement()`].
 //! 5. No globals and no thread-locals: a device is a value that is held.
 //! 6. Bad input is an [`Error`] that names the node, the file or the flag; a broken invariant is a panic that names the
 //!    invariant.
@@ -42,8 +46,13 @@
 //! - An elementwise operator: one row in `src/ops/elementwise.rs`. Shape inference, fusion, the kernels of all backends and the test
 //!   that walks the table follow from it.
 //! - A structured operator: one row that decomposes into others, or names a [template](kernel::Template).
-//! - A kernel template: a variant of [`kernel::Template`], a file in `shaders/`, a function of the CPU backend.
-//! - A backend: one file with the methods of [`backend::Backend`].
+//! - A kernel template: a variant of [`kernel::Template`], a file in `shaders/` with its row in [`kernel::render::KERNELS`] and its holes
+//!   in `kernel/render/`, its workspace in [`kernel::layout`], its rules in `plan/check/kernel.rs`, a function of the CPU backend,
+//!   and cases in `tests/kernels`.
+//! - A text of a template for CUDA alone: a file in `shaders/` with the same holes, chosen where the template is rendered.
+//! - A library's call: a variant of [`kernel::library::Call`], which the checker derives again, and its execution in `backend/cuda/`.
+//! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
+//!   and a line in `tests/common`.
 //! - A pass: one function and one line in [`pass::PASSES`].
 #![warn(missing_docs)]
 

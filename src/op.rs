@@ -418,11 +418,6 @@ impl OpDef {
         let variadic = data().any(|i| i.arity == Arity::Variadic);
         (min, if variadic { usize::MAX } else { data().count() })
     }
-
-    /// Whether a node is elementwise.
-    pub fn is_map(&self) -> bool {
-        matches!(self.lower, Lower::Map(_))
-    }
 }
 
 /// The axes a reduction folds, ascending: attribute `axes`, or all of them when it is absent or empty (none, with

@@ -183,8 +183,8 @@ impl Target {
         }
     }
 
-    /// The type in which values of `dtype` are stored on this device. WebGPU without 64-bit integers or bytes holds
-    /// `i64` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1; the CPU holds halves as `f32`.
+    /// The type in which values of `dtype` are stored on this device. WebGPU, which has no 64-bit integers and no bytes, holds
+    /// `i64`, `i8` and `u8` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1; the CPU holds halves as `f32`.
     ///
     /// # Errors
     /// When the device has no type that could hold the values.

@@ -305,9 +305,15 @@ fn devices_and_operators_are_listed() {
     assert_eq!(names, ops::all().map(|op| Some(op.name)).collect::<Vec<_>>());
     let types =
         |name: &str| &found.as_array().expect("a list").iter().find(|op| op["name"] == name).expect("a row")["types"];
-    assert_eq!(types("MatMul"), &json!({"cpu": {"f32": "f32"}, "wgpu": {"f32": "f32"}}));
-    assert_eq!(types("And"), &json!({"cpu": {"bool": "bool"}, "wgpu": {"bool": "i32"}}));
-    assert_eq!(types("Exp"), &json!({"cpu": {"f32": "f32", "f64": "f64"}, "wgpu": {"f32": "f32"}}));
+    let floats = json!({"f16": "f16", "bf16": "bf16", "f32": "f32", "f64": "f64"});
+    let wide = |more: Value| {
+        let mut types = json!({"f16": "f32", "bf16": "f32", "f32": "f32"});
+        types.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+        types
+    };
+    assert_eq!(types("MatMul"), &json!({"cpu": wide(json!({})), "cuda": floats, "wgpu": {"f32": "f32"}}));
+    assert_eq!(types("And"), &json!({"cpu": {"bool": "bool"}, "cuda": {"bool": "bool"}, "wgpu": {"bool": "i32"}}));
+    assert_eq!(types("Exp"), &json!({"cpu": wide(json!({"f64": "f64"})), "cuda": floats, "wgpu": {"f32": "f32"}}));
     assert!(types("Gather")["cpu"].get("u8").is_some() && types("Where")["wgpu"].get("f32").is_some());
     for command in ["run", "plan", "check", "compare", "bench", "emit", "devices", "ops"] {
         assert!(ok(&[&["--help"]]).contains(command));

@@ -256,3 +256,23 @@ fn names_are_unique() {
     assert!(matches!(error, Error::Syntax { line: 4, .. }), "{error}");
     assert!(error.to_string().contains("line 2"), "{error}");
 }
+
+/// A forward and a backward pass among short lives: so many items that only the busiest sections are searched.
+#[test]
+fn what_is_left_out_of_a_search_is_placed_soundly() {
+    for seed in 11..29 {
+        let mut random = Random(seed);
+        let (half, count) = (750, 1500);
+        let items = (0..count).map(|i| {
+            if i < half {
+                return Item { lower: i, upper: 2 * half - i, size: 4096 << random.below(4), align: 1 };
+            }
+            let lower = random.below(2 * half);
+            let size = [1, 2, 3, 5, 40][random.below(5) as usize] * 65536;
+            Item { lower, upper: lower + 1 + random.below(200), size, align: 1 }
+        });
+        let problem = Problem::new(items.collect(), 1).expect("it is sound");
+        let solution = place(&problem, Effort::Steps(40_000_000));
+        placement(&problem, &solution).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+    }
+}

@@ -6,10 +6,11 @@ use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Usage};
 use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
-use plimsoll::plan::{Plan, Step, check};
+use plimsoll::exec::Exec;
+use plimsoll::plan::{Limits, Plan, Step, check};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::trace::{Trace, Var};
-use plimsoll::{DType, Error, Graph, Tensor, pass, reference};
+use plimsoll::{DType, Error, Graph, Target, Tensor, pass, plan, reference};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
 use std::cell::Cell;
@@ -349,6 +350,98 @@ proptest! {
     ) {
         runs_as_planned(&drawn(&choices, false), &cpu)?;
     }
+}
+
+/// The steps in an order that their lanes allow.
+fn shuffled(plan: &Plan, random: &mut impl FnMut(usize) -> usize) -> Plan {
+    let mut rest: Vec<usize> = (0..plan.steps.len()).collect();
+    let mut steps = Vec::new();
+    while !rest.is_empty() {
+        let ready = |at: &&usize| {
+            let step = &plan.steps[**at];
+            let held = |other: &usize| step.waits.contains(other) || plan.steps[*other].lane == step.lane;
+            !rest.iter().any(|other| other < *at && held(other))
+        };
+        let ready: Vec<usize> = rest.iter().filter(ready).copied().collect();
+        let next = ready[random(ready.len())];
+        rest.retain(|at| *at != next);
+        steps.push(plan.steps[next].clone());
+    }
+    Plan { steps, ..plan.clone() }
+}
+
+/// Branches that meet and part again: `width` of them, of `depth` products.
+fn branches(width: usize, depth: usize) -> Graph {
+    let g = Trace::new("branches");
+    let x = g.input("x", DType::F32, [8, 16]);
+    let weights: Vec<Var> = (0..width).map(|i| g.input(&format!("w{i}"), DType::F32, [16, 16])).collect();
+    let mut values = vec![x; width];
+    for layer in 0..depth {
+        let next = |i: usize| (values[i].matmul(weights[i]) * (1.0 / 16.0)).tanh();
+        let made: Vec<Var> = (0..width).map(next).collect();
+        let meet = |i: usize| if layer % 2 == 1 { made[i] + made[(i + 1) % width] } else { made[i] };
+        values = (0..width).map(meet).collect();
+    }
+    let sum = values.iter().copied().reduce(|a, b| a + b).expect("there are branches");
+    g.output("y", sum);
+    g.finish().expect("the graph is sound")
+}
+
+/// Plans the graph in lanes and runs it in orders that they allow, with all waits and with each one missing; how many plans had lanes, and how
+/// many missing waits were found.
+fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usize, usize) {
+    let inputs = inputs(graph);
+    let target = Target { lanes: 4, ..Target::cpu(2) };
+    let (mut wide, mut refused) = (0, 0);
+    for fuse in [true, false] {
+        let mut passed = graph.clone();
+        pass::run(&mut passed, &target, fuse).expect("the passes run");
+        let (plan, constants) = plan::compile(&passed, &target, &Limits { memory: None }).expect("it is planned");
+        let run = |plan: &Plan| -> Vec<Vec<u8>> {
+            let mut exec = Exec::load(cpu(), plan.clone(), &constants, &|_| {}).expect("it loads");
+            exec.run(&inputs).expect("it runs").iter().map(|t| t.bytes().to_vec()).collect()
+        };
+        wide += usize::from(plan.steps.iter().any(|step| step.lane != 0));
+        let expected = run(&plan);
+        let waits = plan.steps.iter().enumerate().flat_map(|(at, s)| (0..s.waits.len()).map(move |w| (at, w)));
+        let without = |(at, wait): (usize, usize)| {
+            let mut mutant = plan.clone();
+            mutant.steps[at].waits.remove(wait);
+            mutant
+        };
+        for mutant in std::iter::once(plan.clone()).chain(waits.map(without)) {
+            if check::check(&mutant).is_err() {
+                assert!(mutant != plan, "a plan that was made passes");
+                refused += 1;
+                continue;
+            }
+            for _ in 0..4 {
+                assert!(run(&shuffled(&mutant, random)) == expected, "{}", mutant.to_json());
+            }
+        }
+    }
+    (wide, refused)
+}
+
+/// Steps in lanes compute the same in every order that the lanes allow, and a wait that is missing is found or was not needed.
+#[test]
+fn lanes_run_in_any_order_that_they_allow() {
+    let mut state = 1u64;
+    let mut random = |n: usize| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) as usize % n
+    };
+    let mut found = (0, 0);
+    let mut add = |(wide, refused)| found = (found.0 + wide, found.1 + refused);
+    for (width, depth) in [(2, 3), (3, 4), (4, 2), (5, 5), (7, 3)] {
+        add(runs_in_lanes(&branches(width, depth), &mut random));
+    }
+    for _ in 0..120 {
+        let mut word = || random(1 << 16) as u16;
+        let choices: Vec<Drawn> = (0..20).map(|_| ((word() % 10) as u8, word(), word(), word())).collect();
+        add(runs_in_lanes(&drawn(&choices, false), &mut random));
+    }
+    assert!(found.0 > 60 && found.1 > 20, "plans with lanes, and missing waits that were found: {found:?}");
 }
 
 /// The same on wgpu, where a buffer's usage is tracked as a whole: with concatenations above all, whose parts are windows of one buffer.

@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["expr", "kernel", "op", "ops"],
     &["graph"],
     &["trace", "onnx", "reference", "pass"],
-    &["kernel::layout", "kernel::render"],
+    &["kernel::library", "kernel::layout", "kernel::render"],
     &["plan"],
     &["backend", "exec", "eager"],
     &["session", "report", "cli"],

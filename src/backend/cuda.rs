@@ -448,12 +448,12 @@ impl Cuda {
         let path = found.path.clone();
         let (nvrtc, nvrtc_version) = nvrtc.ok_or_else(|| release(missing(found)))?;
         let arch = info.target.compute;
-        let known = architectures(&nvrtc).map_err(failed)?;
+        let known = architectures(&nvrtc).map_err(|e| release(failed(e)))?;
         if !known.contains(&(arch as c_int)) {
-            return Err(failed(format!(
+            return Err(release(failed(format!(
                 "nvrtc: version {nvrtc_version} does not compile for sm_{arch}, {}",
                 info.name
-            )));
+            ))));
         }
         let (arch, cache) = (format!("sm_{arch}"), program::cache_folder());
         let compiler = Compiler { nvrtc, version: nvrtc_version, include: include(path), arch, cache };

@@ -150,7 +150,7 @@ pub enum Template {
         /// Whether `body` runs once per row.
         per_row: bool,
     },
-    /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. In f32.
+    /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. Sums are in `f32`, of `f64` operands in `f64`.
     MatMul,
     /// Attention, whose scores are never stored: reads\[2\] `[batch.., n, e]` under the softmax over `n` of scores, shape
     /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`
@@ -161,7 +161,8 @@ pub enum Template {
         /// How many further operands `score` has.
         further: usize,
     },
-    /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template), reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
+    /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template),
+    /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
     Conv {
         /// Channel groups.
         groups: usize,

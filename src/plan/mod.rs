@@ -1,9 +1,9 @@
 //! What will run, on which bytes: order first, offsets second, all of it known before a device is touched.
 //!
 //! ```text
-//! Graph --lower--> Draft --order--> --live--> --place--> Plan --check
-//!         kernels,         step      ranges,    offsets        (knows only the plan)
-//!         virtual buffers  order     in-place
+//! Graph --lower--> Draft --order--> --lanes--> --live--> --place--> Plan --check
+//!         kernels,         step       side by    ranges,   offsets        (knows only the plan)
+//!         virtual buffers  order      side       in-place
 //! ```
 
 use crate::dtype::DType;
@@ -262,7 +262,8 @@ pub struct Limits {
 
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
-/// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals.
+/// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
+/// then spread over them, as long as that costs at most a quarter of the arena and the limit holds.
 ///
 /// # Errors
 /// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target

@@ -270,25 +270,29 @@ const auto finish = [&](i32 row, i32 j, i32 c) -> void {
 // kernel 1, matmul: query_sum, key_sum, value_sum
 // {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"none","tf32":false}}
 
-// kernel 2, matmul: scaled
-// 64 invocations, [8, 1, 1] workgroups
-// matmul
+// kernel 2, attention: heads
+// 128 invocations, [128, 1, 1] workgroups
+// attention
+constexpr f32 LOWEST = (-3.4028235e38f);
 constexpr i32 M = 16;
-constexpr i32 K = 16;
 constexpr i32 N = 16;
-constexpr i32 TILE_M = 16;
-constexpr i32 TILE_N = 64;
-constexpr i32 TILES_M = 1;
-constexpr i32 TILES_N = 1;
+constexpr i32 K = 16;
+constexpr i32 COLUMNS_OUT = 16;
+constexpr i32 ROWS = 1;
+constexpr i32 COLUMNS = 128;
+constexpr i32 LANES = 128;
+constexpr i32 GROUPS = 16;
 constexpr i32 STEP = 16;
 constexpr i32 A_M_STEP = 16;
 constexpr i32 A_K_STEP = 1;
 constexpr i32 B_N_STEP = 16;
 constexpr i32 B_K_STEP = 1;
-constexpr i32 SIZE = 64;
-extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, f32* __restrict__ b2) {
-    __shared__ __align__(16) f32 tile_a[256];
-    __shared__ __align__(16) f32 tile_b[1024];
+constexpr i32 SIZE = 128;
+extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile_a[16];
+    __shared__ __align__(16) f32 tile_b[2048];
+    __shared__ __align__(16) f32 scores[128];
+    __shared__ __align__(16) f32 partial[128];
 const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
     const auto batch_1 = i32(u32(batch) % 4u);
     const auto batch_0 = i32(u32(batch) / 4u);
@@ -299,249 +303,113 @@ const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
     const auto batch_0 = i32(u32(batch) / 4u);
     return b1[batch_0 * 1024 + batch_1 * 16 + k + n * 64];
 };
-const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+const auto c = [&](i32 batch, i32 n, i32 e) -> f32 {
+    const auto batch_1 = i32(u32(batch) % 4u);
+    const auto batch_0 = i32(u32(batch) / 4u);
+    auto value = 0.0f;
+    if (e < 16) { value = b2[batch_0 * 1024 + batch_1 * 16 + n * 64 + e]; }
+    return value;
+};
+const auto score = [&](i32 batch, i32 m, i32 n, f32 value) -> f32 {
+    auto result = LOWEST;
     if (m < M && n < N) {
         const auto v0 = value;
         const auto v2 = v0 * 0.25f;
-        b2[batch * 256 + m * 16 + n] = v2;
+        result = v2;
     }
-};
-    const i32 group = blockIdx.x + blockIdx.y * 8u;
-    const i32 thread = threadIdx.x;
-    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
-    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
-    // read along the axis in which they are dense.
-    const auto batch = group / (TILES_M * TILES_N);
-    const auto m0 = group / TILES_N % TILES_M * TILE_M;
-    const auto n0 = group % TILES_N * TILE_N;
-    const auto row = thread / (TILE_N / 4) * 4;
-    const auto column = thread % (TILE_N / 4);
-    auto sum0 = vec4f(0.0f);
-    auto sum1 = vec4f(0.0f);
-    auto sum2 = vec4f(0.0f);
-    auto sum3 = vec4f(0.0f);
-    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
-        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
-            const auto m = s / A_M_STEP % TILE_M;
-            const auto k = s / A_K_STEP % STEP;
-            auto value = 0.0f;
-            if (m0 + m < M && k0 + k < K) {
-                value = a(batch, m0 + m, k0 + k);
-            }
-            tile_a[k * TILE_M + m] = value;
-        }
-        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
-            const auto n = s / B_N_STEP % TILE_N;
-            const auto k = s / B_K_STEP % STEP;
-            auto value = 0.0f;
-            if (n0 + n < N && k0 + k < K) {
-                value = b(batch, k0 + k, n0 + n);
-            }
-            tile_b[k * TILE_N + n] = value;
-        }
-        workgroupBarrier();
-        for (auto k = 0; k < STEP; k++) {
-            const auto i = k * TILE_M + row;
-            const auto j = k * TILE_N + column;
-            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
-            sum0 = sum0 + tile_a[i] * b4;
-            sum1 = sum1 + tile_a[i + 1] * b4;
-            sum2 = sum2 + tile_a[i + 2] * b4;
-            sum3 = sum3 + tile_a[i + 3] * b4;
-        }
-        workgroupBarrier();
-    }
-    for (auto i = 0; i < 4; i++) {
-        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
-        store(batch, m0 + row + i, n0 + column, sum.x);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
-    }
-}
-
-// kernel 3, row: weights/Div
-// 256 invocations, [2, 1, 1] workgroups
-// row
-constexpr f32 START0 = (-3.4028235e38f);
-constexpr f32 START1 = 0.0f;
-constexpr i32 COUNT = 128;
-constexpr i32 LENGTH = 16;
-constexpr i32 LANES = 4;
-constexpr i32 ROWS = 64;
-constexpr i32 LANE_STEP = 1;
-constexpr i32 ROW_STEP = 4;
-constexpr i32 BLOCK = 256;
-constexpr i32 SIZE = 256;
-extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
-    __shared__ __align__(16) f32 shared_f32[256];
-    f32 fold0;
-    f32 fold1;
-const auto element0 = [&](i32 row, i32 j) -> f32 {
-    const auto v0 = b0[row * 16 + j];
-    return v0;
-};
-const auto combine0 = [&](f32 a, f32 b) -> f32 {
-    return max(a, b);
-};
-const auto element1 = [&](i32 row, i32 j) -> f32 {
-    const auto v0 = b0[row * 16 + j];
-    const auto v1 = fold0;
-    const auto v2 = v0 - v1;
-    const auto v3 = exp(v2);
-    return v3;
-};
-const auto combine1 = [&](f32 a, f32 b) -> f32 {
-    return a + b;
-};
-const auto store = [&](i32 row, i32 j) -> void {
-    const auto v0 = b0[row * 16 + j];
-    const auto v1 = fold0;
-    const auto v2 = v0 - v1;
-    const auto v3 = exp(v2);
-    const auto v4 = fold1;
-    const auto v5 = v3 / v4;
-    b1[row * 16 + j] = v5;
-};
-    const i32 group = blockIdx.x + blockIdx.y * 2u;
-    const i32 thread = threadIdx.x;
-    // LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, then the blocks, then the
-    // lanes meet in a tree: short sums of short sums, for accuracy.
-    const auto lane = thread / LANE_STEP % LANES;
-    const auto row = group * ROWS + thread / ROW_STEP % ROWS;
-    const auto live = row < COUNT;
-    const auto end = select(0, LENGTH, live);
-    auto all0 = START0;
-    for (auto first = lane; first < end; first = first + BLOCK) {
-        auto block = START0;
-        const auto last = min(first + BLOCK, end);
-        for (auto j = first; j < last; j = j + LANES) {
-            block = combine0(block, element0(row, j));
-        }
-        all0 = combine0(all0, block);
-    }
-    shared_f32[thread] = all0;
-    workgroupBarrier();
-    for (auto half = LANES / 2; half > 0; half = half / 2) {
-        if (lane < half) {
-            shared_f32[thread] = combine0(shared_f32[thread], shared_f32[thread + half * LANE_STEP]);
-        }
-        workgroupBarrier();
-    }
-    fold0 = shared_f32[thread - lane * LANE_STEP];
-    workgroupBarrier();
-    auto all1 = START1;
-    for (auto first = lane; first < end; first = first + BLOCK) {
-        auto block = START1;
-        const auto last = min(first + BLOCK, end);
-        for (auto j = first; j < last; j = j + LANES) {
-            block = combine1(block, element1(row, j));
-        }
-        all1 = combine1(all1, block);
-    }
-    shared_f32[thread] = all1;
-    workgroupBarrier();
-    for (auto half = LANES / 2; half > 0; half = half / 2) {
-        if (lane < half) {
-            shared_f32[thread] = combine1(shared_f32[thread], shared_f32[thread + half * LANE_STEP]);
-        }
-        workgroupBarrier();
-    }
-    fold1 = shared_f32[thread - lane * LANE_STEP];
-    workgroupBarrier();
-    for (auto j = lane; j < end; j = j + LANES) {
-        store(row, j);
-    }
-}
-
-// kernel 4, matmul: heads
-// 64 invocations, [8, 1, 1] workgroups
-// matmul
-constexpr i32 M = 16;
-constexpr i32 K = 16;
-constexpr i32 N = 16;
-constexpr i32 TILE_M = 16;
-constexpr i32 TILE_N = 64;
-constexpr i32 TILES_M = 1;
-constexpr i32 TILES_N = 1;
-constexpr i32 STEP = 16;
-constexpr i32 A_M_STEP = 16;
-constexpr i32 A_K_STEP = 1;
-constexpr i32 B_N_STEP = 1;
-constexpr i32 B_K_STEP = 64;
-constexpr i32 SIZE = 64;
-extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, f32* __restrict__ b2) {
-    __shared__ __align__(16) f32 tile_a[256];
-    __shared__ __align__(16) f32 tile_b[1024];
-const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
-    return b0[batch * 256 + m * 16 + k];
-};
-const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
-    const auto batch_1 = i32(u32(batch) % 4u);
-    const auto batch_0 = i32(u32(batch) / 4u);
-    return b1[batch_0 * 1024 + batch_1 * 16 + k * 64 + n];
+    return result;
 };
 const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
-    if (m < M && n < N) {
+    if (m < M && n < COLUMNS_OUT) {
         const auto v0 = value;
-        b2[batch * 256 + m * 16 + n] = v0;
+        b3[batch * 256 + m * 16 + n] = v0;
     }
 };
-    const i32 group = blockIdx.x + blockIdx.y * 8u;
+    const i32 group = blockIdx.x + blockIdx.y * 128u;
     const i32 thread = threadIdx.x;
-    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
-    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
-    // read along the axis in which they are dense.
-    const auto batch = group / (TILES_M * TILES_N);
-    const auto m0 = group / TILES_N % TILES_M * TILE_M;
-    const auto n0 = group % TILES_N * TILE_N;
-    const auto row = thread / (TILE_N / 4) * 4;
-    const auto column = thread % (TILE_N / 4);
-    auto sum0 = vec4f(0.0f);
-    auto sum1 = vec4f(0.0f);
-    auto sum2 = vec4f(0.0f);
-    auto sum3 = vec4f(0.0f);
-    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
-        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
-            const auto m = s / A_M_STEP % TILE_M;
-            const auto k = s / A_K_STEP % STEP;
-            auto value = 0.0f;
-            if (m0 + m < M && k0 + k < K) {
-                value = a(batch, m0 + m, k0 + k);
+    // A workgroup computes ROWS rows of the result. It walks along the keys, COLUMNS at a time: their scores, the largest
+    // score and the sum of powers so far, and the values weighted by the powers. What was summed before is scaled down when
+    // a larger score appears. LANES invocations share a row.
+    const auto batch = group / GROUPS;
+    const auto m0 = group % GROUPS * ROWS;
+    const auto row = thread / LANES;
+    const auto lane = thread % LANES;
+    auto top = LOWEST;
+    auto total = 0.0f;
+    auto sum0 = 0.0f;
+    for (auto n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
+        auto product0 = 0.0f;
+        for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+            for (auto s = thread; s < ROWS * STEP; s = s + SIZE) {
+                const auto m = s / A_M_STEP % ROWS;
+                const auto k = s / A_K_STEP % STEP;
+                auto value = 0.0f;
+                if (m0 + m < M && k0 + k < K) {
+                    value = a(batch, m0 + m, k0 + k);
+                }
+                tile_a[k * ROWS + m] = value;
             }
-            tile_a[k * TILE_M + m] = value;
-        }
-        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
-            const auto n = s / B_N_STEP % TILE_N;
-            const auto k = s / B_K_STEP % STEP;
-            auto value = 0.0f;
-            if (n0 + n < N && k0 + k < K) {
-                value = b(batch, k0 + k, n0 + n);
+            for (auto s = thread; s < COLUMNS * STEP; s = s + SIZE) {
+                const auto n = s / B_N_STEP % COLUMNS;
+                const auto k = s / B_K_STEP % STEP;
+                auto value = 0.0f;
+                if (n0 + n < N && k0 + k < K) {
+                    value = b(batch, k0 + k, n0 + n);
+                }
+                tile_b[k * COLUMNS + n] = value;
             }
-            tile_b[k * TILE_N + n] = value;
+            workgroupBarrier();
+            for (auto k = 0; k < STEP; k++) {
+                const auto right = tile_b[k * COLUMNS + thread % COLUMNS];
+                product0 = product0 + tile_a[k * ROWS + (thread + 0 * SIZE) / COLUMNS] * right;
+            }
+            workgroupBarrier();
         }
+        scores[thread + 0 * SIZE] = score(batch, m0 + (thread + 0 * SIZE) / COLUMNS, n0 + thread % COLUMNS, product0);
         workgroupBarrier();
-        for (auto k = 0; k < STEP; k++) {
-            const auto i = k * TILE_M + row;
-            const auto j = k * TILE_N + column;
-            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
-            sum0 = sum0 + tile_a[i] * b4;
-            sum1 = sum1 + tile_a[i + 1] * b4;
-            sum2 = sum2 + tile_a[i + 2] * b4;
-            sum3 = sum3 + tile_a[i + 3] * b4;
+        const auto end = min(COLUMNS, N - n0);
+        auto largest = top;
+        for (auto n = lane; n < end; n = n + LANES) {
+            largest = max(largest, scores[row * COLUMNS + n]);
+        }
+        partial[thread] = largest;
+        workgroupBarrier();
+        for (auto half = LANES / 2; half > 0; half = half / 2) {
+            if (lane < half) {
+                partial[thread] = max(partial[thread], partial[thread + half]);
+            }
+            workgroupBarrier();
+        }
+        largest = partial[thread - lane];
+        workgroupBarrier();
+        const auto fade = exp(top - largest);
+        top = largest;
+        auto part = 0.0f;
+        for (auto n = lane; n < end; n = n + LANES) {
+            const auto power = exp(scores[row * COLUMNS + n] - top);
+            scores[row * COLUMNS + n] = power;
+            part = part + power;
+        }
+        partial[thread] = part;
+        workgroupBarrier();
+        for (auto half = LANES / 2; half > 0; half = half / 2) {
+            if (lane < half) {
+                partial[thread] = partial[thread] + partial[thread + half];
+            }
+            workgroupBarrier();
+        }
+        total = total * fade + partial[thread - lane];
+        sum0 = sum0 * fade;
+        for (auto n = 0; n < end; n++) {
+            const auto weight = scores[row * COLUMNS + n];
+            sum0 = sum0 + weight * c(batch, n0 + n, lane + 0 * LANES);
         }
         workgroupBarrier();
     }
-    for (auto i = 0; i < 4; i++) {
-        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
-        store(batch, m0 + row + i, n0 + column, sum.x);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
-        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
-    }
+    store(batch, m0 + row, lane + 0 * LANES, sum0 / total);
 }
 
-// kernel 5, map: copy of heads_last
+// kernel 3, map: copy of heads_last
 // 128 invocations, [4, 1, 1] workgroups
 // map_wide
 constexpr i32 COUNT = 2048;
@@ -577,6 +445,6 @@ const auto store_wide = [&](i32 i) -> void {
     }
 }
 
-// kernel 6, matmul: y
+// kernel 4, matmul: y
 // {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"c":{"slot":2,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":4,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":3,"offset":0},"activation":"none","tf32":false}}
 

@@ -149,7 +149,7 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
 // kernel 1, conv: /body/body.2/Relu
 // {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[32,16,3,3],"strides":[144,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,32,8,8],"strides":[2048,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
 
-// kernel 2, pool: /pool/MaxPool
+// kernel 2, pool: /pool/MaxPool/plimsoll.MaxPool
 // 64 invocations, [64, 1, 1] workgroups
 // pool
 constexpr i32 OUT_N = 8;
@@ -238,7 +238,7 @@ const auto store = [&](i32 i, f32 value) -> void {
 // kernel 3, conv: /head/head.2/Relu
 // {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,32,4,4],"strides":[512,16,4,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[48,32,3,3],"strides":[288,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,48,4,4],"strides":[768,16,4,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
 
-// kernel 4, pool: /pool_1/MaxPool
+// kernel 4, pool: /pool_1/MaxPool/plimsoll.MaxPool
 // 64 invocations, [24, 1, 1] workgroups
 // pool
 constexpr i32 OUT_N = 8;

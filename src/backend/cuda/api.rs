@@ -140,7 +140,6 @@ table! {
         fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
         fn cuModuleUnload(module: CUmodule);
         fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
-        fn cuFuncSetAttribute(function: CUfunction, attribute: c_uint, value: c_int);
         fn cuLaunchKernel(
             function: CUfunction,
             grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
@@ -251,7 +250,6 @@ table! {
         );
     } {
         fn cublasLtGetVersion() -> usize;
-        fn cublasLtGetCudartVersion() -> usize;
         fn cublasLtGetStatusString(code: c_int) -> *const c_char;
     }
 }

@@ -3,14 +3,12 @@
 use super::api::{Nvrtc, Refusal};
 use super::failed;
 use crate::error::Result;
+use crate::kernel::render::PRELUDE;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use std::{env, fs, io};
-
-/// What every kernel text begins with.
-const PRELUDE: &str = include_str!("../../../shaders/prelude.cuh");
 
 /// First bytes of a file of the cache, its format's version among them.
 const MAGIC: &[u8] = b"plimsoll cubin 1\n";

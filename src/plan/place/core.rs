@@ -5,6 +5,7 @@ use super::exact::Block;
 use super::time::Timeline;
 use super::{Problem, Solution};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Problems of so many items are never cut down.
 const WHOLE: usize = 1000;
@@ -78,8 +79,21 @@ impl Core {
         roof: u64,
         meter: &mut Meter,
     ) -> Option<Solution> {
-        let mut fixed = vec![None; problem.items().len()];
-        self.items.iter().zip(offsets).for_each(|(&item, &offset)| fixed[item as usize] = Some(offset));
+        let mut fixed: Vec<Option<u64>> = vec![None; problem.items().len()];
+        let mut placed = Placed::new(time);
+        // Two blocks may meet in sections that the search did not see: the second is then laid with the rest.
+        for (&item, &offset) in self.items.iter().zip(offsets) {
+            let (item, mut apart) = (item as usize, true);
+            let end = offset + problem.size(item);
+            placed.meeting(&time.spans[item], &mut |other| {
+                let start = fixed[other].expect("it was placed");
+                apart &= end <= start || start + problem.size(other) <= offset;
+            });
+            if apart {
+                fixed[item] = Some(offset);
+                placed.insert(item);
+            }
+        }
         let busy = time.busiest();
         let weight = |item: u32| {
             let Range { start, end } = &time.spans[item as usize];
@@ -102,8 +116,6 @@ impl Core {
         None
     }
 }
-
-use std::ops::Range;
 
 /// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
 /// below the roof; nothing if time is up.

@@ -163,7 +163,7 @@ impl Search {
         }
     }
 
-    /// How many blocks there are.
+    /// What is to be placed.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
     }

@@ -36,7 +36,7 @@ pub(super) fn hunt(
     let mut target = Targets::new(problem, enough);
     let mut walk = Walk::new(order);
     // A round should do more than to look at every item.
-    let first = FIRST.max(1000 * problem.items().len() as u64);
+    let first = (1000 * problem.items().len() as u64).clamp(FIRST, 1 << 27);
     let mut core = Core::new(problem, time, first >> LOWEST);
     let mut search = Search::new(core.sections, core.blocks.clone());
     for round in 0.. {
@@ -48,55 +48,60 @@ pub(super) fn hunt(
                 walk.step(packer, best, meter);
             }
         }
-        if turn == 0 && !core.whole {
-            repair(problem, time, best, enough, 4 * slice, meter);
-        }
-        let roof = best.peak.min(bar);
-        let Some(capacity) = target.next(turn < LOWEST, roof) else {
-            return;
-        };
-        if meter.is_over() {
-            return;
+        if turn == LOWEST && !core.whole {
+            repair(problem, time, best, enough, 16 * slice, meter);
         }
         if !core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let other = Core::new(problem, time, 2 * slice >> (LOWEST - 1 - turn));
+            let other = Core::new(problem, time, (2 * slice) >> (LOWEST - 1 - turn));
             meter.spend(16 * problem.items().len() as u64);
             if other.sections != core.sections {
                 search = Search::new(other.sections, other.blocks.clone());
                 core = other;
             }
         }
-        let manner = manner(&core, level, turn);
-        let begin = search.work;
-        let mut seen = begin;
-        let outcome = search.run(capacity, &manner, &mut |work| {
-            let over = meter.spend(work - seen + 64);
-            seen = work;
-            over || work - begin > slice
-        });
-        meter.spend(search.work - seen + 64 * core.items.len() as u64);
-        match outcome {
-            Outcome::Found => {
-                if let Some(solution) = core.complete(problem, time, &search.offsets, roof, meter) {
-                    *best = solution;
-                }
+        // Between the lowest capacity and the peak a search succeeds soon or never: many short ones.
+        let short = if turn < LOWEST { slice } else { slice.min(first >> 1 << (level / 2)) };
+        for part in 0..slice / short {
+            let roof = best.peak.min(bar);
+            let Some(capacity) = target.next(turn < LOWEST, roof) else {
+                return;
+            };
+            if meter.is_over() {
+                return;
             }
-            Outcome::Failed => target.failed(capacity),
-            Outcome::Stopped => target.stopped(capacity),
+            let manner = manner(&core, level, turn, part);
+            let begin = search.work;
+            let mut seen = begin;
+            let outcome = search.run(capacity, &manner, &mut |work| {
+                let over = meter.spend(work - seen + 64);
+                seen = work;
+                over || work - begin > short
+            });
+            meter.spend(search.work - seen + 64 * core.items.len() as u64);
+            match outcome {
+                Outcome::Found => {
+                    if let Some(solution) = core.complete(problem, time, &search.offsets, roof, meter) {
+                        *best = solution;
+                    }
+                }
+                Outcome::Failed => target.failed(capacity),
+                Outcome::Stopped => target.stopped(capacity),
+            }
         }
     }
 }
 
 /// In which order a round tries the blocks, and how it picks sections: nine ways, varied by noise from the second level on.
-fn manner(core: &Core, level: u64, turn: u64) -> Manner {
-    let seed = mix(level * (LOWEST + BETWEEN) + turn);
-    let noise = |block: usize| 1024 + u128::from(if level == 0 { 0 } else { mix(seed ^ block as u64) % 307 });
+fn manner(core: &Core, level: u64, turn: u64, part: u64) -> Manner {
+    let seed = mix(level * (LOWEST + BETWEEN) + turn) ^ part;
+    let noise =
+        |block: usize| 1024 + u128::from(if level == 0 && part == 0 { 0 } else { mix(seed ^ block as u64) % 307 });
     let mut order: Vec<u32> = (0..core.blocks.len() as u32).collect();
     order.sort_by_cached_key(|&index| {
         let block = &core.blocks[index as usize];
         let (size, width) = (u128::from(block.size), block.span.len() as u128);
-        let key = match turn % 3 {
+        let key = match (turn + part) % 3 {
             0 => width << 64 | size,
             1 => size * width,
             _ => size << 32 | width,
@@ -106,7 +111,7 @@ fn manner(core: &Core, level: u64, turn: u64) -> Manner {
     });
     let mut rank = vec![0; order.len()];
     order.iter().enumerate().for_each(|(place, &block)| rank[block as usize] = place as u32);
-    Manner { rank, focus: [Focus::None, Focus::Full, Focus::Root][((turn + turn / 3 + level) % 3) as usize] }
+    Manner { rank, focus: [Focus::None, Focus::Full, Focus::Root][((turn + turn / 3 + level + part / 3) % 3) as usize] }
 }
 
 /// Which capacities to try.

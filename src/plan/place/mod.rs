@@ -13,10 +13,18 @@
 //!   +--+------------+-+---+--> time
 //! ```
 //!
-//! [`place`] packs from the bottom up. The *skyline* is the lowest free address at each time; of its lowest stretch, the first
-//! item (in some order) that fits between the walls is put there; when none fits, the stretch is lifted to its lower wall. So no item
-//! fits into a hole that is left below. Several orders are tried, and the best is improved by small changes to it. The result is the
-//! same on every machine.
+//! [`place`] goes from cheap to thorough, and keeps the best it has seen:
+//!
+//! ```text
+//! greedy   several orders, each packed under a skyline or laid into the lowest room
+//! hunt     rounds of growing length, first at the lowest capacity of interest, then between it and the best peak:
+//!   exact    canonical placements with bounds by section, independent parts, and a memory of failures
+//!   core     on a large problem only the busiest sections, the rest is laid around them
+//!   window   what reaches too high placed anew, with what is around it
+//!   local    small changes to the best order
+//! ```
+//!
+//! Its effort is a number of steps, and then the result is the same on every machine, or a deadline.
 
 use crate::error::{Error, Result};
 use effort::Meter;
@@ -139,8 +147,8 @@ const MOST: usize = 1 << 30;
 /// Stands for no item, rank or section.
 const NONE: u32 = u32::MAX;
 
-/// Finds low offsets for all items: first by a greedy pass, O(n log n) on the problems that graphs give, then by search. Stops early at the
-/// lower bound or the capacity.
+/// Finds low offsets for all items: first by greedy passes, O(n log n) on the problems that graphs give, then by search. Stops early at
+/// the lower bound or the capacity. The first pass is made whatever the effort.
 pub fn place(problem: &Problem, effort: Effort) -> Solution {
     place_below(problem, u64::MAX, effort).expect("every peak is below the bar")
 }
