@@ -344,7 +344,10 @@ def print_bars(args):
         times = []
         for _ in range(6):
             begin = time.perf_counter()
-            subprocess.run(command, env=environment, check=True, capture_output=True)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True)
+            if done.returncode:
+                print(f"start of the process: exit {done.returncode}: {done.stderr.strip()[-200:]}")
+                return
             times.append(time.perf_counter() - begin)
         warm = statistics.median(times[1:])
         note(args, {"bar": "start", "cold_s": times[0], "warm_s": times[1:]})
