@@ -89,6 +89,9 @@ for (var n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
     }
     workgroupBarrier();
 }
+//@ if GUARDED
+total = select(1.0f, total, total > 0.0f);
+//@ end
 //@ each sum
 store(batch, m0 + row, lane + $ * LANES, sum$ / total);
 //@ end

@@ -84,3 +84,45 @@ fn images_are_read_backwards() {
     let x = tensor(&[2, 1, 2, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 8.0, 7.0, 6.0]);
     assert_eq!(outputs(text, &[("x", x)]), [[8.0, 4.0]]);
 }
+
+/// A row of which nothing is seen weighs nothing where the weights are guarded; elsewhere it is no number.
+#[test]
+fn guarded_attention_of_nothing_is_zero() {
+    let text = |guard: &str| {
+        format!(
+            "g (float[2, 3, 4] q, float[2, 4, 5] k, float[2, 5, 6] v, float[3, 5] mask) => (float[2, 3, 6] y) <float zero = {{0}}> {{
+                products = MatMul (q, k)
+                scores = Add (products, mask)
+                weights = Softmax <axis = -1> (scores)
+                {guard}
+                y = MatMul (guarded, v)
+            }}"
+        )
+    };
+    let values =
+        |shape: &[usize]| -> Vec<f32> { (0..shape.iter().product::<usize>()).map(|i| (i % 7) as f32 - 3.0).collect() };
+    let given = |name, shape: &[usize]| (name, tensor(shape, &values(shape)));
+    // The second row sees nothing, the third the first key alone.
+    let low = f32::NEG_INFINITY;
+    let mask = [[0.0; 5], [low; 5], [0.0, low, low, low, low]].concat();
+    let inputs =
+        [given("q", &[2, 3, 4]), given("k", &[2, 4, 5]), given("v", &[2, 5, 6]), ("mask", tensor(&[3, 5], &mask))];
+    let run = |text: &str, fuse: bool| {
+        let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+        let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
+        let session = Session::from_graph(graph, &options).expect("it is planned");
+        let found = session.run(&inputs).expect("it runs")[0].1.to_f64();
+        (session.plan().steps.len(), found)
+    };
+    let guarded = text("none = IsNaN (weights)\n guarded = Where (none, zero, weights)");
+    let ((steps, fused), (_, apart)) = (run(&guarded, true), run(&guarded, false));
+    assert_eq!(steps, 1, "it is one kernel");
+    for (at, (a, b)) in fused.iter().zip(&apart).enumerate() {
+        assert!((a - b).abs() < 1e-5, "element {at}: {a} and {b}");
+    }
+    assert!(fused[6..12].iter().all(|&y| y == 0.0), "{fused:?}");
+    let open = run(&text("guarded = Identity (weights)"), true).1;
+    assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
+}

@@ -160,6 +160,9 @@ pub enum Template {
         score: Body,
         /// How many further operands `score` has.
         further: usize,
+        /// Whether a row without a softmax, of which nothing is seen or something is no number, weighs nothing. Else it is no number.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        guarded: bool,
     },
     /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template),
     /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.

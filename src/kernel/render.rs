@@ -136,7 +136,7 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
             Template::Map => module.map(),
             Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
             Template::MatMul => module.matmul(),
-            Template::Attention { score, .. } => module.attention(score),
+            Template::Attention { score, guarded, .. } => module.attention(score, *guarded),
             Template::Conv { groups, window } => module.conv(*groups, window),
             Template::ConvTranspose { groups, window } => module.conv_transpose(*groups, window),
             Template::Pool { window, pool } => module.pool(window, *pool),

@@ -8,6 +8,8 @@
 //!               scale, mask ..                                                  \    /
 //!                                                                               MatMul
 //! ```
+//!
+//! Exporters of masked attention put `Where(IsNaN(weights), 0, weights)` before the second product: rows of which nothing is seen.
 
 use super::fuse::uses_index;
 use crate::graph::Graph;
@@ -21,6 +23,8 @@ pub struct Attention {
     pub products: u32,
     /// The scores: that product, or what elementwise nodes make of it.
     pub scores: ValueId,
+    /// Whether weights that are no numbers are taken for zero.
+    pub guarded: bool,
     /// All nodes from the first product to the second one, without an order.
     pub nodes: HashSet<u32>,
 }
@@ -31,7 +35,15 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         let node = graph.node(value.node);
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
     };
-    let &[weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+    let &[mut weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+    let mut guard = Vec::new();
+    if let Some(&[is_nan, zero, plain]) = named(weights, "Where").as_deref() {
+        if named(is_nan, "IsNaN")?[0] != plain || !is_zero(graph, zero) {
+            return None;
+        }
+        guard = vec![weights.node, is_nan.node];
+        weights = plain;
+    }
     let space = &graph.fact(weights).shape;
     let result = &graph.node(sink).outputs[0].fact.shape;
     let rank = space.len();
@@ -55,6 +67,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     }
     let mut nodes: HashSet<u32> = [weights, exp, sum, shifted, max].into_iter().map(|v| v.node).collect();
     nodes.insert(sink);
+    nodes.extend(&guard);
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
     let inside = |value: ValueId, nodes: &HashSet<u32>| {
@@ -88,7 +101,12 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         return None;
     }
     let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;
-    (closed && same_type).then_some(Attention { products: products?, scores, nodes })
+    (closed && same_type).then_some(Attention { products: products?, scores, guarded: !guard.is_empty(), nodes })
+}
+
+fn is_zero(graph: &Graph, value: ValueId) -> bool {
+    let constant = graph.as_constant(value).and_then(|c| c.value().ok());
+    constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == 0.0))
 }
 
 /// Whether a value is a view that holds elements several times, as the keys of grouped queries.

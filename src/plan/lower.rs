@@ -595,7 +595,7 @@ impl Lowering<'_> {
         };
         let further = code.reads.len();
         reads.append(&mut code.reads);
-        let template = Template::Attention { score: Body::new(&[score]), further };
+        let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
         let to = self.destination(value)?;
         let recipe = Recipe::new(template, shape, Body::identity(dtype));
         self.step(graph.node(sink).name.clone(), recipe, reads, vec![to])

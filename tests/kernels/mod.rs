@@ -117,7 +117,7 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
             let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
             (0..access(0).shape[rank - 1]).map(product).sum()
         }
-        Template::Attention { score, further } => {
+        Template::Attention { score, further, .. } => {
             let (batch, m, e) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
             let (d, n) = (access(0).shape[rank - 1], access(1).shape[rank - 1]);
             let score = |n: usize| {
@@ -693,7 +693,7 @@ fn window(kernel: [usize; 3], strides: [usize; 3], dilations: [usize; 3], pads: 
 }
 
 fn attention(c: &mut Cases) {
-    let a = |score: Expr, further: usize| Template::Attention { score: Body::new(&[score]), further };
+    let a = |score: Expr, further: usize| Template::Attention { score: Body::new(&[score]), further, guarded: false };
     let read = |batch: &[usize], matrix: [usize; 2]| f32s(dense(&[batch, &matrix].concat()));
     let three = |b: &[usize], [m, d, n, e]: [usize; 4]| vec![read(b, [m, d]), read(b, [d, n]), read(b, [n, e])];
     c.add("attention plain", a(x(0), 0), &[5, 4], three(&[], [5, 3, 7, 4]), &[x(0)]);

@@ -20,6 +20,7 @@ pub struct Attention {
     /// How many operands of the nest are the score's.
     scored: usize,
     body: Option<Epilogue>,
+    guarded: bool,
     /// The destination's argument.
     write: usize,
     items: usize,
@@ -30,7 +31,9 @@ impl Attention {
     /// Compiles an attention.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Attention, String> {
         let cut = Cut::new(kernel)?;
-        let Template::Attention { score, .. } = &kernel.template else { return Err("not an attention".into()) };
+        let Template::Attention { score, guarded, .. } = &kernel.template else {
+            return Err("not an attention".into());
+        };
         let batch = kernel.shape.len() - 2;
         let matrices = [&kernel.reads[0], &kernel.reads[1], &kernel.reads[2], &kernel.writes[0]];
         let mut motions: Vec<Motion> = matrices.iter().map(|o| Motion::bytes(o, 0..batch)).collect();
@@ -58,7 +61,7 @@ impl Attention {
         let tasks = if cut.nanoseconds() < 20e3 { 1 } else { threads.min(items.max(1)) };
         let workspace = Workspace::new(kernel, threads, tasks)?;
         let write = kernel.reads.len();
-        Ok(Attention { isa, cut, nest, steps, score: scores, scored, body, write, items, workspace })
+        Ok(Attention { isa, cut, nest, steps, score: scores, scored, body, guarded: *guarded, write, items, workspace })
     }
 }
 
@@ -129,6 +132,10 @@ impl Compiled for Attention {
             unsafe { product.run(self.isa, 0..rows, 0..n, products, finish) }
             for row in scores[..rows * n].chunks_exact_mut(n.max(1)) {
                 math::softmax_in_place(self.isa, row);
+                // All of a row are numbers, or none is.
+                if self.guarded && row[0].is_nan() {
+                    row.fill(0.0);
+                }
             }
             let (rs, cs) = self.steps[3];
             let sum = Gemm {

@@ -24,7 +24,7 @@ impl Module<'_> {
         all().find(|&rows| busy(rows)).or_else(|| all().find(|&rows| rows <= 8)).unwrap_or(1)
     }
 
-    pub(super) fn attention(&mut self, score: &Body) -> Launch {
+    pub(super) fn attention(&mut self, score: &Body, guarded: bool) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
         let (m, e) = (shape[rank - 2], shape[rank - 1]);
@@ -71,6 +71,9 @@ impl Module<'_> {
         let outs: Vec<Var> = space(shape, ["m", "n"]);
         self.store(&outs, Some(F32), Some("m < M && n < COLUMNS_OUT"), &[])?;
 
+        if guarded {
+            self.flags.push("GUARDED");
+        }
         let most = 1usize << self.target.max_workgroup.min(256).ilog2();
         let rows = self.attention_rows(most, [batch, m, e]);
         let width = (1024 / rows).clamp(32, 128);

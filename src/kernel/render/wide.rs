@@ -137,7 +137,8 @@ impl Module<'_> {
             && access.offset.unsigned_abs().is_multiple_of(width)
             && (0..rank).all(step);
         let plain = self.storage[0] == self.storage[1] && self.value[slot] == F32;
-        if !lies || !plain || self.bindings.of[slot].is_none() {
+        // What a prologue makes of elements is not in memory.
+        if !lies || !plain || self.bindings.of[slot].is_none() || self.kernel.prologue(slot).is_some() {
             return;
         }
         let space: Space = vec![

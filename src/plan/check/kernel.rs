@@ -296,7 +296,7 @@ fn check_bodies(kernel: &Kernel, value: Option<DType>, target: &Target) -> Verdi
     scope.inputs.extend(value.map(|dtype| Source { dtype, strides: &[] }));
     let further = &reads[kernel.further()];
     scope.inputs.extend(further.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
-    if let Template::Attention { score, further } = template {
+    if let Template::Attention { score, further, .. } = template {
         let mut space = shape.clone();
         let (Some(columns), Some(&n)) = (space.last_mut(), reads[1].access.shape.last()) else {
             return Err("an attention without axes".into());
