@@ -79,6 +79,7 @@ int cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *strea
 int cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) { NEEDS_CONTEXT; memcpy(to, (void *)from, bytes); return stream ? OK : INVALID; }
 int cuStreamCreate(void **stream, unsigned flags) { NEEDS_CONTEXT; *stream = malloc(1); return flags == 1 ? OK : INVALID; }
 int cuStreamDestroy_v2(void *stream) { free(stream); return OK; }
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { NEEDS_CONTEXT; return event && stream && !flags ? OK : INVALID; }
 int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; return stream ? OK : INVALID; }
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; launched = 0; return stream ? OK : INVALID; }
 int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof launched), &launched, sizeof launched); return OK; }
