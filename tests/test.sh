@@ -52,9 +52,9 @@ nvrtc() {
 if [[ $(uname -s) == Linux && -z "${PLIMSOLL_NVRTC:-}" ]] && ! /sbin/ldconfig -p | grep -F libnvrtc.so >/dev/null; then
     if found=$(nvrtc | head -n 1) && [[ -n "$found" ]]; then
         PLIMSOLL_NVRTC=$(realpath "$found")
-        # Where the program itself looks for it.
-        LD_LIBRARY_PATH=$(dirname "$PLIMSOLL_NVRTC")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-        export PLIMSOLL_NVRTC LD_LIBRARY_PATH
+        # One of the places where the program itself looks for it.
+        CUDA_PATH=${CUDA_PATH:-$(dirname "$(dirname "$PLIMSOLL_NVRTC")")}
+        export PLIMSOLL_NVRTC CUDA_PATH
     else
         echo "test.sh: no NVRTC and no way to install it: the CUDA kernels are not compiled." >&2
         echo "test.sh: to compile them: python3 -m pip install nvidia-cuda-nvrtc" >&2
