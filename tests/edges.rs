@@ -126,3 +126,18 @@ fn guarded_attention_of_nothing_is_zero() {
     let open = run(&text("guarded = Identity (weights)"), true).1;
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
+
+/// Weights of the very values that they are computed from: the scores are needed twice.
+#[test]
+fn scores_may_be_the_values() {
+    let text = "g (float[3, 3] a, float[3, 3] b) => (float[3, 3] y) {
+        products = MatMul (a, b)
+        scores = Relu (products)
+        weights = Softmax <axis = -1> (scores)
+        y = MatMul (weights, scores)
+    }";
+    let (a, b) = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, -1.0, -2.0, -3.0]);
+    let found = outputs(text, &[("a", tensor(&[3, 3], &a)), ("b", tensor(&[3, 3], &b))]);
+    // Every row of scores is even, so every result is the mean of a column.
+    assert!(found[0].iter().all(|y| (y - 1.0).abs() < 1e-6), "{found:?}");
+}

@@ -93,6 +93,10 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         }
         nodes.insert(value.node);
     }
+    if nodes.contains(&values.node) {
+        // What is weighted are the scores themselves, which would have to be stored.
+        return None;
+    }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let repeated = [graph.operands(products?)[1]?, values].iter().any(|&v| is_repeated(graph, v));
