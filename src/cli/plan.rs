@@ -35,7 +35,8 @@ impl Plan {
         if json {
             return Ok(plan.to_json());
         }
-        Ok(format!("{} for {}, {} steps\n\n{}", plan.name, target.name, plan.steps.len(), report::memory(&plan, None)))
+        let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        Ok(format!("{} for {}, {} steps\n\n{memory}\n{orders}", plan.name, target.name, plan.steps.len()))
     }
 }
 
