@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
+pub mod bound;
 pub mod check;
 pub mod lanes;
 pub mod live;
