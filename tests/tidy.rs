@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 /// Modules from bottom to top; a file may use only modules listed above its own, and its own folder.
 const LAYERS: &[&[&str]] = &[
-    &["error", "dtype", "shape", "tensor", "npy", "target"],
+    &["error", "file", "dtype", "shape", "tensor", "npy", "target"],
     &["expr", "kernel", "op", "ops"],
     &["graph"],
     &["trace", "onnx", "reference", "pass"],
