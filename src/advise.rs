@@ -5,10 +5,11 @@ use crate::graph::Graph;
 use crate::onnx::{self, Model};
 use crate::pass::{self, Pass, half};
 use crate::plan::bound::{Bound, bound};
-use crate::plan::{self, Class, Limits, Plan};
+use crate::plan::peak::{Peak, peak};
+use crate::plan::{self, Limits, Plan};
 use crate::target::{Family, Target};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// A model as it is to be planned. Remedies change a case; plans judge them.
 #[derive(Clone, Debug)]
@@ -57,157 +58,12 @@ impl Case<'_> {
         }
     }
 
-    fn with_dim(&self, dim: &str, extent: usize) -> Case<'_> {
+    /// This case at another extent of a dim.
+    pub fn with_dim(&self, dim: &str, extent: usize) -> Case<'_> {
         let mut case = self.clone();
         case.dims.retain(|(name, _)| name != dim);
         case.dims.push((dim.to_owned(), extent));
         case
-    }
-}
-
-// ---- Who is live
-
-/// A buffer that holds data at the peak.
-#[derive(Clone, Debug, Serialize)]
-pub struct Holder {
-    /// The tensor's name.
-    pub name: String,
-    /// The operator that makes it.
-    pub operator: String,
-    /// The kernel that makes it.
-    pub kernel: &'static str,
-    /// What it is for.
-    pub class: Class,
-    /// Its bytes that no other holder counts.
-    pub bytes: u64,
-}
-
-/// Several buffers as one line.
-#[derive(Clone, Debug, Serialize)]
-pub struct Rest {
-    /// What they are for.
-    pub class: Class,
-    /// How many.
-    pub count: usize,
-    /// Bytes of their segments.
-    pub bytes: u64,
-    /// The largest of them, by name, if they are buffers.
-    pub largest: Option<String>,
-}
-
-/// Where a plan's bytes are at the step that needs most of them. All parts together are the plan's bytes.
-#[derive(Clone, Debug, Serialize)]
-pub struct Peak {
-    /// Position of the first step at which most bytes of the arena hold data; none without steps.
-    pub step: Option<usize>,
-    /// The node that it computes.
-    pub name: String,
-    /// That node's operator.
-    pub operator: String,
-    /// Number of steps.
-    pub steps: usize,
-    /// Bytes of the plan.
-    pub bytes: u64,
-    /// The largest holders in the arena, largest first.
-    pub live: Vec<Holder>,
-    /// The other holders in the arena.
-    pub others: Rest,
-    /// Bytes of the arena that hold nothing: alignment, gaps, steps that may run beside this one.
-    pub idle_bytes: u64,
-    /// What is held throughout, class by class.
-    pub held: Vec<Rest>,
-}
-
-/// Holders that are listed one by one.
-const LISTED: usize = 8;
-
-/// Who is live at the peak of a plan. Operators are those of the graph that was planned; without one, kernels stand for them.
-pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
-    let nodes = graph.and_then(|g| Some((g, g.order().ok()?)));
-    let operators: HashMap<&str, &str> = nodes
-        .iter()
-        .flat_map(|(g, order)| order.iter().map(|&n| g.node(n)).filter(|n| n.op().is_some()))
-        .map(|n| (n.name.as_str(), n.op_name()))
-        .collect();
-    let kernel = |step: usize| plan.kernels[plan.steps[step].kernel].template.name();
-    let operator = |step: usize| {
-        let name = plan.steps[step].name.as_str();
-        operators.get(name).copied().unwrap_or_else(|| kernel(step)).to_owned()
-    };
-
-    // First and last use of each buffer.
-    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
-    for (s, step) in plan.steps.iter().enumerate() {
-        for &b in step.reads.iter().chain(&step.writes) {
-            uses[b] = Some((uses[b].map_or(s, |(first, _)| first), s));
-        }
-    }
-    let arena = |b: usize| plan.segments[plan.buffers[b].segment].class == Class::Activation;
-    let used: Vec<(usize, usize, usize)> =
-        (0..uses.len()).filter(|&b| arena(b)).filter_map(|b| uses[b].map(|(first, last)| (first, last, b))).collect();
-    let mut starts: Vec<Vec<usize>> = vec![Vec::new(); plan.steps.len()];
-    used.iter().for_each(|&(first, _, b)| starts[first].push(b));
-    // Bytes that several buffers share count for the one that was made last: it is what they hold from now on.
-    let mut live: BTreeMap<(usize, u64, usize), u64> = BTreeMap::new();
-    let holders = |live: &BTreeMap<(usize, u64, usize), u64>| {
-        let mut found: Vec<(usize, u64)> = Vec::new();
-        let mut end = (usize::MAX, 0);
-        let mut ranges: Vec<_> = live.iter().map(|(&(segment, from, b), &to)| (segment, from, to, b)).collect();
-        ranges.sort_by_key(|&(segment, from, _, b)| (segment, from, std::cmp::Reverse(uses[b])));
-        for (segment, from, to, b) in ranges {
-            let from = if end.0 == segment { from.max(end.1) } else { from };
-            found.push((b, to.saturating_sub(from)));
-            end = (segment, if end.0 == segment { to.max(end.1) } else { to });
-        }
-        found
-    };
-    let mut best: Option<(u64, usize, Vec<(usize, u64)>)> = None;
-    for (s, started) in starts.iter().enumerate() {
-        for &b in started {
-            let buffer = &plan.buffers[b];
-            live.insert((buffer.segment, buffer.offset, b), buffer.offset + buffer.bytes);
-        }
-        live.retain(|&(_, _, b), _| uses[b].is_some_and(|(_, last)| last >= s));
-        let found = holders(&live);
-        let bytes = found.iter().map(|f| f.1).sum();
-        if best.as_ref().is_none_or(|(most, ..)| bytes > *most) {
-            best = Some((bytes, s, found));
-        }
-    }
-    let (bytes, step, mut found) = best.map_or((0, None, Vec::new()), |(bytes, s, found)| (bytes, Some(s), found));
-
-    found.retain(|f| f.1 > 0);
-    found.sort_by_key(|&(b, bytes)| (std::cmp::Reverse(bytes), b));
-    let mut others = Rest { class: Class::Activation, count: 0, bytes: 0, largest: None };
-    let mut live = Vec::new();
-    for (b, bytes) in found {
-        if live.len() == LISTED {
-            let largest = others.largest.take().unwrap_or_else(|| plan.buffers[b].name.clone());
-            others = Rest { count: others.count + 1, bytes: others.bytes + bytes, largest: Some(largest), ..others };
-            continue;
-        }
-        let maker = plan.steps.iter().position(|s| s.writes.contains(&b)).expect("a buffer of the arena is written");
-        let buffer = &plan.buffers[b];
-        let (operator, kernel) = (operator(maker), kernel(maker));
-        live.push(Holder { name: buffer.name.clone(), operator, kernel, class: buffer.class, bytes });
-    }
-    let held = Class::ALL.into_iter().filter(|&class| class.segment() == class && class != Class::Activation);
-    let held = held.filter_map(|class| {
-        let bytes = plan.class_bytes(class);
-        let of = || plan.buffers.iter().filter(|b| plan.segments[b.segment].class == class);
-        let largest = of().max_by_key(|b| b.bytes).map(|b| b.name.clone());
-        (bytes > 0).then(|| Rest { class, count: of().count(), bytes, largest })
-    });
-    Peak {
-        step,
-        name: step.map_or(String::new(), |s| plan.steps[s].name.clone()),
-        operator: step.map_or(String::new(), &operator),
-        steps: plan.steps.len(),
-        bytes: plan.bytes(),
-        live,
-        others,
-        idle_bytes: plan.class_bytes(Class::Activation) - bytes,
-        held: held.collect(),
     }
 }
 
@@ -425,21 +281,73 @@ pub enum Verdict {
     NotFound,
 }
 
-/// What a limit means for a case, and what would help.
+/// What a limit means for a case.
 #[derive(Clone, Debug, Serialize)]
-pub struct Advice {
-    /// The limit, if there is one.
-    pub limit: Option<u64>,
+pub struct Answer {
+    /// The limit.
+    pub limit_bytes: u64,
     /// Bytes of the plan.
-    pub needed: u64,
+    pub needed_bytes: u64,
     /// Bytes over the limit.
-    pub deficit: Option<u64>,
-    /// The answer, if there is a limit.
-    pub verdict: Option<Verdict>,
-    /// What no order and no placement can avoid.
-    pub bound: Bound,
+    pub deficit_bytes: u64,
+    /// In a word.
+    pub verdict: Verdict,
+    /// Bytes of the plan if its steps ran in the order of the file, where that was planned.
+    pub file_order_bytes: Option<u64>,
+    /// What no order and no placement can avoid, if the plan does not fit.
+    pub bound: Option<Bound>,
     /// Per named dim, the largest binding that fits, if what was asked for does not.
     pub smaller: Vec<Largest>,
+}
+
+impl Answer {
+    /// For a plan that was made under a limit and fits.
+    pub fn of(plan: &Plan, limit: u64) -> Answer {
+        let (needed_bytes, file_order_bytes) = (plan.bytes(), in_the_files_order(plan));
+        let verdict = match file_order_bytes {
+            Some(file) if file > limit => Verdict::FitsReordered,
+            _ => Verdict::Fits,
+        };
+        let deficit_bytes = needed_bytes.saturating_sub(limit);
+        Answer {
+            limit_bytes: limit,
+            needed_bytes,
+            deficit_bytes,
+            verdict,
+            file_order_bytes,
+            bound: None,
+            smaller: Vec::new(),
+        }
+    }
+
+    /// For a plan that does not.
+    fn against(case: &Case, graph: &Graph, plan: &Plan, limit: u64) -> Result<Answer> {
+        let mut smaller = Vec::new();
+        if plan.steps.len() <= MAX_SEARCHED {
+            for (dim, extent) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
+                // A dim that allows no other extent is no remedy.
+                smaller.extend(largest_binding(case, dim, limit, extent - 1).ok());
+            }
+        }
+        let bound = bound(graph, &case.target)?;
+        let verdict = match smaller.iter().any(|found| found.fits.is_some()) {
+            true => Verdict::FitsSmaller,
+            false if bound.bytes > limit => Verdict::Cannot,
+            false => Verdict::NotFound,
+        };
+        Ok(Answer { verdict, bound: Some(bound), smaller, ..Answer::of(plan, limit) })
+    }
+}
+
+/// Who is live at the peak, and what would help; with what a limit means, if there is one.
+#[derive(Clone, Debug, Serialize)]
+pub struct Advice {
+    /// What the limit means.
+    #[serde(flatten)]
+    pub answer: Option<Answer>,
+    /// Bytes of the plan if its steps ran in the order of the file, where that was planned.
+    #[serde(skip)]
+    pub file_order_bytes: Option<u64>,
     /// Who is live.
     pub peak: Peak,
     /// What else was planned, and what it takes.
@@ -463,34 +371,21 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
         }
         plan => plan?,
     };
-    let needed = plan.bytes();
-    let bound = bound(&graph, &case.target)?;
-    let deficit = limit.map(|limit| needed.saturating_sub(limit));
-    let mut smaller = Vec::new();
-    if let Some(limit) = limit.filter(|&limit| needed > limit && plan.steps.len() <= MAX_SEARCHED) {
-        for (dim, extent) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
-            // A dim that allows no other extent is no remedy.
-            smaller.extend(largest_binding(case, dim, limit, extent - 1).ok());
-        }
-    }
-    let verdict = limit.map(|limit| match needed <= limit {
-        true if in_the_files_order(&plan) > limit => Verdict::FitsReordered,
-        true => Verdict::Fits,
-        false if smaller.iter().any(|found| found.fits.is_some()) => Verdict::FitsSmaller,
-        false if bound.bytes > limit => Verdict::Cannot,
-        false => Verdict::NotFound,
-    });
+    let answer = match limit {
+        Some(limit) if plan.bytes() > limit => Some(Answer::against(case, &graph, &plan, limit)?),
+        Some(limit) => Some(Answer::of(&plan, limit)),
+        None => None,
+    };
     let mut remedies = Vec::new();
     for &(name, remedy) in REMEDIES {
         for (change, changed) in remedy(case) {
             remedies.push(Remedy { name, change, bytes: Taken::new(changed.bytes(limit)) });
         }
     }
-    let peak = peak(&plan, Some(&graph));
-    Ok(Advice { limit, needed, deficit, verdict, bound, smaller, peak, remedies })
+    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
 }
 
-/// Bytes of the plan if its steps ran in the order of the file.
-fn in_the_files_order(plan: &Plan) -> u64 {
-    plan.bytes()
+/// Bytes of the plan if its steps ran in the order of the file, where that was planned.
+fn in_the_files_order(_: &Plan) -> Option<u64> {
+    None
 }
