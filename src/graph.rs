@@ -301,7 +301,10 @@ impl Graph {
         }
         let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
         if let Some((name, _)) = attrs.iter().find(|(name, _)| !op.attrs.contains(name) && !shaping(name)) {
-            return Err(format!("unknown attribute '{name}'; known: {}", op.attrs.join(", ")));
+            let shaping = op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name);
+            let known: Vec<_> = op.attrs.iter().copied().chain(shaping).collect();
+            let known = if known.is_empty() { "it takes none".into() } else { format!("known: {}", known.join(", ")) };
+            return Err(format!("unknown attribute '{name}'; {known}"));
         }
         let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| self.fact(v))).collect();
         let facts = Call { op, attrs, inputs: &facts }.infer()?;

@@ -1,11 +1,15 @@
 //! What people look at: text that is aligned, plain, and the same in a pipe.
 
+mod advice;
 mod comparison;
+mod diff;
 mod dot;
 mod memory;
 mod steps;
 
+pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
+pub use diff::diff;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
 pub use steps::{placement, trace};

@@ -1,7 +1,7 @@
 //! `bench`: how long a graph takes.
 
 use super::args::{self, Inputs, Model, On};
-use super::line;
+use super::{Failure, line};
 use crate::error::Result;
 use crate::report::{self, Table};
 use clap::Args;
@@ -25,9 +25,9 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.model.session(&self.on, &given)?;
+        let session = self.model.session(&self.on, &given, json)?;
         let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");

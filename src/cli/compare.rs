@@ -1,11 +1,11 @@
 //! `compare`: eager beside planned.
 
 use super::args::{self, Inputs, Model, On};
-use super::{line, print};
+use super::{Failure, line, print};
 use crate::eager::compare::{Setup, compare};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::report;
-use crate::session::{self, Options};
+use crate::session;
 use clap::Args;
 use serde_json::json;
 
@@ -29,16 +29,21 @@ const WAYS: u64 = 5;
 const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let graph = self.model.graph(&given)?;
+        let (model, dims) = self.model.load(&given)?;
+        let graph = self.model.import(&model, &dims, &given)?;
         let options = self.model.options(&self.on);
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
-        let unlimited = Options { memory_limit: None, ..options.clone() };
-        let compiled = session::compile(graph.clone(), device.target(), &unlimited);
-        let (plan, _) = compiled.map_err(|e| e.in_file(&self.model.model))?;
+        // Where not even the plan fits there is nothing to compare.
+        let compiled = session::compile(graph.clone(), device.target(), &options);
+        let refuse = |e: Error| {
+            let case = self.model.case(&model, dims, device.target().clone());
+            args::refuse(&case, e.in_file(&self.model.model), json)
+        };
+        let (plan, _) = compiled.map_err(refuse)?;
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let ways = WAYS + u64::from(device.pools());
         drop(device);

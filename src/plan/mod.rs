@@ -20,11 +20,14 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
+pub mod bound;
 pub mod check;
+pub mod diff;
 pub mod lanes;
 pub mod live;
 pub mod lower;
 pub mod order;
+pub mod peak;
 pub mod place;
 
 /// The version of the plan's file format.
