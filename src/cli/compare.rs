@@ -20,6 +20,9 @@ pub(super) struct Compare {
     /// Timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Run the plans again with dead memory poisoned, as `run --poison` does.
+    #[arg(long)]
+    poison: bool,
 }
 
 /// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
@@ -54,6 +57,7 @@ impl Compare {
             open: &open,
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
+            poison: self.poison,
             progress: &|_| bar.inc(1),
         };
         let result = compare(&graph, &inputs, &setup);

@@ -19,6 +19,8 @@ pub struct Setup<'a> {
     pub memory_limit: Option<u64>,
     /// Timed runs behind the first one; at least one is made.
     pub iters: usize,
+    /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
+    pub poison: bool,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
 }
@@ -180,8 +182,13 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
             Some(limit) if needed > limit => {
                 Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit })
             }
-            _ => Exec::load((setup.open)()?, plan, &constants, &|_| {})
-                .and_then(|mut exec| measure(&mut exec, inputs, setup.iters)),
+            _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
+                let measured = measure(&mut exec, inputs, setup.iters)?;
+                if setup.poison {
+                    exec.run_poisoned(inputs)?;
+                }
+                Ok(measured)
+            }),
         };
         let (outcome, outputs) = outcome(ran)?;
         let exact = name == "planned";

@@ -21,11 +21,13 @@ use lanes::Clock;
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
+mod dead;
 mod kernel;
 mod lanes;
 mod placement;
 pub(crate) mod set;
 
+pub use dead::{Span, dead};
 pub use placement::placement;
 
 /// Checks a plan.
