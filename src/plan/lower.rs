@@ -82,6 +82,14 @@ pub struct Draft {
     pub concatenates: bool,
 }
 
+impl Draft {
+    /// The buffer in which a step works, if it needs one.
+    pub fn workspace(&self, step: usize) -> Option<usize> {
+        let DraftStep { kernel, writes, .. } = &self.steps[step];
+        writes.get(self.kernels[*kernel].writes.len()).copied()
+    }
+}
+
 /// Choices of lowering that change memory, not results.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -784,7 +792,10 @@ impl Lowering<'_> {
     }
 
     fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
-        kernel.workspace = layout::workspace(&kernel, self.target);
+        kernel.workspace = match &kernel.call {
+            Some(call) => call.workspace(),
+            None => layout::workspace(&kernel, self.target),
+        };
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
         let further = kernel.further();
