@@ -19,7 +19,7 @@
 //! # Layers
 //! A module uses its own folder, its own line, and the lines above it:
 //! ```text
-//! values   error dtype shape tensor npy target
+//! values   error file dtype shape tensor npy target
 //! meaning  expr kernel op ops
 //! graph    graph                       the only file that names petgraph
 //! in, out  trace onnx reference pass
@@ -63,6 +63,7 @@ pub mod eager;
 pub mod error;
 pub mod exec;
 pub mod expr;
+pub mod file;
 pub mod graph;
 pub mod kernel;
 pub mod npy;

@@ -2,12 +2,13 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use half::{bf16, f16};
 use npyz::{NpyFile, Order, WriterBuilder};
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, Write};
 use std::path::Path;
 
 /// Reads an `.npy` file, in C or Fortran order.
@@ -73,31 +74,17 @@ pub fn read(path: &Path) -> Result<Tensor> {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    let fail = |e| Error::file(path, "write the array", e);
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = Path::new(&partial);
-    let result = File::create(partial).and_then(|file| {
-        let mut file = BufWriter::new(file);
-        match tensor.dtype() {
-            DType::F32 => put::<f32>(&mut file, tensor),
-            DType::F16 => put::<f16>(&mut file, tensor),
-            DType::F64 => put::<f64>(&mut file, tensor),
-            DType::I64 => put::<i64>(&mut file, tensor),
-            DType::I32 => put::<i32>(&mut file, tensor),
-            DType::U8 => put::<u8>(&mut file, tensor),
-            DType::I8 => put::<i8>(&mut file, tensor),
-            DType::Bool => put_with(&mut file, tensor, |v: u8| v != 0),
-            DType::BF16 => put_with(&mut file, tensor, |v: bf16| v.to_f32()),
-        }?;
-        file.flush()
-    });
-    if let Err(error) = result.and_then(|()| std::fs::rename(partial, path)) {
-        // The error that is reported is the first one; whether the remains could be removed adds nothing.
-        let _ = std::fs::remove_file(partial);
-        return Err(fail(error));
-    }
-    Ok(())
+    file::write_whole(path, "write the array", |file| match tensor.dtype() {
+        DType::F32 => put::<f32>(file, tensor),
+        DType::F16 => put::<f16>(file, tensor),
+        DType::F64 => put::<f64>(file, tensor),
+        DType::I64 => put::<i64>(file, tensor),
+        DType::I32 => put::<i32>(file, tensor),
+        DType::U8 => put::<u8>(file, tensor),
+        DType::I8 => put::<i8>(file, tensor),
+        DType::Bool => put_with(file, tensor, |v: u8| v != 0),
+        DType::BF16 => put_with(file, tensor, |v: bf16| v.to_f32()),
+    })
 }
 
 fn put<T: npyz::AutoSerialize + bytemuck::AnyBitPattern>(file: impl Write, tensor: &Tensor) -> std::io::Result<()> {

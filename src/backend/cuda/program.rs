@@ -3,6 +3,7 @@
 use super::api::{Nvrtc, Refusal};
 use super::failed;
 use crate::error::Result;
+use crate::file;
 use crate::kernel::render::PRELUDE;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use std::ffi::{CString, c_char};
@@ -146,16 +147,9 @@ fn load(path: &Path, key: &str) -> Option<Vec<u8>> {
     image
 }
 
-/// Appears under its name only when it is whole: other processes may look at the same time.
 fn store(path: &Path, key: &str, image: &[u8]) -> io::Result<()> {
     fs::create_dir_all(path.parent().expect("an entry has a folder"))?;
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    let result = fs::write(&partial, entry(key, image)).and_then(|()| fs::rename(&partial, path));
-    if result.is_err() {
-        // The first error is the one to report.
-        let _ = fs::remove_file(&partial);
-    }
-    result
+    file::try_write_whole(path, |out| out.write_all(&entry(key, image)))
 }
 
 #[cfg(test)]

@@ -1,0 +1,274 @@
+//! What commands share: the model, its inputs, the device, and how flags are read.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::plan::Plan;
+use crate::session::{self, Choice, Options, Session};
+use crate::shape::Shape;
+use crate::target::{Family, Target};
+use crate::tensor::Tensor;
+use crate::{npy, onnx};
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+#[derive(Args)]
+pub(super) struct Model {
+    /// An ONNX graph: .onnx or .onnxtxt.
+    pub(super) model: PathBuf,
+    /// Bind a named dim. Dims that a given input's file tells need not be bound.
+    #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
+    pub(super) dims: Vec<(String, usize)>,
+    /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(super) memory_limit: Option<u64>,
+    /// Make every operator a kernel of its own.
+    #[arg(long)]
+    pub(super) no_fuse: bool,
+    /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub(super) threads: Option<u16>,
+}
+
+#[derive(Args)]
+pub(super) struct Inputs {
+    /// An input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for a constant. Others are random.
+    #[arg(long = "input", value_name = "NAME=VALUE")]
+    pub(super) inputs: Vec<String>,
+    /// Seed of the random inputs.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(super) enum Backend {
+    /// CUDA, else wgpu on a GPU, else the CPU; says which and why.
+    Auto,
+    /// An NVIDIA GPU.
+    Cuda,
+    /// Vulkan, Metal or DX12, software adapters included.
+    Wgpu,
+    /// The host's threads.
+    Cpu,
+}
+
+impl From<Backend> for Choice {
+    fn from(backend: Backend) -> Choice {
+        match backend {
+            Backend::Auto => Choice::Auto,
+            Backend::Cuda => Choice::Cuda,
+            Backend::Wgpu => Choice::Wgpu,
+            Backend::Cpu => Choice::Cpu,
+        }
+    }
+}
+
+#[derive(Args)]
+pub(super) struct On {
+    /// What to run on.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub(super) backend: Backend,
+    /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
+    #[arg(long, value_name = "N")]
+    pub(super) device: Option<String>,
+    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
+    #[arg(long)]
+    pub(super) allow_tf32: bool,
+    /// CUDA does without cuBLASLt and cuDNN.
+    #[arg(long)]
+    pub(super) no_libraries: bool,
+}
+
+impl Model {
+    pub(super) fn options(&self, on: &On) -> Options {
+        Options {
+            backend: on.backend.into(),
+            device: on.device.clone(),
+            libraries: !on.no_libraries,
+            allow_tf32: on.allow_tf32,
+            dims: self.dims.clone(),
+            threads: self.threads.map_or(0, usize::from),
+            fuse: !self.no_fuse,
+            memory_limit: self.memory_limit,
+        }
+    }
+
+    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
+    pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
+        let model = onnx::load(&self.model)?;
+        let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
+        if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
+            let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
+            return Err(Error::Usage(what).in_file(&self.model));
+        }
+        let mut dims = self.dims.clone();
+        for Given { name, tensor } in given {
+            for (dim, extent) in model.dims_of(name, tensor.shape()) {
+                if !dims.iter().any(|(d, _)| *d == dim) {
+                    dims.push((dim, extent));
+                }
+            }
+        }
+        onnx::import(&model, &dims).map_err(|e| e.in_file(&self.model))
+    }
+
+    /// Opens the device, plans, and loads the weights under a progress bar.
+    pub(super) fn session(&self, on: &On, given: &[Given]) -> Result<Session> {
+        let options = self.options(on);
+        let graph = self.graph(given)?;
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        let bar = progress("weights");
+        let report = |done: usize, of: usize| {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        };
+        let session = Session::on_backend(graph, device, name, &options, &report);
+        bar.finish_and_clear();
+        session.map_err(|e| e.in_file(&self.model))
+    }
+}
+
+pub(super) fn target(name: &str, threads: Option<u16>) -> Result<Target> {
+    if let Some(mut target) = Target::preset(name) {
+        if let (Family::Cpu, Some(threads)) = (target.family, threads) {
+            target.threads = threads.into();
+        }
+        return Ok(target);
+    }
+    let path = Path::new(name);
+    let text = std::fs::read_to_string(path).map_err(|e| {
+        Error::Usage(format!("--target {name}: neither cpu, wgpu nor cuda, nor a file that can be read: {e}"))
+    })?;
+    Target::from_json(&text, path)
+}
+
+fn binding(text: &str) -> Result<(String, usize), String> {
+    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
+    let extent = extent.parse().map_err(|_| format!("expected a whole number after '{name}=', found '{extent}'"))?;
+    Ok((name.to_owned(), extent))
+}
+
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "kb" => 1000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        other => return Err(format!("unknown unit '{other}'; use B, KiB, MiB, GiB, kB, MB or GB")),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(scale).ok_or_else(|| format!("'{text}' is more than 64 bits can count"));
+    }
+    let value: f64 = number.parse().map_err(|_| format!("expected a size such as 512MiB, found '{text}'"))?;
+    let bytes = value * scale as f64;
+    if bytes < u64::MAX as f64 { Ok(bytes as u64) } else { Err(format!("'{text}' is more than 64 bits can count")) }
+}
+
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let scale = match unit.trim() {
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" | "min" => 60.0,
+        other => return Err(format!("unknown unit '{other}'; use ms, s or min")),
+    };
+    let seconds = number.parse::<f64>().ok().and_then(|n| Duration::try_from_secs_f64(n * scale).ok());
+    seconds.ok_or_else(|| format!("expected a time such as 500ms, found '{text}'"))
+}
+
+pub(super) fn tolerance(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0);
+    value.ok_or_else(|| "expected a number that is not negative".into())
+}
+
+/// A tensor that a flag gives, by name.
+pub(super) struct Given {
+    pub(super) name: String,
+    pub(super) tensor: Tensor,
+}
+
+pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
+    values.iter().map(|text| value(flag, text)).collect()
+}
+
+fn value(flag: &str, text: &str) -> Result<Given> {
+    let bad = || Error::Usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
+    let (name, value) = text.split_once('=').ok_or_else(bad)?;
+    let name = name.to_owned();
+    let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
+        return Ok(Given { name, tensor: npy::read(Path::new(value))? });
+    };
+    let mut parts: Vec<&str> = spec.split('x').collect();
+    let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
+    let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
+    let fill: f64 = fill.parse().map_err(|_| bad())?;
+    let tensor =
+        made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
+    Ok(Given { name, tensor })
+}
+
+/// A tensor of made-up values, or why the host cannot hold it.
+fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Tensor, String> {
+    const BLOCK: usize = 4096;
+    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
+    let size = size.ok_or_else(|| format!("{dtype}{shape} is larger than any memory"))?;
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).map_err(|_| format!("the host has no {size} bytes for {dtype}{shape}"))?;
+    let mut left = shape.numel();
+    while left > 0 {
+        let block: Vec<f64> = std::iter::repeat_with(&mut next).take(left.min(BLOCK)).collect();
+        bytes.extend_from_slice(Tensor::from_f64(dtype, vec![block.len()], &block).bytes());
+        left -= block.len();
+    }
+    Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
+}
+
+/// Inputs in the plan's order: those given, random ones for the rest.
+pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
+    let mut random = Random(seed);
+    let mut inputs: Vec<_> = given.into_iter().map(|g| (g.name, g.tensor)).collect();
+    for port in &plan.inputs {
+        if !inputs.iter().any(|(name, _)| *name == port.name) {
+            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype));
+            let tensor = tensor.map_err(|what| Error::Usage(format!("input '{}': {what}", port.name)))?;
+            inputs.push((port.name.clone(), tensor));
+        }
+    }
+    let inputs: Vec<_> = inputs.iter().map(|(name, tensor)| (name.as_str(), tensor.clone())).collect();
+    session::arrange(plan, &inputs)
+}
+
+/// splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Floats in [-1, 1); 0 or 1 for integers, which every index allows.
+    fn value(&mut self, dtype: DType) -> f64 {
+        let bits = self.next();
+        if dtype.is_float() { (bits >> 11) as f64 / (1u64 << 52) as f64 - 1.0 } else { (bits >> 63) as f64 }
+    }
+}
+
+/// A bar on a terminal, nothing elsewhere.
+pub(super) fn progress(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg:>10} [{bar:40}] {pos}/{len} {eta}").expect("the template is valid");
+    ProgressBar::new(0).with_style(style.progress_chars("=> ")).with_message(what)
+}

@@ -1,0 +1,61 @@
+//! `compare`: eager beside planned.
+
+use super::args::{self, Inputs, Model, On};
+use super::{line, print};
+use crate::eager::compare::{Setup, compare};
+use crate::error::Result;
+use crate::report;
+use crate::session::{self, Options};
+use clap::Args;
+use serde_json::json;
+
+#[derive(Args)]
+pub(super) struct Compare {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    on: On,
+    /// Timed runs of each way.
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    iters: u32,
+}
+
+/// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
+const WAYS: u64 = 5;
+
+/// Fusion reorders sums: results agree with unfused ones to this share of the output's peak.
+const FUSED_TOLERANCE: f64 = 1e-4;
+
+impl Compare {
+    pub(super) fn run(&self, json: bool) -> Result<String> {
+        let given = args::given("--input", &self.inputs.inputs)?;
+        let graph = self.model.graph(&given)?;
+        let options = self.model.options(&self.on);
+        let (device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        session::check_limit(&*device, options.memory_limit)?;
+        let unlimited = Options { memory_limit: None, ..options.clone() };
+        let compiled = session::compile(graph.clone(), device.target(), &unlimited);
+        let (plan, _) = compiled.map_err(|e| e.in_file(&self.model.model))?;
+        let inputs = args::fill(&plan, given, self.inputs.seed)?;
+        let ways = WAYS + u64::from(device.pools());
+        drop(device);
+        let open = || session::open(&options).map(|(backend, _)| backend);
+        let bar = args::progress("ways");
+        bar.set_length(ways);
+        let setup = Setup {
+            open: &open,
+            memory_limit: self.model.memory_limit,
+            iters: self.iters as usize,
+            progress: &|_| bar.inc(1),
+        };
+        let result = compare(&graph, &inputs, &setup);
+        bar.finish_and_clear();
+        let result = result.map_err(|e| e.in_file(&self.model.model))?;
+        print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
+        result.verdict(FUSED_TOLERANCE)?;
+        Ok(String::new())
+    }
+}

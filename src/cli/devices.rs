@@ -1,0 +1,110 @@
+//! `devices`: what a plan can run on here.
+
+use super::line;
+use crate::error::{Error, Result};
+use crate::report::Table;
+use crate::session::Options;
+use crate::target::Target;
+use clap::Args;
+use serde_json::{Value, json};
+
+#[derive(Args)]
+pub(super) struct Devices {
+    /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE`.
+    device: Option<String>,
+}
+
+impl Devices {
+    pub(super) fn run(&self, json: bool) -> Result<String> {
+        let (cuda, libraries, found) = cuda();
+        let mut rows = vec![cpu()];
+        rows.extend(cuda);
+        rows.extend(wgpu());
+        if let Some(wanted) = &self.device {
+            let names = rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
+            let row = rows.iter().find(|row| row.name == *wanted);
+            let row = row.ok_or_else(|| Error::Usage(format!("no device '{wanted}' among: {names}")))?;
+            return Ok(serde_json::to_string_pretty(&row.target).expect("a target is plain data") + "\n");
+        }
+        if json {
+            let rows: Vec<_> = rows
+                .iter()
+                .map(|Row { name, device, status, target }| {
+                    let backend = name.split(':').next();
+                    json!({"backend": backend, "name": name, "device": device, "status": status, "target": target})
+                })
+                .collect();
+            return Ok(line(&json!({"devices": rows, "libraries": found})));
+        }
+        let mut table = Table::new("<");
+        table.row(["name", "device", "status"]);
+        rows.into_iter().for_each(|row| table.row([row.name, row.device, row.status]));
+        let libraries = libraries.to_string();
+        Ok(if libraries.is_empty() { table.to_string() } else { format!("{table}\n{libraries}") })
+    }
+}
+
+/// A device that is here.
+struct Row {
+    /// `cpu`, `cuda:0`, `wgpu:0`.
+    name: String,
+    device: String,
+    status: String,
+    target: Target,
+}
+
+fn cpu() -> Row {
+    let threads = Options::default().thread_count();
+    Row {
+        name: "cpu".into(),
+        device: format!("{threads} threads"),
+        status: "available".into(),
+        target: Target::cpu(threads as u32),
+    }
+}
+
+/// NVIDIA's GPUs, and what was found of CUDA's libraries, as a table and as JSON.
+#[cfg(feature = "cuda")]
+fn cuda() -> (Vec<Row>, Table, Value) {
+    use crate::backend::cuda::{Device, library::Found, library::Search, report};
+    use crate::report::human;
+
+    let report = report(&Search::here());
+    let mut libraries = Table::new("<");
+    libraries.row(["library", "version", "path", "status"]);
+    for Found { library, version, path, problem } in &report.libraries {
+        let path = path.as_ref().map_or("-".into(), |path| path.display().to_string());
+        let status = problem.clone().unwrap_or_else(|| "available".into());
+        libraries.row([(*library).to_owned(), version.clone().unwrap_or_else(|| "-".into()), path, status]);
+    }
+    let found = json!(report.libraries);
+    let row = |Device { index, name, target, memory, problem }| Row {
+        name: format!("cuda:{index}"),
+        device: format!("{name}, sm_{}, {}", target.compute, human(memory)),
+        status: problem.unwrap_or_else(|| "available".into()),
+        target,
+    };
+    (report.devices.into_iter().map(row).collect(), libraries, found)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda() -> (Vec<Row>, Table, Value) {
+    (Vec::new(), Table::new("<"), json!([]))
+}
+
+/// The adapters of Vulkan, Metal and DX12.
+#[cfg(feature = "wgpu")]
+fn wgpu() -> Vec<Row> {
+    let row = |(index, adapter): (usize, crate::backend::wgpu::Adapter)| Row {
+        name: format!("wgpu:{index}"),
+        device: adapter.to_string(),
+        status: if adapter.software { "software: used when asked for" } else { "available" }.to_owned(),
+        target: adapter.target,
+    };
+    crate::backend::wgpu::adapters().into_iter().enumerate().map(row).collect()
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu() -> Vec<Row> {
+    Vec::new()
+}

@@ -1,0 +1,74 @@
+//! `emit`: a graph in another form.
+
+use super::args::Model;
+use super::line;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
+use crate::onnx::{self, text};
+use crate::plan::{self, Limits};
+use crate::target::Target;
+use crate::{pass, report};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+
+#[derive(Args)]
+pub(super) struct Emit {
+    #[command(flatten)]
+    model: Model,
+    /// onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
+    #[arg(value_enum)]
+    form: Form,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(super) enum Form {
+    Onnxtxt,
+    Dot,
+    Wgsl,
+    Cuda,
+}
+
+impl Emit {
+    pub(super) fn run(&self, json: bool) -> Result<String> {
+        let (form, text) = match self.form {
+            Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&self.model.model)?.proto)),
+            Form::Dot => ("dot", report::dot(&emitted(self, &Target::wgpu())?)?),
+            Form::Wgsl => ("wgsl", kernels(self, &Target::wgpu(), Dialect::Wgsl)?),
+            Form::Cuda => ("cuda", kernels(self, &Target::cuda(), Dialect::Cuda)?),
+        };
+        if json {
+            return Ok(line(&json!({"model": self.model.model.display().to_string(), "form": form, "text": text})));
+        }
+        Ok(text)
+    }
+}
+
+/// The graph after the passes for a target.
+fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
+    let mut graph = command.model.graph(&[])?;
+    pass::run(&mut graph, target, !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
+    Ok(graph)
+}
+
+/// The text of a plan's kernels; of one that is a library call, the call.
+fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> {
+    let limits = Limits { memory: command.model.memory_limit };
+    let plan = plan::plan(&emitted(command, target)?, target, &limits).map_err(|e| e.in_file(&command.model.model))?;
+    let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
+    for (number, kernel) in plan.kernels.iter().enumerate() {
+        let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+        // Names come from the file: none of them may end the comment.
+        let users = users.join(", ").replace(char::is_control, " ");
+        text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
+        if let Some(call) = &kernel.call {
+            let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
+            text += &format!("// {call}\n\n");
+            continue;
+        }
+        let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
+        let own = source.text.replacen(PRELUDE, "", 1);
+        text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+    }
+    Ok(text)
+}

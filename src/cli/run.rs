@@ -1,0 +1,192 @@
+//! `run`: a graph once.
+
+use super::args::{self, Given, Inputs, Model, On, tolerance};
+use super::line;
+use crate::backend::Usage;
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::report::{self, Table};
+use crate::session::Session;
+use crate::tensor::Tensor;
+use crate::{file, npy};
+use clap::Args;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub(super) struct Run {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    on: On,
+    /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_'.
+    #[arg(long, value_name = "DIR")]
+    output_dir: Option<PathBuf>,
+    /// Compare an output with a file: NAME=FILE.npy. Exit code 3 when they differ.
+    #[arg(long, value_name = "NAME=FILE")]
+    expect: Vec<String>,
+    /// Relative tolerance of --expect.
+    #[arg(long, default_value_t = 1e-4, value_parser = tolerance)]
+    rtol: f64,
+    /// Absolute tolerance of --expect.
+    #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
+    atol: f64,
+    /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print which device and kernel each step got, and why.
+    #[arg(long)]
+    placement: bool,
+}
+
+impl Run {
+    pub(super) fn run(&self, json: bool) -> Result<String> {
+        let given = args::given("--input", &self.inputs.inputs)?;
+        let expected = args::given("--expect", &self.expect)?;
+        let labels = self.labels.as_deref().map(npy::read).transpose()?;
+        let session = self.model.session(&self.on, &given)?;
+        let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
+        if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
+            let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
+            return Err(Error::Usage(what));
+        }
+        if self.output_dir.is_some() {
+            for (i, name) in names.iter().enumerate() {
+                if let Some(other) = names[..i].iter().find(|other| file_name(other) == file_name(name)) {
+                    let file = file_name(name);
+                    return Err(Error::Usage(format!(
+                        "--output-dir: outputs '{other}' and '{name}' would both be {file}"
+                    )));
+                }
+            }
+        }
+        let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
+        let outputs = session.with(|exec| exec.run(&inputs))?;
+        let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
+        let usage = session.usage();
+        let notes = session.with(|exec| exec.notes());
+        if let Some(path) = &self.trace {
+            let times = session.with(|exec| exec.profile())?;
+            let trace = report::trace(session.plan(), session.device(), &times, &notes);
+            file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
+        }
+        let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
+        if let Some(folder) = &self.output_dir {
+            std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e))?;
+            for (name, tensor) in &outputs {
+                npy::write(&folder.join(file_name(name)), tensor)?;
+            }
+        }
+        for Given { name, tensor } in &expected {
+            let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
+            let same = found.compare(tensor, self.rtol, self.atol);
+            same.map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
+        }
+        if json {
+            let outputs = outputs.iter().map(|(name, t)| {
+                let [min, mean, max] = spread(t);
+                json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
+            });
+            let mut value = json!({
+                "model": session.plan().name,
+                "device": session.device(),
+                "outputs": outputs.collect::<Vec<_>>(),
+                "memory": memory(session.plan(), usage),
+            });
+            for (part, bytes) in session.overhead() {
+                value["memory"]["overhead"][part] = json!(bytes);
+            }
+            if self.placement {
+                let steps = session.plan().steps.iter().zip(&notes);
+                value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
+            }
+            if let Some(score) = &score {
+                value["predictions"] = json!(score.predicted);
+                value["right"] = json!(score.right);
+                value["accuracy"] = json!(score.right as f64 / score.predicted.len() as f64);
+            }
+            Ok(line(&value))
+        } else {
+            let placement = report::placement(session.plan(), session.device(), &notes);
+            let placement = if self.placement { placement + "\n" } else { String::new() };
+            Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
+        }
+    }
+}
+
+/// The file's name for an output: what a shell or a file system could trip over becomes `_`.
+fn file_name(output: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    format!("{}.npy", output.chars().map(safe).collect::<String>())
+}
+
+fn memory(plan: &Plan, usage: Usage) -> Value {
+    let mut value = json!(plan.summary);
+    value["allocated_bytes"] = json!(usage.bytes);
+    value["allocations"] = json!(usage.allocations);
+    value["overhead_bytes"] = json!(usage.overhead);
+    value
+}
+
+fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Score>, usage: Usage) -> String {
+    let mut text = format!("{} on {}\n\n", session.plan().name, session.device());
+    let mut table = Table::new("<<<>");
+    table.row(["output", "type", "shape", "min", "mean", "max"]);
+    for (name, tensor) in outputs {
+        let figures = spread(tensor).map(|v| v.map_or("-".into(), |v| format!("{v:.6}")));
+        let [min, mean, max] = figures;
+        table.row([name.clone(), tensor.dtype().to_string(), tensor.shape().to_string(), min, mean, max]);
+    }
+    text += &table.to_string();
+    if let Some(score) = score {
+        text += "\npredicted classes\n";
+        for row in score.predicted.chunks(40) {
+            let row: Vec<_> = row.iter().map(usize::to_string).collect();
+            text += &format!("  {}\n", row.join(" "));
+        }
+        let of = score.predicted.len();
+        text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
+    }
+    text + "\n" + &report::memory(session.plan(), Some(usage)) + &report::overhead(&session.overhead())
+}
+
+/// Smallest, mean and largest element; none of an empty tensor.
+fn spread(tensor: &Tensor) -> [Option<f64>; 3] {
+    let values = tensor.to_f64();
+    if values.is_empty() {
+        return [None; 3];
+    }
+    let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    [min, values.iter().sum::<f64>() / values.len() as f64, max].map(Some)
+}
+
+/// Predicted classes and how many are right.
+struct Score {
+    predicted: Vec<usize>,
+    right: usize,
+}
+
+impl Score {
+    fn new((name, scores): &(String, Tensor), labels: &Tensor) -> Result<Score> {
+        let classes = match scores.shape()[..] {
+            [rows, classes] if rows == labels.shape().numel() && classes > 0 => classes,
+            _ => {
+                let (found, rows) = (scores.shape(), labels.shape().numel());
+                return Err(Error::Usage(format!(
+                    "--labels: expected output '{name}' of shape [{rows},classes] for {rows} labels, found {found}"
+                )));
+            }
+        };
+        let labels = labels.to_i64().ok_or_else(|| Error::Usage("--labels: expected integers".into()))?;
+        let best = |row: &[f64]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
+        let predicted: Vec<usize> = scores.to_f64().chunks(classes).filter_map(best).collect();
+        let right = predicted.iter().zip(&labels).filter(|&(&p, &l)| p as i64 == l).count();
+        Ok(Score { predicted, right })
+    }
+}

@@ -1,0 +1,111 @@
+//! Eager beside planned.
+
+use super::{Table, bytes, grouped, human};
+use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
+
+/// The comparison as a table: a row per figure, a column per way to run.
+pub fn comparison(comparison: &Comparison) -> String {
+    let Comparison { model, target, memory_limit, runs, reference, columns } = comparison;
+    let limit = memory_limit.map_or(String::new(), |limit| format!(", at most {}", bytes(limit)));
+    let mut out = format!("{model} on {target}, {runs} runs each{limit}\n\n");
+
+    let mut table = Table::new("<>");
+    let mut row = |label: &str, cell: &dyn Fn(&Column) -> String| {
+        table.row(std::iter::once(label.to_owned()).chain(columns.iter().map(cell)));
+    };
+    let ran = |column: &Column, cell: &dyn Fn(&Measured) -> String| match &column.outcome {
+        Outcome::Ran(measured) => cell(measured),
+        Outcome::Refused { .. } => "-".into(),
+    };
+    row("", &|c| c.name.clone());
+    row("kernel launches", &|c| c.launches.to_string());
+    for (label, figure) in
+        [("peak live", (|m| m.peak_live_bytes) as fn(&Measured) -> u64), ("peak reserved", |m| m.peak_reserved_bytes)]
+    {
+        row(label, &|c| ran(c, &|m| human(figure(m))));
+        row("  bytes", &|c| ran(c, &|m| grouped(figure(m))));
+    }
+    row("smallest device that fits", &|c| human(c.smallest_device_bytes));
+    row("  bytes", &|c| grouped(c.smallest_device_bytes));
+    if columns.iter().any(|c| c.staging_bytes > 0) {
+        row("staging in all of these", &|c| human(c.staging_bytes));
+        row("  bytes", &|c| grouped(c.staging_bytes));
+    }
+    row("fragmentation", &|c| ran(c, &|m| format!("{:.1} %", 100.0 * m.fragmentation)));
+    row("driver calls, load and run 1", &|c| ran(c, &|m| m.driver_calls_first.to_string()));
+    row(&format!("driver calls, run {runs}"), &|c| ran(c, &|m| m.driver_calls_last.to_string()));
+    row("median run", &|c| ran(c, &|m| format!("{:.3} ms", m.median_ms)));
+    row("results", &|c| match &c.outcome {
+        Outcome::Refused { .. } => "does not fit".into(),
+        Outcome::Ran(Measured { agreement: None, .. }) => "reference".into(),
+        Outcome::Ran(Measured { agreement: Some(Agreement { equal: true, .. }), .. }) => "equal".into(),
+        Outcome::Ran(Measured { agreement: Some(found), .. }) => format!("{:.1e} off", found.difference),
+    });
+    out += &table.to_string();
+
+    out += "\nBytes: constants, inputs, outputs, activations, workspaces and staging, in every column.\n";
+    out += "Smallest device: eager in simulation, on a device that loses nothing itself; planned by its plan.\n";
+    if reference.is_some() {
+        out += "Equal: bit for bit as the reference. Off: the largest difference over the peak of the reference's output.\n";
+    }
+    for column in columns {
+        if let Outcome::Refused { does_not_fit } = &column.outcome {
+            out += &format!("{}: {does_not_fit}\n", column.name);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_column_that_does_not_fit_says_why() {
+        let measured = Measured {
+            peak_live_bytes: 1000,
+            peak_reserved_bytes: 2048,
+            fragmentation: 0.5,
+            driver_calls_first: 3,
+            driver_calls_last: 0,
+            median_ms: 0.25,
+            agreement: None,
+        };
+        let refused = Outcome::Refused { does_not_fit: "too large".into() };
+        let column = |name: &str, outcome| Column {
+            name: name.into(),
+            exact: true,
+            launches: 7,
+            staging_bytes: 0,
+            smallest_device_bytes: 1 << 21,
+            outcome,
+        };
+        let text = comparison(&Comparison {
+            model: "m".into(),
+            target: "cpu".into(),
+            memory_limit: Some(4096),
+            runs: 21,
+            reference: Some("planned".into()),
+            columns: vec![column("eager bfc", refused), column("planned", Outcome::Ran(measured))],
+        });
+        let expected = "\
+m on cpu, 21 runs each, at most 4.00 KiB (4,096 bytes)
+
+                                 eager bfc    planned
+kernel launches                          7          7
+peak live                                -     1000 B
+  bytes                                  -      1,000
+peak reserved                            -   2.00 KiB
+  bytes                                  -      2,048
+smallest device that fits         2.00 MiB   2.00 MiB
+  bytes                          2,097,152  2,097,152
+fragmentation                            -     50.0 %
+driver calls, load and run 1             -          3
+driver calls, run 21                     -          0
+median run                               -   0.250 ms
+results                       does not fit  reference
+";
+        assert_eq!(&text[..expected.len()], expected);
+        assert!(text.ends_with("eager bfc: too large\n"), "{text}");
+    }
+}

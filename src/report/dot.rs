@@ -1,0 +1,35 @@
+//! A graph as a drawing.
+
+use crate::error::Result;
+use crate::graph::Graph;
+use std::collections::BTreeMap;
+
+/// The graph in Graphviz's language; nodes that are one kernel stand in one box.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub fn dot(graph: &Graph) -> Result<String> {
+    let quote = |text: &str| format!("{text:?}");
+    let mut groups: BTreeMap<Option<u32>, Vec<String>> = BTreeMap::new();
+    let mut edges = String::new();
+    for id in graph.order()? {
+        let node = graph.node(id);
+        let facts: Vec<_> = node.outputs.iter().map(|o| o.fact.to_string()).collect();
+        let label = quote(&format!("{}\n{}\n{}", node.op_name(), node.name, facts.join(" ")));
+        groups.entry(node.group).or_default().push(format!("  n{id} [shape=box label={label}];\n"));
+        for value in graph.operands(id).into_iter().flatten() {
+            edges += &format!("  n{} -> n{id};\n", value.node);
+        }
+    }
+    let mut text = format!("digraph {} {{\n", quote(&graph.name));
+    for (group, nodes) in groups {
+        match group {
+            Some(group) => text += &format!("  subgraph cluster_{group} {{\n{}  }}\n", nodes.concat()),
+            None => text += &nodes.concat(),
+        }
+    }
+    for (name, value) in graph.outputs() {
+        edges += &format!("  n{} -> {};\n", value.node, quote(name));
+    }
+    Ok(text + &edges + "}\n")
+}

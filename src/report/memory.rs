@@ -1,0 +1,140 @@
+//! A plan's bytes, by class and by step.
+
+use super::{Table, grouped, human, percent};
+use crate::backend::Usage;
+use crate::plan::{Class, Plan};
+
+/// The plan's memory block: what will be taken from the device, for what, and how close the arena is to its bound. With what a
+/// device says it has given, if the plan was loaded on one.
+pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
+    let mut table = Table::new("<>><");
+    let mut line = |label: &str, bytes: u64, note: String| {
+        table.row([label.to_owned(), human(bytes), format!("{} bytes", grouped(bytes)), note]);
+    };
+    let planned = plan.bytes();
+    line("planned", planned, String::new());
+    if let Some(Usage { bytes, .. }) = usage {
+        let note = match bytes.cmp(&planned) {
+            std::cmp::Ordering::Equal => "as planned".into(),
+            std::cmp::Ordering::Less => format!("{} fewer than planned", grouped(planned - bytes)),
+            std::cmp::Ordering::Greater => format!("{} more than planned", grouped(bytes - planned)),
+        };
+        line("allocated", bytes, note);
+    }
+    for (class, label) in [
+        (Class::Constant, "  constants"),
+        (Class::State, "  state"),
+        (Class::Input, "  inputs"),
+        (Class::Output, "  outputs"),
+        (Class::Activation, "  arena"),
+        (Class::Staging, "  staging"),
+    ] {
+        let bytes = plan.class_bytes(class);
+        if bytes > 0 || class == Class::Activation {
+            line(label, bytes, format!("{:>7}", percent(bytes, planned)));
+        }
+    }
+    let (arena, summary) = (plan.class_bytes(Class::Activation), &plan.summary);
+    let over = arena.saturating_sub(summary.lower_bound);
+    let gap = match over {
+        0 => "reached".into(),
+        _ => format!("the arena is {} over", percent(over, summary.lower_bound)),
+    };
+    line("arena's lower bound", summary.lower_bound, gap);
+    let share = format!("the arena is {}", percent(arena, summary.unshared_bytes));
+    line("arena without sharing", summary.unshared_bytes, share);
+    if let Some(Usage { overhead, .. }) = usage {
+        line("beside the plan", overhead, "the backend's own".into());
+    }
+    table.to_string()
+}
+
+/// What a device holds beside the plan, part by part.
+pub fn overhead(parts: &[(&'static str, i64)]) -> String {
+    let mut table = Table::new("<>>");
+    for &(what, taken) in parts {
+        let sign = if taken < 0 { "-" } else { "" };
+        let size = taken.unsigned_abs();
+        table.row([format!("  {what}"), format!("{sign}{}", human(size)), format!("{sign}{} bytes", grouped(size))]);
+    }
+    table.to_string()
+}
+
+/// Bytes of the plan that hold something needed while each step runs: all but the arena always do.
+pub fn live(plan: &Plan) -> Vec<u64> {
+    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
+    for (s, step) in plan.steps.iter().enumerate() {
+        for &b in step.reads.iter().chain(&step.writes) {
+            uses[b] = Some(uses[b].map_or((s, s), |(first, _)| (first, s)));
+        }
+    }
+    let arena = |b: &usize| plan.segments[plan.buffers[*b].segment].class == Class::Activation;
+    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
+    let buffers: Vec<usize> = (0..plan.buffers.len()).filter(arena).collect();
+    let at = |step: usize| {
+        let live = |b: &usize| uses[*b].is_some_and(|(first, last)| first <= step && step <= last);
+        let range = |b: usize| {
+            let buffer = &plan.buffers[b];
+            (buffer.segment, buffer.offset, buffer.offset + buffer.bytes)
+        };
+        // Buffers may share bytes, which count once.
+        let mut ranges: Vec<_> = buffers.iter().copied().filter(live).map(range).collect();
+        ranges.sort_unstable();
+        let mut end = (0, 0);
+        ranges.iter().fold(resident, |sum, &(segment, from, to)| {
+            let from = if end.0 == segment { from.max(end.1) } else { from };
+            end = (segment, if end.0 == segment { to.max(end.1) } else { to });
+            sum + to.saturating_sub(from)
+        })
+    };
+    (0..plan.steps.len()).map(at).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Segment, Summary};
+    use crate::target::{Memory, Target};
+
+    #[test]
+    fn the_memory_block_adds_up() {
+        let segment = |class, bytes| Segment { class, memory: Memory::Device, bytes };
+        let mut plan = Plan {
+            version: crate::plan::VERSION,
+            name: "m".into(),
+            target: Target::cpu(1),
+            summary: Summary { lower_bound: 1000, unshared_bytes: 4096, ..Summary::default() },
+            segments: vec![
+                segment(Class::Activation, 1024),
+                segment(Class::Constant, 2048),
+                segment(Class::Input, 512),
+                segment(Class::Output, 512),
+            ],
+            buffers: Vec::new(),
+            constants: Vec::new(),
+            state: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            kernels: Vec::new(),
+            steps: Vec::new(),
+        };
+        let block = memory(&plan, Some(Usage { bytes: 4000, allocations: 4, overhead: 100 }));
+        let expected = "\
+planned                4.00 KiB  4,096 bytes
+allocated              3.91 KiB  4,000 bytes  96 fewer than planned
+  constants            2.00 KiB  2,048 bytes                 50.0 %
+  inputs                  512 B    512 bytes                 12.5 %
+  outputs                 512 B    512 bytes                 12.5 %
+  arena                1.00 KiB  1,024 bytes                 25.0 %
+arena's lower bound      1000 B  1,000 bytes  the arena is 2.4 % over
+arena without sharing  4.00 KiB  4,096 bytes  the arena is 25.0 %
+beside the plan           100 B    100 bytes  the backend's own
+";
+        let squeeze = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(squeeze(&block), squeeze(expected), "{block}");
+        plan.summary.lower_bound = 1024;
+        let block = memory(&plan, Some(Usage { bytes: 4096, allocations: 4, overhead: 0 }));
+        assert!(block.contains("as planned") && block.contains("reached"), "{block}");
+        assert!(!memory(&plan, None).contains("allocated"));
+    }
+}

@@ -1,0 +1,40 @@
+//! A plan step by step: kernels and times.
+
+use super::{Table, live};
+use crate::plan::{Class, Plan};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// A run in Chrome's trace format, which Perfetto reads: one span per step, end to end, over the bytes that are live. `times` and
+/// `notes` have an entry per step.
+pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) -> Value {
+    let name = |what: &str, name: &str| json!({"ph": "M", "pid": 0, "tid": 0, "name": what, "args": {"name": name}});
+    let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];
+    let mut now = 0.0;
+    let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
+    for (((step, time), note), live) in plan.steps.iter().zip(times).zip(notes).zip(live(plan)) {
+        let bytes = |list: &[usize]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
+        events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": live}}));
+        events.push(json!({
+            "ph": "X", "pid": 0, "tid": 0, "name": step.name, "cat": plan.kernels[step.kernel].template.name(),
+            "ts": now, "dur": microseconds(*time),
+            "args": {"kernel": note, "reads": bytes(&step.reads), "writes": bytes(&step.writes)},
+        }));
+        now += microseconds(*time);
+    }
+    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
+    events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": resident}}));
+    json!({"displayTimeUnit": "ns", "traceEvents": events})
+}
+
+/// Which kernel each step got on a device, and why where there was a choice.
+pub fn placement(plan: &Plan, device: &str, notes: &[String]) -> String {
+    let mut table = Table::new("><");
+    table.row(["step", "node", "kernel", "shape", "as"]);
+    for (number, (step, note)) in plan.steps.iter().zip(notes).enumerate() {
+        let kernel = &plan.kernels[step.kernel];
+        let (template, shape) = (kernel.template.name().to_owned(), kernel.shape.to_string());
+        table.row([number.to_string(), step.name.clone(), template, shape, note.clone()]);
+    }
+    format!("all steps on {device}\n\n{table}")
+}
