@@ -29,6 +29,7 @@ pub mod lower;
 pub mod order;
 pub mod peak;
 pub mod place;
+mod spare;
 
 /// The version of the plan's file format.
 pub const VERSION: u32 = 1;
@@ -283,7 +284,8 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
     let mut best: Option<(Draft, Layout)> = None;
     for join in [true, false] {
-        let draft = lower(graph, target, Options { join })?;
+        let mut draft = lower(graph, target, Options { join })?;
+        spare::shrink(&mut draft, target);
         check_sizes(&draft, target)?;
         let mut smallest: Option<Layout> = None;
         for (name, order) in order::orders(&draft) {
@@ -300,13 +302,15 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
             break;
         }
     }
-    let (draft, layout) = best.expect("the first order is always placed");
-    let wide = widen(&draft, target, &layout)?;
-    let within = |plan: &Plan| limits.memory.is_none_or(|limit| plan.bytes() <= limit);
-    let (mut plan, mut constants) = assemble(graph, target, &draft, wide.as_ref().unwrap_or(&layout));
-    if wide.is_some() && !within(&plan) {
-        (plan, constants) = assemble(graph, target, &draft, &layout);
+    let (mut draft, mut layout) = best.expect("the first order is always placed");
+    if let Some(wide) = widen(&draft, target, &layout)? {
+        let within = |limit| assemble(graph, target, &draft, &wide).0.bytes() <= limit;
+        if limits.memory.is_none_or(within) {
+            layout = wide;
+        }
     }
+    spare::grow(&mut draft, &mut layout, target);
+    let (plan, constants) = assemble(graph, target, &draft, &layout);
     check::check(&plan)?;
     match limits.memory {
         Some(limit) if plan.bytes() > limit => {
