@@ -127,7 +127,8 @@ impl Model {
         let graph = onnx::import(model, dims).map_err(|e| e.in_file(&self.model))?;
         for &input in graph.inputs() {
             let (name, fact) = (graph.value_name(input), graph.fact(input));
-            let wrong = |g: &&Given| g.name == name && (g.tensor.dtype(), g.tensor.shape()) != (fact.dtype, &fact.shape);
+            let wrong =
+                |g: &&Given| g.name == name && (g.tensor.dtype(), g.tensor.shape()) != (fact.dtype, &fact.shape);
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}");

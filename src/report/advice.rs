@@ -34,7 +34,9 @@ pub fn answer(answer: &Answer) -> String {
                 format!("  --set {}={extent} takes {}; {next}\n", found.dim, bytes(*taken))
             }
             _ => match &found.next.bytes {
-                Taken::Bytes(least) => format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least)),
+                Taken::Bytes(least) => {
+                    format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least))
+                }
                 Taken::Fails(error) => format!("  not even at {}={}: {error}\n", found.dim, found.next.extent),
             },
         };
