@@ -65,8 +65,9 @@ impl Plan {
             }
             return Ok(if answer.is_none() && advice.is_none() { plan.to_json() } else { line(&value) });
         }
-        let memory = report::memory(&plan, None);
-        let mut text = format!("{} for {}, {} steps\n\n{memory}", plan.name, case.target.name, plan.steps.len());
+        let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let mut text =
+            format!("{} for {}, {} steps\n\n{memory}\n{orders}", plan.name, case.target.name, plan.steps.len());
         if let Some(answer) = &answer {
             text += &format!("\n{}", report::answer(answer));
         }
