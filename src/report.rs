@@ -3,12 +3,15 @@
 mod comparison;
 mod dot;
 mod memory;
+pub mod picture;
 mod steps;
+mod svg;
 
 pub use comparison::comparison;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
 pub use steps::{placement, trace};
+pub use svg::svg;
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

@@ -19,6 +19,12 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Draw the plan: memory over steps, as a page that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Draw the plan as a static picture.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 impl Plan {
@@ -31,6 +37,15 @@ impl Plan {
         let plan = plan::plan(&graph, &target, &limits).map_err(in_file)?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
+        }
+        let limit = self.model.memory_limit;
+        if let Some(path) = &self.html {
+            let page = report::picture::page(&plan, limit);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
+        }
+        if let Some(path) = &self.svg {
+            let picture = report::svg(&plan, limit);
+            file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         if json {
             return Ok(plan.to_json());

@@ -22,7 +22,7 @@ use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
 mod kernel;
-mod lanes;
+pub(super) mod lanes;
 mod placement;
 pub(crate) mod set;
 

@@ -23,6 +23,7 @@ use std::sync::Arc;
 pub mod check;
 pub mod lanes;
 pub mod live;
+pub mod lives;
 pub mod lower;
 pub mod order;
 pub mod place;

@@ -1,0 +1,394 @@
+//! A plan as rectangles over time and addresses. What is drawn is decided here, once, for the page and for the static picture alike.
+//!
+//! ```text
+//! Plan, eager::Log --of--> Scene --page--> HTML: one file, drawn by page.js
+//!                                --svg---> SVG
+//! ```
+
+use crate::kernel::Template;
+use crate::plan::lives::Lives;
+use crate::plan::{Buffer, Class, Plan};
+use crate::target::Memory;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What is drawn in one colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Results of matrix products and attention.
+    Product,
+    /// Results of convolutions.
+    Convolution,
+    /// Results of pooling and interpolation.
+    Window,
+    /// Results of reductions and normalisations.
+    Row,
+    /// Results of elementwise code.
+    Elementwise,
+    /// Results of gathering and padding.
+    Movement,
+    /// Scratch memory of one step.
+    Workspace,
+    /// [`Class::Constant`].
+    Constant,
+    /// [`Class::State`].
+    State,
+    /// [`Class::Input`].
+    Input,
+    /// [`Class::Output`].
+    Output,
+    /// [`Class::Staging`].
+    Staging,
+}
+
+impl Kind {
+    /// Every kind, in the order of legends.
+    pub const ALL: [Kind; 12] = [
+        Kind::Product,
+        Kind::Convolution,
+        Kind::Window,
+        Kind::Row,
+        Kind::Elementwise,
+        Kind::Movement,
+        Kind::Workspace,
+        Kind::Constant,
+        Kind::State,
+        Kind::Input,
+        Kind::Output,
+        Kind::Staging,
+    ];
+
+    /// The kind of what a kernel computes.
+    pub fn of(template: &Template) -> Kind {
+        match template {
+            Template::MatMul | Template::Attention { .. } => Kind::Product,
+            Template::Conv { .. } | Template::ConvTranspose { .. } => Kind::Convolution,
+            Template::Pool { .. } | Template::Resize { .. } => Kind::Window,
+            Template::Row { .. } => Kind::Row,
+            Template::Map => Kind::Elementwise,
+            Template::Gather { .. } | Template::Pad { .. } => Kind::Movement,
+        }
+    }
+
+    /// The kind of what lies in segments of a class; that of the arena is its producer's.
+    pub fn resident(class: Class) -> Option<Kind> {
+        match class {
+            Class::Constant => Some(Kind::Constant),
+            Class::State => Some(Kind::State),
+            Class::Input => Some(Kind::Input),
+            Class::Output => Some(Kind::Output),
+            Class::Staging => Some(Kind::Staging),
+            Class::Workspace => Some(Kind::Workspace),
+            Class::Activation => None,
+        }
+    }
+
+    /// The word in legends.
+    pub fn label(self) -> &'static str {
+        match self {
+            Kind::Product => "matrix product",
+            Kind::Convolution => "convolution",
+            Kind::Window => "pooling, resizing",
+            Kind::Row => "reduction, norm",
+            Kind::Elementwise => "elementwise",
+            Kind::Movement => "gather, pad",
+            Kind::Workspace => "workspace",
+            Kind::Constant => "constants",
+            Kind::State => "state",
+            Kind::Input => "inputs",
+            Kind::Output => "outputs",
+            Kind::Staging => "staging",
+        }
+    }
+
+    /// The fill. What steps compute has Paul Tol's light colours, which people of every colour vision tell apart and which carry black
+    /// text; the rest is grey.
+    pub fn fill(self) -> &'static str {
+        match self {
+            Kind::Product => "#77aadd",
+            Kind::Convolution => "#ee8866",
+            Kind::Window => "#ffaabb",
+            Kind::Row => "#44bb99",
+            Kind::Elementwise => "#eedd88",
+            Kind::Movement => "#bbcc33",
+            Kind::Workspace => "#aab2bd",
+            Kind::Constant => "#6f7b8a",
+            Kind::State => "#8e99a6",
+            Kind::Input => "#a9b3be",
+            Kind::Output => "#c6cdd5",
+            Kind::Staging => "#dfe3e8",
+        }
+    }
+}
+
+/// The colour of the arena as a whole.
+pub const ARENA: &str = "#4477aa";
+
+/// A step of the run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mark {
+    /// The node whose result it computes.
+    pub name: String,
+    /// The kernel's template.
+    pub kernel: &'static str,
+    /// What it computes.
+    pub kind: Kind,
+    /// Steps of several lanes may run at the same time.
+    pub lane: u32,
+    /// Buffers that it reads, by index.
+    pub reads: Vec<usize>,
+    /// Buffers that it writes.
+    pub writes: Vec<usize>,
+}
+
+/// A buffer, and what is said of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Item {
+    /// The tensor's name.
+    pub name: String,
+    /// Stored type and extents: `f32[8,10]`.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What it is for.
+    pub class: Class,
+    /// Its colour.
+    pub kind: Kind,
+    /// Index of the segment.
+    pub segment: usize,
+    /// First byte in the segment.
+    pub offset: u64,
+    /// The first and the last step that use it.
+    pub uses: Option<(usize, usize)>,
+    /// The buffer whose bytes it takes over in place.
+    pub heir: Option<usize>,
+}
+
+/// A buffer's bytes over time. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rect {
+    /// Index of the buffer.
+    pub buffer: usize,
+    /// Half steps in which it holds data: first, one more than the last.
+    pub time: (usize, usize),
+    /// Half steps in which nothing else may have its bytes: more than `time` where steps of other lanes may run at the same time.
+    pub held: (usize, usize),
+    /// First byte, one more than the last.
+    pub bytes: (u64, u64),
+}
+
+/// What is allocated: the same bytes from a time to another.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Area {
+    /// Half steps: first, one more than the last.
+    pub time: (usize, usize),
+    /// First byte, one more than the last.
+    pub bytes: (u64, u64),
+}
+
+/// Addresses that rectangles are stacked on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Space {
+    /// `arena`, `constants` ...
+    pub title: String,
+    /// What it is for; none where it holds everything.
+    pub class: Option<Class>,
+    /// Its height.
+    pub bytes: u64,
+    /// Allocations.
+    pub areas: Vec<Area>,
+    /// Buffers in them.
+    pub rects: Vec<Rect>,
+}
+
+/// When the most bytes are live, and what they are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Peak {
+    /// The first step with as many.
+    pub step: usize,
+    /// Live bytes.
+    pub bytes: u64,
+    /// Buffers, the largest first.
+    pub buffers: Vec<usize>,
+}
+
+/// One way to run a graph, as a picture.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scene {
+    /// The graph, or the way to run it.
+    pub name: String,
+    /// The target.
+    pub target: String,
+    /// Bytes of all segments.
+    pub planned: u64,
+    /// Bytes of the arena.
+    pub arena: u64,
+    /// No placement of this order takes fewer bytes.
+    pub bound: u64,
+    /// The most bytes that all segments together may take.
+    pub limit: Option<u64>,
+    /// Steps in order.
+    pub steps: Vec<Mark>,
+    /// Buffers.
+    pub buffers: Vec<Item>,
+    /// The arena's segments, then the others.
+    pub spaces: Vec<Space>,
+    /// Per step, live bytes.
+    pub live: Vec<u64>,
+    /// Per step, bytes that are taken of the device; empty if that does not change.
+    pub reserved: Vec<u64>,
+    /// `None` without steps.
+    pub peak: Option<Peak>,
+    /// Further figures, as label and text.
+    pub figures: Vec<(String, String)>,
+}
+
+impl Scene {
+    /// A checked plan. Each segment is a space of its own.
+    pub fn of(plan: &Plan, limit: Option<u64>) -> Scene {
+        let lives = Lives::of(plan);
+        let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
+        let mut steps = Vec::with_capacity(plan.steps.len());
+        for step in &plan.steps {
+            let template = &plan.kernels[step.kernel].template;
+            let kind = Kind::of(template);
+            for &b in &step.writes {
+                kinds[b].get_or_insert(kind);
+            }
+            let (reads, writes) = (step.reads.clone(), step.writes.clone());
+            steps.push(Mark { name: step.name.clone(), kernel: template.name(), kind, lane: step.lane, reads, writes });
+        }
+        let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
+            name: buffer.name.clone(),
+            ty: format!("{}{}", buffer.dtype, buffer.shape),
+            bytes: buffer.bytes,
+            class: buffer.class,
+            kind: kind.unwrap_or(Kind::Elementwise),
+            segment: buffer.segment,
+            offset: buffer.offset,
+            uses: lives.uses[b],
+            heir: lives.heirs[b],
+        };
+        let buffers = plan.buffers.iter().zip(kinds).enumerate().map(item).collect();
+        let end = 2 * steps.len();
+        let mut spaces: Vec<Space> = plan
+            .segments
+            .iter()
+            .map(|s| Space {
+                title: match s.memory {
+                    Memory::Device => title(s.class).into(),
+                    Memory::Upload => "staging up".into(),
+                    Memory::Download => "staging down".into(),
+                },
+                class: Some(s.class),
+                bytes: s.bytes,
+                areas: vec![Area { time: (0, end), bytes: (0, s.bytes) }],
+                rects: Vec::new(),
+            })
+            .collect();
+        for (b, buffer) in plan.buffers.iter().enumerate() {
+            let (time, held) = match (&lives.held[b], lives.uses[b]) {
+                (Some(held), Some((first, last))) => {
+                    ((held.start.max(2 * first), held.end.min(2 * last + 2)), (held.start, held.end))
+                }
+                _ => ((0, end), (0, end)),
+            };
+            let bytes = (buffer.offset, buffer.offset + buffer.bytes);
+            spaces[buffer.segment].rects.push(Rect { buffer: b, time, held, bytes });
+        }
+        let rank = |space: &Space| space.class != Some(Class::Activation);
+        spaces.sort_by_key(rank);
+        let peak = lives.peak().map(|step| Peak {
+            step,
+            bytes: lives.live(step),
+            buffers: lives.holders(plan, step),
+        });
+        Scene {
+            name: plan.name.clone(),
+            target: plan.target.name.clone(),
+            planned: plan.bytes(),
+            arena: plan.summary.arena_bytes,
+            bound: plan.summary.lower_bound,
+            limit,
+            live: (0..steps.len()).map(|s| lives.live(s)).collect(),
+            reserved: Vec::new(),
+            steps,
+            buffers,
+            spaces,
+            peak,
+            figures: Vec::new(),
+        }
+    }
+
+    /// How many lanes its steps are in.
+    pub fn lanes(&self) -> u32 {
+        self.steps.iter().map(|s| s.lane + 1).max().unwrap_or(1)
+    }
+
+    /// Kinds that its rectangles have, and those of its segments.
+    pub fn kinds(&self) -> Vec<Kind> {
+        let used = |kind: &Kind| self.buffers.iter().any(|b| b.kind == *kind);
+        Kind::ALL.into_iter().filter(used).collect()
+    }
+}
+
+/// The heading of a segment.
+pub fn title(class: Class) -> &'static str {
+    match class {
+        Class::Activation | Class::Workspace => "arena",
+        Class::Constant => "constants",
+        Class::State => "state",
+        Class::Input => "inputs",
+        Class::Output => "outputs",
+        Class::Staging => "staging",
+    }
+}
+
+/// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
+pub fn page(plan: &Plan, limit: Option<u64>) -> String {
+    let scene = Scene::of(plan, limit);
+    let title = format!("{} on {}", scene.name, scene.target);
+    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+}
+
+/// A page of scenes. `data` has a `title` and `scenes`; the rest is for page.js.
+fn document(data: &Value) -> String {
+    let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
+    let title = escape(data["title"].as_str().unwrap_or_default());
+    let mut data = data.clone();
+    data["palette"] = json!(palette);
+    data["arena"] = json!(ARENA);
+    // Only strings of JSON have '<' in them: with it escaped, nothing in the data ends the script or begins a comment.
+    let data = data.to_string().replace('<', "\\u003c");
+    let (css, js) = (include_str!("page.css"), include_str!("page.js"));
+    let mut rest = include_str!("page.html");
+    let mut page = String::with_capacity(rest.len() + css.len() + data.len() + js.len());
+    // In the template's order: what is filled in is not searched again.
+    for (mark, text) in [("{{title}}", &*title), ("{{css}}", css), ("{{data}}", &*data), ("{{js}}", js)] {
+        let (before, after) = rest.split_once(mark).expect("the page has a place for each part");
+        page += before;
+        page += text;
+        rest = after;
+    }
+    page + rest
+}
+
+/// Text for XML and HTML, as content and in quotes. Characters that XML cannot say are replaced.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            '\t' | '\n' | '\r' => out.push(' '),
+            '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
