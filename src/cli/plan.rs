@@ -40,11 +40,11 @@ impl Plan {
         }
         let limit = self.model.memory_limit;
         if let Some(path) = &self.html {
-            let page = report::picture::page(&plan, limit);
+            let page = report::picture::page(&plan, Some(&graph), limit);
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
         if let Some(path) = &self.svg {
-            let picture = report::svg(&plan, limit);
+            let picture = report::svg(&plan, Some(&graph), limit);
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         if json {

@@ -43,17 +43,16 @@
   /** The colour of a class of segments. */
   const kindOf = of => colours[of] ? colours[of].fill : data.arena;
 
-  function stepName(scene, s) {
-    const step = scene.steps[s];
-    return step ? `${s} ${step.kernel} ${step.name}` : `${s}`;
-  }
+  /** What a step computes: of a kernel that is several nodes, the last one, and the kernel. */
+  const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
+  const stepName = (scene, s) => `${s} ${scene.steps[s].operator} ${scene.steps[s].name}`;
 
   /** What is said of a buffer: pairs of label and text. */
   function facts(scene, b) {
     const item = scene.buffers[b], out = [];
     const using = scene.uses[b];
     out.push(["bytes", exact(item.bytes)], ["type", item.type], ["class", item.class]);
-    if (using.writes.length) out.push(["operator", `${scene.steps[using.writes[0]].kernel} ${scene.steps[using.writes[0]].name}`]);
+    if (using.writes.length) out.push(["operator", operator(scene.steps[using.writes[0]])]);
     if (item.uses) out.push(["life", item.uses[0] === item.uses[1] ? `step ${item.uses[0]}` : `steps ${item.uses[0]} to ${item.uses[1]}`]);
     out.push(["address", several && !scene.planned ? `byte ${grouped(item.offset)} of its segment` : `segment ${item.segment}, byte ${grouped(item.offset)}`]);
     if (item.heir !== null) out.push(["in place of", scene.buffers[item.heir].name]);
@@ -73,7 +72,10 @@
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
   }
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
-  const highest = Math.max(1, ...scenes.flatMap(s => s.main.map(space => space.bytes)));
+  const tallest = Math.max(1, ...scenes.flatMap(s => s.main.map(space => space.bytes)));
+  // A limit that is far away would press everything else flat.
+  const cap = several && scenes[0].limit !== null && scenes[0].limit <= 1.6 * tallest ? scenes[0].limit : 0;
+  const highest = Math.max(tallest, cap);
 
   /** What is shown: half steps, and fractions of each main panel's height. */
   const view = { x0: 0, x1: last, y0: 0, y1: 1 };
@@ -91,7 +93,7 @@
       const w = Math.max(20, right - left);
       let y = several ? 44 : HEAD;
       const add = (kind, h, more) => { panels.push({ kind, scene, k, x: left, y, w, h, ...more }); y += h; };
-      const spare = scene.limit === null ? 0 : scene.limit - scene.planned + scene.arena;
+      const spare = several || scene.limit === null ? 0 : scene.limit - scene.planned + scene.arena;
       const room = spare > 0 && spare <= 1.6 * scene.arena ? spare : 0;
       add("curve", CURVE, { extent: several ? highest : Math.max(1, scene.arena, room), room });
       y += 14;
@@ -208,6 +210,12 @@
     }
     pen.globalAlpha = 1;
     panels.forEach(peakMark);
+    for (const panel of panels.filter(p => cap && p.kind === "main")) {
+      const y = py(panel, cap);
+      if (y < panel.y || y > panel.y + panel.h) continue;
+      rule(panel.x, y, panel.x + panel.w, y, colour.limit);
+      if (panel.k === 0) words(`limit ${human(cap)}`, panel.x + 4, y + 8, "left", colour.limit);
+    }
     if (partners) {
       for (const panel of panels.filter(p => p.k === pinned.k && p.kind === "main")) {
         for (const s of partners.steps) wash(panel, s);
@@ -344,7 +352,7 @@
     pen.fill();
     pen.restore();
     if (!several) rule(panel.x, y(scene.bound), panel.x + panel.w, y(scene.bound), colour.ink, [4, 3]);
-    if (panel.room) {
+    if (panel.room && !several) {
       rule(panel.x, y(panel.room), panel.x + panel.w, y(panel.room), colour.limit);
       words(`limit leaves ${human(panel.room)}`, panel.x + panel.w - 4, y(panel.room) + 8, "right", colour.limit);
     }
@@ -356,10 +364,10 @@
     const peak = scene.peak;
     if (several) {
       words(scene.name, panel.x, panel.y - 32, "left", colour.ink, true);
-      const told = scene.figures.slice(0, 1).map(([name, text]) => `${name} ${text}`).join(", ");
-      words(told, panel.x, panel.y - 14, "left", colour.muted);
+      const most = list => human(list.reduce((a, b) => Math.max(a, b), 0));
+      words(`${most(scene.reserved)} reserved, ${most(scene.live)} live`, panel.x, panel.y - 14, "left", colour.muted);
     } else if (peak) {
-      const told = `peak: ${human(peak.bytes)} live at step ${peak.step}`, half = wide(told) * .55;
+      const told = `peak: ${human(peak.bytes)} live at step ${peak.step}`, half = wide(told) * .6;
       const over = scene.arena - scene.bound;
       const bound = over > 0 ? `lower bound ${human(scene.bound)}, arena ${human(over)} over` : `lower bound ${human(scene.bound)}, reached`;
       const x = Math.min(Math.max(px(panel, 2 * peak.step + 1), panel.x + half), panel.x + panel.w - half);
@@ -435,7 +443,7 @@
     const scene = scenes[at.k];
     if (at.buffer !== undefined) return [scene.buffers[at.buffer].name, facts(scene, at.buffer)];
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
-    const out = [["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
+    const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
     if (scene.reserved.length) out.push(["reserved", exact(scene.reserved[at.step])]);
     if (scene.lanes > 1) out.push(["lane", String(step.lane)]);
     return [`step ${at.step}: ${step.name}`, out];

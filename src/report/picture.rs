@@ -5,12 +5,21 @@
 //!                                --svg---> SVG
 //! ```
 
-use crate::kernel::Template;
+use super::human;
+use crate::eager::alloc::Block;
+use crate::eager::compare::{Comparison, Outcome};
+use crate::eager::{Act, Log, Program};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::{Kernel, Template};
 use crate::plan::lives::Lives;
+use crate::plan::place::{self, Effort, Problem};
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
 
 /// What is drawn in one colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -130,6 +139,8 @@ pub const ARENA: &str = "#4477aa";
 pub struct Mark {
     /// The node whose result it computes.
     pub name: String,
+    /// The node's operator, or the kernel's template where it is not known.
+    pub operator: String,
     /// The kernel's template.
     pub kernel: &'static str,
     /// What it computes.
@@ -167,7 +178,7 @@ pub struct Item {
 }
 
 /// A buffer's bytes over time. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rect {
     /// Index of the buffer.
     pub buffer: usize,
@@ -180,7 +191,7 @@ pub struct Rect {
 }
 
 /// What is allocated: the same bytes from a time to another.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Area {
     /// Half steps: first, one more than the last.
     pub time: (usize, usize),
@@ -246,19 +257,18 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A checked plan. Each segment is a space of its own.
-    pub fn of(plan: &Plan, limit: Option<u64>) -> Scene {
+    /// A checked plan. Each segment is a space of its own. The graph that was planned tells the operators.
+    pub fn of(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
         let lives = Lives::of(plan);
+        let operators = operators(graph);
         let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());
         for step in &plan.steps {
-            let template = &plan.kernels[step.kernel].template;
-            let kind = Kind::of(template);
+            let mark = Mark::new(&step.name, &plan.kernels[step.kernel], &operators, &step.reads, &step.writes);
             for &b in &step.writes {
-                kinds[b].get_or_insert(kind);
+                kinds[b].get_or_insert(mark.kind);
             }
-            let (reads, writes) = (step.reads.clone(), step.writes.clone());
-            steps.push(Mark { name: step.name.clone(), kernel: template.name(), kind, lane: step.lane, reads, writes });
+            steps.push(Mark { lane: step.lane, ..mark });
         }
         let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
@@ -300,11 +310,7 @@ impl Scene {
         }
         let rank = |space: &Space| space.class != Some(Class::Activation);
         spaces.sort_by_key(rank);
-        let peak = lives.peak().map(|step| Peak {
-            step,
-            bytes: lives.live(step),
-            buffers: lives.holders(plan, step),
-        });
+        let peak = lives.peak().map(|step| Peak { step, bytes: lives.live(step), buffers: lives.holders(plan, step) });
         Scene {
             name: plan.name.clone(),
             target: plan.target.name.clone(),
@@ -320,6 +326,141 @@ impl Scene {
             peak,
             figures: Vec::new(),
         }
+    }
+
+    /// A checked plan in one space: what is there throughout below, the arena above.
+    pub fn whole(plan: &Plan, graph: Option<&Graph>) -> Scene {
+        let mut scene = Scene::of(plan, graph, None);
+        let mut whole = Space { title: "planned".into(), class: None, bytes: 0, areas: Vec::new(), rects: Vec::new() };
+        let (arena, rest): (Vec<_>, Vec<_>) =
+            scene.spaces.drain(..).partition(|space| space.class == Some(Class::Activation));
+        for space in rest.into_iter().chain(arena) {
+            let up = |(from, to): (u64, u64)| (from + whole.bytes, to + whole.bytes);
+            whole.areas.extend(space.areas.iter().map(|area| Area { bytes: up(area.bytes), ..*area }));
+            whole.rects.extend(space.rects.iter().map(|rect| Rect { bytes: up(rect.bytes), ..*rect }));
+            whole.bytes += space.bytes;
+        }
+        let resident = scene.planned - scene.arena;
+        scene.live.iter_mut().for_each(|live| *live += resident);
+        scene.reserved = vec![scene.planned; scene.steps.len()];
+        scene.spaces.push(whole);
+        scene
+    }
+
+    /// An eager run. Where a driver puts segments is not known: they are drawn as low as they fit.
+    ///
+    /// # Errors
+    /// When the sizes cannot be added up.
+    pub fn eager(program: &Program, log: &Log, graph: Option<&Graph>) -> Result<Scene> {
+        let draft = program.draft();
+        let operators = operators(graph);
+        let marks =
+            draft.steps.iter().map(|s| Mark::new(&s.name, &draft.kernels[s.kernel], &operators, &s.reads, &s.writes));
+        let steps: Vec<Mark> = marks.collect();
+        let end = 2 * steps.len().max(1);
+        let mut buffers: Vec<Item> = draft
+            .buffers
+            .iter()
+            .map(|b| Item {
+                name: b.name.clone(),
+                ty: format!("{}{}", b.dtype, b.shape),
+                bytes: b.bytes,
+                class: b.class,
+                kind: Kind::resident(b.class).unwrap_or(Kind::Elementwise),
+                segment: 0,
+                offset: 0,
+                uses: None,
+                heir: None,
+            })
+            .collect();
+        for (s, step) in draft.steps.iter().enumerate() {
+            for &b in step.reads.iter().chain(&step.writes) {
+                buffers[b].uses.get_or_insert((s, s)).1 = s;
+            }
+            let made = step.writes.iter().filter(|&&b| draft.buffers[b].class == Class::Activation);
+            made.for_each(|&b| buffers[b].kind = steps[s].kind);
+        }
+
+        // Segments and blocks: when they came, when they went.
+        let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
+        let mut blocks: Vec<(usize, Block, (usize, usize))> = Vec::new();
+        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
+        for &(now, act) in &log.acts {
+            match act {
+                Act::Reserve(segment, bytes) => {
+                    segments.insert(segment, Area { time: (now, end), bytes: (0, bytes) });
+                }
+                Act::Release(segment) => {
+                    segments.entry(segment).and_modify(|area| area.time.1 = now);
+                }
+                Act::Take(buffer, block) => {
+                    open.insert(buffer, blocks.len());
+                    blocks.push((buffer, block, (now, end)));
+                }
+                Act::Give(buffer) => {
+                    if let Some(at) = open.remove(&buffer) {
+                        blocks[at].2.1 = now;
+                    }
+                }
+            }
+        }
+        segments.retain(|_, area| area.time.0 < area.time.1);
+        let staging = program.staging_bytes();
+        if staging > 0 {
+            segments.insert(0, Area { time: (0, end), bytes: (0, staging) });
+        }
+        let items = segments.values().map(|area| place::Item {
+            lower: area.time.0 as u64,
+            upper: area.time.1 as u64,
+            size: area.bytes.1,
+            align: 1,
+        });
+        let drawn = place::place(&Problem::new(items.collect(), 1)?, Effort::PLAN);
+        for (area, offset) in segments.values_mut().zip(&drawn.offsets) {
+            area.bytes = (*offset, offset + area.bytes.1);
+        }
+        let mut rects = Vec::new();
+        let mut live = vec![0i128; end + 1];
+        let mut reserved = live.clone();
+        for area in segments.values() {
+            let bytes = i128::from(area.bytes.1 - area.bytes.0);
+            reserved[area.time.0] += bytes;
+            reserved[area.time.1] -= bytes;
+        }
+        live[0] += i128::from(staging);
+        for (buffer, block, time) in blocks {
+            let Some(area) = segments.get(&block.segment).filter(|_| time.0 < time.1) else { continue };
+            live[time.0] += i128::from(block.bytes);
+            live[time.1] -= i128::from(block.bytes);
+            let from = area.bytes.0 + block.offset;
+            rects.push(Rect { buffer, time, held: time, bytes: (from, from + block.bytes) });
+            let item = &mut buffers[buffer];
+            (item.segment, item.offset) = (block.segment as usize, block.offset);
+        }
+        let (live, reserved) = (per_step(&live), per_step(&reserved));
+        let peak = (0..steps.len()).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
+            let holds = |r: &&Rect| r.time.0 < 2 * step + 2 && 2 * step < r.time.1;
+            let mut holders: Vec<usize> = rects.iter().filter(holds).map(|r| r.buffer).collect();
+            holders.sort_by_key(|&b| (Reverse(buffers[b].bytes), b));
+            Peak { step, bytes: live[step], buffers: holders }
+        });
+        let areas = segments.into_values().collect();
+        let space = Space { title: "device".into(), class: None, bytes: drawn.peak, areas, rects };
+        Ok(Scene {
+            name: String::new(),
+            target: String::new(),
+            planned: 0,
+            arena: 0,
+            bound: 0,
+            limit: None,
+            live,
+            reserved,
+            steps,
+            buffers,
+            spaces: vec![space],
+            peak,
+            figures: Vec::new(),
+        })
     }
 
     /// How many lanes its steps are in.
@@ -346,9 +487,73 @@ pub fn title(class: Class) -> &'static str {
     }
 }
 
+impl Mark {
+    fn new(name: &str, kernel: &Kernel, operators: &HashMap<&str, &str>, reads: &[usize], writes: &[usize]) -> Mark {
+        let template = &kernel.template;
+        Mark {
+            name: name.to_owned(),
+            operator: operators.get(name).copied().unwrap_or(template.name()).to_owned(),
+            kernel: template.name(),
+            kind: Kind::of(template),
+            lane: 0,
+            reads: reads.to_vec(),
+            writes: writes.to_vec(),
+        }
+    }
+}
+
+/// The operators of a graph's nodes by name.
+fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
+    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
+    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
+    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
+}
+
+/// From changes per half step to the most in either half of each step.
+fn per_step(changes: &[i128]) -> Vec<u64> {
+    let sums = changes.iter().scan(0i128, |sum, change| {
+        *sum += change;
+        Some(u64::try_from(*sum).expect("what goes has come"))
+    });
+    let sums: Vec<u64> = sums.collect();
+    sums.chunks_exact(2).map(|halves| halves[0].max(halves[1])).collect()
+}
+
+/// The page of a comparison: a scene per column that ran, all on one scale of time and of bytes.
+pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
+    let mut scenes = scenes;
+    let mut notes = vec![
+        "Memory as it came in the load and the first run. Segments of eager runs are drawn as low as they fit: where a driver puts them is not known.".to_owned(),
+    ];
+    for column in &comparison.columns {
+        let measured = match &column.outcome {
+            Outcome::Ran(measured) => measured,
+            Outcome::Refused { does_not_fit } => {
+                notes.push(format!("{}: {does_not_fit}", column.name));
+                continue;
+            }
+        };
+        let figures = [
+            ("peak reserved", human(measured.peak_reserved_bytes)),
+            ("peak live", human(measured.peak_live_bytes)),
+            ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
+            ("smallest device that fits", human(column.smallest_device_bytes)),
+            ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
+            ("median run", format!("{:.3} ms", measured.median_ms)),
+        ];
+        for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
+            scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
+            scene.target.clone_from(&comparison.target);
+            scene.limit = comparison.memory_limit;
+        }
+    }
+    let title = format!("{} on {}: eager and planned", comparison.model, comparison.target);
+    document(&json!({"title": title, "scenes": scenes, "notes": notes}))
+}
+
 /// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
-pub fn page(plan: &Plan, limit: Option<u64>) -> String {
-    let scene = Scene::of(plan, limit);
+pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    let scene = Scene::of(plan, graph, limit);
     let title = format!("{} on {}", scene.name, scene.target);
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }

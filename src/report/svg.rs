@@ -2,6 +2,7 @@
 
 use super::picture::{ARENA, Kind, Scene, Space, escape, title};
 use super::{grouped, human};
+use crate::graph::Graph;
 use crate::plan::{Class, Plan};
 use std::fmt::Write;
 
@@ -23,8 +24,8 @@ text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fil
 ";
 
 /// The picture of a plan.
-pub fn svg(plan: &Plan, limit: Option<u64>) -> String {
-    draw(&Scene::of(plan, limit))
+pub fn svg(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    draw(&Scene::of(plan, graph, limit))
 }
 
 fn draw(scene: &Scene) -> String {
@@ -260,7 +261,7 @@ impl Sketch<'_> {
             let style = format!("fill=\"{}\"", step.kind.fill());
             let (x0, x1) = (self.x(2 * s), self.x(2 * s + 2));
             let gap = if x1 - x0 > 4.0 { 0.5 } else { 0.0 };
-            let tip = format!("step {s}: {} '{}'", step.kernel, step.name);
+            let tip = format!("step {s}: {} '{}'", step.operator, step.name);
             self.rect(&style, [x0 + gap, x1 - gap, top, top + 8.0], &tip);
         }
         self.text("m e", LEFT - 8.0, self.y + 8.0, if lanes > 1.0 { "lanes" } else { "steps" });
@@ -289,8 +290,7 @@ impl Sketch<'_> {
         let kinds = |kind: &Kind| {
             scene.steps.iter().any(|s| s.kind == *kind) || *kind == Kind::Workspace && scene.kinds().contains(kind)
         };
-        let entries: Vec<_> =
-            Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        let entries: Vec<_> = Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
         self.entries(&entries, LEFT);
     }
 
@@ -326,7 +326,7 @@ impl Scene {
         let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
         if let Some((first, last)) = item.uses {
             let step = &self.steps[first];
-            tip += &format!("\nsteps {first} to {last}, from {} '{}'", step.kernel, step.name);
+            tip += &format!("\nsteps {first} to {last}, from {} '{}'", step.operator, step.name);
         }
         tip + &format!("\nat byte {}", grouped(item.offset))
     }
