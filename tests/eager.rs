@@ -53,7 +53,7 @@ fn cpu() -> Box<dyn Backend> {
 }
 
 fn compared(graph: &Graph, open: fn() -> Box<dyn Backend>, memory_limit: Option<u64>) -> Comparison {
-    let setup = Setup { open: &|| Ok(open()), memory_limit, iters: 2, poison: true, progress: &|_| {} };
+    let setup = Setup { open: &|| Ok(open()), memory_limit, iters: 2, poison: true, progress: &|_| {}, observe: None };
     compare(graph, &inputs(graph), &setup).expect("the graph is compared")
 }
 
@@ -260,7 +260,14 @@ proptest! {
         steps in prop::collection::vec((0u8..13, 0usize..20, 0usize..20), 1..40)
     ) {
         let graph = grown(&steps);
-        let setup = Setup { open: &|| Ok(cpu()), memory_limit: None, iters: 1, poison: true, progress: &|_| {} };
+        let setup = Setup {
+            open: &|| Ok(cpu()),
+            memory_limit: None,
+            iters: 1,
+            poison: true,
+            progress: &|_| {},
+            observe: None,
+        };
         let found = compare(&graph, &inputs(&graph), &setup).map_err(|e| TestCaseError::fail(e.to_string()))?;
         if let Err(error) = found.verdict(1e-5) {
             return Err(TestCaseError::fail(format!("{error}\n{}", report::comparison(&found))));

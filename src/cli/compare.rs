@@ -2,12 +2,14 @@
 
 use super::args::{self, Inputs, Model, On};
 use super::{Failure, line, print};
-use crate::eager::compare::{Setup, compare};
+use crate::eager::compare::{Observed, Setup, compare};
 use crate::error::{Error, Result};
-use crate::report;
-use crate::session;
+use crate::report::picture::{Scene, comparison_page};
+use crate::{file, report, session};
 use clap::Args;
 use serde_json::json;
+use std::cell::RefCell;
+use std::path::PathBuf;
 
 #[derive(Args)]
 pub(super) struct Compare {
@@ -23,6 +25,9 @@ pub(super) struct Compare {
     /// Run the plans again with dead memory poisoned, as `run --poison` does.
     #[arg(long)]
     poison: bool,
+    /// Draw the memory of all ways side by side, as a page that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
@@ -53,16 +58,29 @@ impl Compare {
         let open = || session::open(&options).map(|(backend, _)| backend);
         let bar = args::progress("ways");
         bar.set_length(ways);
+        let scenes = RefCell::new(Vec::new());
+        let observe = |name: &str, observed: Observed| {
+            let scene = match observed {
+                Observed::Eager(program, log) => Scene::eager(program, log, Some(&graph)),
+                Observed::Planned(plan) => Ok(Scene::whole(plan, Some(&graph))),
+            };
+            scenes.borrow_mut().push(scene.map(|scene| Scene { name: name.to_owned(), ..scene }));
+        };
         let setup = Setup {
             open: &open,
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
             poison: self.poison,
             progress: &|_| bar.inc(1),
+            observe: self.html.is_some().then_some(&observe),
         };
         let result = compare(&graph, &inputs, &setup);
         bar.finish_and_clear();
         let result = result.map_err(|e| e.in_file(&self.model.model))?;
+        if let Some(path) = &self.html {
+            let page = comparison_page(&result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
+        }
         print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
         result.verdict(FUSED_TOLERANCE)?;
         Ok(String::new())

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, HashSet};
 
 mod dead;
 mod kernel;
-mod lanes;
+pub(super) mod lanes;
 mod placement;
 pub(crate) mod set;
 

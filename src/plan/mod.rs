@@ -25,6 +25,7 @@ pub mod check;
 pub mod diff;
 pub mod lanes;
 pub mod live;
+pub mod lives;
 pub mod lower;
 pub mod order;
 pub mod peak;
