@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -75,6 +76,30 @@ impl Constant {
                 [Some(input)] => Some((op, attrs, input)),
                 _ => None,
             },
+            _ => None,
+        }
+    }
+
+    /// The same elements with axis `axes[k]` as axis `k`.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    pub fn permuted(self: &Arc<Constant>, axes: &[usize]) -> Result<Constant> {
+        let op = ops::find("Transpose").expect("the table has a row for transposition");
+        let shape: Shape = axes.iter().map(|&axis| self.fact.shape[axis]).collect();
+        let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+        let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
+        Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// What this constant is a rounded copy of, if it is a cast of wider floats.
+    pub fn unrounded(&self) -> Option<&Arc<Constant>> {
+        match &self.source {
+            Source::Derived { op, inputs, .. } if op.name == "Cast" => {
+                let wider =
+                    |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
+                inputs.first()?.as_ref().filter(wider)
+            }
             _ => None,
         }
     }
