@@ -397,7 +397,17 @@ struct Layout {
     peak: u64,
 }
 
+/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let mut sum = 0u64;
+    for b in &draft.buffers {
+        let padded = b.bytes.checked_next_multiple_of(target.alignment);
+        let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
+        sum = next.ok_or_else(|| {
+            let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
+            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+        })?;
+    }
     let largest = target.max_binding.min(target.max_segment);
     match draft.buffers.iter().find(|b| b.bytes > largest) {
         Some(b) => Err(Error::Usage(format!(
