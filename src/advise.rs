@@ -128,12 +128,7 @@ const ROUND: [usize; 4] = [16, 32, 64, 128];
 ///
 /// # Errors
 /// The first extent's error, when no extent that was tried can be planned.
-pub fn largest(
-    dim: &str,
-    limit: u64,
-    most: usize,
-    measure: &mut dyn FnMut(usize) -> Result<u64>,
-) -> Result<Largest> {
+pub fn largest(dim: &str, limit: u64, most: usize, measure: &mut dyn FnMut(usize) -> Result<u64>) -> Result<Largest> {
     let mut known: BTreeMap<usize, Taken> = BTreeMap::new();
     let mut first = None;
     let mut take = |extent: usize| -> Taken {

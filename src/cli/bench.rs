@@ -53,7 +53,7 @@ impl Bench {
         let usage = session.usage();
         let plan = session.plan();
         if json {
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
                 "median_ms": median,
@@ -65,7 +65,11 @@ impl Bench {
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
                 "arena_bytes": plan.summary.arena_bytes,
-            })));
+            });
+            if let Some(answer) = self.model.answer(plan) {
+                value["answer"] = json!(answer);
+            }
+            return Ok(line(&value));
         }
         let head = format!(
             "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\nsteps alone: median {replay:.3} ms, min {replay_min:.3} ms\n\n",
@@ -73,6 +77,7 @@ impl Bench {
             session.device(),
             times.len()
         );
-        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        let memory = report::memory(plan, Some(usage)) + &report::overhead(&session.overhead());
+        Ok(head + &memory + &self.model.answer_text(plan))
     }
 }

@@ -59,7 +59,16 @@ impl Compare {
         let result = compare(&graph, &inputs, &setup);
         bar.finish_and_clear();
         let result = result.map_err(|e| e.in_file(&self.model.model))?;
-        print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
+        let text = match (json, self.model.answer(&plan)) {
+            (false, _) => report::comparison(&result) + &self.model.answer_text(&plan),
+            (true, None) => line(&json!(result)),
+            (true, Some(answer)) => {
+                let mut value = json!(result);
+                value["answer"] = json!(answer);
+                line(&value)
+            }
+        };
+        print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
         Ok(String::new())
     }

@@ -39,9 +39,7 @@ impl MaxBatch {
                     let error = in_file(Error::Fit { what, needed: *needed, limit });
                     args::refuse(&case.with_dim(&dim, found.next.extent), error, json)
                 }
-                Taken::Fails(error) => {
-                    in_file(Error::Usage(format!("at {dim}={}: {error}", found.next.extent))).into()
-                }
+                Taken::Fails(error) => in_file(Error::Usage(format!("at {dim}={}: {error}", found.next.extent))).into(),
             });
         };
         if !json {
@@ -88,7 +86,10 @@ impl MaxBatch {
             None => match all.iter().filter(|d| !set(d)).collect::<Vec<_>>()[..] {
                 [only] => Ok((*only).clone()),
                 [] => Err(Error::Usage(format!("--set binds all dims: {}; leave one to be found", list(&all)))),
-                _ => Err(Error::Usage(format!("several dims are open: {}; name one with --dim, bind the others with --set", list(&all)))),
+                _ => Err(Error::Usage(format!(
+                    "several dims are open: {}; name one with --dim, bind the others with --set",
+                    list(&all)
+                ))),
             },
         }
     }

@@ -34,7 +34,9 @@ pub fn answer(answer: &Answer) -> String {
                 format!("  --set {}={extent} takes {}; {next}\n", found.dim, bytes(*taken))
             }
             _ => match &found.next.bytes {
-                Taken::Bytes(least) => format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least)),
+                Taken::Bytes(least) => {
+                    format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least))
+                }
                 Taken::Fails(error) => format!("  not even at {}={}: {error}\n", found.dim, found.next.extent),
             },
         };
@@ -94,7 +96,8 @@ fn remedies(advice: &Advice) -> String {
     let needed = advice.peak.bytes;
     for remedy in &advice.remedies {
         match &remedy.bytes {
-            Taken::Bytes(bytes) if *bytes < needed => helpful.push((*bytes, remedy)),
+            // Less than a thousandth is no help.
+            Taken::Bytes(bytes) if *bytes < needed - needed / 1000 => helpful.push((*bytes, remedy)),
             Taken::Bytes(bytes) => {
                 vain.push(format!("{} ({}) takes {}", remedy.name, remedy.change, human(*bytes)));
             }

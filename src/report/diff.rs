@@ -62,7 +62,11 @@ pub fn diff(diff: &Diff) -> String {
         None => "no step".to_owned(),
     };
     let [before, after] = diff.peaks.each_ref().map(at);
-    text + &if before == after { format!("the peak is still {after}\n") } else { format!("the peak was {before}; it is {after}\n") }
+    text + &if before == after {
+        format!("the peak is still {after}\n")
+    } else {
+        format!("the peak was {before}; it is {after}\n")
+    }
 }
 
 /// What was added, with its sign and its share.
