@@ -42,11 +42,10 @@ pub fn answer(answer: &Answer) -> String {
         };
     }
     let Some(bound) = &answer.bound else { return text };
-    let whatever = "whatever the order and the placement of these kernels";
-    let least = bytes(bound.bytes);
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
-    let judged = if bound.bytes > limit { "over the limit" } else { "no proof that it cannot fit" };
-    text += &format!("as asked for, at least {least}{step}, {whatever}: {judged}\n");
+    let judged = if bound.bytes > limit { "it cannot" } else { "there is no proof that it cannot" };
+    let least = format!("at least {}{step}", bytes(bound.bytes));
+    text += &format!("as asked for {judged}: in every order and placement of these kernels {least}\n");
     text
 }
 
