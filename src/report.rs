@@ -5,6 +5,7 @@ mod comparison;
 mod diff;
 mod dot;
 mod memory;
+mod orders;
 mod steps;
 
 pub use advice::{advice, answer, largest, peak};
@@ -12,6 +13,7 @@ pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
+pub use orders::orders;
 pub use steps::{placement, trace};
 
 /// Rows of cells in columns.

@@ -160,6 +160,37 @@ fn a_limit_is_answered() {
 }
 
 #[test]
+fn an_order_can_make_it_fit() {
+    let source = "<ir_version: 8, opset_import: [\"\" : 17]>
+        g (float[n, 64] x, float[64, 512] a, float[64, 512] b, float[64, 512] c) => (float[n, 1] p, float[n, 1] q, float[n, 1] r)
+        {
+            wide_a = MatMul (x, a)
+            wide_b = MatMul (x, b)
+            wide_c = MatMul (x, c)
+            p = ReduceMax <axes = [1]> (wide_a)
+            q = ReduceMax <axes = [1]> (wide_b)
+            r = ReduceMax <axes = [1]> (wide_c)
+        }";
+    let model = File::new("order.onnxtxt", source);
+    let args: &[&str] = &["plan", model.path(), "--set", "n=32"];
+    let plan = ok_json(&[args]);
+    let figure = |key: &str| bytes(&plan["summary"][key]);
+    let (needed, least) = (figure("planned_bytes"), bytes(&plan["summary"]["orders"][0]["bound"]));
+    let file = needed - figure("arena_bytes") + least;
+    assert!(least >= 3 * 32 * 512 * 4 && figure("arena_bytes") < least, "all three are live in the file's order alone");
+    for (limit, verdict) in [(needed, "fits_reordered"), (file - 1, "fits_reordered"), (file, "fits")] {
+        let limit = limit.to_string();
+        let answer = &ok_json(&[args, &["--memory-limit", &limit]])["answer"];
+        assert_eq!((answer["verdict"].as_str(), bytes(&answer["file_order_bytes"])), (Some(verdict), file));
+    }
+    let text = ok(&[args, &["--advise", "--memory-limit", &(file - 1).to_string()]]);
+    assert!(text.contains("fits after reordering: ") && text.contains("in the file's order at least 1 B"), "{text}");
+    assert!(text.contains("reordering") && text.contains("than the file's order"), "{text}");
+    let refused = refused(&[args, &["--memory-limit", &(needed - 1).to_string()]]);
+    assert_eq!(refused["verdict"], "fits_smaller");
+}
+
+#[test]
 fn what_is_no_limit_is_refused() {
     for (limit, words) in [
         ("0", "above 0"),

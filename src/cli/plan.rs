@@ -69,8 +69,9 @@ impl Plan {
             }
             return Ok(line(&value));
         }
-        let memory = report::memory(&plan, None);
-        let mut text = format!("{} for {}, {} steps\n\n{memory}", plan.name, case.target.name, plan.steps.len());
+        let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let steps = plan.steps.len();
+        let mut text = format!("{} for {}, {steps} steps\n\n{memory}\n{orders}", plan.name, case.target.name);
         match &advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
             None => text += &self.model.answer_text(&plan),

@@ -18,7 +18,7 @@ pub fn answer(answer: &Answer) -> String {
         Verdict::Fits => return format!("fits: {}\n", spare()),
         Verdict::FitsReordered => {
             let over = answer.file_order_bytes.map_or(0, |file| file.saturating_sub(limit));
-            return format!("fits after reordering: {}; in the file's order {} over\n", spare(), bytes(over));
+            return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
         }
         Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
         Verdict::Cannot => "cannot fit\n".to_owned(),
@@ -117,7 +117,7 @@ fn remedies(advice: &Advice) -> String {
     if let Some(file) = advice.file_order_bytes.filter(|&file| file > needed) {
         let less = format!("{} less", human(file - needed));
         let cells = ["  reordering".to_owned(), "done".into(), human(needed), less];
-        table.row(cells.into_iter().chain(["than the file's order".to_owned()]));
+        table.row(cells.into_iter().chain(["at least, than the file's order".to_owned()]));
     }
     let table = table.to_string();
     let mut text = if table.is_empty() { String::new() } else { format!("what would help\n{table}") };
