@@ -6,7 +6,7 @@ use crate::onnx::{self, Model};
 use crate::pass::{self, Pass, half};
 use crate::plan::bound::{Bound, bound};
 use crate::plan::peak::{Peak, peak};
-use crate::plan::{self, Limits, Plan};
+use crate::plan::{self, Class, Limits, Plan};
 use crate::target::{Family, Target};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -287,7 +287,7 @@ pub struct Answer {
     pub deficit_bytes: u64,
     /// In a word.
     pub verdict: Verdict,
-    /// Bytes of the plan if its steps ran in the order of the file, where that was planned.
+    /// The least that the plan would take in the order of the file.
     pub file_order_bytes: Option<u64>,
     /// What no order and no placement can avoid, if the plan does not fit.
     pub bound: Option<Bound>,
@@ -340,7 +340,7 @@ pub struct Advice {
     /// What the limit means.
     #[serde(flatten)]
     pub answer: Option<Answer>,
-    /// Bytes of the plan if its steps ran in the order of the file, where that was planned.
+    /// The least that the plan would take in the order of the file.
     #[serde(skip)]
     pub file_order_bytes: Option<u64>,
     /// Who is live.
@@ -380,7 +380,10 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
 }
 
-/// Bytes of the plan if its steps ran in the order of the file, where that was planned.
-fn in_the_files_order(_: &Plan) -> Option<u64> {
-    None
+/// The least that the plan would take if its steps ran in the order of the file, whatever the placement. None if the plan, whose steps may
+/// run side by side, takes less.
+fn in_the_files_order(plan: &Plan) -> Option<u64> {
+    let held = plan.bytes() - plan.class_bytes(Class::Activation);
+    let least = held + plan.summary.orders.first()?.bound;
+    (least >= plan.bytes()).then_some(least)
 }

@@ -1,7 +1,7 @@
 //! What commands share: the model, its inputs, the device, and how flags are read.
 
 use super::Failure;
-use crate::advise::{Case, advise};
+use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -147,6 +147,16 @@ impl Model {
     /// The model as it is planned for a target.
     pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
         Case { model, dims, target, fuse: !self.no_fuse, rewrite: None }
+    }
+
+    /// What the limit means for a plan that fits it, if there is a limit.
+    pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
+        self.memory_limit.map(|limit| Answer::of(plan, limit))
+    }
+
+    /// The same as a last line.
+    pub(super) fn answer_text(&self, plan: &Plan) -> String {
+        self.answer(plan).map_or(String::new(), |answer| format!("\n{}", report::answer(&answer)))
     }
 
     /// Opens the device, plans, and loads the weights under a progress bar.

@@ -81,7 +81,16 @@ impl Compare {
             let page = comparison_page(&result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
             file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
-        print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
+        let text = match (json, self.model.answer(&plan)) {
+            (false, _) => report::comparison(&result) + &self.model.answer_text(&plan),
+            (true, None) => line(&json!(result)),
+            (true, Some(answer)) => {
+                let mut value = json!(result);
+                value["answer"] = json!(answer);
+                line(&value)
+            }
+        };
+        print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
         Ok(String::new())
     }

@@ -2,7 +2,7 @@
 
 use super::args::{self, Model};
 use super::{Failure, line};
-use crate::advise::{Answer, advise};
+use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::plan::peak::peak;
 use crate::plan::{self, Limits};
@@ -68,25 +68,27 @@ impl Plan {
             return Err(Failure::explained(error, json, record, report::peak(&peak)));
         }
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
-        let answer = limit.map(|limit| Answer::of(&plan, limit));
         if json {
+            let answer = self.model.answer(&plan);
+            if answer.is_none() && advice.is_none() {
+                return Ok(plan.to_json());
+            }
+            // What is added to a plan does not keep it from being read as one.
             let mut value = json!(plan);
-            if let Some(answer) = &answer {
+            if let Some(answer) = answer {
                 value["answer"] = json!(answer);
             }
-            if let Some(advice) = &advice {
+            if let Some(advice) = advice {
                 value["advice"] = json!(advice);
             }
-            return Ok(if answer.is_none() && advice.is_none() { plan.to_json() } else { line(&value) });
+            return Ok(line(&value));
         }
         let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
-        let mut text =
-            format!("{} for {}, {} steps\n\n{memory}\n{orders}", plan.name, case.target.name, plan.steps.len());
-        if let Some(answer) = &answer {
-            text += &format!("\n{}", report::answer(answer));
-        }
-        if let Some(advice) = &advice {
-            text += &format!("\n{}", report::advice(advice));
+        let steps = plan.steps.len();
+        let mut text = format!("{} for {}, {steps} steps\n\n{memory}\n{orders}", plan.name, case.target.name);
+        match &advice {
+            Some(advice) => text += &format!("\n{}", report::advice(advice)),
+            None => text += &self.model.answer_text(&plan),
         }
         Ok(text)
     }

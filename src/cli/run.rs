@@ -103,6 +103,9 @@ impl Run {
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
+            if let Some(answer) = self.model.answer(session.plan()) {
+                value["answer"] = json!(answer);
+            }
             if self.placement {
                 let steps = session.plan().steps.iter().zip(&notes);
                 value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
@@ -116,7 +119,8 @@ impl Run {
         } else {
             let placement = report::placement(session.plan(), session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
-            Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
+            let text = placement + &run_text(&session, &outputs, score.as_ref(), usage);
+            Ok(text + &self.model.answer_text(session.plan()))
         }
     }
 }

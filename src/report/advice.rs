@@ -18,7 +18,7 @@ pub fn answer(answer: &Answer) -> String {
         Verdict::Fits => return format!("fits: {}\n", spare()),
         Verdict::FitsReordered => {
             let over = answer.file_order_bytes.map_or(0, |file| file.saturating_sub(limit));
-            return format!("fits after reordering: {}; in the file's order {} over\n", spare(), bytes(over));
+            return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
         }
         Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
         Verdict::Cannot => "cannot fit\n".to_owned(),
@@ -42,11 +42,10 @@ pub fn answer(answer: &Answer) -> String {
         };
     }
     let Some(bound) = &answer.bound else { return text };
-    let whatever = "whatever the order and the placement of these kernels";
-    let least = bytes(bound.bytes);
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
-    let judged = if bound.bytes > limit { "over the limit" } else { "no proof that it cannot fit" };
-    text += &format!("as asked for, at least {least}{step}, {whatever}: {judged}\n");
+    let judged = if bound.bytes > limit { "it cannot" } else { "there is no proof that it cannot" };
+    let least = format!("at least {}{step}", bytes(bound.bytes));
+    text += &format!("as asked for {judged}: in every order and placement of these kernels {least}\n");
     text
 }
 
@@ -96,7 +95,8 @@ fn remedies(advice: &Advice) -> String {
     let needed = advice.peak.bytes;
     for remedy in &advice.remedies {
         match &remedy.bytes {
-            Taken::Bytes(bytes) if *bytes < needed => helpful.push((*bytes, remedy)),
+            // Less than a thousandth is no help.
+            Taken::Bytes(bytes) if *bytes < needed - needed / 1000 => helpful.push((*bytes, remedy)),
             Taken::Bytes(bytes) => {
                 vain.push(format!("{} ({}) takes {}", remedy.name, remedy.change, human(*bytes)));
             }
@@ -117,7 +117,7 @@ fn remedies(advice: &Advice) -> String {
     if let Some(file) = advice.file_order_bytes.filter(|&file| file > needed) {
         let less = format!("{} less", human(file - needed));
         let cells = ["  reordering".to_owned(), "done".into(), human(needed), less];
-        table.row(cells.into_iter().chain(["than the file's order".to_owned()]));
+        table.row(cells.into_iter().chain(["at least, than the file's order".to_owned()]));
     }
     let table = table.to_string();
     let mut text = if table.is_empty() { String::new() } else { format!("what would help\n{table}") };
