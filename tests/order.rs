@@ -1,5 +1,6 @@
 //! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
 
+use plimsoll::op::ValueId;
 use plimsoll::plan::lanes::Lanes;
 use plimsoll::plan::live::live;
 use plimsoll::plan::lower::{Draft, DraftBuffer, DraftStep};
@@ -34,6 +35,7 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
         draft.buffers.len() - 1
     };
     let input = add(&mut draft, Class::Input, 1000);
+    draft.inputs.push((ValueId { node: 0, port: 0 }, input));
     let (mut made, reach) = (vec![input], 1 + random.below(8));
     let sizes = [200, 256, 1000, 5000];
     for s in 0..steps {
