@@ -85,7 +85,8 @@ impl Constant {
     pub fn unrounded(&self) -> Option<&Arc<Constant>> {
         match &self.source {
             Source::Derived { op, inputs, .. } if op.name == "Cast" => {
-                let wider = |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
+                let wider =
+                    |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
                 inputs.first()?.as_ref().filter(wider)
             }
             _ => None,

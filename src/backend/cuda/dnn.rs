@@ -160,7 +160,9 @@ impl Deep {
             }
             self.dnn.cudnnCreateFilterDescriptor(&mut convolution.w).map_err(words)?;
             let rank = filter.len() as c_int;
-            self.dnn.cudnnSetFilterNdDescriptor(convolution.w, ty, format as u32, rank, filter.as_ptr()).map_err(words)?;
+            self.dnn
+                .cudnnSetFilterNdDescriptor(convolution.w, ty, format as u32, rank, filter.as_ptr())
+                .map_err(words)?;
             self.dnn.cudnnCreateConvolutionDescriptor(&mut convolution.conv).map_err(words)?;
             let (conv, axes) = (convolution.conv, pads.len() as c_int);
             let (pads, strides, dilations) = (pads.as_ptr(), strides.as_ptr(), dilations.as_ptr());
