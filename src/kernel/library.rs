@@ -162,7 +162,8 @@ impl Image {
 const MIB: u64 = 1 << 20;
 
 impl Call {
-    /// Bytes of workspace that the call is given: a rule, so that planning needs no library. An algorithm that wants more is not chosen.
+    /// Bytes of workspace that the call can make use of: a rule, so that planning needs no library. An algorithm that wants more than it
+    /// is given is not chosen.
     ///
     /// For products NVIDIA recommends 32 MiB from Hopper on; what splits the inner axis needs is a multiple of the result.
     pub fn workspace(&self) -> u64 {
@@ -174,6 +175,17 @@ impl Call {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
                 bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
             }
+        }
+    }
+
+    /// Bytes of workspace that the call is given even where the arena becomes larger by them.
+    ///
+    /// Products, and convolutions of `f32`, have algorithms that need next to none. Those of halves on tensor cores turn images from
+    /// channels first to channels last and back, in the workspace.
+    pub fn least_workspace(&self) -> u64 {
+        match self {
+            Call::Conv(c) if c.x.dtype.size() == 2 => self.workspace(),
+            _ => MIB,
         }
     }
 

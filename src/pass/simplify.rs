@@ -11,6 +11,7 @@ use std::collections::HashMap;
 
 /// Simplifies once over the graph.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    unite(graph)?;
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
         if let Some(value) = forwards(graph, id)? {
@@ -30,6 +31,22 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
         scale_weights(graph, id)?;
     }
     graph.sweep();
+    Ok(())
+}
+
+/// Lets constants that are the same data be one.
+fn unite(graph: &mut Graph) -> Result<()> {
+    let mut seen: HashMap<String, Vec<ValueId>> = HashMap::new();
+    for node in graph.order()? {
+        let value = ValueId { node, port: 0 };
+        let Some(constant) = graph.as_constant(value) else { continue };
+        let alike = seen.entry(constant.mark()).or_default();
+        let twin = alike.iter().find(|&&v| graph.as_constant(v).is_some_and(|other| other.same(constant)));
+        match twin.copied() {
+            Some(twin) => graph.replace(value, twin),
+            None => alike.push(value),
+        }
+    }
     Ok(())
 }
 

@@ -85,6 +85,14 @@ pub struct Draft {
     pub concatenates: bool,
 }
 
+impl Draft {
+    /// The buffer in which a step works, if it needs one.
+    pub fn workspace(&self, step: usize) -> Option<usize> {
+        let DraftStep { kernel, writes, .. } = &self.steps[step];
+        writes.get(self.kernels[*kernel].writes.len()).copied()
+    }
+}
+
 /// Choices of lowering that change memory, not results.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -131,6 +139,8 @@ struct Lowering<'a> {
     /// Views that a core looks through.
     passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), usize>,
+    /// Constants that are read as views of another one, which is there anyway.
+    shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
     kernels: HashMap<String, usize>,
 }
 
@@ -150,6 +160,7 @@ pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> 
         hosted: HashMap::new(),
         passed: HashSet::new(),
         constants: HashMap::new(),
+        shared: HashMap::new(),
         kernels: HashMap::new(),
     };
     lowering.run(options)?;
@@ -165,6 +176,7 @@ impl Lowering<'_> {
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
             self.places.insert(value, Place { buffer, access });
         }
+        self.share_constants(&order);
         let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
         for &node in &order {
             if let Some(group) = self.graph.node(node).group {
@@ -221,6 +233,23 @@ impl Lowering<'_> {
         let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
         self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class });
         self.draft.buffers.len() - 1
+    }
+
+    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: they are held once,
+    /// and products read the other forms through their strides.
+    fn share_constants(&mut self, order: &[u32]) {
+        let graph = self.graph;
+        let mut forms: HashMap<*const Constant, Vec<(*const Constant, (Arc<Constant>, Access))>> = HashMap::new();
+        for &node in order {
+            let value = ValueId { node, port: 0 };
+            let Some(constant) = graph.as_constant(value) else { continue };
+            let (root, access) = viewed(constant);
+            let product = |&user: &u32| graph.node(user).op().is_some_and(|op| op.name == "MatMul");
+            if access.is_contiguous() || graph.users(value).iter().all(product) {
+                forms.entry(Arc::as_ptr(&root)).or_default().push((Arc::as_ptr(constant), (root, access)));
+            }
+        }
+        self.shared = forms.into_values().filter(|forms| forms.len() > 1).flatten().collect();
     }
 
     /// Whether this is a convolution that wants its operands' channels last.
@@ -463,13 +492,16 @@ impl Lowering<'_> {
         let Some(constant) = self.graph.as_constant(value) else {
             return Err(Error::Graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
         };
-        let constant = constant.clone();
+        let (constant, access) = match self.shared.get(&Arc::as_ptr(constant)) {
+            Some(shared) => shared.clone(),
+            None => (constant.clone(), Access::contiguous(constant.fact.shape.clone())),
+        };
         let key = (Arc::as_ptr(&constant), None);
-        let access = Access::contiguous(constant.fact.shape.clone());
         if let Some(&buffer) = self.constants.get(&key) {
             return Ok(Place { buffer, access });
         }
-        let buffer = self.buffer(value, Class::Constant)?;
+        let (name, dtype) = (constant.name.clone(), self.storage(constant.fact.dtype, &constant.name)?);
+        let buffer = self.add_buffer(name, dtype, constant.fact.shape.clone(), Class::Constant);
         self.constants.insert(key, buffer);
         self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
         Ok(Place { buffer, access })
@@ -930,7 +962,10 @@ impl Lowering<'_> {
     }
 
     fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
-        kernel.workspace = layout::workspace(&kernel, self.target);
+        kernel.workspace = match &kernel.call {
+            Some(call) => call.workspace(),
+            None => layout::workspace(&kernel, self.target),
+        };
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
         let further = kernel.further();
@@ -1013,6 +1048,18 @@ impl Recipe {
     fn new(template: Template, shape: Shape, body: Body) -> Recipe {
         Recipe { template, shape, prologues: Vec::new(), body }
     }
+}
+
+/// The constant that a constant is a view of, and how it lies there; itself, if it is none.
+fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
+    let through = || {
+        let (op, attrs, source) = constant.view()?;
+        let Lower::View(view) = op.lower else { return None };
+        let (root, access) = viewed(source);
+        let access = view(&Call { op, attrs, inputs: &[Some(&source.fact)] }, &access)?;
+        Some((root, access))
+    };
+    through().unwrap_or_else(|| (constant.clone(), Access::contiguous(constant.fact.shape.clone())))
 }
 
 /// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.
