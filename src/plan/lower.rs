@@ -4,8 +4,8 @@
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
 //!
-//! A value lies row-major, but for halves around convolutions that cuDNN computes: its tensor cores want the channels of a position
-//! one after another.
+//! A value lies row-major, but for those around convolutions that cuDNN computes on tensor cores: these want the channels of a
+//! position one after another.
 //!
 //! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
 //! in: it is the prologue of that operand.
@@ -254,9 +254,8 @@ impl Lowering<'_> {
 
     /// Whether this is a convolution that wants its operands' channels last.
     fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
-        let half = matches!(dtype, DType::F16 | DType::BF16);
         let served = self.target.family == Family::Cuda && self.target.libraries.cudnn;
-        half && served && matches!(template, Template::Conv { .. })
+        served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
     }
 
     /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
@@ -278,7 +277,7 @@ impl Lowering<'_> {
             let group = graph.node(id).group.map_or(&alone[..], |group| members[&group].as_slice());
             let value = ValueId { node: id, port: 0 };
             let Fact { dtype, shape } = graph.fact(value);
-            if group.last() != Some(&id) || !matches!(dtype, DType::F16 | DType::BF16) || shape.len() < 3 {
+            if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, self.target) || shape.len() < 3 {
                 continue;
             }
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
