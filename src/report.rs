@@ -6,7 +6,9 @@ mod diff;
 mod dot;
 mod memory;
 mod orders;
+pub mod picture;
 mod steps;
+mod svg;
 
 pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
@@ -15,6 +17,7 @@ pub use dot::dot;
 pub use memory::{live, memory, overhead};
 pub use orders::orders;
 pub use steps::{placement, trace};
+pub use svg::svg;
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

@@ -239,6 +239,15 @@ fn eager_and_planned_are_compared() {
 }
 
 #[test]
+fn poisoned_memory_changes_nothing() {
+    for model in GRAPHS {
+        let args: &[&[&str]] = &[&["run"], *model, CPU];
+        assert_eq!(ok_json(args)["outputs"], ok_json(&[args, &[&["--poison"]]].concat())["outputs"]);
+    }
+    ok(&[&["compare", "--iters", "1", "--poison"], MLP, CPU]);
+}
+
+#[test]
 fn runs_are_timed() {
     let args: &[&[&str]] = &[&["bench", "--warmup", "1", "--iters", "4"], MLP, CPU];
     assert!(ok(args).contains("median"));

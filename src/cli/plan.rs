@@ -28,6 +28,12 @@ pub(super) struct Plan {
     /// this does not change the plan; --output is written all the same.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
+    /// Draw the plan: memory over steps, as a page that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Draw the plan as a static picture.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 impl Plan {
@@ -43,6 +49,14 @@ impl Plan {
         let plan = plan.map_err(|e| args::refuse(&case, in_file(e), json))?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
+        }
+        if let Some(path) = &self.html {
+            let page = report::picture::page(&plan, Some(&graph), limit);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
+        }
+        if let Some(path) = &self.svg {
+            let picture = report::svg(&plan, Some(&graph), limit);
+            file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             let what = format!("--assert-peak: the plan of '{}'", plan.name);

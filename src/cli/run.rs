@@ -39,6 +39,9 @@ pub(super) struct Run {
     /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Run again step by step, with dead memory full of what is no number, and then of what is a large one: exit code 3 when that is seen.
+    #[arg(long)]
+    poison: bool,
     /// Print which device and kernel each step got, and why.
     #[arg(long)]
     placement: bool,
@@ -65,7 +68,7 @@ impl Run {
             }
         }
         let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
-        let outputs = session.with(|exec| exec.run(&inputs))?;
+        let outputs = session.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());

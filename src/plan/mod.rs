@@ -25,10 +25,12 @@ pub mod check;
 pub mod diff;
 pub mod lanes;
 pub mod live;
+pub mod lives;
 pub mod lower;
 pub mod order;
 pub mod peak;
 pub mod place;
+mod spare;
 
 /// The version of the plan's file format.
 pub const VERSION: u32 = 1;
@@ -296,13 +298,15 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 /// # Errors
 /// As [`plan`].
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let (draft, layout, orders) = best_order(graph, target)?;
-    let wide = widen(&draft, target, &layout)?;
-    let within = |plan: &Plan| limits.memory.is_none_or(|limit| plan.bytes() <= limit);
-    let (mut plan, mut constants) = assemble(graph, target, &draft, wide.as_ref().unwrap_or(&layout), &orders);
-    if wide.is_some() && !within(&plan) {
-        (plan, constants) = assemble(graph, target, &draft, &layout, &orders);
+    let (mut draft, mut layout, orders) = best_order(graph, target)?;
+    if let Some(wide) = widen(&draft, target, &layout)? {
+        let within = |limit| assemble(graph, target, &draft, &wide, &orders).0.bytes() <= limit;
+        if limits.memory.is_none_or(within) {
+            layout = wide;
+        }
     }
+    spare::grow(&mut draft, &mut layout, target);
+    let (plan, constants) = assemble(graph, target, &draft, &layout, &orders);
     check::check(&plan)?;
     match limits.memory {
         Some(limit) if plan.bytes() > limit => {
@@ -315,9 +319,14 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
 
 /// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
 fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Candidate>)> {
-    let mut drafts = vec![lower(graph, target, Options { join: true })?];
+    let draft = |join| {
+        let mut draft = lower(graph, target, Options { join })?;
+        spare::shrink(&mut draft, target);
+        Ok::<_, Error>(draft)
+    };
+    let mut drafts = vec![draft(true)?];
     if drafts[0].concatenates {
-        drafts.push(lower(graph, target, Options { join: false })?);
+        drafts.push(draft(false)?);
     }
     let mut tries = Vec::new();
     for (d, draft) in drafts.iter().enumerate() {
@@ -388,7 +397,17 @@ struct Layout {
     peak: u64,
 }
 
+/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let mut sum = 0u64;
+    for b in &draft.buffers {
+        let padded = b.bytes.checked_next_multiple_of(target.alignment);
+        let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
+        sum = next.ok_or_else(|| {
+            let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
+            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+        })?;
+    }
     let largest = target.max_binding.min(target.max_segment);
     match draft.buffers.iter().find(|b| b.bytes > largest) {
         Some(b) => Err(Error::Usage(format!(
