@@ -81,8 +81,15 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
             uses[b] = Some((uses[b].map_or(s, |(first, _)| first), s));
         }
     }
+    // The caller writes inputs before the first step, and reads outputs behind the last one.
+    for port in &plan.inputs {
+        uses[port.buffer] = Some((0, uses[port.buffer].map_or(0, |(_, last)| last)));
+    }
+    for port in &plan.outputs {
+        uses[port.buffer] = uses[port.buffer].map(|(first, _)| (first, plan.steps.len().saturating_sub(1)));
+    }
     let arena = |b: usize| plan.segments[plan.buffers[b].segment].class == Class::Activation;
-    let (mut starts, mut ends) = (vec![Vec::new(); plan.steps.len()], vec![Vec::new(); plan.steps.len()]);
+    let (mut starts, mut ends) = (vec![Vec::new(); plan.steps.len().max(1)], vec![Vec::new(); plan.steps.len().max(1)]);
     for (b, (first, last)) in uses.iter().enumerate().filter(|(b, _)| arena(*b)).filter_map(|(b, u)| Some((b, (*u)?))) {
         starts[first].push(b);
         ends[last].push(b);
