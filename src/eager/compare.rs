@@ -19,6 +19,8 @@ pub struct Setup<'a> {
     pub memory_limit: Option<u64>,
     /// Timed runs behind the first one; at least one is made.
     pub iters: usize,
+    /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
+    pub poison: bool,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
     /// Is shown the memory of each column that ran. Without it, nothing is logged.
@@ -197,11 +199,14 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
                 Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit })
             }
             _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
-                let ran = measure(&mut exec, inputs, setup.iters)?;
+                let measured = measure(&mut exec, inputs, setup.iters)?;
+                if setup.poison {
+                    exec.run_poisoned(inputs)?;
+                }
                 if let Some(observe) = setup.observe {
                     observe(name, Observed::Planned(exec.plan()));
                 }
-                Ok(ran)
+                Ok(measured)
             }),
         };
         let (outcome, outputs) = outcome(ran)?;
