@@ -627,6 +627,15 @@ fn messages_name_what_is_wrong() {
     assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
 }
 
+/// Not every reader of JSON gets the last bit right.
+#[test]
+fn numbers_come_back_exactly() {
+    let mut plan = chain();
+    plan.kernels[0].body = Body::new(&[x(0) * x(0).like(-0.9368234872817993)]);
+    let back = Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON");
+    assert!(back == plan, "{:?}", back.kernels[0].body);
+}
+
 /// Rules that protect what the results of one run cannot show.
 #[test]
 fn rules_that_only_devices_would_notice() {
