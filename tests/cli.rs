@@ -256,6 +256,7 @@ fn runs_are_timed() {
     let [min, median, max] = ["min_ms", "median_ms", "max_ms"].map(|key| found[key].as_f64().expect("it is a time"));
     assert!(0.0 < min && min <= median && median <= max, "{min} {median} {max}");
     assert_eq!(found["iters"], json!(4));
+    assert!(found["first_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{found}");
     assert_eq!(ok(&[args, &[&["--json"]]].concat()).lines().count(), 1);
 }
 
@@ -393,8 +394,10 @@ fn what_does_not_fit_exits_with_2() {
     let needed = ok_json(&[&["plan"], MLP])["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
     ok(&[&["plan"], MLP, &["--memory-limit", &needed.to_string()]]);
     fails(2, &[&["plan"], MLP, &["--memory-limit", &(needed - 1).to_string()]], &["(1 over)"]);
-    // Eager, too, is held to the limit; that it does not fit is what was to be found out.
-    assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, limit]).contains("does not fit"));
+    // Eager, too, is held to the limit; that it does not fit is what was to be found out. Where the plan does not fit either, it is not.
+    let least = needed.to_string();
+    assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, &["--memory-limit", &least]]).contains("does not fit"));
+    fails(2, &[&["compare", "--iters", "1"], MLP, CPU, limit], &["does not fit", "10240"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `run`: a graph once.
 
 use super::args::{self, Given, Inputs, Model, On, tolerance};
-use super::line;
+use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -48,23 +48,22 @@ pub(super) struct Run {
 }
 
 impl Run {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npy::read).transpose()?;
-        let session = self.model.session(&self.on, &given)?;
+        let session = self.model.session(&self.on, &given, json)?;
         let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
-            return Err(Error::Usage(what));
+            return Err(Error::Usage(what).into());
         }
         if self.output_dir.is_some() {
             for (i, name) in names.iter().enumerate() {
                 if let Some(other) = names[..i].iter().find(|other| file_name(other) == file_name(name)) {
                     let file = file_name(name);
-                    return Err(Error::Usage(format!(
-                        "--output-dir: outputs '{other}' and '{name}' would both be {file}"
-                    )));
+                    let what = format!("--output-dir: outputs '{other}' and '{name}' would both be {file}");
+                    return Err(Error::Usage(what).into());
                 }
             }
         }
@@ -85,7 +84,7 @@ impl Run {
                 npy::write(&folder.join(file_name(name)), tensor)?;
             }
         }
-        for Given { name, tensor } in &expected {
+        for Given { name, tensor, .. } in &expected {
             let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
             let same = found.compare(tensor, self.rtol, self.atol);
             same.map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
@@ -104,6 +103,9 @@ impl Run {
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
+            if let Some(answer) = self.model.answer(session.plan()) {
+                value["answer"] = json!(answer);
+            }
             if self.placement {
                 let steps = session.plan().steps.iter().zip(&notes);
                 value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
@@ -117,7 +119,8 @@ impl Run {
         } else {
             let placement = report::placement(session.plan(), session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
-            Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
+            let text = placement + &run_text(&session, &outputs, score.as_ref(), usage);
+            Ok(text + &self.model.answer_text(session.plan()))
         }
     }
 }
