@@ -53,7 +53,7 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
             writes.push(add(&mut draft, Class::Workspace, sizes[random.below(4)]));
         }
         let reusable = if part.is_none() && class == Class::Activation { reusable } else { Vec::new() };
-        draft.steps.push(DraftStep { name: format!("s{s}"), kernel: 0, reads, writes, reusable });
+        draft.steps.push(DraftStep { name: format!("s{s}"), kernel: 0, reads, writes, windows: Vec::new(), reusable });
     }
     draft
 }
