@@ -158,13 +158,15 @@ mod tests {
             let order: Vec<usize> = (0..count).collect();
             let lanes = Lanes::new(&draft, &order, most);
             // By definition: what is over before a step starts is what it waits for, what its lane ran, and what was over before those.
-            let mut before = vec![vec![false; count]; count];
+            let mut before: Vec<Vec<bool>> = Vec::new();
             for at in 0..count {
                 let tail = (0..at).rfind(|&p| lanes.lane[p] == lanes.lane[at]);
+                let mut over = vec![false; count];
                 for p in lanes.waits[at].iter().copied().chain(tail) {
-                    before[at][p] = true;
-                    (0..p).for_each(|q| before[at][q] |= before[p][q]);
+                    over[p] = true;
+                    over.iter_mut().zip(&before[p]).for_each(|(over, earlier)| *over |= earlier);
                 }
+                before.push(over);
             }
             for at in 0..count {
                 assert!(draft.steps[at].reads.iter().all(|&b| before[at][b]), "{lanes:?}");
