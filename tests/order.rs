@@ -205,7 +205,14 @@ fn a_hundred_thousand_steps_are_ordered_and_placed_in_time() {
         let to = draft.buffers.len() - 1;
         let reads = if random.below(10) == 0 { vec![from, far] } else { vec![from] };
         let reusable = if bytes == size && reads[0] != 0 { vec![from] } else { Vec::new() };
-        draft.steps.push(DraftStep { name: "s".into(), kernel: 0, reads, writes: vec![to], reusable });
+        draft.steps.push(DraftStep {
+            name: "s".into(),
+            kernel: 0,
+            reads,
+            writes: vec![to],
+            windows: Vec::new(),
+            reusable,
+        });
         match random.below(8) {
             0 => heads.push((to, bytes)),
             1 if heads.len() > 1 => drop(heads.swap_remove(at)),
