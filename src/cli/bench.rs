@@ -3,6 +3,7 @@
 use super::args::{self, Inputs, Model, On};
 use super::line;
 use crate::error::Result;
+use crate::exec::Exec;
 use crate::report;
 use clap::Args;
 use serde_json::json;
@@ -44,7 +45,8 @@ impl Bench {
         bar.finish_and_clear();
         let mut alone = Vec::new();
         for _ in 0..iters {
-            alone.push(session.with(|exec| exec.time())?.as_secs_f64() * 1e3);
+            let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
+            alone.push(session.with(time)?.as_secs_f64() * 1e3);
         }
         times.sort_by(f64::total_cmp);
         alone.sort_by(f64::total_cmp);

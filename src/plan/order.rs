@@ -59,7 +59,7 @@ pub fn orders(draft: &Draft) -> Vec<(&'static str, Vec<usize>)> {
 
 fn arena_bytes(draft: &Draft, buffer: usize) -> u64 {
     let b = &draft.buffers[buffer];
-    if b.class == Class::Activation { b.bytes } else { 0 }
+    if matches!(b.class, Class::Activation | Class::Input) { b.bytes } else { 0 }
 }
 
 /// What a step needs is made right before it, the largest result first.
