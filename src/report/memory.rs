@@ -115,10 +115,7 @@ mod tests {
             name: "m".into(),
             target: Target::cpu(1),
             summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
-            segments: vec![
-                segment(Class::Activation, 2048),
-                segment(Class::Constant, 2048),
-            ],
+            segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
             buffers: Vec::new(),
             constants: Vec::new(),
             state: Vec::new(),
