@@ -10,6 +10,8 @@ use crate::tensor::Tensor;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub mod poison;
+
 /// A plan on a device: allocated, filled with its constants, recorded.
 pub struct Exec {
     backend: Box<dyn Backend>,
@@ -137,11 +139,8 @@ impl Exec {
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
         self.consumed = self.consumes;
-        let Exec { backend, plan, segments, kernels, .. } = self;
-        let mut records = Vec::with_capacity(plan.steps.len());
-        for step in &plan.steps {
-            records.push(backend.record(&[launch(plan, segments, kernels, step)])?);
-        }
+        let records = self.record_steps()?;
+        let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
         // The first round is not counted: devices and drivers prepare much at a kernel's first run.
         for round in 0..2 {

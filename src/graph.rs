@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -75,6 +76,30 @@ impl Constant {
                 [Some(input)] => Some((op, attrs, input)),
                 _ => None,
             },
+            _ => None,
+        }
+    }
+
+    /// The same elements with axis `axes[k]` as axis `k`.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    pub fn permuted(self: &Arc<Constant>, axes: &[usize]) -> Result<Constant> {
+        let op = ops::find("Transpose").expect("the table has a row for transposition");
+        let shape: Shape = axes.iter().map(|&axis| self.fact.shape[axis]).collect();
+        let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+        let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
+        Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// What this constant is a rounded copy of, if it is a cast of wider floats.
+    pub fn unrounded(&self) -> Option<&Arc<Constant>> {
+        match &self.source {
+            Source::Derived { op, inputs, .. } if op.name == "Cast" => {
+                let wider =
+                    |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
+                inputs.first()?.as_ref().filter(wider)
+            }
             _ => None,
         }
     }
@@ -343,7 +368,10 @@ impl Graph {
         }
         let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
         if let Some((name, _)) = attrs.iter().find(|(name, _)| !op.attrs.contains(name) && !shaping(name)) {
-            return Err(format!("unknown attribute '{name}'; known: {}", op.attrs.join(", ")));
+            let shaping = op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name);
+            let known: Vec<_> = op.attrs.iter().copied().chain(shaping).collect();
+            let known = if known.is_empty() { "it takes none".into() } else { format!("known: {}", known.join(", ")) };
+            return Err(format!("unknown attribute '{name}'; {known}"));
         }
         let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| self.fact(v))).collect();
         let facts = Call { op, attrs, inputs: &facts }.infer()?;

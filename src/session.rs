@@ -245,6 +245,16 @@ impl Session {
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
+    /// As [`run`](Self::run), and with dead memory poisoned: see [`Exec::run_poisoned`].
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
+    pub fn run_poisoned(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
+        let ordered = arrange(&self.plan, inputs)?;
+        let outputs = self.with(|exec| exec.run_poisoned(&ordered))?;
+        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+    }
+
     /// Lends the loaded plan, for callers that time or repeat its parts.
     pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
         // A panic in another thread leaves no half-written state that a new run would not overwrite.

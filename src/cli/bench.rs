@@ -1,7 +1,7 @@
 //! `bench`: how long a graph takes.
 
 use super::args::{self, Inputs, Model, On};
-use super::line;
+use super::{Failure, line};
 use crate::error::Result;
 use crate::exec::Exec;
 use crate::report::{self, Table};
@@ -26,9 +26,9 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.model.session(&self.on, &given)?;
+        let session = self.model.session(&self.on, &given, json)?;
         let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");
@@ -50,7 +50,7 @@ impl Bench {
         let usage = session.usage();
         let plan = session.plan();
         if json {
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
                 "first_ms": first,
@@ -65,7 +65,11 @@ impl Bench {
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
-            })));
+            });
+            if let Some(answer) = self.model.answer(plan) {
+                value["answer"] = json!(answer);
+            }
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
         table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
@@ -82,7 +86,8 @@ impl Bench {
             plan.name,
             session.device()
         );
-        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        let memory = report::memory(plan, Some(usage)) + &report::overhead(&session.overhead());
+        Ok(head + &memory + &self.model.answer_text(plan))
     }
 }
 

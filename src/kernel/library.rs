@@ -118,7 +118,7 @@ pub struct Conv {
     pub pads: Vec<u64>,
     /// `[n, c, spatial..]`.
     pub x: Image,
-    /// `[o, c / groups, spatial..]`, row-major.
+    /// `[o, c / groups, spatial..]`.
     pub w: Image,
     /// `[n, o, spatial..]`.
     pub y: Image,
@@ -130,6 +130,9 @@ pub struct Conv {
     pub residual: Option<Image>,
     /// [`Activation::None`] or [`Activation::Relu`].
     pub activation: Activation,
+    /// Whether the channels of a position lie one after another, in images and in weights; else each tensor is row-major.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub channels_last: bool,
     /// Whether `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
@@ -570,7 +573,11 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
     let [x, w, ..] = &kernel.reads[..] else { return None };
     let dtype = x.dtype;
     let half = matches!(dtype, DType::F16 | DType::BF16);
-    if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed || !w.access.is_contiguous() {
+    if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed {
+        return None;
+    }
+    let channels_last = half && [x, w, write].iter().all(|o| o.access.has_channels_last());
+    if !channels_last && !w.access.is_contiguous() {
         return None;
     }
     // Padding is the same at both ends, as far as the extents of the result can tell.
@@ -597,7 +604,8 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
         // An axis of extent 1 has the step that it would have in a dense tensor.
         let mut dense = 1;
         let mut steps = vec![0; shape.len()];
-        for k in (0..shape.len()).rev() {
+        let order = if channels_last { crate::shape::channels_last(shape.len()) } else { (0..shape.len()).collect() };
+        for k in order.into_iter().rev() {
             steps[k] = if shape[k] == 1 { dense } else { u64::try_from(strides[k]).ok()? };
             dense = steps[k].checked_mul(shape[k] as u64)?;
         }
@@ -631,6 +639,7 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
         bias,
         residual,
         activation: epilogue.activation,
+        channels_last,
         tf32: target.allow_tf32 && dtype == DType::F32,
     };
     Some((Call::Conv(call), epilogue.end))

@@ -1,7 +1,8 @@
 //! Algebra that needs no numbers: what computes nothing goes, what is computed twice is computed once, and factors that
 //! are known move into the weights in front of them.
 
-use crate::error::Result;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::op::{Attrs, Build, ValueId};
 use crate::shape::Shape;
@@ -26,6 +27,7 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
             }
             seen.insert(key, id);
         }
+        join_addends(graph, id)?;
         scale_weights(graph, id)?;
     }
     graph.sweep();
@@ -95,6 +97,44 @@ fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
         && !graph.is_output(value)
 }
 
+/// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
+fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
+    let Some((inner, outer)) = addend(graph, id) else { return Ok(()) };
+    let shape = graph.node(id).outputs[0].fact.shape.clone();
+    if !only(graph, inner, &["Add"]) || graph.fact(inner).shape != shape {
+        return Ok(());
+    }
+    let Some((x, first)) = addend(graph, inner.node) else { return Ok(()) };
+    let [b, c] = [first, outer].map(|v| graph.fact(v).shape.clone());
+    let joined = Shape::broadcast([&b, &c]).map_or(usize::MAX, |s| s.numel());
+    if graph.fact(x).shape != shape || joined > b.numel().max(c.numel()) {
+        return Ok(());
+    }
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let sum = add(graph, &name, "Add", &[first, outer], Attrs::new())?;
+    graph.insert_at(id);
+    let result = add(graph, &name, "Add", &[x, sum], Attrs::new())?;
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+/// What a sum of floats adds a constant to, and the constant.
+fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
+    let node = graph.node(id);
+    if node.op()?.name != "Add" || !node.outputs[0].fact.dtype.is_float() {
+        return None;
+    }
+    match graph.operands(id)[..] {
+        [Some(a), Some(b)] => match [a, b].map(|v| graph.as_constant(v).is_some()) {
+            [false, true] => Some((a, b)),
+            [true, false] => Some((b, a)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
 fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
@@ -112,15 +152,11 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
     // Through an addition of constants, down to the product.
     let mut product = scaled;
     let mut bias = None;
-    if only(graph, scaled, &["Add"]) {
-        let terms: Vec<_> = graph.operands(scaled.node).into_iter().flatten().collect();
-        let constant = terms.iter().find(|v| graph.as_constant(**v).is_some());
-        let inner = terms.iter().find(|v| graph.as_constant(**v).is_none());
-        if let (Some(&constant), Some(&inner)) = (constant, inner)
-            && graph.fact(inner).shape == shape
-        {
-            (product, bias) = (inner, Some(constant));
-        }
+    if only(graph, scaled, &["Add"])
+        && let Some((inner, constant)) = addend(graph, scaled.node)
+        && graph.fact(inner).shape == shape
+    {
+        (product, bias) = (inner, Some(constant));
     }
     if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
         return Ok(());
@@ -137,23 +173,42 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
         return Ok(());
     };
     graph.insert_at(product.node);
-    let mut build = Decomposer { graph, name };
-    let build: &mut dyn Build = &mut build;
-    let fail = |what| crate::error::Error::Graph(what);
-    let reshaped = build.op("Reshape", &[factor], Attrs::new().with("shape", along.as_slice())).map_err(fail)?;
-    let weights = build.op("Mul", &[weights, reshaped], Attrs::new()).map_err(fail)?;
-    let mut result = build.op(op.name, &[x, weights], attrs).map_err(fail)?;
-    let mut made = vec![reshaped, weights];
+    // A factor that was rounded to the product's type would round twice.
+    let factor = match graph.as_constant(factor).and_then(|c| c.unrounded()).cloned() {
+        Some(unrounded) => graph.constant(unrounded),
+        None => factor,
+    };
+    let along = Attrs::new().with("shape", along.as_slice());
+    let along = add(graph, &name, "Reshape", &[factor], along)?;
+    let weights = scaled_by(graph, &name, weights, along)?;
+    let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor)).transpose()?;
+    graph.insert_at(product.node);
+    let mut result = add(graph, &name, op.name, &[x, weights], attrs)?;
     if let Some(bias) = bias {
-        let scaled_bias = build.op("Mul", &[bias, factor], Attrs::new()).map_err(fail)?;
-        result = build.op("Add", &[result, scaled_bias], Attrs::new()).map_err(fail)?;
-        made.push(scaled_bias);
+        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
-    for value in made {
-        super::fold_node(graph, value.node)?;
-    }
     Ok(())
+}
+
+/// A constant times another, rounded to its type once.
+fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId) -> Result<ValueId> {
+    let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
+    let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
+        true => Ok(value),
+        false => add(graph, name, "Cast", &[value], Attrs::new().with("to", dtype.onnx())),
+    };
+    let value = cast(graph, value, wide)?;
+    let product = add(graph, name, "Mul", &[value, factor], Attrs::new())?;
+    cast(graph, product, own)
+}
+
+/// Adds a node; what depends on constants alone is a constant at once.
+fn add(graph: &mut Graph, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+    let mut build = Decomposer { graph, name: name.to_owned() };
+    let build: &mut dyn Build = &mut build;
+    let value = build.op(op, inputs, attrs).map_err(Error::Graph)?;
+    Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 
 /// The shape under which a factor of the product's result scales its weights: along the output channels of a

@@ -21,11 +21,13 @@ use lanes::Clock;
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
+mod dead;
 mod kernel;
-mod lanes;
+pub(super) mod lanes;
 mod placement;
 pub(crate) mod set;
 
+pub use dead::{Span, dead};
 pub use placement::placement;
 
 /// Checks a plan.
@@ -556,6 +558,9 @@ impl<'a> Checker<'a> {
         for (name, expected, found) in figures {
             ensure(expected == i128::from(found), || format!("summary: {name}: expected {expected}, found {found}"))?;
         }
-        Ok(())
+        // Of the orders that were tried the best is here, but lanes may have cost something.
+        let least = found.orders.iter().map(|order| order.peak).min();
+        let best = least.is_none_or(|least| least == found.arena_bytes || !self.clock.is_single());
+        ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))
     }
 }

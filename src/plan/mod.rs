@@ -20,11 +20,15 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
+pub mod bound;
 pub mod check;
+pub mod diff;
 pub mod lanes;
 pub mod live;
+pub mod lives;
 pub mod lower;
 pub mod order;
+pub mod peak;
 pub mod place;
 mod spare;
 
@@ -166,6 +170,17 @@ fn is_first(lane: &u32) -> bool {
     *lane == 0
 }
 
+/// An order of the steps that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// How it was made; `file` is the graph's own.
+    pub name: String,
+    /// The most bytes of the arena that are live at once: no placement of it can be smaller.
+    pub bound: u64,
+    /// Bytes of the arena as it was placed. What could not win was placed with the least effort.
+    pub peak: u64,
+}
+
 /// Figures that follow from the plan, kept beside it for readers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -191,6 +206,10 @@ pub struct Summary {
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
+    /// Every order that was tried, one step after another, the file's first. The plan has the first of those with the smallest peak;
+    /// steps that run side by side may take more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orders: Vec<Candidate>,
 }
 
 /// What will run, on which bytes.
@@ -298,35 +317,15 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 /// # Errors
 /// As [`plan`].
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let mut best: Option<(Draft, Layout)> = None;
-    for join in [true, false] {
-        let mut draft = lower(graph, target, Options { join })?;
-        spare::shrink(&mut draft, target);
-        check_sizes(&draft, target)?;
-        let mut smallest: Option<Layout> = None;
-        for (name, order) in order::orders(&draft) {
-            let bar = [smallest.as_ref(), best.as_ref().map(|(_, l)| l)].into_iter().flatten().map(|l| l.peak).min();
-            if let Some(layout) = layout(&draft, target, name, order, 1, bar)? {
-                smallest = Some(layout);
-            }
-        }
-        let joined = draft.concatenates;
-        if let Some(layout) = smallest {
-            best = Some((draft, layout));
-        }
-        if !joined {
-            break;
-        }
-    }
-    let (mut draft, mut layout) = best.expect("the first order is always placed");
+    let (mut draft, mut layout, orders) = best_order(graph, target)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
-        let within = |limit| assemble(graph, target, &draft, &wide).0.bytes() <= limit;
+        let within = |limit| assemble(graph, target, &draft, &wide, &orders).0.bytes() <= limit;
         if limits.memory.is_none_or(within) {
             layout = wide;
         }
     }
     spare::grow(&mut draft, &mut layout, target);
-    let (plan, constants) = assemble(graph, target, &draft, &layout);
+    let (plan, constants) = assemble(graph, target, &draft, &layout, &orders);
     check::check(&plan)?;
     match limits.memory {
         Some(limit) if plan.bytes() > limit => {
@@ -337,20 +336,70 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
     }
 }
 
+/// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
+fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Candidate>)> {
+    let draft = |join| {
+        let mut draft = lower(graph, target, Options { join })?;
+        spare::shrink(&mut draft, target);
+        Ok::<_, Error>(draft)
+    };
+    let mut drafts = vec![draft(true)?];
+    if drafts[0].concatenates {
+        drafts.push(draft(false)?);
+    }
+    let mut tries = Vec::new();
+    for (d, draft) in drafts.iter().enumerate() {
+        check_sizes(draft, target)?;
+        tries.extend(order::orders(draft, target.alignment).into_iter().map(|order| (d, order)));
+    }
+    let mut orders: Vec<Candidate> = Vec::with_capacity(tries.len());
+    for (d, order) in &tries {
+        let name = if *d == 0 { order.name.clone() } else { format!("{}, parts copied", order.name) };
+        orders.push(Candidate { name, bound: order.bound, peak: u64::MAX });
+    }
+    // A low bound first: what is placed within it leaves little for others to win.
+    let mut turns: Vec<usize> = (0..tries.len()).collect();
+    turns.sort_by_key(|&at| (tries[at].1.bound, at));
+    let mut best: Option<(usize, Layout)> = None;
+    for at in turns {
+        let (d, order) = &tries[at];
+        let bar = best.as_ref().map(|(holder, layout)| layout.peak.saturating_add(u64::from(at < *holder)));
+        let layout = layout(&drafts[*d], target, &order.steps, 1, bar.unwrap_or(u64::MAX))?;
+        orders[at].peak = layout.peak;
+        orders[at].bound = layout.bound.min(layout.peak);
+        if bar.is_none_or(|bar| layout.peak < bar) {
+            best = Some((at, layout));
+        }
+    }
+    let (at, layout) = best.expect("there is an order");
+    Ok((drafts.swap_remove(tries[at].0), layout, orders))
+}
+
 /// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
 /// which no device is short of.
 const LANES_COST: u64 = 1 << 20;
 
-/// The same order in as many lanes as the target runs, or in fewer, if they take little more memory.
+/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory.
 fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = LANES_COST.max(layout.peak / 4).max(constants / 32);
     let bar = layout.peak.saturating_add(most).saturating_add(1);
+    let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;
     while lanes > 1 {
-        let wide = self::layout(draft, target, "lanes", layout.order.clone(), lanes, Some(bar))?;
-        if let Some(wide) = wide.filter(|l| l.lanes.used() > 1) {
-            return Ok(Some(wide));
+        let mut best: Option<Layout> = None;
+        for order in [&file, &layout.order] {
+            let bar = best.as_ref().map_or(bar, |best| best.peak);
+            let wide = self::layout(draft, target, order, lanes, bar)?;
+            if wide.peak < bar && wide.lanes.used() > 1 {
+                best = Some(wide);
+            }
+            if layout.order == file {
+                break;
+            }
+        }
+        if best.is_some() {
+            return Ok(best);
         }
         lanes /= 2;
     }
@@ -370,7 +419,17 @@ struct Layout {
     peak: u64,
 }
 
+/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let mut sum = 0u64;
+    for b in &draft.buffers {
+        let padded = b.bytes.checked_next_multiple_of(target.alignment);
+        let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
+        sum = next.ok_or_else(|| {
+            let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
+            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+        })?;
+    }
     let largest = target.max_binding.min(target.max_segment);
     match draft.buffers.iter().find(|b| b.bytes > largest) {
         Some(b) => Err(Error::Usage(format!(
@@ -381,17 +440,10 @@ fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     }
 }
 
-/// Places an order, unless its bound says that it cannot come below `bar`.
-fn layout(
-    draft: &Draft,
-    target: &Target,
-    name: &str,
-    order: Vec<usize>,
-    lanes: usize,
-    bar: Option<u64>,
-) -> Result<Option<Layout>> {
-    let lanes = Lanes::new(draft, &order, lanes);
-    let live = live::live(draft, &order, &lanes);
+/// Places an order, with little effort where its bound says that it cannot come below `bar`.
+fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar: u64) -> Result<Layout> {
+    let lanes = Lanes::new(draft, order, lanes);
+    let live = live::live(draft, order, &lanes);
     let items = live.ranges.iter().map(|r| Item {
         lower: r.lower as u64,
         upper: r.upper as u64,
@@ -400,10 +452,9 @@ fn layout(
     });
     let problem = Problem::new(items.collect(), target.alignment)?;
     let bound = problem.lower_bound();
-    let one_segment = bar.filter(|&bar| bar <= target.max_segment);
-    if bar.is_some_and(|bar| bound >= bar) {
-        return Ok(None);
-    }
+    let effort = if bound < bar { Effort::PLAN } else { Effort::Steps(0) };
+    // The peak of one of several segments says nothing about their sum.
+    let bar = if bar <= target.max_segment { bar } else { u64::MAX };
     let mut offsets = vec![(0, 0); live.ranges.len()];
     let mut segments = Vec::new();
     let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
@@ -411,9 +462,7 @@ fn layout(
         // What reaches beyond the largest segment goes to the next one.
         let items = rest.iter().map(|&r| problem.items()[r]).collect();
         let part = Problem::new(items, target.alignment)?;
-        let Some(solution) = place::place_below(&part, one_segment.unwrap_or(u64::MAX), Effort::PLAN) else {
-            return Ok(None);
-        };
+        let solution = place::place_below(&part, bar, effort);
         let mut bytes = 0;
         let mut beyond = Vec::new();
         for (&range, &offset) in rest.iter().zip(&solution.offsets) {
@@ -429,9 +478,7 @@ fn layout(
         rest = beyond;
     }
     let peak = segments.iter().sum();
-    tracing::debug!(order = name, bound, peak, "placed");
-    let better = bar.is_none_or(|bar| peak < bar);
-    Ok(better.then_some(Layout { order, lanes, live, offsets, segments, bound, peak }))
+    Ok(Layout { order: order.to_vec(), lanes, live, offsets, segments, bound, peak })
 }
 
 /// Lays buffers one after another into segments of one class.
@@ -479,7 +526,13 @@ impl Moved {
     }
 }
 
-fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (Plan, Vec<Arc<Constant>>) {
+fn assemble(
+    graph: &Graph,
+    target: &Target,
+    draft: &Draft,
+    layout: &Layout,
+    orders: &[Candidate],
+) -> (Plan, Vec<Arc<Constant>>) {
     let mut used = vec![false; draft.buffers.len()];
     for step in &draft.steps {
         step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
@@ -565,6 +618,7 @@ fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (
         staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
+        orders: orders.to_vec(),
     };
     (plan, data)
 }
