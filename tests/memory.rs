@@ -56,7 +56,7 @@ fn a_constant_is_held_once_however_it_is_read() {
         assert_eq!(planned(&graph, &target).class_bytes(Class::Constant), 96 * 32 * 4, "{}", target.name);
     }
     let ids: Vec<i64> = (0..16).map(|i| i * 5 % 96).collect();
-    runs(&graph, &[("ids", Tensor::from_i64([2, 8], &ids))]);
+    runs(&graph, &[("ids", Tensor::from_i64([2, 8], &ids).expect("a number per element"))]);
 }
 
 /// A form that nothing else reads is made once, at load: kernels then read it as they like it best.
@@ -84,10 +84,12 @@ fn equal_constants_are_one() {
 /// Keys and values that several heads share, as exporters spell it, over so many rows of queries.
 fn grouped(rows: usize) -> Graph {
     let g = Trace::new("grouped");
-    let (m, n) = (rows as i64, 24);
+    let m = rows as i64;
     let q = g.input("q", F32, [2, 6, rows, 16]);
     let [k, v] = ["k", "v"].map(|name| g.input(name, F32, [2, 2, 24, 16]));
-    let repeated = |x: Var<'_>| x.unsqueeze(&[2]).expand(&[2, 2, 3, n, 16]).reshape(&[2, 6, n, 16]);
+    fn repeated(x: Var<'_>) -> Var<'_> {
+        x.unsqueeze(&[2]).expand(&[2, 2, 3, 24, 16]).reshape(&[2, 6, 24, 16])
+    }
     let mask = g.constant("mask", floats(&[1, 1, rows, 24], 9));
     let weights = (q.matmul(repeated(k).transpose(&[0, 1, 3, 2])) * 0.25 + mask).softmax(-1);
     g.output("y", weights.matmul(repeated(v)).transpose(&[0, 2, 1, 3]).reshape(&[2, m, 96]));

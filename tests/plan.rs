@@ -411,7 +411,7 @@ fn good_plans_pass() {
             assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.name);
         }
     }
-    assert_eq!(chain().summary.lower_bound, 512, "in place counts once");
+    assert_eq!(chain().summary.lower_bound, 768, "in place counts once");
 }
 
 #[test]
@@ -658,7 +658,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
     let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
-    for (memory, moved) in [(Memory::Upload, 1024), (Memory::Download, 512)] {
+    for (memory, moved) in [(Memory::Upload, 704), (Memory::Download, 320)] {
         let slot = staging(memory);
         let lacks = format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found");
         refused(&matmul, &|p| _ = p.segments.remove(slot), &format!("{lacks} 0"));

@@ -44,7 +44,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
     };
     let mut owner: Vec<usize> = Vec::new();
     let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
-    for &(_, b) in &draft.inputs {
+    for b in (0..draft.buffers.len()).filter(|&b| class(b) == Class::Input) {
         live.range[b] = Some(live.ranges.len());
         owner.push(b);
         live.ranges.push(Range { lower: 0, upper: ends(b), bytes: draft.buffers[b].bytes });
