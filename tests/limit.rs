@@ -337,8 +337,10 @@ fn the_peak_adds_up() {
                 assert!(plan.segments[buffer.segment].class != Class::Activation || listed, "{file}: {}", buffer.name);
             }
             if target.lanes == 1 {
-                let most = plimsoll::report::live(&plan).into_iter().max();
-                assert_eq!(most, Some(plan.bytes() - peak.idle_bytes), "{file}: the timeline and the peak agree");
+                // Another count, without padding, which the choice of the step takes into account.
+                let most = plimsoll::report::live(&plan).into_iter().max().expect("there are steps");
+                let (found, padding) = (plan.bytes() - peak.idle_bytes, 256 * plan.buffers.len() as u64);
+                assert!(found <= most && most < found + padding, "{file}: {found} of {most}");
             }
         }
     }

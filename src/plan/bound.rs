@@ -29,7 +29,8 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// A bound for every order and every placement of the graph's kernels; passes have run.
 ///
 /// While a step runs, all it reads and writes is live, and so is whatever a step that must precede it has written and a step that
-/// must follow it reads. A result that may be written over an operand counts once. Padding for alignment is left out.
+/// must follow it reads; inputs are there before all steps, outputs behind all. A result that may be written over an operand counts
+/// once. Padding for alignment is left out.
 /// Other kernels (another fusion, another binding of a dim) are not judged by it.
 ///
 /// # Errors
