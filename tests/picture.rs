@@ -57,19 +57,6 @@ fn planned(mut graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
     (plan, graph)
 }
 
-/// Chains that a GPU runs side by side, in what a larger product elsewhere leaves of the arena.
-fn chains() -> Graph {
-    let trace = Trace::new("chains");
-    let x = trace.input("x", DType::F32, [64, 64]);
-    let [up, down] =
-        [("up", [64, 16384]), ("down", [16384, 64])].map(|(name, shape)| trace.input(name, DType::F32, shape));
-    let weights: Vec<_> = (0..3).map(|n| trace.input(&format!("w{n}"), DType::F32, [64, 64])).collect();
-    let x = x.matmul(up).exp().matmul(down);
-    let ends: Vec<_> = weights.iter().map(|&w| x.matmul(w).matmul(w).matmul(w)).collect();
-    trace.output("y", ends[0].matmul(ends[1]).matmul(ends[2]));
-    trace.finish().expect("a graph")
-}
-
 // ---- What is drawn
 
 /// Every buffer is there once, inside its segment; no two have a byte at the same time; the live bytes are the rectangles' sum.
@@ -77,7 +64,7 @@ fn chains() -> Graph {
 fn rectangles_are_the_plan() {
     let files = GRAPHS.iter().map(|(file, dims)| (*file, graphs::import(file, dims)));
     let mut lanes = 1;
-    for (file, graph) in files.chain([("chains", chains())]) {
+    for (file, graph) in files {
         for (target, fuse) in [("cpu", true), ("cpu", false), ("cuda", true), ("cuda", false)] {
             let (plan, graph) = planned(graph.clone(), target, fuse);
             let scene = Scene::of(&plan, Some(&graph), None);
@@ -405,7 +392,10 @@ fn lanes_staging_and_several_ways_are_drawn() {
     let Some(mut browser) = Chromium::start("ways") else { return };
     let folder = Folder::new("ways");
     let file = folder.path("lanes.html");
-    let (plan, graph) = planned(chains(), "cuda", false);
+    let files = GRAPHS.iter().flat_map(|(file, dims)| [true, false].map(|fuse| (graphs::import(file, dims), fuse)));
+    let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
+    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.lane > 0));
+    let (plan, graph) = wide.expect("some steps run side by side");
     std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let lanes = browser.eval("plimsoll.data.scenes[0].lanes").as_f64().expect("a number");
