@@ -426,7 +426,7 @@ fn good_plans_pass() {
 fn what_is_dead_follows_from_the_steps() {
     let plan = chain();
     let [y, arena] = [Class::Output, Class::Activation]
-        .map(|class| plan.segments.iter().position(|s| s.class == class).expect("it has one"));
+        .map(|class| plan.buffers.iter().find(|b| b.class == class).expect("it has one").segment);
     let span = |segment, offset, bytes| Span { segment, offset, bytes };
     let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
     all.sort_by_key(|s| s.segment);
