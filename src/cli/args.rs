@@ -212,7 +212,8 @@ pub(super) fn targets() -> String {
 }
 
 fn binding(text: &str) -> Result<(String, usize), String> {
-    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
+    // A dim's name may have a sign of its own.
+    let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
     let extent = extent.parse().map_err(|_| format!("expected a whole number after '{name}=', found '{extent}'"))?;
     Ok((name.to_owned(), extent))
 }

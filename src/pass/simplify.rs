@@ -73,14 +73,19 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<ValueId>> {
     let same = |v: ValueId| (graph.fact(v) == fact).then_some(v);
     let (Some(op), Some(&Some(a))) = (node.op(), operands.first()) else { return Ok(None) };
     let b = operands.get(1).copied().flatten();
-    let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s == Some(neutral));
+    // -0 + 0 is 0: what is neutral has a sign.
+    let alike = |s: f64, neutral: f64| {
+        s == neutral && (s.is_sign_negative() == neutral.is_sign_negative() || !fact.dtype.is_float())
+    };
+    let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s.is_some_and(|s| alike(s, neutral)));
     Ok(match op.name {
         "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(a),
         "Dropout" if node.outputs.len() == 1 => same(a),
         "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(a),
-        "Add" | "Sub" if is(b, 0.0)? => same(a),
+        "Add" if is(b, -0.0)? => same(a),
+        "Sub" if is(b, 0.0)? => same(a),
         "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(a),
-        "Add" if is(Some(a), 0.0)? => b.and_then(same),
+        "Add" if is(Some(a), -0.0)? => b.and_then(same),
         "Mul" if is(Some(a), 1.0)? => b.and_then(same),
         "Transpose" => {
             let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();

@@ -349,17 +349,23 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
     }
 }
 
-/// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
-fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Candidate>)> {
+/// The lowerings that may become the plan. Library calls have the least workspaces that they run with.
+fn drafts(graph: &Graph, target: &Target) -> Result<Vec<Draft>> {
     let draft = |join| {
         let mut draft = lower(graph, target, Options { join })?;
         spare::shrink(&mut draft, target);
         Ok::<_, Error>(draft)
     };
-    let mut drafts = vec![draft(true)?];
-    if drafts[0].concatenates {
-        drafts.push(draft(false)?);
+    let joined = draft(true)?;
+    if !joined.concatenates {
+        return Ok(vec![joined]);
     }
+    Ok(vec![joined, draft(false)?])
+}
+
+/// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
+fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Candidate>)> {
+    let mut drafts = drafts(graph, target)?;
     let mut tries = Vec::new();
     for (d, draft) in drafts.iter().enumerate() {
         check_sizes(draft, target)?;
