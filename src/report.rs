@@ -3,11 +3,13 @@
 mod comparison;
 mod dot;
 mod memory;
+mod range;
 mod steps;
 
 pub use comparison::comparison;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
+pub use range::range;
 pub use steps::{placement, trace};
 
 /// Rows of cells in columns.

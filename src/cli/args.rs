@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::Plan;
 use crate::session::{self, Choice, Options, Session};
-use crate::shape::Shape;
+use crate::shape::{Extent, Shape};
 use crate::target::{Family, Target};
 use crate::tensor::Tensor;
 use crate::{npy, onnx};
@@ -18,9 +18,10 @@ use std::time::Duration;
 pub(super) struct Model {
     /// An ONNX graph: .onnx or .onnxtxt.
     pub(super) model: PathBuf,
-    /// Bind a named dim. Dims that a given input's file tells need not be bound.
+    /// Bind a named dim, to an extent or, for `plan` and `run`, to a range of them (1..64, both ends included). Dims that a given input's file
+    /// tells need not be bound.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
-    pub(super) dims: Vec<(String, usize)>,
+    pub(super) dims: Vec<(String, Extent)>,
     /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(super) memory_limit: Option<u64>,
@@ -95,8 +96,24 @@ impl Model {
         }
     }
 
+    /// Whether a dim has a range.
+    pub(super) fn has_range(&self) -> bool {
+        self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
+    }
+
     /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
     pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
+        let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
+            Some(extent) => Ok((name, extent)),
+            None => Err(Error::Usage(format!("--set {name}={extent}: expected one extent: only `plan` and `run` take a range"))),
+        };
+        let (model, dims) = self.dims(given)?;
+        let dims = dims.into_iter().map(fixed).collect::<Result<Vec<_>>>()?;
+        onnx::import(&model, &dims).map_err(|e| e.in_file(&self.model))
+    }
+
+    /// The model, and its dims as `--set` and the shapes of the inputs that are given tell them.
+    pub(super) fn dims(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load(&self.model)?;
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
@@ -107,17 +124,17 @@ impl Model {
         for Given { name, tensor } in given {
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
                 if !dims.iter().any(|(d, _)| *d == dim) {
-                    dims.push((dim, extent));
+                    dims.push((dim, extent.into()));
                 }
             }
         }
-        onnx::import(&model, &dims).map_err(|e| e.in_file(&self.model))
+        Ok((model, dims))
     }
 
     /// Opens the device, plans, and loads the weights under a progress bar.
     pub(super) fn session(&self, on: &On, given: &[Given]) -> Result<Session> {
-        let options = self.options(on);
-        let graph = self.graph(given)?;
+        let mut options = self.options(on);
+        let graph = if self.has_range() { None } else { Some(self.graph(given)?) };
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         let bar = progress("weights");
@@ -125,7 +142,14 @@ impl Model {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         };
-        let session = Session::on_backend(graph, device, name, &options, &report);
+        let session = match graph {
+            Some(graph) => Session::on_backend(graph, device, name, &options, &report),
+            None => {
+                let (model, dims) = self.dims(given)?;
+                options.dims = dims;
+                Session::range_on_backend(session::source(model), device, name, &options, &report)
+            }
+        };
         bar.finish_and_clear();
         session.map_err(|e| e.in_file(&self.model))
     }
@@ -145,9 +169,20 @@ pub(super) fn target(name: &str, threads: Option<u16>) -> Result<Target> {
     Target::from_json(&text, path)
 }
 
-fn binding(text: &str) -> Result<(String, usize), String> {
-    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
-    let extent = extent.parse().map_err(|_| format!("expected a whole number after '{name}=', found '{extent}'"))?;
+fn binding(text: &str) -> Result<(String, Extent), String> {
+    // A dim's name may hold anything, its extent no '='.
+    let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
+    let number = |text: &str| {
+        let fail = |_| format!("expected a whole number, or a range such as 1..64, after '{name}=', found '{extent}'");
+        text.parse::<usize>().map_err(fail)
+    };
+    let extent = match extent.split_once("..") {
+        Some((least, most)) if number(least)? > number(most)? => {
+            return Err(format!("the range '{extent}' of '{name}' is empty: expected the smaller extent first"));
+        }
+        Some((least, most)) => Extent::from(number(least)?..=number(most)?),
+        None => number(extent)?.into(),
+    };
     Ok((name.to_owned(), extent))
 }
 

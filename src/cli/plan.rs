@@ -3,8 +3,9 @@
 use super::args::{self, Model};
 use super::line;
 use crate::error::{Error, Result};
+use crate::plan::range::Family;
 use crate::plan::{self, Limits};
-use crate::{file, pass, report};
+use crate::{file, pass, report, session};
 use clap::Args;
 use serde_json::json;
 use std::path::PathBuf;
@@ -25,17 +26,25 @@ impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         let target = args::target(&self.target, self.model.threads)?;
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let mut graph = self.model.graph(&[])?;
-        pass::run(&mut graph, &target, !self.model.no_fuse).map_err(in_file)?;
         let limits = Limits { memory: self.model.memory_limit };
-        let plan = plan::plan(&graph, &target, &limits).map_err(in_file)?;
+        let (plan, range) = if self.model.has_range() {
+            let (model, dims) = self.model.dims(&[])?;
+            let family = Family::new(session::source(model), &dims, &target, !self.model.no_fuse, &limits);
+            let family = family.map_err(in_file)?;
+            (family.plan().clone(), format!("\n{}", report::range(&family)))
+        } else {
+            let mut graph = self.model.graph(&[])?;
+            pass::run(&mut graph, &target, !self.model.no_fuse).map_err(in_file)?;
+            (plan::plan(&graph, &target, &limits).map_err(in_file)?, String::new())
+        };
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
         if json {
             return Ok(plan.to_json());
         }
-        Ok(format!("{} for {}, {} steps\n\n{}", plan.name, target.name, plan.steps.len(), report::memory(&plan, None)))
+        let memory = report::memory(&plan, None);
+        Ok(format!("{} for {}, {} steps\n\n{memory}{range}", plan.name, target.name, plan.steps.len()))
     }
 }
 

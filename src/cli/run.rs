@@ -65,14 +65,15 @@ impl Run {
                 }
             }
         }
-        let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
+        let plan = session.select(&given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect::<Vec<_>>())?;
+        let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let outputs = session.with(|exec| exec.run(&inputs))?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
             let times = session.with(|exec| exec.profile())?;
-            let trace = report::trace(session.plan(), session.device(), &times, &notes);
+            let trace = report::trace(&plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }
         let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
@@ -93,16 +94,16 @@ impl Run {
                 json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
             });
             let mut value = json!({
-                "model": session.plan().name,
+                "model": plan.name,
                 "device": session.device(),
                 "outputs": outputs.collect::<Vec<_>>(),
-                "memory": memory(session.plan(), usage),
+                "memory": memory(&plan, usage),
             });
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
             if self.placement {
-                let steps = session.plan().steps.iter().zip(&notes);
+                let steps = plan.steps.iter().zip(&notes);
                 value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
             }
             if let Some(score) = &score {
@@ -112,7 +113,7 @@ impl Run {
             }
             Ok(line(&value))
         } else {
-            let placement = report::placement(session.plan(), session.device(), &notes);
+            let placement = report::placement(&plan, session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
             Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
         }

@@ -185,19 +185,19 @@ impl Call {
 /// The library call that computes all of a kernel, if there is one on this target.
 pub fn call(kernel: &Kernel, target: &Target) -> Option<Call> {
     let (parts, end) = absorb(kernel, target)?;
-    (end == kernel.body.results[0]).then_some(parts)
+    (end == kernel.body.results[0] && !is_thin(kernel)).then_some(parts)
 }
 
 /// A kernel as a library call, and the map that finishes the result in place, if anything is left to do. The map reads the result first,
 /// then the given reads of the original kernel.
 pub struct Split {
-    /// The call; its reads are the given ones of the original kernel.
+    /// What the call computes, and the call unless rendering is faster; its reads are the given ones of the original kernel.
     pub call: (Kernel, Vec<usize>),
     /// The map.
     pub rest: Option<(Kernel, Vec<usize>)>,
 }
 
-/// Takes a library call out of a kernel.
+/// Takes a library call out of a kernel, or what would be one if rendering were not faster.
 pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let (_, end) = absorb(kernel, target)?;
     let core = kernel.template.core_reads();
@@ -206,8 +206,10 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let pick = |slots: &[usize]| slots.iter().map(|&s| kernel.reads[s].clone()).collect::<Vec<_>>();
     let mut first = Kernel { reads: pick(&operands), body, ..kernel.clone() };
     let (found, _) = absorb(&first, target)?;
-    first.workspace = found.workspace();
-    first.call = Some(found);
+    if !is_thin(kernel) {
+        first.workspace = found.workspace();
+        first.call = Some(found);
+    }
     let (body, inputs) = part(&kernel.body, Some(end), kernel.body.results[0]);
     let rest = (end != kernel.body.results[0]).then(|| {
         let slots: Vec<usize> = inputs.iter().map(|&i| core + i as usize - 1).collect();
@@ -446,10 +448,6 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     if !dtype.is_float() || right.dtype != dtype || !wide || left.packed || right.packed || k == 0 {
         return None;
     }
-    // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
-    if rows.min(columns) <= THIN {
-        return None;
-    }
     // D is column-major where its rows lie one after another, and the transpose of a column-major matrix otherwise.
     let flip = write.access.strides[axes + 1] == 1 || columns == 1;
     let bias = |o: &Operand| {
@@ -552,6 +550,11 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
 
 /// Products of at most so many rows or columns are rendered.
 const THIN: usize = 4;
+
+/// Whether a product is bound by reading one operand, which a rendered kernel does once and with the whole body.
+fn is_thin(kernel: &Kernel) -> bool {
+    matches!((&kernel.template, &kernel.shape[..]), (Template::MatMul, &[.., rows, columns]) if rows.min(columns) <= THIN)
+}
 
 fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<(Call, u32)> {
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);

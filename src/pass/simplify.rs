@@ -12,12 +12,16 @@ use std::collections::HashMap;
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
-        if let Some(value) = forwards(graph, id)? {
+        let slot = forwards(graph, id)?;
+        if let Some(slot) = graph.choices().take("forward", id, slot, |s| slot == Some(s)) {
+            let value = graph.operands(id)[slot as usize].expect("what is forwarded is there");
             graph.replace(ValueId { node: id, port: 0 }, value);
             continue;
         }
         if let Some(key) = key(graph, id) {
-            if let Some(&twin) = seen.get(&key) {
+            let twin = seen.get(&key).copied();
+            let same = |twin| self::key(graph, twin).is_some_and(|other| other == key);
+            if let Some(twin) = graph.choices().take("twin", id, twin, same) {
                 for port in 0..graph.node(id).outputs.len() as u32 {
                     graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
                 }
@@ -46,26 +50,26 @@ fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
     }
 }
 
-/// The operand that a node passes on unchanged, if it does.
-fn forwards(graph: &Graph, id: u32) -> Result<Option<ValueId>> {
+/// The number of the operand that a node passes on unchanged, if it does.
+fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
     let node = graph.node(id);
     let operands = graph.operands(id);
     let fact = &node.outputs[0].fact;
-    let same = |v: ValueId| (graph.fact(v) == fact).then_some(v);
+    let same = |slot: u32| operands[slot as usize].filter(|&v| graph.fact(v) == fact).map(|_| slot);
     let (Some(op), Some(&Some(a))) = (node.op(), operands.first()) else { return Ok(None) };
     let b = operands.get(1).copied().flatten();
     let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s == Some(neutral));
     Ok(match op.name {
-        "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(a),
-        "Dropout" if node.outputs.len() == 1 => same(a),
-        "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(a),
-        "Add" | "Sub" if is(b, 0.0)? => same(a),
-        "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(a),
-        "Add" if is(Some(a), 0.0)? => b.and_then(same),
-        "Mul" if is(Some(a), 1.0)? => b.and_then(same),
+        "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(0),
+        "Dropout" if node.outputs.len() == 1 => same(0),
+        "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(0),
+        "Add" | "Sub" if is(b, 0.0)? => same(0),
+        "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(0),
+        "Add" if is(Some(a), 0.0)? => b.and_then(|_| same(1)),
+        "Mul" if is(Some(a), 1.0)? => b.and_then(|_| same(1)),
         "Transpose" => {
             let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();
-            perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| a)
+            perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| 0)
         }
         _ => None,
     })
@@ -81,44 +85,17 @@ fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
 fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
-    let node = graph.node(id);
-    if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
+    let found = scalable(graph, id);
+    let form = found.as_ref().map(|s| u32::from(s.bias.is_some()));
+    if graph.choices().take("scale", id, form, |f| form == Some(f)).is_none() {
         return Ok(());
     }
-    let (shape, name) = (node.outputs[0].fact.shape.clone(), node.name.clone());
-    let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
-    let Some(&factor) = operands.iter().find(|v| graph.as_constant(**v).is_some()) else { return Ok(()) };
-    let Some(&scaled) = operands.iter().find(|v| graph.as_constant(**v).is_none()) else { return Ok(()) };
-    if graph.fact(scaled).shape != shape {
-        return Ok(());
-    }
-    // Through an addition of constants, down to the product.
-    let mut product = scaled;
-    let mut bias = None;
-    if only(graph, scaled, &["Add"]) {
-        let terms: Vec<_> = graph.operands(scaled.node).into_iter().flatten().collect();
-        let constant = terms.iter().find(|v| graph.as_constant(**v).is_some());
-        let inner = terms.iter().find(|v| graph.as_constant(**v).is_none());
-        if let (Some(&constant), Some(&inner)) = (constant, inner)
-            && graph.fact(inner).shape == shape
-        {
-            (product, bias) = (inner, Some(constant));
-        }
-    }
-    if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
-        return Ok(());
-    }
+    let Some(Scaling { product, factor, bias, along }) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
     let operands = graph.operands(product.node);
-    let (Some(x), Some(weights)) = (operands[0], operands[1]) else { return Ok(()) };
-    if graph.as_constant(weights).is_none() {
-        return Ok(());
-    }
+    let (x, weights) = (operands[0].expect("a product has two"), operands[1].expect("a product has two"));
     let (op, attrs) = (graph.node(product.node).op(), graph.node(product.node).attrs.clone());
     let op = op.expect("a product is an operator");
-    let factor_shape = graph.fact(factor).shape.clone();
-    let Some(along) = weight_factor(op.name, &factor_shape, &shape, graph.fact(weights).shape.len()) else {
-        return Ok(());
-    };
     graph.insert_at(product.node);
     let mut build = Decomposer { graph, name };
     let build: &mut dyn Build = &mut build;
@@ -137,6 +114,50 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
         super::fold_node(graph, value.node)?;
     }
     Ok(())
+}
+
+/// A product under a factor, perhaps with something added in between.
+struct Scaling {
+    product: ValueId,
+    factor: ValueId,
+    bias: Option<ValueId>,
+    /// The shape under which the factor scales the weights.
+    along: Vec<usize>,
+}
+
+fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
+    let node = graph.node(id);
+    if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
+        return None;
+    }
+    let shape = &node.outputs[0].fact.shape;
+    let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+    let factor = *operands.iter().find(|v| graph.as_constant(**v).is_some())?;
+    let scaled = *operands.iter().find(|v| graph.as_constant(**v).is_none())?;
+    if graph.fact(scaled).shape != *shape {
+        return None;
+    }
+    // Through an addition of constants, down to the product.
+    let mut product = scaled;
+    let mut bias = None;
+    if only(graph, scaled, &["Add"]) {
+        let terms: Vec<_> = graph.operands(scaled.node).into_iter().flatten().collect();
+        let constant = terms.iter().find(|v| graph.as_constant(**v).is_some());
+        let inner = terms.iter().find(|v| graph.as_constant(**v).is_none());
+        if let (Some(&constant), Some(&inner)) = (constant, inner)
+            && graph.fact(inner).shape == *shape
+        {
+            (product, bias) = (inner, Some(constant));
+        }
+    }
+    if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
+        return None;
+    }
+    let operands = graph.operands(product.node);
+    let weights = operands[0].and(operands[1]).filter(|&w| graph.as_constant(w).is_some())?;
+    let op = graph.node(product.node).op()?.name;
+    let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
+    Some(Scaling { product, factor, bias, along })
 }
 
 /// The shape under which a factor of the product's result scales its weights: along the output channels of a

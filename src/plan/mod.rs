@@ -26,6 +26,7 @@ pub mod live;
 pub mod lower;
 pub mod order;
 pub mod place;
+pub mod range;
 
 /// The version of the plan's file format.
 pub const VERSION: u32 = 1;
@@ -189,6 +190,17 @@ pub struct Summary {
     pub steps: usize,
 }
 
+/// A named dim and its extents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dim {
+    /// The name in the graph's file.
+    pub name: String,
+    /// The smallest extent.
+    pub least: usize,
+    /// The largest extent.
+    pub most: usize,
+}
+
 /// What will run, on which bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -198,6 +210,9 @@ pub struct Plan {
     pub name: String,
     /// What was assumed of the device.
     pub target: Target,
+    /// Named dims that the plan was made for: a range each, of which the plan shows the largest, or one extent of such a range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dims: Vec<Dim>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.
@@ -261,6 +276,18 @@ pub struct Limits {
     pub memory: Option<u64>,
 }
 
+impl Limits {
+    fn check(&self, plan: &Plan) -> Result<()> {
+        match self.memory {
+            Some(limit) if plan.bytes() > limit => {
+                let what = format!("the plan of '{}'", plan.name);
+                Err(Error::Fit { what, needed: plan.bytes(), limit })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
 /// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
@@ -278,40 +305,63 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 /// # Errors
 /// As [`plan`].
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let mut best: Option<(Draft, Layout)> = None;
+    let found = arrange(target, limits, |options| lower(graph, target, options))?;
+    let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
+    let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
+    check::check(&plan)?;
+    limits.check(&plan)?;
+    Ok((plan, constants))
+}
+
+/// A draft with all that is decided of it: order, segments, offsets.
+struct Arrangement {
+    draft: Draft,
+    options: Options,
+    layout: Layout,
+    segments: Vec<Segment>,
+    /// Per buffer of the draft, segment and offset; `None` for what nothing uses.
+    places: Vec<Option<(usize, u64)>>,
+}
+
+impl Arrangement {
+    fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+}
+
+/// Decides which of the drafts to plan, and where everything of it goes.
+fn arrange(target: &Target, limits: &Limits, mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
+    let mut best: Option<(Draft, Options, Layout)> = None;
     for join in [true, false] {
-        let draft = lower(graph, target, Options { join })?;
+        let options = Options { join };
+        let draft = draft(options)?;
         check_sizes(&draft, target)?;
         let mut smallest: Option<Layout> = None;
         for (name, order) in order::orders(&draft) {
-            let bar = [smallest.as_ref(), best.as_ref().map(|(_, l)| l)].into_iter().flatten().map(|l| l.peak).min();
+            let bar = [smallest.as_ref(), best.as_ref().map(|(.., l)| l)].into_iter().flatten().map(|l| l.peak).min();
             if let Some(layout) = layout(&draft, target, name, order, 1, bar)? {
                 smallest = Some(layout);
             }
         }
         let joined = draft.concatenates;
         if let Some(layout) = smallest {
-            best = Some((draft, layout));
+            best = Some((draft, options, layout));
         }
         if !joined {
             break;
         }
     }
-    let (draft, layout) = best.expect("the first order is always placed");
+    let (draft, options, layout) = best.expect("the first order is always placed");
+    tracing::debug!(join = options.join, bound = layout.bound, peak = layout.peak, "chosen");
     let wide = widen(&draft, target, &layout)?;
-    let within = |plan: &Plan| limits.memory.is_none_or(|limit| plan.bytes() <= limit);
-    let (mut plan, mut constants) = assemble(graph, target, &draft, wide.as_ref().unwrap_or(&layout));
-    if wide.is_some() && !within(&plan) {
-        (plan, constants) = assemble(graph, target, &draft, &layout);
-    }
-    check::check(&plan)?;
-    match limits.memory {
-        Some(limit) if plan.bytes() > limit => {
-            let what = format!("the plan of '{}'", plan.name);
-            Err(Error::Fit { what, needed: plan.bytes(), limit })
-        }
-        _ => Ok((plan, constants)),
-    }
+    let arranged = |draft, layout| {
+        let (segments, places) = stack(target, &draft, &layout);
+        Arrangement { draft, options, layout, segments, places }
+    };
+    let Some(wide) = wide else { return Ok(arranged(draft, layout)) };
+    let found = arranged(draft, wide);
+    let within = limits.memory.is_none_or(|limit| found.bytes() <= limit);
+    Ok(if within { found } else { arranged(found.draft, layout) })
 }
 
 /// How much larger, in percent, an arena may become for steps to run side by side.
@@ -447,40 +497,54 @@ impl Moved {
     }
 }
 
-fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (Plan, Vec<Arc<Constant>>) {
-    let mut used = vec![false; draft.buffers.len()];
-    for step in &draft.steps {
-        step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
-    }
-    let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
-    ports.for_each(|b| used[b] = true);
-
+/// Segments, and where in them each buffer lies that is used.
+fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<(usize, u64)>>) {
+    let used = draft.used();
     let mut segments: Vec<Segment> = Vec::new();
-    let mut number = vec![usize::MAX; draft.buffers.len()];
-    let mut buffers = Vec::new();
     let arena =
         layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes });
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    for (b, buffer) in draft.buffers.iter().enumerate() {
-        if !used[b] {
-            continue;
-        }
-        let (segment, offset) = match layout.live.range[b] {
+    let places = draft.buffers.iter().zip(used).enumerate().map(|(b, (buffer, used))| {
+        let place = || match layout.live.range[b] {
             Some(range) => layout.offsets[range],
             None => {
                 let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
                 stack.push(&mut segments, buffer.bytes)
             }
         };
+        used.then(place)
+    });
+    let places = places.collect();
+    let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
+    let moved = Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) };
+    segments.extend(moved.staging(target));
+    (segments, places)
+}
+
+/// The plan of a draft whose buffers lie where those of an arrangement do: `whole` gives each buffer's number there. With the data of the
+/// plan's constants.
+///
+/// # Errors
+/// When the sizes cannot be counted.
+fn assemble(
+    graph: &Graph,
+    target: &Target,
+    arrangement: &Arrangement,
+    draft: &Draft,
+    whole: &[usize],
+) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    let Arrangement { layout, segments, places, .. } = arrangement;
+    let used = draft.used();
+    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut buffers = Vec::new();
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(b, _)| used[*b]) {
+        let (segment, offset) = places[whole[b]].expect("what a draft uses has its place");
         number[b] = buffers.len();
         let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
-    let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
-    let moved = Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) };
-    segments.extend(moved.staging(target));
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
         Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
@@ -512,9 +576,10 @@ fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (
         version: VERSION,
         name: graph.name.clone(),
         target: target.clone(),
+        dims: Vec::new(),
         summary: Summary::default(),
         steps: steps.collect(),
-        segments,
+        segments: segments.clone(),
         buffers,
         constants,
         state: Vec::new(),
@@ -526,7 +591,7 @@ fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (
     plan.summary = Summary {
         planned_bytes: plan.bytes(),
         arena_bytes: plan.class_bytes(Class::Activation),
-        lower_bound: layout.bound.min(plan.class_bytes(Class::Activation)),
+        lower_bound: bound(layout, draft, whole, target)?.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
         input_bytes: plan.class_bytes(Class::Input),
@@ -535,5 +600,23 @@ fn assemble(graph: &Graph, target: &Target, draft: &Draft, layout: &Layout) -> (
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
     };
-    (plan, data)
+    Ok((plan, data))
+}
+
+/// The largest sum of live bytes over the steps of a draft that runs in a layout: that of the layout itself when it was made for this draft.
+fn bound(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
+    let mut items: Vec<Option<Item>> = vec![None; layout.live.ranges.len()];
+    for (at, &s) in layout.order.iter().enumerate() {
+        let step = &draft.steps[s];
+        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
+        for &b in step.reads.iter().chain(&step.writes) {
+            let Some(range) = layout.live.range[whole[b]] else { continue };
+            let size = draft.buffers[b].bytes;
+            let item = items[range].get_or_insert(Item { lower: from, upper: to, size, align: target.alignment });
+            item.lower = item.lower.min(from);
+            item.upper = item.upper.max(to);
+            item.size = item.size.max(size);
+        }
+    }
+    Ok(Problem::new(items.into_iter().flatten().collect(), target.alignment)?.lower_bound())
 }
