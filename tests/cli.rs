@@ -247,6 +247,7 @@ fn runs_are_timed() {
     let [min, median, max] = ["min_ms", "median_ms", "max_ms"].map(|key| found[key].as_f64().expect("it is a time"));
     assert!(0.0 < min && min <= median && median <= max, "{min} {median} {max}");
     assert_eq!(found["iters"], json!(4));
+    assert!(found["first_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{found}");
     assert_eq!(ok(&[args, &[&["--json"]]].concat()).lines().count(), 1);
 }
 

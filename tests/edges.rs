@@ -4,18 +4,20 @@ use plimsoll::session::{Choice, Options, Session};
 use plimsoll::{Tensor, onnx};
 use std::path::Path;
 
-/// The outputs of a graph, fused and not, which must agree to the bit.
-fn outputs(text: &str, inputs: &[(&str, Tensor)]) -> Vec<Vec<f64>> {
+/// A graph's outputs and how many steps they took.
+fn run(text: &str, inputs: &[(&str, Tensor)], fuse: bool) -> (Vec<Vec<f64>>, usize) {
     let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
-    let run = |fuse: bool| {
-        let graph = onnx::import(&model, &[]).expect("it is a graph");
-        let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
-        let session = Session::from_graph(graph, &options).expect("it is planned");
-        let outputs = session.run(inputs).expect("it runs");
-        outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect::<Vec<_>>()
-    };
-    let (fused, unfused) = (run(true), run(false));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
+    let session = Session::from_graph(graph, &options).expect("it is planned");
+    let outputs = session.run(inputs).expect("it runs");
+    (outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect(), session.plan().steps.len())
+}
+
+/// The outputs of a graph, fused and not, which must agree to the bit.
+fn outputs(text: &str, inputs: &[(&str, Tensor)]) -> Vec<Vec<f64>> {
+    let (fused, unfused) = (run(text, inputs, true).0, run(text, inputs, false).0);
     let bits = |outputs: &[Vec<f64>]| outputs.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&fused), bits(&unfused));
     fused
@@ -107,23 +109,15 @@ fn guarded_attention_of_nothing_is_zero() {
     let mask = [[0.0; 5], [low; 5], [0.0, low, low, low, low]].concat();
     let inputs =
         [given("q", &[2, 3, 4]), given("k", &[2, 4, 5]), given("v", &[2, 5, 6]), ("mask", tensor(&[3, 5], &mask))];
-    let run = |text: &str, fuse: bool| {
-        let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
-        let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
-        let graph = onnx::import(&model, &[]).expect("it is a graph");
-        let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
-        let session = Session::from_graph(graph, &options).expect("it is planned");
-        let found = session.run(&inputs).expect("it runs")[0].1.to_f64();
-        (session.plan().steps.len(), found)
-    };
     let guarded = text("none = IsNaN (weights)\n guarded = Where (none, zero, weights)");
-    let ((steps, fused), (_, apart)) = (run(&guarded, true), run(&guarded, false));
+    let ((fused, steps), (apart, _)) = (run(&guarded, &inputs, true), run(&guarded, &inputs, false));
     assert_eq!(steps, 1, "it is one kernel");
-    for (at, (a, b)) in fused.iter().zip(&apart).enumerate() {
+    let (fused, apart) = (&fused[0], &apart[0]);
+    for (at, (a, b)) in fused.iter().zip(apart).enumerate() {
         assert!((a - b).abs() < 1e-5, "element {at}: {a} and {b}");
     }
     assert!(fused[6..12].iter().all(|&y| y == 0.0), "{fused:?}");
-    let open = run(&text("guarded = Identity (weights)"), true).1;
+    let open = &run(&text("guarded = Identity (weights)"), &inputs, true).0[0];
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
 

@@ -1,20 +1,15 @@
 //! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
 //! `BLESS=1 cargo test --test golden` writes them anew.
 
+mod graphs;
+
+use graphs::GRAPHS;
 use plimsoll::target::Target;
-use plimsoll::{Limits, onnx, pass, plan};
+use plimsoll::{Limits, pass, plan};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// Graph files with their dims.
-const GRAPHS: &[(&str, &[&str])] = &[
-    ("attention.onnxtxt", &["batch=2", "sequence=16"]),
-    ("digits.onnx", &["batch=8"]),
-    ("mlp.onnxtxt", &["batch=8"]),
-    ("residual.onnxtxt", &["batch=2", "height=8", "width=8"]),
-];
 
 /// Stages: the golden's ending, and the command that prints it, `MODEL` standing for the file.
 const STAGES: &[(&str, &[&str])] = &[
@@ -42,9 +37,9 @@ fn printed(args: &[String]) -> String {
     String::from_utf8(output.stdout).expect("the output is text")
 }
 
-fn stage(command: &[&str], file: &str, dims: &[&str]) -> String {
+fn stage(command: &[&str], file: &str, dims: &[(&str, usize)]) -> String {
     let place = |arg: &&str| if *arg == "MODEL" { format!("graphs/{file}") } else { (*arg).to_owned() };
-    let sets = dims.iter().flat_map(|dim| ["--set".to_owned(), (*dim).to_owned()]);
+    let sets = dims.iter().flat_map(|(dim, extent)| ["--set".to_owned(), format!("{dim}={extent}")]);
     printed(&command.iter().map(place).chain(sets).collect::<Vec<_>>())
 }
 
@@ -142,12 +137,11 @@ fn the_readme_lists_the_operators_as_they_are() {
 #[test]
 fn plans_are_the_same_in_every_process() {
     for (file, dims) in GRAPHS {
-        let bound = dims.iter().map(|dim| dim.split_once('=').expect("it is NAME=N"));
-        let bound: Vec<_> = bound.map(|(name, n)| (name.to_owned(), n.parse().expect("it is a number"))).collect();
-        for (target, (_, command)) in [Target::cpu(2), Target::wgpu()].into_iter().zip(&STAGES[1..]) {
+        let targets = [("cpu.json", Target::cpu(2)), ("wgpu.json", Target::wgpu()), ("cuda.json", Target::cuda())];
+        for (golden, target) in targets {
+            let (_, command) = STAGES.iter().find(|(ending, _)| *ending == golden).expect("it is a stage");
             let here = || {
-                let model = onnx::load(&root().join("graphs").join(file)).expect("the file is a graph");
-                let mut graph = onnx::import(&model, &bound).expect("the graph is imported");
+                let mut graph = graphs::import(file, dims);
                 pass::run(&mut graph, &target, true).expect("the passes run");
                 plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").to_json()
             };

@@ -80,7 +80,7 @@ digits() {
 bench() {
     local backend
     for backend in cuda wgpu cpu; do
-        "$plimsoll" bench "$root/graphs/digits.onnx" --set batch=256 --backend "$backend" --iters 50 | head -2
+        "$plimsoll" bench "$root/graphs/digits.onnx" --set batch=256 --backend "$backend" --iters 50 | head -7
     done
     "$plimsoll" compare "$root/graphs/digits.onnx" --set batch=256 --backend cuda
 }

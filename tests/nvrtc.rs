@@ -1,99 +1,31 @@
 //! Every CUDA kernel of the op table, of the kernel cases and of the golden graphs, in every type, compiled by NVRTC: it needs no GPU.
 //!
-//! The library is `PLIMSOLL_NVRTC`, or what the loader finds. Without one the test says that it was skipped, unless
+//! The library is the one that the program itself finds. Without one the test says that it was skipped, unless
 //! `PLIMSOLL_REQUIRE_NVRTC` is set: then it fails.
+#![cfg(feature = "cuda")]
 
+mod graphs;
 mod kernels;
 #[allow(dead_code, reason = "the samples serve other tests as well")]
 mod samples;
 
-use libloading::{Library, Symbol};
+use plimsoll::backend::cuda::library::Search;
+use plimsoll::backend::cuda::machine_code;
 use plimsoll::dtype::DType;
 use plimsoll::graph::Graph;
 use plimsoll::kernel::Kernel;
-use plimsoll::kernel::render::{Bindings, Dialect, PRELUDE, render};
+use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::op::{Fact, ValueId};
 use plimsoll::target::{Libraries, Target};
-use plimsoll::{Limits, onnx, ops, pass, plan};
+use plimsoll::{Limits, ops, pass, plan};
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::path::Path;
 
 /// Kernels per program: many enough that a program's fixed cost does not count, few enough that threads share the work.
 const BATCH: usize = 60;
 
-/// Graph files with their dims, as in the goldens.
-const GRAPHS: &[(&str, &[(&str, usize)])] = &[
-    ("attention.onnxtxt", &[("batch", 2), ("sequence", 16)]),
-    ("digits.onnx", &[("batch", 8)]),
-    ("mlp.onnxtxt", &[("batch", 8)]),
-    ("residual.onnxtxt", &[("batch", 2), ("height", 8), ("width", 8)]),
-];
-
 /// A device without libraries: everything is rendered.
 fn target() -> Target {
     Target { libraries: Libraries::default(), ..Target::cuda() }
-}
-
-fn nvrtc() -> Option<Library> {
-    let named = std::env::var("PLIMSOLL_NVRTC").ok();
-    let usual = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so", "nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
-    // SAFETY: NVRTC has no code that runs when it is loaded, beyond what any C++ library has.
-    let open = |name: &str| unsafe { Library::new(name) };
-    let found = match &named {
-        Some(path) => Some(open(path).unwrap_or_else(|e| panic!("PLIMSOLL_NVRTC: {e}"))),
-        None => usual.iter().find_map(|name| open(name).ok()),
-    };
-    if found.is_none() {
-        assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required, and there is none");
-        eprintln!("SKIPPED: no NVRTC; tests/test.sh installs it");
-    }
-    found
-}
-
-/// Compiles for an architecture; the log if it fails.
-fn compile(nvrtc: &Library, text: &str, arch: &str) -> Result<(), String> {
-    type Create = unsafe extern "C" fn(
-        *mut *mut c_void,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const c_void,
-        *const c_void,
-    ) -> c_int;
-    type Compile = unsafe extern "C" fn(*mut c_void, c_int, *const *const c_char) -> c_int;
-    type Size = unsafe extern "C" fn(*mut c_void, *mut usize) -> c_int;
-    type Log = unsafe extern "C" fn(*mut c_void, *mut c_char) -> c_int;
-    type Destroy = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
-    let text = CString::new(text).expect("no zero bytes");
-    let options =
-        [format!("--gpu-architecture={arch}"), "--std=c++17".into()].map(|o| CString::new(o).expect("no zero bytes"));
-    let options = options.each_ref().map(|o| o.as_ptr());
-    // SAFETY: the signatures are those of nvrtc.h, and what is passed lives as long as the program.
-    unsafe {
-        fn symbol<'a, T>(nvrtc: &'a Library, name: &str) -> Symbol<'a, T> {
-            // SAFETY: as above.
-            unsafe { nvrtc.get(name.as_bytes()) }.expect("NVRTC has it")
-        }
-        let mut program = std::ptr::null_mut();
-        let none = std::ptr::null();
-        symbol::<Create>(nvrtc, "nvrtcCreateProgram")(
-            &mut program,
-            text.as_ptr(),
-            c"kernels.cu".as_ptr(),
-            0,
-            none,
-            none,
-        );
-        let status = symbol::<Compile>(nvrtc, "nvrtcCompileProgram")(program, options.len() as c_int, options.as_ptr());
-        let mut size = 0;
-        symbol::<Size>(nvrtc, "nvrtcGetProgramLogSize")(program, &mut size);
-        let mut log = vec![0u8; size + 1];
-        symbol::<Log>(nvrtc, "nvrtcGetProgramLog")(program, log.as_mut_ptr().cast());
-        symbol::<Destroy>(nvrtc, "nvrtcDestroyProgram")(&mut program);
-        let log = CStr::from_bytes_until_nul(&log).expect("it ends").to_string_lossy().into_owned();
-        if status == 0 { Ok(()) } else { Err(log) }
-    }
 }
 
 /// What is rendered of a plan's kernels, by text.
@@ -145,43 +77,37 @@ fn texts() -> BTreeMap<String, String> {
     for case in kernels::cases() {
         collect(&case.name, &[case.kernel], &mut texts);
     }
-    for (file, dims) in GRAPHS {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs").join(file);
-        let dims: Vec<_> = dims.iter().map(|&(name, n)| (name.to_owned(), n)).collect();
-        let mut graph = onnx::import(&onnx::load(&path).expect("a graph"), &dims).expect("it is imported");
-        planned(file, &mut graph, &mut texts);
+    for (file, dims) in graphs::GRAPHS {
+        planned(file, &mut graphs::import(file, dims), &mut texts);
     }
     texts
 }
 
 #[test]
 fn every_kernel_compiles() {
+    let search = Search::here();
+    if let Err(error) = machine_code(&search, "sm_90", &[]) {
+        assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
+        eprintln!("SKIPPED: {error}; tests/test.sh installs it");
+        return;
+    }
     let texts = texts();
-    let Some(nvrtc) = nvrtc() else { return };
-    let all: Vec<_> = texts.iter().collect();
-    let program = |batch: &[(&String, &String)]| {
-        let kernels = batch.iter().enumerate().map(|(i, (text, name))| {
-            let text = text.replacen(PRELUDE, "", 1).replacen(" kernel(", &format!(" kernel_{i}("), 1);
-            format!("// {name}\nnamespace n{i} {{\n{text}}}\n")
-        });
-        format!("{PRELUDE}{}", kernels.collect::<String>())
-    };
-    let failure = |batch: &[(&String, &String)], log: String| {
-        // The text around the first error.
-        let line = log.split("kernels.cu(").nth(1).and_then(|rest| rest.split(')').next()?.parse::<usize>().ok());
-        let text = program(batch);
-        let around: Vec<&str> = text.lines().skip(line.unwrap_or(1).saturating_sub(8)).take(10).collect();
-        format!("{}\n{}", log.lines().take(12).collect::<Vec<_>>().join("\n"), around.join("\n"))
+    let all: Vec<(&str, &str)> = texts.iter().map(|(text, name)| (text.as_str(), name.as_str())).collect();
+    let failure = |batch: &[(&str, &str)]| {
+        let compile = |batch: &[(&str, &str)]| {
+            machine_code(&search, "sm_90", &batch.iter().map(|(text, _)| *text).collect::<Vec<_>>()).err()
+        };
+        compile(batch)?;
+        // Which of them it is.
+        let alone = batch.iter().find_map(|one| Some(format!("{}: {}", one.1, compile(std::slice::from_ref(one))?)));
+        Some(alone.unwrap_or_else(|| "kernels that compile apart do not compile together".into()))
     };
     let batches: Vec<_> = all.chunks(BATCH).collect();
     let failures: Vec<String> = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|worker| {
-                let (batches, program, failure, nvrtc) = (&batches, &program, &failure, &nvrtc);
-                scope.spawn(move || {
-                    let own = batches.iter().skip(worker).step_by(2);
-                    own.filter_map(|b| compile(nvrtc, &program(b), "sm_90").err().map(|log| failure(b, log))).collect()
-                })
+                let (batches, failure) = (&batches, &failure);
+                scope.spawn(move || batches.iter().skip(worker).step_by(2).filter_map(|b| failure(b)).collect())
             })
             .collect();
         workers.into_iter().flat_map(|w| -> Vec<String> { w.join().expect("it compiles to the end") }).collect()

@@ -17,9 +17,6 @@ const TOLERANCE: f64 = 1e-5;
 /// The same where values are halves.
 const HALF_TOLERANCE: f64 = 1e-2;
 
-/// Rows whose exactness a backend's arithmetic bounds, and the share of the peak that it keeps to.
-const LOOSER: &[(&str, &str, f64)] = &[];
-
 fn graph(sample: &samples::Sample) -> Result<Graph, String> {
     let op = ops::find(sample.op).ok_or_else(|| format!("no row '{}'", sample.op))?;
     let mut graph = Graph::new(sample.op);
@@ -65,9 +62,8 @@ fn every_row_agrees_with_the_reference_on_every_backend() {
     for (name, open) in common::backends() {
         let mut ran = 0;
         for (number, sample) in samples.iter().enumerate() {
-            let looser = LOOSER.iter().find(|(b, o, _)| *b == name && *o == sample.op);
             ran += 1;
-            if let Err(error) = agrees(open(), sample, looser.map_or(TOLERANCE, |l| l.2)) {
+            if let Err(error) = agrees(open(), sample, TOLERANCE) {
                 failures.push(format!("{name}: sample {number}, {} {:?}: {error}", sample.op, sample.attrs));
             }
         }

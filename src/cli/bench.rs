@@ -3,10 +3,10 @@
 use super::args::{self, Inputs, Model, On};
 use super::line;
 use crate::error::Result;
-use crate::report;
+use crate::report::{self, Table};
 use clap::Args;
 use serde_json::json;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub(super) struct Bench {
@@ -32,47 +32,70 @@ impl Bench {
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");
         bar.set_length(warmup + iters);
+        let loaded = session.usage();
         let mut times = Vec::new();
-        for i in 0..warmup + iters {
+        for _ in 0..warmup + iters {
             let start = Instant::now();
             session.with(|exec| exec.run(&inputs))?;
-            if i >= warmup {
-                times.push(start.elapsed().as_secs_f64() * 1e3);
-            }
+            times.push(start.elapsed());
             bar.inc(1);
         }
         bar.finish_and_clear();
-        let mut alone = Vec::new();
-        for _ in 0..iters {
-            alone.push(session.with(|exec| exec.time())?.as_secs_f64() * 1e3);
-        }
-        times.sort_by(f64::total_cmp);
-        alone.sort_by(f64::total_cmp);
-        let (median, min) = (times[times.len() / 2], times[0]);
-        let (replay, replay_min) = (alone[alone.len() / 2], alone[0]);
+        let first = times[0].as_secs_f64() * 1e3;
+        let whole = Times::new(times.split_off(self.warmup as usize));
+        let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(|exec| exec.time())).collect();
+        let alone = Times::new(alone?);
         let usage = session.usage();
         let plan = session.plan();
         if json {
             return Ok(line(&json!({
                 "model": plan.name,
                 "device": session.device(),
-                "median_ms": median,
-                "min_ms": min,
-                "max_ms": times[times.len() - 1],
-                "replay_median_ms": replay,
-                "replay_min_ms": replay_min,
-                "iters": times.len(),
+                "first_ms": first,
+                "median_ms": whole.median,
+                "min_ms": whole.min,
+                "max_ms": whole.max,
+                "replay_median_ms": alone.median,
+                "replay_min_ms": alone.min,
+                "iters": iters,
                 "planned_bytes": plan.bytes(),
                 "allocated_bytes": usage.bytes,
+                "allocations_in_load": loaded.allocations,
+                "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
             })));
         }
+        let mut table = Table::new("<>");
+        table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
+        let row = |label: &str, Times { median, min, max }: Times| {
+            [label.to_owned(), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]
+        };
+        table.row(["first run".to_owned(), format!("{first:.3} ms")]);
+        table.row(row("whole runs", whole));
+        table.row(row("steps alone", alone));
+        let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
+        let runs = warmup + 2 * iters;
         let head = format!(
-            "{} on {}: median {median:.3} ms, min {min:.3} ms, {} runs\nsteps alone: median {replay:.3} ms, min {replay_min:.3} ms\n\n",
+            "{} on {}\n\n{table}\nallocations: {before} when loading, {after} in {runs} runs\n\n",
             plan.name,
-            session.device(),
-            times.len()
+            session.device()
         );
         Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+    }
+}
+
+/// What some runs took, in milliseconds.
+struct Times {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Times {
+    /// Of at least one run.
+    fn new(mut runs: Vec<Duration>) -> Times {
+        runs.sort_unstable();
+        let [median, min, max] = [runs.len() / 2, 0, runs.len() - 1].map(|i| runs[i].as_secs_f64() * 1e3);
+        Times { median, min, max }
     }
 }

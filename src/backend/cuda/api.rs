@@ -44,7 +44,7 @@ macro_rules! table {
             $($plain: unsafe extern "C" fn($($pty),*) -> $result,)*
         }
 
-        #[allow(non_snake_case, dead_code)]
+        #[allow(non_snake_case)]
         impl $table {
             /// Looks every function up. The library must stay loaded as long as the table is used.
             pub(super) fn bind(library: &Library) -> Result<$table, String> {

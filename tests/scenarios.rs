@@ -1,0 +1,117 @@
+//! The troubles that the project is for, each as the README's command, and the README's other commands: they run, and end as it says.
+
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A folder to work in, with the project's graphs.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let graphs = folder.join("graphs");
+    std::fs::create_dir_all(&graphs).expect("the folder is made");
+    for file in std::fs::read_dir(root().join("graphs")).expect("it is there") {
+        let file = file.expect("it can be listed").path();
+        if file.is_file() {
+            std::fs::copy(&file, graphs.join(file.file_name().expect("a file has a name"))).expect("it is copied");
+        }
+    }
+    folder
+}
+
+/// What a command exits with, and prints.
+fn run(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).current_dir(folder).output();
+    let output = output.expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+fn json(name: &str, command: &str) -> Value {
+    let args: Vec<&str> = command.split(' ').chain(["--json"]).collect();
+    let (code, out, err) = run(&folder(name), &args);
+    assert_eq!(code, Some(0), "{command}: {err}");
+    serde_json::from_str(&out).unwrap_or_else(|e| panic!("{command}: {e}: {out}"))
+}
+
+/// A column of a comparison.
+fn column<'a>(comparison: &'a Value, name: &str) -> &'a Value {
+    let columns = comparison["columns"].as_array().expect("it has columns");
+    columns.iter().find(|column| column["name"] == name).unwrap_or_else(|| panic!("no column {name}"))
+}
+
+/// Each of the README's commands, with the exit code that a comment behind it tells.
+#[test]
+fn the_readmes_commands_run() {
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("it is there");
+    let folder = folder("readme");
+    let mut ran = 0;
+    for line in readme.lines().filter_map(|line| line.strip_prefix("    plimsoll ")) {
+        let (command, comment) = line.split_once(" # ").unwrap_or((line, "exit code 0"));
+        let expected = comment.strip_prefix("exit code ").and_then(|code| code.parse().ok());
+        let (code, _, err) = run(&folder, &command.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(code, expected, "plimsoll {command}: {err}");
+        ran += 1;
+    }
+    assert!(ran >= 10, "the README has {ran} commands");
+}
+
+/// 1: how much memory is that?
+#[test]
+fn a_large_product_is_known_before_it_runs() {
+    let plan = json("product", "plan graphs/product.onnxtxt --set n=10000");
+    let bytes = plan["segments"].as_array().expect("it has segments").iter().map(|s| s["bytes"].as_u64());
+    assert_eq!(bytes.sum::<Option<u64>>(), Some(3 * 10_000 * 10_000 * 4));
+    let ran = json("product", "run graphs/product.onnxtxt --set n=320 --backend cpu --threads 2");
+    assert_eq!(ran["memory"]["planned_bytes"], ran["memory"]["allocated_bytes"]);
+    assert_eq!(ran["memory"]["planned_bytes"].as_u64(), Some(3 * 320 * 320 * 4));
+}
+
+/// 2: use that creeps up in a loop.
+#[test]
+fn the_last_run_has_the_bytes_of_the_first() {
+    let found = json("loop", "compare graphs/mlp.onnxtxt --set batch=64 --iters 100 --backend cpu --threads 2");
+    let direct = column(&found, "eager direct");
+    assert!(direct["driver_calls_last"].as_u64().is_some_and(|calls| calls > 0), "{direct}");
+    for name in ["planned", "planned fused"] {
+        assert_eq!(column(&found, name)["driver_calls_last"], 0, "{found}");
+    }
+    let found = json("loop", "bench graphs/mlp.onnxtxt --set batch=64 --iters 100 --backend cpu --threads 2");
+    assert_eq!(found["allocations_in_runs"], 0, "{found}");
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
+}
+
+/// 3: out of memory with enough bytes free in total.
+#[test]
+fn what_fits_in_total_fits() {
+    let limit = 30 << 20;
+    let found = json(
+        "fragments",
+        "compare graphs/fragments.onnxtxt --set size=1000000 --memory-limit 30MiB --iters 1 --backend cpu --threads 2",
+    );
+    assert!(column(&found, "eager direct")["peak_live_bytes"].as_u64().is_some_and(|live| live <= limit));
+    for name in ["eager caching", "eager bfc"] {
+        let column = column(&found, name);
+        assert!(column["does_not_fit"].is_string(), "{column}");
+        assert!(column["smallest_device_bytes"].as_u64().is_some_and(|bytes| bytes > limit), "{column}");
+    }
+    let planned = column(&found, "planned");
+    assert_eq!(planned["agreement"]["equal"], true, "{planned}");
+    assert_eq!(planned["peak_reserved_bytes"], 20_000_520, "{planned}");
+    assert_eq!(planned["fragmentation"], 0.0, "{planned}");
+}
+
+/// 4: the first of a hundred calls is like the others.
+#[test]
+fn the_first_run_has_its_memory() {
+    let found =
+        json("calls", "bench graphs/digits.onnx --set batch=64 --warmup 0 --iters 100 --backend cpu --threads 2");
+    assert_eq!(found["allocations_in_runs"], 0, "{found}");
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
+    for key in ["first_ms", "median_ms"] {
+        assert!(found[key].as_f64().is_some_and(|ms| ms > 0.0), "{found}");
+    }
+}
