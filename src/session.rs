@@ -293,47 +293,45 @@ impl Session {
     pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
         let ordered = arrange(&self.plan, inputs)?;
         let outputs = self.lend(|state| {
-            let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
-            self.choose(state, &shapes)?;
+            if let Some(family) = &self.family {
+                let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
+                state.select(family, &family.binding(&shapes)?)?;
+            }
             state.exec.run(&ordered)
         })?;
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
-    /// Lets the binding that inputs of these shapes ask for be the one that runs when the plan is [lent](Self::with); its plan.
+    /// The binding of the range that inputs of these shapes ask for; a dim that they do not tell has its largest extent. Empty where no dim
+    /// has a range.
     ///
     /// # Errors
-    /// When an input is outside of the range, or the device refuses.
-    pub fn select(&self, inputs: &[(&str, &Shape)]) -> Result<Plan> {
+    /// When an input is outside of the range.
+    pub fn binding(&self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
+        let Some(family) = &self.family else { return Ok(Vec::new()) };
         let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
         let shapes: Vec<_> = self.plan.inputs.iter().map(shape).collect();
-        self.lend(|state| {
-            self.choose(state, &shapes)?;
-            Ok(state.exec.plan().clone())
-        })
+        let extents = family.binding(&shapes)?;
+        Ok(family.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
     }
 
-    fn choose(&self, state: &mut State, inputs: &[Option<&Shape>]) -> Result<()> {
-        let Some(family) = &self.family else { return Ok(()) };
-        let number = state.prepare(family, &family.binding(inputs)?)?;
-        state.exec.select(number)
-    }
-
-    /// Makes a binding of the range ready: its kernels are compiled and its launches recorded, which its first run would do otherwise.
-    /// A dim that is not given has its largest extent.
+    /// Lets a binding of the range be the one that runs when the plan is [lent](Self::with), and gives its plan. A dim that is not given
+    /// has its largest extent. A binding's kernels are compiled and its launches recorded when it is selected, or run, for the first time.
     ///
     /// # Errors
     /// When the binding is not in the range, or the device refuses.
-    pub fn prepare(&self, binding: &[(&str, usize)]) -> Result<()> {
+    pub fn select(&self, binding: &[(String, usize)]) -> Result<Plan> {
         let dims = self.family.as_ref().map_or(&[][..], Family::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
-            let what = format!("{name}={extent}: no dim '{name}' was planned for a range");
-            return Err(Error::Usage(what));
+            return Err(Error::Usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }
-        let Some(family) = &self.family else { return Ok(()) };
+        let Some(family) = &self.family else { return Ok(self.plan.clone()) };
         let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
-        let binding: Vec<usize> = dims.iter().map(extent).collect();
-        self.lend(|state| state.prepare(family, &binding).map(|_| ()))
+        let extents: Vec<usize> = dims.iter().map(extent).collect();
+        self.lend(|state| {
+            state.select(family, &extents)?;
+            Ok(state.exec.plan().clone())
+        })
     }
 
     /// Lends the loaded plan, for callers that time or repeat its parts. Of a range, it is the one that ran last.
@@ -348,15 +346,18 @@ impl Session {
 }
 
 impl State {
-    /// The number of a binding's plan, which is made if it has none.
-    fn prepare(&mut self, family: &Family, binding: &[usize]) -> Result<usize> {
-        if let Some(&number) = self.ready.get(binding) {
-            return Ok(number);
-        }
-        let (plan, constants) = family.at(binding)?;
-        let number = self.exec.add(plan, &constants, &family.largest().1)?;
-        self.ready.insert(binding.to_vec(), number);
-        Ok(number)
+    /// Lets a binding's plan run next, and makes it if there is none.
+    fn select(&mut self, family: &Family, binding: &[usize]) -> Result<()> {
+        let number = match self.ready.get(binding) {
+            Some(&number) => number,
+            None => {
+                let (plan, constants) = family.at(binding)?;
+                let number = self.exec.add(plan, &constants, &family.largest().1)?;
+                self.ready.insert(binding.to_vec(), number);
+                number
+            }
+        };
+        self.exec.select(number)
     }
 }
 

@@ -18,8 +18,8 @@ use std::time::Duration;
 pub(super) struct Model {
     /// An ONNX graph: .onnx or .onnxtxt.
     pub(super) model: PathBuf,
-    /// Bind a named dim, to an extent or, for `plan` and `run`, to a range of them (1..64, both ends included). Dims that a given input's file
-    /// tells need not be bound.
+    /// Bind a named dim. `plan`, `run` and `bench` also take a range: 1..64, both ends included. Dims that a given input's file tells need
+    /// not be bound.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
     /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
@@ -105,7 +105,9 @@ impl Model {
     pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
             Some(extent) => Ok((name, extent)),
-            None => Err(Error::Usage(format!("--set {name}={extent}: expected one extent: only `plan` and `run` take a range"))),
+            None => {
+                Err(Error::Usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
+            }
         };
         let (model, dims) = self.dims(given)?;
         let dims = dims.into_iter().map(fixed).collect::<Result<Vec<_>>>()?;
@@ -184,6 +186,13 @@ fn binding(text: &str) -> Result<(String, Extent), String> {
         None => number(extent)?.into(),
     };
     Ok((name.to_owned(), extent))
+}
+
+pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
+    let (name, list) = text.rsplit_once('=').ok_or("expected DIM=N,N,..")?;
+    let number =
+        |text: &str| text.parse().map_err(|_| format!("expected whole numbers after '{name}=', found '{text}'"));
+    Ok((name.to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {

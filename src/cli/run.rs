@@ -65,7 +65,8 @@ impl Run {
                 }
             }
         }
-        let plan = session.select(&given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect::<Vec<_>>())?;
+        let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
+        let plan = session.select(&session.binding(&shapes)?)?;
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let outputs = session.with(|exec| exec.run(&inputs))?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();

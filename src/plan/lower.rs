@@ -418,12 +418,7 @@ impl Lowering<'_> {
     }
 
     /// How the core that alone reads the value of an elementwise group could apply the group, if it could.
-    fn hosting(
-        &mut self,
-        sink: ValueId,
-        nodes: &[u32],
-        members: &HashMap<u32, Vec<u32>>,
-    ) -> Result<Option<Hosting>> {
+    fn hosting(&mut self, sink: ValueId, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<Option<Hosting>> {
         let graph = self.graph;
         let shape = &graph.fact(sink).shape;
         let (mut value, mut views) = (sink, Vec::new());

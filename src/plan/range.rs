@@ -14,7 +14,7 @@
 //! its corners and some between them. One that was not tried is lowered when it is asked for, and refused if it should need more.
 
 use super::lower::{Draft, Options, lower};
-use super::{Arrangement, Class, Dim, Limits, Plan, arrange, assemble, check};
+use super::{Arrangement, Dim, Limits, Plan, arrange, assemble, check};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
@@ -42,8 +42,6 @@ pub struct Tried {
     pub binding: Vec<usize>,
     /// The largest sum of live bytes over the steps.
     pub live: u64,
-    /// Where the last live byte of the arena ends.
-    pub arena: u64,
 }
 
 /// A graph over a range of bindings, planned.
@@ -99,7 +97,9 @@ impl Family {
             }
         }
         if let Some((name, extent)) = dims.iter().find(|(_, e)| e.least() > e.most()) {
-            return Err(Error::Usage(format!("dim '{name}': the range {extent} is empty: expected the smaller extent first")));
+            return Err(Error::Usage(format!(
+                "dim '{name}': the range {extent} is empty: expected the smaller extent first"
+            )));
         }
         let (mut fixed, mut ranges): (Vec<_>, Vec<Dim>) = (Vec::new(), Vec::new());
         for (name, extent) in dims {
@@ -124,9 +124,7 @@ impl Family {
         for member in members {
             let compiled = maker.compile(&arrangement, &member)?;
             let plan = &compiled.0;
-            let arena = plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation);
-            let arena = arena.map(|b| b.offset + b.bytes).max().unwrap_or(0);
-            tried.push(Tried { binding: member.binding, live: plan.summary.lower_bound, arena });
+            tried.push(Tried { binding: member.binding, live: plan.summary.lower_bound });
             if largest.is_none() {
                 limits.check(plan)?;
                 largest = Some(compiled);
@@ -167,7 +165,8 @@ impl Family {
         let options = self.arrangement.options;
         let choices = Choices::follow(&self.record);
         let made = self.maker.draft(binding, options, choices.clone());
-        let diverges = |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| graph));
+        let diverges =
+            |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| graph));
         match (choices.finish(), &made) {
             (Err(divergence @ Divergence::Wrong(_)), _) | (Err(divergence), Ok(_)) => return Err(diverges(divergence)),
             _ => {}
@@ -185,7 +184,8 @@ impl Family {
     pub fn binding(&self, inputs: &[Option<&Shape>]) -> Result<Vec<usize>> {
         let mut binding = Vec::with_capacity(self.dims().len());
         for (dim, told) in self.dims().iter().zip(&self.told) {
-            let extent = |&(input, axis): &(usize, usize)| Some((input, axis, *inputs.get(input)?.as_ref()?.get(axis)?));
+            let extent =
+                |&(input, axis): &(usize, usize)| Some((input, axis, *inputs.get(input)?.as_ref()?.get(axis)?));
             let Some((input, axis, extent)) = told.iter().find_map(extent) else {
                 binding.push(dim.most);
                 continue;
@@ -269,13 +269,13 @@ impl Maker {
             let (graph, mut whole) = self.draft(&bindings[0], options, choices.clone())?;
             let record = Arc::new(choices.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
             let same = (0..whole.buffers.len()).collect();
-            let mut members =
-                vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
+            let mut members = vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
             for binding in &bindings[1..] {
                 let choices = Choices::follow(&record);
                 let made = self.draft(binding, options, choices.clone());
                 match choices.finish() {
                     Err(Divergence::Wrong(choice)) => {
+                        tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
                         // What was asked after it is asked anew, and may be something else.
                         forbidden.split_off(&choice);
                         forbidden.insert(choice);

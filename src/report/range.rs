@@ -1,13 +1,13 @@
-//! What the bindings of a range need of the one plan that all of them run in.
+//! What the bindings of a range use of the one plan that all of them run in.
 
-use super::{Table, human, percent};
+use super::{Table, grouped, human, percent};
 use crate::plan::Class;
 use crate::plan::range::Family;
 
 /// As many bindings are shown whatever their extents.
 const FEW: usize = 8;
 
-/// One line per binding: its peak, and how much of the arena it reaches. Of many bindings, those whose extents are powers of two or ends
+/// One line per binding: its peak, and the part of the arena that this is. Of many bindings, those whose extents are powers of two or ends
 /// of their ranges.
 pub fn range(family: &Family) -> String {
     let (dims, tried) = (family.dims(), family.tried());
@@ -17,11 +17,12 @@ pub fn range(family: &Family) -> String {
     };
     let mut table = Table::new(">");
     let names = dims.iter().map(|d| d.name.clone());
-    table.row(names.chain(["live at the peak", "reach in the arena", ""].map(String::from)));
+    table.row(names.chain(["live at the peak", "", "of the arena"].map(String::from)));
     let arena = family.plan().class_bytes(Class::Activation);
     for binding in tried.iter().filter(|t| tried.len() <= FEW || round(&t.binding)) {
         let extents = binding.binding.iter().map(usize::to_string);
-        let figures = [human(binding.live), human(binding.arena), percent(binding.arena, arena)];
+        let bytes = format!("{} bytes", grouped(binding.live));
+        let figures = [human(binding.live), bytes, percent(binding.live, arena)];
         table.row(extents.chain(figures));
     }
     table.to_string()
