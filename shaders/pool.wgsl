@@ -1,4 +1,14 @@
 // One invocation per element. Elements inside the data are combined, those inside LOW..HIGH are counted.
+//@ if CHANNELS_LAST
+let e = group * SIZE + thread;
+if (e < COUNT) {
+    let c = e % OUT_C;
+    let x = e / OUT_C % OUT_X;
+    let y = e / (OUT_C * OUT_X) % OUT_Y;
+    let z = e / (OUT_C * OUT_X * OUT_Y) % OUT_Z;
+    let n = e / (OUT_C * OUT_X * OUT_Y * OUT_Z);
+    let i = (((n * OUT_C + c) * OUT_Z + z) * OUT_Y + y) * OUT_X + x;
+//@ else
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let x = i % OUT_X;
@@ -6,6 +16,7 @@ if (i < COUNT) {
     let z = i / (OUT_X * OUT_Y) % OUT_Z;
     let c = i / (OUT_X * OUT_Y * OUT_Z) % OUT_C;
     let n = i / (OUT_X * OUT_Y * OUT_Z * OUT_C);
+//@ end
     let image = DATA_0 + n * DATA_N + c * DATA_C;
     var value = START;
     var count = 0;

@@ -10,7 +10,9 @@ mod args;
 mod bench;
 mod compare;
 mod devices;
+mod diff;
 mod emit;
+mod max_batch;
 mod ops;
 mod place;
 mod plan;
@@ -53,6 +55,10 @@ enum Command {
     Place(place::Place),
     /// Judge a plan file by its own content.
     Check(plan::Check),
+    /// Say what became of a plan: what grew, what moved, where the peak is now.
+    Diff(diff::Diff),
+    /// Find the largest extent of a dim that fits a limit, by planning alone.
+    MaxBatch(max_batch::MaxBatch),
     /// Run a graph both eagerly and planned, and compare memory and results.
     Compare(compare::Compare),
     /// Time a graph.
@@ -88,20 +94,51 @@ pub fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(c) => c.run(json),
         Command::Plan(c) => c.run(json),
-        Command::Place(c) => c.run(json),
-        Command::Check(c) => c.run(json),
+        Command::Place(c) => c.run(json).map_err(Failure::from),
+        Command::Check(c) => c.run(json).map_err(Failure::from),
+        Command::Diff(c) => c.run(json).map_err(Failure::from),
+        Command::MaxBatch(c) => c.run(json),
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
-        Command::Emit(c) => c.run(json),
-        Command::Devices(c) => c.run(json),
-        Command::Ops => ops::run(json),
+        Command::Emit(c) => c.run(json).map_err(Failure::from),
+        Command::Devices(c) => c.run(json).map_err(Failure::from),
+        Command::Ops => ops::run(json).map_err(Failure::from),
     };
-    match result.and_then(|text| print(&text)) {
+    match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
+        Err(Failure { error, record, explanation }) => {
+            // If stdout takes no record, the error is still told.
+            let _ = record.map(|record| print(&line(&record)));
             eprintln!("error: {error}");
+            eprint!("{explanation}");
             ExitCode::from(error.exit_code())
         }
+    }
+}
+
+/// An error, and what there is to say of it. That something does not fit is an answer, too.
+struct Failure {
+    error: Error,
+    /// For stdout, if JSON is asked for.
+    record: Option<Value>,
+    /// For stderr, behind the error.
+    explanation: String,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { error, record: None, explanation: String::new() }
+    }
+}
+
+impl Failure {
+    /// An error with its explanation, in the form that is asked for.
+    fn explained(error: Error, json: bool, mut record: Value, explanation: String) -> Failure {
+        if !json {
+            return Failure { error, record: None, explanation: format!("\n{explanation}") };
+        }
+        record["error"] = error.to_string().into();
+        Failure { error, record: Some(record), explanation: String::new() }
     }
 }
 

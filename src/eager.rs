@@ -86,6 +86,11 @@ impl Program {
         Ok(Program { draft, resident, born, dead, inputs, outputs, staging })
     }
 
+    /// Its kernels and buffers.
+    pub fn draft(&self) -> &Draft {
+        &self.draft
+    }
+
     /// Number of kernel launches in a run.
     pub fn launches(&self) -> usize {
         self.draft.steps.len()
@@ -117,6 +122,28 @@ impl Program {
     }
 }
 
+/// What became of memory from the empty device to the end of the first run.
+#[derive(Clone, Debug, Default)]
+pub struct Log {
+    /// What happened, in order, and when: in half steps, so that step `s` lasts from `2 s` to `2 s + 2`. What a step writes first comes
+    /// at its beginning, what nobody reads any more goes at its end.
+    pub acts: Vec<(usize, Act)>,
+    now: usize,
+}
+
+/// What happens to memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// The device gives a segment of so many bytes.
+    Reserve(u64, u64),
+    /// The device takes a segment back.
+    Release(u64),
+    /// A buffer gets a block.
+    Take(usize, Block),
+    /// A buffer's block goes.
+    Give(usize),
+}
+
 /// A device as an allocator's source of segments.
 struct Device {
     backend: Box<dyn Backend>,
@@ -133,6 +160,22 @@ struct Device {
     staging_bytes: u64,
     /// Why the device, rather than the limit, refused the last request.
     refused: Option<String>,
+    /// What happens, as long as somebody wants to know.
+    log: Option<Log>,
+}
+
+impl Device {
+    fn log(&mut self, act: Act) {
+        if let Some(log) = &mut self.log {
+            log.acts.push((log.now, act));
+        }
+    }
+
+    fn at(&mut self, half: usize) {
+        if let Some(log) = &mut self.log {
+            log.now = half;
+        }
+    }
 }
 
 impl Driver for Device {
@@ -152,6 +195,7 @@ impl Driver for Device {
                 self.used = used;
                 self.next += 1;
                 self.segments.insert(self.next, (segment, bytes));
+                self.log(Act::Reserve(self.next, bytes));
                 Some(self.next)
             }
             Err(error) => {
@@ -162,6 +206,7 @@ impl Driver for Device {
     }
 
     fn free(&mut self, segment: u64) {
+        self.log(Act::Release(segment));
         let (segment, bytes) = self.segments.remove(&segment).expect("a segment is freed once");
         self.used -= bytes;
         self.backend.free(segment);
@@ -196,6 +241,8 @@ pub struct Eager<'a> {
     /// Per buffer, its bytes while it is live.
     blocks: Vec<Option<Block>>,
     recorded: Vec<Option<Recorded>>,
+    /// Of the first run, once it is over.
+    log: Option<Log>,
 }
 
 impl std::fmt::Debug for Eager<'_> {
@@ -210,6 +257,29 @@ impl<'a> Eager<'a> {
     /// # Errors
     /// [`Error::Fit`] when the constants and inputs exceed the limit or the device; else what the device refuses.
     pub fn load(program: &'a Program, backend: Box<dyn Backend>, kind: Kind, limit: Option<u64>) -> Result<Eager<'a>> {
+        Eager::start(program, backend, kind, limit, None)
+    }
+
+    /// As [`load`](Eager::load); what happens until the end of the first run can be had from [`log`](Eager::log).
+    ///
+    /// # Errors
+    /// As [`load`](Eager::load).
+    pub fn load_logged(
+        program: &'a Program,
+        backend: Box<dyn Backend>,
+        kind: Kind,
+        limit: Option<u64>,
+    ) -> Result<Eager<'a>> {
+        Eager::start(program, backend, kind, limit, Some(Log::default()))
+    }
+
+    fn start(
+        program: &'a Program,
+        backend: Box<dyn Backend>,
+        kind: Kind,
+        limit: Option<u64>,
+        log: Option<Log>,
+    ) -> Result<Eager<'a>> {
         let limit = limit.unwrap_or(u64::MAX);
         let (draft, staging_bytes) = (&program.draft, program.staging_bytes());
         let limit = limit.checked_sub(staging_bytes).ok_or_else(|| Error::Fit {
@@ -227,6 +297,7 @@ impl<'a> Eager<'a> {
             staging: Vec::new(),
             staging_bytes,
             refused: None,
+            log,
         };
         let mut eager = Eager {
             program,
@@ -235,6 +306,7 @@ impl<'a> Eager<'a> {
             kernels: Vec::with_capacity(draft.kernels.len()),
             blocks: vec![None; draft.buffers.len()],
             recorded: draft.steps.iter().map(|_| None).collect(),
+            log: None,
         };
         for Segment { bytes, memory, .. } in &program.staging {
             let segment = eager.device.backend.alloc(*bytes, *memory)?;
@@ -263,7 +335,15 @@ impl<'a> Eager<'a> {
         for buffer in self.program.born.iter().flatten() {
             self.free(*buffer);
         }
+        if let Some(log) = self.device.log.take() {
+            self.log = Some(log);
+        }
         outputs
+    }
+
+    /// What became of memory until the end of the first run, if that is over and was logged.
+    pub fn log(&self) -> Option<&Log> {
+        self.log.as_ref()
     }
 
     /// What the allocator has done so far.
@@ -281,8 +361,10 @@ impl<'a> Eager<'a> {
         let places: BTreeMap<usize, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
         exec::write_inputs(&mut *self.device.backend, &program.inputs, &|b| places[&b], inputs)?;
         for (step, (born, dead)) in program.born.iter().zip(&program.dead).enumerate() {
+            self.device.at(2 * step);
             born.iter().try_for_each(|&b| self.alloc(b))?;
             self.launch(step)?;
+            self.device.at(2 * step + 2);
             dead.iter().for_each(|&b| self.free(b));
         }
         let places: BTreeMap<usize, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
@@ -319,11 +401,13 @@ impl<'a> Eager<'a> {
         self.device.refused = None;
         let block = self.allocator.alloc(&mut self.device, bytes).map_err(|error| self.device.explain(error))?;
         self.blocks[buffer] = Some(block);
+        self.device.log(Act::Take(buffer, block));
         Ok(())
     }
 
     fn free(&mut self, buffer: usize) {
         if let Some(block) = self.blocks[buffer].take() {
+            self.device.log(Act::Give(buffer));
             self.allocator.free(&mut self.device, block);
         }
     }

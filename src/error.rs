@@ -91,6 +91,15 @@ impl Error {
         }
     }
 
+    /// Bytes that were needed and bytes that there are, if something does not fit.
+    pub fn misfit(&self) -> Option<(u64, u64)> {
+        match self {
+            Error::Fit { needed, limit, .. } => Some((*needed, *limit)),
+            Error::In { error, .. } => error.misfit(),
+            _ => None,
+        }
+    }
+
     /// Names the file that the error was met in, unless the error already names one.
     pub fn in_file(self, path: &Path) -> Error {
         match self {

@@ -11,19 +11,34 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments.
+pub mod poison;
+
+/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is the one
+/// that runs.
 pub struct Exec {
     backend: Box<dyn Backend>,
+    plan: Plan,
     segments: Vec<SegmentId>,
-    plans: Vec<Loaded>,
+    kernels: Vec<KernelId>,
+    record: RecordId,
+    shared: Option<Box<Shared>>,
+}
+
+/// Plans that share segments.
+#[derive(Default)]
+struct Shared {
     /// Number of the plan that runs.
     current: usize,
-    /// Compiled kernels by their content.
-    kernels: HashMap<String, KernelId>,
-    /// What the plans want at the place of a constant, once there are several plans.
+    /// The others.
+    idle: Vec<Option<Loaded>>,
+    /// Per plan, where its constants lie, and which of the contents there they are.
+    constants: Vec<Vec<(Spot, usize)>>,
+    /// What plans want at the place of a constant.
     contents: HashMap<Spot, Vec<Content>>,
     /// Which of these lies there.
     held: HashMap<Spot, usize>,
+    /// Compiled kernels by their content.
+    compiled: HashMap<String, KernelId>,
 }
 
 /// Segment and offset.
@@ -34,8 +49,6 @@ struct Loaded {
     plan: Plan,
     kernels: Vec<KernelId>,
     record: RecordId,
-    /// Where its constants lie, and which of the contents there they are.
-    constants: Vec<(Spot, usize)>,
 }
 
 /// A constant in the form in which a plan wants it.
@@ -48,7 +61,7 @@ struct Content {
 
 impl std::fmt::Debug for Exec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exec").field("plan", &self.plan().name).finish_non_exhaustive()
+        f.debug_struct("Exec").field("plan", &self.plan.name).finish_non_exhaustive()
     }
 }
 
@@ -59,93 +72,87 @@ impl Exec {
     /// # Errors
     /// When a constant cannot be fetched or the device refuses. Everything taken is given back.
     pub fn load(
-        backend: Box<dyn Backend>,
+        mut backend: Box<dyn Backend>,
         plan: Plan,
         constants: &[Arc<Constant>],
         progress: &dyn Fn(usize),
     ) -> Result<Exec> {
-        // Gives back what it has when it is dropped.
-        let mut exec = Exec {
-            backend,
-            segments: Vec::with_capacity(plan.segments.len()),
-            plans: Vec::new(),
-            current: 0,
-            kernels: HashMap::new(),
-            contents: HashMap::new(),
-            held: HashMap::new(),
-        };
+        let mut segments = Vec::with_capacity(plan.segments.len());
+        match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
+            Ok((kernels, record)) => Ok(Exec { backend, plan, segments, kernels, record, shared: None }),
+            Err(error) => {
+                segments.into_iter().for_each(|s| backend.free(s));
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare(
+        backend: &mut dyn Backend,
+        plan: &Plan,
+        constants: &[Arc<Constant>],
+        segments: &mut Vec<SegmentId>,
+        progress: &dyn Fn(usize),
+    ) -> Result<(Vec<KernelId>, RecordId)> {
         let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
-        if let Some(room) = exec.backend.room().filter(|room| room.free < needed) {
+        if let Some(room) = backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
             return Err(Error::Fit { what, needed, limit: room.free });
         }
         for segment in &plan.segments {
-            exec.segments.push(exec.backend.alloc(segment.bytes, segment.memory)?);
+            segments.push(backend.alloc(segment.bytes, segment.memory)?);
         }
         for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
-            let (stored, at) = place(&plan, &exec.segments, port.buffer);
+            let (stored, at) = place(plan, segments, port.buffer);
             let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
-            write_constant(&mut *exec.backend, at, stored, packed, constant)?;
+            write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
-        exec.push(plan)?;
-        Ok(exec)
+        let mut kernels = Vec::with_capacity(plan.kernels.len());
+        for kernel in &plan.kernels {
+            kernels.push(backend.compile(kernel)?);
+        }
+        let launches: Vec<Launch> = plan.steps.iter().map(|step| launch(plan, segments, &kernels, step)).collect();
+        let record = backend.record(&launches)?;
+        Ok((kernels, record))
     }
 
-    /// Makes another plan over the same segments ready to run, and gives its number; the plan of [`load`](Self::load) has number 0, and
-    /// `first` are its constants. Which plan runs is as before.
+    /// Makes another plan over the same segments ready to run, and gives its number. The plan of [`load`](Self::load), whose constants are
+    /// `first`, has number 0. Which plan runs is as before.
     ///
     /// # Errors
     /// When the plan has other segments, or the device refuses.
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
-        let (expected, found) = (&self.plans[0].plan.segments, &plan.segments);
+        let (expected, found) = (&self.plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::Plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
-        if self.contents.is_empty() {
-            self.know(0, first);
-            self.held.extend(self.plans[0].constants.iter().copied());
-        }
-        let number = self.push(plan)?;
-        self.know(number, constants);
-        Ok(number)
-    }
-
-    fn push(&mut self, plan: Plan) -> Result<usize> {
+        let key =
+            |kernel: &Kernel| serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
+        let shared = self.shared.get_or_insert_with(|| {
+            let mut shared = Box::new(Shared { idle: vec![None], ..Shared::default() });
+            shared.compiled.extend(self.plan.kernels.iter().map(key).zip(self.kernels.iter().copied()));
+            shared.know(&self.plan, &self.segments, first);
+            shared.held.extend(shared.constants[0].iter().copied());
+            shared
+        });
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
-            let text = serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
-            kernels.push(match self.kernels.get(&text) {
+            let text = key(kernel);
+            kernels.push(match shared.compiled.get(&text) {
                 Some(kernel) => *kernel,
                 None => {
                     let made = self.backend.compile(kernel)?;
-                    self.kernels.insert(text, made);
+                    shared.compiled.insert(text, made);
                     made
                 }
             });
         }
         let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
         let record = self.backend.record(&launches)?;
-        self.plans.push(Loaded { plan, kernels, record, constants: Vec::new() });
-        Ok(self.plans.len() - 1)
-    }
-
-    /// Notes where a plan's constants lie, and which of them it shares with plans before it.
-    fn know(&mut self, number: usize, constants: &[Arc<Constant>]) {
-        let Loaded { plan, constants: known, .. } = &mut self.plans[number];
-        for (port, constant) in plan.constants.iter().zip(constants) {
-            let buffer = &plan.buffers[port.buffer];
-            let (stored, at) = place(plan, &self.segments, port.buffer);
-            let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
-            let content = Content { constant: constant.clone(), at, stored, packed };
-            let spot = (buffer.segment, buffer.offset);
-            let contents = self.contents.entry(spot).or_default();
-            let same = contents.iter().position(|other| other.is_same(&content));
-            known.push((spot, same.unwrap_or(contents.len())));
-            if same.is_none() {
-                contents.push(content);
-            }
-        }
+        shared.know(&plan, &self.segments, constants);
+        shared.idle.push(Some(Loaded { plan, kernels, record }));
+        Ok(shared.idle.len() - 1)
     }
 
     /// Lets a plan be the one that runs. What it does not share with the others, its inputs and constants of its own, is written anew:
@@ -157,28 +164,35 @@ impl Exec {
     /// # Panics
     /// When there is no plan of this number.
     pub fn select(&mut self, number: usize) -> Result<()> {
-        for (spot, content) in &self.plans[number].constants {
-            if self.held.get(spot) == Some(content) {
+        let Some(shared) = &mut self.shared else {
+            assert_eq!(number, 0, "one plan is loaded");
+            return Ok(());
+        };
+        let Shared { current, idle, constants, contents, held, .. } = &mut **shared;
+        for (spot, content) in &constants[number] {
+            if held.get(spot) == Some(content) {
                 continue;
             }
             // Until all of it has arrived, nothing is known of these bytes.
-            self.held.remove(spot);
-            let Content { constant, at, stored, packed } = &self.contents[spot][*content];
+            held.remove(spot);
+            let Content { constant, at, stored, packed } = &contents[spot][*content];
             let packed = packed.as_ref().map(|(kernel, operand)| (kernel, *operand));
             write_constant(&mut *self.backend, *at, *stored, packed, constant)?;
-            self.held.insert(*spot, *content);
+            held.insert(*spot, *content);
         }
-        self.current = number;
+        if let Some(Loaded { plan, kernels, record }) = idle[number].take() {
+            let plan = std::mem::replace(&mut self.plan, plan);
+            let kernels = std::mem::replace(&mut self.kernels, kernels);
+            let record = std::mem::replace(&mut self.record, record);
+            idle[*current] = Some(Loaded { plan, kernels, record });
+            *current = number;
+        }
         Ok(())
-    }
-
-    fn loaded(&self) -> &Loaded {
-        &self.plans[self.current]
     }
 
     /// The plan that runs.
     pub fn plan(&self) -> &Plan {
-        &self.loaded().plan
+        &self.plan
     }
 
     /// The device.
@@ -195,8 +209,7 @@ impl Exec {
     /// # Errors
     /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
-        let Exec { backend, plans, current, segments, .. } = self;
-        let plan = &plans[*current].plan;
+        let Exec { backend, plan, segments, .. } = self;
         write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)
     }
 
@@ -205,7 +218,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn replay(&mut self) -> Result<()> {
-        self.backend.replay(self.loaded().record)
+        self.backend.replay(self.record)
     }
 
     /// Runs all steps once; how long they took, by the device's clock if it has one.
@@ -214,7 +227,7 @@ impl Exec {
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
         let start = self.backend.start()?;
-        self.backend.replay(self.loaded().record)?;
+        self.backend.replay(self.record)?;
         self.backend.stop(start)
     }
 
@@ -223,12 +236,8 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
-        let Exec { backend, plans, current, segments, .. } = self;
-        let Loaded { plan, kernels, .. } = &plans[*current];
-        let mut records = Vec::with_capacity(plan.steps.len());
-        for step in &plan.steps {
-            records.push(backend.record(&[launch(plan, segments, kernels, step)])?);
-        }
+        let records = self.record_steps()?;
+        let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
         // The first round is not counted: devices and drivers prepare much at a kernel's first run.
         for round in 0..2 {
@@ -245,11 +254,10 @@ impl Exec {
 
     /// Per step, its kernel's template and what the device made of it.
     pub fn notes(&self) -> Vec<String> {
-        let Loaded { plan, record, .. } = self.loaded();
-        let notes = self.backend.notes(*record);
-        let template = |step: &Step| plan.kernels[step.kernel].template.name();
+        let notes = self.backend.notes(self.record);
+        let template = |step: &Step| self.plan.kernels[step.kernel].template.name();
         let note = |(s, step)| notes.get(s).cloned().unwrap_or_else(|| template(step).to_owned());
-        plan.steps.iter().enumerate().map(note).collect()
+        self.plan.steps.iter().enumerate().map(note).collect()
     }
 
     /// Waits for the device and copies the outputs, in the plan's order, to the host.
@@ -257,8 +265,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
-        let Exec { backend, plans, current, segments, .. } = self;
-        let plan = &plans[*current].plan;
+        let Exec { backend, plan, segments, .. } = self;
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
@@ -279,13 +286,35 @@ impl Drop for Exec {
     }
 }
 
+impl Shared {
+    /// Notes where a plan's constants lie, and which of them it shares with plans before it.
+    fn know(&mut self, plan: &Plan, segments: &[SegmentId], constants: &[Arc<Constant>]) {
+        let known = plan.constants.iter().zip(constants).map(|(port, constant)| {
+            let buffer = &plan.buffers[port.buffer];
+            let (stored, at) = place(plan, segments, port.buffer);
+            let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
+            let content = Content { constant: constant.clone(), at, stored, packed };
+            let spot = (buffer.segment, buffer.offset);
+            let contents = self.contents.entry(spot).or_default();
+            let same = contents.iter().position(|other| other.is_same(&content));
+            let number = same.unwrap_or(contents.len());
+            if same.is_none() {
+                contents.push(content);
+            }
+            (spot, number)
+        });
+        let known = known.collect();
+        self.constants.push(known);
+    }
+}
+
 impl Content {
     fn is_same(&self, other: &Content) -> bool {
         let packed = match (&self.packed, &other.packed) {
             (Some((a, operand)), Some((b, o))) => operand == o && layout::packs_alike(a, b, *operand),
             (a, b) => a.is_none() && b.is_none(),
         };
-        packed && self.stored == other.stored && self.constant.is_same(&other.constant)
+        packed && self.stored == other.stored && self.constant.same(&other.constant)
     }
 }
 

@@ -3,8 +3,9 @@
 use crate::choices::Choices;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -69,37 +70,69 @@ impl Constant {
         Ok(constant)
     }
 
-    /// Whether another constant is known to hold the same elements: it comes from the same place by the same operators. Not to know is
-    /// no.
-    pub fn is_same(&self, other: &Constant) -> bool {
-        self.is_same_within(other, &mut 1000)
+    /// The operator and the attributes that make a view of another constant of this one, and that constant, if it is one.
+    pub fn view(&self) -> Option<(&'static OpDef, &Attrs, &Arc<Constant>)> {
+        match &self.source {
+            Source::Derived { op, attrs, inputs, .. } if matches!(op.lower, Lower::View(_)) => match &inputs[..] {
+                [Some(input)] => Some((op, attrs, input)),
+                _ => None,
+            },
+            _ => None,
+        }
     }
 
-    fn is_same_within(&self, other: &Constant, steps: &mut u32) -> bool {
-        *steps = steps.saturating_sub(1);
-        if self.fact != other.fact || *steps == 0 {
-            return false;
+    /// The same elements with axis `axes[k]` as axis `k`.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    pub fn permuted(self: &Arc<Constant>, axes: &[usize]) -> Result<Constant> {
+        let op = ops::find("Transpose").expect("the table has a row for transposition");
+        let shape: Shape = axes.iter().map(|&axis| self.fact.shape[axis]).collect();
+        let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+        let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
+        Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// What this constant is a rounded copy of, if it is a cast of wider floats.
+    pub fn unrounded(&self) -> Option<&Arc<Constant>> {
+        match &self.source {
+            Source::Derived { op, inputs, .. } if op.name == "Cast" => {
+                let wider =
+                    |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
+                inputs.first()?.as_ref().filter(wider)
+            }
+            _ => None,
         }
-        if let (Some(a), Some(b)) = (self.value.get(), other.value.get()) {
-            let (a, b) = (a.bytes(), b.bytes());
-            return (a.as_ptr(), a.len()) == (b.as_ptr(), b.len()) || a == b;
+    }
+
+    /// Whether both are the same data, as far as that can be told without opening a file.
+    pub fn same(&self, other: &Constant) -> bool {
+        if std::ptr::eq(self, other) {
+            return true;
         }
-        match (&self.source, &other.source) {
+        let source = match (&self.source, &other.source) {
+            (Source::Given, Source::Given) => self.value.get() == other.value.get(),
             (Source::File { path, offset }, Source::File { path: p, offset: o }) => (path, offset) == (p, o),
-            (
-                Source::Derived { op, attrs, inputs, port, .. },
-                Source::Derived { op: o, attrs: a, inputs: i, port: p, .. },
-            ) => {
-                let mut same = |(a, b): (&Option<Arc<Constant>>, &Option<Arc<Constant>>)| match (a, b) {
-                    (Some(a), Some(b)) => a.is_same_within(b, steps),
+            (Source::Derived { inputs: a, .. }, Source::Derived { inputs: b, .. }) => {
+                let same = |(a, b): (&Option<Arc<Constant>>, &Option<Arc<Constant>>)| match (a, b) {
+                    (Some(a), Some(b)) => a.same(b),
                     (a, b) => a.is_none() && b.is_none(),
                 };
-                (op.name, port) == (o.name, p)
-                    && format!("{attrs:?}") == format!("{a:?}")
-                    && inputs.len() == i.len()
-                    && inputs.iter().zip(i).all(&mut same)
+                self.mark() == other.mark() && a.len() == b.len() && a.iter().zip(b).all(same)
             }
             _ => false,
+        };
+        source && self.fact == other.fact
+    }
+
+    /// Equal for constants that are the [same](Self::same), and seldom for others.
+    pub(crate) fn mark(&self) -> String {
+        const FIRST: usize = 64;
+        let first = |tensor: &Tensor| tensor.bytes()[..tensor.bytes().len().min(FIRST)].to_vec();
+        match &self.source {
+            Source::Given => format!("{} {:?}", self.fact, self.value.get().map(first)),
+            Source::File { path, offset } => format!("{} {} {offset}", self.fact, path.display()),
+            Source::Derived { op, attrs, port, .. } => format!("{} {} {attrs:?} {port}", self.fact, op.name),
         }
     }
 
@@ -367,7 +400,10 @@ impl Graph {
         }
         let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
         if let Some((name, _)) = attrs.iter().find(|(name, _)| !op.attrs.contains(name) && !shaping(name)) {
-            return Err(format!("unknown attribute '{name}'; known: {}", op.attrs.join(", ")));
+            let shaping = op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name);
+            let known: Vec<_> = op.attrs.iter().copied().chain(shaping).collect();
+            let known = if known.is_empty() { "it takes none".into() } else { format!("known: {}", known.join(", ")) };
+            return Err(format!("unknown attribute '{name}'; {known}"));
         }
         let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| self.fact(v))).collect();
         let facts = Call { op, attrs, inputs: &facts }.infer()?;

@@ -28,7 +28,7 @@
 //!          kernel::render              WGSL and CUDA C++ from shaders/
 //! plan     plan::{lower, order, lanes, live, place, check}
 //! devices  backend::{cpu, cuda, wgpu} exec eager
-//! door     session report cli
+//! door     session advise report cli
 //! ```
 //!
 //! # Invariants
@@ -56,6 +56,7 @@
 //! - A pass: one function and one line in [`pass::PASSES`].
 #![warn(missing_docs)]
 
+pub mod advise;
 pub mod backend;
 pub mod choices;
 pub mod cli;

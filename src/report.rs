@@ -1,16 +1,25 @@
 //! What people look at: text that is aligned, plain, and the same in a pipe.
 
+mod advice;
 mod comparison;
+mod diff;
 mod dot;
 mod memory;
+mod orders;
+pub mod picture;
 mod range;
 mod steps;
+mod svg;
 
+pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
+pub use diff::diff;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
+pub use orders::orders;
 pub use range::range;
 pub use steps::{placement, trace};
+pub use svg::svg;
 
 /// Rows of cells in columns.
 #[derive(Clone, Debug)]

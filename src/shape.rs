@@ -166,6 +166,21 @@ impl Access {
         Access { strides: shape.strides(), shape, offset: 0 }
     }
 
+    /// Of `[n, c, spatial..]`, with the channels of a position one after another, from the buffer's first element.
+    pub fn channels_last(shape: Shape) -> Access {
+        let rank = shape.len();
+        let order = channels_last(rank);
+        let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
+        let mut strides = vec![0; rank];
+        order.iter().zip(&lies.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
+        Access { shape, strides, offset: 0 }
+    }
+
+    /// Whether each image of `[n, c, spatial..]` lies without gaps, the channels of a position one after another.
+    pub fn has_channels_last(&self) -> bool {
+        self.shape.len() > 1 && self.permute(&channels_last(self.shape.len())[1..]).is_contiguous()
+    }
+
     /// Whether elements lie in row-major order without gaps, from any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1isize;
@@ -262,6 +277,11 @@ impl Access {
         }
         Some((low, high))
     }
+}
+
+/// The axes of `[n, c, spatial..]` from the outermost inwards when channels come last.
+pub fn channels_last(rank: usize) -> Vec<usize> {
+    (0..rank.min(1)).chain(2..rank).chain(1..rank.min(2)).collect()
 }
 
 /// Steps a row-major index to the next element of `shape`; behind the last it is the first again.

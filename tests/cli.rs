@@ -239,6 +239,15 @@ fn eager_and_planned_are_compared() {
 }
 
 #[test]
+fn poisoned_memory_changes_nothing() {
+    for model in GRAPHS {
+        let args: &[&[&str]] = &[&["run"], *model, CPU];
+        assert_eq!(ok_json(args)["outputs"], ok_json(&[args, &[&["--poison"]]].concat())["outputs"]);
+    }
+    ok(&[&["compare", "--iters", "1", "--poison"], MLP, CPU]);
+}
+
+#[test]
 fn runs_are_timed() {
     let args: &[&[&str]] = &[&["bench", "--warmup", "1", "--iters", "4"], MLP, CPU];
     assert!(ok(args).contains("median"));
@@ -385,8 +394,10 @@ fn what_does_not_fit_exits_with_2() {
     let needed = ok_json(&[&["plan"], MLP])["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
     ok(&[&["plan"], MLP, &["--memory-limit", &needed.to_string()]]);
     fails(2, &[&["plan"], MLP, &["--memory-limit", &(needed - 1).to_string()]], &["(1 over)"]);
-    // Eager, too, is held to the limit; that it does not fit is what was to be found out.
-    assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, limit]).contains("does not fit"));
+    // Eager, too, is held to the limit; that it does not fit is what was to be found out. Where the plan does not fit either, it is not.
+    let least = needed.to_string();
+    assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, &["--memory-limit", &least]]).contains("does not fit"));
+    fails(2, &[&["compare", "--iters", "1"], MLP, CPU, limit], &["does not fit", "10240"]);
 }
 
 #[test]

@@ -135,3 +135,20 @@ fn scores_may_be_the_values() {
     // Every row of scores is even, so every result is the mean of a column.
     assert!(found[0].iter().all(|y| (y - 1.0).abs() < 1e-6), "{found:?}");
 }
+
+/// Scores to which an operand of their product is added: it is needed twice.
+#[test]
+fn scores_may_hold_an_operand_of_their_product() {
+    let text = "g (float[3, 3] a, float[3, 3] b, float[3, 3] c) => (float[3, 3] y) {
+        query = Relu (a)
+        products = MatMul (query, b)
+        scores = Add (products, query)
+        weights = Softmax <axis = -1> (scores)
+        y = MatMul (weights, c)
+    }";
+    let (a, b) = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [-1.0, 0.0, 0.0, 3.0, 2.0, 3.0, -1.0, -1.0, -2.0]);
+    let inputs = [("a", tensor(&[3, 3], &a)), ("b", tensor(&[3, 3], &b)), ("c", tensor(&[3, 3], &a))];
+    let found = outputs(text, &inputs);
+    // The scores are (0, 0, 0), (3, 3, 3), (-1, -1, -1), and c is the identity.
+    assert!(found[0].iter().all(|y| (y - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
+}

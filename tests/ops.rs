@@ -33,7 +33,7 @@ fn graph(sample: &samples::Sample) -> Result<Graph, String> {
     Ok(graph)
 }
 
-/// Runs a sample and holds it against the reference.
+/// Runs a sample, on poisoned memory as well, and holds it against the reference.
 fn agrees(backend: Box<dyn Backend>, sample: &samples::Sample, tolerance: f64) -> Result<(), String> {
     let graph = graph(sample)?;
     let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
@@ -44,7 +44,7 @@ fn agrees(backend: Box<dyn Backend>, sample: &samples::Sample, tolerance: f64) -
         plan::compile(&passed, backend.target(), &Limits { memory: None }).map_err(|e| format!("plan: {e}"))?;
     let planned = plan.bytes();
     let mut exec = Exec::load(backend, plan, &constants, &|_| {}).map_err(|e| format!("load: {e}"))?;
-    let found = exec.run(&inputs).map_err(|e| format!("run: {e}"))?;
+    let found = exec.run_poisoned(&inputs).map_err(|e| format!("run: {e}"))?;
     let allocated = exec.backend().usage().bytes;
     if planned != allocated {
         return Err(format!("planned {planned} bytes, allocated {allocated}"));

@@ -14,7 +14,7 @@ use plimsoll::expr::{Body, Expr};
 use plimsoll::graph::Graph;
 use plimsoll::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
 use plimsoll::op::{Fact, ValueId};
-use plimsoll::plan::check::check;
+use plimsoll::plan::check::{Span, check, dead};
 use plimsoll::plan::{Buffer, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::{Memory, Target};
@@ -33,6 +33,7 @@ impl Maker {
             version: VERSION,
             name: name.into(),
             target: Target::cpu(1),
+            dims: Vec::new(),
             summary: Summary::default(),
             segments: Vec::new(),
             buffers: Vec::new(),
@@ -406,6 +407,29 @@ fn good_plans_pass() {
         }
     }
     assert_eq!(chain().summary.lower_bound, 512, "in place counts once");
+}
+
+#[test]
+fn what_is_dead_follows_from_the_steps() {
+    let plan = chain();
+    let [y, arena] = [Class::Output, Class::Activation]
+        .map(|class| plan.segments.iter().position(|s| s.class == class).expect("it has one"));
+    let span = |segment, offset, bytes| Span { segment, offset, bytes };
+    let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
+    all.sort_by_key(|s| s.segment);
+    // In place nothing dies; the square's operand does, and in the end what only the last step reads.
+    let expected = [all, vec![], vec![], vec![span(arena, 0, 256)], vec![]];
+    let ends = vec![span(arena, 256, 256), span(arena, 0, 256)];
+    assert_eq!(dead(&plan), [&expected[..], &[ends]].concat());
+
+    // The last one over the one before it, which it has lost then; and what nothing has written.
+    let mut faulty = plan.clone();
+    faulty.buffers[5].offset = 256;
+    assert_eq!(dead(&faulty)[3], [span(arena, 0, 256)]);
+    assert_eq!(dead(&faulty)[4], [span(arena, 256, 256)]);
+    let mut early = plan;
+    early.steps.swap(0, 1);
+    assert!(dead(&early)[0].contains(&span(arena, 0, 256)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use plimsoll::backend::{Backend, Usage};
 use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
 use plimsoll::exec::Exec;
-use plimsoll::plan::{Limits, Plan, Step, check};
+use plimsoll::plan::{Class, Limits, Plan, Step, check};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::trace::{Trace, Var};
 use plimsoll::{DType, Error, Graph, Target, Tensor, pass, plan, reference};
@@ -297,7 +297,7 @@ fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool, backend: Box<dyn Backen
     let options = Options { fuse, ..options() };
     let session = Session::on_backend(graph.clone(), backend, "test".into(), &options, &|_, _| {}).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes());
-    (session.plan().clone(), session.with(|exec| exec.run(inputs)).expect("it runs"))
+    (session.plan().clone(), session.with(|exec| exec.run_poisoned(inputs)).expect("it runs"))
 }
 
 /// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager. Returns both plans.
@@ -350,6 +350,76 @@ proptest! {
     ) {
         runs_as_planned(&drawn(&choices, false), &cpu)?;
     }
+}
+
+/// Lays each buffer of the arena over each other one, and swaps neighbouring steps, and runs what the checker refuses; how many plans
+/// poison found at fault. None of the others may compute something else.
+fn spoil(graph: &Graph, fuse: bool) -> usize {
+    let inputs = inputs(graph);
+    let mut passed = graph.clone();
+    let target = Target::cpu(2);
+    pass::run(&mut passed, &target, fuse).expect("the passes run");
+    let (plan, constants) = plan::compile(&passed, &target, &Limits { memory: None }).expect("it is planned");
+    let run = |plan: &Plan| Exec::load(cpu(), plan.clone(), &constants, &|_| {})?.run_poisoned(&inputs);
+    let expected = run(&plan).expect("a good plan reads nothing that is dead");
+    let arena: Vec<usize> =
+        (0..plan.buffers.len()).filter(|&b| plan.buffers[b].class.segment() == Class::Activation).collect();
+    let over = |(&a, &b): (&usize, &usize)| {
+        let mut faulty = plan.clone();
+        faulty.buffers[a].offset = plan.buffers[b].offset;
+        let end = faulty.buffers[a].offset + faulty.buffers[a].bytes;
+        let segment = &mut faulty.segments[plan.buffers[a].segment];
+        segment.bytes = segment.bytes.max(end.next_multiple_of(4));
+        faulty.summary.planned_bytes = faulty.bytes();
+        faulty.summary.arena_bytes = faulty.class_bytes(Class::Activation);
+        faulty
+    };
+    let swapped = |at: usize| {
+        let mut faulty = plan.clone();
+        faulty.steps.swap(at - 1, at);
+        faulty
+    };
+    let pairs = arena.iter().flat_map(|a| arena.iter().map(move |b| (a, b)));
+    let faulty = pairs.map(over).chain((1..plan.steps.len()).map(swapped));
+    let mut found = 0;
+    for faulty in faulty {
+        let Err(refused) = check::check(&faulty) else { continue };
+        if refused.to_string().contains("summary") {
+            continue;
+        }
+        match run(&faulty) {
+            Err(Error::Differ(what)) => {
+                assert!(what.contains("dead memory") && what.contains("step"), "{what}");
+                found += 1;
+            }
+            // The device sees for itself that a step's arguments overlap.
+            Err(Error::Backend { .. }) => {}
+            result => {
+                let outputs = result.expect("faults are found or do nothing");
+                assert!(outputs.iter().zip(&expected).all(|(a, b)| a.bytes() == b.bytes()), "{}", faulty.to_json());
+            }
+        }
+    }
+    found
+}
+
+/// Two buffers that are alive at once in the same bytes, one of which is dead when it is read; and steps that read what is not there yet.
+#[test]
+fn poison_shows_reads_of_dead_memory() {
+    let mut found = 0;
+    for (width, depth) in [(2, 2), (3, 3), (4, 2)] {
+        found += [true, false].map(|fuse| spoil(&branches(width, depth), fuse)).iter().sum::<usize>();
+    }
+    let mut state = 5u64;
+    let mut word = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 48) as u16
+    };
+    for _ in 0..30 {
+        let choices: Vec<Drawn> = (0..12).map(|_| ((word() % 10) as u8, word(), word(), word())).collect();
+        found += spoil(&drawn(&choices, false), false);
+    }
+    assert!(found > 1000, "{found} faults");
 }
 
 /// The steps in an order that their lanes allow.

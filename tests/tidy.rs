@@ -13,7 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["kernel::library", "kernel::layout", "kernel::render"],
     &["plan"],
     &["backend", "exec", "eager"],
-    &["session", "report", "cli"],
+    &["session", "advise", "report", "cli"],
 ];
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {

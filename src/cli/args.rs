@@ -1,5 +1,7 @@
 //! What commands share: the model, its inputs, the device, and how flags are read.
 
+use super::Failure;
+use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -8,9 +10,10 @@ use crate::session::{self, Choice, Options, Session};
 use crate::shape::{Extent, Shape};
 use crate::target::{Family, Target};
 use crate::tensor::Tensor;
-use crate::{npy, onnx};
+use crate::{npy, onnx, report};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,7 +26,7 @@ pub(super) struct Model {
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
     /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
     /// Make every operator a kernel of its own.
     #[arg(long)]
@@ -101,21 +104,20 @@ impl Model {
         self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
     }
 
-    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
-    pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
+    /// The model, and its named dims as `--set` and the shapes of the inputs that are given have them: one extent each.
+    pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
             Some(extent) => Ok((name, extent)),
             None => {
                 Err(Error::Usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
             }
         };
-        let (model, dims) = self.dims(given)?;
-        let dims = dims.into_iter().map(fixed).collect::<Result<Vec<_>>>()?;
-        onnx::import(&model, &dims).map_err(|e| e.in_file(&self.model))
+        let (model, dims) = self.load_range(given)?;
+        Ok((model, dims.into_iter().map(fixed).collect::<Result<_>>()?))
     }
 
-    /// The model, and its dims as `--set` and the shapes of the inputs that are given tell them.
-    pub(super) fn dims(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
+    /// As [`load`](Self::load), where dims may have ranges.
+    pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load(&self.model)?;
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
@@ -123,7 +125,12 @@ impl Model {
             return Err(Error::Usage(what).in_file(&self.model));
         }
         let mut dims = self.dims.clone();
-        for Given { name, tensor } in given {
+        for Given { name, tensor, flag } in given {
+            if let Some(expected) = model.other_rank(name, tensor.shape()) {
+                let (dtype, shape) = (tensor.dtype(), tensor.shape());
+                let what = format!("{flag}: input '{name}': expected {expected}, found {dtype}{shape}");
+                return Err(Error::Usage(what).in_file(&self.model));
+            }
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
                 if !dims.iter().any(|(d, _)| *d == dim) {
                     dims.push((dim, extent.into()));
@@ -133,10 +140,49 @@ impl Model {
         Ok((model, dims))
     }
 
+    /// The graph of a loaded model.
+    pub(super) fn import(&self, model: &onnx::Model, dims: &[(String, usize)], given: &[Given]) -> Result<Graph> {
+        let graph = onnx::import(model, dims).map_err(|e| e.in_file(&self.model))?;
+        for &input in graph.inputs() {
+            let (name, fact) = (graph.value_name(input), graph.fact(input));
+            let wrong =
+                |g: &&Given| g.name == name && (g.tensor.dtype(), g.tensor.shape()) != (fact.dtype, &fact.shape);
+            if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
+                let (dtype, shape) = (tensor.dtype(), tensor.shape());
+                let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}");
+                return Err(Error::Usage(what).in_file(&self.model));
+            }
+        }
+        Ok(graph)
+    }
+
+    /// The graph, with named dims bound by `--set` and by the shapes of the inputs that are given.
+    pub(super) fn graph(&self, given: &[Given]) -> Result<Graph> {
+        let (model, dims) = self.load(given)?;
+        self.import(&model, &dims, given)
+    }
+
+    /// The model as it is planned for a target.
+    pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
+        Case { model, dims, target, fuse: !self.no_fuse, rewrite: None }
+    }
+
+    /// What the limit means for a plan that fits it, if there is a limit.
+    pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
+        self.memory_limit.map(|limit| Answer::of(plan, limit))
+    }
+
+    /// The same as a last line.
+    pub(super) fn answer_text(&self, plan: &Plan) -> String {
+        self.answer(plan).map_or(String::new(), |answer| format!("\n{}", report::answer(&answer)))
+    }
+
     /// Opens the device, plans, and loads the weights under a progress bar.
-    pub(super) fn session(&self, on: &On, given: &[Given]) -> Result<Session> {
+    pub(super) fn session(&self, on: &On, given: &[Given], json: bool) -> Result<Session, Failure> {
         let mut options = self.options(on);
-        let graph = if self.has_range() { None } else { Some(self.graph(given)?) };
+        let (model, extents) = self.load_range(given)?;
+        let dims = largest(&extents);
+        let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         let bar = progress("weights");
@@ -144,16 +190,31 @@ impl Model {
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         };
+        let target = device.target().clone();
         let session = match graph {
             Some(graph) => Session::on_backend(graph, device, name, &options, &report),
             None => {
-                let (model, dims) = self.dims(given)?;
-                options.dims = dims;
-                Session::range_on_backend(session::source(model), device, name, &options, &report)
+                options.dims = extents;
+                Session::range_on_backend(session::source(model.clone()), device, name, &options, &report)
             }
         };
         bar.finish_and_clear();
-        session.map_err(|e| e.in_file(&self.model))
+        session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))
+    }
+}
+
+/// Dims at their largest extents.
+pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
+    dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
+}
+
+/// What does not fit is answered: what would fit, who is live, what would help.
+pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
+    let Some((_, limit)) = error.misfit() else { return error.into() };
+    match advise(case, Some(limit)) {
+        Ok(advice) => Failure::explained(error, json, json!(advice), report::advice(&advice)),
+        // The error that led here says more than one met on the way to its explanation.
+        Err(_) => error.into(),
     }
 }
 
@@ -172,8 +233,7 @@ pub(super) fn target(name: &str, threads: Option<u16>) -> Result<Target> {
 }
 
 fn binding(text: &str) -> Result<(String, Extent), String> {
-    // A dim's name may hold anything, its extent no '='.
-    let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
+    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
     let number = |text: &str| {
         let fail = |_| format!("expected a whole number, or a range such as 1..64, after '{name}=', found '{extent}'");
         text.parse::<usize>().map_err(fail)
@@ -188,16 +248,28 @@ fn binding(text: &str) -> Result<(String, Extent), String> {
     Ok((name.to_owned(), extent))
 }
 
+/// A dim and a list of extents.
 pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
-    let (name, list) = text.rsplit_once('=').ok_or("expected DIM=N,N,..")?;
+    let (name, list) = text.split_once('=').ok_or("expected DIM=N,N,..")?;
     let number =
         |text: &str| text.parse().map_err(|_| format!("expected whole numbers after '{name}=', found '{text}'"));
     Ok((name.to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
 }
 
+/// A size that a plan may be held to.
+pub(super) fn limit(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("expected a size above 0, such as 512MiB".into()),
+        bytes => Ok(bytes),
+    }
+}
+
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
+    if number.is_empty() {
+        return Err(format!("expected a size such as 512MiB, found '{text}'"));
+    }
     let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1,
         "kb" => 1000,
@@ -239,6 +311,8 @@ pub(super) fn tolerance(text: &str) -> Result<f64, String> {
 pub(super) struct Given {
     pub(super) name: String,
     pub(super) tensor: Tensor,
+    /// As it was given, for messages.
+    pub(super) flag: String,
 }
 
 pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
@@ -248,17 +322,16 @@ pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
 fn value(flag: &str, text: &str) -> Result<Given> {
     let bad = || Error::Usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
-    let name = name.to_owned();
+    let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
-        return Ok(Given { name, tensor: npy::read(Path::new(value))? });
+        return Ok(Given { name, tensor: npy::read(Path::new(value))?, flag });
     };
     let mut parts: Vec<&str> = spec.split('x').collect();
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
     let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
     let fill: f64 = fill.parse().map_err(|_| bad())?;
-    let tensor =
-        made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag} {text}: {what}")))?;
-    Ok(Given { name, tensor })
+    let tensor = made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag}: {what}")))?;
+    Ok(Given { name, tensor, flag })
 }
 
 /// A tensor of made-up values, or why the host cannot hold it.

@@ -1,7 +1,7 @@
 //! `bench`: how long a graph takes.
 
 use super::args::{self, Given, Inputs, Model, On};
-use super::line;
+use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::report::{self, Table};
 use crate::session::Session;
@@ -30,9 +30,9 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.model.session(&self.on, &given)?;
+        let session = self.model.session(&self.on, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
         }
@@ -56,7 +56,7 @@ impl Bench {
         let usage = session.usage();
         let plan = session.plan();
         if json {
-            return Ok(line(&json!({
+            let mut value = json!({
                 "model": plan.name,
                 "device": session.device(),
                 "first_ms": first,
@@ -71,7 +71,11 @@ impl Bench {
                 "allocations_in_load": loaded.allocations,
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
-            })));
+            });
+            if let Some(answer) = self.model.answer(plan) {
+                value["answer"] = json!(answer);
+            }
+            return Ok(line(&value));
         }
         let mut table = Table::new("<>");
         table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
@@ -88,7 +92,8 @@ impl Bench {
             plan.name,
             session.device()
         );
-        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
+        let memory = report::memory(plan, Some(usage)) + &report::overhead(&session.overhead());
+        Ok(head + &memory + &self.model.answer_text(plan))
     }
 }
 
@@ -101,9 +106,10 @@ struct At {
 
 impl Bench {
     /// Times bindings of a range that run in turn.
-    fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String> {
+    fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
         if let Some(Given { name, .. }) = given.first() {
-            return Err(Error::Usage(format!("--at and --input {name}: inputs of several shapes are random ones")));
+            let what = format!("--at and --input {name}: inputs of several shapes are random ones");
+            return Err(Error::Usage(what).into());
         }
         let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
         let mut list = Vec::with_capacity(turns);

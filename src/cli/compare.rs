@@ -1,13 +1,15 @@
 //! `compare`: eager beside planned.
 
 use super::args::{self, Inputs, Model, On};
-use super::{line, print};
-use crate::eager::compare::{Setup, compare};
-use crate::error::Result;
-use crate::report;
-use crate::session::{self, Options};
+use super::{Failure, line, print};
+use crate::eager::compare::{Observed, Setup, compare};
+use crate::error::{Error, Result};
+use crate::report::picture::{Scene, comparison_page};
+use crate::{file, report, session};
 use clap::Args;
 use serde_json::json;
+use std::cell::RefCell;
+use std::path::PathBuf;
 
 #[derive(Args)]
 pub(super) struct Compare {
@@ -20,6 +22,12 @@ pub(super) struct Compare {
     /// Timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Run the plans again with dead memory poisoned, as `run --poison` does.
+    #[arg(long)]
+    poison: bool,
+    /// Draw the memory of all ways side by side, as a page that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
 }
 
 /// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
@@ -29,32 +37,60 @@ const WAYS: u64 = 5;
 const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let graph = self.model.graph(&given)?;
+        let (model, dims) = self.model.load(&given)?;
+        let graph = self.model.import(&model, &dims, &given)?;
         let options = self.model.options(&self.on);
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
-        let unlimited = Options { memory_limit: None, ..options.clone() };
-        let compiled = session::compile(graph.clone(), device.target(), &unlimited);
-        let (plan, _) = compiled.map_err(|e| e.in_file(&self.model.model))?;
+        // Where not even the plan fits there is nothing to compare.
+        let compiled = session::compile(graph.clone(), device.target(), &options);
+        let refuse = |e: Error| {
+            let case = self.model.case(&model, dims, device.target().clone());
+            args::refuse(&case, e.in_file(&self.model.model), json)
+        };
+        let (plan, _) = compiled.map_err(refuse)?;
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let ways = WAYS + u64::from(device.pools());
         drop(device);
         let open = || session::open(&options).map(|(backend, _)| backend);
         let bar = args::progress("ways");
         bar.set_length(ways);
+        let scenes = RefCell::new(Vec::new());
+        let observe = |name: &str, observed: Observed| {
+            let scene = match observed {
+                Observed::Eager(program, log) => Scene::eager(program, log, Some(&graph)),
+                Observed::Planned(plan) => Ok(Scene::whole(plan, Some(&graph))),
+            };
+            scenes.borrow_mut().push(scene.map(|scene| Scene { name: name.to_owned(), ..scene }));
+        };
         let setup = Setup {
             open: &open,
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
+            poison: self.poison,
             progress: &|_| bar.inc(1),
+            observe: self.html.is_some().then_some(&observe),
         };
         let result = compare(&graph, &inputs, &setup);
         bar.finish_and_clear();
         let result = result.map_err(|e| e.in_file(&self.model.model))?;
-        print(&if json { line(&json!(result)) } else { report::comparison(&result) })?;
+        if let Some(path) = &self.html {
+            let page = comparison_page(&result, scenes.into_inner().into_iter().collect::<Result<_>>()?);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
+        }
+        let text = match (json, self.model.answer(&plan)) {
+            (false, _) => report::comparison(&result) + &self.model.answer_text(&plan),
+            (true, None) => line(&json!(result)),
+            (true, Some(answer)) => {
+                let mut value = json!(result);
+                value["answer"] = json!(answer);
+                line(&value)
+            }
+        };
+        print(&text)?;
         result.verdict(FUSED_TOLERANCE)?;
         Ok(String::new())
     }

@@ -1,14 +1,16 @@
 //! `plan` and `check`: a graph's memory, with no device.
 
 use super::args::{self, Model};
-use super::line;
+use super::{Failure, line};
+use crate::advise::advise;
 use crate::error::{Error, Result};
+use crate::plan::peak::peak;
 use crate::plan::range::Family;
 use crate::plan::{self, Limits};
 use crate::{file, pass, report, session};
 use clap::Args;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 #[derive(Args)]
 pub(super) struct Plan {
@@ -20,31 +22,83 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Also say who is live at the peak, and what half the extents, other types, workspaces and kernels would take.
+    #[arg(long)]
+    advise: bool,
+    /// For tests: fail with exit code 2 if the plan takes more than this, and say who is live at its peak. Unlike a limit,
+    /// this does not change the plan; --output is written all the same.
+    #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
+    assert_peak: Option<u64>,
+    /// Draw the plan: memory over steps, as a page that needs no network.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Draw the plan as a static picture.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 impl Plan {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let target = args::target(&self.target, self.model.threads)?;
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let limits = Limits { memory: self.model.memory_limit };
+        let (model, extents) = self.model.load_range(&[])?;
+        let dims = args::largest(&extents);
+        let mut graph = self.model.import(&model, &dims, &[])?;
+        let case = self.model.case(&model, dims, target);
+        pass::run(&mut graph, &case.target, case.fuse).map_err(in_file)?;
+        let limit = self.model.memory_limit;
+        let (limits, refuse) = (Limits { memory: limit }, |e| args::refuse(&case, in_file(e), json));
         let (plan, range) = if self.model.has_range() {
-            let (model, dims) = self.model.dims(&[])?;
-            let family = Family::new(session::source(model), &dims, &target, !self.model.no_fuse, &limits);
-            let family = family.map_err(in_file)?;
+            let family = Family::new(session::source(model.clone()), &extents, &case.target, case.fuse, &limits);
+            let family = family.map_err(refuse)?;
             (family.plan().clone(), format!("\n{}", report::range(&family)))
         } else {
-            let mut graph = self.model.graph(&[])?;
-            pass::run(&mut graph, &target, !self.model.no_fuse).map_err(in_file)?;
-            (plan::plan(&graph, &target, &limits).map_err(in_file)?, String::new())
+            (plan::plan(&graph, &case.target, &limits).map_err(refuse)?, String::new())
         };
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
-        if json {
-            return Ok(plan.to_json());
+        if let Some(path) = &self.html {
+            let page = report::picture::page(&plan, Some(&graph), limit);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
         }
-        let memory = report::memory(&plan, None);
-        Ok(format!("{} for {}, {} steps\n\n{memory}{range}", plan.name, target.name, plan.steps.len()))
+        if let Some(path) = &self.svg {
+            let picture = report::svg(&plan, Some(&graph), limit);
+            file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
+        }
+        if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
+            let what = format!("--assert-peak: the plan of '{}'", plan.name);
+            let error = in_file(Error::Fit { what, needed: plan.bytes(), limit });
+            let peak = peak(&plan, Some(&graph));
+            let deficit = plan.bytes() - limit;
+            let record =
+                json!({"limit_bytes": limit, "needed_bytes": plan.bytes(), "deficit_bytes": deficit, "peak": peak});
+            return Err(Failure::explained(error, json, record, report::peak(&peak)));
+        }
+        let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
+        if json {
+            let answer = self.model.answer(&plan);
+            if answer.is_none() && advice.is_none() {
+                return Ok(plan.to_json());
+            }
+            // What is added to a plan does not keep it from being read as one.
+            let mut value = json!(plan);
+            if let Some(answer) = answer {
+                value["answer"] = json!(answer);
+            }
+            if let Some(advice) = advice {
+                value["advice"] = json!(advice);
+            }
+            return Ok(line(&value));
+        }
+        let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let steps = plan.steps.len();
+        let mut text = format!("{} for {}, {steps} steps\n\n{memory}{range}\n{orders}", plan.name, case.target.name);
+        match &advice {
+            Some(advice) => text += &format!("\n{}", report::advice(advice)),
+            None => text += &self.model.answer_text(&plan),
+        }
+        Ok(text)
     }
 }
 
@@ -56,11 +110,16 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn run(&self, json: bool) -> Result<String> {
-        let text = std::fs::read_to_string(&self.plan).map_err(|e| Error::file(&self.plan, "read the plan", e))?;
-        let plan = plan::Plan::from_json(&text, &self.plan)?;
+        let plan = read(&self.plan)?;
         if json {
             return Ok(line(&json!({"plan": plan.name, "steps": plan.steps.len(), "ok": true})));
         }
         Ok(format!("{}: sound: {} steps, {} buffers\n", plan.name, plan.steps.len(), plan.buffers.len()))
     }
+}
+
+/// A plan from its file, checked.
+pub(super) fn read(path: &Path) -> Result<plan::Plan> {
+    let text = std::fs::read_to_string(path).map_err(|e| Error::file(path, "read the plan", e))?;
+    plan::Plan::from_json(&text, path)
 }

@@ -1,7 +1,7 @@
 //! `run`: a graph once.
 
 use super::args::{self, Given, Inputs, Model, On, tolerance};
-use super::line;
+use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -39,36 +39,38 @@ pub(super) struct Run {
     /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Run again step by step, with dead memory full of what is no number, and then of what is a large one: exit code 3 when that is seen.
+    #[arg(long)]
+    poison: bool,
     /// Print which device and kernel each step got, and why.
     #[arg(long)]
     placement: bool,
 }
 
 impl Run {
-    pub(super) fn run(&self, json: bool) -> Result<String> {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npy::read).transpose()?;
-        let session = self.model.session(&self.on, &given)?;
+        let session = self.model.session(&self.on, &given, json)?;
         let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
-            return Err(Error::Usage(what));
+            return Err(Error::Usage(what).into());
         }
         if self.output_dir.is_some() {
             for (i, name) in names.iter().enumerate() {
                 if let Some(other) = names[..i].iter().find(|other| file_name(other) == file_name(name)) {
                     let file = file_name(name);
-                    return Err(Error::Usage(format!(
-                        "--output-dir: outputs '{other}' and '{name}' would both be {file}"
-                    )));
+                    let what = format!("--output-dir: outputs '{other}' and '{name}' would both be {file}");
+                    return Err(Error::Usage(what).into());
                 }
             }
         }
         let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
         let plan = session.select(&session.binding(&shapes)?)?;
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
-        let outputs = session.with(|exec| exec.run(&inputs))?;
+        let outputs = session.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
@@ -84,7 +86,7 @@ impl Run {
                 npy::write(&folder.join(file_name(name)), tensor)?;
             }
         }
-        for Given { name, tensor } in &expected {
+        for Given { name, tensor, .. } in &expected {
             let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
             let same = found.compare(tensor, self.rtol, self.atol);
             same.map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
@@ -103,6 +105,9 @@ impl Run {
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
+            if let Some(answer) = self.model.answer(&plan) {
+                value["answer"] = json!(answer);
+            }
             if self.placement {
                 let steps = plan.steps.iter().zip(&notes);
                 value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
@@ -116,7 +121,8 @@ impl Run {
         } else {
             let placement = report::placement(&plan, session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
-            Ok(placement + &run_text(&session, &outputs, score.as_ref(), usage))
+            let text = placement + &run_text(&session, &outputs, score.as_ref(), usage);
+            Ok(text + &self.model.answer_text(&plan))
         }
     }
 }

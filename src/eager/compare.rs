@@ -1,7 +1,7 @@
 //! Both ways to run a graph, side by side.
 
 use super::alloc::{Kind, smallest_device};
-use super::{Eager, Program};
+use super::{Eager, Log, Program};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -19,8 +19,20 @@ pub struct Setup<'a> {
     pub memory_limit: Option<u64>,
     /// Timed runs behind the first one; at least one is made.
     pub iters: usize,
+    /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
+    pub poison: bool,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
+    /// Is shown the memory of each column that ran. Without it, nothing is logged.
+    pub observe: Option<&'a dyn Fn(&str, Observed)>,
+}
+
+/// What is where in a column's memory, and when.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Observed<'a> {
+    Eager(&'a Program, &'a Log),
+    Planned(&'a Plan),
 }
 
 /// Eager and planned runs of a graph.
@@ -164,8 +176,14 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
     for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
         let name = format!("eager {}", kind.name());
         (setup.progress)(&name);
-        let ran = Eager::load(&program, (setup.open)()?, kind, setup.memory_limit)
-            .and_then(|mut eager| measure(&mut eager, inputs, setup.iters));
+        let load = if setup.observe.is_some() { Eager::load_logged } else { Eager::load };
+        let ran = load(&program, (setup.open)()?, kind, setup.memory_limit).and_then(|mut eager| {
+            let ran = measure(&mut eager, inputs, setup.iters)?;
+            if let (Some(observe), Some(log)) = (setup.observe, eager.log()) {
+                observe(&name, Observed::Eager(&program, log));
+            }
+            Ok(ran)
+        });
         let (outcome, outputs) = outcome(ran)?;
         let staging_bytes = program.staging_bytes();
         let smallest_device_bytes = smallest_device(kind, &trace)? + staging_bytes;
@@ -180,8 +198,16 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
             Some(limit) if needed > limit => {
                 Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit })
             }
-            _ => Exec::load((setup.open)()?, plan, &constants, &|_| {})
-                .and_then(|mut exec| measure(&mut exec, inputs, setup.iters)),
+            _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
+                let measured = measure(&mut exec, inputs, setup.iters)?;
+                if setup.poison {
+                    exec.run_poisoned(inputs)?;
+                }
+                if let Some(observe) = setup.observe {
+                    observe(name, Observed::Planned(exec.plan()));
+                }
+                Ok(measured)
+            }),
         };
         let (outcome, outputs) = outcome(ran)?;
         let exact = name == "planned";

@@ -70,10 +70,11 @@ pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
 /// device is opened, whatever runs on it later. Blocks of operands are packed there on their way into the registers.
 pub const TILE_BYTES: u64 = 256 << 10;
 
-/// Bytes of workspace that a kernel needs on this target: none when its slots fit into the threads' tile memory.
+/// Bytes of workspace that a kernel needs on this target: none when its slots fit into the threads' tile memory. A library call can make
+/// use of more.
 pub fn workspace(kernel: &Kernel, target: &Target) -> u64 {
     if target.family != Family::Cpu {
-        return kernel.call.as_ref().map_or(0, Call::workspace);
+        return kernel.call.as_ref().map_or(0, Call::least_workspace);
     }
     let slots = slots(kernel, target.threads as usize);
     if slots.in_tile() { 0 } else { slots.total() }

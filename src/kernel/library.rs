@@ -118,7 +118,7 @@ pub struct Conv {
     pub pads: Vec<u64>,
     /// `[n, c, spatial..]`.
     pub x: Image,
-    /// `[o, c / groups, spatial..]`, row-major.
+    /// `[o, c / groups, spatial..]`.
     pub w: Image,
     /// `[n, o, spatial..]`.
     pub y: Image,
@@ -130,6 +130,9 @@ pub struct Conv {
     pub residual: Option<Image>,
     /// [`Activation::None`] or [`Activation::Relu`].
     pub activation: Activation,
+    /// Whether the channels of a position lie one after another, in images and in weights; else each tensor is row-major.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub channels_last: bool,
     /// Whether `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
@@ -158,7 +161,8 @@ impl Image {
 const MIB: u64 = 1 << 20;
 
 impl Call {
-    /// Bytes of workspace that the call is given: a rule, so that planning needs no library. An algorithm that wants more is not chosen.
+    /// Bytes of workspace that the call can make use of: a rule, so that planning needs no library. An algorithm that wants more than it
+    /// is given is not chosen.
     ///
     /// For products NVIDIA recommends 32 MiB from Hopper on; what splits the inner axis needs is a multiple of the result.
     pub fn workspace(&self) -> u64 {
@@ -170,6 +174,17 @@ impl Call {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
                 bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
             }
+        }
+    }
+
+    /// Bytes of workspace that the call is given even where the arena becomes larger by them.
+    ///
+    /// Products, and convolutions of `f32`, have algorithms that need next to none. Those of halves on tensor cores turn images from
+    /// channels first to channels last and back, in the workspace.
+    pub fn least_workspace(&self) -> u64 {
+        match self {
+            Call::Conv(c) if c.x.dtype.size() == 2 => self.workspace(),
+            _ => MIB,
         }
     }
 
@@ -561,7 +576,11 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
     let [x, w, ..] = &kernel.reads[..] else { return None };
     let dtype = x.dtype;
     let half = matches!(dtype, DType::F16 | DType::BF16);
-    if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed || !w.access.is_contiguous() {
+    if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed {
+        return None;
+    }
+    let channels_last = half && [x, w, write].iter().all(|o| o.access.has_channels_last());
+    if !channels_last && !w.access.is_contiguous() {
         return None;
     }
     // Padding is the same at both ends, as far as the extents of the result can tell.
@@ -588,7 +607,8 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
         // An axis of extent 1 has the step that it would have in a dense tensor.
         let mut dense = 1;
         let mut steps = vec![0; shape.len()];
-        for k in (0..shape.len()).rev() {
+        let order = if channels_last { crate::shape::channels_last(shape.len()) } else { (0..shape.len()).collect() };
+        for k in order.into_iter().rev() {
             steps[k] = if shape[k] == 1 { dense } else { u64::try_from(strides[k]).ok()? };
             dense = steps[k].checked_mul(shape[k] as u64)?;
         }
@@ -622,6 +642,7 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
         bias,
         residual,
         activation: epilogue.activation,
+        channels_last,
         tf32: target.allow_tf32 && dtype == DType::F32,
     };
     Some((Call::Conv(call), epilogue.end))

@@ -77,6 +77,61 @@ impl Model {
     }
 }
 
+impl Model {
+    /// The graph's name.
+    pub fn name(&self) -> &str {
+        self.proto.graph.as_ref().map_or("", |g| &g.name)
+    }
+
+    /// Inputs that are no initializers.
+    fn open_inputs(&self) -> impl Iterator<Item = &ValueInfoProto> {
+        let graph = self.proto.graph.as_ref();
+        let initializers: BTreeSet<&str> = graph.iter().flat_map(|g| &g.initializer).map(|t| t.name.as_str()).collect();
+        graph.into_iter().flat_map(|g| &g.input).filter(move |i| !initializers.contains(i.name.as_str()))
+    }
+
+    /// The dims that [`import`](super::import) wants to be bound, in alphabetical order.
+    ///
+    /// # Errors
+    /// When an input is no tensor or has no rank.
+    pub fn open_dims(&self) -> Result<Vec<String>> {
+        let mut open = BTreeSet::new();
+        for input in self.open_inputs() {
+            let fail = |what| Error::Graph(format!("input '{}': {what}", input.name));
+            for dim in declared(input).map_err(fail)?.1 {
+                if let Dim::Open(text) = dim {
+                    open.extend(evaluate(&text, &BTreeMap::new())?.0);
+                }
+            }
+        }
+        Ok(open.into_iter().collect())
+    }
+
+    /// Names, types and dims of the inputs, as the file declares them.
+    pub fn declared_inputs(&self) -> String {
+        let one = |input| match declared(input) {
+            Ok(declared) => format!("{} {}", input.name, written(&declared)),
+            Err(what) => format!("{}: {what}", input.name),
+        };
+        self.open_inputs().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What the file declares for an input, if it has that input and its rank is another than `shape`'s.
+    pub fn other_rank(&self, input: &str, shape: &Shape) -> Option<String> {
+        let declared = declared(self.open_inputs().find(|i| i.name == input)?).ok()?;
+        (declared.1.len() != shape.len()).then(|| written(&declared))
+    }
+}
+
+/// As facts are printed: `f32[batch,784]`.
+fn written((dtype, dims): &(crate::dtype::DType, Vec<Dim>)) -> String {
+    let dim = |dim: &Dim| match dim {
+        Dim::Fixed(size) => size.to_string(),
+        Dim::Open(text) => text.clone(),
+    };
+    format!("{dtype}[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(","))
+}
+
 /// As a shell wants it.
 fn quote(name: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);

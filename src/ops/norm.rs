@@ -207,7 +207,8 @@ fn eval_batch(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
 fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
     let [scale, bias, mean, var] = {
-        let common = call.dtype(3);
+        // Halves are rounded once, at the end.
+        let common = if call.dtype(3).size() < 4 { DType::F32 } else { call.dtype(3) };
         let mut cast = |v| cast(b, v, common);
         [cast(scale)?, cast(bias)?, cast(mean)?, cast(var)?]
     };
@@ -217,10 +218,10 @@ fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     let shift = binary(b, "Sub", bias, shift)?;
     let mut parameters = [factor, shift];
     for p in &mut parameters {
-        *p = cast(b, *p, call.dtype(0))?;
         if call.shape(1).len() == 1 && call.shape(0).len() > 1 {
             *p = along_channels(b, *p, call.shape(0).len())?;
         }
+        *p = cast(b, *p, call.dtype(0))?;
     }
     let y = binary(b, "Mul", x, parameters[0])?;
     Ok(vec![binary(b, "Add", y, parameters[1])?])

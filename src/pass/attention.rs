@@ -97,8 +97,9 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         }
         nodes.insert(value.node);
     }
-    if nodes.contains(&values.node) {
-        // What is weighted are the scores themselves, which would have to be stored.
+    let stored = |value: ValueId| nodes.contains(&value.node);
+    if stored(values) || graph.operands(products?).into_iter().flatten().any(stored) {
+        // The scores, or a part of them, are what is weighted or multiplied: they would have to be stored.
         return None;
     }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });

@@ -8,6 +8,7 @@ pub mod attention;
 mod decompose;
 mod fold;
 mod fuse;
+pub mod half;
 mod simplify;
 
 pub use fold::fold_node;

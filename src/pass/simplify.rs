@@ -1,7 +1,8 @@
 //! Algebra that needs no numbers: what computes nothing goes, what is computed twice is computed once, and factors that
 //! are known move into the weights in front of them.
 
-use crate::error::Result;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph, Kind};
 use crate::op::{Attrs, Build, ValueId};
 use crate::shape::Shape;
@@ -10,6 +11,7 @@ use std::collections::HashMap;
 
 /// Simplifies once over the graph.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    unite(graph)?;
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
         let slot = forwards(graph, id)?;
@@ -29,9 +31,31 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
             }
             seen.insert(key, id);
         }
+        join_addends(graph, id)?;
         scale_weights(graph, id)?;
     }
     graph.sweep();
+    Ok(())
+}
+
+/// Lets constants that are the same data be one.
+fn unite(graph: &mut Graph) -> Result<()> {
+    let mut seen: HashMap<String, Vec<ValueId>> = HashMap::new();
+    for node in graph.order()? {
+        let value = ValueId { node, port: 0 };
+        let Some(constant) = graph.as_constant(value) else { continue };
+        let alike = seen.entry(constant.mark()).or_default();
+        let twin = alike.iter().find(|&&v| graph.as_constant(v).is_some_and(|other| other.same(constant)));
+        let twin = twin.map(|v| v.node);
+        let same = |twin| {
+            let other = graph.as_constant(ValueId { node: twin, port: 0 });
+            other.is_some_and(|other| other.same(constant))
+        };
+        match graph.choices().take("unite", node, twin, same) {
+            Some(node) => graph.replace(value, ValueId { node, port: 0 }),
+            None => alike.push(value),
+        }
+    }
     Ok(())
 }
 
@@ -82,6 +106,51 @@ fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
         && !graph.is_output(value)
 }
 
+/// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
+fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = joinable(graph, id);
+    if !graph.choices().holds("addends", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some([x, first, outer]) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let sum = add(graph, &name, "Add", &[first, outer], Attrs::new())?;
+    graph.insert_at(id);
+    let result = add(graph, &name, "Add", &[x, sum], Attrs::new())?;
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+/// What two constants are added to, and these.
+fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
+    let (inner, outer) = addend(graph, id)?;
+    let shape = &graph.node(id).outputs[0].fact.shape;
+    if !only(graph, inner, &["Add"]) || graph.fact(inner).shape != *shape {
+        return None;
+    }
+    let (x, first) = addend(graph, inner.node)?;
+    let [b, c] = [first, outer].map(|v| &graph.fact(v).shape);
+    let joined = Shape::broadcast([b, c]).map_or(usize::MAX, |s| s.numel());
+    (graph.fact(x).shape == *shape && joined <= b.numel().max(c.numel())).then_some([x, first, outer])
+}
+
+/// What a sum of floats adds a constant to, and the constant.
+fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
+    let node = graph.node(id);
+    if node.op()?.name != "Add" || !node.outputs[0].fact.dtype.is_float() {
+        return None;
+    }
+    match graph.operands(id)[..] {
+        [Some(a), Some(b)] => match [a, b].map(|v| graph.as_constant(v).is_some()) {
+            [false, true] => Some((a, b)),
+            [true, false] => Some((b, a)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
 fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
@@ -97,22 +166,21 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
     let (op, attrs) = (graph.node(product.node).op(), graph.node(product.node).attrs.clone());
     let op = op.expect("a product is an operator");
     graph.insert_at(product.node);
-    let mut build = Decomposer { graph, name };
-    let build: &mut dyn Build = &mut build;
-    let fail = |what| crate::error::Error::Graph(what);
-    let reshaped = build.op("Reshape", &[factor], Attrs::new().with("shape", along.as_slice())).map_err(fail)?;
-    let weights = build.op("Mul", &[weights, reshaped], Attrs::new()).map_err(fail)?;
-    let mut result = build.op(op.name, &[x, weights], attrs).map_err(fail)?;
-    let mut made = vec![reshaped, weights];
+    // A factor that was rounded to the product's type would round twice.
+    let factor = match graph.as_constant(factor).and_then(|c| c.unrounded()).cloned() {
+        Some(unrounded) => graph.constant(unrounded),
+        None => factor,
+    };
+    let along = Attrs::new().with("shape", along.as_slice());
+    let along = add(graph, &name, "Reshape", &[factor], along)?;
+    let weights = scaled_by(graph, &name, weights, along)?;
+    let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor)).transpose()?;
+    graph.insert_at(product.node);
+    let mut result = add(graph, &name, op.name, &[x, weights], attrs)?;
     if let Some(bias) = bias {
-        let scaled_bias = build.op("Mul", &[bias, factor], Attrs::new()).map_err(fail)?;
-        result = build.op("Add", &[result, scaled_bias], Attrs::new()).map_err(fail)?;
-        made.push(scaled_bias);
+        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
-    for value in made {
-        super::fold_node(graph, value.node)?;
-    }
     Ok(())
 }
 
@@ -140,15 +208,11 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     // Through an addition of constants, down to the product.
     let mut product = scaled;
     let mut bias = None;
-    if only(graph, scaled, &["Add"]) {
-        let terms: Vec<_> = graph.operands(scaled.node).into_iter().flatten().collect();
-        let constant = terms.iter().find(|v| graph.as_constant(**v).is_some());
-        let inner = terms.iter().find(|v| graph.as_constant(**v).is_none());
-        if let (Some(&constant), Some(&inner)) = (constant, inner)
-            && graph.fact(inner).shape == *shape
-        {
-            (product, bias) = (inner, Some(constant));
-        }
+    if only(graph, scaled, &["Add"])
+        && let Some((inner, constant)) = addend(graph, scaled.node)
+        && graph.fact(inner).shape == *shape
+    {
+        (product, bias) = (inner, Some(constant));
     }
     if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
         return None;
@@ -158,6 +222,26 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     let op = graph.node(product.node).op()?.name;
     let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
     Some(Scaling { product, factor, bias, along })
+}
+
+/// A constant times another, rounded to its type once.
+fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId) -> Result<ValueId> {
+    let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
+    let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
+        true => Ok(value),
+        false => add(graph, name, "Cast", &[value], Attrs::new().with("to", dtype.onnx())),
+    };
+    let value = cast(graph, value, wide)?;
+    let product = add(graph, name, "Mul", &[value, factor], Attrs::new())?;
+    cast(graph, product, own)
+}
+
+/// Adds a node; what depends on constants alone is a constant at once.
+fn add(graph: &mut Graph, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+    let mut build = Decomposer { graph, name: name.to_owned() };
+    let build: &mut dyn Build = &mut build;
+    let value = build.op(op, inputs, attrs).map_err(Error::Graph)?;
+    Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 
 /// The shape under which a factor of the product's result scales its weights: along the output channels of a

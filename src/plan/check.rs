@@ -21,11 +21,13 @@ use lanes::Clock;
 use set::Set;
 use std::collections::{BTreeMap, HashSet};
 
+mod dead;
 mod kernel;
-mod lanes;
+pub(super) mod lanes;
 mod placement;
 pub(crate) mod set;
 
+pub use dead::{Span, dead};
 pub use placement::placement;
 
 /// Checks a plan.
@@ -47,6 +49,8 @@ struct Checker<'a> {
     /// Per buffer, the kernel and the operand whose packed layout it is in.
     packed: Vec<Option<(usize, usize)>>,
     needs: Vec<Needs>,
+    /// Per workspace of library calls, what the one with the most needs.
+    least: Vec<Option<u64>>,
     /// Per buffer, what it holds.
     held: Vec<Option<Held>>,
     /// Per segment, the buffers that hold bytes, by offset; they do not overlap.
@@ -101,6 +105,7 @@ impl<'a> Checker<'a> {
             plan,
             packed: vec![None; plan.buffers.len()],
             needs,
+            least: vec![None; plan.buffers.len()],
             held: plan.buffers.iter().map(|_| None).collect(),
             holders: vec![BTreeMap::new(); plan.segments.len()],
             clock: Clock::new(plan)?,
@@ -145,10 +150,15 @@ impl<'a> Checker<'a> {
         self.plan.buffers[buffer].class.segment() == Class::Activation
     }
 
-    /// What a buffer takes of the arena.
-    fn footprint(&self, buffer: usize) -> i128 {
-        let Buffer { bytes, .. } = self.plan.buffers[buffer];
+    /// What so many bytes take of the arena.
+    fn aligned(&self, bytes: u64) -> i128 {
         (bytes as i128 + self.plan.target.alignment as i128 - 1) & -(self.plan.target.alignment as i128)
+    }
+
+    /// What a buffer must have of the arena. A library call was given more than it needs where that was free.
+    fn footprint(&self, buffer: usize) -> i128 {
+        let bytes = self.plan.buffers[buffer].bytes;
+        self.aligned(self.least[buffer].map_or(bytes, |least| bytes.min(least)))
     }
 
     fn segments(&self) -> Verdict {
@@ -317,7 +327,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Each buffer is what the operand says.
-    fn operands(&self, step: &Step) -> Verdict {
+    fn operands(&mut self, step: &Step) -> Verdict {
         let plan = self.plan;
         let (kernel, needs) = (&plan.kernels[step.kernel], &self.needs[step.kernel]);
         let reads = step.reads.iter().zip(&kernel.reads).zip(&needs.reads).map(|a| (a, "reads"));
@@ -355,6 +365,10 @@ impl<'a> Checker<'a> {
             ensure(bytes >= kernel.workspace, || {
                 name(format!("expected at least {} bytes, found {bytes}", kernel.workspace))
             })?;
+            if kernel.call.is_some() {
+                let needed = layout::workspace(kernel, &plan.target);
+                self.least[b] = self.least[b].max(Some(needed));
+            }
         }
         Ok(())
     }
@@ -515,7 +529,7 @@ impl<'a> Checker<'a> {
         });
         let bound = bound.max().unwrap_or(0);
         let arena = (0..plan.buffers.len()).filter(|&b| self.is_arena(b));
-        let unshared: i128 = arena.map(|b| self.footprint(b)).sum();
+        let unshared: i128 = arena.map(|b| self.aligned(plan.buffers[b].bytes)).sum();
         let class = |class| i128::from(plan.class_bytes(class));
         let figures = [
             ("planned_bytes", i128::from(plan.bytes()), found.planned_bytes),
@@ -533,6 +547,9 @@ impl<'a> Checker<'a> {
         for (name, expected, found) in figures {
             ensure(expected == i128::from(found), || format!("summary: {name}: expected {expected}, found {found}"))?;
         }
-        Ok(())
+        // Of the orders that were tried the best is here, but lanes may have cost something.
+        let least = found.orders.iter().map(|order| order.peak).min();
+        let best = least.is_none_or(|least| least == found.arena_bytes || !self.clock.is_single());
+        ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))
     }
 }

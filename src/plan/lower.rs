@@ -4,6 +4,9 @@
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
 //!
+//! A value lies row-major, but for halves around convolutions that cuDNN computes: its tensor cores want the channels of a position
+//! one after another.
+//!
 //! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
 //! in: it is the prologue of that operand.
 
@@ -15,7 +18,7 @@ use crate::graph::{Constant, Graph, Kind};
 use crate::kernel::layout::{self, prologue, same_elements};
 use crate::kernel::library::{self, Split};
 use crate::kernel::{Kernel, Operand, Prologue, RowFold, Template};
-use crate::op::{Args, Call, Core, Lower, ValueId, reduced_axes};
+use crate::op::{Args, Call, Core, Fact, Lower, ValueId, reduced_axes};
 use crate::pass::attention;
 use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
@@ -91,6 +94,12 @@ impl Draft {
         steps.chain(ports).for_each(|b| used[b] = true);
         used
     }
+
+    /// The buffer in which a step works, if it needs one.
+    pub fn workspace(&self, step: usize) -> Option<usize> {
+        let DraftStep { kernel, writes, .. } = &self.steps[step];
+        writes.get(self.kernels[*kernel].writes.len()).copied()
+    }
 }
 
 /// Choices of lowering that change memory, not results.
@@ -141,11 +150,17 @@ struct Lowering<'a> {
     places: HashMap<ValueId, Place>,
     /// Where a value must be written, decided before its kernel is made.
     destinations: HashMap<ValueId, Place>,
+    /// Values whose channels come last, and whether their kernels can write them in no other way.
+    channels_last: HashMap<ValueId, bool>,
+    /// Copies of values in the layout that a core wants.
+    copies: HashMap<ValueId, Place>,
     /// Per value that a core reads: the group that stands in for it.
     hosted: HashMap<ValueId, Hosted>,
     /// Views that a core looks through.
     passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), usize>,
+    /// Constants that are read as views of another one, which is there anyway.
+    shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
     kernels: HashMap<String, usize>,
 }
 
@@ -160,9 +175,12 @@ pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> 
         draft: Draft::default(),
         places: HashMap::new(),
         destinations: HashMap::new(),
+        channels_last: HashMap::new(),
+        copies: HashMap::new(),
         hosted: HashMap::new(),
         passed: HashSet::new(),
         constants: HashMap::new(),
+        shared: HashMap::new(),
         kernels: HashMap::new(),
     };
     lowering.run(options)?;
@@ -178,14 +196,16 @@ impl Lowering<'_> {
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
             self.places.insert(value, Place { buffer, access });
         }
-        self.choose_outputs()?;
-        self.choose_destinations(&order, options)?;
+        self.share_constants(&order);
         let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
         for &node in &order {
             if let Some(group) = self.graph.node(node).group {
                 members.entry(group).or_default().push(node);
             }
         }
+        self.choose_layouts(&order, &members)?;
+        self.choose_outputs()?;
+        self.choose_destinations(&order, options)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
@@ -235,6 +255,95 @@ impl Lowering<'_> {
         self.draft.buffers.len() - 1
     }
 
+    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: they are held once,
+    /// and products read the other forms through their strides.
+    fn share_constants(&mut self, order: &[u32]) {
+        let graph = self.graph;
+        let mut forms: HashMap<*const Constant, Vec<(*const Constant, (Arc<Constant>, Access))>> = HashMap::new();
+        for &node in order {
+            let value = ValueId { node, port: 0 };
+            let Some(constant) = graph.as_constant(value) else { continue };
+            let (root, access) = viewed(constant);
+            let product = |&user: &u32| graph.node(user).op().is_some_and(|op| op.name == "MatMul");
+            if access.is_contiguous() || graph.users(value).iter().all(product) {
+                forms.entry(Arc::as_ptr(&root)).or_default().push((Arc::as_ptr(constant), (root, access)));
+            }
+        }
+        self.shared = forms.into_values().filter(|forms| forms.len() > 1).flatten().collect();
+    }
+
+    /// Whether this is a convolution that wants its operands' channels last.
+    fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
+        let half = matches!(dtype, DType::F16 | DType::BF16);
+        let served = self.target.family == Family::Cuda && self.target.libraries.cudnn;
+        half && served && matches!(template, Template::Conv { .. })
+    }
+
+    /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
+    /// alone by kernels that can write either way.
+    fn choose_layouts(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+        if self.target.family != Family::Cuda || !self.target.libraries.cudnn {
+            return Ok(());
+        }
+        let graph = self.graph;
+        let template = |id: u32| {
+            let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+            let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
+            self.build(id, &dense).map(|core| core.template)
+        };
+        let mut chosen: HashMap<ValueId, bool> = HashMap::new();
+        for &id in order {
+            let Kind::Op(op) = graph.node(id).kind else { continue };
+            let alone = [id];
+            let group = graph.node(id).group.map_or(&alone[..], |group| members[&group].as_slice());
+            let value = ValueId { node: id, port: 0 };
+            let Fact { dtype, shape } = graph.fact(value);
+            if group.last() != Some(&id) || !matches!(dtype, DType::F16 | DType::BF16) || shape.len() < 3 {
+                continue;
+            }
+            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+            let anchor = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
+            let from = |nodes: &[u32]| {
+                let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
+                operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
+            };
+            let convolved = |user: &u32| match lower(*user) {
+                Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
+                    template(*user).is_ok_and(|t| self.wants_channels_last(&t, *dtype))
+                }
+                _ => false,
+            };
+            let users = graph.users(value);
+            let fixed = match (op.lower, anchor) {
+                (_, Some(anchor)) => match template(anchor)? {
+                    ref t if self.wants_channels_last(t, *dtype) => Some(true),
+                    Template::Pool { .. } if from(&[anchor]) => Some(false),
+                    _ => None,
+                },
+                (Lower::Map(_), None) => {
+                    let meant = !users.is_empty() && users.iter().all(convolved);
+                    (meant || from(group)).then_some(false)
+                }
+                (Lower::Concat, None) => from(&[id]).then_some(false),
+                _ => None,
+            };
+            if let Some(fixed) = fixed {
+                chosen.insert(value, fixed);
+            }
+        }
+        self.channels_last = chosen;
+        Ok(())
+    }
+
+    /// How a value lies in a buffer of its own.
+    fn layout(&self, value: ValueId) -> Access {
+        let shape = self.graph.fact(value).shape.clone();
+        match self.channels_last.contains_key(&value) {
+            true => Access::channels_last(shape),
+            false => Access::contiguous(shape),
+        }
+    }
+
     /// Gives every output a buffer; the first output of a value that a kernel produces is written there directly.
     fn choose_outputs(&mut self) -> Result<()> {
         for (name, value) in self.graph.outputs() {
@@ -253,7 +362,7 @@ impl Lowering<'_> {
         loop {
             let node = self.graph.node(value.node);
             let Some(op) = node.op() else { return };
-            if self.destinations.contains_key(&value) {
+            if self.destinations.contains_key(&value) || self.channels_last.get(&value) == Some(&true) {
                 return;
             }
             let Lower::View(_) = op.lower else {
@@ -285,8 +394,7 @@ impl Lowering<'_> {
             let value = ValueId { node: id, port: 0 };
             if !self.destinations.contains_key(&value) {
                 let buffer = self.buffer(value, Class::Activation)?;
-                let access = Access::contiguous(node.outputs[0].fact.shape.clone());
-                self.destinations.insert(value, Place { buffer, access });
+                self.destinations.insert(value, Place { buffer, access: self.layout(value) });
             }
             if options.join {
                 let whole = self.destinations[&value].clone();
@@ -342,9 +450,42 @@ impl Lowering<'_> {
 
     /// A row-major copy of a value in a buffer of its own.
     fn contiguous(&mut self, value: ValueId, place: &Place) -> Result<Place> {
+        let access = Access::contiguous(place.access.shape.clone());
+        self.copied(value, place, access)
+    }
+
+    /// A copy of a value in a buffer of its own.
+    fn copied(&mut self, value: ValueId, place: &Place, access: Access) -> Result<Place> {
         let buffer = self.buffer(value, Class::Activation)?;
-        let copy = Place { buffer, access: Access::contiguous(place.access.shape.clone()) };
+        let copy = Place { buffer, access };
         self.copy(value, place, copy.clone())?;
+        Ok(copy)
+    }
+
+    /// A value with its channels last: as it is, as a constant that is stored so, or as a copy.
+    fn with_channels_last(&mut self, value: ValueId) -> Result<Place> {
+        let shape = self.graph.fact(value).shape.clone();
+        if let Some(constant) = self.graph.as_constant(value).cloned() {
+            let key = (Arc::as_ptr(&constant), Some("channels last".to_owned()));
+            let access = Access::channels_last(shape.clone());
+            if let Some(&buffer) = self.constants.get(&key) {
+                return Ok(Place { buffer, access });
+            }
+            let constant = Arc::new(constant.permuted(&crate::shape::channels_last(shape.len()))?);
+            let buffer = self.buffer(value, Class::Constant)?;
+            self.constants.insert(key, buffer);
+            self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+            return Ok(Place { buffer, access });
+        }
+        let place = self.place(value)?;
+        if self.graph.choices().holds("last", value.node, place.access.has_channels_last()) {
+            return Ok(place);
+        }
+        if let Some(copy) = self.copies.get(&value) {
+            return Ok(copy.clone());
+        }
+        let copy = self.copied(value, &place, Access::channels_last(shape))?;
+        self.copies.insert(value, copy.clone());
         Ok(copy)
     }
 
@@ -378,13 +519,16 @@ impl Lowering<'_> {
         let Some(constant) = self.graph.as_constant(value) else {
             return Err(Error::Graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
         };
-        let constant = constant.clone();
+        let (constant, access) = match self.shared.get(&Arc::as_ptr(constant)) {
+            Some(shared) => shared.clone(),
+            None => (constant.clone(), Access::contiguous(constant.fact.shape.clone())),
+        };
         let key = (Arc::as_ptr(&constant), None);
-        let access = Access::contiguous(constant.fact.shape.clone());
         if let Some(&buffer) = self.constants.get(&key) {
             return Ok(Place { buffer, access });
         }
-        let buffer = self.buffer(value, Class::Constant)?;
+        let (name, dtype) = (constant.name.clone(), self.storage(constant.fact.dtype, &constant.name)?);
+        let buffer = self.add_buffer(name, dtype, constant.fact.shape.clone(), Class::Constant);
         self.constants.insert(key, buffer);
         self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
         Ok(Place { buffer, access })
@@ -646,7 +790,7 @@ impl Lowering<'_> {
             Some(place) => place.clone(),
             None => {
                 let buffer = self.buffer(value, Class::Activation)?;
-                Place { buffer, access: Access::contiguous(self.graph.fact(value).shape.clone()) }
+                Place { buffer, access: self.layout(value) }
             }
         };
         self.places.insert(value, place.clone());
@@ -688,6 +832,17 @@ impl Lowering<'_> {
         }
         let accesses = |places: &[Place]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
         let mut core = self.build(anchor, &accesses(&places))?;
+        let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
+        let last = self.wants_channels_last(&core.template, dtype);
+        if last {
+            for (place, &value) in places.iter_mut().zip(&operands) {
+                *place = self.with_channels_last(value)?;
+            }
+            core = self.build(anchor, &accesses(&places))?;
+        }
+        let either = self.target.family == Family::Cuda && matches!(core.template, Template::Pool { .. });
+        let lies = either && core.reads[0].1.has_channels_last();
+        let lies = last || self.graph.choices().holds("lies", anchor, lies);
         let windowed = matches!(
             core.template,
             Template::Conv { .. }
@@ -696,7 +851,7 @@ impl Lowering<'_> {
                 | Template::Resize { .. }
                 | Template::Pad { .. }
         );
-        if windowed && !self.graph.choices().holds("dense", anchor, is_dense_image(&core.reads[0].1)) {
+        if windowed && !lies && !self.graph.choices().holds("dense", anchor, is_dense_image(&core.reads[0].1)) {
             let input = core.reads[0].0;
             places[input] = self.contiguous(operands[input], &places[input])?;
             core = self.build(anchor, &accesses(&places))?;
@@ -806,6 +961,7 @@ impl Lowering<'_> {
         if self.target.family == Family::Cpu {
             self.pack(&mut kernel, &mut buffers);
         }
+        self.walk_as_written(&mut kernel);
         let split = library::split(&kernel, self.target);
         let form = |s: &Split| u32::from(s.rest.is_some());
         let own = split.as_ref().filter(|s| s.call.0.call.is_some()).map(form);
@@ -816,15 +972,40 @@ impl Lowering<'_> {
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
         self.launch(name.clone(), call, pick(&slots), &writes)?;
-        if let Some((map, slots)) = rest {
+        if let Some((mut map, slots)) = rest {
+            self.walk_as_written(&mut map);
             let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
             self.launch(name, map, reads, &writes)?;
         }
         Ok(())
     }
 
+    /// On GPUs, neighbours in the index space are computed side by side: they should lie so, too.
+    fn walk_as_written(&self, kernel: &mut Kernel) {
+        let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
+        let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
+        if self.target.family != Family::Cuda || indexed || writes.len() != 1 {
+            return;
+        }
+        let strides = &writes[0].access.strides;
+        let mut axes: Vec<usize> = (0..shape.len()).filter(|&k| shape[k] != 1).collect();
+        axes.sort_by_key(|&k| std::cmp::Reverse(strides[k].unsigned_abs()));
+        // Axes of extent 1 stay where they are.
+        let mut sorted = axes.into_iter();
+        let order: Vec<usize> = (0..shape.len())
+            .map(|k| if shape[k] == 1 { k } else { sorted.next().expect("as many as moved") })
+            .collect();
+        *shape = order.iter().map(|&k| shape[k]).collect();
+        for operand in reads.iter_mut().chain(writes) {
+            operand.access = operand.access.permute(&order);
+        }
+    }
+
     fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
-        kernel.workspace = layout::workspace(&kernel, self.target);
+        kernel.workspace = match &kernel.call {
+            Some(call) => call.workspace(),
+            None => layout::workspace(&kernel, self.target),
+        };
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
         let further = kernel.further();
@@ -907,6 +1088,18 @@ impl Recipe {
     fn new(template: Template, shape: Shape, body: Body) -> Recipe {
         Recipe { template, shape, prologues: Vec::new(), body }
     }
+}
+
+/// The constant that a constant is a view of, and how it lies there; itself, if it is none.
+fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
+    let through = || {
+        let (op, attrs, source) = constant.view()?;
+        let Lower::View(view) = op.lower else { return None };
+        let (root, access) = viewed(source);
+        let access = view(&Call { op, attrs, inputs: &[Some(&source.fact)] }, &access)?;
+        Some((root, access))
+    };
+    through().unwrap_or_else(|| (constant.clone(), Access::contiguous(constant.fact.shape.clone())))
 }
 
 /// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.

@@ -20,13 +20,18 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
+pub mod bound;
 pub mod check;
+pub mod diff;
 pub mod lanes;
 pub mod live;
+pub mod lives;
 pub mod lower;
 pub mod order;
+pub mod peak;
 pub mod place;
 pub mod range;
+mod spare;
 
 /// The version of the plan's file format.
 pub const VERSION: u32 = 1;
@@ -163,6 +168,17 @@ fn is_first(lane: &u32) -> bool {
     *lane == 0
 }
 
+/// An order of the steps that was tried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// How it was made; `file` is the graph's own.
+    pub name: String,
+    /// The most bytes of the arena that are live at once: no placement of it can be smaller.
+    pub bound: u64,
+    /// Bytes of the arena as it was placed. What could not win was placed with the least effort.
+    pub peak: u64,
+}
+
 /// Figures that follow from the plan, kept beside it for readers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -188,6 +204,10 @@ pub struct Summary {
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
+    /// Every order that was tried, one step after another, the file's first. The plan has the first of those with the smallest peak;
+    /// steps that run side by side may take more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub orders: Vec<Candidate>,
 }
 
 /// A named dim and its extents.
@@ -305,7 +325,7 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 /// # Errors
 /// As [`plan`].
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let found = arrange(target, limits, |options| lower(graph, target, options))?;
+    let found = arrange(target, limits, |options| draft(graph, target, options))?;
     let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
     let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
     check::check(&plan)?;
@@ -313,68 +333,98 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
     Ok((plan, constants))
 }
 
+/// A draft that is ready to be ordered.
+fn draft(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+    let mut draft = lower(graph, target, options)?;
+    spare::shrink(&mut draft, target);
+    Ok(draft)
+}
+
 /// A draft with all that is decided of it: order, segments, offsets.
 struct Arrangement {
     draft: Draft,
     options: Options,
     layout: Layout,
+    orders: Vec<Candidate>,
     segments: Vec<Segment>,
     /// Per buffer of the draft, segment and offset; `None` for what nothing uses.
     places: Vec<Option<(usize, u64)>>,
 }
 
-impl Arrangement {
-    fn bytes(&self) -> u64 {
-        self.segments.iter().map(|s| s.bytes).sum()
+/// Decides which of the drafts to plan, and where everything of it goes.
+fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
+    let (mut draft, options, mut layout, orders) = best_order(target, draft)?;
+    if let Some(wide) = widen(&draft, target, &layout)? {
+        let bytes: u64 = stack(target, &draft, &wide).0.iter().map(|s| s.bytes).sum();
+        if limits.memory.is_none_or(|limit| bytes <= limit) {
+            layout = wide;
+        }
     }
+    spare::grow(&mut draft, &mut layout, target);
+    let (segments, places) = stack(target, &draft, &layout);
+    Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
 
-/// Decides which of the drafts to plan, and where everything of it goes.
-fn arrange(target: &Target, limits: &Limits, mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
-    let mut best: Option<(Draft, Options, Layout)> = None;
-    for join in [true, false] {
-        let options = Options { join };
-        let draft = draft(options)?;
-        check_sizes(&draft, target)?;
-        let mut smallest: Option<Layout> = None;
-        for (name, order) in order::orders(&draft) {
-            let bar = [smallest.as_ref(), best.as_ref().map(|(.., l)| l)].into_iter().flatten().map(|l| l.peak).min();
-            if let Some(layout) = layout(&draft, target, name, order, 1, bar)? {
-                smallest = Some(layout);
-            }
-        }
-        let joined = draft.concatenates;
-        if let Some(layout) = smallest {
-            best = Some((draft, options, layout));
-        }
-        if !joined {
-            break;
+/// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
+fn best_order(
+    target: &Target,
+    mut draft: impl FnMut(Options) -> Result<Draft>,
+) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
+    let mut drafts = vec![draft(Options { join: true })?];
+    if drafts[0].concatenates {
+        drafts.push(draft(Options { join: false })?);
+    }
+    let mut tries = Vec::new();
+    for (d, draft) in drafts.iter().enumerate() {
+        check_sizes(draft, target)?;
+        tries.extend(order::orders(draft, target.alignment).into_iter().map(|order| (d, order)));
+    }
+    let mut orders: Vec<Candidate> = Vec::with_capacity(tries.len());
+    for (d, order) in &tries {
+        let name = if *d == 0 { order.name.clone() } else { format!("{}, parts copied", order.name) };
+        orders.push(Candidate { name, bound: order.bound, peak: u64::MAX });
+    }
+    // A low bound first: what is placed within it leaves little for others to win.
+    let mut turns: Vec<usize> = (0..tries.len()).collect();
+    turns.sort_by_key(|&at| (tries[at].1.bound, at));
+    let mut best: Option<(usize, Layout)> = None;
+    for at in turns {
+        let (d, order) = &tries[at];
+        let bar = best.as_ref().map(|(holder, layout)| layout.peak.saturating_add(u64::from(at < *holder)));
+        let layout = layout(&drafts[*d], target, &order.steps, 1, bar.unwrap_or(u64::MAX))?;
+        orders[at].peak = layout.peak;
+        orders[at].bound = layout.bound.min(layout.peak);
+        if bar.is_none_or(|bar| layout.peak < bar) {
+            best = Some((at, layout));
         }
     }
-    let (draft, options, layout) = best.expect("the first order is always placed");
-    tracing::debug!(join = options.join, bound = layout.bound, peak = layout.peak, "chosen");
-    let wide = widen(&draft, target, &layout)?;
-    let arranged = |draft, layout| {
-        let (segments, places) = stack(target, &draft, &layout);
-        Arrangement { draft, options, layout, segments, places }
-    };
-    let Some(wide) = wide else { return Ok(arranged(draft, layout)) };
-    let found = arranged(draft, wide);
-    let within = limits.memory.is_none_or(|limit| found.bytes() <= limit);
-    Ok(if within { found } else { arranged(found.draft, layout) })
+    let (at, layout) = best.expect("there is an order");
+    let options = Options { join: tries[at].0 == 0 };
+    Ok((drafts.swap_remove(tries[at].0), options, layout, orders))
 }
 
 /// How much larger, in percent, an arena may become for steps to run side by side.
 const LANES_COST: u64 = 25;
 
-/// The same order in as many lanes as the target runs, or in fewer, if they take little more memory.
+/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory.
 fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
     let bar = layout.peak.saturating_add(layout.peak.saturating_mul(LANES_COST) / 100).saturating_add(1);
+    let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;
     while lanes > 1 {
-        let wide = self::layout(draft, target, "lanes", layout.order.clone(), lanes, Some(bar))?;
-        if let Some(wide) = wide.filter(|l| l.lanes.used() > 1) {
-            return Ok(Some(wide));
+        let mut best: Option<Layout> = None;
+        for order in [&file, &layout.order] {
+            let bar = best.as_ref().map_or(bar, |best| best.peak);
+            let wide = self::layout(draft, target, order, lanes, bar)?;
+            if wide.peak < bar && wide.lanes.used() > 1 {
+                best = Some(wide);
+            }
+            if layout.order == file {
+                break;
+            }
+        }
+        if best.is_some() {
+            return Ok(best);
         }
         lanes /= 2;
     }
@@ -394,7 +444,17 @@ struct Layout {
     peak: u64,
 }
 
+/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let mut sum = 0u64;
+    for b in &draft.buffers {
+        let padded = b.bytes.checked_next_multiple_of(target.alignment);
+        let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
+        sum = next.ok_or_else(|| {
+            let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
+            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+        })?;
+    }
     let largest = target.max_binding.min(target.max_segment);
     match draft.buffers.iter().find(|b| b.bytes > largest) {
         Some(b) => Err(Error::Usage(format!(
@@ -405,17 +465,10 @@ fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     }
 }
 
-/// Places an order, unless its bound says that it cannot come below `bar`.
-fn layout(
-    draft: &Draft,
-    target: &Target,
-    name: &str,
-    order: Vec<usize>,
-    lanes: usize,
-    bar: Option<u64>,
-) -> Result<Option<Layout>> {
-    let lanes = Lanes::new(draft, &order, lanes);
-    let live = live::live(draft, &order, &lanes);
+/// Places an order, with little effort where its bound says that it cannot come below `bar`.
+fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar: u64) -> Result<Layout> {
+    let lanes = Lanes::new(draft, order, lanes);
+    let live = live::live(draft, order, &lanes);
     let items = live.ranges.iter().map(|r| Item {
         lower: r.lower as u64,
         upper: r.upper as u64,
@@ -424,10 +477,9 @@ fn layout(
     });
     let problem = Problem::new(items.collect(), target.alignment)?;
     let bound = problem.lower_bound();
-    let one_segment = bar.filter(|&bar| bar <= target.max_segment);
-    if bar.is_some_and(|bar| bound >= bar) {
-        return Ok(None);
-    }
+    let effort = if bound < bar { Effort::PLAN } else { Effort::Steps(0) };
+    // The peak of one of several segments says nothing about their sum.
+    let bar = if bar <= target.max_segment { bar } else { u64::MAX };
     let mut offsets = vec![(0, 0); live.ranges.len()];
     let mut segments = Vec::new();
     let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
@@ -435,9 +487,7 @@ fn layout(
         // What reaches beyond the largest segment goes to the next one.
         let items = rest.iter().map(|&r| problem.items()[r]).collect();
         let part = Problem::new(items, target.alignment)?;
-        let Some(solution) = place::place_below(&part, one_segment.unwrap_or(u64::MAX), Effort::PLAN) else {
-            return Ok(None);
-        };
+        let solution = place::place_below(&part, bar, effort);
         let mut bytes = 0;
         let mut beyond = Vec::new();
         for (&range, &offset) in rest.iter().zip(&solution.offsets) {
@@ -453,9 +503,7 @@ fn layout(
         rest = beyond;
     }
     let peak = segments.iter().sum();
-    tracing::debug!(order = name, bound, peak, "placed");
-    let better = bar.is_none_or(|bar| peak < bar);
-    Ok(better.then_some(Layout { order, lanes, live, offsets, segments, bound, peak }))
+    Ok(Layout { order: order.to_vec(), lanes, live, offsets, segments, bound, peak })
 }
 
 /// Lays buffers one after another into segments of one class.
@@ -535,7 +583,7 @@ fn assemble(
     draft: &Draft,
     whole: &[usize],
 ) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let Arrangement { layout, segments, places, .. } = arrangement;
+    let Arrangement { layout, orders, segments, places, .. } = arrangement;
     let used = draft.used();
     let mut number = vec![usize::MAX; draft.buffers.len()];
     let mut buffers = Vec::new();
@@ -599,24 +647,21 @@ fn assemble(
         staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
+        orders: orders.clone(),
     };
     Ok((plan, data))
 }
 
-/// The largest sum of live bytes over the steps of a draft that runs in a layout: that of the layout itself when it was made for this draft.
+/// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes.
 fn bound(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
-    let mut items: Vec<Option<Item>> = vec![None; layout.live.ranges.len()];
-    for (at, &s) in layout.order.iter().enumerate() {
-        let step = &draft.steps[s];
-        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
-        for &b in step.reads.iter().chain(&step.writes) {
-            let Some(range) = layout.live.range[whole[b]] else { continue };
-            let size = draft.buffers[b].bytes;
-            let item = items[range].get_or_insert(Item { lower: from, upper: to, size, align: target.alignment });
-            item.lower = item.lower.min(from);
-            item.upper = item.upper.max(to);
-            item.size = item.size.max(size);
+    let mut sizes = vec![0; layout.live.ranges.len()];
+    for (buffer, &whole) in draft.buffers.iter().zip(whole) {
+        if let Some(range) = layout.live.range.get(whole).copied().flatten() {
+            sizes[range] = buffer.bytes.max(sizes[range]);
         }
     }
-    Ok(Problem::new(items.into_iter().flatten().collect(), target.alignment)?.lower_bound())
+    let items = layout.live.ranges.iter().zip(sizes).filter(|(_, size)| *size > 0);
+    let items =
+        items.map(|(r, size)| Item { lower: r.lower as u64, upper: r.upper as u64, size, align: target.alignment });
+    Ok(Problem::new(items.collect(), target.alignment)?.lower_bound())
 }

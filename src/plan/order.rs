@@ -1,9 +1,15 @@
 //! In which order steps run. The order sets the lower bound of the arena; offsets can only approach it.
 
-use super::Class;
 use super::lower::Draft;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use depth::{First, depth_first};
+use ledger::{Ledger, Uses};
+use list::{Next, list};
+use search::search;
+
+mod depth;
+mod ledger;
+mod list;
+mod search;
 
 /// Which steps must precede which.
 pub struct Dag {
@@ -47,117 +53,71 @@ impl Dag {
     }
 }
 
-/// Candidate orders by name, the file's first. Each lists every step once, behind all it depends on.
-pub fn orders(draft: &Draft) -> Vec<(&'static str, Vec<usize>)> {
-    let dag = Dag::new(draft);
-    vec![
-        ("file", (0..draft.steps.len()).collect()),
-        ("depth-first", depth_first(draft, &dag)),
-        ("least-growth", least_growth(draft, &dag)),
-    ]
+/// An order of the steps that might be the best.
+pub struct Order {
+    /// How it was made.
+    pub name: String,
+    /// Every step once, behind all it depends on.
+    pub steps: Vec<usize>,
+    /// The most bytes of the arena that are live at once, each buffer rounded up to the alignment.
+    pub bound: u64,
 }
 
-fn arena_bytes(draft: &Draft, buffer: usize) -> u64 {
-    let b = &draft.buffers[buffer];
-    if b.class == Class::Activation { b.bytes } else { 0 }
-}
-
-/// What a step needs is made right before it, the largest result first.
-fn depth_first(draft: &Draft, dag: &Dag) -> Vec<usize> {
-    let made = |s: usize| draft.steps[s].writes.iter().map(|&b| arena_bytes(draft, b)).sum::<u64>();
-    let mut order = Vec::with_capacity(draft.steps.len());
-    let mut state = vec![0u8; draft.steps.len()];
-    for root in (0..draft.steps.len()).filter(|&s| dag.after[s].is_empty()) {
-        let mut stack = vec![root];
-        while let Some(&s) = stack.last() {
-            if state[s] == 0 {
-                state[s] = 1;
-                let mut needs: Vec<usize> = dag.before[s].iter().copied().filter(|&p| state[p] == 0).collect();
-                needs.sort_by_key(|&p| (made(p), Reverse(p)));
-                stack.extend(needs);
-            } else {
-                stack.pop();
-                if state[s] == 1 {
-                    state[s] = 2;
-                    order.push(s);
-                }
-            }
-        }
-    }
-    order
-}
-
-/// Of the steps that could run, the one after which least is live; the file's order decides between equals.
-fn least_growth(draft: &Draft, dag: &Dag) -> Vec<usize> {
-    let steps = draft.steps.len();
-    let mut readers = vec![0usize; draft.buffers.len()];
-    let mut touched: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
-    for (s, step) in draft.steps.iter().enumerate() {
-        for &b in &unique(&step.reads) {
-            readers[b] += 1;
-            touched[b].push(s);
-        }
-    }
-    let mut live = vec![false; draft.buffers.len()];
-    let growth = |s: usize, readers: &[usize], live: &[bool]| -> i64 {
-        let step = &draft.steps[s];
-        let made: u64 = step.writes.iter().filter(|&&b| !live[b]).map(|&b| arena_bytes(draft, b)).sum();
-        let freed: u64 = unique(&step.reads).iter().filter(|&&b| readers[b] == 1).map(|&b| arena_bytes(draft, b)).sum();
-        made as i64 - freed as i64
+/// Candidates, the file's order first; each differs from those before it. Buffers start at multiples of `align`.
+pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
+    let file: Vec<usize> = (0..draft.steps.len()).collect();
+    let Some(uses) = Uses::new(draft, align) else {
+        // Sums that overflow are refused when the order is placed.
+        return vec![Order { name: "file".into(), steps: file, bound: u64::MAX }];
     };
-    let mut missing: Vec<usize> = dag.before.iter().map(Vec::len).collect();
-    let mut heap = BinaryHeap::new();
-    let mut current = vec![i64::MAX; steps];
-    for s in (0..steps).filter(|&s| missing[s] == 0) {
-        current[s] = growth(s, &readers, &live);
-        heap.push(Reverse((current[s], s)));
-    }
-    let mut done = vec![false; steps];
-    let mut order = Vec::with_capacity(steps);
-    while let Some(Reverse((value, s))) = heap.pop() {
-        if done[s] || value != current[s] {
-            continue;
+    let dag = Dag::new(draft);
+    let mut found: Vec<Order> = Vec::new();
+    let mut add = |name: &str, steps: Vec<usize>| {
+        if found.iter().all(|other| other.steps != steps) {
+            found.push(Order { name: name.into(), bound: uses.peak(&steps), steps });
         }
-        done[s] = true;
-        order.push(s);
-        let step = &draft.steps[s];
-        let mut stale = Vec::new();
-        for &b in &step.writes {
-            if !live[b] {
-                live[b] = true;
-                stale.push(b);
-            }
-        }
-        for b in unique(&step.reads) {
-            readers[b] -= 1;
-            if readers[b] == 1 {
-                stale.push(b);
-            }
-        }
-        for &next in &dag.after[s] {
-            missing[next] -= 1;
-            if missing[next] == 0 {
-                current[next] = growth(next, &readers, &live);
-                heap.push(Reverse((current[next], next)));
-            }
-        }
-        // One reader is left: reading this buffer now frees it.
-        for other in stale.into_iter().flat_map(|b| &touched[b]).copied().collect::<Vec<_>>() {
-            if !done[other] && missing[other] == 0 {
-                let value = growth(other, &readers, &live);
-                if value != current[other] {
-                    current[other] = value;
-                    heap.push(Reverse((value, other)));
-                }
-            }
+    };
+    add("file", file.clone());
+    add("late", late(&uses, &dag, &file));
+    add("depth-first", depth_first(&uses, &dag, First::File));
+    add("largest-first", depth_first(&uses, &dag, First::Largest));
+    add("shared-first", depth_first(&uses, &dag, First::Shared));
+    add("sethi-ullman", depth_first(&uses, &dag, First::Needy));
+    add("least-growth", list(&uses, &dag, Next::Least, false));
+    add("least-newest", list(&uses, &dag, Next::LeastNewest, false));
+    add("newest", list(&uses, &dag, Next::Newest, false));
+    add("least-growth-backward", list(&uses, &dag, Next::Least, true));
+    add("least-newest-backward", list(&uses, &dag, Next::LeastNewest, true));
+    // From the order that is nearest to the file's, and from the best.
+    let near = found.iter().take(2).min_by_key(|order| order.bound).map(|order| order.steps.clone());
+    let best = found.iter().min_by_key(|order| order.bound).map(|order| (order.name.clone(), order.steps.clone()));
+    let searches = near.map(|steps| ("file".to_owned(), steps)).into_iter().chain(best);
+    for (name, mut steps) in searches {
+        if search(&uses, &dag, &mut steps) && found.iter().all(|other| other.steps != steps) {
+            found.push(Order { name: format!("{name}, searched"), bound: uses.peak(&steps), steps });
         }
     }
-    order
+    found
 }
 
-fn unique(buffers: &[usize]) -> Vec<usize> {
-    let mut out = buffers.to_vec();
-    out.sort_unstable();
-    out.dedup();
-    out
+/// An order in which steps that make no less than they free wait until their first reader is next.
+fn late(uses: &Uses, dag: &Dag, order: &[usize]) -> Vec<usize> {
+    let mut ledger = Ledger::new(uses);
+    let grows = |&s: &usize| {
+        let growth = ledger.growth(s);
+        ledger.run(s);
+        growth >= 0
+    };
+    let grows: Vec<bool> = order.iter().map(grows).collect();
+    // Per position, that of the step which it goes with. Those that go with one step keep their order.
+    let mut with: Vec<usize> = (0..order.len()).collect();
+    let mut position = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(at, &s)| position[s] = at);
+    for at in (0..order.len()).rev() {
+        let first = dag.after[order[at]].iter().map(|&s| with[position[s]]).min();
+        with[at] = first.filter(|_| grows[at]).unwrap_or(at);
+    }
+    let mut sorted: Vec<usize> = (0..order.len()).collect();
+    sorted.sort_by_key(|&at| (with[at], at));
+    sorted.into_iter().map(|at| order[at]).collect()
 }

@@ -13,8 +13,8 @@
 //! What is planned are the sizes that buffers have at most over the bindings that were tried: all of them where the range has few, else
 //! its corners and some between them. One that was not tried is lowered when it is asked for, and refused if it should need more.
 
-use super::lower::{Draft, Options, lower};
-use super::{Arrangement, Dim, Limits, Plan, arrange, assemble, check};
+use super::lower::{Draft, Options};
+use super::{Arrangement, Dim, Limits, Plan, arrange, assemble, check, spare};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
@@ -240,7 +240,7 @@ impl Maker {
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
         let mut graph = (self.source)(&dims, choices)?;
         pass::run(&mut graph, &self.target, self.fuse)?;
-        let draft = lower(&graph, &self.target, options)?;
+        let draft = super::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }
 
@@ -296,7 +296,9 @@ impl Maker {
 
     fn compile(&self, arrangement: &Arrangement, member: &Member) -> Result<Compiled> {
         let Member { binding, graph, draft, whole } = member;
-        let (mut plan, constants) = assemble(graph, &self.target, arrangement, draft, whole)?;
+        let mut draft = draft.clone();
+        spare::take(&mut draft, &arrangement.layout, whole);
+        let (mut plan, constants) = assemble(graph, &self.target, arrangement, &draft, whole)?;
         let own = |(dim, &extent): (&Dim, &usize)| Dim { name: dim.name.clone(), least: extent, most: extent };
         plan.dims = self.dims.iter().zip(binding).map(own).collect();
         check::check(&plan)?;

@@ -103,6 +103,7 @@ mod tests {
             version: crate::plan::VERSION,
             name: "m".into(),
             target: Target::cpu(1),
+            dims: Vec::new(),
             summary: Summary { lower_bound: 1000, unshared_bytes: 4096, ..Summary::default() },
             segments: vec![
                 segment(Class::Activation, 1024),

@@ -80,6 +80,7 @@ pub fn repair(plan: &mut Plan) {
         staging_bytes: sum(Some(Class::Staging)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
         steps: plan.steps.len(),
+        orders: Vec::new(),
     };
 }
 
@@ -342,7 +343,7 @@ fn kernel(nursery: &mut Nursery, k: usize) {
                     *offset = offset.wrapping_add(by);
                 });
             }
-            for axis in 0..operand.access.shape.len() {
+            for axis in 0..operand.access.shape.len().min(operand.access.strides.len()) {
                 for stride in STRIDES {
                     add(format!("{name}: stride {axis} is {stride}"), &|k| {
                         list(k, writes)[i].access.strides[axis] = stride

@@ -2,6 +2,7 @@
 
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Fold, Kernel, Template};
+use plimsoll::plan::check::{Span, dead};
 use plimsoll::plan::{Buffer, Class, Plan, Step};
 use plimsoll::shape::{Access, advance};
 use std::collections::BTreeMap;
@@ -20,6 +21,8 @@ trait Memory {
     fn scribble(&mut self, _buffer: usize, _bytes: u64) {}
     /// The step is over.
     fn commit(&mut self) {}
+    /// This step is next, or nothing is.
+    fn before(&mut self, _step: usize) {}
 }
 
 /// The port of a constant in a packed layout. Its bytes are the kernel's own affair; what it reads is the constant.
@@ -61,11 +64,12 @@ impl Memory for Private<'_> {
     }
 }
 
-/// The plan's segments, full of nonsense at first.
+/// The plan's segments, full of nonsense at first. What dies is nonsense again.
 struct Shared<'a> {
     plan: &'a Plan,
     segments: Vec<Vec<u8>>,
     nonsense: u64,
+    dead: Vec<Vec<Span>>,
 }
 
 impl Shared<'_> {
@@ -107,6 +111,12 @@ impl Memory for Shared<'_> {
     fn scribble(&mut self, buffer: usize, bytes: u64) {
         let Buffer { segment, offset, .. } = self.plan.buffers[buffer];
         self.fill(segment, offset as usize, (offset + bytes) as usize);
+    }
+
+    fn before(&mut self, step: usize) {
+        for Span { segment, offset, bytes } in self.dead[step].clone() {
+            self.fill(segment, offset as usize, (offset + bytes) as usize);
+        }
     }
 }
 
@@ -181,7 +191,7 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
 /// Runs twice in a row on the bytes that the plan assigns, forwards or backwards through each kernel's index space.
 pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
     let segments = plan.segments.iter().map(|s| vec![0; s.bytes as usize]).collect();
-    let mut memory = Shared { plan, segments, nonsense: seed };
+    let mut memory = Shared { plan, segments, nonsense: seed, dead: dead(plan) };
     for (i, segment) in plan.segments.iter().enumerate() {
         memory.fill(i, 0, segment.bytes as usize);
     }
@@ -215,10 +225,12 @@ fn runs<M: Memory>(
         for (i, port) in plan.inputs.iter().enumerate() {
             fill(memory, port.buffer, 5 + i, run);
         }
-        for step in &plan.steps {
+        for (at, step) in plan.steps.iter().enumerate() {
+            memory.before(at);
             launch(&plan.kernels[step.kernel], step, memory, backwards);
             memory.commit();
         }
+        memory.before(plan.steps.len());
         for port in plan.outputs.iter().chain(&plan.state) {
             results.push((0..elements(port.buffer)).map(|e| memory.get(port.buffer, e as isize).to_bits()).collect());
         }

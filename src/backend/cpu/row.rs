@@ -14,8 +14,10 @@ use super::program::{Frame, Program, Sink, Source, source};
 use super::rewrite::{hoist, keep_values};
 use super::simd::Isa;
 use super::{Args, Compiled, Needs, Scratch, share};
+use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::{Fold, Kernel, Template};
+use std::ops::Range;
 
 /// Most bytes of intermediate values that are kept from one pass over a row to the next.
 const KEPT_BYTES: usize = 64 << 10;
@@ -113,20 +115,23 @@ pub struct Row {
     needs: Needs,
 }
 
-impl Row {
-    /// Compiles a row kernel.
-    pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Row, String> {
-        let Template::Row { inner, folds, per_row } = &kernel.template else { return Err("not a row kernel".into()) };
-        let rank = kernel.shape.len();
-        let rows = rank - inner;
-        let mut bodies: Vec<Body> = folds.iter().map(|f| f.body.clone()).collect();
-        bodies.push(kernel.body.clone());
-        if bodies[..folds.len()].iter().any(|b| b.results.len() != 1) {
-            return Err("a fold of more than one value".into());
-        }
+/// Everything that a row kernel moves, before it is known which way blocks run.
+struct Operands {
+    frame: Frame,
+    /// What bodies read, then what is written: the launch's argument, if it is not an index, and the size of an element.
+    streams: Vec<(Option<usize>, usize)>,
+    /// How each of these moves over all axes: those of the rows, then those of the elements.
+    motions: Vec<Motion>,
+    /// The first of what is written.
+    first_out: usize,
+    /// How results are stored.
+    stores: Vec<Sink>,
+}
 
-        // Every operand as it moves over all axes: those of the rows, then those of the elements.
-        let (inputs, axes) = leaves(&bodies);
+impl Operands {
+    fn new(kernel: &Kernel, bodies: &[Body]) -> Result<Operands, String> {
+        let rank = kernel.shape.len();
+        let (inputs, axes) = leaves(bodies);
         let mut frame = Frame { inputs: vec![None; kernel.reads.len()], ..Frame::default() };
         let mut motions = Vec::new();
         let mut streams: Vec<(Option<usize>, usize)> = Vec::new();
@@ -157,88 +162,207 @@ impl Row {
             motion.steps.resize(rank, 0);
             motions.push(motion);
         }
-        let half = |range: std::ops::Range<usize>, start: bool| -> Vec<Motion> {
-            let cut =
-                |m: &Motion| Motion { steps: m.steps[range.clone()].to_vec(), start: if start { m.start } else { 0 } };
-            motions.iter().map(cut).collect()
-        };
-        let mut outer = Nest::new(&kernel.shape[..rows], &half(0..rows, true), Some(first_out));
-        let by = if *per_row { 0 } else { first_out };
-        let mut inner = Nest::new(&kernel.shape[rows..], &half(rows..rank, false), Some(by));
-        let (row_count, row_len) = (outer.len(), inner.len());
+        Ok(Operands { frame, streams, motions, first_out, stores })
+    }
 
-        // Blocks run across rows where data is dense that way, or where rows are very short.
+    /// The motions over some of the axes, from where they start or from nothing.
+    fn half(&self, axes: Range<usize>, start: bool) -> Vec<Motion> {
+        let cut = |m: &Motion| Motion { steps: m.steps[axes.clone()].to_vec(), start: if start { m.start } else { 0 } };
+        self.motions.iter().map(cut).collect()
+    }
+
+    /// Whether blocks run across rows: where data is dense that way, or where rows are very short.
+    fn across(&self, outer: &Nest, inner: &Nest, per_row: bool) -> bool {
         let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
-        let across = *outer.dims.last().unwrap_or(&1);
+        let is_dense = |nest: &Nest, k: usize| step(nest, k) == self.streams[k].1 as isize;
         // Only operands that move both ways have a preference.
         let full = |k: &usize| outer.steps.iter().any(|s| s[*k] != 0) && inner.steps.iter().any(|s| s[*k] != 0);
-        let dense =
-            |nest: &Nest| (0..first_out).filter(full).filter(|&k| step(nest, k) == streams[k].1 as isize).count();
+        let dense = |nest: &Nest| (0..self.first_out).filter(full).filter(|&k| is_dense(nest, k)).count();
+        let (across, row_len) = (*outer.dims.last().unwrap_or(&1), inner.len());
         // A normalisation of rows that lie side by side is better turned, some rows at a time, than read once per fold.
-        let out_dense = (first_out..motions.len()).all(|k| step(&outer, k) == streams[k].1 as isize);
-        let side_by_side =
-            dense(&outer) > dense(&inner) && (*per_row || ((out_dense || row_len <= 128) && across >= 256));
-        let lanes = across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32));
+        let out_dense = (self.first_out..self.motions.len()).all(|k| is_dense(outer, k));
+        let side_by_side = dense(outer) > dense(inner) && (per_row || ((out_dense || row_len <= 128) && across >= 256));
+        across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32))
+    }
+}
+
+/// Scratch memory as it is handed out, in whole cache lines.
+#[derive(Default)]
+struct Reserved(usize);
+
+impl Reserved {
+    /// The offset of so many bytes.
+    fn take(&mut self, size: usize) -> usize {
+        let at = self.0;
+        self.0 += size.next_multiple_of(64);
+        at
+    }
+}
+
+/// Which way blocks run over a row kernel, and the loops around them.
+struct Blocks {
+    outer: Nest,
+    inner: Nest,
+    lanes: bool,
+    per_row: bool,
+    along: usize,
+    /// Per stream, along the axis that blocks run along.
+    steps: Vec<isize>,
+    /// Extent of the last axis of the rows, before it may have become the one that blocks run along.
+    across: usize,
+    row_len: usize,
+}
+
+impl Blocks {
+    /// Where a stream's blocks are, and the scratch memory it takes for them.
+    fn place(&self, (arg, size): (Option<usize>, usize), k: usize, is_out: bool, memory: &mut Reserved) -> Stream {
+        let Blocks { outer, inner, lanes, per_row, along, steps, across, .. } = self;
+        let place = match steps[k] {
+            0 if !is_out => Place::Still,
+            s if arg.is_some() && (s == size as isize || *along == 1) => Place::Dense,
+            // A result per row is one element, wherever it goes.
+            _ if is_out && *per_row && !lanes => Place::Dense,
+            _ if is_out && *lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
+                Place::Turned(memory.take(TURN * BLOCK * size))
+            }
+            _ if !is_out
+                && !lanes
+                && inner.rank() == 0
+                && *across >= 4
+                && arg.is_some()
+                && outer.steps[outer.rank() - 1][k] == size as isize
+                && along * size <= TURNED_BYTES =>
+            {
+                Place::Turned(memory.take((turned_rows(along * size) * along + VECTOR) * size))
+            }
+            _ => Place::Staged(memory.take(BLOCK * size)),
+        };
+        Stream { arg, size, place, step: steps[k] }
+    }
+
+    /// Elements of a block. Rows that lie side by side are read once per fold, so a block of them should stay in the cache.
+    fn len(&self, folds: usize) -> usize {
+        if !self.lanes {
+            return BLOCK;
+        }
+        let lanes = if folds == 1 && self.per_row { BLOCK } else { (128 << 10) / 4 / self.row_len.max(1) };
+        (lanes.clamp(128, BLOCK) & !15).min(self.along.max(1))
+    }
+}
+
+/// What it costs to compute a value again, beside a plain addition.
+fn price(code: Code, frame: &Frame, sources: &[Stream]) -> f64 {
+    match code {
+        Code::Input(j) => match frame.inputs[j as usize].map(|k| sources[k].place) {
+            Some(Place::Staged(_)) => 6.0,
+            _ => 0.0,
+        },
+        Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 6.0,
+        Code::Binary(Binary::Pow | Binary::Rem, _, _) => 6.0,
+        Code::Binary(Binary::Div, _, _) | Code::Unary(Unary::Sqrt | Unary::Recip, _) => 2.0,
+        Code::Const(_) | Code::Index(_) | Code::Fold(_) => 0.0,
+        _ => 1.0,
+    }
+}
+
+/// What the phases of a row kernel are compiled from.
+struct Bodies<'a> {
+    /// One per fold, and the last.
+    bodies: &'a [Body],
+    /// Side by side, what is hoisted out of each.
+    preludes: &'a [Body],
+    folds: Vec<(Fold, Repr)>,
+    /// Values that later phases need again, with the phase that computes them first.
+    shared: &'a [(usize, DType)],
+    stores: &'a [Sink],
+    first_hoisted: usize,
+    /// How the last phase is run: on folded values of many rows, or on those of one.
+    last: Last,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    Grouped,
+    Single,
+    Blocks,
+}
+
+impl Bodies<'_> {
+    fn phase(&self, p: usize, mut frame: Frame) -> Result<Phase, String> {
+        // Later folds are not known yet.
+        frame.folds.truncate(p);
+        let mut prelude = None;
+        if let Some(code) = self.preludes.get(p).filter(|code| !code.results.is_empty()) {
+            prelude = Some(Program::new(code, &frame, &vec![Sink::Place; code.results.len()])?);
+            for (h, &r) in code.results.iter().enumerate() {
+                let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
+                frame.folds.push(self.first_hoisted + h);
+                frame.sources.push(Source { repr, still: false, padded: true });
+            }
+        }
+        let mut sinks = Vec::new();
+        let mut keeps = Vec::new();
+        let fold = self.folds.get(p).copied();
+        if fold.is_some() {
+            sinks.push(Sink::Keep);
+            for (v, _) in self.shared.iter().enumerate().filter(|(_, s)| s.0 == p) {
+                keeps.push((v, sinks.len()));
+                sinks.push(Sink::Place);
+            }
+        } else {
+            sinks.extend_from_slice(self.stores);
+            match self.last {
+                Last::Grouped => {
+                    let collected = |s: &mut Source| *s = Source { still: false, padded: true, ..*s };
+                    frame.folds.iter().for_each(|&f| collected(&mut frame.sources[f]));
+                }
+                Last::Single => frame.sources.iter_mut().for_each(|s| s.still = true),
+                Last::Blocks => {}
+            }
+        }
+        Ok(Phase { program: Program::new(&self.bodies[p], &frame, &sinks)?, fold, keeps, prelude })
+    }
+}
+
+impl Row {
+    /// Compiles a row kernel.
+    pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Row, String> {
+        let Template::Row { inner, folds, per_row } = &kernel.template else { return Err("not a row kernel".into()) };
+        let (rank, per_row) = (kernel.shape.len(), *per_row);
+        let rows = rank - inner;
+        let mut bodies: Vec<Body> = folds.iter().map(|f| f.body.clone()).collect();
+        bodies.push(kernel.body.clone());
+        if bodies[..folds.len()].iter().any(|b| b.results.len() != 1) {
+            return Err("a fold of more than one value".into());
+        }
+
+        let operands = Operands::new(kernel, &bodies)?;
+        let first_out = operands.first_out;
+        let mut outer = Nest::new(&kernel.shape[..rows], &operands.half(0..rows, true), Some(first_out));
+        let by = if per_row { 0 } else { first_out };
+        let mut inner = Nest::new(&kernel.shape[rows..], &operands.half(rows..rank, false), Some(by));
+        let (row_count, row_len) = (outer.len(), inner.len());
+        let lanes = operands.across(&outer, &inner, per_row);
+        let across = *outer.dims.last().unwrap_or(&1);
         let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
+        let blocks = Blocks { outer, inner, lanes, per_row, along, steps, across, row_len };
+        let block = blocks.len(folds.len());
 
         // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
-        let mut bytes = 0;
-        let mut reserve = |size: usize| {
-            bytes += size.next_multiple_of(64);
-            bytes - size.next_multiple_of(64)
-        };
-        let mut place = |k: usize, is_out: bool| {
-            let (arg, size) = streams[k];
-            let place = match steps[k] {
-                0 if !is_out => Place::Still,
-                s if arg.is_some() && (s == size as isize || along == 1) => Place::Dense,
-                // A result per row is one element, wherever it goes.
-                _ if is_out && *per_row && !lanes => Place::Dense,
-                _ if is_out && lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
-                    Place::Turned(reserve(TURN * BLOCK * size))
-                }
-                _ if !is_out
-                    && !lanes
-                    && inner.rank() == 0
-                    && across >= 4
-                    && arg.is_some()
-                    && outer.steps[outer.rank() - 1][k] == size as isize
-                    && along * size <= TURNED_BYTES =>
-                {
-                    Place::Turned(reserve((turned_rows(along * size) * along + VECTOR) * size))
-                }
-                _ => Place::Staged(reserve(BLOCK * size)),
-            };
-            Stream { arg, size, place, step: steps[k] }
-        };
-        let sources: Vec<Stream> = (0..first_out).map(|k| place(k, false)).collect();
-        let outs: Vec<Stream> = (first_out..motions.len()).map(|k| place(k, true)).collect();
+        let mut memory = Reserved::default();
+        let Operands { mut frame, streams, motions, stores, .. } = operands;
+        let mut place = |k: usize| blocks.place(streams[k], k, k >= first_out, &mut memory);
+        let sources: Vec<Stream> = (0..first_out).map(&mut place).collect();
+        let outs: Vec<Stream> = (first_out..motions.len()).map(&mut place).collect();
         for (source, stream) in frame.sources.iter_mut().zip(&sources) {
             source.still = stream.place == Place::Still;
             source.padded = matches!(stream.place, Place::Staged(_) | Place::Turned(_));
         }
-        let block = if lanes {
-            // The rows of a block are read once per fold, so they should stay in the cache.
-            let lanes = if folds.len() == 1 && *per_row { BLOCK } else { (128 << 10) / 4 / row_len.max(1) };
-            (lanes.clamp(128, BLOCK) & !15).min(along.max(1))
-        } else {
-            BLOCK
-        };
 
         // Values that several phases compute.
         let room = KEPT_BYTES / if lanes { block * row_len.max(1) } else { row_len.max(1) };
-        let price = |code: Code| match code {
-            Code::Input(j) => match frame.inputs[j as usize].map(|k| sources[k].place) {
-                Some(Place::Staged(_)) => 6.0,
-                _ => 0.0,
-            },
-            Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 6.0,
-            Code::Binary(Binary::Pow | Binary::Rem, _, _) => 6.0,
-            Code::Binary(Binary::Div, _, _) | Code::Unary(Unary::Sqrt | Unary::Recip, _) => 2.0,
-            Code::Const(_) | Code::Index(_) | Code::Fold(_) => 0.0,
-            _ => 1.0,
-        };
-        let last = if *per_row { bodies.len() - 1 } else { bodies.len() };
+        let last = if per_row { bodies.len() - 1 } else { bodies.len() };
+        let price = |code: Code| price(code, &frame, &sources);
         let shared = keep_values(&mut bodies[..last], kernel.reads.len() as u32, price, room);
         let mut kept = Vec::new();
         for &(_, dtype) in &shared {
@@ -246,7 +370,7 @@ impl Row {
             frame.inputs.push(Some(frame.sources.len()));
             frame.sources.push(Source { repr, still: false, padded: true });
             let elements = row_len * if lanes { block.next_multiple_of(VECTOR) } else { 1 };
-            kept.push((reserve((elements + VECTOR) * repr.size()), repr.size()));
+            kept.push((memory.take((elements + VECTOR) * repr.size()), repr.size()));
         }
         // In each phase, the folds before it, then what its prelude makes of them.
         let preludes: Vec<Body> = match lanes {
@@ -254,88 +378,61 @@ impl Row {
             false => Vec::new(),
         };
         let hoisted = preludes.iter().map(|p| p.results.len()).max().unwrap_or(0);
-        let mut fold_reprs = Vec::new();
+        let mut reprs = Vec::new();
         for body in &bodies[..folds.len()] {
             let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
             let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
             frame.folds.push(frame.sources.len());
             frame.sources.push(Source { repr, still: !lanes, padded: lanes });
-            fold_reprs.push(repr);
+            reprs.push(repr);
         }
         let first_hoisted = frame.sources.len();
-        let folds_at = reserve((fold_reprs.len() + hoisted) * if lanes { BLOCK * 8 } else { 8 });
-        let partial = reserve(if lanes { BLOCK * 8 } else { 0 });
-        let slots = reserve(8 * sources.len());
-        let zeros = reserve(if row_len == 0 { 8 * BLOCK } else { 0 });
-
+        let folds_at = memory.take((reprs.len() + hoisted) * if lanes { BLOCK * 8 } else { 8 });
+        let partial = memory.take(if lanes { BLOCK * 8 } else { 0 });
+        let slots = memory.take(8 * sources.len());
+        let zeros = memory.take(if row_len == 0 { 8 * BLOCK } else { 0 });
         let alone = leaves([&kernel.body]) == (Vec::new(), Vec::new());
-        let group_at = (*per_row && !lanes && alone).then(|| reserve(8 * BLOCK * (folds.len() + kernel.writes.len())));
+        let group_at =
+            (per_row && !lanes && alone).then(|| memory.take(8 * BLOCK * (folds.len() + kernel.writes.len())));
 
-        let (mut phases, mut registers, mut ns) = (Vec::new(), 0, 0.0);
-        for (p, body) in bodies.iter().enumerate() {
-            let mut frame = frame.clone();
-            // Later folds are not known yet.
-            frame.folds.truncate(p);
-            let mut prelude = None;
-            if let Some(code) = preludes.get(p).filter(|code| !code.results.is_empty()) {
-                let program = Program::new(code, &frame, &vec![Sink::Place; code.results.len()])?;
-                registers = registers.max(program.registers);
-                prelude = Some(program);
-                for (h, &r) in code.results.iter().enumerate() {
-                    let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
-                    frame.folds.push(first_hoisted + h);
-                    frame.sources.push(Source { repr, still: false, padded: true });
-                }
-            }
-            let mut sinks = Vec::new();
-            let mut keeps = Vec::new();
-            let fold = folds.get(p).map(|f| (f.fold, fold_reprs[p]));
-            if fold.is_some() {
-                sinks.push(Sink::Keep);
-                for (v, _) in shared.iter().enumerate().filter(|(_, s)| s.0 == p) {
-                    keeps.push((v, sinks.len()));
-                    sinks.push(Sink::Place);
-                }
-            } else {
-                sinks.clone_from(&stores);
-                if group_at.is_some() {
-                    frame
-                        .folds
-                        .iter()
-                        .for_each(|&f| frame.sources[f] = Source { still: false, padded: true, ..frame.sources[f] });
-                } else if *per_row && !lanes {
-                    frame.sources.iter_mut().for_each(|s| s.still = true);
-                }
-            }
-            let program = Program::new(body, &frame, &sinks)?;
-            registers = registers.max(program.registers);
-            ns += program.cost + 0.1;
-            phases.push(Phase { program, fold, keeps, prelude });
-        }
-        let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
-        ns += staged as f64;
+        let compiled = Bodies {
+            bodies: &bodies,
+            preludes: &preludes,
+            folds: folds.iter().zip(reprs).map(|(f, repr)| (f.fold, repr)).collect(),
+            shared: &shared,
+            stores: &stores,
+            first_hoisted,
+            last: match (group_at, per_row && !lanes) {
+                (Some(_), _) => Last::Grouped,
+                (None, true) => Last::Single,
+                (None, false) => Last::Blocks,
+            },
+        };
+        let phases: Vec<Phase> =
+            (0..bodies.len()).map(|p| compiled.phase(p, frame.clone())).collect::<Result<_, String>>()?;
+        let programs = || phases.iter().flat_map(|p| std::iter::once(&p.program).chain(&p.prelude));
+        let registers = programs().map(|p| p.registers).max().unwrap_or(0);
         let needs = Needs {
-            bytes: bytes + registers,
+            bytes: memory.0 + registers,
             bases: source(first_hoisted + 2 * hoisted + stores.len().max(1 + shared.len())),
-            rank: outer.rank() + inner.rank(),
+            rank: blocks.outer.rank() + blocks.inner.rank(),
             motions: 2 * motions.len(),
         };
+        let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
+        let ns = phases.iter().map(|p| p.program.cost + 0.1).sum::<f64>() + staged as f64;
         let overhead = if lanes { 0.0 } else { 40.0 * phases.len() as f64 };
         let tasks = share(row_count as f64 * (row_len as f64 * ns + overhead), threads);
-        let items = outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
-        let tasks = tasks.min(items);
-        let per_row = *per_row;
+        let items = blocks.outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
         let widest = sources.iter().filter(|s| matches!(s.place, Place::Turned(_))).map(|s| along * s.size).max();
-        let turned_rows = turned_rows(widest.unwrap_or(usize::MAX));
         Ok(Row {
             isa,
-            outer,
-            inner,
+            outer: blocks.outer,
+            inner: blocks.inner,
             along,
             block,
             lanes,
             per_row,
-            turned_rows,
+            turned_rows: turned_rows(widest.unwrap_or(usize::MAX)),
             sources,
             outs,
             kept,
@@ -344,10 +441,10 @@ impl Row {
             partial,
             slots,
             zeros,
-            registers: bytes,
+            registers: memory.0,
             group_at,
             items,
-            tasks,
+            tasks: tasks.min(items),
             needs,
         })
     }
@@ -471,7 +568,7 @@ impl Row {
 
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_rows(&self, rows: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
+    unsafe fn run_rows(&self, rows: Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let mem = mem.as_mut_ptr().cast::<u8>();
         let registers = mem.wrapping_add(self.registers);
@@ -651,7 +748,7 @@ impl Row {
 
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_lanes(&self, items: std::ops::Range<usize>, args: &Args, scratch: &mut Scratch) {
+    unsafe fn run_lanes(&self, items: Range<usize>, args: &Args, scratch: &mut Scratch) {
         let Scratch { mem, bases, index, at, .. } = scratch;
         let mem = mem.as_mut_ptr().cast::<u8>();
         let registers = mem.wrapping_add(self.registers);

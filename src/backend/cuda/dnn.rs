@@ -136,7 +136,10 @@ impl Deep {
             (DType::F32, true) => dnn::cudnnMathType_t::CUDNN_DEFAULT_MATH,
             _ => dnn::cudnnMathType_t::CUDNN_TENSOR_OP_MATH,
         };
-        let format = dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW as u32;
+        let format = match call.channels_last {
+            true => dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC,
+            false => dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW,
+        };
         let mode = dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as u32;
         let f32 = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT as u32;
         let activation = match call.activation {
@@ -157,7 +160,9 @@ impl Deep {
             }
             self.dnn.cudnnCreateFilterDescriptor(&mut convolution.w).map_err(words)?;
             let rank = filter.len() as c_int;
-            self.dnn.cudnnSetFilterNdDescriptor(convolution.w, ty, format, rank, filter.as_ptr()).map_err(words)?;
+            self.dnn
+                .cudnnSetFilterNdDescriptor(convolution.w, ty, format as u32, rank, filter.as_ptr())
+                .map_err(words)?;
             self.dnn.cudnnCreateConvolutionDescriptor(&mut convolution.conv).map_err(words)?;
             let (conv, axes) = (convolution.conv, pads.len() as c_int);
             let (pads, strides, dilations) = (pads.as_ptr(), strides.as_ptr(), dilations.as_ptr());

@@ -436,6 +436,10 @@ impl Module<'_> {
             self.int(format!("LOW_{axis}"), low);
             self.int(format!("HIGH_{axis}"), high);
         }
+        let written = &self.kernel.writes[0].access;
+        if written.has_channels_last() && !written.is_contiguous() {
+            self.flags.push("CHANNELS_LAST");
+        }
         self.store(&self.flat(), Some(ty), None, &[])?;
         self.per_element("pool")
     }

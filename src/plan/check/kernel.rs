@@ -6,7 +6,7 @@ use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::layout::{self, prologue};
 use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, library};
 use crate::shape::{Access, Shape};
-use crate::target::Target;
+use crate::target::{Family, Target};
 
 /// Index spaces and windows beyond these sizes are refused, so that nothing computed from them overflows.
 const MOST_INDICES: u128 = 1 << 44;
@@ -74,7 +74,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         let injective = is_injective(&operand.access);
         ensure(injective, || name(format!("elements share addresses under strides {:?}", operand.access.strides)))?;
     }
-    let value = check_template(kernel, !written.contains(&0))?;
+    let value = check_template(kernel, !written.contains(&0), target)?;
     // From here on nothing that follows from the extents overflows.
     for (i, _) in reads.iter().enumerate().filter(|(_, operand)| operand.packed) {
         let has = i < core && layout::packed_bytes(kernel, i).is_some();
@@ -135,7 +135,7 @@ fn extents(operand: &Operand, expected: &[usize]) -> Verdict {
 
 /// Checks what the template says of its core operands; the stored type of the core value, if there is one. `writes`: whether
 /// there is any index to compute.
-fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
+fn check_template(kernel: &Kernel, writes: bool, target: &Target) -> Verdict<Option<DType>> {
     let Kernel { template, shape, reads, .. } = kernel;
     let rank = shape.len();
     // Core operands exist: their number was checked.
@@ -154,7 +154,9 @@ fn check_template(kernel: &Kernel, writes: bool) -> Verdict<Option<DType>> {
             image.shape.remove(0);
             image.strides.remove(0);
         }
-        ensure(image.is_contiguous(), || "operand 0 read: each image must be contiguous".into())
+        let either = target.family == Family::Cuda && matches!(template, Template::Conv { .. } | Template::Pool { .. });
+        let lies = image.is_contiguous() || either && reads[0].access.has_channels_last();
+        ensure(lies, || "operand 0 read: each image must be contiguous".into())
     };
     let grouped = |channels: usize, groups: usize| {
         let fits = groups > 0 && channels.is_multiple_of(groups);

@@ -37,7 +37,7 @@ impl Clock {
         Ok(clock)
     }
 
-    fn is_single(&self) -> bool {
+    pub fn is_single(&self) -> bool {
         self.lanes.len() == 1
     }
 

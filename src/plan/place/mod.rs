@@ -150,23 +150,21 @@ const NONE: u32 = u32::MAX;
 /// Finds low offsets for all items: first by greedy passes, O(n log n) on the problems that graphs give, then by search. Stops early at
 /// the lower bound or the capacity. The first pass is made whatever the effort.
 pub fn place(problem: &Problem, effort: Effort) -> Solution {
-    place_below(problem, u64::MAX, effort).expect("every peak is below the bar")
+    place_below(problem, u64::MAX, effort)
 }
 
-/// As [`place`], for a caller who has no use for a peak of `bar` or more.
-pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Option<Solution> {
+/// As [`place`], for a caller who gains nothing by a peak of `bar` or more: where that cannot be undercut, the first pass is all.
+pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
     let time = Timeline::new(problem);
-    if time.bound() >= bar {
-        return None;
-    }
-    let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar - 1);
+    let effort = if time.bound() < bar { effort } else { Effort::Steps(0) };
+    let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar.saturating_sub(1));
     let mut packer = Packer::new(problem, &time);
     let mut meter = Meter::new(effort);
     let (mut best, order) = greedy(problem, &mut packer, enough, &mut meter);
     if best.peak > enough && !meter.is_over() {
         hunt(problem, &mut packer, &mut best, order, enough, bar, &mut meter);
     }
-    (best.peak < bar).then_some(best)
+    best
 }
 
 /// Marsaglia's 64-bit generator: choices that repeat.

@@ -1,0 +1,389 @@
+//! What a memory limit means for a model, and what would help. Every figure is that of a plan, or of a [bound](crate::plan::bound).
+
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::onnx::{self, Model};
+use crate::pass::{self, Pass, half};
+use crate::plan::bound::{Bound, bound};
+use crate::plan::peak::{Peak, peak};
+use crate::plan::{self, Class, Limits, Plan};
+use crate::target::{Family, Target};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A model as it is to be planned. Remedies change a case; plans judge them.
+#[derive(Clone, Debug)]
+pub struct Case<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Its named dims and their extents.
+    pub dims: Vec<(String, usize)>,
+    /// What to plan for.
+    pub target: Target,
+    /// Whether neighbouring operators become one kernel.
+    pub fuse: bool,
+    /// Runs before the pipeline, if it is to.
+    pub rewrite: Option<Pass>,
+}
+
+impl Case<'_> {
+    /// The graph after all passes.
+    ///
+    /// # Errors
+    /// When the model cannot be imported with these bindings, or a pass refuses it.
+    pub fn graph(&self) -> Result<Graph> {
+        let mut graph = onnx::import(self.model, &self.dims)?;
+        if let Some(rewrite) = self.rewrite {
+            graph.verify()?;
+            rewrite(&mut graph, &self.target)?;
+        }
+        pass::run(&mut graph, &self.target, self.fuse)?;
+        Ok(graph)
+    }
+
+    /// Bytes that the case takes under a limit; more than the limit if it does not fit.
+    ///
+    /// # Errors
+    /// When it cannot be planned at all.
+    pub fn bytes(&self, limit: Option<u64>) -> Result<u64> {
+        // What an import warns of was said when the case itself was imported.
+        let silent = tracing::subscriber::NoSubscriber::default();
+        let planned = tracing::subscriber::with_default(silent, || {
+            plan::plan(&self.graph()?, &self.target, &Limits { memory: limit })
+        });
+        match planned {
+            Ok(plan) => Ok(plan.bytes()),
+            Err(Error::Fit { needed, .. }) => Ok(needed),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// This case at another extent of a dim.
+    pub fn with_dim(&self, dim: &str, extent: usize) -> Case<'_> {
+        let mut case = self.clone();
+        case.dims.retain(|(name, _)| name != dim);
+        case.dims.push((dim.to_owned(), extent));
+        case
+    }
+}
+
+// ---- The largest binding
+
+/// What a binding takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Size {
+    /// The dim's extent.
+    pub extent: usize,
+    /// Bytes of its plan, or why there is none.
+    #[serde(flatten)]
+    pub bytes: Taken,
+}
+
+/// Bytes of a plan, or why there is none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub enum Taken {
+    /// The plan's bytes.
+    #[serde(rename = "planned_bytes")]
+    Bytes(u64),
+    /// The error.
+    #[serde(rename = "error")]
+    Fails(String),
+}
+
+impl Taken {
+    fn new(result: Result<u64>) -> Taken {
+        result.map_or_else(|error| Taken::Fails(error.to_string()), Taken::Bytes)
+    }
+
+    /// The plan's bytes, if it is within a limit.
+    pub fn within(&self, limit: u64) -> Option<u64> {
+        match self {
+            Taken::Bytes(bytes) if *bytes <= limit => Some(*bytes),
+            _ => None,
+        }
+    }
+}
+
+/// The largest extent of a dim that fits.
+#[derive(Clone, Debug, Serialize)]
+pub struct Largest {
+    /// The dim.
+    pub dim: String,
+    /// The largest extent found that fits, if one does.
+    pub fits: Option<Size>,
+    /// What one more takes; if nothing fits, what the smallest takes.
+    pub next: Size,
+    /// Number of plans that were made to find out.
+    pub plans: usize,
+}
+
+/// Beyond an extent that was found, so many further ones are tried one by one.
+const NEIGHBOURS: usize = 8;
+/// And the next multiples of these, at which kernels have no ragged ends and layouts no padding.
+const ROUND: [usize; 4] = [16, 32, 64, 128];
+
+/// The largest extent from 1 to `most` whose plan is within `limit`: doubling, then halving the interval, both of which take it that
+/// more never takes less. As that is nearly but not always so, further extents beyond what was found are planned, too,
+/// and the search goes on from there if one fits. An extent that cannot be planned does not fit.
+///
+/// # Errors
+/// The first extent's error, when no extent that was tried can be planned.
+pub fn largest(dim: &str, limit: u64, most: usize, measure: &mut dyn FnMut(usize) -> Result<u64>) -> Result<Largest> {
+    let mut known: BTreeMap<usize, Taken> = BTreeMap::new();
+    let mut first = None;
+    let mut take = |extent: usize| -> Taken {
+        let found = known.entry(extent).or_insert_with(|| {
+            Taken::new(measure(extent).map_err(|error| {
+                let text = error.to_string();
+                first.get_or_insert(error);
+                Error::Usage(text)
+            }))
+        });
+        found.clone()
+    };
+    let (mut low, mut high) = (0, most.saturating_add(1));
+    let mut extent = 1;
+    while extent <= most {
+        match take(extent) {
+            // A model may insist on a multiple of something.
+            Taken::Fails(_) if low == 0 && extent < 1 << 12 => {}
+            taken if taken.within(limit).is_some() => low = extent,
+            _ => {
+                high = extent;
+                break;
+            }
+        }
+        let Some(twice) = extent.checked_mul(2) else { break };
+        extent = twice;
+    }
+    while low > 0 {
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            match take(middle).within(limit) {
+                Some(_) => low = middle,
+                None => high = middle,
+            }
+        }
+        let near = (1..=NEIGHBOURS).map(|more| low.saturating_add(more));
+        let round = ROUND.iter().filter_map(|of| low.checked_add(1)?.checked_next_multiple_of(*of));
+        let beyond: Vec<usize> = near.chain(round).filter(|&extent| extent <= most).collect();
+        let Some(further) = beyond.into_iter().filter(|&extent| take(extent).within(limit).is_some()).max() else {
+            break;
+        };
+        (low, high) = (further, further + 1);
+    }
+    let next = Size { extent: low.saturating_add(1), bytes: take(low.saturating_add(1)) };
+    let fits = (low > 0).then(|| Size { extent: low, bytes: take(low) });
+    let plans = known.len();
+    match first {
+        Some(error) if known.values().all(|taken| matches!(taken, Taken::Fails(_))) => Err(error),
+        _ => Ok(Largest { dim: dim.to_owned(), fits, next, plans }),
+    }
+}
+
+/// The largest binding of one dim under which a case fits a limit, all else as it is; up to `most`.
+///
+/// # Errors
+/// As [`largest`].
+pub fn largest_binding(case: &Case, dim: &str, limit: u64, most: usize) -> Result<Largest> {
+    largest(dim, limit, most, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
+}
+
+// ---- Remedies
+
+/// A change of a case, in words that a user can act on.
+pub type Change<'a> = (String, Case<'a>);
+
+/// What might help: a name, and the cases that come of it, if it applies. Rematerialisation is to be one more row: a
+/// [`rewrite`](Case::rewrite) of the graph.
+pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
+    ("half the extent", halved),
+    ("f16 values", narrowed),
+    ("smaller workspaces", less_scratch),
+    ("one lane", one_lane),
+    ("fusion", other_fusion),
+];
+
+fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let half = |at: usize| {
+        let mut changed = case.clone();
+        let (name, extent) = &mut changed.dims[at];
+        *extent /= 2;
+        (format!("--set {name}={extent}"), changed)
+    };
+    (0..case.dims.len()).filter(|&at| case.dims[at].1 > 1).map(half).collect()
+}
+
+fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    vec![("values and weights exported as f16".into(), Case { rewrite: Some(half::run), ..case.clone() })]
+}
+
+fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let mut changed = case.clone();
+    let change = match case.target.family {
+        // Each thread has a workspace of its own.
+        Family::Cpu if case.target.threads > 1 => {
+            changed.target.threads = 1;
+            "--threads 1"
+        }
+        Family::Cuda if case.target.libraries != Default::default() => {
+            changed.target.libraries = Default::default();
+            "--no-libraries"
+        }
+        _ => return Vec::new(),
+    };
+    vec![(change.into(), changed)]
+}
+
+fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let mut changed = case.clone();
+    changed.target.lanes = 1;
+    if case.target.lanes > 1 { vec![("no steps side by side".into(), changed)] } else { Vec::new() }
+}
+
+fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let change = if case.fuse { "--no-fuse" } else { "without --no-fuse" };
+    vec![(change.into(), Case { fuse: !case.fuse, ..case.clone() })]
+}
+
+/// A remedy that was planned.
+#[derive(Clone, Debug, Serialize)]
+pub struct Remedy {
+    /// Its name.
+    pub name: &'static str,
+    /// What is changed.
+    pub change: String,
+    /// What the plan takes then.
+    #[serde(flatten)]
+    pub bytes: Taken,
+}
+
+// ---- The answer
+
+/// What a limit means for a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// In the file's order, too.
+    Fits,
+    /// In the order that was chosen, and not in the file's.
+    FitsReordered,
+    /// Not as asked for, but with less of a named dim.
+    FitsSmaller,
+    /// No order and no placement of these kernels fits: the [bound](plan::bound) is above the limit.
+    Cannot,
+    /// No plan was found that fits, and no proof that there is none.
+    NotFound,
+}
+
+/// What a limit means for a case.
+#[derive(Clone, Debug, Serialize)]
+pub struct Answer {
+    /// The limit.
+    pub limit_bytes: u64,
+    /// Bytes of the plan.
+    pub needed_bytes: u64,
+    /// Bytes over the limit.
+    pub deficit_bytes: u64,
+    /// In a word.
+    pub verdict: Verdict,
+    /// The least that the plan would take in the order of the file.
+    pub file_order_bytes: Option<u64>,
+    /// What no order and no placement can avoid, if the plan does not fit.
+    pub bound: Option<Bound>,
+    /// Per named dim, the largest binding that fits, if what was asked for does not.
+    pub smaller: Vec<Largest>,
+}
+
+impl Answer {
+    /// For a plan that was made under a limit and fits.
+    pub fn of(plan: &Plan, limit: u64) -> Answer {
+        let (needed_bytes, file_order_bytes) = (plan.bytes(), in_the_files_order(plan));
+        let verdict = match file_order_bytes {
+            Some(file) if file > limit => Verdict::FitsReordered,
+            _ => Verdict::Fits,
+        };
+        let deficit_bytes = needed_bytes.saturating_sub(limit);
+        Answer {
+            limit_bytes: limit,
+            needed_bytes,
+            deficit_bytes,
+            verdict,
+            file_order_bytes,
+            bound: None,
+            smaller: Vec::new(),
+        }
+    }
+
+    /// For a plan that does not.
+    fn against(case: &Case, graph: &Graph, plan: &Plan, limit: u64) -> Result<Answer> {
+        let mut smaller = Vec::new();
+        if plan.steps.len() <= MAX_SEARCHED {
+            for (dim, extent) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
+                // A dim that allows no other extent is no remedy.
+                smaller.extend(largest_binding(case, dim, limit, extent - 1).ok());
+            }
+        }
+        let bound = bound(graph, &case.target)?;
+        let verdict = match smaller.iter().any(|found| found.fits.is_some()) {
+            true => Verdict::FitsSmaller,
+            false if bound.bytes > limit => Verdict::Cannot,
+            false => Verdict::NotFound,
+        };
+        Ok(Answer { verdict, bound: Some(bound), smaller, ..Answer::of(plan, limit) })
+    }
+}
+
+/// Who is live at the peak, and what would help; with what a limit means, if there is one.
+#[derive(Clone, Debug, Serialize)]
+pub struct Advice {
+    /// What the limit means.
+    #[serde(flatten)]
+    pub answer: Option<Answer>,
+    /// The least that the plan would take in the order of the file.
+    #[serde(skip)]
+    pub file_order_bytes: Option<u64>,
+    /// Who is live.
+    pub peak: Peak,
+    /// What else was planned, and what it takes.
+    pub remedies: Vec<Remedy>,
+}
+
+/// Above this many steps, the largest bindings that fit are not sought: each takes some twenty plans.
+const MAX_SEARCHED: usize = 20_000;
+
+/// Plans a case, and what would help it.
+///
+/// # Errors
+/// When the case cannot be planned at all.
+pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
+    let graph = case.graph()?;
+    let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
+        // The planner takes one lane before it gives up.
+        Err(Error::Fit { .. }) => {
+            let target = Target { lanes: 1, ..case.target.clone() };
+            plan::plan(&graph, &target, &Limits { memory: None })?
+        }
+        plan => plan?,
+    };
+    let answer = match limit {
+        Some(limit) if plan.bytes() > limit => Some(Answer::against(case, &graph, &plan, limit)?),
+        Some(limit) => Some(Answer::of(&plan, limit)),
+        None => None,
+    };
+    let mut remedies = Vec::new();
+    for &(name, remedy) in REMEDIES {
+        for (change, changed) in remedy(case) {
+            remedies.push(Remedy { name, change, bytes: Taken::new(changed.bytes(limit)) });
+        }
+    }
+    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
+}
+
+/// The least that the plan would take if its steps ran in the order of the file, whatever the placement. None if the plan, whose steps may
+/// run side by side, takes less.
+fn in_the_files_order(plan: &Plan) -> Option<u64> {
+    let held = plan.bytes() - plan.class_bytes(Class::Activation);
+    let least = held + plan.summary.orders.first()?.bound;
+    (least >= plan.bytes()).then_some(least)
+}

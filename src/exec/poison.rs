@@ -1,0 +1,171 @@
+//! Finds reads of dead memory: what holds nothing is filled with numbers that show.
+//!
+//! ```text
+//! plain      step 0, step 1, ...                     what each step wrote is noted, as a hash
+//! poisoned   fill, step 0, fill, step 1, ... fill    once per pattern; every note must be the same
+//! ```
+//!
+//! What is dead follows from the plan's steps and buffers alone ([`check::dead`]). A step that reads beyond its operands, or what
+//! its workspace held before, or a buffer whose bytes another one has taken, reads the fill and computes something else.
+
+use super::{Exec, launch, place};
+use crate::backend::{Launch, RecordId, Slice};
+use crate::error::{Error, Result};
+use crate::kernel::Operand;
+use crate::plan::check::{self, Span};
+use crate::shape::advance;
+use crate::tensor::Tensor;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// What dead words hold: no number, as `f32` and as a pair of `f16` or `bf16`, which sums and products carry on; and a large number
+/// (3.2e29 as `f32`), which comparisons do not swallow. Either is a large integer.
+pub const PATTERNS: [u32; 2] = [0x7fc1_7fc1, 0x7081_7081];
+
+/// Bytes that one write fills.
+const CHUNK: usize = 1 << 20;
+
+/// What a run came to.
+struct Trace {
+    /// Per step, a hash of the elements that it wrote.
+    notes: Vec<u64>,
+    outputs: Vec<Tensor>,
+}
+
+impl Exec {
+    /// As [`run`](Self::run), then again step by step, plainly and with dead memory filled with each of the [`PATTERNS`]. It takes
+    /// several times as long, and no more of the device's memory.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); [`Error::Differ`] with the first step that computes something else on poisoned memory, and the first output
+    /// that differs.
+    pub fn run_poisoned(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let state = self.keep_state()?;
+        let outputs = self.run(inputs)?;
+        let records = self.record_steps()?;
+        let dead = check::dead(&self.plan);
+        self.restore_state(&state)?;
+        let plain = self.trace(inputs, &records, None)?;
+        for pattern in PATTERNS {
+            self.restore_state(&state)?;
+            let poisoned = self.trace(inputs, &records, Some((pattern, &dead)))?;
+            let step = plain.notes.iter().zip(&poisoned.notes).position(|(a, b)| a != b);
+            let what = || match step {
+                Some(at) => format!("dead memory filled with {pattern:#010x}, which {} reads", self.step_name(at)),
+                None => format!("dead memory filled with {pattern:#010x}"),
+            };
+            self.compare(&plain.outputs, &poisoned.outputs, what)?;
+            if let Some(at) = step {
+                let step = self.step_name(at);
+                return Err(Error::Differ(format!("{step} reads dead memory, which was filled with {pattern:#010x}")));
+            }
+        }
+        self.compare(&outputs, &plain.outputs, || "the steps one by one".to_owned())?;
+        Ok(outputs)
+    }
+
+    /// A record per step, by position: each runs by itself.
+    pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
+        let Exec { backend, plan, segments, kernels, .. } = self;
+        let alone = |step| Launch { lane: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
+        plan.steps.iter().map(|step| backend.record(&[alone(step)])).collect()
+    }
+
+    fn trace(&mut self, inputs: &[Tensor], records: &[RecordId], poison: Option<(u32, &[Vec<Span>])>) -> Result<Trace> {
+        self.write(inputs)?;
+        let mut notes = Vec::with_capacity(records.len());
+        let fill = |exec: &mut Exec, at: usize| poison.map_or(Ok(()), |(pattern, dead)| exec.fill(&dead[at], pattern));
+        for (at, &record) in records.iter().enumerate() {
+            fill(self, at)?;
+            self.backend.replay(record)?;
+            notes.push(self.note(at)?);
+        }
+        fill(self, records.len())?;
+        Ok(Trace { notes, outputs: self.read()? })
+    }
+
+    fn slice(&self, Span { segment, offset, bytes }: Span) -> Slice {
+        Slice { segment: self.segments[segment], offset, bytes }
+    }
+
+    fn fill(&mut self, dead: &[Span], pattern: u32) -> Result<()> {
+        let longest = dead.iter().map(|span| span.bytes).max().unwrap_or(0).min(CHUNK as u64);
+        let words = pattern.to_le_bytes().repeat(longest as usize / 4);
+        for span in dead {
+            // Devices copy whole words.
+            let (mut offset, end) = (span.offset.next_multiple_of(4), (span.offset + span.bytes) & !3);
+            while offset < end {
+                let bytes = (end - offset).min(words.len() as u64);
+                self.backend.write(self.slice(Span { offset, bytes, ..*span }), &words[..bytes as usize])?;
+                offset += bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// A hash of all elements that a step writes; what lies between them is not its own.
+    fn note(&mut self, at: usize) -> Result<u64> {
+        let Exec { backend, plan, segments, .. } = self;
+        let step = &plan.steps[at];
+        let mut hasher = DefaultHasher::new();
+        for (operand, &buffer) in plan.kernels[step.kernel].writes.iter().zip(&step.writes) {
+            let slice = place(plan, segments, buffer).1;
+            let mut bytes = vec![0; slice.bytes as usize];
+            backend.read(slice, &mut bytes)?;
+            hash_elements(operand, &bytes, &mut hasher);
+        }
+        Ok(hasher.finish())
+    }
+
+    /// The first output that differs is an error that says what the other run was.
+    fn compare(&self, expected: &[Tensor], found: &[Tensor], other: impl Fn() -> String) -> Result<()> {
+        for ((port, expected), found) in self.plan.outputs.iter().zip(expected).zip(found) {
+            if expected.bytes() != found.bytes() {
+                return Err(Error::Differ(format!("output '{}' is not the same with {}", port.name, other())));
+            }
+        }
+        Ok(())
+    }
+
+    fn step_name(&self, at: usize) -> String {
+        let step = &self.plan.steps[at];
+        let kernel = self.plan.kernels[step.kernel].template.name();
+        format!("step {at} '{}' (kernel {}, {kernel})", step.name, step.kernel)
+    }
+
+    fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
+        let Exec { backend, plan, segments, .. } = self;
+        let mut kept = Vec::with_capacity(plan.state.len());
+        for port in &plan.state {
+            let slice = place(plan, segments, port.buffer).1;
+            let mut bytes = vec![0; slice.bytes as usize];
+            backend.read(slice, &mut bytes)?;
+            kept.push(bytes);
+        }
+        Ok(kept)
+    }
+
+    fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
+        let Exec { backend, plan, segments, .. } = self;
+        let mut ports = plan.state.iter().zip(kept);
+        ports.try_for_each(|(port, bytes)| backend.write(place(plan, segments, port.buffer).1, bytes))
+    }
+}
+
+/// Adds the elements of an operand in the order of its index space.
+fn hash_elements(operand: &Operand, bytes: &[u8], hasher: &mut DefaultHasher) {
+    let (access, size) = (&operand.access, operand.dtype.size());
+    let count = access.shape.numel();
+    let range = |element: isize, count: usize| {
+        let start = usize::try_from(element).ok()?.checked_mul(size)?;
+        bytes.get(start..start.checked_add(count.checked_mul(size)?)?)
+    };
+    if access.is_contiguous() {
+        range(access.offset, count).hash(hasher);
+        return;
+    }
+    let mut index = vec![0; access.shape.len()];
+    for _ in 0..count {
+        range(access.at(&index), 1).hash(hasher);
+        advance(&mut index, &access.shape);
+    }
+}

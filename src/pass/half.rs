@@ -1,0 +1,93 @@
+//! Values of `f32` in half the bytes.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Kind, Node};
+use crate::op::{Attr, Attrs, Fact, ValueId};
+use crate::ops;
+use crate::target::Target;
+use std::collections::HashMap;
+
+/// Stores all `f32` values and weights as `f16`; inputs and outputs of the graph keep their type and are cast. Not part of the
+/// pipeline: it changes results.
+///
+/// # Errors
+/// When the target does not store `f16` as such, nothing is `f32`, or an operator does not take `f16`.
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    match target.storage(DType::F16)? {
+        DType::F16 => {}
+        wider => return Err(Error::Usage(format!("target '{}' stores f16 as {wider}", target.name))),
+    }
+    if !graph.dtypes().contains(&DType::F32) {
+        return Err(Error::Usage("no value is f32".into()));
+    }
+    let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
+    for &input in graph.inputs() {
+        let made = half.to.input(graph.value_name(input), graph.fact(input).clone());
+        half.narrow(input, made)?;
+    }
+    for id in graph.order()? {
+        half.to.append();
+        half.node(id, graph.node(id))?;
+    }
+    for (name, value) in graph.outputs() {
+        let made = half.values[value];
+        let wide = match graph.fact(*value).dtype {
+            DType::F32 => half.cast(made, DType::F32)?,
+            _ => made,
+        };
+        half.to.output(name.clone(), wide);
+    }
+    *graph = half.to;
+    Ok(())
+}
+
+struct Halving<'a> {
+    from: &'a Graph,
+    to: Graph,
+    values: HashMap<ValueId, ValueId>,
+}
+
+impl Halving<'_> {
+    fn cast(&mut self, value: ValueId, to: DType) -> Result<ValueId> {
+        let op = ops::find("Cast").expect("the table has Cast");
+        let name = format!("{}/{to}", self.to.value_name(value));
+        let node = self.to.add(op, &name, &[Some(value)], Attrs::new().with("to", to.onnx()), &[])?;
+        if self.to.as_constant(value).is_some() {
+            return Ok(self.to.make_constant(node)?[0]);
+        }
+        Ok(ValueId { node, port: 0 })
+    }
+
+    /// Lets `made` stand for `value`, as `f16` if it is `f32`.
+    fn narrow(&mut self, value: ValueId, made: ValueId) -> Result<()> {
+        let made = if self.to.fact(made).dtype == DType::F32 { self.cast(made, DType::F16)? } else { made };
+        let Fact { dtype, shape } = self.from.fact(value);
+        let dtype = if *dtype == DType::F32 { DType::F16 } else { *dtype };
+        if *self.to.fact(made) != Fact::new(dtype, shape.clone()) {
+            let what = format!("with f16 it makes {}", self.to.fact(made));
+            return Err(self.from.node(value.node).error(what));
+        }
+        self.values.insert(value, made);
+        Ok(())
+    }
+
+    fn node(&mut self, id: u32, node: &Node) -> Result<()> {
+        let made = match &node.kind {
+            Kind::Input => return Ok(()),
+            Kind::Constant(constant) => self.to.constant(constant.clone()).node,
+            Kind::Op(op) => {
+                let operands: Vec<_> = self.from.operands(id).iter().map(|v| v.map(|v| self.values[&v])).collect();
+                let mut attrs = node.attrs.clone();
+                let wide = |attr: &Attr| matches!(attr, Attr::Int(to) if *to == DType::F32.onnx());
+                if op.name == "Cast" && attrs.get("to").is_some_and(wide) {
+                    attrs.set("to", DType::F16.onnx());
+                }
+                let names: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
+                self.to.add(op, &node.name, &operands, attrs, &names)?
+            }
+        };
+        (0..node.outputs.len() as u32)
+            .try_for_each(|port| self.narrow(ValueId { node: id, port }, ValueId { node: made, port }))
+    }
+}

@@ -1,0 +1,113 @@
+//! Which bytes no step may read any more: what a plan's steps say of its buffers, turned around.
+
+use crate::plan::{Class, Plan};
+use std::collections::BTreeMap;
+
+/// A range of a segment's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the segment.
+    pub segment: usize,
+    /// First byte.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// Per step in the plan's order, and once more for the time behind the last one, when the outputs are read: which bytes have died since the
+/// step before started. Before the first step that is every byte of the device that neither the loader nor the caller has written.
+///
+/// Bytes are alive from the first write to a buffer that covers them, until its last use or until a buffer that shares some of them is
+/// written. Constants, state and inputs are alive from the start, and they and outputs to the end: a run may be repeated. A step's
+/// workspace is alive during the step alone. What a step reads of a buffer that has lost its bytes to another is dead for it.
+///
+/// This holds for plans that [`check`](super::check) refuses as well, as long as their steps name buffers that exist.
+pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
+    let mut life = Life { plan, held: vec![BTreeMap::new(); plan.segments.len()], died: Vec::new() };
+    let lasts = |class| !matches!(class, Class::Activation | Class::Workspace);
+    // Per buffer, the step behind which nothing uses it.
+    let mut last: Vec<usize> = plan.buffers.iter().map(|b| if lasts(b.class) { usize::MAX } else { 0 }).collect();
+    for (at, step) in plan.steps.iter().enumerate() {
+        step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = last[b].max(at));
+    }
+    for (segment, allocation) in plan.segments.iter().enumerate().filter(|(_, s)| s.memory.is_device()) {
+        life.died.push(Span { segment, offset: 0, bytes: allocation.bytes });
+    }
+    let given = |class| matches!(class, Class::Constant | Class::State | Class::Input);
+    (0..plan.buffers.len()).filter(|&b| given(plan.buffers[b].class)).for_each(|b| life.hold(b));
+    let mut all = Vec::with_capacity(plan.steps.len() + 1);
+    for (at, step) in plan.steps.iter().enumerate() {
+        all.push(life.take(step.reads.iter().copied()));
+        step.writes.iter().for_each(|&b| life.hold(b));
+        step.reads.iter().chain(&step.writes).filter(|&&b| last[b] == at).for_each(|&b| life.release(b));
+    }
+    all.push(life.take(plan.outputs.iter().map(|port| port.buffer)));
+    all
+}
+
+struct Life<'a> {
+    plan: &'a Plan,
+    /// Per segment, by offset, the ends of the buffers that are alive and these buffers; they do not overlap.
+    held: Vec<BTreeMap<u64, (u64, usize)>>,
+    /// What has died. Some of it may have been written again since.
+    died: Vec<Span>,
+}
+
+impl Life<'_> {
+    fn span(&self, buffer: usize) -> Span {
+        let b = &self.plan.buffers[buffer];
+        Span { segment: b.segment, offset: b.offset, bytes: b.bytes }
+    }
+
+    fn holds(&self, buffer: usize) -> bool {
+        let Span { segment, offset, .. } = self.span(buffer);
+        self.held[segment].get(&offset).is_some_and(|&(_, b)| b == buffer)
+    }
+
+    /// A buffer is written: what shares bytes with it dies.
+    fn hold(&mut self, buffer: usize) {
+        let Span { segment, offset, bytes } = self.span(buffer);
+        let end = offset + bytes;
+        if bytes == 0 || self.holds(buffer) {
+            return;
+        }
+        while let Some((&start, &(reached, _))) = self.held[segment].range(..end).next_back() {
+            if reached <= offset {
+                break;
+            }
+            self.held[segment].remove(&start);
+            self.died.push(Span { segment, offset: start, bytes: reached - start });
+        }
+        self.held[segment].insert(offset, (end, buffer));
+    }
+
+    /// A buffer is of no use any more.
+    fn release(&mut self, buffer: usize) {
+        let span = self.span(buffer);
+        if self.holds(buffer) {
+            self.held[span.segment].remove(&span.offset);
+            self.died.push(span);
+        }
+    }
+
+    /// What has died and is not alive again, and the bytes of those buffers that do not hold them.
+    fn take(&mut self, read: impl Iterator<Item = usize>) -> Vec<Span> {
+        let mut dead = Vec::with_capacity(self.died.len());
+        for Span { segment, offset, bytes } in std::mem::take(&mut self.died) {
+            let (mut from, end) = (offset, offset + bytes);
+            let held = &self.held[segment];
+            let first = held.range(..=offset).next_back().map_or(offset, |(&start, _)| start);
+            for (&start, &(reached, _)) in held.range(first..end) {
+                if start > from {
+                    dead.push(Span { segment, offset: from, bytes: start - from });
+                }
+                from = from.max(reached);
+            }
+            if from < end {
+                dead.push(Span { segment, offset: from, bytes: end - from });
+            }
+        }
+        dead.extend(read.filter(|&b| self.plan.buffers[b].bytes > 0 && !self.holds(b)).map(|b| self.span(b)));
+        dead
+    }
+}

@@ -1,0 +1,123 @@
+//! Workspaces of library calls: an algorithm may use more than it needs, and no more than what is free beside it anyway.
+//!
+//! The order and the offsets are chosen with the least that each call runs with. What is then free of the arena during a step is its
+//! call's, up to what it can make use of. One kernel has one algorithm, so its steps have as much as the one with the least.
+//!
+//! ```text
+//! address                                       address
+//!   ^  +----------------------+ peak              ^  +----------------------+ peak
+//!   |  |   b   +------+-----+ |                   |  |   b   +------+-----+ |
+//!   |  +-----+ |   d  |     | |        ->         |  +-----+ |   d  |     | |
+//!   |  |  w  | |      +--+  | |                   |  |  w  | |      +--+  | |
+//!   |  +-----+-+------| w|  | |                   |  |     | |------|w |  | |
+//!   +-----------------+--+----+--> step           +--+-----+-+------+--+----+--> step
+//! ```
+
+use super::Layout;
+use super::live::Range;
+use super::lower::{Draft, DraftStep};
+use crate::kernel::layout;
+use crate::shape::Shape;
+use crate::target::Target;
+use std::cmp::Reverse;
+
+/// Leaves every library call the least workspace that it runs with.
+pub(super) fn shrink(draft: &mut Draft, target: &Target) {
+    for kernel in draft.kernels.iter_mut().filter(|k| k.call.is_some()) {
+        kernel.workspace = layout::workspace(kernel, target);
+    }
+    resize(draft);
+}
+
+/// Gives every library call what is free of the arena while it runs, up to what it can make use of.
+pub(super) fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
+    let most: Vec<u64> = draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    if most.iter().all(|&bytes| bytes == 0) {
+        return;
+    }
+    let (ranges, offsets) = (&mut layout.live.ranges, &mut layout.offsets);
+    let mut by_start: Vec<usize> = (0..ranges.len()).collect();
+    by_start.sort_by_key(|&r| (ranges[r].lower, r));
+    // Those that begin before this workspace, or an earlier one, ends.
+    let mut beside: Vec<usize> = Vec::new();
+    let mut next = by_start.into_iter().peekable();
+    let mut given = most.clone();
+    for &step in &layout.order {
+        let kernel = draft.steps[step].kernel;
+        let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) else {
+            continue;
+        };
+        let Range { lower, upper, .. } = ranges[own];
+        while let Some(range) = next.next_if(|&r| ranges[r].lower < upper) {
+            beside.push(range);
+        }
+        let meets = |&r: &usize| r != own && ranges[r].lower < upper && lower < ranges[r].upper;
+        let mut taken: Vec<_> = beside.iter().copied().filter(meets).collect();
+        taken.sort_unstable_by_key(|&r| (offsets[r], Reverse(ranges[r].bytes)));
+        let (room, place) = roomiest(&taken, ranges, offsets, &layout.segments, target.alignment);
+        let bytes = most[kernel].min(room);
+        if bytes > ranges[own].bytes {
+            offsets[own] = place;
+            ranges[own].bytes = bytes;
+        }
+        given[kernel] = given[kernel].min(ranges[own].bytes);
+    }
+    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+        kernel.workspace = bytes;
+    }
+    resize(draft);
+}
+
+/// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.
+pub(super) fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
+    let mut given: Vec<u64> =
+        draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    for (step, DraftStep { kernel, .. }) in draft.steps.iter().enumerate() {
+        if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]]) {
+            given[*kernel] = given[*kernel].min(layout.live.ranges[range].bytes);
+        }
+    }
+    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+        kernel.workspace = bytes;
+    }
+    resize(draft);
+}
+
+/// The largest stretch between ranges that are sorted by offset: its bytes, a multiple of the alignment, and where it begins.
+fn roomiest(
+    taken: &[usize],
+    ranges: &[Range],
+    offsets: &[(usize, u64)],
+    segments: &[u64],
+    alignment: u64,
+) -> (u64, (usize, u64)) {
+    let mut best = (0, (0, 0));
+    let mut taken = taken.iter().copied().peekable();
+    for (segment, &bytes) in segments.iter().enumerate() {
+        let mut free = 0;
+        let mut consider = |from: u64, to: u64| {
+            let room = to.saturating_sub(from) / alignment * alignment;
+            if room > best.0 {
+                best = (room, (segment, from));
+            }
+        };
+        while let Some(range) = taken.next_if(|&r| offsets[r].0 == segment) {
+            consider(free, offsets[range].1);
+            free = free.max((offsets[range].1 + ranges[range].bytes).next_multiple_of(alignment));
+        }
+        consider(free, bytes);
+    }
+    best
+}
+
+/// Workspaces have the bytes that their kernels ask for.
+fn resize(draft: &mut Draft) {
+    for step in 0..draft.steps.len() {
+        let kernel = &draft.kernels[draft.steps[step].kernel];
+        let (called, bytes) = (kernel.call.is_some(), kernel.workspace);
+        if let Some(buffer) = draft.workspace(step).filter(|_| called) {
+            draft.buffers[buffer].bytes = bytes;
+            draft.buffers[buffer].shape = Shape::new([bytes as usize]);
+        }
+    }
+}

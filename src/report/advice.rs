@@ -1,0 +1,147 @@
+//! What a limit means, who is live, and what would help.
+
+use super::{Table, bytes, grouped, human};
+use crate::advise::{Advice, Answer, Largest, Size, Taken, Verdict};
+use crate::plan::peak::{Peak, Rest};
+
+/// The answer, the peak, and the remedies.
+pub fn advice(advice: &Advice) -> String {
+    let answer = advice.answer.as_ref().map_or(String::new(), |a| answer(a) + "\n");
+    answer + &peak(&advice.peak) + "\n" + &remedies(advice)
+}
+
+/// What a limit means.
+pub fn answer(answer: &Answer) -> String {
+    let limit = answer.limit_bytes;
+    let spare = || format!("{} to spare", bytes(limit.saturating_sub(answer.needed_bytes)));
+    let mut text = match answer.verdict {
+        Verdict::Fits => return format!("fits: {}\n", spare()),
+        Verdict::FitsReordered => {
+            let over = answer.file_order_bytes.map_or(0, |file| file.saturating_sub(limit));
+            return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
+        }
+        Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
+        Verdict::Cannot => "cannot fit\n".to_owned(),
+        Verdict::NotFound => "no plan was found that fits\n".to_owned(),
+    };
+    for found in &answer.smaller {
+        text += &match &found.fits {
+            Some(Size { extent, bytes: Taken::Bytes(taken) }) => {
+                let next = match &found.next.bytes {
+                    Taken::Bytes(next) => format!("{} takes {}", found.next.extent, bytes(*next)),
+                    Taken::Fails(error) => format!("{}: {error}", found.next.extent),
+                };
+                format!("  --set {}={extent} takes {}; {next}\n", found.dim, bytes(*taken))
+            }
+            _ => match &found.next.bytes {
+                Taken::Bytes(least) => {
+                    format!("  not even at {}={}: {}\n", found.dim, found.next.extent, bytes(*least))
+                }
+                Taken::Fails(error) => format!("  not even at {}={}: {error}\n", found.dim, found.next.extent),
+            },
+        };
+    }
+    let Some(bound) = &answer.bound else { return text };
+    let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
+    let judged = if bound.bytes > limit { "it cannot" } else { "there is no proof that it cannot" };
+    let least = format!("at least {}{step}", bytes(bound.bytes));
+    text += &format!("as asked for {judged}: in every order and placement of these kernels {least}\n");
+    text
+}
+
+/// Who is live at the peak, in a table that adds up to the plan.
+pub fn peak(peak: &Peak) -> String {
+    let mut text = match peak.step {
+        Some(step) => {
+            let Peak { name, operator, steps, .. } = peak;
+            format!("live at the peak, step {} of {steps}: '{name}' ({operator})\n", step + 1)
+        }
+        None => "no steps\n".to_owned(),
+    };
+    let mut table = Table::new("<<<>>");
+    let size = |bytes: u64| [human(bytes), format!("{} bytes", grouped(bytes))];
+    let mut row = |name: String, operator: &str, kernel: &str, bytes: u64| {
+        let [readable, exact] = size(bytes);
+        table.row([format!("  {name}"), operator.to_owned(), kernel.to_owned(), readable, exact]);
+    };
+    for holder in &peak.live {
+        row(holder.name.clone(), &holder.operator, &holder.kernel, holder.bytes);
+    }
+    if peak.others.count > 0 {
+        row(format!("{} smaller", peak.others.count), "", "", peak.others.bytes);
+    }
+    if peak.idle_bytes > 0 {
+        row("between them".into(), "", "", peak.idle_bytes);
+    }
+    for Rest { class, count, bytes, largest } in &peak.held {
+        let name = class.name();
+        let label = match (largest, count) {
+            (Some(only), 1) => format!("{name} {only}"),
+            (Some(largest), _) => format!("{count} {name}s, the largest {largest}"),
+            (None, _) => name.to_owned(),
+        };
+        row(label, "", "", *bytes);
+    }
+    row("all".into(), "", "", peak.bytes);
+    text += &table.to_string();
+    text
+}
+
+/// What else was planned: what takes less in a table, the rest in a line.
+fn remedies(advice: &Advice) -> String {
+    let mut table = Table::new("<<>><");
+    let mut vain = Vec::new();
+    let mut helpful = Vec::new();
+    let needed = advice.peak.bytes;
+    for remedy in &advice.remedies {
+        match &remedy.bytes {
+            // Less than a thousandth is no help.
+            Taken::Bytes(bytes) if *bytes < needed - needed / 1000 => helpful.push((*bytes, remedy)),
+            Taken::Bytes(bytes) => {
+                vain.push(format!("{} ({}) takes {}", remedy.name, remedy.change, human(*bytes)));
+            }
+            Taken::Fails(error) => vain.push(format!("{}: {error}", remedy.name)),
+        }
+    }
+    helpful.sort_by_key(|(bytes, _)| *bytes);
+    for (bytes, remedy) in helpful {
+        let less = format!("{} less", human(needed - bytes));
+        let fits = match advice.answer.as_ref().map(|a| a.limit_bytes) {
+            Some(limit) if bytes <= limit => "fits",
+            Some(_) => "does not fit",
+            None => "",
+        };
+        let cells = [format!("  {}", remedy.name), remedy.change.clone(), human(bytes)];
+        table.row(cells.into_iter().chain([less, fits.to_owned()]));
+    }
+    if let Some(file) = advice.file_order_bytes.filter(|&file| file > needed) {
+        let less = format!("{} less", human(file - needed));
+        let cells = ["  reordering".to_owned(), "done".into(), human(needed), less];
+        table.row(cells.into_iter().chain(["at least, than the file's order".to_owned()]));
+    }
+    let table = table.to_string();
+    let mut text = if table.is_empty() { String::new() } else { format!("what would help\n{table}") };
+    for line in vain {
+        text += &format!("no help: {line}\n");
+    }
+    text
+}
+
+/// The largest binding that fits, and the next.
+pub fn largest(found: &Largest, limit: u64) -> String {
+    let mut table = Table::new(">>><");
+    table.row([found.dim.as_str(), "planned"]);
+    for (size, largest) in found.fits.iter().map(|size| (size, true)).chain([(&found.next, false)]) {
+        let cells = match &size.bytes {
+            Taken::Bytes(bytes) => {
+                let over = bytes.checked_sub(limit).filter(|over| *over > 0);
+                let note = over.map_or("fits".to_owned(), |over| format!("{} over", human(over)));
+                let note = if largest { "the largest that fits".to_owned() } else { note };
+                [human(*bytes), format!("{} bytes", grouped(*bytes)), note]
+            }
+            Taken::Fails(error) => ["-".into(), String::new(), error.clone()],
+        };
+        table.row(std::iter::once(size.extent.to_string()).chain(cells));
+    }
+    format!("{table}\n{} plans, at most {}\n", found.plans, bytes(limit))
+}

@@ -1,0 +1,804 @@
+"use strict";
+// Draws the scenes that the data block holds, truthfully: `boxes()` says which pixels each rectangle has, and nothing else is painted.
+(() => {
+  const $ = id => document.getElementById(id);
+  const data = JSON.parse($("data").textContent);
+  const scenes = data.scenes;
+  const colours = Object.fromEntries(data.palette.map(p => [p.kind, p]));
+  const several = scenes.length > 1;
+  const canvas = $("canvas"), tip = $("tip"), find = $("find");
+  const pen = canvas.getContext("2d");
+  const titles = { activation: "arena", constant: "constants", state: "state", input: "inputs", output: "outputs", staging: "staging" };
+  const FONT = "11px system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif";
+  const GUTTER = 74, GAP = 18, CURVE = 76, HEAD = 22, BAND = 22;
+
+  // ---- Words
+
+  const UNITS = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+  function human(bytes) {
+    if (bytes < 1024) return `${bytes} B`;
+    let power = 0, value = bytes;
+    while (value >= 1024) { value /= 1024; power++; }
+    return `${value.toFixed(2)} ${UNITS[power - 1]}`;
+  }
+  const short = bytes => bytes === 0 ? "0" : human(bytes).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
+  const grouped = n => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
+  const exact = bytes => `${human(bytes)} (${grouped(bytes)} bytes)`;
+  const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)} %` : "-";
+
+  // Everything that comes from the data goes into the page as text, never as markup.
+  function make(tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (name === "style") Object.assign(node.style, value);
+      else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+      else node.setAttribute(name, value);
+    }
+    node.append(...children);
+    return node;
+  }
+  const swatch = (kind, ...words) =>
+    make("li", {}, make("i", { style: { background: colours[kind] ? colours[kind].fill : kind } }), ...words);
+
+  /** The colour of a class of segments. */
+  const kindOf = of => colours[of] ? colours[of].fill : data.arena;
+
+  /** What a step computes: of a kernel that is several nodes, the last one, and the kernel. */
+  const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
+  const stepName = (scene, s) => `${s} ${scene.steps[s].operator} ${scene.steps[s].name}`;
+
+  /** What is said of a buffer: pairs of label and text. */
+  function facts(scene, b) {
+    const item = scene.buffers[b], out = [];
+    const using = scene.uses[b];
+    out.push(["bytes", exact(item.bytes)], ["type", item.type], ["class", item.class]);
+    if (using.writes.length) out.push(["operator", operator(scene.steps[using.writes[0]])]);
+    if (item.uses) out.push(["life", item.uses[0] === item.uses[1] ? `step ${item.uses[0]}` : `steps ${item.uses[0]} to ${item.uses[1]}`]);
+    out.push(["address", several && !scene.planned ? `byte ${grouped(item.offset)} of its segment` : `segment ${item.segment}, byte ${grouped(item.offset)}`]);
+    if (item.heir !== null) out.push(["in place of", scene.buffers[item.heir].name]);
+    return out;
+  }
+
+  // ---- The model
+
+  for (const scene of scenes) {
+    scene.uses = scene.buffers.map(() => ({ reads: [], writes: [] }));
+    scene.steps.forEach((step, s) => {
+      for (const b of new Set(step.reads)) scene.uses[b].reads.push(s);
+      for (const b of new Set(step.writes)) scene.uses[b].writes.push(s);
+    });
+    scene.lanes = 1 + Math.max(0, ...new Set(scene.steps.map(s => s.lane)));
+    scene.main = scene.spaces.filter(space => space.class === null || space.class === "activation");
+    scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
+  }
+  const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
+  const tallest = Math.max(1, ...scenes.flatMap(s => s.main.map(space => space.bytes)));
+  // A limit that is far away would press everything else flat.
+  const cap = several && scenes[0].limit !== null && scenes[0].limit <= 1.6 * tallest ? scenes[0].limit : 0;
+  const highest = Math.max(tallest, cap);
+
+  /** What is shown: half steps, and fractions of each main panel's height. */
+  const view = { x0: 0, x1: last, y0: 0, y1: 1 };
+  let pinned = null, hovered = null, drag = null, matches = null, colour = {};
+  let panels = [], width = 0, height = 0, queued = false;
+
+  function layout() {
+    width = canvas.clientWidth;
+    panels = [];
+    const column = (width - GAP * (scenes.length - 1)) / scenes.length;
+    const tall = Math.max(300, Math.min(620, innerHeight * 0.52));
+    let low = 0;
+    scenes.forEach((scene, k) => {
+      const left = k * (column + GAP) + (several && k > 0 ? 8 : GUTTER), right = (k + 1) * column + k * GAP;
+      const w = Math.max(20, right - left);
+      let y = several ? 44 : HEAD;
+      const add = (kind, h, more) => { panels.push({ kind, scene, k, x: left, y, w, h, ...more }); y += h; };
+      const spare = several || scene.limit === null ? 0 : scene.limit - scene.planned + scene.arena;
+      const room = spare > 0 && spare <= 1.6 * scene.arena ? spare : 0;
+      add("curve", CURVE, { extent: several ? highest : Math.max(1, scene.arena, room), room });
+      y += 14;
+      const sum = scene.main.reduce((n, s) => n + s.bytes, 0) || 1;
+      for (const space of scene.main) {
+        add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent: several ? highest : Math.max(1, space.bytes) });
+        y += 8;
+      }
+      add("strip", 10 * Math.min(8, scene.lanes), {});
+      y += 26;
+      if (!several) {
+        for (const space of scene.rest) { add("band", BAND, { space, extent: Math.max(1, space.bytes) }); y += 6; }
+      }
+      low = Math.max(low, y);
+    });
+    height = low + 4;
+    const ratio = devicePixelRatio || 1;
+    canvas.style.height = `${height}px`;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  }
+
+  const px = (panel, half) => panel.x + panel.w * (half - view.x0) / (view.x1 - view.x0);
+  function py(panel, bytes) {
+    const [y0, y1] = panel.kind === "main" ? [view.y0, view.y1] : [0, 1];
+    return panel.y + panel.h * (1 - (bytes / panel.extent - y0) / (y1 - y0));
+  }
+
+  /** The pixels of a range of time and bytes within its panel, or null. */
+  function clip(panel, time, bytes) {
+    const x0 = Math.max(panel.x, px(panel, time[0])), x1 = Math.min(panel.x + panel.w, px(panel, time[1]));
+    const y0 = Math.max(panel.y, py(panel, bytes[1])), y1 = Math.min(panel.y + panel.h, py(panel, bytes[0]));
+    return x1 > x0 && y1 > y0 ? { x: x0, y: y0, w: x1 - x0, h: y1 - y0 } : null;
+  }
+
+  /** Every rectangle in view, in the order in which they are painted. */
+  function boxes() {
+    const out = [];
+    for (const panel of panels) {
+      if (!panel.space) continue;
+      for (const rect of panel.space.rects) {
+        if (rect.held[1] <= view.x0 || rect.held[0] >= view.x1) continue;
+        const at = clip(panel, rect.time, rect.bytes);
+        const held = rect.held[0] < rect.time[0] || rect.held[1] > rect.time[1] ? clip(panel, rect.held, rect.bytes) : null;
+        if (at || held) out.push({ k: panel.k, buffer: rect.buffer, rect, panel, held, ...(at || { x: 0, y: 0, w: 0, h: 0 }) });
+      }
+    }
+    return out;
+  }
+
+  const inside = (p, x, y) => x >= p.x && x < p.x + p.w && y >= p.y && y < p.y + p.h;
+  const panelAt = (x, y) => panels.find(p => inside(p, x, y));
+
+  /** What is at a point of the canvas: a buffer or a step of a scene. */
+  function hit(x, y) {
+    const panel = panelAt(x, y);
+    if (!panel) return null;
+    if (panel.kind === "strip" || panel.kind === "curve") {
+      const s = Math.floor((view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0)) / 2);
+      const lane = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
+      const step = panel.scene.steps[s];
+      return step && (lane === null || panel.scene.lanes === 1 || step.lane === lane) ? { k: panel.k, step: s } : null;
+    }
+    // Thin rectangles are found a pixel around them.
+    let best = null;
+    for (const box of boxes()) {
+      if (box.panel !== panel) continue;
+      const dx = Math.max(box.x - x, 0, x - box.x - box.w), dy = Math.max(box.y - y, 0, y - box.y - box.h);
+      const away = Math.max(dx, dy);
+      if (away <= 1.5 && (!best || away <= best.away)) best = { k: box.k, buffer: box.buffer, away };
+    }
+    return best && { k: best.k, buffer: best.buffer };
+  }
+
+  const same = (a, b) => a && b && a.k === b.k && a.buffer === b.buffer && a.step === b.step;
+
+  // ---- Painting
+
+  function draw() {
+    queued = false;
+    pen.clearRect(0, 0, width, height);
+    pen.font = FONT;
+    pen.textBaseline = "middle";
+    for (const panel of panels) {
+      pen.fillStyle = colour.panel;
+      if (panel.kind !== "strip") pen.fillRect(panel.x, panel.y, panel.w, panel.h);
+      if (panel.kind === "main") grid(panel);
+    }
+    const shown = boxes();
+    for (const panel of panels.filter(p => p.space && (several || !p.space.rects.length))) {
+      pen.fillStyle = several ? colour.reserved : kindOf(panel.space.class);
+      pen.strokeStyle = colour.line;
+      for (const area of panel.space.areas) {
+        const at = clip(panel, area.time, area.bytes);
+        if (!at) continue;
+        pen.fillRect(at.x, at.y, at.w, at.h);
+        if (at.h > 3) pen.strokeRect(at.x + .5, at.y + .5, at.w - 1, at.h - 1);
+      }
+    }
+    const partners = pinned ? related(pinned) : null;
+    const dim = box => matches && !matches.has(`${box.k}:${box.buffer}`);
+    for (const box of shown) {
+      const item = scenes[box.k].buffers[box.buffer];
+      pen.fillStyle = colours[item.kind].fill;
+      if (box.held) {
+        pen.globalAlpha = dim(box) ? .08 : .3;
+        pen.fillRect(box.held.x, box.held.y, box.held.w, box.held.h);
+      }
+      pen.globalAlpha = dim(box) ? .16 : 1;
+      // A seam between rectangles, where there is room for one.
+      const sx = box.w > 4 ? 1 : box.w > 2 ? .5 : 0, sy = box.h > 4 ? 1 : box.h > 2 ? .5 : 0;
+      pen.fillRect(box.x, box.y, Math.max(box.w - sx, .75), Math.max(box.h - sy, .75));
+    }
+    pen.globalAlpha = 1;
+    panels.forEach(peakMark);
+    for (const panel of panels.filter(p => cap && p.kind === "main")) {
+      const y = py(panel, cap);
+      if (y < panel.y || y > panel.y + panel.h) continue;
+      rule(panel.x, y, panel.x + panel.w, y, colour.limit);
+      if (panel.k === 0) words(`limit ${human(cap)}`, panel.x + 4, y + 8, "left", colour.limit);
+    }
+    if (partners) {
+      for (const panel of panels.filter(p => p.k === pinned.k && p.kind === "main")) {
+        for (const s of partners.steps) wash(panel, s);
+      }
+    }
+    for (const box of shown) if (!dim(box)) label(box);
+    for (const box of shown) {
+      const chosen = same(pinned, { k: box.k, buffer: box.buffer, step: undefined });
+      const near = hovered && hovered.k === box.k && hovered.buffer === box.buffer;
+      const partner = partners && box.k === pinned.k && partners.buffers.has(box.buffer);
+      if (chosen || near || partner) outline(box, chosen ? colour.mark : colour.ink, chosen ? 2.5 : 1.5, partner && !chosen);
+    }
+    for (const panel of panels) {
+      if (panel.kind === "curve") curve(panel);
+      if (panel.kind === "strip") strip(panel, partners);
+      if (panel.kind === "band") {
+        words(panel.space.title, panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
+        if (!panel.space.rects.length) words(human(panel.space.bytes), panel.x + 6, panel.y + panel.h / 2, "left", colour.label);
+      }
+    }
+    if (drag && drag.box) {
+      const { x, y, w, h } = drag.box;
+      pen.fillStyle = colour.band;
+      pen.fillRect(x, y, w, h);
+      pen.strokeStyle = colour.mark;
+      pen.lineWidth = 1;
+      pen.strokeRect(x + .5, y + .5, w, h);
+    }
+  }
+
+  function words(text, x, y, align, fill, bold) {
+    pen.textAlign = align;
+    pen.fillStyle = fill;
+    if (bold) pen.font = `600 ${FONT}`;
+    pen.fillText(text, x, y);
+    pen.font = FONT;
+  }
+
+  function outline(box, stroke, thick, dashed) {
+    pen.strokeStyle = stroke;
+    pen.lineWidth = thick;
+    pen.setLineDash(dashed ? [4, 3] : []);
+    pen.strokeRect(box.x + thick / 2 - 1, box.y + thick / 2 - 1, Math.max(box.w - thick + 1, 1.5), Math.max(box.h - thick + 1, 1.5));
+    pen.setLineDash([]);
+    pen.lineWidth = 1;
+  }
+
+  function rule(x0, y0, x1, y1, stroke, dash) {
+    pen.strokeStyle = stroke;
+    pen.setLineDash(dash || []);
+    pen.beginPath();
+    pen.moveTo(x0, y0);
+    pen.lineTo(x1, y1);
+    pen.stroke();
+    pen.setLineDash([]);
+  }
+
+  function grid(panel) {
+    const shown = panel.extent * (view.y1 - view.y0);
+    let step = 1;
+    while (step < shown / Math.max(1, panel.h / 60)) step *= 2;
+    for (let at = Math.ceil(panel.extent * view.y0 / step) * step; at <= panel.extent * view.y1; at += step) {
+      const y = Math.round(py(panel, at)) + .5;
+      rule(panel.x, y, panel.x + panel.w, y, colour.line);
+      if (panel.k === 0) words(short(at), panel.x - 8, y, "right", colour.muted);
+    }
+  }
+
+  const widths = new Map();
+  function wide(text) {
+    if (!widths.has(text)) widths.set(text, pen.measureText(text).width);
+    return widths.get(text);
+  }
+
+  /** The end of a text that fits, if it tells anything. Of names that are paths the end tells most. */
+  function fit(text, room) {
+    if (wide(text) <= room) return text;
+    let from = Math.max(1, Math.floor(text.length * (1 - room / wide(text))));
+    while (text.length - from >= 12 && wide("…" + text.slice(from)) > room) from++;
+    return text.length - from >= 12 ? "…" + text.slice(from) : null;
+  }
+
+  function label(box) {
+    if (box.h < 14 || box.w < 34) return;
+    const item = scenes[box.k].buffers[box.buffer], room = box.w - 12;
+    const lines = [fit(item.name, room), [`${human(item.bytes)}  ${item.type}`, human(item.bytes)].find(t => wide(t) <= room)];
+    const told = lines.filter(Boolean).slice(0, box.h >= 30 ? 2 : 1);
+    told.forEach((text, i) => words(text, box.x + 6, box.y + box.h / 2 + (i - (told.length - 1) / 2) * 14, "left", colour.label));
+  }
+
+  function wash(panel, s) {
+    const at = clip(panel, [2 * s, 2 * s + 2], [view.y0 * panel.extent, view.y1 * panel.extent]);
+    if (!at) return;
+    pen.fillStyle = colour.band;
+    pen.fillRect(at.x, at.y, Math.max(at.w, 1), at.h);
+  }
+
+  function peakMark(panel) {
+    const peak = panel.scene.peak;
+    if (!peak || panel.kind !== "main" && panel.kind !== "curve") return;
+    const x0 = px(panel, 2 * peak.step), x1 = Math.max(px(panel, 2 * peak.step + 2), x0 + 1.5);
+    if (x1 < panel.x || x0 > panel.x + panel.w) return;
+    const from = Math.max(panel.x, x0), to = Math.min(panel.x + panel.w, x1), top = panel.kind === "main" ? panel.y - 14 : panel.y;
+    pen.fillStyle = colour.band;
+    pen.fillRect(from, top, to - from, panel.y + panel.h - top);
+    for (const x of [from, to]) rule(Math.round(x) + .5, top, Math.round(x) + .5, panel.y + panel.h, colour.muted, panel.kind === "main" ? [2, 4] : []);
+  }
+
+  function curve(panel) {
+    const { scene } = panel, y = bytes => py(panel, bytes);
+    pen.save();
+    pen.beginPath();
+    pen.rect(panel.x, panel.y - 1, panel.w, panel.h + 2);
+    pen.clip();
+    const from = Math.max(0, Math.floor(view.x0 / 2)), to = Math.min(scene.steps.length, Math.ceil(view.x1 / 2));
+    const trace = values => {
+      pen.beginPath();
+      pen.moveTo(px(panel, 2 * from), y(0));
+      for (let s = from; s < to; s++) {
+        pen.lineTo(px(panel, 2 * s), y(values[s]));
+        pen.lineTo(px(panel, 2 * s + 2), y(values[s]));
+      }
+      pen.lineTo(px(panel, 2 * to), y(0));
+    };
+    if (scene.reserved.length) {
+      trace(scene.reserved);
+      pen.fillStyle = colour.reserved;
+      pen.fill();
+      pen.strokeStyle = colour.muted;
+      pen.stroke();
+    }
+    trace(scene.live);
+    pen.fillStyle = colour.live;
+    pen.fill();
+    pen.restore();
+    if (!several) rule(panel.x, y(scene.bound), panel.x + panel.w, y(scene.bound), colour.ink, [4, 3]);
+    if (panel.room && !several) {
+      rule(panel.x, y(panel.room), panel.x + panel.w, y(panel.room), colour.limit);
+      words(`limit leaves ${human(panel.room)}`, panel.x + panel.w - 4, y(panel.room) + 8, "right", colour.limit);
+    }
+    peakMark(panel);
+    if (panel.k === 0) {
+      words(several ? "reserved, live" : "live bytes", panel.x - 8, panel.y + panel.h / 2, "right", colour.muted);
+      words("0", panel.x - 8, panel.y + panel.h, "right", colour.muted);
+    }
+    const peak = scene.peak;
+    if (several) {
+      words(scene.name, panel.x, panel.y - 32, "left", colour.ink, true);
+      const most = list => human(list.reduce((a, b) => Math.max(a, b), 0));
+      words(`${most(scene.reserved)} reserved, ${most(scene.live)} live`, panel.x, panel.y - 14, "left", colour.muted);
+    } else if (peak) {
+      const told = `peak: ${human(peak.bytes)} live at step ${peak.step}`, half = wide(told) * .6;
+      const over = scene.arena - scene.bound;
+      const bound = over > 0 ? `lower bound ${human(scene.bound)}, arena ${human(over)} over` : `lower bound ${human(scene.bound)}, reached`;
+      const x = Math.min(Math.max(px(panel, 2 * peak.step + 1), panel.x + half), panel.x + panel.w - half);
+      words(told, x, panel.y - 11, "center", colour.ink, true);
+      if (panel.x + panel.w - wide(bound) > x + half + 12) words(bound, panel.x + panel.w, panel.y - 11, "right", colour.muted);
+      else if (panel.x + wide(bound) < x - half - 12) words(bound, panel.x, panel.y - 11, "left", colour.muted);
+    }
+  }
+
+  function strip(panel, partners) {
+    const { scene } = panel;
+    const from = Math.max(0, Math.floor(view.x0 / 2)), to = Math.min(scene.steps.length, Math.ceil(view.x1 / 2));
+    for (let s = from; s < to; s++) {
+      const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.lane);
+      const x0 = Math.max(panel.x, px(panel, 2 * s)), x1 = Math.min(panel.x + panel.w, px(panel, 2 * s + 2));
+      if (x1 <= x0) continue;
+      pen.fillStyle = colours[step.kind].fill;
+      pen.fillRect(x0, y, x1 - x0 > 4 ? x1 - x0 - 1 : x1 - x0, 8);
+      if (pinned && pinned.k === panel.k && pinned.step === s) {
+        pen.strokeStyle = colour.mark;
+        pen.lineWidth = 2;
+        pen.strokeRect(x0, y - 1, Math.max(2, x1 - x0 - 1), 10);
+        pen.lineWidth = 1;
+      }
+    }
+    if (panel.k === 0) words(scene.lanes > 1 ? "lanes" : "steps", panel.x - 8, panel.y + panel.h / 2 - 1, "right", colour.muted);
+    const each = panel.w * 2 / (view.x1 - view.x0), y = panel.y + panel.h + 8;
+    const told = several ? [] : scene.steps.slice(from, to).map((step, i) => `${from + i} ${step.kernel}`);
+    const named = told.length > 0 && told.length < 400 && told.every(t => wide(t) < each - 8);
+    let every = 1;
+    for (let n = 0; every * each < wide(String(scene.steps.length)) + 18; n++) every = [1, 2, 5][n % 3] * 10 ** Math.floor(n / 3);
+    for (let s = Math.ceil(from / every) * every; s < to; s += every) {
+      const x = px(panel, 2 * s + 1);
+      if (x < panel.x || x > panel.x + panel.w) continue;
+      words(named ? told[s - from] : String(s), x, y, "center", colour.muted);
+    }
+    if (partners && pinned.k === panel.k && pinned.buffer !== undefined) {
+      for (const [steps, mark] of [[scene.uses[pinned.buffer].reads, "read"], [scene.uses[pinned.buffer].writes, "write"]]) {
+        for (const s of steps) {
+          const x = px(panel, 2 * s + 1);
+          if (x < panel.x || x > panel.x + panel.w) continue;
+          pen.beginPath();
+          pen.arc(x, panel.y + 10 * Math.min(7, scene.steps[s].lane) + 4, 3.5, 0, 7);
+          pen.fillStyle = mark === "write" ? colour.label : "#ffffff";
+          pen.strokeStyle = colour.label;
+          pen.fill();
+          pen.stroke();
+        }
+      }
+    }
+  }
+
+  /** The steps that use a buffer, or the buffers that a step uses. */
+  function related(at) {
+    const scene = scenes[at.k];
+    if (at.buffer !== undefined) {
+      const { reads, writes } = scene.uses[at.buffer];
+      return { steps: new Set([...reads, ...writes]), buffers: new Set() };
+    }
+    const step = scene.steps[at.step];
+    return { steps: new Set([at.step]), buffers: new Set([...step.reads, ...step.writes]) };
+  }
+
+  function redraw() {
+    if (queued) return;
+    queued = true;
+    requestAnimationFrame(draw);
+  }
+
+  // ---- Details
+
+  function told(at) {
+    const scene = scenes[at.k];
+    if (at.buffer !== undefined) return [scene.buffers[at.buffer].name, facts(scene, at.buffer)];
+    const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
+    const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
+    if (scene.reserved.length) out.push(["reserved", exact(scene.reserved[at.step])]);
+    if (scene.lanes > 1) out.push(["lane", String(step.lane)]);
+    return [`step ${at.step}: ${step.name}`, out];
+  }
+
+  const list = pairs => make("dl", {}, ...pairs.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
+
+  function showTip(x, y) {
+    tip.hidden = !hovered;
+    if (!hovered) return;
+    const [name, pairs] = told(hovered);
+    tip.replaceChildren(make("strong", {}, several ? `${scenes[hovered.k].name}: ${name}` : name), list(pairs));
+    const w = tip.offsetWidth, h = tip.offsetHeight;
+    tip.style.left = `${Math.max(0, x + 16 + w > width ? x - w - 12 : x + 16)}px`;
+    tip.style.top = `${Math.max(0, y + 16 + h > height ? y - h - 12 : y + 16)}px`;
+  }
+
+  function pin(at, reveal) {
+    pinned = at;
+    if (at && reveal) show(at);
+    const box = $("pinned");
+    if (!at) {
+      box.replaceChildren(make("p", { class: "muted" }, "Click a rectangle or a step to pin it here."));
+    } else {
+      const scene = scenes[at.k], [name, pairs] = told(at);
+      const rows = [];
+      const step = s => make("button", { onclick: () => pin({ k: at.k, step: s }, true) }, stepName(scene, s));
+      const buffer = b => make("button", { onclick: () => pin({ k: at.k, buffer: b }, true) }, scene.buffers[b].name);
+      const some = (label, items, to) => {
+        if (!items.length) return;
+        const few = items.slice(0, 12).map(i => make("div", {}, to(i)));
+        if (items.length > 12) few.push(`and ${items.length - 12} more`);
+        rows.push(make("dt", {}, label), make("dd", {}, ...few));
+      };
+      if (at.buffer !== undefined) {
+        some("written by", scene.uses[at.buffer].writes, step);
+        some("read by", scene.uses[at.buffer].reads, step);
+      } else {
+        some("reads", [...new Set(scene.steps[at.step].reads)], buffer);
+        some("writes", [...new Set(scene.steps[at.step].writes)], buffer);
+      }
+      const details = list(pairs);
+      details.append(...rows);
+      box.replaceChildren(make("h2", {}, several ? `${scene.name}: ${name}` : name), details);
+    }
+    redraw();
+  }
+
+  /** Brings a buffer or a step into view, if it is not. */
+  function show(at) {
+    const scene = scenes[at.k];
+    let time = [2 * at.step, 2 * at.step + 2];
+    if (at.buffer !== undefined) {
+      const panel = panels.find(p => p.k === at.k && p.space && p.space.rects.some(r => r.buffer === at.buffer));
+      if (!panel) return;
+      const rect = panel.space.rects.find(r => r.buffer === at.buffer);
+      time = rect.time;
+      if (panel.kind === "main") {
+        const size = view.y1 - view.y0, [low, high] = rect.bytes.map(b => b / panel.extent);
+        if (high > view.y1) view.y0 = Math.min(1, high) - size;
+        if (low < view.y0) view.y0 = low;
+        view.y0 = Math.max(0, Math.min(1 - size, view.y0));
+        view.y1 = view.y0 + size;
+      }
+    }
+    if (scene.steps.length && (time[0] >= view.x1 || time[1] <= view.x0)) {
+      const size = view.x1 - view.x0, middle = (time[0] + time[1]) / 2;
+      view.x0 = Math.max(0, Math.min(last - size, middle - size / 2));
+      view.x1 = view.x0 + size;
+    }
+  }
+
+  function summary() {
+    const scene = scenes[0];
+    $("title").textContent = data.title;
+    document.querySelector("main").classList.toggle("wide", several);
+    if (!several) {
+      const sums = new Map();
+      for (const space of scene.spaces) sums.set(space.class, { bytes: (sums.get(space.class) || { bytes: 0 }).bytes + space.bytes, title: titles[space.class] });
+      const whole = Math.max(scene.planned, scene.limit || 0) || 1;
+      const bar = make("div", { class: "bar", role: "img", "aria-label": `${human(scene.planned)} planned` });
+      const parts = make("ul", {}, make("li", {}, make("strong", {}, `${human(scene.planned)} planned `), make("span", {}, `${grouped(scene.planned)} bytes`)));
+      for (const [of, { bytes, title }] of sums) {
+        if (!bytes) continue;
+        bar.append(make("i", { title: `${title}: ${exact(bytes)}`, style: { width: `${100 * bytes / whole}%`, background: kindOf(of) } }));
+        parts.append(swatch(kindOf(of), `${title} ${human(bytes)} `, make("span", {}, share(bytes, scene.planned))));
+      }
+      if (scene.limit !== null) {
+        bar.append(make("b", { title: `limit: ${exact(scene.limit)}`, style: { left: `calc(${100 * scene.limit / whole}% - 2px)` } }));
+        const left = scene.limit - scene.planned;
+        parts.append(swatch("var(--limit)", `limit ${human(scene.limit)} `, make("span", {}, left < 0 ? `${human(-left)} too few` : `${human(left)} left`)));
+      }
+      $("totals").replaceChildren(bar, parts);
+    }
+    const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
+    $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
+    if (several) $("legend").append(swatch("var(--reserved)", "reserved, not in use"));
+    if (several) {
+      const table = make("table", {}, make("tr", {}, make("th"), ...scenes.map(s => make("th", { class: "n" }, s.name))));
+      scene.figures.forEach(([name], i) =>
+        table.append(make("tr", {}, make("th", {}, name), ...scenes.map(s => make("td", { class: "n" }, (s.figures[i] || ["", "-"])[1])))));
+      for (const note of data.notes || []) table.append(make("tr", {}, make("td", { colspan: scenes.length + 1, class: "muted" }, note)));
+      $("totals").replaceChildren(table);
+    }
+    if (!several && scene.peak) {
+      const table = make("table", {});
+      scene.peak.buffers.slice(0, 12).forEach(b => {
+        const name = make("button", { onclick: () => pin({ k: 0, buffer: b }, true) }, scene.buffers[b].name);
+        table.append(make("tr", {}, make("td", { class: "n" }, human(scene.buffers[b].bytes)), make("td", {}, name)));
+      });
+      const more = scene.peak.buffers.slice(12);
+      if (more.length) {
+        const bytes = more.reduce((n, b) => n + scene.buffers[b].bytes, 0);
+        table.append(make("tr", {}, make("td", { class: "n" }, human(bytes)), make("td", { class: "muted" }, `in ${more.length} more`)));
+      }
+      const step = make("button", { onclick: () => pin({ k: 0, step: scene.peak.step }, true) }, stepName(scene, scene.peak.step));
+      $("peak").replaceChildren(make("h2", {}, `Live at the peak: ${human(scene.peak.bytes)}`), make("p", { class: "muted" }, "step ", step), table);
+    }
+    const orders = data.summary && data.summary.orders || [];
+    if (orders.length > 1) {
+      const table = make("table", {}, make("tr", {}, make("th", {}, "order"), make("th", { class: "n" }, "bound"), make("th", { class: "n" }, "arena")));
+      const best = Math.min(...orders.map(o => o.peak));
+      const first = orders.findIndex(o => o.peak === best);
+      orders.forEach((o, i) => table.append(make("tr", i === first ? { class: "at" } : {},
+        make("td", {}, o.name), make("td", { class: "n" }, human(o.bound)), make("td", { class: "n" }, human(o.peak)))));
+      $("orders").replaceChildren(make("h2", {}, "Orders that were tried"), table);
+    }
+  }
+
+  let most = 200;
+  function rows() {
+    if (!$("all").open) return;
+    const all = scenes.flatMap((scene, k) => scene.buffers.map((item, b) => ({ scene, k, item, b })))
+      .filter(r => !matches || matches.has(`${r.k}:${r.b}`));
+    all.sort((a, b) => b.item.bytes - a.item.bytes || a.k - b.k || a.b - b.b);
+    const head = ["bytes", "name", "type", "class", "steps", "segment", "offset", "written by"];
+    const table = make("table", {}, make("caption", { class: "muted" }, `${grouped(Math.min(most, all.length))} of ${grouped(all.length)} buffers, the largest first`),
+      make("tr", {}, ...(several ? [make("th", {}, "run")] : []), ...head.map((h, i) => make("th", i === 0 || i > 4 && i < 7 ? { class: "n", scope: "col" } : { scope: "col" }, h))));
+    for (const { scene, k, item, b } of all.slice(0, most)) {
+      const name = make("button", { onclick: () => { pin({ k, buffer: b }, true); canvas.scrollIntoView({ block: "nearest" }); } }, item.name);
+      const from = scene.uses[b].writes[0];
+      table.append(make("tr", {}, ...(several ? [make("td", {}, scene.name)] : []), make("td", { class: "n" }, grouped(item.bytes)), make("td", {}, name), make("td", {}, item.type),
+        make("td", {}, item.class), make("td", {}, item.uses ? `${item.uses[0]} to ${item.uses[1]}` : ""), make("td", { class: "n" }, String(item.segment)),
+        make("td", { class: "n" }, grouped(item.offset)), make("td", {}, from === undefined ? "" : stepName(scene, from))));
+    }
+    const more = make("button", { onclick: () => { most *= 4; rows(); } }, "Show more");
+    $("rows").replaceChildren(table, ...(all.length > most ? [more] : []));
+  }
+
+  // ---- Input
+
+  const MIN_X = 1, MIN_Y = 1e-6;
+  function zoom(panel, x, y, factor, axes) {
+    if (axes.includes("x")) {
+      const size = Math.min(last, Math.max(MIN_X, (view.x1 - view.x0) * factor));
+      const at = view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0);
+      view.x0 = Math.max(0, Math.min(last - size, at - (x - panel.x) / panel.w * size));
+      view.x1 = view.x0 + size;
+    }
+    if (axes.includes("y")) {
+      const part = 1 - (y - panel.y) / panel.h, size = Math.min(1, Math.max(MIN_Y, (view.y1 - view.y0) * factor));
+      const at = view.y0 + part * (view.y1 - view.y0);
+      view.y0 = Math.max(0, Math.min(1 - size, at - part * size));
+      view.y1 = view.y0 + size;
+    }
+    redraw();
+  }
+
+  function pan(dx, dy) {
+    const w = view.x1 - view.x0, h = view.y1 - view.y0;
+    view.x0 = Math.max(0, Math.min(last - w, view.x0 + dx));
+    view.x1 = view.x0 + w;
+    view.y0 = Math.max(0, Math.min(1 - h, view.y0 + dy));
+    view.y1 = view.y0 + h;
+    redraw();
+  }
+
+  function reset() {
+    Object.assign(view, { x0: 0, x1: last, y0: 0, y1: 1 });
+    redraw();
+  }
+
+  const where = event => {
+    const at = canvas.getBoundingClientRect();
+    return [event.clientX - at.left, event.clientY - at.top];
+  };
+  /** The panel whose axes a point belongs to, and which of them. */
+  function axesAt(x, y) {
+    const panel = panelAt(x, y);
+    if (panel) return [panel, panel.kind === "main" ? "xy" : "x"];
+    const beside = panels.find(p => p.kind === "main" && y >= p.y && y < p.y + p.h && x < p.x && x >= p.x - GUTTER);
+    if (beside) return [beside, "y"];
+    const below = panels.find(p => p.kind === "strip" && x >= p.x && x < p.x + p.w && y >= p.y && y < p.y + 40);
+    return [below, "x"];
+  }
+
+  canvas.addEventListener("wheel", event => {
+    const [x, y] = where(event);
+    const [panel, free] = axesAt(x, y);
+    if (!panel) return;
+    const whole = view.x1 - view.x0 >= last && view.y1 - view.y0 >= 1;
+    if (Math.abs(event.deltaX) > Math.abs(event.deltaY) && !event.shiftKey) {
+      if (whole) return;
+      pan(event.deltaX / panel.w * (view.x1 - view.x0), 0);
+    } else {
+      const delta = event.deltaY || event.deltaX;
+      // All is shown: the wheel is the page's again.
+      if (whole && delta > 0) return;
+      zoom(panel, x, y, Math.exp(delta * .0016), event.shiftKey ? "x" : event.altKey ? "y" : free);
+    }
+    event.preventDefault();
+  }, { passive: false });
+
+  canvas.addEventListener("pointerdown", event => {
+    if (event.button > 1) return;
+    const [x, y] = where(event);
+    const [panel] = axesAt(x, y);
+    drag = { x, y, panel, moved: false, pans: event.shiftKey || event.button === 1, from: [x, y] };
+    canvas.setPointerCapture(event.pointerId);
+  });
+
+  canvas.addEventListener("pointermove", event => {
+    const [x, y] = where(event);
+    if (drag && drag.panel && (drag.moved || Math.hypot(x - drag.x, y - drag.y) > 4)) {
+      drag.moved = true;
+      hovered = null;
+      showTip();
+      const p = drag.panel;
+      if (drag.pans) {
+        pan((drag.from[0] - x) / p.w * (view.x1 - view.x0), (y - drag.from[1]) / p.h * (view.y1 - view.y0));
+        drag.from = [x, y];
+      } else {
+        const clamp = (v, low, size) => Math.max(low, Math.min(low + size, v));
+        const [x0, x1] = [drag.x, x].map(v => clamp(v, p.x, p.w)).sort((a, b) => a - b);
+        const [y0, y1] = p.kind === "main" ? [drag.y, y].map(v => clamp(v, p.y, p.h)).sort((a, b) => a - b) : [p.y, p.y + p.h];
+        drag.box = { x: x0, y: y0, w: x1 - x0, h: y1 - y0 };
+        redraw();
+      }
+      return;
+    }
+    const at = hit(x, y);
+    if (!same(at, hovered) || !at !== !hovered) { hovered = at; redraw(); }
+    showTip(x, y);
+  });
+
+  canvas.addEventListener("pointerup", event => {
+    const was = drag;
+    drag = null;
+    if (!was) return;
+    const [x, y] = where(event);
+    if (!was.moved) {
+      if (event.button === 0) pin(hit(x, y), false);
+      return;
+    }
+    if (was.box && (was.box.w > 4 || was.box.h > 4)) {
+      const { box, panel: p } = was, w = view.x1 - view.x0, h = view.y1 - view.y0, { x0, y0 } = view;
+      const wide = Math.max(MIN_X, box.w / p.w * w);
+      view.x0 = Math.max(0, Math.min(last - wide, x0 + (box.x - p.x) / p.w * w));
+      view.x1 = view.x0 + wide;
+      if (p.kind === "main" && box.h > 4) {
+        const tall = Math.max(MIN_Y, box.h / p.h * h);
+        view.y0 = Math.max(0, Math.min(1 - tall, y0 + (1 - (box.y + box.h - p.y) / p.h) * h));
+        view.y1 = view.y0 + tall;
+      }
+    }
+    redraw();
+  });
+
+  canvas.addEventListener("pointerleave", () => { hovered = null; showTip(); redraw(); });
+  canvas.addEventListener("dblclick", reset);
+
+  /** From a buffer to the next one in time (dx), or to the next one above or below it (dy). */
+  function walk(dx, dy) {
+    const k = pinned ? pinned.k : 0;
+    const all = panels.filter(p => p.k === k && p.space).flatMap(panel => panel.space.rects.map(rect => ({ panel, rect })));
+    if (!all.length) return;
+    all.sort((a, b) => panels.indexOf(a.panel) - panels.indexOf(b.panel) || a.rect.time[0] - b.rect.time[0] || a.rect.bytes[0] - b.rect.bytes[0]);
+    const at = pinned && pinned.buffer !== undefined ? all.findIndex(o => o.rect.buffer === pinned.buffer) : -1;
+    let next = all[0];
+    if (at >= 0 && dx) next = all[(at + dx + all.length) % all.length];
+    if (at >= 0 && dy) {
+      const { panel, rect } = all[at], order = panels.indexOf(panel);
+      const meets = o => o.rect.time[0] < rect.time[1] && rect.time[0] < o.rect.time[1];
+      const key = o => [-panels.indexOf(o.panel), o.rect.bytes[0]], own = [-order, rect.bytes[0]];
+      const above = (a, b) => a[0] - b[0] || a[1] - b[1];
+      const others = all.filter(o => meets(o) && above(key(o), own) * dy > 0).sort((a, b) => above(key(a), key(b)) * dy);
+      next = others[0] || all[at];
+    }
+    pin({ k, buffer: next.rect.buffer }, true);
+  }
+
+  canvas.addEventListener("keydown", event => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const main = panels.find(p => p.kind === "main") || panels[0];
+    const middle = f => zoom(main, main.x + main.w / 2, main.y + main.h / 2, f, "xy");
+    const w = (view.x1 - view.x0) / 8, h = (view.y1 - view.y0) / 8, shift = event.shiftKey;
+    const keys = {
+      ArrowLeft: () => shift ? pan(-w, 0) : walk(-1, 0), ArrowRight: () => shift ? pan(w, 0) : walk(1, 0),
+      ArrowUp: () => shift ? pan(0, h) : walk(0, 1), ArrowDown: () => shift ? pan(0, -h) : walk(0, -1),
+      "+": () => middle(.7), "=": () => middle(.7), "-": () => middle(1 / .7), "0": reset, Home: reset, Escape: () => pin(null),
+    };
+    if (!keys[event.key]) return;
+    keys[event.key]();
+    event.preventDefault();
+  });
+
+  document.addEventListener("keydown", event => {
+    if (event.key !== "/" || event.target === find) return;
+    find.focus();
+    event.preventDefault();
+  });
+
+  function search() {
+    const term = find.value.trim().toLowerCase();
+    matches = null;
+    if (term) {
+      matches = new Map();
+      scenes.forEach((scene, k) => scene.buffers.forEach((item, b) => {
+        if (item.name.toLowerCase().includes(term) || item.type.toLowerCase().includes(term)) matches.set(`${k}:${b}`, { k, buffer: b });
+      }));
+    }
+    $("found").textContent = matches ? `${grouped(matches.size)} of ${grouped(scenes.reduce((n, s) => n + s.buffers.length, 0))}` : "";
+    rows();
+    redraw();
+  }
+  find.addEventListener("input", search);
+  find.addEventListener("keydown", event => {
+    if (event.key === "Escape") { find.value = ""; search(); canvas.focus(); }
+    if (event.key !== "Enter" || !matches || !matches.size) return;
+    const all = [...matches.values()], at = all.findIndex(m => same(m, pinned));
+    pin(all[(at + 1) % all.length], true);
+  });
+
+  // ---- Start
+
+  function theme() {
+    const style = getComputedStyle(document.documentElement);
+    for (const name of ["panel", "ink", "muted", "line", "label", "live", "reserved", "limit", "mark", "band"]) {
+      colour[name] = style.getPropertyValue(`--${name}`).trim();
+    }
+    redraw();
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", theme);
+  new ResizeObserver(() => {
+    if (canvas.clientWidth === width) return;
+    layout();
+    redraw();
+  }).observe($("plot"));
+  $("all").addEventListener("toggle", rows);
+  summary();
+  layout();
+  theme();
+  pin(null);
+  draw();
+
+  /** For tests and for the curious: the data, what is shown, and what each pixel stands for. */
+  window.plimsoll = { data, view, boxes, hit, draw, panels: () => panels, pinned: () => pinned, hovered: () => hovered, matches: () => matches };
+})();

@@ -1,0 +1,599 @@
+//! A plan as rectangles over time and addresses. What is drawn is decided here, once, for the page and for the static picture alike.
+//!
+//! ```text
+//! Plan, eager::Log --of--> Scene --page--> HTML: one file, drawn by page.js
+//!                                --svg---> SVG
+//! ```
+
+use super::human;
+use crate::eager::alloc::Block;
+use crate::eager::compare::{Comparison, Outcome};
+use crate::eager::{Act, Log, Program};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::{Kernel, Template};
+use crate::plan::lives::Lives;
+use crate::plan::place::{self, Effort, Problem};
+use crate::plan::{Buffer, Class, Plan};
+use crate::target::Memory;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+
+/// What is drawn in one colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Results of matrix products and attention.
+    Product,
+    /// Results of convolutions.
+    Convolution,
+    /// Results of pooling and interpolation.
+    Window,
+    /// Results of reductions and normalisations.
+    Row,
+    /// Results of elementwise code.
+    Elementwise,
+    /// Results of gathering and padding.
+    Movement,
+    /// Scratch memory of one step.
+    Workspace,
+    /// [`Class::Constant`].
+    Constant,
+    /// [`Class::State`].
+    State,
+    /// [`Class::Input`].
+    Input,
+    /// [`Class::Output`].
+    Output,
+    /// [`Class::Staging`].
+    Staging,
+}
+
+impl Kind {
+    /// Every kind, in the order of legends.
+    pub const ALL: [Kind; 12] = [
+        Kind::Product,
+        Kind::Convolution,
+        Kind::Window,
+        Kind::Row,
+        Kind::Elementwise,
+        Kind::Movement,
+        Kind::Workspace,
+        Kind::Constant,
+        Kind::State,
+        Kind::Input,
+        Kind::Output,
+        Kind::Staging,
+    ];
+
+    /// The kind of what a kernel computes.
+    pub fn of(template: &Template) -> Kind {
+        match template {
+            Template::MatMul | Template::Attention { .. } => Kind::Product,
+            Template::Conv { .. } | Template::ConvTranspose { .. } => Kind::Convolution,
+            Template::Pool { .. } | Template::Resize { .. } => Kind::Window,
+            Template::Row { .. } => Kind::Row,
+            Template::Map => Kind::Elementwise,
+            Template::Gather { .. } | Template::Pad { .. } => Kind::Movement,
+        }
+    }
+
+    /// The kind of what lies in segments of a class; that of the arena is its producer's.
+    pub fn resident(class: Class) -> Option<Kind> {
+        match class {
+            Class::Constant => Some(Kind::Constant),
+            Class::State => Some(Kind::State),
+            Class::Input => Some(Kind::Input),
+            Class::Output => Some(Kind::Output),
+            Class::Staging => Some(Kind::Staging),
+            Class::Workspace => Some(Kind::Workspace),
+            Class::Activation => None,
+        }
+    }
+
+    /// The word in legends.
+    pub fn label(self) -> &'static str {
+        match self {
+            Kind::Product => "matrix product",
+            Kind::Convolution => "convolution",
+            Kind::Window => "pooling, resizing",
+            Kind::Row => "reduction, norm",
+            Kind::Elementwise => "elementwise",
+            Kind::Movement => "gather, pad",
+            Kind::Workspace => "workspace",
+            Kind::Constant => "constants",
+            Kind::State => "state",
+            Kind::Input => "inputs",
+            Kind::Output => "outputs",
+            Kind::Staging => "staging",
+        }
+    }
+
+    /// The fill. What steps compute has Paul Tol's light colours, which people of every colour vision tell apart and which carry black
+    /// text; the rest is grey.
+    pub fn fill(self) -> &'static str {
+        match self {
+            Kind::Product => "#77aadd",
+            Kind::Convolution => "#ee8866",
+            Kind::Window => "#ffaabb",
+            Kind::Row => "#44bb99",
+            Kind::Elementwise => "#eedd88",
+            Kind::Movement => "#bbcc33",
+            Kind::Workspace => "#aab2bd",
+            Kind::Constant => "#6f7b8a",
+            Kind::State => "#8e99a6",
+            Kind::Input => "#a9b3be",
+            Kind::Output => "#c6cdd5",
+            Kind::Staging => "#dfe3e8",
+        }
+    }
+}
+
+/// The colour of the arena as a whole.
+pub const ARENA: &str = "#4477aa";
+
+/// A step of the run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mark {
+    /// The node whose result it computes.
+    pub name: String,
+    /// The node's operator, or the kernel's template where it is not known.
+    pub operator: String,
+    /// The kernel's template.
+    pub kernel: &'static str,
+    /// What it computes.
+    pub kind: Kind,
+    /// Steps of several lanes may run at the same time.
+    pub lane: u32,
+    /// Buffers that it reads, by index.
+    pub reads: Vec<usize>,
+    /// Buffers that it writes.
+    pub writes: Vec<usize>,
+}
+
+/// A buffer, and what is said of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Item {
+    /// The tensor's name.
+    pub name: String,
+    /// Stored type and extents: `f32[8,10]`.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// What it is for.
+    pub class: Class,
+    /// Its colour.
+    pub kind: Kind,
+    /// Index of the segment.
+    pub segment: usize,
+    /// First byte in the segment.
+    pub offset: u64,
+    /// The first and the last step that use it.
+    pub uses: Option<(usize, usize)>,
+    /// The buffer whose bytes it takes over in place.
+    pub heir: Option<usize>,
+}
+
+/// A buffer's bytes over time. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Rect {
+    /// Index of the buffer.
+    pub buffer: usize,
+    /// Half steps in which it holds data: first, one more than the last.
+    pub time: (usize, usize),
+    /// Half steps in which nothing else may have its bytes: more than `time` where steps of other lanes may run at the same time.
+    pub held: (usize, usize),
+    /// First byte, one more than the last.
+    pub bytes: (u64, u64),
+}
+
+/// What is allocated: the same bytes from a time to another.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Area {
+    /// Half steps: first, one more than the last.
+    pub time: (usize, usize),
+    /// First byte, one more than the last.
+    pub bytes: (u64, u64),
+}
+
+/// Addresses that rectangles are stacked on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Space {
+    /// `arena`, `constants` ...
+    pub title: String,
+    /// What it is for; none where it holds everything.
+    pub class: Option<Class>,
+    /// Its height.
+    pub bytes: u64,
+    /// Allocations.
+    pub areas: Vec<Area>,
+    /// Buffers in them.
+    pub rects: Vec<Rect>,
+}
+
+/// When the most bytes are live, and what they are.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Peak {
+    /// The first step with as many.
+    pub step: usize,
+    /// Live bytes.
+    pub bytes: u64,
+    /// Buffers, the largest first.
+    pub buffers: Vec<usize>,
+}
+
+/// One way to run a graph, as a picture.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Scene {
+    /// The graph, or the way to run it.
+    pub name: String,
+    /// The target.
+    pub target: String,
+    /// Bytes of all segments.
+    pub planned: u64,
+    /// Bytes of the arena.
+    pub arena: u64,
+    /// No placement of this order takes fewer bytes.
+    pub bound: u64,
+    /// The most bytes that all segments together may take.
+    pub limit: Option<u64>,
+    /// Steps in order.
+    pub steps: Vec<Mark>,
+    /// Buffers.
+    pub buffers: Vec<Item>,
+    /// The arena's segments, then the others.
+    pub spaces: Vec<Space>,
+    /// Per step, live bytes.
+    pub live: Vec<u64>,
+    /// Per step, bytes that are taken of the device; empty if that does not change.
+    pub reserved: Vec<u64>,
+    /// `None` without steps.
+    pub peak: Option<Peak>,
+    /// Further figures, as label and text.
+    pub figures: Vec<(String, String)>,
+}
+
+impl Scene {
+    /// A checked plan. Each segment is a space of its own. The graph that was planned tells the operators.
+    pub fn of(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
+        let lives = Lives::of(plan);
+        let operators = operators(graph);
+        let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
+        let mut steps = Vec::with_capacity(plan.steps.len());
+        for step in &plan.steps {
+            let mark = Mark::new(&step.name, &plan.kernels[step.kernel], &operators, &step.reads, &step.writes);
+            for &b in &step.writes {
+                kinds[b].get_or_insert(mark.kind);
+            }
+            steps.push(Mark { lane: step.lane, ..mark });
+        }
+        let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
+            name: buffer.name.clone(),
+            ty: format!("{}{}", buffer.dtype, buffer.shape),
+            bytes: buffer.bytes,
+            class: buffer.class,
+            kind: kind.unwrap_or(Kind::Elementwise),
+            segment: buffer.segment,
+            offset: buffer.offset,
+            uses: lives.uses[b],
+            heir: lives.heirs[b],
+        };
+        let buffers = plan.buffers.iter().zip(kinds).enumerate().map(item).collect();
+        let end = 2 * steps.len();
+        let mut spaces: Vec<Space> = plan
+            .segments
+            .iter()
+            .map(|s| Space {
+                title: match s.memory {
+                    Memory::Device => title(s.class).into(),
+                    Memory::Upload => "staging up".into(),
+                    Memory::Download => "staging down".into(),
+                },
+                class: Some(s.class),
+                bytes: s.bytes,
+                areas: vec![Area { time: (0, end), bytes: (0, s.bytes) }],
+                rects: Vec::new(),
+            })
+            .collect();
+        for (b, buffer) in plan.buffers.iter().enumerate() {
+            let (time, held) = match (&lives.held[b], lives.uses[b]) {
+                (Some(held), Some((first, last))) => {
+                    ((held.start.max(2 * first), held.end.min(2 * last + 2)), (held.start, held.end))
+                }
+                _ => ((0, end), (0, end)),
+            };
+            let bytes = (buffer.offset, buffer.offset + buffer.bytes);
+            spaces[buffer.segment].rects.push(Rect { buffer: b, time, held, bytes });
+        }
+        let rank = |space: &Space| space.class != Some(Class::Activation);
+        spaces.sort_by_key(rank);
+        let peak = lives.peak().map(|step| Peak { step, bytes: lives.live(step), buffers: lives.holders(plan, step) });
+        Scene {
+            name: plan.name.clone(),
+            target: plan.target.name.clone(),
+            planned: plan.bytes(),
+            arena: plan.summary.arena_bytes,
+            bound: plan.summary.lower_bound,
+            limit,
+            live: (0..steps.len()).map(|s| lives.live(s)).collect(),
+            reserved: Vec::new(),
+            steps,
+            buffers,
+            spaces,
+            peak,
+            figures: Vec::new(),
+        }
+    }
+
+    /// A checked plan in one space: what is there throughout below, the arena above.
+    pub fn whole(plan: &Plan, graph: Option<&Graph>) -> Scene {
+        let mut scene = Scene::of(plan, graph, None);
+        let mut whole = Space { title: "planned".into(), class: None, bytes: 0, areas: Vec::new(), rects: Vec::new() };
+        let (arena, rest): (Vec<_>, Vec<_>) =
+            scene.spaces.drain(..).partition(|space| space.class == Some(Class::Activation));
+        for space in rest.into_iter().chain(arena) {
+            let up = |(from, to): (u64, u64)| (from + whole.bytes, to + whole.bytes);
+            whole.areas.extend(space.areas.iter().map(|area| Area { bytes: up(area.bytes), ..*area }));
+            whole.rects.extend(space.rects.iter().map(|rect| Rect { bytes: up(rect.bytes), ..*rect }));
+            whole.bytes += space.bytes;
+        }
+        let resident = scene.planned - scene.arena;
+        scene.live.iter_mut().for_each(|live| *live += resident);
+        scene.reserved = vec![scene.planned; scene.steps.len()];
+        scene.spaces.push(whole);
+        scene
+    }
+
+    /// An eager run. Where a driver puts segments is not known: they are drawn as low as they fit.
+    ///
+    /// # Errors
+    /// When the sizes cannot be added up.
+    pub fn eager(program: &Program, log: &Log, graph: Option<&Graph>) -> Result<Scene> {
+        let draft = program.draft();
+        let operators = operators(graph);
+        let marks =
+            draft.steps.iter().map(|s| Mark::new(&s.name, &draft.kernels[s.kernel], &operators, &s.reads, &s.writes));
+        let steps: Vec<Mark> = marks.collect();
+        let end = 2 * steps.len().max(1);
+        let mut buffers: Vec<Item> = draft
+            .buffers
+            .iter()
+            .map(|b| Item {
+                name: b.name.clone(),
+                ty: format!("{}{}", b.dtype, b.shape),
+                bytes: b.bytes,
+                class: b.class,
+                kind: Kind::resident(b.class).unwrap_or(Kind::Elementwise),
+                segment: 0,
+                offset: 0,
+                uses: None,
+                heir: None,
+            })
+            .collect();
+        for (s, step) in draft.steps.iter().enumerate() {
+            for &b in step.reads.iter().chain(&step.writes) {
+                buffers[b].uses.get_or_insert((s, s)).1 = s;
+            }
+            let made = step.writes.iter().filter(|&&b| draft.buffers[b].class == Class::Activation);
+            made.for_each(|&b| buffers[b].kind = steps[s].kind);
+        }
+
+        // Segments and blocks: when they came, when they went.
+        let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
+        let mut blocks: Vec<(usize, Block, (usize, usize))> = Vec::new();
+        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
+        for &(now, act) in &log.acts {
+            match act {
+                Act::Reserve(segment, bytes) => {
+                    segments.insert(segment, Area { time: (now, end), bytes: (0, bytes) });
+                }
+                Act::Release(segment) => {
+                    segments.entry(segment).and_modify(|area| area.time.1 = now);
+                }
+                Act::Take(buffer, block) => {
+                    open.insert(buffer, blocks.len());
+                    blocks.push((buffer, block, (now, end)));
+                }
+                Act::Give(buffer) => {
+                    if let Some(at) = open.remove(&buffer) {
+                        blocks[at].2.1 = now;
+                    }
+                }
+            }
+        }
+        segments.retain(|_, area| area.time.0 < area.time.1);
+        let staging = program.staging_bytes();
+        if staging > 0 {
+            segments.insert(0, Area { time: (0, end), bytes: (0, staging) });
+        }
+        let items = segments.values().map(|area| place::Item {
+            lower: area.time.0 as u64,
+            upper: area.time.1 as u64,
+            size: area.bytes.1,
+            align: 1,
+        });
+        let drawn = place::place(&Problem::new(items.collect(), 1)?, Effort::PLAN);
+        for (area, offset) in segments.values_mut().zip(&drawn.offsets) {
+            area.bytes = (*offset, offset + area.bytes.1);
+        }
+        let mut rects = Vec::new();
+        let mut live = vec![0i128; end + 1];
+        let mut reserved = live.clone();
+        for area in segments.values() {
+            let bytes = i128::from(area.bytes.1 - area.bytes.0);
+            reserved[area.time.0] += bytes;
+            reserved[area.time.1] -= bytes;
+        }
+        live[0] += i128::from(staging);
+        for (buffer, block, time) in blocks {
+            let Some(area) = segments.get(&block.segment).filter(|_| time.0 < time.1) else { continue };
+            live[time.0] += i128::from(block.bytes);
+            live[time.1] -= i128::from(block.bytes);
+            let from = area.bytes.0 + block.offset;
+            rects.push(Rect { buffer, time, held: time, bytes: (from, from + block.bytes) });
+            let item = &mut buffers[buffer];
+            (item.segment, item.offset) = (block.segment as usize, block.offset);
+        }
+        let (live, reserved) = (per_step(&live), per_step(&reserved));
+        let peak = (0..steps.len()).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
+            let holds = |r: &&Rect| r.time.0 < 2 * step + 2 && 2 * step < r.time.1;
+            let mut holders: Vec<usize> = rects.iter().filter(holds).map(|r| r.buffer).collect();
+            holders.sort_by_key(|&b| (Reverse(buffers[b].bytes), b));
+            Peak { step, bytes: live[step], buffers: holders }
+        });
+        let areas = segments.into_values().collect();
+        let space = Space { title: "device".into(), class: None, bytes: drawn.peak, areas, rects };
+        Ok(Scene {
+            name: String::new(),
+            target: String::new(),
+            planned: 0,
+            arena: 0,
+            bound: 0,
+            limit: None,
+            live,
+            reserved,
+            steps,
+            buffers,
+            spaces: vec![space],
+            peak,
+            figures: Vec::new(),
+        })
+    }
+
+    /// How many lanes its steps are in.
+    pub fn lanes(&self) -> u32 {
+        self.steps.iter().map(|s| s.lane + 1).max().unwrap_or(1)
+    }
+
+    /// Kinds that its rectangles have, and those of its segments.
+    pub fn kinds(&self) -> Vec<Kind> {
+        let used = |kind: &Kind| self.buffers.iter().any(|b| b.kind == *kind);
+        Kind::ALL.into_iter().filter(used).collect()
+    }
+}
+
+/// The heading of a segment.
+pub fn title(class: Class) -> &'static str {
+    match class {
+        Class::Activation | Class::Workspace => "arena",
+        Class::Constant => "constants",
+        Class::State => "state",
+        Class::Input => "inputs",
+        Class::Output => "outputs",
+        Class::Staging => "staging",
+    }
+}
+
+impl Mark {
+    fn new(name: &str, kernel: &Kernel, operators: &HashMap<&str, &str>, reads: &[usize], writes: &[usize]) -> Mark {
+        let template = &kernel.template;
+        Mark {
+            name: name.to_owned(),
+            operator: operators.get(name).copied().unwrap_or(template.name()).to_owned(),
+            kernel: template.name(),
+            kind: Kind::of(template),
+            lane: 0,
+            reads: reads.to_vec(),
+            writes: writes.to_vec(),
+        }
+    }
+}
+
+/// The operators of a graph's nodes by name.
+fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
+    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
+    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
+    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
+}
+
+/// From changes per half step to the most in either half of each step.
+fn per_step(changes: &[i128]) -> Vec<u64> {
+    let sums = changes.iter().scan(0i128, |sum, change| {
+        *sum += change;
+        Some(u64::try_from(*sum).expect("what goes has come"))
+    });
+    let sums: Vec<u64> = sums.collect();
+    sums.chunks_exact(2).map(|halves| halves[0].max(halves[1])).collect()
+}
+
+/// The page of a comparison: a scene per column that ran, all on one scale of time and of bytes.
+pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
+    let mut scenes = scenes;
+    let mut notes = vec![
+        "Memory as it came in the load and the first run. Segments of eager runs are drawn as low as they fit: where a driver puts them is not known.".to_owned(),
+    ];
+    for column in &comparison.columns {
+        let measured = match &column.outcome {
+            Outcome::Ran(measured) => measured,
+            Outcome::Refused { does_not_fit } => {
+                notes.push(format!("{}: {does_not_fit}", column.name));
+                continue;
+            }
+        };
+        let figures = [
+            ("peak reserved", human(measured.peak_reserved_bytes)),
+            ("peak live", human(measured.peak_live_bytes)),
+            ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
+            ("smallest device that fits", human(column.smallest_device_bytes)),
+            ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
+            ("median run", format!("{:.3} ms", measured.median_ms)),
+        ];
+        for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
+            scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
+            scene.target.clone_from(&comparison.target);
+            scene.limit = comparison.memory_limit;
+        }
+    }
+    let title = format!("{} on {}: eager and planned", comparison.model, comparison.target);
+    document(&json!({"title": title, "scenes": scenes, "notes": notes}))
+}
+
+/// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
+pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    let scene = Scene::of(plan, graph, limit);
+    let title = format!("{} on {}", scene.name, scene.target);
+    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+}
+
+/// A page of scenes. `data` has a `title` and `scenes`; the rest is for page.js.
+fn document(data: &Value) -> String {
+    let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
+    let title = escape(data["title"].as_str().unwrap_or_default());
+    let mut data = data.clone();
+    data["palette"] = json!(palette);
+    data["arena"] = json!(ARENA);
+    // Only strings of JSON have '<' in them: with it escaped, nothing in the data ends the script or begins a comment.
+    let data = data.to_string().replace('<', "\\u003c");
+    let (css, js) = (include_str!("page.css"), include_str!("page.js"));
+    let mut rest = include_str!("page.html");
+    let mut page = String::with_capacity(rest.len() + css.len() + data.len() + js.len());
+    // In the template's order: what is filled in is not searched again.
+    for (mark, text) in [("{{title}}", &*title), ("{{css}}", css), ("{{data}}", &*data), ("{{js}}", js)] {
+        let (before, after) = rest.split_once(mark).expect("the page has a place for each part");
+        page += before;
+        page += text;
+        rest = after;
+    }
+    page + rest
+}
+
+/// Text for XML and HTML, as content and in quotes. Characters that XML cannot say are replaced.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            '\t' | '\n' | '\r' => out.push(' '),
+            '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}

@@ -1,0 +1,385 @@
+//! A scene as a static picture, 800 units wide: for a README, in light and in dark.
+
+use super::picture::{ARENA, Kind, Scene, Space, escape, title};
+use super::{grouped, human};
+use crate::graph::Graph;
+use crate::plan::{Class, Plan};
+use std::fmt::Write;
+
+const WIDTH: f64 = 800.0;
+/// Where the plots begin and end.
+const LEFT: f64 = 84.0;
+const RIGHT: f64 = 784.0;
+const EDGE: f64 = 16.0;
+/// The widths of letters are not known here: these are an upper estimate, in units of the font's size, and no label is cut.
+const LETTER: f64 = 0.6;
+
+const STYLE: &str = "\
+text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
+.t{font-size:15px;font-weight:600}.m{fill:#59636e}.e{text-anchor:end}.c{text-anchor:middle}.b{font-weight:600}
+.i{font-size:11px;fill:#14171a}.bg{fill:#ffffff;stroke:#d1d9e0}.a{fill:#f2f4f7}.g{stroke:#d8dee4}.r{stroke:#ffffff}
+.l{fill:#d3d9e0}.k{stroke:#1f2328;fill:none}.w{fill:#1f2328;fill-opacity:.08}.d{stroke-dasharray:4 3}.o{stroke-dasharray:2 4;stroke-opacity:.6}
+@media (prefers-color-scheme:dark){text{fill:#e6edf3}.m{fill:#9198a1}.i{fill:#14171a}.bg{fill:#0d1117;stroke:#3d444d}.a{fill:#161b22}
+.g{stroke:#2a313c}.r{stroke:#0d1117}.l{fill:#3a424d}.k{stroke:#e6edf3}.w{fill:#e6edf3;fill-opacity:.1}}
+";
+
+/// The picture of a plan.
+pub fn svg(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    draw(&Scene::of(plan, graph, limit))
+}
+
+fn draw(scene: &Scene) -> String {
+    let mut sketch = Sketch { scene, body: String::new(), y: 30.0 };
+    sketch.head();
+    sketch.totals();
+    if !scene.steps.is_empty() {
+        sketch.curve();
+        sketch.arena();
+        sketch.steps();
+        sketch.legend();
+        sketch.holders();
+    }
+    let height = sketch.y + 14.0;
+    let label = escape(&format!("{} on {}: memory over steps", scene.name, scene.target));
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {h}\" width=\"{WIDTH}\" height=\"{h}\" role=\"img\" aria-label=\"{label}\">\n\
+         <style>{STYLE}</style>\n<rect class=\"bg\" x=\".5\" y=\".5\" width=\"{}\" height=\"{}\" rx=\"6\"/>\n{}</svg>\n",
+        WIDTH - 1.0,
+        number(height - 1.0),
+        sketch.body,
+        h = number(height),
+    )
+}
+
+/// What has been drawn, down to `y`.
+struct Sketch<'a> {
+    scene: &'a Scene,
+    body: String,
+    y: f64,
+}
+
+impl Sketch<'_> {
+    fn put(&mut self, element: std::fmt::Arguments) {
+        self.body.write_fmt(element).and_then(|()| self.body.write_char('\n')).expect("text can always grow");
+    }
+
+    fn text(&mut self, class: &str, x: f64, y: f64, text: &str) {
+        self.put(format_args!(
+            "<text class=\"{class}\" x=\"{}\" y=\"{}\">{}</text>",
+            number(x),
+            number(y),
+            escape(text)
+        ));
+    }
+
+    /// A rectangle with a tooltip.
+    fn rect(&mut self, style: &str, [x0, x1, y0, y1]: [f64; 4], tip: &str) {
+        let (x, y, w, h) = (number(x0), number(y0), number(x1 - x0), number(y1 - y0));
+        let place = format!("x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\"");
+        match tip {
+            "" => self.put(format_args!("<rect {style} {place}/>")),
+            tip => self.put(format_args!("<rect {style} {place}><title>{}</title></rect>", escape(tip))),
+        }
+    }
+
+    fn line(&mut self, class: &str, [x0, x1, y0, y1]: [f64; 4]) {
+        let [x0, x1, y0, y1] = [x0, x1, y0, y1].map(number);
+        self.put(format_args!("<path class=\"{class}\" d=\"M{x0} {y0}L{x1} {y1}\"/>"));
+    }
+
+    fn x(&self, half: usize) -> f64 {
+        LEFT + (RIGHT - LEFT) * half as f64 / (2 * self.scene.steps.len()) as f64
+    }
+
+    fn head(&mut self) {
+        let scene = self.scene;
+        let count = scene.steps.len();
+        let right = format!("{} planned", human(scene.planned));
+        self.text("t e", RIGHT, self.y, &right);
+        let title = format!("{} on {}, {count} {}", scene.name, scene.target, plural(count, "step"));
+        let room = RIGHT - EDGE - width(&right, 15.0) - 16.0;
+        self.text("t", EDGE, self.y, &fit(&title, room, 15.0).unwrap_or_default());
+        self.y += 14.0;
+    }
+
+    /// All segments as one bar, and what is in it.
+    fn totals(&mut self) {
+        let scene = self.scene;
+        let whole = scene.planned.max(scene.limit.unwrap_or(0)).max(1) as f64;
+        let (top, bottom) = (self.y, self.y + 12.0);
+        let mut x = EDGE;
+        let mut entries = Vec::new();
+        let others = Class::ALL.into_iter().filter(|&c| c != Class::Activation);
+        for class in std::iter::once(Class::Activation).chain(others) {
+            let bytes: u64 = scene.spaces.iter().filter(|s| s.class == Some(class)).map(|s| s.bytes).sum();
+            if bytes == 0 {
+                continue;
+            }
+            let to = x + (RIGHT - EDGE) * bytes as f64 / whole;
+            let tip = format!("{}: {}", title(class), super::bytes(bytes));
+            let fill = fill(class);
+            self.rect(&format!("class=\"r\" fill=\"{fill}\""), [x, to, top, bottom], &tip);
+            x = to;
+            entries.push((fill, format!("{} {}", title(class), human(bytes))));
+        }
+        if let Some(limit) = scene.limit {
+            let at = EDGE + (RIGHT - EDGE) * limit as f64 / whole;
+            self.line("k", [at, at, top - 3.0, bottom + 3.0]);
+            entries.push(("", format!("limit {}", human(limit))));
+        }
+        self.y = bottom + 8.0;
+        self.entries(&entries, EDGE);
+    }
+
+    /// Coloured squares with words, in lines as they fit.
+    fn entries(&mut self, entries: &[(&str, String)], left: f64) {
+        let mut x = left;
+        self.y += 10.0;
+        for (fill, words) in entries {
+            let wide = 15.0 + width(words, 12.0) + 10.0;
+            if x + wide > RIGHT && x > left {
+                x = left;
+                self.y += 18.0;
+            }
+            match *fill {
+                "" => self.line("k", [x + 5.0, x + 5.0, self.y - 10.0, self.y]),
+                fill => {
+                    let style = format!("fill=\"{fill}\"");
+                    self.rect(&style, [x, x + 10.0, self.y - 9.0, self.y + 1.0], "");
+                }
+            }
+            self.text("m", x + 15.0, self.y, words);
+            x += wide;
+        }
+        self.y += 8.0;
+    }
+
+    /// Live bytes over the steps, with the bound.
+    fn curve(&mut self) {
+        let scene = self.scene;
+        let (top, bottom) = (self.y + 24.0, self.y + 72.0);
+        let high = scene.arena.max(1) as f64;
+        let y = |bytes: u64| bottom - (bottom - top) * bytes as f64 / high;
+        self.text("m e", LEFT - 8.0, bottom, "0");
+        self.text("m e", LEFT - 8.0, bottom - 22.0, "live bytes");
+        let mut area = format!("M{} {}", number(LEFT), number(bottom));
+        for (s, &live) in scene.live.iter().enumerate() {
+            area += &format!("V{}H{}", number(y(live)), number(self.x(2 * s + 2)));
+        }
+        area += &format!("V{}Z", number(bottom));
+        self.put(format_args!("<path class=\"l\" d=\"{area}\"/>"));
+        self.line("g", [LEFT, RIGHT, bottom, bottom]);
+        self.line("k d", [LEFT, RIGHT, y(scene.bound), y(scene.bound)]);
+        if let Some(peak) = &scene.peak {
+            let x = (self.x(2 * peak.step) + self.x(2 * peak.step + 2)) / 2.0;
+            let words = format!("peak: {} live at step {}", human(peak.bytes), peak.step);
+            let bound = match scene.arena.saturating_sub(scene.bound) {
+                0 => format!("lower bound {}, reached", human(scene.bound)),
+                over => format!("lower bound {}, arena {} over", human(scene.bound), human(over)),
+            };
+            // The one stands over the peak, the other where there is room.
+            let (wide, other) = (width(&words, 12.0), width(&bound, 12.0));
+            let middle = x.clamp(LEFT + wide / 2.0, RIGHT - wide / 2.0);
+            self.text("b c", middle, top - 8.0, &words);
+            if RIGHT - other > middle + wide / 2.0 + 12.0 {
+                self.text("m e", RIGHT, top - 8.0, &bound);
+            } else if LEFT + other < middle - wide / 2.0 - 12.0 {
+                self.text("m", LEFT, top - 8.0, &bound);
+            }
+        }
+        self.y = bottom + 12.0;
+    }
+
+    fn arena(&mut self) {
+        let scene = self.scene;
+        let spaces = || scene.spaces.iter().filter(|s| s.class == Some(Class::Activation));
+        let all = spaces().map(|s| s.bytes).sum::<u64>().max(1) as f64;
+        let top = self.y;
+        let mut labels = String::new();
+        for space in spaces() {
+            labels += &self.space(space, (260.0 * space.bytes as f64 / all).max(24.0));
+        }
+        if let Some(peak) = &scene.peak {
+            let (x0, x1) = (self.x(2 * peak.step), self.x(2 * peak.step + 2));
+            let (x0, x1) = if x1 - x0 < 2.0 { (x0 - 0.5, x0 + 1.5) } else { (x0, x1) };
+            let (from, to) = (top - 60.0, self.y - 8.0);
+            self.rect("class=\"w\" pointer-events=\"none\"", [x0, x1, from, to], "");
+            for x in [x0, x1] {
+                self.line("k", [x, x, from, top]);
+                self.line("k o", [x, x, top, to]);
+            }
+        }
+        self.body += &labels;
+    }
+
+    /// A segment of the arena; returns the labels, which stand over everything else.
+    fn space(&mut self, space: &Space, height: f64) -> String {
+        let scene = self.scene;
+        let mut labels = Sketch { scene, body: String::new(), y: 0.0 };
+        let (top, bottom) = (self.y, self.y + height);
+        let high = space.bytes.max(1);
+        let y = |bytes: u64| bottom - height * bytes as f64 / high as f64;
+        self.rect("class=\"a\"", [LEFT, RIGHT, top, bottom], "");
+        let step = (high / ((height / 40.0) as u64).max(1)).max(1).next_power_of_two();
+        for tick in (0..=high / step).map(|n| n * step) {
+            self.line("g", [LEFT, RIGHT, y(tick), y(tick)]);
+            self.text("m e", LEFT - 8.0, y(tick) + 4.0, &short(tick));
+        }
+        for rect in &space.rects {
+            let item = &scene.buffers[rect.buffer];
+            let fill = item.kind.fill();
+            let [y0, y1] = [y(rect.bytes.1), y(rect.bytes.0)];
+            if rect.held != rect.time {
+                let style = format!("fill=\"{fill}\" fill-opacity=\".3\"");
+                self.rect(&style, [self.x(rect.held.0), self.x(rect.held.1), y0, y1], "");
+            }
+            let (x0, x1) = (self.x(rect.time.0), self.x(rect.time.1));
+            let style = match (x1 - x0).min(y1 - y0) > 2.0 {
+                true => format!("class=\"r\" fill=\"{fill}\""),
+                false => format!("fill=\"{fill}\""),
+            };
+            self.rect(&style, [x0, x1, y0, y1], &scene.tip(rect.buffer));
+            let (room, size) = (x1 - x0 - 10.0, human(item.bytes));
+            let sized = [format!("{size} {}", item.ty), size].into_iter().find(|s| width(s, 11.0) <= room);
+            let lines: Vec<_> = [fit(&item.name, room, 11.0), sized].into_iter().flatten().collect();
+            let lines = &lines[..lines.len().min(if y1 - y0 >= 30.0 { 2 } else { usize::from(y1 - y0 >= 15.0) })];
+            for (i, line) in lines.iter().enumerate() {
+                let middle = (y0 + y1) / 2.0 + 4.0 + 14.0 * (i as f64 - (lines.len() as f64 - 1.0) / 2.0);
+                labels.text("i", x0 + 6.0, middle, line);
+            }
+        }
+        self.y = bottom + 8.0;
+        labels.body
+    }
+
+    /// One cell per step and lane, and names or numbers below them.
+    fn steps(&mut self) {
+        let scene = self.scene;
+        let lanes = f64::from(scene.lanes());
+        for (s, step) in scene.steps.iter().enumerate() {
+            let top = self.y + 10.0 * f64::from(step.lane);
+            let style = format!("fill=\"{}\"", step.kind.fill());
+            let (x0, x1) = (self.x(2 * s), self.x(2 * s + 2));
+            let gap = if x1 - x0 > 4.0 { 0.5 } else { 0.0 };
+            let tip = format!("step {s}: {} '{}'", step.operator, step.name);
+            self.rect(&style, [x0 + gap, x1 - gap, top, top + 8.0], &tip);
+        }
+        self.text("m e", LEFT - 8.0, self.y + 8.0, if lanes > 1.0 { "lanes" } else { "steps" });
+        self.y += 10.0 * lanes + 12.0;
+        let wide = (RIGHT - LEFT) / scene.steps.len() as f64;
+        let middle = |sketch: &Sketch, s: usize| (sketch.x(2 * s) + sketch.x(2 * s + 2)) / 2.0;
+        if scene.steps.iter().all(|s| width(s.kernel, 12.0) < wide - 4.0) {
+            for (s, step) in scene.steps.iter().enumerate() {
+                let x = middle(self, s);
+                self.text("m c", x, self.y, &format!("{s}"));
+                self.text("m c", x, self.y + 15.0, step.kernel);
+            }
+            self.y += 15.0;
+        } else {
+            let every = round_up(width(&format!("{}", scene.steps.len()), 12.0) * 2.5 / wide);
+            for s in (0..scene.steps.len()).step_by(every) {
+                let x = middle(self, s);
+                self.text("m c", x, self.y, &format!("{s}"));
+            }
+        }
+        self.y += 14.0;
+    }
+
+    fn legend(&mut self) {
+        let scene = self.scene;
+        let kinds = |kind: &Kind| {
+            scene.steps.iter().any(|s| s.kind == *kind) || *kind == Kind::Workspace && scene.kinds().contains(kind)
+        };
+        let entries: Vec<_> = Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        self.entries(&entries, LEFT);
+    }
+
+    /// Who is live at the peak, as far as a few lines say it.
+    fn holders(&mut self) {
+        const MOST: usize = 4;
+        let Some(peak) = &self.scene.peak else { return };
+        self.y += 14.0;
+        self.text("b", EDGE, self.y, "at the peak");
+        for &b in peak.buffers.iter().take(MOST) {
+            let item = &self.scene.buffers[b];
+            let words = format!("{} {}", item.name, item.ty);
+            self.text("e", LEFT + 74.0, self.y, &human(item.bytes));
+            self.text("m", LEFT + 84.0, self.y, &fit(&words, RIGHT - LEFT - 84.0, 12.0).unwrap_or_default());
+            self.y += 17.0;
+        }
+        let rest = peak.buffers.get(MOST..).unwrap_or_default();
+        if !rest.is_empty() {
+            let bytes = rest.iter().map(|&b| self.scene.buffers[b].bytes).sum();
+            self.text("e", LEFT + 74.0, self.y, &human(bytes));
+            let words = format!("in {} more {}", rest.len(), plural(rest.len(), "buffer"));
+            self.text("m", LEFT + 84.0, self.y, &words);
+            self.y += 17.0;
+        }
+        self.y -= 14.0;
+    }
+}
+
+impl Scene {
+    /// What is said of a buffer in a tooltip.
+    fn tip(&self, buffer: usize) -> String {
+        let item = &self.buffers[buffer];
+        let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
+        if let Some((first, last)) = item.uses {
+            let step = &self.steps[first];
+            tip += &format!("\nsteps {first} to {last}, from {} '{}'", step.operator, step.name);
+        }
+        tip + &format!("\nat byte {}", grouped(item.offset))
+    }
+}
+
+/// The colour of a class in the bar of totals.
+fn fill(class: Class) -> &'static str {
+    Kind::resident(class).map_or(ARENA, Kind::fill)
+}
+
+fn plural(count: usize, noun: &str) -> String {
+    if count == 1 { noun.to_owned() } else { format!("{noun}s") }
+}
+
+/// A coordinate, to a hundredth.
+fn number(value: f64) -> String {
+    let text = format!("{value:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// 1, 2, 5, 10, 20 ...: the first that is no less.
+fn round_up(least: f64) -> usize {
+    let tens = std::iter::successors(Some(1usize), |n| n.checked_mul(10));
+    tens.flat_map(|ten| [1, 2, 5].map(|n| ten.saturating_mul(n))).find(|&n| n as f64 >= least).unwrap_or(usize::MAX)
+}
+
+/// Bytes on an axis: no more digits than are needed.
+fn short(bytes: u64) -> String {
+    let text = human(bytes);
+    match text.split_once(' ') {
+        Some((digits, unit)) if digits.contains('.') => {
+            format!("{} {unit}", digits.trim_end_matches('0').trim_end_matches('.'))
+        }
+        _ if bytes == 0 => "0".into(),
+        _ => text,
+    }
+}
+
+fn width(text: &str, size: f64) -> f64 {
+    let letter = |c: char| if c.is_ascii() { LETTER } else { 1.0 };
+    size * text.chars().map(letter).sum::<f64>()
+}
+
+/// A name in the room that there is. Of names that are paths the end tells most, so that is what is kept.
+fn fit(text: &str, room: f64, size: f64) -> Option<String> {
+    if width(text, size) <= room {
+        return Some(text.to_owned());
+    }
+    let chars: Vec<char> = text.chars().collect();
+    let kept = (1..chars.len()).find(|&from| {
+        let tail: String = chars[from..].iter().collect();
+        width(&tail, size) + size <= room
+    })?;
+    let tail: String = chars[kept..].iter().collect();
+    (chars.len() - kept >= 12).then(|| format!("…{tail}"))
+}

@@ -1,0 +1,631 @@
+//! Limits, what they mean for a model, and what would help: every figure that is printed is held against a plan of its own.
+
+use plimsoll::advise::{self, Case, Taken, largest};
+use plimsoll::pass::{self, half};
+use plimsoll::plan::bound::bound;
+use plimsoll::plan::diff::{Fate, diff};
+use plimsoll::plan::lanes::Lanes;
+use plimsoll::plan::live::live;
+use plimsoll::plan::lower::{Options, lower};
+use plimsoll::plan::order::Dag;
+use plimsoll::plan::peak::peak;
+use plimsoll::plan::{Class, Limits, Plan, plan};
+use plimsoll::target::Target;
+use plimsoll::trace::Trace;
+use plimsoll::{DType, Error, Graph, Tensor, onnx, reference};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+mod graphs;
+
+const MLP: &[&str] = &["graphs/mlp.onnxtxt", "--set", "batch=64"];
+const CPU: &[&str] = &["--backend", "cpu", "--threads", "2"];
+
+struct Ran {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn run(args: &[&[&str]]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(args.concat()).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("RUST_LOG");
+    let output = command.output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("the output is text");
+    let ran = Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) };
+    assert!(!ran.err.contains("panicked"), "{args:?}: {}", ran.err);
+    ran
+}
+
+fn ok(args: &[&[&str]]) -> String {
+    let ran = run(args);
+    assert_eq!(ran.code, Some(0), "{args:?}: {}", ran.err);
+    ran.out
+}
+
+fn ok_json(args: &[&[&str]]) -> Value {
+    serde_json::from_str(&ok(&[args, &[&["--json"]]].concat())).expect("it is JSON")
+}
+
+/// The record of a command that does not fit.
+#[track_caller]
+fn refused(args: &[&[&str]]) -> Value {
+    let ran = run(&[args, &[&["--json"]]].concat());
+    assert_eq!(ran.code, Some(2), "{args:?}: {}", ran.err);
+    assert!(ran.err.contains("error: "), "the error is told, too: {}", ran.err);
+    serde_json::from_str(&ran.out).expect("it is JSON")
+}
+
+/// A command that is wrong: all words are in its error, and stdout is empty.
+#[track_caller]
+fn fails(args: &[&[&str]], words: &[&str]) {
+    let ran = run(args);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(1), ""), "{args:?}: {}", ran.err);
+    let missing: Vec<_> = words.iter().filter(|word| !ran.err.contains(**word)).collect();
+    assert!(missing.is_empty(), "{args:?}: {missing:?} missing in {}", ran.err);
+}
+
+/// Bytes of a plan that the program makes.
+fn planned(args: &[&[&str]]) -> u64 {
+    ok_json(&[&[&["plan"][..]], args].concat())["summary"]["planned_bytes"].as_u64().expect("a number of bytes")
+}
+
+fn bytes(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("expected a number of bytes, found {value}"))
+}
+
+/// A file that goes with the test.
+struct File(PathBuf);
+
+impl File {
+    fn new(name: &str, content: &str) -> File {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("limit-{}-{name}", std::process::id()));
+        std::fs::write(&path, content).expect("the file is written");
+        File(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("the path is text")
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // What remains of a temporary file harms nobody.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn targets() -> [Target; 3] {
+    [Target::cpu(2), Target::wgpu(), Target::cuda()]
+}
+
+const UNLIMITED: Limits = Limits { memory: None };
+
+// ---- A limit is an input
+
+#[test]
+fn a_limit_is_answered() {
+    let needed = planned(&[MLP]);
+    let under = |command: &[&str], limit: u64| -> Vec<String> {
+        let limit = limit.to_string();
+        let device = if command[0] == "plan" { &[] } else { CPU };
+        [command, MLP, device, &["--memory-limit", &limit]].concat().into_iter().map(str::to_owned).collect()
+    };
+    let commands: [&[&str]; 4] =
+        [&["plan"], &["run"], &["bench", "--iters", "1", "--warmup", "0"], &["compare", "--iters", "1"]];
+    for command in commands {
+        let args = under(command, needed + 1024);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let text = ok(&[&args]);
+        assert!(text.ends_with("\nfits: 1.00 KiB (1,024 bytes) to spare\n"), "{command:?}: {text}");
+        let answer = &ok_json(&[&args])["answer"];
+        assert_eq!(answer["verdict"], "fits", "{command:?}");
+        assert_eq!((bytes(&answer["needed_bytes"]), bytes(&answer["deficit_bytes"])), (needed, 0));
+
+        // One byte less, and one less of the dim fits; which is found, and is the largest.
+        let args = under(command, needed - 1);
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let found = refused(&[&args]);
+        assert_eq!(found["verdict"], "fits_smaller", "{command:?}");
+        assert_eq!(bytes(&found["deficit_bytes"]), 1, "{command:?}");
+        assert!(found["error"].as_str().is_some_and(|e| e.contains("(1 over)")), "{found}");
+        let smaller = &found["smaller"][0];
+        assert_eq!(smaller["fits"]["extent"], 63);
+        assert_eq!(smaller["next"], json!({"extent": 64, "planned_bytes": needed}));
+        let less = planned(&[&["graphs/mlp.onnxtxt", "--set", "batch=63"]]);
+        assert_eq!(bytes(&smaller["fits"]["planned_bytes"]), less);
+        let Ran { code, out, err } = run(&[&args]);
+        assert_eq!((code, out.as_str()), (Some(2), ""));
+        for words in ["(1 over)", "smaller binding", "--set batch=63 takes", "live at the peak", "what would help"] {
+            assert!(err.contains(words), "{command:?}: {words} missing in {err}");
+        }
+    }
+
+    // Below the bound at the smallest binding nothing fits, and that is proven for what was asked.
+    let found = refused(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
+    assert_eq!((&found["verdict"], &found["smaller"][0]["fits"]), (&json!("cannot"), &Value::Null));
+    assert!(bytes(&found["bound"]["bytes"]) > 1024);
+
+    // Between the bound and the plan there is neither a plan nor a proof.
+    let digits = &["graphs/digits.onnx", "--set", "batch=1"];
+    let (needed, least) = (planned(&[digits]), refused(&[&["plan"], digits, &["--memory-limit", "1KiB"]]));
+    let least = bytes(&least["bound"]["bytes"]);
+    assert!(least < needed, "the bound leaves out padding, of which digits has some");
+    let found = refused(&[&["plan"], digits, &["--memory-limit", &least.to_string()]]);
+    assert_eq!(found["verdict"], "not_found");
+    let found = refused(&[&["plan"], digits, &["--memory-limit", &(least - 1).to_string()]]);
+    assert_eq!(found["verdict"], "cannot");
+}
+
+#[test]
+fn an_order_can_make_it_fit() {
+    let source = "<ir_version: 8, opset_import: [\"\" : 17]>
+        g (float[n, 64] x, float[64, 512] a, float[64, 512] b, float[64, 512] c) => (float[n, 1] p, float[n, 1] q, float[n, 1] r)
+        {
+            wide_a = MatMul (x, a)
+            wide_b = MatMul (x, b)
+            wide_c = MatMul (x, c)
+            p = ReduceMax <axes = [1]> (wide_a)
+            q = ReduceMax <axes = [1]> (wide_b)
+            r = ReduceMax <axes = [1]> (wide_c)
+        }";
+    let model = File::new("order.onnxtxt", source);
+    let args: &[&str] = &["plan", model.path(), "--set", "n=32"];
+    let plan = ok_json(&[args]);
+    let figure = |key: &str| bytes(&plan["summary"][key]);
+    let (needed, least) = (figure("planned_bytes"), bytes(&plan["summary"]["orders"][0]["bound"]));
+    let file = needed - figure("arena_bytes") + least;
+    assert!(least >= 3 * 32 * 512 * 4 && figure("arena_bytes") < least, "all three are live in the file's order alone");
+    for (limit, verdict) in [(needed, "fits_reordered"), (file - 1, "fits_reordered"), (file, "fits")] {
+        let limit = limit.to_string();
+        let answer = &ok_json(&[args, &["--memory-limit", &limit]])["answer"];
+        assert_eq!((answer["verdict"].as_str(), bytes(&answer["file_order_bytes"])), (Some(verdict), file));
+    }
+    let text = ok(&[args, &["--advise", "--memory-limit", &(file - 1).to_string()]]);
+    assert!(text.contains("fits after reordering: ") && text.contains("in the file's order at least 1 B"), "{text}");
+    assert!(text.contains("reordering") && text.contains("than the file's order"), "{text}");
+    let refused = refused(&[args, &["--memory-limit", &(needed - 1).to_string()]]);
+    assert_eq!(refused["verdict"], "fits_smaller");
+}
+
+#[test]
+fn what_is_no_limit_is_refused() {
+    for (limit, words) in [
+        ("0", "above 0"),
+        ("0GiB", "above 0"),
+        ("-5MiB", "'-5MiB'"),
+        ("-1", "'-1'"),
+        ("much", "'much'"),
+        ("GiB", "'GiB'"),
+        ("5 parsec", "parsec"),
+        ("99999999999TiB", "64 bits"),
+    ] {
+        fails(&[&["plan"], MLP, &["--memory-limit", limit]], &["--memory-limit", words]);
+        fails(&[&["plan"], MLP, &["--assert-peak", limit]], &["--assert-peak", words]);
+        fails(&[&["max-batch", "graphs/mlp.onnxtxt", "--memory-limit", limit]], &["--memory-limit", words]);
+    }
+}
+
+// ---- The bound
+
+/// A graph of some elementwise operators, products and concatenations.
+fn random(seed: u64, nodes: usize) -> Graph {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut below = |n: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as usize % n
+    };
+    let trace = Trace::new("random");
+    let mut vars = vec![trace.input("x", DType::F32, [16, 16])];
+    for _ in 0..nodes {
+        let (a, b) = (vars[below(vars.len())], vars[below(vars.len())]);
+        vars.push(match below(5) {
+            0 => a + b,
+            1 => a.relu(),
+            2 | 3 => a.matmul(b),
+            _ => trace.concat(&[a, b], 0).slice(0, 8..24),
+        });
+    }
+    for k in 0..1 + below(2) {
+        trace.output(&format!("y{k}"), vars[vars.len() - 1 - k]);
+    }
+    trace.finish().expect("the graph is sound")
+}
+
+/// The least that any order has live at once, by trying them all; none if there are too many.
+fn least_of_all_orders(graph: &Graph, target: &Target) -> Option<u64> {
+    let mut least = u64::MAX;
+    for join in [true, false] {
+        let draft = lower(graph, target, Options { join }).expect("it is lowered");
+        let dag = Dag::new(&draft);
+        let (mut order, mut missing) = (Vec::new(), dag.before.iter().map(Vec::len).collect::<Vec<_>>());
+        let mut left = 20_000u32;
+        let mut work = vec![0usize];
+        // Depth first over what may come next.
+        while let Some(from) = work.pop() {
+            left = left.checked_sub(1)?;
+            if order.len() == missing.len() {
+                let live = live(&draft, &order, &Lanes::new(&draft, &order, 1));
+                let at = |s: usize| live.ranges.iter().filter(|r| r.lower <= s && s < r.upper).map(|r| r.bytes).sum();
+                least = least.min((0..order.len()).map(at).max().unwrap_or(0));
+            }
+            let next = (from..missing.len()).find(|&s| missing[s] == 0 && !order.contains(&s));
+            match next.filter(|_| order.len() < missing.len()) {
+                Some(s) => {
+                    work.push(s + 1);
+                    order.push(s);
+                    dag.after[s].iter().for_each(|&t| missing[t] -= 1);
+                    work.push(0);
+                }
+                None => {
+                    if let Some(s) = order.pop() {
+                        dag.after[s].iter().for_each(|&t| missing[t] += 1);
+                    }
+                }
+            }
+        }
+    }
+    Some(least)
+}
+
+#[test]
+fn the_bound_holds_for_every_order() {
+    let (mut judged, mut reached) = (0, 0);
+    for seed in 0..400 {
+        let target = &targets()[seed as usize % 3];
+        let mut graph = random(seed, 3 + seed as usize % 7);
+        pass::run(&mut graph, target, seed % 2 == 0).expect("the passes run");
+        let found = bound(&graph, target).expect("it is lowered");
+        let made = plan(&graph, target, &UNLIMITED).expect("it is planned");
+        assert!(found.bytes <= made.bytes(), "seed {seed}: {found:?}, but a plan takes {}", made.bytes());
+        let Some(least) = least_of_all_orders(&graph, target) else { continue };
+        judged += 1;
+        reached += usize::from(found.arena_bytes == least);
+        assert!(found.arena_bytes <= least, "seed {seed}: {found:?}, but an order needs only {least}");
+    }
+    assert!(judged > 300, "{judged} graphs have few enough orders");
+    assert!(reached * 4 > judged * 3, "a bound that is hardly ever reached says little: {reached} of {judged}");
+}
+
+#[test]
+fn where_steps_have_one_order_the_bound_is_what_is_live() {
+    let trace = Trace::new("chain");
+    let x = trace.input("x", DType::F32, [64, 64]);
+    let mut kept = x.matmul(x);
+    let first = kept;
+    for _ in 0..5 {
+        kept = kept.matmul(x);
+    }
+    trace.output("y", kept.matmul(first).matmul(x));
+    let mut graph = trace.finish().expect("the graph is sound");
+    let target = Target::cpu(1);
+    pass::run(&mut graph, &target, true).expect("the passes run");
+    let found = bound(&graph, &target).expect("it is lowered");
+    // The first product is kept over all of the others.
+    assert_eq!(found.arena_bytes, 3 * 64 * 64 * 4);
+    assert_eq!(found.bytes, plan(&graph, &target, &UNLIMITED).expect("it is planned").bytes());
+}
+
+// ---- The peak
+
+#[test]
+fn the_peak_adds_up() {
+    for (file, dims) in graphs::GRAPHS {
+        for target in targets() {
+            let mut graph = graphs::import(file, dims);
+            pass::run(&mut graph, &target, true).expect("the passes run");
+            let plan = plan(&graph, &target, &UNLIMITED).expect("it is planned");
+            let peak = peak(&plan, Some(&graph));
+            let live: u64 = peak.live.iter().map(|h| h.bytes).sum();
+            let held: u64 = peak.held.iter().map(|h| h.bytes).sum();
+            assert_eq!(live + peak.others.bytes + peak.idle_bytes + held, plan.bytes(), "{file}: {peak:?}");
+            assert_eq!(peak.bytes, plan.bytes());
+            assert!(peak.live.is_sorted_by(|a, b| a.bytes >= b.bytes), "{file}: {peak:?}");
+            let step = &plan.steps[peak.step.expect("there are steps")];
+            assert_eq!(step.name, peak.name);
+            // What the step writes into the arena is live while it runs.
+            for &b in &step.writes {
+                let buffer = &plan.buffers[b];
+                let listed = peak.live.iter().any(|h| h.name == buffer.name) || peak.others.count > 0;
+                assert!(plan.segments[buffer.segment].class != Class::Activation || listed, "{file}: {}", buffer.name);
+            }
+            if target.lanes == 1 {
+                let most = plimsoll::report::live(&plan).into_iter().max();
+                assert_eq!(most, Some(plan.bytes() - peak.idle_bytes), "{file}: the timeline and the peak agree");
+            }
+        }
+    }
+}
+
+// ---- The largest binding
+
+/// What a search finds, and how many plans it took.
+fn search(limit: u64, most: usize, take: impl Fn(usize) -> Result<u64, String>) -> (Option<usize>, usize, usize) {
+    let mut measure = |extent: usize| take(extent).map_err(Error::Usage);
+    let found = largest("n", limit, most, &mut measure).expect("something can be planned");
+    (found.fits.map(|size| size.extent), found.next.extent, found.plans)
+}
+
+#[test]
+fn the_largest_extent_is_found() {
+    for limit in [100, 101, 163, 164, 165, 1000, 6500, 1 << 20, 1 << 40] {
+        let (found, next, plans) = search(limit, usize::MAX, |n| Ok(100 + n as u64 * 64));
+        let expected = ((limit - 100) / 64) as usize;
+        assert_eq!((found.unwrap_or(0), next), (expected, expected + 1));
+        assert!(plans <= 100, "{plans}");
+    }
+    // An upper end that fits, and one that does not.
+    assert_eq!(search(1000, 7, |n| Ok(n as u64)).0, Some(7));
+    assert_eq!(search(6, 7, |n| Ok(n as u64)).0, Some(6));
+    // Less can take more: at even extents here, and off multiples of 16.
+    let ragged = |n: usize| Ok(n as u64 * 10 + if n.is_multiple_of(2) { 0 } else { 25 });
+    assert_eq!(search(1005, usize::MAX, ragged).0, Some(100));
+    let padded = |n: usize| Ok(n as u64 * 10 + if n.is_multiple_of(16) { 0 } else { 300 });
+    assert_eq!(search(1920, 200, padded).0, Some(192));
+    // Only multiples of eight can be planned; what cannot be planned does not fit.
+    let eights = |n: usize| if n.is_multiple_of(8) { Ok(n as u64) } else { Err(format!("{n} of 8")) };
+    assert_eq!(search(100, usize::MAX, eights).0, Some(96));
+    let ends = |n: usize| if n < 1000 { Ok(n as u64) } else { Err("too large".into()) };
+    assert_eq!(search(u64::MAX, usize::MAX, ends).0, Some(999));
+    let nothing = largest("n", 10, usize::MAX, &mut |n| Err(Error::Usage(format!("not {n}"))));
+    assert_eq!(nothing.expect_err("nothing can be planned").to_string(), "not 1");
+}
+
+#[test]
+fn max_batch_is_what_plans_say() {
+    // 784-100-10 with its weights as inputs: 318,040 bytes and 3,576 more for each image.
+    for (model, limit) in
+        [("graphs/mlp.onnxtxt", "1MiB"), ("graphs/mlp.onnxtxt", "24GiB"), ("graphs/digits.onnx", "8MiB")]
+    {
+        for target in ["cpu", "wgpu", "cuda"] {
+            let args: &[&[&str]] =
+                &[&["max-batch", model, "--dim", "batch", "--memory-limit", limit, "--target", target]];
+            let found = ok_json(args);
+            let (largest, next) = (&found["largest"], &found["next"]);
+            assert_eq!(bytes(&next["extent"]), bytes(&largest["extent"]) + 1);
+            for size in [largest, next] {
+                let Some(expected) = size["planned_bytes"].as_u64() else {
+                    // WebGPU's baseline binds no more than 128 MiB.
+                    assert!(size["error"].as_str().is_some_and(|e| e.contains("binds at most")), "{found}");
+                    continue;
+                };
+                let set = format!("batch={}", size["extent"]);
+                let flags: &[&str] = &[model, "--set", &set, "--target", target];
+                // On several lanes a plan without a limit may take more.
+                let alone = planned(&[flags, &["--memory-limit", "1TiB"]]);
+                assert!(expected == alone || target == "cuda" && expected < alone, "{found}");
+                assert_eq!(expected <= bytes(&found["limit_bytes"]), size == largest);
+            }
+            assert!(ok(args).contains(&format!("{}", bytes(&largest["extent"]))));
+        }
+    }
+}
+
+#[test]
+fn max_batch_says_what_is_wrong() {
+    let mlp = &["max-batch", "graphs/mlp.onnxtxt"];
+    let limit = &["--memory-limit", "1GiB"];
+    fails(&[mlp], &["--memory-limit"]);
+    fails(&[mlp, limit, &["--dim", "width"]], &["mlp.onnxtxt", "no dim 'width'", "'batch'", "x f32[batch,784]"]);
+    fails(&[mlp, limit, &["--dim", "batch", "--set", "batch=3"]], &["'batch'", "--set", "--dim"]);
+    fails(&[mlp, limit, &["--set", "batch=3"]], &["--set binds all dims", "'batch'"]);
+    let attention = &["max-batch", "graphs/attention.onnxtxt"];
+    fails(&[attention, limit], &["several dims are open", "'batch', 'sequence'", "--dim"]);
+    fails(&[attention, limit, &["--dim", "batch"]], &["dims not bound: 'sequence'", "--set sequence=N"]);
+    assert_eq!(ok_json(&[attention, limit, &["--set", "sequence=128"]])["dim"], "batch");
+
+    let head = "<ir_version: 8, opset_import: [\"\" : 17]>\n";
+    let fixed = File::new("fixed.onnxtxt", &format!("{head}g (float[8, 4] x) => (float[8, 4] y) {{ y = Relu (x) }}"));
+    let words = &["no dim 'batch'", "numbers in the file", "x f32[8,4]", "dynamic"];
+    fails(&[&["max-batch", fixed.path()], limit, &["--dim", "batch"]], words);
+    fails(&[&["max-batch", fixed.path()], limit], words);
+
+    // Nothing fits: that is an answer, with what the smallest takes.
+    let found = refused(&[mlp, &["--memory-limit", "4KiB"]]);
+    assert_eq!(bytes(&found["needed_bytes"]), planned(&[&["graphs/mlp.onnxtxt", "--set", "batch=1"]]));
+    assert_eq!(found["verdict"], "cannot");
+    // No limit is too large: the search ends where sizes can no longer be counted.
+    let found = ok_json(&[mlp, &["--memory-limit", "16777215TiB"]]);
+    assert!(found["next"]["error"].as_str().is_some_and(|e| e.contains("too large")), "{found}");
+}
+
+// ---- Remedies
+
+#[test]
+fn remedies_are_planned() {
+    let model: &[&str] = &["graphs/attention.onnxtxt", "--set", "sequence=128"];
+    let base = planned(&[model, &["--set", "batch=8"]]);
+    let advice = ok_json(&[&["plan", "--advise"], model, &["--set", "batch=8"]]);
+    assert_eq!(bytes(&advice["summary"]["planned_bytes"]), base, "it is still a plan");
+    let remedies = advice["advice"]["remedies"].as_array().expect("a list");
+    assert!(remedies.len() >= 4, "{remedies:?}");
+    for remedy in remedies {
+        let change = remedy["change"].as_str().expect("a change");
+        let Some(found) = remedy["planned_bytes"].as_u64() else {
+            assert_eq!(remedy["error"], "target 'cpu' stores f16 as f32");
+            continue;
+        };
+        let expected = match change.split(' ').collect::<Vec<_>>()[..] {
+            ["--set", "sequence=64"] => {
+                planned(&[&["graphs/attention.onnxtxt", "--set", "batch=8"], &["--set", "sequence=64"]])
+            }
+            ["--set", "batch=4"] => planned(&[model, &["--set", "batch=4"]]),
+            ["--threads", "1"] | ["--no-fuse"] => {
+                let flags: Vec<&str> = change.split(' ').collect();
+                planned(&[model, &["--set", "batch=8"], &flags])
+            }
+            _ => panic!("{remedy}"),
+        };
+        assert_eq!(found, expected, "{change}");
+    }
+    let text = ok(&[&["plan", "--advise"], model, &["--set", "batch=8"]]);
+    for words in ["live at the peak", "half the extent", "--set batch=4", "no help: "] {
+        assert!(text.contains(words), "{words} missing in {text}");
+    }
+}
+
+#[test]
+fn f16_values_take_less_and_mean_the_same() {
+    let cuda = Target::cuda();
+    for (file, dims) in graphs::GRAPHS {
+        let graph = graphs::import(file, dims);
+        let mut narrow = graph.clone();
+        half::run(&mut narrow, &cuda).expect("every operator takes f16");
+        narrow.verify().expect("the graph is sound");
+        let facts = |g: &Graph| {
+            let inputs: Vec<_> = g.inputs().iter().map(|&v| (g.value_name(v).to_owned(), g.fact(v).clone())).collect();
+            let outputs: Vec<_> = g.outputs().iter().map(|(name, v)| (name.clone(), g.fact(*v).clone())).collect();
+            (inputs, outputs)
+        };
+        assert_eq!(facts(&graph), facts(&narrow), "{file}: the ports are the same");
+        let inputs = graph.inputs().iter().map(|&v| {
+            let fact = graph.fact(v);
+            let values: Vec<f64> = (0..fact.shape.numel()).map(|i| ((i * 37 % 19) as f64 - 9.0) / 40.0).collect();
+            Tensor::from_f64(fact.dtype, fact.shape.clone(), &values)
+        });
+        let inputs: Vec<_> = inputs.collect();
+        let [wide, half] = [&graph, &narrow].map(|g| reference::run(g, &inputs).expect("it runs"));
+        for (wide, half) in wide.iter().zip(&half) {
+            let peak = wide.to_f64().iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            half.compare(wide, 0.0, 0.02 * peak).unwrap_or_else(|what| panic!("{file}: {what}"));
+            assert!(half.compare(wide, 0.0, 0.0).is_err(), "{file}: nothing was rounded");
+        }
+    }
+    let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
+    let dims = vec![("batch".to_owned(), 64)];
+    let case = Case { model: &model, dims, target: cuda, fuse: true, rewrite: None };
+    let advice = advise::advise(&case, None).expect("it is planned");
+    let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");
+    let Taken::Bytes(found) = remedy.bytes else { panic!("{remedy:?}") };
+    assert!(found < advice.peak.bytes, "{found} of {}", advice.peak.bytes);
+    let refused = half::run(&mut graphs::import("digits.onnx", &[("batch", 1)]), &Target::cpu(1));
+    assert!(refused.is_err_and(|e| e.to_string().contains("stores f16 as f32")));
+}
+
+// ---- For people's tests
+
+#[test]
+fn a_peak_is_asserted() {
+    let needed = planned(&[MLP]);
+    let file = File::new("asserted.json", "");
+    ok(&[&["plan"], MLP, &["--assert-peak", &needed.to_string()]]);
+    let over = (needed - 1).to_string();
+    let found = refused(&[&["plan"], MLP, &["--assert-peak", &over, "-o", file.path()]]);
+    assert_eq!((bytes(&found["needed_bytes"]), bytes(&found["deficit_bytes"])), (needed, 1));
+    assert_eq!(found["peak"]["live"][0]["operator"], "Relu");
+    // The plan is written, for a look at what became of it.
+    let written = std::fs::read_to_string(file.path()).expect("the plan is written");
+    assert_eq!(written, ok(&[&["plan", "--json"], MLP]));
+    let text = run(&[&["plan"], MLP, &["--assert-peak", &over]]);
+    assert_eq!((text.code, text.out.as_str()), (Some(2), ""));
+    for words in ["--assert-peak", "(1 over)", "live at the peak", "hidden"] {
+        assert!(text.err.contains(words), "{words} missing in {}", text.err);
+    }
+}
+
+fn plan_of(batch: usize, fuse: bool) -> Plan {
+    let mut graph = graphs::import("digits.onnx", &[("batch", batch)]);
+    let target = Target::cpu(2);
+    pass::run(&mut graph, &target, fuse).expect("the passes run");
+    plan(&graph, &target, &UNLIMITED).expect("it is planned")
+}
+
+#[test]
+fn plans_are_compared() {
+    let [small, large, unfused] = [plan_of(4, true), plan_of(64, true), plan_of(4, false)];
+    let same = diff(&small, &small);
+    assert!(same.buffers.is_empty() && same.unchanged == small.buffers.len());
+
+    let grown = diff(&small, &large);
+    assert_eq!(grown.planned_bytes, [small.bytes(), large.bytes()]);
+    let sum = |k: usize| grown.classes.iter().map(|t| t.bytes[k]).sum::<u64>();
+    assert_eq!([sum(0), sum(1)], grown.planned_bytes, "the classes add up");
+    assert!(grown.buffers.iter().all(|c| matches!(c.fate, Fate::Grown | Fate::Moved)), "{:?}", grown.buffers);
+    assert!(grown.buffers.iter().any(|c| c.name == "image" && c.fate == Fate::Grown && c.bytes == [1024, 16384]));
+    assert!(grown.buffers.is_sorted_by_key(|c| std::cmp::Reverse(c.bytes[0].abs_diff(c.bytes[1]))));
+    let back = diff(&large, &small);
+    let count = |d: &plimsoll::plan::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
+    assert_eq!(count(&grown, Fate::Grown), count(&back, Fate::Shrunk));
+
+    let more = diff(&small, &unfused);
+    let [new, gone] = [Fate::New, Fate::Gone].map(|fate| count(&more, fate));
+    assert!(new > 0, "unfused operators have buffers of their own");
+    assert_eq!(small.buffers.len() + new - gone, unfused.buffers.len());
+
+    let [a, b] = [("a.json", &small), ("b.json", &large)].map(|(name, plan)| File::new(name, &plan.to_json()));
+    let found = ok_json(&[&["diff", a.path(), b.path()]]);
+    assert_eq!(found["planned_bytes"], json!([small.bytes(), large.bytes()]));
+    let text = ok(&[&["diff", a.path(), b.path()]]);
+    for words in ["planned", "took more", "image", "the peak is still step"] {
+        assert!(text.contains(words), "{words} missing in {text}");
+    }
+    let c = File::new("c.json", &unfused.to_json());
+    let text = ok(&[&["diff", a.path(), c.path()]]);
+    for words in ["new", "moved", "the peak was step"] {
+        assert!(text.contains(words), "{words} missing in {text}");
+    }
+    let none = File::new("none.json", "{}");
+    fails(&[&["diff", a.path(), none.path()]], &["none.json", "not a plan"]);
+    fails(&[&["diff", a.path(), "graphs/none.json"]], &["graphs/none.json"]);
+    fails(&[&["diff", a.path()]], &["AFTER"]);
+}
+
+// ---- Inputs, attributes
+
+#[test]
+fn inputs_of_a_wrong_shape_are_named_with_their_flag() {
+    let mlp: &[&str] = &["run", "graphs/mlp.onnxtxt", "--backend", "cpu"];
+    for (value, expected, found) in [
+        ("x=784xf32=1", "f32[batch,784]", "f32[784]"),
+        ("x=3x28x28xf32=1", "f32[batch,784]", "f32[3,28,28]"),
+        ("x=3x783xf32=1", "f32[3,784]", "f32[3,783]"),
+        ("x=3x784xi64=1", "f32[3,784]", "i64[3,784]"),
+    ] {
+        fails(&[mlp, &["--input", value]], &["mlp.onnxtxt", &format!("--input {value}: input 'x'"), expected, found]);
+    }
+    let digits: &[&str] = &["run", "graphs/digits.onnx", "--backend", "cpu"];
+    let labels = "image=graphs/digits-labels.npy";
+    fails(
+        &[digits, &["--input", labels]],
+        &["--input image=graphs/digits-labels.npy", "expected f32[batch,1,8,8]", "[360]"],
+    );
+    let head = "<ir_version: 8, opset_import: [\"\" : 17]>\n";
+    let relu = format!("{head}g (float[2] x) => (float[2] y) {{ y = Relu <slope = 0.5> (x) }}");
+    fails(&[&["plan", File::new("attr.onnxtxt", &relu).path()]], &["unknown attribute 'slope'; it takes none"]);
+    let reshape = format!("{head}g (float[2] x) => (float[2] y) {{ y = Softmax <size = 2> (x) }}");
+    fails(&[&["plan", File::new("axis.onnxtxt", &reshape).path()]], &["unknown attribute 'size'; known: axis"]);
+}
+
+// ---- The README
+
+/// Every `$ plimsoll` in the README's console blocks prints what stands below it. `BLESS=1` writes down what is printed.
+#[test]
+fn the_readme_shows_what_is_printed() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let readme = std::fs::read_to_string(&path).expect("the README is there");
+    let mut blocks = readme.split("```console\n");
+    let mut text = blocks.next().expect("a text has a beginning").to_owned();
+    let mut commands = 0;
+    for block in blocks {
+        let (shown, after) = block.split_once("```").expect("a block ends");
+        text += "```console\n";
+        for line in shown.lines().filter_map(|line| line.strip_prefix("$ ")) {
+            let args: Vec<&str> =
+                line.strip_prefix("plimsoll ").expect("a command of this program").split(' ').collect();
+            let Ran { out, err, .. } = run(&[&args]);
+            text += &format!("$ {line}\n{out}{err}");
+            commands += 1;
+        }
+        text += &format!("```{after}");
+    }
+    assert!(commands >= 3, "{commands}");
+    if std::env::var_os("BLESS").is_some() {
+        return std::fs::write(&path, text).expect("the README is written");
+    }
+    let differs = readme.lines().zip(text.lines()).find(|(shown, printed)| shown != printed);
+    assert!(readme == text, "README.md shows other than what is printed: {differs:?}; BLESS=1 writes it down");
+}

@@ -1,0 +1,173 @@
+//! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
+
+use plimsoll::plan::lanes::Lanes;
+use plimsoll::plan::live::live;
+use plimsoll::plan::lower::{Draft, DraftBuffer, DraftStep};
+use plimsoll::plan::order::{Dag, orders};
+use plimsoll::plan::place::{Effort, Item, Problem, place};
+use plimsoll::plan::{Class, Limits};
+use plimsoll::trace::{Trace, Var};
+use plimsoll::{DType, Graph, Shape, Target, pass, plan};
+
+const ALIGN: u64 = 256;
+
+/// splitmix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((x ^ (x >> 31)) % bound as u64) as usize
+    }
+}
+
+/// Steps over buffers of random sizes. Some work in place, some write a part of a buffer that others have begun, some need a workspace.
+fn random_draft(random: &mut Random, steps: usize) -> Draft {
+    let mut draft = Draft::default();
+    let buffer = |draft: &mut Draft, class, bytes| {
+        let name = format!("b{}", draft.buffers.len());
+        draft.buffers.push(DraftBuffer {
+            name,
+            dtype: DType::U8,
+            shape: Shape::new([bytes]),
+            bytes: bytes as u64,
+            class,
+        });
+        draft.buffers.len() - 1
+    };
+    let input = buffer(&mut draft, Class::Input, 1000);
+    let (mut made, reach) = (vec![input], 1 + random.below(8));
+    let sizes = [200, 256, 1000, 5000];
+    for s in 0..steps {
+        let pick = |random: &mut Random, made: &[usize]| made[made.len() - 1 - random.below(made.len().min(reach))];
+        let reads: Vec<usize> = (0..1 + random.below(3)).map(|_| pick(random, &made)).collect();
+        let part = (random.below(8) == 0).then(|| pick(random, &made));
+        let part = part.filter(|b| draft.buffers[*b].class == Class::Activation && !reads.contains(b));
+        let size = draft.buffers[reads[0]].bytes as usize;
+        let (reusable, size) =
+            if random.below(2) == 0 { (vec![reads[0]], size) } else { (Vec::new(), sizes[random.below(4)]) };
+        let class = if random.below(10) == 0 { Class::Output } else { Class::Activation };
+        let mut writes = vec![part.unwrap_or_else(|| buffer(&mut draft, class, size))];
+        made.push(writes[0]);
+        if random.below(6) == 0 {
+            writes.push(buffer(&mut draft, Class::Workspace, sizes[random.below(4)]));
+        }
+        let reusable = if part.is_none() && class == Class::Activation { reusable } else { Vec::new() };
+        draft.steps.push(DraftStep { name: format!("s{s}"), kernel: 0, reads, writes, reusable });
+    }
+    draft
+}
+
+/// What an order leads to, by its live ranges.
+fn problem(draft: &Draft, order: &[usize]) -> Problem {
+    let live = live(draft, order, &Lanes::new(draft, order, 1));
+    let item =
+        |r: &plan::live::Range| Item { lower: r.lower as u64, upper: r.upper as u64, size: r.bytes, align: ALIGN };
+    Problem::new(live.ranges.iter().map(item).collect(), ALIGN).expect("it is sound")
+}
+
+/// The least bound of all orders.
+fn least(draft: &Draft, dag: &Dag, order: &mut Vec<usize>, best: &mut u64) {
+    if order.len() == draft.steps.len() {
+        *best = problem(draft, order).lower_bound().min(*best);
+    }
+    for s in 0..draft.steps.len() {
+        if !order.contains(&s) && dag.before[s].iter().all(|p| order.contains(p)) {
+            order.push(s);
+            least(draft, dag, order, best);
+            order.pop();
+        }
+    }
+}
+
+#[test]
+fn orders_are_sound_and_counted_as_they_will_be_placed() {
+    let mut random = Random(1);
+    for _ in 0..3000 {
+        let steps = 1 + random.below(60);
+        let draft = random_draft(&mut random, steps);
+        let dag = Dag::new(&draft);
+        let found = orders(&draft, ALIGN);
+        assert_eq!((found[0].name.as_str(), found[0].steps.is_sorted()), ("file", true));
+        for order in &found {
+            let mut position = vec![usize::MAX; steps];
+            order.steps.iter().enumerate().for_each(|(at, &s)| position[s] = at);
+            assert!(order.steps.len() == steps && !position.contains(&usize::MAX), "{}", order.name);
+            let follows = |s: usize| dag.before[s].iter().all(|&p| position[p] < position[s]);
+            assert!((0..steps).all(follows), "{}: {:?}", order.name, order.steps);
+            assert_eq!(order.bound, problem(&draft, &order.steps).lower_bound(), "{}: {draft:?}", order.name);
+        }
+    }
+}
+
+#[test]
+fn short_drafts_get_the_least_bound_of_all_orders() {
+    let mut random = Random(2);
+    let mut better = 0;
+    for _ in 0..1500 {
+        let steps = 1 + random.below(7);
+        let draft = random_draft(&mut random, steps);
+        let mut best = u64::MAX;
+        least(&draft, &Dag::new(&draft), &mut Vec::new(), &mut best);
+        let found = orders(&draft, ALIGN);
+        let bound = found.iter().map(|order| order.bound).min();
+        assert_eq!(bound, Some(best), "{draft:?}");
+        better += usize::from(best < found[0].bound);
+    }
+    assert!(better > 50, "{better}");
+}
+
+/// Values of several sizes that are combined at random.
+fn random_graph(random: &mut Random, nodes: usize) -> Graph {
+    let g = Trace::new("random");
+    let widths = [8, 64, 200];
+    let weights: Vec<Var> =
+        (0..9).map(|k| g.input(&format!("w{k}"), DType::F32, [widths[k / 3], widths[k % 3]])).collect();
+    let mut values: Vec<(Var, usize)> = vec![(g.input("x", DType::F32, [16, 8]), 0)];
+    for _ in 0..nodes {
+        let (value, width) = values[values.len() - 1 - random.below(values.len().min(8))];
+        let (other, width) = match (random.below(4), random.below(3)) {
+            (0, other) => (value.matmul(weights[3 * width + other]), other),
+            (1, _) => (value.softmax(-1), width),
+            (2, _) => {
+                let same = values.iter().rev().skip(1).find(|(_, w)| *w == width);
+                (same.map_or(value.relu(), |(other, _)| value + *other), width)
+            }
+            (_, other) => (value.softmax(-1).matmul(weights[3 * width + other]), other),
+        };
+        values.push((other, width));
+    }
+    let all: Vec<Var> = values.iter().rev().take(6).map(|(value, _)| value.reduce_sum(&[1], true)).collect();
+    g.output("y", g.concat(&all, 1));
+    g.finish().expect("the graph is sound")
+}
+
+#[test]
+fn no_plan_is_worse_than_the_files_order() {
+    let mut random = Random(3);
+    let mut better = 0;
+    for round in 0..400 {
+        let nodes = 2 + random.below(40);
+        let mut graph = random_graph(&mut random, nodes);
+        let target = Target::cpu(1);
+        pass::run(&mut graph, &target, true).expect("the passes run");
+        let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
+        let found = &plan.summary.orders;
+        let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
+        let order: Vec<usize> = (0..draft.steps.len()).collect();
+        let file = place(&problem(&draft, &order), Effort::PLAN);
+        assert!(
+            plan.summary.arena_bytes.next_multiple_of(ALIGN) <= file.peak,
+            "round {round}: {} for {found:?}",
+            file.peak
+        );
+        assert_eq!(found[0].name, "file");
+        assert!(found.iter().all(|order| order.bound <= order.peak), "{found:?}");
+        assert_eq!(found.iter().map(|order| order.peak).min(), Some(plan.summary.arena_bytes));
+        better += usize::from(plan.summary.arena_bytes.next_multiple_of(ALIGN) < file.peak);
+    }
+    assert!(better > 20, "{better}");
+}
