@@ -14,7 +14,7 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 use lanes::Lanes;
 use live::Live;
-use lower::{Draft, Options, lower};
+use lower::{Draft, DraftStep, Options, lower};
 use place::{Effort, Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -652,16 +652,39 @@ fn assemble(
     Ok((plan, data))
 }
 
-/// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes.
+/// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes and for further
+/// uses of its buffers.
 fn bound(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
-    let mut sizes = vec![0; layout.live.ranges.len()];
-    for (buffer, &whole) in draft.buffers.iter().zip(whole) {
-        if let Some(range) = layout.live.range.get(whole).copied().flatten() {
-            sizes[range] = buffer.bytes.max(sizes[range]);
+    let mut items = Vec::new();
+    // Per range, the buffer that holds it and the last step that used it.
+    let mut held: Vec<Option<(usize, usize, Item)>> = vec![None; layout.live.ranges.len()];
+    let align = target.alignment;
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(_, b)| b.class == Class::Input) {
+        if let Some(range) = layout.live.range[whole[b]] {
+            held[range] = Some((b, 0, Item { lower: 0, upper: 1, size: buffer.bytes, align }));
         }
     }
-    let items = layout.live.ranges.iter().zip(sizes).filter(|(_, size)| *size > 0);
-    let items =
-        items.map(|(r, size)| Item { lower: r.lower as u64, upper: r.upper as u64, size, align: target.alignment });
-    Ok(Problem::new(items.collect(), target.alignment)?.lower_bound())
+    for (at, &s) in layout.order.iter().enumerate() {
+        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
+        let DraftStep { reads, writes, .. } = &draft.steps[s];
+        for &b in reads.iter().chain(writes) {
+            let Some(range) = layout.live.range[whole[b]] else { continue };
+            let size = draft.buffers[b].bytes;
+            let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };
+            let new = Item { lower: from, upper: to, size, align };
+            let item = match held[range].take() {
+                // The same buffer, or one that takes the bytes of what this step reads.
+                Some((other, last, item)) if other == b || last == at && item.size == size => {
+                    Item { lower: item.lower.min(from), upper: item.upper.max(to), ..item }
+                }
+                other => {
+                    items.extend(other.map(|(.., item)| item));
+                    new
+                }
+            };
+            held[range] = Some((b, at, item));
+        }
+    }
+    items.extend(held.into_iter().flatten().map(|(.., item)| item));
+    Ok(Problem::new(items, target.alignment)?.lower_bound())
 }
