@@ -21,6 +21,9 @@ pub struct Exec {
     segments: Vec<SegmentId>,
     kernels: Vec<KernelId>,
     record: RecordId,
+    /// Whether a run overwrites the inputs, and whether that has happened.
+    consumes: bool,
+    consumed: bool,
     shared: Option<Box<Shared>>,
 }
 
@@ -49,6 +52,7 @@ struct Loaded {
     plan: Plan,
     kernels: Vec<KernelId>,
     record: RecordId,
+    consumes: bool,
 }
 
 /// A constant in the form in which a plan wants it.
@@ -79,7 +83,10 @@ impl Exec {
     ) -> Result<Exec> {
         let mut segments = Vec::with_capacity(plan.segments.len());
         match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
-            Ok((kernels, record)) => Ok(Exec { backend, plan, segments, kernels, record, shared: None }),
+            Ok((kernels, record)) => {
+                let consumes = plan.consumes_inputs();
+                Ok(Exec { backend, plan, segments, kernels, record, consumes, consumed: consumes, shared: None })
+            }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
                 Err(error)
@@ -151,7 +158,8 @@ impl Exec {
         let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
         let record = self.backend.record(&launches)?;
         shared.know(&plan, &self.segments, constants);
-        shared.idle.push(Some(Loaded { plan, kernels, record }));
+        let consumes = plan.consumes_inputs();
+        shared.idle.push(Some(Loaded { plan, kernels, record, consumes }));
         Ok(shared.idle.len() - 1)
     }
 
@@ -180,12 +188,14 @@ impl Exec {
             write_constant(&mut *self.backend, *at, *stored, packed, constant)?;
             held.insert(*spot, *content);
         }
-        if let Some(Loaded { plan, kernels, record }) = idle[number].take() {
+        if let Some(Loaded { plan, kernels, record, consumes }) = idle[number].take() {
             let plan = std::mem::replace(&mut self.plan, plan);
             let kernels = std::mem::replace(&mut self.kernels, kernels);
             let record = std::mem::replace(&mut self.record, record);
-            idle[*current] = Some(Loaded { plan, kernels, record });
+            let before = std::mem::replace(&mut self.consumes, consumes);
+            idle[*current] = Some(Loaded { plan, kernels, record, consumes: before });
             *current = number;
+            self.consumed = self.consumes;
         }
         Ok(())
     }
@@ -204,38 +214,46 @@ impl Exec {
         &mut *self.backend
     }
 
-    /// Copies inputs, in the plan's order, into their buffers.
+    /// Copies inputs, in the plan's order, into their buffers; they are good for one run, which may write where they lie.
     ///
     /// # Errors
     /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, plan, segments, .. } = self;
-        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)
+        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
+        self.consumed = false;
+        Ok(())
     }
 
     /// Runs all steps once.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails, or an earlier run has overwritten the inputs.
     pub fn replay(&mut self) -> Result<()> {
+        if self.consumed {
+            return Err(Error::Usage("the inputs have to be written before each run, which may overwrite them".into()));
+        }
+        self.consumed = self.consumes;
         self.backend.replay(self.record)
     }
 
-    /// Runs all steps once; how long they took, by the device's clock if it has one.
+    /// Runs all steps once, on whatever the inputs hold by now; how long they took, by the device's clock if it has one.
     ///
     /// # Errors
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
+        self.consumed = self.consumes;
         let start = self.backend.start()?;
         self.backend.replay(self.record)?;
         self.backend.stop(start)
     }
 
-    /// Runs the steps one by one, in order; how long each took by itself.
+    /// Runs the steps one by one, in order, on whatever the inputs hold by now; how long each took by itself.
     ///
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
+        self.consumed = self.consumes;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());

@@ -46,10 +46,16 @@ impl Maker {
         })
     }
 
+    /// The segment of a class: inputs and outputs keep out of the way of what shares bytes on purpose.
+    fn segment(&self, class: Class) -> Option<usize> {
+        let alike = |class| if class == Class::Workspace { Class::Activation } else { class };
+        self.0.buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
+    }
+
     /// A buffer in the segment of its class, at this offset.
     fn at(&mut self, offset: u64, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+        let own = self.segment(class);
         let plan = &mut self.0;
-        let own = plan.segments.iter().position(|s| s.class == class.segment());
         let segment = own.unwrap_or_else(|| {
             plan.segments.push(Segment { class: class.segment(), memory: Memory::Device, bytes: 0 });
             plan.segments.len() - 1
@@ -74,7 +80,7 @@ impl Maker {
 
     /// A buffer behind all others of its class.
     fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
-        let end = self.0.class_bytes(class.segment());
+        let end = self.segment(class).map_or(0, |s| self.0.segments[s].bytes);
         self.at(end, name, class, dtype, shape)
     }
 
@@ -406,7 +412,7 @@ fn good_plans_pass() {
             assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.name);
         }
     }
-    assert_eq!(chain().summary.lower_bound, 512, "in place counts once");
+    assert_eq!(chain().summary.lower_bound, 768, "in place counts once");
 }
 
 #[test]
@@ -608,7 +614,7 @@ fn messages_name_what_is_wrong() {
         refused(|p| p.steps.swap(0, 1)),
         "plan: step 0 'step1' (kernel 1, map): reads buffer 1 'c': bytes that were not written, or were overwritten by another buffer"
     );
-    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 512, found 513");
+    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 768, found 769");
     assert_eq!(
         refused(|p| p.buffers[1].offset = 200),
         "plan: buffer 1 'c': expected an offset that is a multiple of 256, found 200"
@@ -653,7 +659,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
     let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
-    for (memory, moved) in [(Memory::Upload, 1024), (Memory::Download, 512)] {
+    for (memory, moved) in [(Memory::Upload, 704), (Memory::Download, 320)] {
         let slot = staging(memory);
         let lacks = format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found");
         refused(&matmul, &|p| _ = p.segments.remove(slot), &format!("{lacks} 0"));
@@ -725,11 +731,11 @@ fn ten_thousand_steps_are_quick() {
     let mut plan = m.0;
     plan.summary = Summary {
         planned_bytes: plan.bytes(),
-        arena_bytes: 7 * 256,
+        arena_bytes: 9 * 256,
         lower_bound: 512,
         input_bytes: 256,
         output_bytes: 256,
-        unshared_bytes: 10_000 * 256,
+        unshared_bytes: 10_002 * 256,
         steps: 10_001,
         ..Summary::default()
     };

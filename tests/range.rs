@@ -194,8 +194,7 @@ fn dims_that_only_shape_a_computation() {
     // At one row, fifteen are left: more than the largest binding leaves.
     let left = plan.outputs.iter().find(|p| p.name == "left").expect("an output");
     assert_eq!(left.shape[..], [1, 8]);
-    let bytes = |class| plan.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum::<u64>();
-    assert!(bytes(Class::Output) >= 4 * (5 * 15 * 8 + 15 * 8 + 15 * 15), "{}", bytes(Class::Output));
+    assert!(plan.class_bytes(Class::Activation) >= 4 * (5 * 15 * 8 + 15 * 8 + 15 * 15));
 }
 
 /// At the largest binding a reshape does nothing and two are alike; the structure must not depend on it.

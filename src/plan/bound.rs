@@ -13,7 +13,7 @@ use serde::Serialize;
 pub struct Bound {
     /// Bytes of all segments together.
     pub bytes: u64,
-    /// Bytes that are held throughout: constants, state, inputs, outputs, staging.
+    /// Bytes that are held throughout: constants, state, staging.
     pub held_bytes: u64,
     /// Bytes of the arena that must hold data while one step runs.
     pub arena_bytes: u64,
@@ -27,7 +27,7 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// A bound for every order and every placement of the graph's kernels; passes have run.
 ///
 /// While a step runs, all it reads and writes is live, and so is whatever a step that must precede it has written and a step that
-/// must follow it reads. A result that may be written over an operand counts once. Padding for alignment is left out.
+/// must follow it reads; inputs are there before all steps, outputs behind all. A result that may be written over an operand counts once. Padding for alignment is left out.
 /// Other kernels (another fusion, another binding of a dim) are not judged by it.
 ///
 /// # Errors
@@ -49,12 +49,12 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
     steps.chain(ports).for_each(|b| used[b] = true);
     let sum = |class: Class| -> u64 {
-        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class.segment() == class);
+        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
         kept.map(|(b, _)| b.bytes).sum()
     };
     let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
     let staging: u64 = moved.staging(target).map(|s| s.bytes).sum();
-    let held_bytes = moved.constants + moved.inputs + moved.outputs + sum(Class::State) + staging;
+    let held_bytes = moved.constants + sum(Class::State) + staging;
     let across = across(draft);
     let worst = (0..draft.steps.len()).map(|s| (touched(draft, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.
@@ -104,7 +104,14 @@ fn across(draft: &Draft) -> Vec<u64> {
         step.reads.iter().chain(&step.writes).for_each(|&b| users[b].push(s));
     }
     let mut before = vec![0u64; words];
-    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b) && !writers[b].is_empty()) {
+    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b) && !users[b].is_empty()) {
+        let class = draft.buffers[b].class;
+        let written = |s: usize| class == Class::Input || writers[b].iter().any(|&w| has(s, w));
+        if class == Class::Output {
+            let untouched = (0..steps).filter(|s| users[b].binary_search(s).is_err());
+            untouched.filter(|&s| written(s)).for_each(|s| bytes[s] += draft.buffers[b].bytes);
+            continue;
+        }
         before.fill(0);
         for &user in &users[b] {
             before.iter_mut().zip(&ancestors[user * words..(user + 1) * words]).for_each(|(a, b)| *a |= b);
@@ -114,7 +121,7 @@ fn across(draft: &Draft) -> Vec<u64> {
             while bits != 0 {
                 let s = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if users[b].binary_search(&s).is_err() && writers[b].iter().any(|&w| has(s, w)) {
+                if users[b].binary_search(&s).is_err() && written(s) {
                     bytes[s] += draft.buffers[b].bytes;
                 }
             }

@@ -124,11 +124,15 @@ impl<'a> Checker<'a> {
                 format!("step {at} '{}' (kernel {}, {kernel}): {e}", step.name, step.kernel)
             })?;
         }
+        let last = self.plan.steps.len().saturating_sub(1);
         for port in &self.plan.outputs {
             let whole = Set::first(self.elements(port.buffer));
             let held = self.held[port.buffer].as_ref();
             let written = whole.is_none_or(|whole| held.is_some_and(|h| h.has(&whole)));
             ensure(written, || format!("output '{}': no step writes all of {}", port.name, self.name(port.buffer)))?;
+            if let Some(held) = &mut self.held[port.buffer] {
+                held.span.1 = last;
+            }
         }
         for buffer in 0..self.held.len() {
             self.release(buffer);
@@ -189,9 +193,11 @@ impl<'a> Checker<'a> {
         if self.plan.target.staging == 0 {
             return Ok(());
         }
-        let bytes = |class| self.plan.class_bytes(class);
-        let up = bytes(Class::Constant) + bytes(Class::Input);
-        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(Class::Output))] {
+        let bytes = |classes: &[Class]| -> u128 {
+            self.plan.buffers.iter().filter(|b| classes.contains(&b.class)).map(|b| u128::from(b.bytes)).sum()
+        };
+        let up = bytes(&[Class::Constant, Class::Input]);
+        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(&[Class::Output]))] {
             let found = self.plan.segments.iter().filter(|s| s.memory == memory).count();
             let right = found == 1 || found == 0 && moved == 0;
             ensure(right, || {
@@ -251,7 +257,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Sizes and places; only in the arena may buffers share bytes.
-    fn buffers(&self) -> Verdict {
+    fn buffers(&mut self) -> Verdict {
         let plan = self.plan;
         let target = &plan.target;
         let mut lasting = Vec::new();
@@ -284,8 +290,12 @@ impl<'a> Checker<'a> {
             ensure(b.bytes >= needed, || {
                 name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
             })?;
-            if !self.is_arena(i) && b.bytes > 0 {
+            // Inputs are all there at first.
+            if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 {
                 lasting.push((b.segment, b.offset, i));
+            }
+            if b.class == Class::Input && b.bytes > 0 && self.held[i].is_some() {
+                self.holders[b.segment].insert(b.offset, i);
             }
         }
         lasting.sort_unstable();
@@ -531,6 +541,7 @@ impl<'a> Checker<'a> {
         let arena = (0..plan.buffers.len()).filter(|&b| self.is_arena(b));
         let unshared: i128 = arena.map(|b| self.aligned(plan.buffers[b].bytes)).sum();
         let class = |class| i128::from(plan.class_bytes(class));
+        let buffers = |class| plan.buffers.iter().filter(|b| b.class == class).map(|b| self.aligned(b.bytes)).sum();
         let figures = [
             ("planned_bytes", i128::from(plan.bytes()), found.planned_bytes),
             ("arena_bytes", class(Class::Activation), found.arena_bytes),
@@ -538,8 +549,8 @@ impl<'a> Checker<'a> {
             ("lower_bound", bound.min(class(Class::Activation)), found.lower_bound),
             ("constant_bytes", class(Class::Constant), found.constant_bytes),
             ("state_bytes", class(Class::State), found.state_bytes),
-            ("input_bytes", class(Class::Input), found.input_bytes),
-            ("output_bytes", class(Class::Output), found.output_bytes),
+            ("input_bytes", buffers(Class::Input), found.input_bytes),
+            ("output_bytes", buffers(Class::Output), found.output_bytes),
             ("staging_bytes", class(Class::Staging), found.staging_bytes),
             ("unshared_bytes", unshared, found.unshared_bytes),
             ("steps", plan.steps.len() as i128, found.steps as u64),

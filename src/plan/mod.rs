@@ -14,7 +14,7 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 use lanes::Lanes;
 use live::Live;
-use lower::{Draft, DraftStep, Options, lower};
+use lower::{Draft, DraftBuffer, DraftStep, Options, lower};
 use place::{Effort, Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -44,9 +44,9 @@ pub enum Class {
     Constant,
     /// Kept from one run to the next and written by steps.
     State,
-    /// Written by the caller before a run; no step writes it.
+    /// Written by the caller before each run; no step writes it. In the arena until its last reader has run.
     Input,
-    /// Read by the caller after a run.
+    /// Read by the caller after a run. In the arena from its first writer on, until the next run begins.
     Output,
     /// Lives within a run, in the arena.
     Activation,
@@ -81,9 +81,12 @@ impl Class {
         }
     }
 
-    /// The class of the segment that holds buffers of this class: workspaces share the activations' arena.
+    /// The class of the segment that holds buffers of this class: what is not there for all of the run shares the activations' arena.
     pub fn segment(self) -> Class {
-        if self == Class::Workspace { Class::Activation } else { self }
+        match self {
+            Class::Workspace | Class::Input | Class::Output => Class::Activation,
+            lasting => lasting,
+        }
     }
 }
 
@@ -184,7 +187,7 @@ pub struct Candidate {
 pub struct Summary {
     /// Bytes of all segments: what will be allocated.
     pub planned_bytes: u64,
-    /// Bytes of the arena's segments.
+    /// Bytes of the arena's segments, which hold the inputs and outputs, too.
     pub arena_bytes: u64,
     /// The largest sum of live bytes over the steps, each buffer rounded up to the alignment: no placement of this order can be smaller.
     /// Or the arena, where its last buffer ends short of that.
@@ -193,14 +196,14 @@ pub struct Summary {
     pub constant_bytes: u64,
     /// Bytes of the state's segments.
     pub state_bytes: u64,
-    /// Bytes of the inputs' segments.
+    /// Bytes of the inputs, each rounded up to the alignment.
     pub input_bytes: u64,
-    /// Bytes of the outputs' segments.
+    /// Bytes of the outputs, each rounded up to the alignment.
     pub output_bytes: u64,
     /// Bytes of the staging segments.
     #[serde(default)]
     pub staging_bytes: u64,
-    /// What the arena would take with a buffer of its own for every activation.
+    /// What the arena would take with bytes of its own for every buffer.
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
@@ -264,6 +267,22 @@ impl Plan {
         self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
     }
 
+    /// Bytes of the buffers of one class, each rounded up to the alignment; where they share bytes, those count for each of them.
+    pub fn buffer_bytes(&self, class: Class) -> u64 {
+        let aligned = |b: &Buffer| b.bytes.next_multiple_of(self.target.alignment);
+        self.buffers.iter().filter(|b| b.class == class).map(aligned).sum()
+    }
+
+    /// Whether a step may write where an input lay: then inputs are written anew before each run.
+    pub fn consumes_inputs(&self) -> bool {
+        let overlap = |a: &Buffer, b: &Buffer| {
+            a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+        };
+        let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
+        let written = self.steps.iter().flat_map(|step| &step.writes);
+        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| overlap(input, b)))
+    }
+
     /// The plan as JSON, the same on every machine.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a plan has only finite numbers and text keys");
@@ -311,7 +330,7 @@ impl Limits {
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
 /// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
-/// then spread over them, as long as that costs at most a quarter of the arena and the limit holds.
+/// then spread over them, as long as that costs little and the limit holds.
 ///
 /// # Errors
 /// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
@@ -403,12 +422,15 @@ fn best_order(
     Ok((drafts.swap_remove(tries[at].0), options, layout, orders))
 }
 
-/// How much larger, in percent, an arena may become for steps to run side by side.
-const LANES_COST: u64 = 25;
+/// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
+/// which no device is short of.
+const LANES_COST: u64 = 1 << 20;
 
 /// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory.
 fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
-    let bar = layout.peak.saturating_add(layout.peak.saturating_mul(LANES_COST) / 100).saturating_add(1);
+    let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
+    let most = LANES_COST.max(layout.peak / 4).max(constants / 32);
+    let bar = layout.peak.saturating_add(most).saturating_add(1);
     let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;
     while lanes > 1 {
@@ -536,6 +558,12 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
+    fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> Moved {
+        let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
+        let bytes = |class| buffers.clone().filter(|b| b.class == class).map(aligned).sum();
+        Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
+    }
+
     /// The segments through which they pass, as [`Target::staged`] has it. All inputs, and all outputs, move at once: that is done in
     /// every run. Constants move once, in sixteen parts if the inputs' segment is no larger: for that it is not worth doubling them.
     pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
@@ -554,7 +582,7 @@ fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    let places = draft.buffers.iter().zip(used).enumerate().map(|(b, (buffer, used))| {
+    let places = draft.buffers.iter().zip(&used).enumerate().map(|(b, (buffer, used))| {
         let place = || match layout.live.range[b] {
             Some(range) => layout.offsets[range],
             None => {
@@ -565,9 +593,8 @@ fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<
         used.then(place)
     });
     let places = places.collect();
-    let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
-    let moved = Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) };
-    segments.extend(moved.staging(target));
+    let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
+    segments.extend(Moved::new(there, target).staging(target));
     (segments, places)
 }
 
@@ -590,7 +617,7 @@ fn assemble(
     for (b, buffer) in draft.buffers.iter().enumerate().filter(|(b, _)| used[*b]) {
         let (segment, offset) = places[whole[b]].expect("what a draft uses has its place");
         number[b] = buffers.len();
-        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
+        let DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
     let port = |name: &str, value, buffer: usize| {
@@ -642,8 +669,8 @@ fn assemble(
         lower_bound: bound(layout, draft, whole, target)?.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
-        input_bytes: plan.class_bytes(Class::Input),
-        output_bytes: plan.class_bytes(Class::Output),
+        input_bytes: plan.buffer_bytes(Class::Input),
+        output_bytes: plan.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
@@ -666,10 +693,14 @@ fn bound(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Re
     }
     for (at, &s) in layout.order.iter().enumerate() {
         let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
-        let DraftStep { reads, writes, .. } = &draft.steps[s];
+        let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
         for &b in reads.iter().chain(writes) {
             let Some(range) = layout.live.range[whole[b]] else { continue };
-            let size = draft.buffers[b].bytes;
+            // Of a library call's workspace counts what it cannot do without.
+            let size = match draft.buffers[b].class {
+                Class::Workspace => crate::kernel::layout::workspace(&draft.kernels[*kernel], target),
+                _ => draft.buffers[b].bytes,
+            };
             let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };
             let new = Item { lower: from, upper: to, size, align };
             let item = match held[range].take() {

@@ -81,6 +81,13 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
             uses[b] = Some((uses[b].map_or(s, |(first, _)| first), s));
         }
     }
+    // Inputs are there from the start, outputs to the end.
+    for port in &plan.inputs {
+        uses[port.buffer] = uses[port.buffer].map(|(_, last)| (0, last));
+    }
+    for port in &plan.outputs {
+        uses[port.buffer] = uses[port.buffer].map(|(first, _)| (first, plan.steps.len() - 1));
+    }
     let arena = |b: usize| plan.segments[plan.buffers[b].segment].class == Class::Activation;
     let (mut starts, mut ends) = (vec![Vec::new(); plan.steps.len()], vec![Vec::new(); plan.steps.len()]);
     for (b, (first, last)) in uses.iter().enumerate().filter(|(b, _)| arena(*b)).filter_map(|(b, u)| Some((b, (*u)?))) {

@@ -48,8 +48,10 @@ pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
 fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
     let size = |b: u32| uses.bytes[b as usize];
     // What it makes and leaves to others, and what it has while it runs.
-    let made = |s: usize| uses.touched[s].iter().filter(move |&&b| uses.touching[b as usize][0] as usize == s);
-    let leaves = |s: usize| made(s).filter(|&&b| uses.touching[b as usize].len() > 1).map(|&b| size(b)).sum::<u64>();
+    let makes = move |s: usize, b: usize| uses.touching[b][0] as usize == s && !uses.lasting[b][0];
+    let made = |s: usize| uses.touched[s].iter().filter(move |&&b| makes(s, b as usize));
+    let lives_on = |b: usize| uses.touching[b].len() > 1 || uses.lasting[b][1];
+    let leaves = |s: usize| made(s).filter(|&&b| lives_on(b as usize)).map(|&b| size(b)).sum::<u64>();
     let mut keys: Vec<(u64, u64)> = Vec::with_capacity(dag.before.len());
     let mut need: Vec<u64> = Vec::new();
     for (s, before) in dag.before.iter().enumerate() {

@@ -11,6 +11,8 @@ pub(super) struct Uses {
     pub touched: Vec<Vec<u32>>,
     /// Per buffer of the arena, the steps that touch it.
     pub touching: Vec<Vec<u32>>,
+    /// Per buffer, whether it is live from the start, as inputs are, and whether to the end, as outputs.
+    pub lasting: Vec<[bool; 2]>,
     /// Per step, its first result and what that may take the bytes of.
     pub heirs: Vec<Option<(u32, Vec<u32>)>>,
 }
@@ -38,7 +40,9 @@ impl Uses {
             let to = step.writes.first().filter(|&&b| arena(b) && !from.is_empty());
             heirs.push(to.map(|&b| (b as u32, from)));
         }
-        Some(Uses { bytes, touched, touching, heirs })
+        let class = |b: usize| draft.buffers[b].class;
+        let lasting = (0..bytes.len()).map(|b| [class(b) == Class::Input, class(b) == Class::Output]).collect();
+        Some(Uses { bytes, touched, touching, lasting, heirs })
     }
 
     /// The most bytes that are live at once in an order.
@@ -48,7 +52,7 @@ impl Uses {
 
     /// What is live before and during each step of an order.
     pub fn levels(&self, order: &[usize]) -> Vec<Level> {
-        let mut ledger = Ledger::new(self);
+        let mut ledger = Ledger::new(self, false);
         order.iter().map(|&s| ledger.run(s)).collect()
     }
 }
@@ -66,24 +70,37 @@ pub(super) struct Ledger<'a> {
     uses: &'a Uses,
     /// Per buffer, how many of the steps that touch it are still to run.
     pub left: Vec<u32>,
+    backward: bool,
     bytes: u64,
 }
 
 impl<'a> Ledger<'a> {
-    pub fn new(uses: &'a Uses) -> Ledger<'a> {
-        Ledger { uses, left: uses.touching.iter().map(|steps| steps.len() as u32).collect(), bytes: 0 }
+    pub fn new(uses: &'a Uses, backward: bool) -> Ledger<'a> {
+        let left: Vec<u32> = uses.touching.iter().map(|steps| steps.len() as u32).collect();
+        let mut ledger = Ledger { uses, left, backward, bytes: 0 };
+        let begun = (0..uses.bytes.len()).filter(|&b| uses.lasting[b][usize::from(backward)]);
+        ledger.bytes = begun.filter(|&b| ledger.left[b] > 0).map(|b| uses.bytes[b]).sum();
+        ledger
     }
 
-    /// Whether no step has touched a buffer so far.
+    /// Whether a buffer is not live so far.
     pub fn is_new(&self, buffer: u32) -> bool {
-        self.left[buffer as usize] as usize == self.uses.touching[buffer as usize].len()
+        let buffer = buffer as usize;
+        let begun = self.uses.lasting[buffer][usize::from(self.backward)];
+        !begun && self.left[buffer] as usize == self.uses.touching[buffer].len()
+    }
+
+    /// Whether a buffer is not live any more once so few steps that touch it are left.
+    fn is_over(&self, buffer: u32, left: u32) -> bool {
+        let buffer = buffer as usize;
+        !self.uses.lasting[buffer][usize::from(!self.backward)] && self.left[buffer] == left
     }
 
     /// How many more bytes are live after a step than before it.
     pub fn growth(&self, step: usize) -> i64 {
         let change = |&b: &u32| {
             let bytes = self.uses.bytes[b as usize] as i64;
-            i64::from(self.is_new(b)) * bytes - i64::from(self.left[b as usize] == 1) * bytes
+            i64::from(self.is_new(b)) * bytes - i64::from(self.is_over(b, 1)) * bytes
         };
         self.uses.touched[step].iter().map(change).sum()
     }
@@ -93,14 +110,13 @@ impl<'a> Ledger<'a> {
         let Uses { bytes, touched, heirs, .. } = self.uses;
         let size = |b: u32| bytes[b as usize];
         let made: u64 = touched[step].iter().filter(|&&b| self.is_new(b)).map(|&b| size(b)).sum();
-        let inherits =
-            |(to, from): &(u32, Vec<u32>)| self.is_new(*to) && from.iter().any(|&b| self.left[b as usize] == 1);
+        let inherits = |(to, from): &(u32, Vec<u32>)| self.is_new(*to) && from.iter().any(|&b| self.is_over(b, 1));
         let inherited = heirs[step].as_ref().filter(|heir| inherits(heir)).map_or(0, |heir| size(heir.0));
         let level = Level { before: self.bytes, during: self.bytes + made - inherited };
         self.bytes += made;
         for &b in &touched[step] {
             self.left[b as usize] -= 1;
-            self.bytes -= if self.left[b as usize] == 0 { size(b) } else { 0 };
+            self.bytes -= if self.is_over(b, 0) { size(b) } else { 0 };
         }
         level
     }

@@ -52,7 +52,7 @@ pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
 /// A buffer that steps of a stretch touch.
 struct Local {
     bytes: u64,
-    /// Whether steps before the stretch touch it, and whether steps behind it do.
+    /// Whether it is live before the stretch, and whether behind it.
     before: bool,
     behind: bool,
     /// The steps of the stretch that do.
@@ -94,7 +94,8 @@ impl Stretch {
         let steps = &order[range.clone()];
         let mut local = |b: u32| {
             *number.entry(b).or_insert_with(|| {
-                let mut own = Local { bytes: uses.bytes[b as usize], before: false, behind: false, touching: 0 };
+                let [before, behind] = uses.lasting[b as usize];
+                let mut own = Local { bytes: uses.bytes[b as usize], before, behind, touching: 0 };
                 for &s in &uses.touching[b as usize] {
                     let at = position[s as usize];
                     own.before |= at < range.start;
