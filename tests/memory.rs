@@ -149,8 +149,8 @@ fn workspaces_take_what_is_free() {
     assert!(bytes(&plan) <= bytes(&without) + MIB, "{} beside {}", bytes(&plan), bytes(&without));
     let spaces: Vec<u64> = plan.buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
     assert_eq!(spaces.len(), 3);
-    // The last product has nearly all of the arena to itself.
-    assert!(spaces[1] == MIB && spaces[2] > 2 * MIB, "{spaces:?}");
+    // The second makes the peak; the third has room for all that it can make use of.
+    assert!(spaces[0] > MIB && spaces[1] == MIB && spaces[2] == 2 * MIB, "{spaces:?}");
     for step in &plan.steps {
         let kernel = &plan.kernels[step.kernel];
         let space = plan.buffers[step.writes[kernel.writes.len()]].bytes;

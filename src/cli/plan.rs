@@ -13,10 +13,11 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
+#[command(after_help = args::targets())]
 pub(super) struct Plan {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: cpu, cuda (an H200), wgpu (the WebGPU baseline), or a target's JSON file (`devices cuda:0`).
+    /// What to plan for: one of the targets below.
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.

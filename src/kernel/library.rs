@@ -9,6 +9,7 @@
 //!                       `------------------ the call -----------------------'   `-- a map --'
 //! ```
 
+use super::layout::prologue;
 use super::{Kernel, Operand, Template, Window};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Instr};
@@ -200,7 +201,7 @@ impl Call {
 /// The library call that computes all of a kernel, if there is one on this target.
 pub fn call(kernel: &Kernel, target: &Target) -> Option<Call> {
     let (parts, end) = absorb(kernel, target)?;
-    (end == kernel.body.results[0] && !is_thin(kernel)).then_some(parts)
+    (end == kernel.body.results[0] && !is_small(kernel, target)).then_some(parts)
 }
 
 /// A kernel as a library call, and the map that finishes the result in place, if anything is left to do. The map reads the result first,
@@ -221,7 +222,7 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let pick = |slots: &[usize]| slots.iter().map(|&s| kernel.reads[s].clone()).collect::<Vec<_>>();
     let mut first = Kernel { reads: pick(&operands), body, ..kernel.clone() };
     let (found, _) = absorb(&first, target)?;
-    if !is_thin(kernel) {
+    if !is_small(kernel, target) {
         first.workspace = found.workspace();
         first.call = Some(found);
     }
@@ -566,10 +567,30 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
 /// Products of at most so many rows or columns are rendered.
 const THIN: usize = 4;
 
-/// Whether a product is bound by reading one operand, which a rendered kernel does once and with the whole body.
-fn is_thin(kernel: &Kernel) -> bool {
-    matches!((&kernel.template, &kernel.shape[..]), (Template::MatMul, &[.., rows, columns]) if rows.min(columns) <= THIN)
+/// Whether a product or a convolution is rendered even where a library computes it.
+fn is_small(kernel: &Kernel, target: &Target) -> bool {
+    match (&kernel.template, &kernel.shape[..], &kernel.reads[..]) {
+        // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
+        (Template::MatMul, &[.., rows, columns], _) => rows.min(columns) <= THIN,
+        // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
+        (&Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
+            let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
+            let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
+            let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
+            let few = prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
+            few && !on_tensor_cores(x.dtype, target)
+        }
+        _ => false,
+    }
 }
+
+/// Whether libraries compute products of this type on tensor cores.
+pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16) || target.allow_tf32 && dtype == DType::F32
+}
+
+/// Rows and columns of a tile of an f32 convolution.
+const TILE: usize = 64;
 
 fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<(Call, u32)> {
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);
@@ -579,7 +600,8 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
     if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed {
         return None;
     }
-    let channels_last = half && [x, w, write].iter().all(|o| o.access.has_channels_last());
+    let tensor_cores = on_tensor_cores(dtype, target);
+    let channels_last = tensor_cores && [x, w, write].iter().all(|o| o.access.has_channels_last());
     if !channels_last && !w.access.is_contiguous() {
         return None;
     }

@@ -104,7 +104,7 @@ impl<'a> Packer<'a> {
         }
         self.waiting.reset(&self.rank);
         self.skyline.reset(self.time.live.len());
-        let mut solution = Solution { offsets: vec![0; order.len()], peak: 0 };
+        let mut solution = Solution { offsets: vec![0; order.len()], peak: 0, proved: 0 };
         while let Some((floor, stretch)) = self.skyline.lowest() {
             let Some(item) = self.waiting.first_within(&stretch) else {
                 self.skyline.lift(stretch);
