@@ -162,7 +162,7 @@ fn a_limit_is_answered() {
 #[test]
 fn an_order_can_make_it_fit() {
     let source = "<ir_version: 8, opset_import: [\"\" : 17]>
-        g (float[n, 64] x, float[64, 512] a, float[64, 512] b, float[64, 512] c) => (float[n, 1] p, float[n, 1] q, float[n, 1] r)
+        g (float[n, 4] x, float[4, 512] a, float[4, 512] b, float[4, 512] c) => (float[n, 1] p, float[n, 1] q, float[n, 1] r)
         {
             wide_a = MatMul (x, a)
             wide_b = MatMul (x, b)
@@ -291,7 +291,7 @@ fn the_bound_holds_for_every_order() {
         assert!(found.arena_bytes <= least, "seed {seed}: {found:?}, but an order needs only {least}");
     }
     assert!(judged > 300, "{judged} graphs have few enough orders");
-    assert!(reached * 4 > judged * 3, "a bound that is hardly ever reached says little: {reached} of {judged}");
+    assert!(reached * 10 > judged * 7, "a bound that is hardly ever reached says little: {reached} of {judged}");
 }
 
 #[test]
@@ -308,8 +308,8 @@ fn where_steps_have_one_order_the_bound_is_what_is_live() {
     let target = Target::cpu(1);
     pass::run(&mut graph, &target, true).expect("the passes run");
     let found = bound(&graph, &target).expect("it is lowered");
-    // The first product is kept over all of the others.
-    assert!(found.arena_bytes >= 3 * 64 * 64 * 4);
+    // The input and the first product are kept over all of the others.
+    assert_eq!(found.arena_bytes, 4 * 64 * 64 * 4);
     assert_eq!(found.bytes, plan(&graph, &target, &UNLIMITED).expect("it is planned").bytes());
 }
 
