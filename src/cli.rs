@@ -111,9 +111,9 @@ pub fn main() -> ExitCode {
                 // If stdout does not take it, the error is still told.
                 let _ = print(&line(record));
             }
-            eprintln!("error: {error}");
+            tell(&error);
             if let Some(Detail::Text(text)) = detail.as_deref() {
-                eprint!("\n{text}");
+                let _ = write!(std::io::stderr(), "\n{text}");
             }
             ExitCode::from(error.exit_code())
         }
@@ -146,6 +146,11 @@ impl Failure {
         let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
         Failure { error, detail: Some(Box::new(detail)) }
     }
+}
+
+/// Writes an error. The exit code tells it as well, should nobody listen.
+fn tell(error: &Error) {
+    let _ = writeln!(std::io::stderr(), "error: {error}");
 }
 
 /// Writes the result. A reader that has seen enough (`| head`) is no error.

@@ -62,9 +62,11 @@ fn planned(mut graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
 /// Every buffer is there once, inside its segment; no two have a byte at the same time; the live bytes are the rectangles' sum.
 #[test]
 fn rectangles_are_the_plan() {
-    for (file, dims) in GRAPHS {
+    let files = GRAPHS.iter().map(|(file, dims)| (*file, graphs::import(file, dims)));
+    let mut lanes = 1;
+    for (file, graph) in files {
         for (target, fuse) in [("cpu", true), ("cpu", false), ("cuda", true), ("cuda", false)] {
-            let (plan, graph) = planned(graphs::import(file, dims), target, fuse);
+            let (plan, graph) = planned(graph.clone(), target, fuse);
             let scene = Scene::of(&plan, Some(&graph), None);
             let what = format!("{file} on {target}");
             let mut seen = vec![0; plan.buffers.len()];
@@ -93,14 +95,16 @@ fn rectangles_are_the_plan() {
             assert!(seen.iter().all(|&n| n == 1), "{what}: {seen:?}");
             let live: Vec<u64> = sums.chunks(2).map(|halves| halves[0].max(halves[1])).collect();
             assert_eq!(scene.live, live, "{what}");
-            let peak = scene.peak.expect("there are steps");
+            let peak = scene.peak.as_ref().expect("there are steps");
             assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
+            lanes = lanes.max(scene.lanes());
             assert_eq!(peak.bytes.min(scene.arena), scene.bound, "{what}");
             let at = |b: &usize| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
             assert_eq!(peak.buffers.iter().map(at).sum::<u64>(), peak.bytes, "{what}");
             assert_eq!(Lives::of(&plan).peak(), Some(peak.step), "{what}");
         }
     }
+    assert!(lanes > 1, "some steps run side by side");
 }
 
 /// `BLESS=1 cargo test --test picture` draws them anew.
@@ -123,6 +127,20 @@ fn pictures_in_the_readme_are_what_the_tool_draws() {
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(kept == drawn, "{picture} is not what the tool draws; BLESS=1 draws it anew");
     }
+}
+
+/// A plan that does not fit is drawn, and refused all the same.
+#[test]
+fn what_does_not_fit_is_drawn() {
+    let folder = Folder::new("misfit");
+    let [html, svg] = ["misfit.html", "misfit.svg"].map(|name| folder.path(name));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(["plan", "graphs/digits.onnx", "--set", "batch=360", "--memory-limit", "4MiB", "--html"]);
+    let output = command.arg(&html).arg("--svg").arg(&svg).current_dir(root()).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    let svg = std::fs::read_to_string(svg).expect("it is drawn");
+    assert!(svg.contains("limit 4.00 MiB") && svg.contains("4.42 MiB planned"), "{svg}");
+    assert!(std::fs::read_to_string(html).expect("it is drawn").contains("\"limit\":4194304"));
 }
 
 // ---- In a browser
@@ -184,9 +202,15 @@ fn text(browser: &mut Chromium, id: &str) -> String {
 }
 
 fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
+    // A copy is read: reading the canvas itself would slow the page down, and the browser says so.
     let read = format!(
-        "(d => '#' + [d[0], d[1], d[2]].map(v => v.toString(16).padStart(2, '0')).join(''))\
-         (document.getElementById('canvas').getContext('2d').getImageData({x}, {y}, 1, 1).data)"
+        "(() => {{
+            const pen = new OffscreenCanvas(1, 1).getContext('2d', {{willReadFrequently: true}});
+            pen.drawImage(document.getElementById('canvas'), -{x}, -{y});
+            return '#' + [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v.toString(16).padStart(2, '0')).join('');
+        }})()",
+        x = x.floor(),
+        y = y.floor()
     );
     browser.eval(&read).as_str().expect("a colour").to_owned()
 }
@@ -252,6 +276,14 @@ fn a_plan_is_a_page_that_answers() {
     }
     let live = text(&mut browser, "peak");
     assert!(live.contains(&format!("Live at the peak: {}", human(arena))), "{live}");
+
+    // Every order that was tried.
+    let orders = text(&mut browser, "orders");
+    let tried = plan["summary"]["orders"].as_array().expect("orders");
+    for order in tried.iter().filter(|_| tried.len() > 1) {
+        let name = order["name"].as_str().expect("a name");
+        assert!(orders.contains(name), "{name} in {orders}");
+    }
 
     // Hovering tells name, operator, type, bytes and life.
     let large = found.iter().max_by(|a, b| (field(a, "w") * field(a, "h")).total_cmp(&(field(b, "w") * field(b, "h"))));
@@ -360,19 +392,11 @@ fn lanes_staging_and_several_ways_are_drawn() {
     let Some(mut browser) = Chromium::start("ways") else { return };
     let folder = Folder::new("ways");
     let file = folder.path("lanes.html");
-    let path = file.to_str().expect("the path is text");
-    plimsoll(&[
-        "plan",
-        "graphs/attention.onnxtxt",
-        "--set",
-        "batch=8",
-        "--set",
-        "sequence=128",
-        "--target",
-        "cuda",
-        "--html",
-        path,
-    ]);
+    let files = GRAPHS.iter().flat_map(|(file, dims)| [true, false].map(|fuse| (graphs::import(file, dims), fuse)));
+    let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
+    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.lane > 0));
+    let (plan, graph) = wide.expect("some steps run side by side");
+    std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
     browser.open(&file);
     let lanes = browser.eval("plimsoll.data.scenes[0].lanes").as_f64().expect("a number");
     let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");

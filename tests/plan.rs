@@ -426,13 +426,13 @@ fn good_plans_pass() {
 #[test]
 fn what_is_dead_follows_from_the_steps() {
     let plan = chain();
-    let [y, arena] = [Class::Output, Class::Activation]
-        .map(|class| plan.segments.iter().position(|s| s.class == class).expect("it has one"));
+    let [x, y, arena] = [Class::Input, Class::Output, Class::Activation]
+        .map(|class| plan.buffers.iter().find(|b| b.class == class).expect("it has one").segment);
     let span = |segment, offset, bytes| Span { segment, offset, bytes };
     let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
     all.sort_by_key(|s| s.segment);
-    // In place nothing dies; the square's operand does, and in the end what only the last step reads.
-    let expected = [all, vec![], vec![], vec![span(arena, 0, 256)], vec![]];
+    // The input dies with its only reader, in place nothing; the square's operand does, and in the end what only the last step reads.
+    let expected = [all, vec![span(x, 0, 256)], vec![], vec![span(arena, 0, 256)], vec![]];
     let ends = vec![span(arena, 256, 256), span(arena, 0, 256)];
     assert_eq!(dead(&plan), [&expected[..], &[ends]].concat());
 

@@ -242,7 +242,8 @@ pub(super) fn targets() -> String {
 }
 
 fn binding(text: &str) -> Result<(String, Extent), String> {
-    let (name, extent) = text.split_once('=').ok_or("expected DIM=N")?;
+    // A dim's name may have a sign of its own.
+    let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
     let number = |text: &str| {
         let fail = |_| format!("expected a whole number, or a range such as 1..64, after '{name}=', found '{extent}'");
         text.parse::<usize>().map_err(fail)

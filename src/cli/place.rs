@@ -1,7 +1,7 @@
 //! `place`: buffers whose lives are known.
 
 use super::args::{duration, size};
-use super::{line, print};
+use super::{line, print, tell};
 use crate::error::{Error, Result};
 use crate::file;
 use crate::plan::check;
@@ -85,7 +85,7 @@ impl Place {
         // Bad input weighs more than what does not fit. The last error is the command's.
         misfits.append(&mut faults);
         let Some(last) = misfits.pop() else { return Ok(text) };
-        misfits.iter().for_each(|error| eprintln!("error: {error}"));
+        misfits.iter().for_each(tell);
         print(&text).and(Err(last))
     }
 

@@ -82,14 +82,19 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
     let same = |slot: u32| operands[slot as usize].filter(|&v| graph.fact(v) == fact).map(|_| slot);
     let (Some(op), Some(&Some(a))) = (node.op(), operands.first()) else { return Ok(None) };
     let b = operands.get(1).copied().flatten();
-    let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s == Some(neutral));
+    // -0 + 0 is 0: what is neutral has a sign.
+    let alike = |s: f64, neutral: f64| {
+        s == neutral && (s.is_sign_negative() == neutral.is_sign_negative() || !fact.dtype.is_float())
+    };
+    let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s.is_some_and(|s| alike(s, neutral)));
     Ok(match op.name {
         "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(0),
         "Dropout" if node.outputs.len() == 1 => same(0),
         "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(0),
-        "Add" | "Sub" if is(b, 0.0)? => same(0),
+        "Add" if is(b, -0.0)? => same(0),
+        "Sub" if is(b, 0.0)? => same(0),
         "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(0),
-        "Add" if is(Some(a), 0.0)? => b.and_then(|_| same(1)),
+        "Add" if is(Some(a), -0.0)? => b.and_then(|_| same(1)),
         "Mul" if is(Some(a), 1.0)? => b.and_then(|_| same(1)),
         "Transpose" => {
             let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();

@@ -1,6 +1,6 @@
 //! What no order of the steps and no placement can avoid.
 
-use super::lower::{Draft, Options, lower};
+use super::lower::Draft;
 use super::order::Dag;
 use super::{Class, Moved};
 use crate::error::Result;
@@ -36,14 +36,9 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// # Errors
 /// As [`plan`](super::plan), but for the limit.
 pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
-    let joined = lower(graph, target, Options { join: true })?;
-    let first = of(&joined, target);
-    if !joined.concatenates {
-        return Ok(first);
-    }
-    // Either lowering may become the plan.
-    let second = of(&lower(graph, target, Options { join: false })?, target);
-    Ok(if second.bytes < first.bytes { second } else { first })
+    let bounds =
+        super::drafts(|options| super::draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
+    Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))
 }
 
 fn of(draft: &Draft, target: &Target) -> Bound {

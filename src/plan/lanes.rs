@@ -168,10 +168,10 @@ mod tests {
                 }
                 before.push(over);
             }
-            for at in 0..count {
-                assert!(draft.steps[at].reads.iter().all(|&b| before[at][b]), "{lanes:?}");
-                assert!((0..at).all(|p| lanes.precedes(p, at) == before[at][p]), "{lanes:?}");
-                let beside: Vec<usize> = (0..count).filter(|&p| !before[at][p] && !before[p][at]).collect();
+            for (at, over) in before.iter().enumerate() {
+                assert!(draft.steps[at].reads.iter().all(|&b| over[b]), "{lanes:?}");
+                assert!((0..at).all(|p| lanes.precedes(p, at) == over[p]), "{lanes:?}");
+                let beside: Vec<usize> = (0..count).filter(|&p| !over[p] && !before[p][at]).collect();
                 assert_eq!((lanes.earliest(at), lanes.latest(at)), (beside[0], beside[beside.len() - 1]), "{lanes:?}");
                 concurrent += beside.len() - 1;
             }

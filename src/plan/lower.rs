@@ -259,21 +259,28 @@ impl Lowering<'_> {
         self.draft.buffers.len() - 1
     }
 
-    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: they are held once,
-    /// and products read the other forms through their strides.
+    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: where that takes no
+    /// more than the forms apart, they are held once, and products read the other forms through their strides.
     fn share_constants(&mut self, order: &[u32]) {
         let graph = self.graph;
-        let mut forms: HashMap<*const Constant, Vec<(*const Constant, (Arc<Constant>, Access))>> = HashMap::new();
+        let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
         for &node in order {
             let value = ValueId { node, port: 0 };
             let Some(constant) = graph.as_constant(value) else { continue };
             let (root, access) = viewed(constant);
             let product = |&user: &u32| graph.node(user).op().is_some_and(|op| op.name == "MatMul");
             if access.is_contiguous() || graph.users(value).iter().all(product) {
-                forms.entry(Arc::as_ptr(&root)).or_default().push((Arc::as_ptr(constant), (root, access)));
+                forms.entry(Arc::as_ptr(&root)).or_default().push((constant, (root, access)));
             }
         }
-        self.shared = forms.into_values().filter(|forms| forms.len() > 1).flatten().collect();
+        let bytes = |constant: &Constant| constant.fact.shape.numel() * constant.fact.dtype.size();
+        let pays = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
+            let whole = bytes(&forms[0].1.0);
+            let most = self.target.max_segment.min(self.target.max_binding);
+            forms.len() > 1 && whole <= forms.iter().map(|form| bytes(form.0)).sum() && whole as u64 <= most
+        };
+        let shared = forms.into_values().filter(pays).flatten();
+        self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
     }
 
     /// Whether this is a convolution that wants its operands' channels last.

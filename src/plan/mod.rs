@@ -365,7 +365,7 @@ pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan,
     Ok((plan, constants))
 }
 
-/// A draft that is ready to be ordered.
+/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
 fn draft(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
     let mut draft = lower(graph, target, options)?;
     spare::shrink(&mut draft, target);
@@ -397,15 +397,21 @@ fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Resul
     Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
 
+/// The lowerings that may become the plan.
+fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Draft>> {
+    let joined = draft(Options { join: true })?;
+    if !joined.concatenates {
+        return Ok(vec![joined]);
+    }
+    Ok(vec![joined, draft(Options { join: false })?])
+}
+
 /// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
 fn best_order(
     target: &Target,
-    mut draft: impl FnMut(Options) -> Result<Draft>,
+    draft: impl FnMut(Options) -> Result<Draft>,
 ) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
-    let mut drafts = vec![draft(Options { join: true })?];
-    if drafts[0].concatenates {
-        drafts.push(draft(Options { join: false })?);
-    }
+    let mut drafts = drafts(draft)?;
     let mut tries = Vec::new();
     for (d, draft) in drafts.iter().enumerate() {
         check_sizes(draft, target)?;

@@ -60,14 +60,16 @@ pub struct Peak {
 /// Holders that are listed one by one.
 const LISTED: usize = 8;
 
+/// The operators of a graph's nodes by name; none without a graph.
+pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
+    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
+    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
+    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
+}
+
 /// Who is live at the peak of a plan. Operators are those of the graph that was planned; without one, kernels stand for them.
 pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
-    let nodes = graph.and_then(|g| Some((g, g.order().ok()?)));
-    let operators: HashMap<&str, &str> = nodes
-        .iter()
-        .flat_map(|(g, order)| order.iter().map(|&n| g.node(n)).filter(|n| n.op().is_some()))
-        .map(|n| (n.name.as_str(), n.op_name()))
-        .collect();
+    let operators = operators(graph);
     let kernel = |step: usize| plan.kernels[plan.steps[step].kernel].template.name();
     let operator = |step: usize| {
         let name = plan.steps[step].name.as_str();

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template};
 use crate::plan::lives::Lives;
+use crate::plan::peak::operators;
 use crate::plan::place::{self, Effort, Problem};
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
@@ -511,13 +512,6 @@ impl Mark {
             writes: writes.to_vec(),
         }
     }
-}
-
-/// The operators of a graph's nodes by name.
-fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
-    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
-    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
-    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
 }
 
 /// From changes per half step to the most in either half of each step.

@@ -18,13 +18,14 @@ pub struct Span {
 /// step before started. Before the first step that is every byte of the device that neither the loader nor the caller has written.
 ///
 /// Bytes are alive from the first write to a buffer that covers them, until its last use or until a buffer that shares some of them is
-/// written. Constants, state and inputs are alive from the start, and they and outputs to the end: a run may be repeated. A step's
-/// workspace is alive during the step alone. What a step reads of a buffer that has lost its bytes to another is dead for it.
+/// written. Constants, state and inputs are alive from the start; constants, state and outputs to the end. A step's workspace is alive
+/// during the step alone, an input that no step reads while it is given. What a step reads of a buffer that has lost its bytes to
+/// another is dead for it.
 ///
 /// This holds for plans that [`check`](super::check) refuses as well, as long as their steps name buffers that exist.
 pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     let mut life = Life { plan, held: vec![BTreeMap::new(); plan.segments.len()], died: Vec::new() };
-    let lasts = |class| !matches!(class, Class::Activation | Class::Workspace);
+    let lasts = |class| !matches!(class, Class::Activation | Class::Workspace | Class::Input);
     // Per buffer, the step behind which nothing uses it.
     let mut last: Vec<usize> = plan.buffers.iter().map(|b| if lasts(b.class) { usize::MAX } else { 0 }).collect();
     for (at, step) in plan.steps.iter().enumerate() {
@@ -35,6 +36,9 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     }
     let given = |class| matches!(class, Class::Constant | Class::State | Class::Input);
     (0..plan.buffers.len()).filter(|&b| given(plan.buffers[b].class)).for_each(|b| life.hold(b));
+    let read = |b: usize| plan.steps.iter().any(|step| step.reads.contains(&b));
+    let idle = |&b: &usize| plan.buffers[b].class == Class::Input && !read(b);
+    (0..plan.buffers.len()).filter(idle).for_each(|b| life.release(b));
     let mut all = Vec::with_capacity(plan.steps.len() + 1);
     for (at, step) in plan.steps.iter().enumerate() {
         all.push(life.take(step.reads.iter().copied()));

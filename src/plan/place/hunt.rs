@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::effort::Meter;
 use super::exact::{Focus, Manner, Outcome, Search, mix};
-use super::greedy::Packer;
+use super::greedy::{GIANT, Packer};
 use super::local::Walk;
 use super::window::repair;
 use super::{Problem, Solution};
@@ -38,8 +38,19 @@ pub(super) fn hunt(
     let core = Core::new(problem, packer.time, first >> LOWEST);
     let targets = Targets::new(problem, best.proved, range.start);
     let searches = searches(&core);
-    let mut hunt =
-        Hunt { problem, packer, meter, best, bar: range.end, first, targets, walk: Walk::new(order), core, searches };
+    let mut hunt = Hunt {
+        problem,
+        packer,
+        meter,
+        best,
+        bar: range.end,
+        first,
+        targets,
+        walk: Walk::new(order),
+        core,
+        searches,
+        completed: false,
+    };
     for round in 0.. {
         if !hunt.round(round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN)) {
             break;
@@ -66,6 +77,8 @@ struct Hunt<'a, 't> {
     walk: Walk,
     core: Core,
     searches: [Search; 2],
+    /// Whether items were laid one by one in a way that improved the solution.
+    completed: bool,
 }
 
 impl Hunt<'_, '_> {
@@ -81,6 +94,9 @@ impl Hunt<'_, '_> {
             }
         }
         if turn == LOWEST && !self.core.whole {
+            if level == 0 && self.problem.items().len() > GIANT && !self.completed {
+                self.complete(&[]);
+            }
             repair(self.problem, self.packer.time, &mut self.best, enough, 16 * slice, self.meter);
         }
         if !self.core.whole && turn < LOWEST {
@@ -95,6 +111,15 @@ impl Hunt<'_, '_> {
         // Between the lowest capacity and the peak a search succeeds soon or never: many short ones.
         let short = if turn < LOWEST { slice } else { slice.min(self.first >> 1 << (level / 2)) };
         (0..slice / short).all(|part| self.probe(level, turn, part, short))
+    }
+
+    /// Lays all items around offsets of the core's blocks, or without any.
+    fn complete(&mut self, offsets: &[u64]) {
+        let roof = self.best.peak.min(self.bar);
+        let found = self.core.complete(self.problem, self.packer.time, offsets, roof, self.meter);
+        if let Some(solution) = found {
+            (self.best, self.completed) = (solution, true);
+        }
     }
 
     /// Searches at one capacity for so many steps. False when the hunt is over.
@@ -116,10 +141,8 @@ impl Hunt<'_, '_> {
         self.meter.spend(search.work - seen + 64 * self.core.items.len() as u64);
         match outcome {
             Outcome::Found => {
-                let time = self.packer.time;
-                if let Some(solution) = self.core.complete(self.problem, time, &search.offsets, roof, self.meter) {
-                    self.best = solution;
-                }
+                let offsets = search.offsets.clone();
+                self.complete(&offsets);
             }
             Outcome::Failed => self.targets.failed(capacity),
             Outcome::Stopped => self.targets.stopped(capacity),
