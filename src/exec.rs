@@ -7,12 +7,14 @@ use crate::graph::Constant;
 use crate::kernel::{Kernel, layout};
 use crate::plan::{Plan, Port, Step};
 use crate::tensor::Tensor;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub mod poison;
 
-/// A plan on a device: allocated, filled with its constants, recorded.
+/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is the one
+/// that runs.
 pub struct Exec {
     backend: Box<dyn Backend>,
     plan: Plan,
@@ -22,6 +24,43 @@ pub struct Exec {
     /// Whether a run overwrites the inputs, and whether that has happened.
     consumes: bool,
     consumed: bool,
+    shared: Option<Box<Shared>>,
+}
+
+/// Plans that share segments.
+#[derive(Default)]
+struct Shared {
+    /// Number of the plan that runs.
+    current: usize,
+    /// The others.
+    idle: Vec<Option<Loaded>>,
+    /// Per plan, where its constants lie, and which of the contents there they are.
+    constants: Vec<Vec<(Spot, usize)>>,
+    /// What plans want at the place of a constant.
+    contents: HashMap<Spot, Vec<Content>>,
+    /// Which of these lies there.
+    held: HashMap<Spot, usize>,
+    /// Compiled kernels by their content.
+    compiled: HashMap<String, KernelId>,
+}
+
+/// Segment and offset.
+type Spot = (usize, u64);
+
+/// A plan that is ready to run.
+struct Loaded {
+    plan: Plan,
+    kernels: Vec<KernelId>,
+    record: RecordId,
+    consumes: bool,
+}
+
+/// A constant in the form in which a plan wants it.
+struct Content {
+    constant: Arc<Constant>,
+    at: Slice,
+    stored: DType,
+    packed: Option<(Kernel, usize)>,
 }
 
 impl std::fmt::Debug for Exec {
@@ -46,7 +85,7 @@ impl Exec {
         match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
             Ok((kernels, record)) => {
                 let consumes = plan.consumes_inputs();
-                Ok(Exec { backend, plan, segments, kernels, record, consumes, consumed: consumes })
+                Ok(Exec { backend, plan, segments, kernels, record, consumes, consumed: consumes, shared: None })
             }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
@@ -85,7 +124,83 @@ impl Exec {
         Ok((kernels, record))
     }
 
-    /// The plan that is loaded.
+    /// Makes another plan over the same segments ready to run, and gives its number. The plan of [`load`](Self::load), whose constants are
+    /// `first`, has number 0. Which plan runs is as before.
+    ///
+    /// # Errors
+    /// When the plan has other segments, or the device refuses.
+    pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
+        let (expected, found) = (&self.plan.segments, &plan.segments);
+        if expected != found {
+            return Err(Error::Plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
+        }
+        let key =
+            |kernel: &Kernel| serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
+        let shared = self.shared.get_or_insert_with(|| {
+            let mut shared = Box::new(Shared { idle: vec![None], ..Shared::default() });
+            shared.compiled.extend(self.plan.kernels.iter().map(key).zip(self.kernels.iter().copied()));
+            shared.know(&self.plan, &self.segments, first);
+            shared.held.extend(shared.constants[0].iter().copied());
+            shared
+        });
+        let mut kernels = Vec::with_capacity(plan.kernels.len());
+        for kernel in &plan.kernels {
+            let text = key(kernel);
+            kernels.push(match shared.compiled.get(&text) {
+                Some(kernel) => *kernel,
+                None => {
+                    let made = self.backend.compile(kernel)?;
+                    shared.compiled.insert(text, made);
+                    made
+                }
+            });
+        }
+        let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
+        let record = self.backend.record(&launches)?;
+        shared.know(&plan, &self.segments, constants);
+        let consumes = plan.consumes_inputs();
+        shared.idle.push(Some(Loaded { plan, kernels, record, consumes }));
+        Ok(shared.idle.len() - 1)
+    }
+
+    /// Lets a plan be the one that runs. What it does not share with the others, its inputs and constants of its own, is written anew:
+    /// the constants here.
+    ///
+    /// # Errors
+    /// When a constant cannot be fetched or the device fails.
+    ///
+    /// # Panics
+    /// When there is no plan of this number.
+    pub fn select(&mut self, number: usize) -> Result<()> {
+        let Some(shared) = &mut self.shared else {
+            assert_eq!(number, 0, "one plan is loaded");
+            return Ok(());
+        };
+        let Shared { current, idle, constants, contents, held, .. } = &mut **shared;
+        for (spot, content) in &constants[number] {
+            if held.get(spot) == Some(content) {
+                continue;
+            }
+            // Until all of it has arrived, nothing is known of these bytes.
+            held.remove(spot);
+            let Content { constant, at, stored, packed } = &contents[spot][*content];
+            let packed = packed.as_ref().map(|(kernel, operand)| (kernel, *operand));
+            write_constant(&mut *self.backend, *at, *stored, packed, constant)?;
+            held.insert(*spot, *content);
+        }
+        if let Some(Loaded { plan, kernels, record, consumes }) = idle[number].take() {
+            let plan = std::mem::replace(&mut self.plan, plan);
+            let kernels = std::mem::replace(&mut self.kernels, kernels);
+            let record = std::mem::replace(&mut self.record, record);
+            let before = std::mem::replace(&mut self.consumes, consumes);
+            idle[*current] = Some(Loaded { plan, kernels, record, consumes: before });
+            *current = number;
+            self.consumed = self.consumes;
+        }
+        Ok(())
+    }
+
+    /// The plan that runs.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -189,6 +304,38 @@ impl Drop for Exec {
     }
 }
 
+impl Shared {
+    /// Notes where a plan's constants lie, and which of them it shares with plans before it.
+    fn know(&mut self, plan: &Plan, segments: &[SegmentId], constants: &[Arc<Constant>]) {
+        let known = plan.constants.iter().zip(constants).map(|(port, constant)| {
+            let buffer = &plan.buffers[port.buffer];
+            let (stored, at) = place(plan, segments, port.buffer);
+            let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
+            let content = Content { constant: constant.clone(), at, stored, packed };
+            let spot = (buffer.segment, buffer.offset);
+            let contents = self.contents.entry(spot).or_default();
+            let same = contents.iter().position(|other| other.is_same(&content));
+            let number = same.unwrap_or(contents.len());
+            if same.is_none() {
+                contents.push(content);
+            }
+            (spot, number)
+        });
+        let known = known.collect();
+        self.constants.push(known);
+    }
+}
+
+impl Content {
+    fn is_same(&self, other: &Content) -> bool {
+        let packed = match (&self.packed, &other.packed) {
+            (Some((a, operand)), Some((b, o))) => operand == o && layout::packs_alike(a, b, *operand),
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        packed && self.stored == other.stored && self.constant.same(&other.constant)
+    }
+}
+
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
     let slots = 0..step.reads.len() + step.writes.len();
     Launch {
@@ -220,7 +367,7 @@ pub(crate) fn write_constant(
     packed: Option<(&Kernel, usize)>,
     constant: &Constant,
 ) -> Result<()> {
-    let value = constant.value()?;
+    let value = constant.fetch()?;
     let bytes = match packed {
         Some((kernel, operand)) => {
             let plain = value.store(kernel.reads[operand].dtype, &constant.name)?;

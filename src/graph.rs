@@ -1,5 +1,6 @@
 //! What was asked: a DAG of operators over values, kept by petgraph, which only this file names.
 
+use crate::choices::Choices;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
@@ -147,10 +148,24 @@ impl Constant {
     /// # Errors
     /// When the file that should hold them is missing or too short.
     pub fn value(&self) -> Result<&Tensor> {
-        if let Some(tensor) = self.value.get() {
-            return Ok(tensor);
+        match self.value.get() {
+            Some(tensor) => Ok(tensor),
+            None => {
+                let tensor = self.fetch()?;
+                Ok(self.value.get_or_init(|| tensor))
+            }
         }
-        let tensor = match &self.source {
+    }
+
+    /// The elements as for [`value`](Self::value), of which the constant keeps nothing.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value).
+    pub fn fetch(&self) -> Result<Tensor> {
+        if let Some(tensor) = self.value.get() {
+            return Ok(tensor.clone());
+        }
+        match &self.source {
             Source::Given => unreachable!("a given constant has its value from the start"),
             Source::File { path, offset } => {
                 let bytes = self.fact.shape.numel() * self.fact.dtype.size();
@@ -174,19 +189,24 @@ impl Constant {
                 file.seek(SeekFrom::Start(*offset)).map_err(fail)?;
                 let mut data = vec![0; bytes];
                 file.read_exact(&mut data).map_err(fail)?;
-                Tensor::new(self.fact.dtype, self.fact.shape.clone(), data)?
+                Tensor::new(self.fact.dtype, self.fact.shape.clone(), data)
             }
             Source::Derived { op, attrs, inputs, port, .. } => {
                 let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
                 let mut values = Vec::with_capacity(inputs.len());
                 for input in inputs {
-                    values.push(input.as_deref().map(Constant::value).transpose()?);
+                    let fetch = |c: &Constant| match c.source {
+                        // Constants on the way to it may be asked for many times over.
+                        Source::Derived { .. } => c.value().cloned(),
+                        _ => c.fetch(),
+                    };
+                    values.push(input.as_deref().map(fetch).transpose()?);
                 }
+                let values: Vec<_> = values.iter().map(Option::as_ref).collect();
                 let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
-                Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port)
+                Ok(Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port))
             }
-        };
-        Ok(self.value.get_or_init(|| tensor))
+        }
     }
 }
 
@@ -267,6 +287,7 @@ pub struct Graph {
     inputs: Vec<ValueId>,
     outputs: Vec<(String, ValueId)>,
     cursor: u32,
+    choices: Choices,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -277,6 +298,17 @@ impl Graph {
     /// An empty graph.
     pub fn new(name: impl Into<String>) -> Graph {
         Graph { name: name.into(), ..Graph::default() }
+    }
+
+    /// The graph with what its passes and its lowering choose by extents from now on following `choices`.
+    pub fn choosing(mut self, choices: Choices) -> Graph {
+        self.choices = choices;
+        self
+    }
+
+    /// What is chosen by extents.
+    pub fn choices(&self) -> &Choices {
+        &self.choices
     }
 
     fn insert(
@@ -397,6 +429,11 @@ impl Graph {
     /// A node.
     pub fn node(&self, node: u32) -> &Node {
         &self.dag[index(node)]
+    }
+
+    /// The name of a node, if there is one of this number.
+    pub fn name_of(&self, node: u32) -> Option<&str> {
+        self.dag.node_weight(index(node)).map(|n| n.name.as_str())
     }
 
     /// Assigns a node to a kernel.

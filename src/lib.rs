@@ -21,7 +21,7 @@
 //! ```text
 //! values   error file dtype shape tensor npy target
 //! meaning  expr kernel op ops
-//! graph    graph                       the only file that names petgraph
+//! graph    choices graph               graph is the only file that names petgraph
 //! in, out  trace onnx reference pass
 //! kernels  kernel::library             what cuBLASLt and cuDNN compute of a kernel
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
@@ -58,6 +58,7 @@
 
 pub mod advise;
 pub mod backend;
+pub mod choices;
 pub mod cli;
 pub mod dtype;
 pub mod eager;

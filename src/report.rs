@@ -7,6 +7,7 @@ mod dot;
 mod memory;
 mod orders;
 pub mod picture;
+mod range;
 mod steps;
 mod svg;
 
@@ -16,6 +17,7 @@ pub use diff::diff;
 pub use dot::dot;
 pub use memory::{live, memory, overhead};
 pub use orders::orders;
+pub use range::range;
 pub use steps::{placement, trace};
 pub use svg::svg;
 

@@ -6,9 +6,12 @@ use crate::exec::Exec;
 use crate::graph::{Constant, Graph};
 use crate::onnx;
 use crate::pass;
+use crate::plan::range::{Family, Source};
 use crate::plan::{self, Limits, Plan};
+use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use crate::tensor::Tensor;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -37,8 +40,8 @@ pub struct Options {
     pub libraries: bool,
     /// Whether CUDA may round `f32` operands of products to TF32.
     pub allow_tf32: bool,
-    /// Named dims and their extents.
-    pub dims: Vec<(String, usize)>,
+    /// Named dims, and their extents or ranges of them.
+    pub dims: Vec<(String, Extent)>,
     /// Threads of the CPU backend; 0 means as many as the host has cores.
     pub threads: usize,
     /// Whether neighbouring operators become one kernel.
@@ -63,10 +66,15 @@ impl Default for Options {
 }
 
 impl Options {
-    /// These options with a named dim bound.
-    pub fn set(mut self, dim: impl Into<String>, extent: usize) -> Options {
-        self.dims.push((dim.into(), extent));
+    /// These options with a named dim bound, to one extent or to a range of them: `options.set("batch", 1..=64)`.
+    pub fn set(mut self, dim: impl Into<String>, extent: impl Into<Extent>) -> Options {
+        self.dims.push((dim.into(), extent.into()));
         self
+    }
+
+    /// The dims with an extent each, unless one has a range.
+    pub fn fixed(&self) -> Option<Vec<(String, usize)>> {
+        self.dims.iter().map(|(name, extent)| Some((name.clone(), extent.fixed()?))).collect()
     }
 
     /// These options on another device.
@@ -174,18 +182,60 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
 pub struct Session {
     plan: Plan,
     device: String,
-    exec: Mutex<Exec>,
+    family: Option<Family>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    exec: Exec,
+    /// Bindings of a range that are ready, and the numbers of their plans.
+    ready: BTreeMap<Vec<usize>, usize>,
 }
 
 impl Session {
-    /// Reads a graph file (`.onnx` or `.onnxtxt`), plans it, and loads it.
+    /// Reads a graph file (`.onnx` or `.onnxtxt`), plans it, and loads it. Where a dim has a range, that is done once for all bindings in it.
     ///
     /// # Errors
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
     pub fn from_path(path: impl AsRef<Path>, options: &Options) -> Result<Session> {
         let path = path.as_ref();
-        let graph = onnx::import(&onnx::load(path)?, &options.dims).map_err(|e| e.in_file(path))?;
-        Session::from_graph(graph, options).map_err(|e| e.in_file(path))
+        let model = onnx::load(path)?;
+        let session = match options.fixed() {
+            Some(dims) => onnx::import(&model, &dims).and_then(|graph| Session::from_graph(graph, options)),
+            None => Session::from_source(source(model), options),
+        };
+        session.map_err(|e| e.in_file(path))
+    }
+
+    /// Plans the graphs of a range, to be made for each binding, and loads the plan.
+    ///
+    /// # Errors
+    /// When the plan exceeds the limit, the graphs differ by more than extents, or the device is not there.
+    pub fn from_source(source: Source, options: &Options) -> Result<Session> {
+        let (backend, device) = open(options)?;
+        Session::range_on_backend(source, backend, device, options, &|_, _| {})
+    }
+
+    /// As [`on_backend`](Self::on_backend), for a range of bindings.
+    ///
+    /// # Errors
+    /// When the plan exceeds the limit, the graphs differ by more than extents, or the device refuses.
+    pub fn range_on_backend(
+        source: Source,
+        backend: Box<dyn Backend>,
+        device: String,
+        options: &Options,
+        progress: &dyn Fn(usize, usize),
+    ) -> Result<Session> {
+        check_limit(&*backend, options.memory_limit)?;
+        let limits = Limits { memory: options.memory_limit };
+        let family = Family::new(source, &options.dims, backend.target(), options.fuse, &limits)?;
+        let (plan, constants) = family.largest();
+        let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
+        let largest = family.dims().iter().map(|d| d.most).collect();
+        let state = State { exec, ready: BTreeMap::from([(largest, 0)]) };
+        Ok(Session { plan: plan.clone(), device, family: Some(family), state: Mutex::new(state) })
     }
 
     /// Plans a graph and loads it.
@@ -212,10 +262,11 @@ impl Session {
         check_limit(&*backend, options.memory_limit)?;
         let (plan, constants) = compile(graph, backend.target(), options)?;
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
-        Ok(Session { plan, device, exec: Mutex::new(exec) })
+        let state = State { exec, ready: BTreeMap::new() };
+        Ok(Session { plan, device, family: None, state: Mutex::new(state) })
     }
 
-    /// The plan that runs.
+    /// The plan that runs; of a range, that of the largest binding.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -235,13 +286,16 @@ impl Session {
         self.with(|exec| exec.backend().overhead())
     }
 
-    /// One run: inputs by name in any order, outputs by name in the graph's order.
+    /// One run: inputs by name in any order, outputs by name in the graph's order. Of a range, the binding is that of the inputs' shapes.
     ///
     /// # Errors
     /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
     pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
         let ordered = arrange(&self.plan, inputs)?;
-        let outputs = self.with(|exec| exec.run(&ordered))?;
+        let outputs = self.lend(|state| {
+            self.choose(state, &ordered)?;
+            state.exec.run(&ordered)
+        })?;
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
@@ -251,15 +305,81 @@ impl Session {
     /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
     pub fn run_poisoned(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
         let ordered = arrange(&self.plan, inputs)?;
-        let outputs = self.with(|exec| exec.run_poisoned(&ordered))?;
+        let outputs = self.lend(|state| {
+            self.choose(state, &ordered)?;
+            state.exec.run_poisoned(&ordered)
+        })?;
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
-    /// Lends the loaded plan, for callers that time or repeat its parts.
-    pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
-        // A panic in another thread leaves no half-written state that a new run would not overwrite.
-        f(&mut self.exec.lock().unwrap_or_else(PoisonError::into_inner))
+    fn choose(&self, state: &mut State, inputs: &[Tensor]) -> Result<()> {
+        let Some(family) = &self.family else { return Ok(()) };
+        let shapes: Vec<_> = inputs.iter().map(|tensor| Some(tensor.shape())).collect();
+        state.select(family, &family.binding(&shapes)?)
     }
+
+    /// The binding of the range that inputs of these shapes ask for; a dim that they do not tell has its largest extent. Empty where no dim
+    /// has a range.
+    ///
+    /// # Errors
+    /// When an input is outside of the range.
+    pub fn binding(&self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
+        let Some(family) = &self.family else { return Ok(Vec::new()) };
+        let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
+        let shapes: Vec<_> = self.plan.inputs.iter().map(shape).collect();
+        let extents = family.binding(&shapes)?;
+        Ok(family.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
+    }
+
+    /// Lets a binding of the range be the one that runs when the plan is [lent](Self::with), and gives its plan. A dim that is not given
+    /// has its largest extent. A binding's kernels are compiled and its launches recorded when it is selected, or run, for the first time.
+    ///
+    /// # Errors
+    /// When the binding is not in the range, or the device refuses.
+    pub fn select(&self, binding: &[(String, usize)]) -> Result<Plan> {
+        let dims = self.family.as_ref().map_or(&[][..], Family::dims);
+        if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
+            return Err(Error::Usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
+        }
+        let Some(family) = &self.family else { return Ok(self.plan.clone()) };
+        let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
+        let extents: Vec<usize> = dims.iter().map(extent).collect();
+        self.lend(|state| {
+            state.select(family, &extents)?;
+            Ok(state.exec.plan().clone())
+        })
+    }
+
+    /// Lends the loaded plan, for callers that time or repeat its parts. Of a range, it is the one that ran last.
+    pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
+        self.lend(|state| f(&mut state.exec))
+    }
+
+    fn lend<T>(&self, f: impl FnOnce(&mut State) -> T) -> T {
+        // A panic in another thread leaves no half-written state that a new run would not overwrite.
+        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State {
+    /// Lets a binding's plan run next, and makes it if there is none.
+    fn select(&mut self, family: &Family, binding: &[usize]) -> Result<()> {
+        let number = match self.ready.get(binding) {
+            Some(&number) => number,
+            None => {
+                let (plan, constants) = family.at(binding)?;
+                let number = self.exec.add(plan, &constants, &family.largest().1)?;
+                self.ready.insert(binding.to_vec(), number);
+                number
+            }
+        };
+        self.exec.select(number)
+    }
+}
+
+/// The graphs of a model, for a range of its dims.
+pub fn source(model: onnx::Model) -> Source {
+    Box::new(move |dims, choices| onnx::import_as(&model, dims, choices))
 }
 
 /// Inputs given by name, in the order of the plan.

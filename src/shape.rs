@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, RangeInclusive};
 
 /// Extents of a tensor, outermost first. Named dims are bound before a shape exists.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -98,6 +98,52 @@ impl fmt::Display for Shape {
             write!(f, "{}{d}", if i > 0 { "," } else { "" })?;
         }
         write!(f, "]")
+    }
+}
+
+/// What a named dim is bound to: one extent, or an inclusive range of them, which planning refuses when it is empty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    least: usize,
+    most: usize,
+}
+
+impl Extent {
+    /// The smallest extent.
+    pub fn least(self) -> usize {
+        self.least
+    }
+
+    /// The largest extent.
+    pub fn most(self) -> usize {
+        self.most
+    }
+
+    /// The extent, if it is one.
+    pub fn fixed(self) -> Option<usize> {
+        (self.least == self.most).then_some(self.least)
+    }
+}
+
+impl From<usize> for Extent {
+    fn from(extent: usize) -> Extent {
+        Extent { least: extent, most: extent }
+    }
+}
+
+impl From<RangeInclusive<usize>> for Extent {
+    fn from(range: RangeInclusive<usize>) -> Extent {
+        let (least, most) = range.into_inner();
+        Extent { least, most }
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.fixed() {
+            Some(extent) => write!(f, "{extent}"),
+            None => write!(f, "{}..{}", self.least, self.most),
+        }
     }
 }
 

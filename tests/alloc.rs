@@ -108,6 +108,40 @@ fn replay_allocates_nothing() {
     }
 }
 
+/// Bindings of a range that run in turn, a thousand times: in the bytes of one plan, with nothing allocated on the way.
+#[test]
+fn a_range_of_bindings_allocates_nothing() {
+    use plimsoll::exec::Exec;
+    use plimsoll::plan::range::Family;
+    use plimsoll::{DType, Limits, Tensor, onnx, session};
+    let _alone = ALONE.lock();
+    let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
+    let dims = [("batch".to_owned(), (1..=64).into())];
+    let limits = Limits { memory: None };
+    let family = Family::new(session::source(model), &dims, &Target::cpu(2), true, &limits).expect("it is planned");
+    let (plan, constants) = family.largest();
+    let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
+    let turns = [32, 16, 64, 1, 32].map(|batch| {
+        let (plan, own) = family.at(&[batch]).expect("a plan");
+        let number = exec.add(plan, &own, constants).expect("it runs in the same bytes");
+        (number, [Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.25; batch * 64])])
+    });
+    let round = |exec: &mut Exec| {
+        for (number, inputs) in &turns {
+            exec.select(*number).expect("it is there");
+            exec.write(inputs).expect("they fit");
+            exec.replay().expect("it runs");
+        }
+    };
+    round(&mut exec);
+    let (usage, before) = (exec.backend().usage(), CALLS.load(Ordering::Relaxed));
+    for _ in 0..1000 {
+        round(&mut exec);
+    }
+    assert_eq!(CALLS.load(Ordering::Relaxed) - before, 0, "calls of the allocator");
+    assert_eq!((exec.backend().usage(), usage.bytes), (usage, plan.bytes()));
+}
+
 /// Inputs and outputs move in every run.
 #[cfg(feature = "wgpu")]
 #[test]

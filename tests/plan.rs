@@ -33,6 +33,7 @@ impl Maker {
             version: VERSION,
             name: name.into(),
             target: Target::cpu(1),
+            dims: Vec::new(),
             summary: Summary::default(),
             segments: Vec::new(),
             buffers: Vec::new(),

@@ -143,3 +143,34 @@ fn a_cap_is_an_input_of_the_plan() {
     assert!(found["remedies"].as_array().is_some_and(|r| !r.is_empty()), "{found}");
     assert!(found["peak"]["live"].as_array().is_some_and(|l| !l.is_empty()), "{found}");
 }
+
+/// 7: shapes that vary, in the bytes of one plan.
+#[test]
+fn a_range_of_lengths_keeps_its_bytes() {
+    let range = "graphs/attention.onnxtxt --set batch=4 --set sequence=1..64";
+    let found = json(
+        "range",
+        &format!("bench {range} --at sequence=32,16,64,1,32 --warmup 1 --iters 1000 --backend cpu --threads 2"),
+    );
+    assert_eq!(found["allocations_in_runs"], 0, "{found}");
+    assert_eq!(found["bytes_grown_in_runs"], 0, "{found}");
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
+    let bindings =
+        found["bindings"].as_array().expect("it lists them").iter().map(|b| b["binding"]["sequence"].as_u64());
+    assert_eq!(bindings.collect::<Option<Vec<_>>>(), Some(vec![32, 16, 64, 1, 32]));
+
+    // One plan, of the largest binding, and the peak of each.
+    let alone = json("range", "plan graphs/attention.onnxtxt --set batch=4 --set sequence=64");
+    let plan = json("range", &format!("plan {range}"));
+    assert_eq!(plan["summary"], alone["summary"], "a plan for the range takes what its largest binding takes");
+    assert_eq!(plan["dims"], serde_json::json!([{"name": "sequence", "least": 1, "most": 64}]));
+    let (_, text, _) = run(&folder("range"), &format!("plan {range}").split(' ').collect::<Vec<_>>());
+    let (_, table) = text.split_once("sequence  live at the peak").expect("a table over the range");
+    let rows: Vec<&str> = table.lines().skip(1).take_while(|row| !row.is_empty()).collect();
+    let extents: Vec<&str> = rows.iter().filter_map(|row| row.split_whitespace().next()).collect();
+    assert_eq!(extents, ["1", "2", "4", "8", "16", "32", "64"], "{text}");
+    let peak = alone["summary"]["lower_bound"].as_u64().expect("it is a number");
+    let figure =
+        |row: &str| row.split(" bytes").next()?.split_whitespace().last()?.replace(',', "").parse::<u64>().ok();
+    assert_eq!(figure(rows[6]), Some(peak), "{text}");
+}

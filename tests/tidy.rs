@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["error", "file", "dtype", "shape", "tensor", "npy", "target"],
     &["expr", "kernel", "op", "ops"],
-    &["graph"],
+    &["choices", "graph"],
     &["trace", "onnx", "reference", "pass"],
     &["kernel::library", "kernel::layout", "kernel::render"],
     &["plan"],

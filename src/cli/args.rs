@@ -8,7 +8,7 @@ use crate::graph::Graph;
 use crate::plan::Plan;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
-use crate::shape::Shape;
+use crate::shape::{Extent, Shape};
 use crate::target::{Family, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
 use crate::{npy, onnx, report};
@@ -22,9 +22,10 @@ use std::time::Duration;
 pub(super) struct Model {
     /// An ONNX graph: .onnx or .onnxtxt.
     pub(super) model: PathBuf,
-    /// Bind a named dim. Dims that a given input's file tells need not be bound.
+    /// Bind a named dim. `plan`, `run` and `bench` also take a range: 1..64, both ends included. Dims that a given input's file tells need
+    /// not be bound.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
-    pub(super) dims: Vec<(String, usize)>,
+    pub(super) dims: Vec<(String, Extent)>,
     /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
@@ -99,8 +100,25 @@ impl Model {
         }
     }
 
-    /// The model, and its named dims as `--set` and the shapes of the inputs that are given have them.
+    /// Whether a dim has a range.
+    pub(super) fn has_range(&self) -> bool {
+        self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
+    }
+
+    /// The model, and its named dims as `--set` and the shapes of the inputs that are given have them: one extent each.
     pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
+        let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
+            Some(extent) => Ok((name, extent)),
+            None => {
+                Err(Error::Usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
+            }
+        };
+        let (model, dims) = self.load_range(given)?;
+        Ok((model, dims.into_iter().map(fixed).collect::<Result<_>>()?))
+    }
+
+    /// As [`load`](Self::load), where dims may have ranges.
+    pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load(&self.model)?;
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
@@ -116,7 +134,7 @@ impl Model {
             }
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
                 if !dims.iter().any(|(d, _)| *d == dim) {
-                    dims.push((dim, extent));
+                    dims.push((dim, extent.into()));
                 }
             }
         }
@@ -162,9 +180,10 @@ impl Model {
 
     /// Opens the device, plans, and loads the weights under a progress bar.
     pub(super) fn session(&self, on: &On, given: &[Given], json: bool) -> Result<Session, Failure> {
-        let options = self.options(on);
-        let (model, dims) = self.load(given)?;
-        let graph = self.import(&model, &dims, given)?;
+        let mut options = self.options(on);
+        let (model, extents) = self.load_range(given)?;
+        let dims = largest(&extents);
+        let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         let bar = progress("weights");
@@ -173,10 +192,21 @@ impl Model {
             bar.set_position(done as u64);
         };
         let target = device.target().clone();
-        let session = Session::on_backend(graph, device, name, &options, &report);
+        let session = match graph {
+            Some(graph) => Session::on_backend(graph, device, name, &options, &report),
+            None => {
+                options.dims = extents;
+                Session::range_on_backend(session::source(model.clone()), device, name, &options, &report)
+            }
+        };
         bar.finish_and_clear();
         session.map_err(|e| refuse(&self.case(&model, dims, target), e.in_file(&self.model), json))
     }
+}
+
+/// Dims at their largest extents.
+pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
+    dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
 }
 
 /// What does not fit is answered: what would fit, who is live, what would help.
@@ -211,11 +241,29 @@ pub(super) fn targets() -> String {
     format!("Targets:\n{table}{files}")
 }
 
-fn binding(text: &str) -> Result<(String, usize), String> {
+fn binding(text: &str) -> Result<(String, Extent), String> {
     // A dim's name may have a sign of its own.
     let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
-    let extent = extent.parse().map_err(|_| format!("expected a whole number after '{name}=', found '{extent}'"))?;
+    let number = |text: &str| {
+        let fail = |_| format!("expected a whole number, or a range such as 1..64, after '{name}=', found '{extent}'");
+        text.parse::<usize>().map_err(fail)
+    };
+    let extent = match extent.split_once("..") {
+        Some((least, most)) if number(least)? > number(most)? => {
+            return Err(format!("the range '{extent}' of '{name}' is empty: expected the smaller extent first"));
+        }
+        Some((least, most)) => Extent::from(number(least)?..=number(most)?),
+        None => number(extent)?.into(),
+    };
     Ok((name.to_owned(), extent))
+}
+
+/// A dim and a list of extents.
+pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
+    let (name, list) = text.split_once('=').ok_or("expected DIM=N,N,..")?;
+    let number =
+        |text: &str| text.parse().map_err(|_| format!("expected whole numbers after '{name}=', found '{text}'"));
+    Ok((name.to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
 }
 
 /// A size that a plan may be held to.

@@ -1,10 +1,12 @@
 //! `bench`: how long a graph takes.
 
-use super::args::{self, Inputs, Model, On};
+use super::args::{self, Given, Inputs, Model, On};
 use super::{Failure, line};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::report::{self, Table};
+use crate::session::Session;
+use crate::tensor::Tensor;
 use clap::Args;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -23,12 +25,18 @@ pub(super) struct Bench {
     /// Timed runs.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// Of a dim that has a range, the extents to run at, one after another in each run.
+    #[arg(long, value_name = "DIM=N,N,..", value_parser = args::extents)]
+    at: Vec<(String, Vec<usize>)>,
 }
 
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let session = self.model.session(&self.on, &given, json)?;
+        if !self.at.is_empty() {
+            return self.run_range(&session, &given, json);
+        }
         let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");
@@ -88,6 +96,79 @@ impl Bench {
         );
         let memory = report::memory(plan, Some(usage)) + &report::overhead(&session.overhead());
         Ok(head + &memory + &self.model.answer_text(plan))
+    }
+}
+
+/// A binding, its inputs, and how long its runs took.
+struct At {
+    binding: Vec<(String, usize)>,
+    inputs: Vec<Tensor>,
+    times: Vec<Duration>,
+}
+
+impl Bench {
+    /// Times bindings of a range that run in turn.
+    fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
+        if let Some(Given { name, .. }) = given.first() {
+            let what = format!("--at and --input {name}: inputs of several shapes are random ones");
+            return Err(Error::Usage(what).into());
+        }
+        let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
+        let mut list = Vec::with_capacity(turns);
+        for turn in 0..turns {
+            let extent = |(dim, extents): &(String, Vec<usize>)| (dim.clone(), extents[turn % extents.len()]);
+            let binding: Vec<_> = self.at.iter().map(extent).collect();
+            let inputs = args::fill(&session.select(&binding)?, Vec::new(), self.inputs.seed)?;
+            list.push(At { binding, inputs, times: Vec::with_capacity(self.iters as usize) });
+        }
+        let loaded = session.usage();
+        for round in 0..u64::from(self.warmup) + u64::from(self.iters) {
+            for At { binding, inputs, times } in &mut list {
+                let start = Instant::now();
+                session.select(binding)?;
+                session.with(|exec| exec.run(inputs))?;
+                if round >= u64::from(self.warmup) {
+                    times.push(start.elapsed());
+                }
+            }
+        }
+        let (usage, plan) = (session.usage(), session.plan());
+        let of = |bytes: u64, before: u64| i128::from(bytes) - i128::from(before);
+        let allocations = usage.allocations - loaded.allocations;
+        let grown = of(usage.bytes, loaded.bytes) + of(usage.overhead, loaded.overhead);
+        let runs = (u64::from(self.warmup) + u64::from(self.iters)) * turns as u64;
+        let list = list.into_iter().map(|at| (at.binding, Times::new(at.times)));
+        if json {
+            let one = |(binding, times): (Vec<(String, usize)>, Times)| {
+                let Times { median, min, max } = times;
+                let binding: serde_json::Map<_, _> = binding.into_iter().map(|(dim, n)| (dim, json!(n))).collect();
+                json!({"binding": binding, "median_ms": median, "min_ms": min, "max_ms": max})
+            };
+            return Ok(line(&json!({
+                "model": plan.name,
+                "device": session.device(),
+                "bindings": list.map(one).collect::<Vec<_>>(),
+                "iters": self.iters,
+                "planned_bytes": plan.bytes(),
+                "allocated_bytes": usage.bytes,
+                "allocations_in_load": loaded.allocations,
+                "allocations_in_runs": allocations,
+                "bytes_grown_in_runs": grown as i64,
+            })));
+        }
+        let mut table = Table::new("<>");
+        table.row([format!("{} runs at", self.iters), "median".into(), "min".into(), "max".into()]);
+        for (binding, Times { median, min, max }) in list {
+            let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
+            table.row([binding.join(" "), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]);
+        }
+        let before = loaded.allocations;
+        let head = format!(
+            "{} on {}\n\n{table}\nallocations: {before} when loading, {allocations} in {runs} runs, which took {grown} bytes more\n\n",
+            plan.name,
+            session.device()
+        );
+        Ok(head + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead()))
     }
 }
 

@@ -6,8 +6,9 @@ use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::peak::peak;
+use crate::plan::range::Family;
 use crate::plan::{self, Limits};
-use crate::{file, pass, report};
+use crate::{file, pass, report, session};
 use clap::Args;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -42,18 +43,27 @@ impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let target = args::target(&self.target, self.model.threads)?;
         let in_file = |e: Error| e.in_file(&self.model.model);
-        let (model, dims) = self.model.load(&[])?;
+        let (model, extents) = self.model.load_range(&[])?;
+        let dims = args::largest(&extents);
         let mut graph = self.model.import(&model, &dims, &[])?;
         let case = self.model.case(&model, dims, target);
         pass::run(&mut graph, &case.target, case.fuse).map_err(in_file)?;
         let limit = self.model.memory_limit;
-        let plan = plan::plan(&graph, &case.target, &Limits { memory: limit });
+        let (limits, refuse) = (Limits { memory: limit }, |e| args::refuse(&case, in_file(e), json));
+        let planned = |limits: &Limits| {
+            if !self.model.has_range() {
+                return Ok((plan::plan(&graph, &case.target, limits)?, String::new()));
+            }
+            let family = Family::new(session::source(model.clone()), &extents, &case.target, case.fuse, limits)?;
+            Ok((family.plan().clone(), format!("\n{}", report::range(&family))))
+        };
+        let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
             // What does not fit is what one wants to see.
-            let plan = plan::plan(&graph, &case.target, &Limits { memory: None }).map_err(in_file)?;
+            let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph)?;
         }
-        let plan = plan.map_err(|e| args::refuse(&case, in_file(e), json))?;
+        let (plan, range) = plan.map_err(refuse)?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -85,7 +95,7 @@ impl Plan {
         }
         let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
         let steps = plan.steps.len();
-        let mut text = format!("{} for {}, {steps} steps\n\n{memory}\n{orders}", plan.name, case.target.name);
+        let mut text = format!("{} for {}, {steps} steps\n\n{memory}{range}\n{orders}", plan.name, case.target.name);
         match &advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
             None => text += &self.model.answer_text(&plan),

@@ -67,14 +67,16 @@ impl Run {
                 }
             }
         }
-        let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
+        let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
+        let plan = session.select(&session.binding(&shapes)?)?;
+        let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let outputs = session.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
         let notes = session.with(|exec| exec.notes());
         if let Some(path) = &self.trace {
             let times = session.with(|exec| exec.profile())?;
-            let trace = report::trace(session.plan(), session.device(), &times, &notes);
+            let trace = report::trace(&plan, session.device(), &times, &notes);
             file::write_whole(path, "write the trace", |out| writeln!(out, "{trace}"))?;
         }
         let score = labels.zip(outputs.first()).map(|(labels, first)| Score::new(first, &labels)).transpose()?;
@@ -95,19 +97,19 @@ impl Run {
                 json!({"name": name, "dtype": t.dtype().name(), "shape": t.shape(), "min": min, "mean": mean, "max": max})
             });
             let mut value = json!({
-                "model": session.plan().name,
+                "model": plan.name,
                 "device": session.device(),
                 "outputs": outputs.collect::<Vec<_>>(),
-                "memory": memory(session.plan(), usage),
+                "memory": memory(&plan, usage),
             });
             for (part, bytes) in session.overhead() {
                 value["memory"]["overhead"][part] = json!(bytes);
             }
-            if let Some(answer) = self.model.answer(session.plan()) {
+            if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
             }
             if self.placement {
-                let steps = session.plan().steps.iter().zip(&notes);
+                let steps = plan.steps.iter().zip(&notes);
                 value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
             }
             if let Some(score) = &score {
@@ -117,10 +119,10 @@ impl Run {
             }
             Ok(line(&value))
         } else {
-            let placement = report::placement(session.plan(), session.device(), &notes);
+            let placement = report::placement(&plan, session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
             let text = placement + &run_text(&session, &outputs, score.as_ref(), usage);
-            Ok(text + &self.model.answer_text(session.plan()))
+            Ok(text + &self.model.answer_text(&plan))
         }
     }
 }

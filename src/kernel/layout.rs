@@ -139,6 +139,22 @@ pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
+/// Whether two kernels want the same bytes of a constant operand that is packed for both.
+pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
+    if a.reads.get(operand) != b.reads.get(operand) {
+        return false;
+    }
+    if a.template == Template::MatMul {
+        return a.template == b.template;
+    }
+    let weights = |kernel: &Kernel| {
+        let windowed = Windowed::new(kernel).ok()?;
+        let turned = matches!(windowed.slide, Slide::Conv(conv) if conv.way() == Way::WeightsRight);
+        Some((turned, windowed.packed_bytes()))
+    };
+    a.template == b.template && weights(a).is_some_and(|a| weights(b) == Some(a))
+}
+
 /// The 4-byte elements of an access, row-major.
 fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(4 * access.shape.numel());

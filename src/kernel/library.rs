@@ -201,19 +201,19 @@ impl Call {
 /// The library call that computes all of a kernel, if there is one on this target.
 pub fn call(kernel: &Kernel, target: &Target) -> Option<Call> {
     let (parts, end) = absorb(kernel, target)?;
-    (end == kernel.body.results[0]).then_some(parts)
+    (end == kernel.body.results[0] && !is_small(kernel, target)).then_some(parts)
 }
 
 /// A kernel as a library call, and the map that finishes the result in place, if anything is left to do. The map reads the result first,
 /// then the given reads of the original kernel.
 pub struct Split {
-    /// The call; its reads are the given ones of the original kernel.
+    /// What the call computes, and the call unless rendering is faster; its reads are the given ones of the original kernel.
     pub call: (Kernel, Vec<usize>),
     /// The map.
     pub rest: Option<(Kernel, Vec<usize>)>,
 }
 
-/// Takes a library call out of a kernel.
+/// Takes a library call out of a kernel, or what would be one if rendering were not faster.
 pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let (_, end) = absorb(kernel, target)?;
     let core = kernel.template.core_reads();
@@ -222,8 +222,10 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let pick = |slots: &[usize]| slots.iter().map(|&s| kernel.reads[s].clone()).collect::<Vec<_>>();
     let mut first = Kernel { reads: pick(&operands), body, ..kernel.clone() };
     let (found, _) = absorb(&first, target)?;
-    first.workspace = found.workspace();
-    first.call = Some(found);
+    if !is_small(kernel, target) {
+        first.workspace = found.workspace();
+        first.call = Some(found);
+    }
     let (body, inputs) = part(&kernel.body, Some(end), kernel.body.results[0]);
     let rest = (end != kernel.body.results[0]).then(|| {
         let slots: Vec<usize> = inputs.iter().map(|&i| core + i as usize - 1).collect();
@@ -462,10 +464,6 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     if !dtype.is_float() || right.dtype != dtype || !wide || left.packed || right.packed || k == 0 {
         return None;
     }
-    // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
-    if rows.min(columns) <= THIN {
-        return None;
-    }
     // D is column-major where its rows lie one after another, and the transpose of a column-major matrix otherwise.
     let flip = write.access.strides[axes + 1] == 1 || columns == 1;
     let bias = |o: &Operand| {
@@ -569,6 +567,23 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
 /// Products of at most so many rows or columns are rendered.
 const THIN: usize = 4;
 
+/// Whether a product or a convolution is rendered even where a library computes it.
+fn is_small(kernel: &Kernel, target: &Target) -> bool {
+    match (&kernel.template, &kernel.shape[..], &kernel.reads[..]) {
+        // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
+        (Template::MatMul, &[.., rows, columns], _) => rows.min(columns) <= THIN,
+        // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
+        (&Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
+            let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
+            let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
+            let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
+            let few = prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
+            few && !on_tensor_cores(x.dtype, target)
+        }
+        _ => false,
+    }
+}
+
 /// Whether libraries compute products of this type on tensor cores.
 pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {
     matches!(dtype, DType::F16 | DType::BF16) || target.allow_tf32 && dtype == DType::F32
@@ -588,13 +603,6 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
     let tensor_cores = on_tensor_cores(dtype, target);
     let channels_last = tensor_cores && [x, w, write].iter().all(|o| o.access.has_channels_last());
     if !channels_last && !w.access.is_contiguous() {
-        return None;
-    }
-    // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
-    let (outputs, depth) = (shape[1] / groups.max(1), w.access.shape.iter().skip(1).product());
-    let positions = shape.iter().skip(2).fold(shape[0], |n, &d| n.saturating_mul(d));
-    let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
-    if !tensor_cores && prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize {
         return None;
     }
     // Padding is the same at both ends, as far as the extents of the result can tell.

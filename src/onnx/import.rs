@@ -8,6 +8,7 @@
 use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
+use crate::choices::Choices;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
@@ -32,9 +33,18 @@ const MAX_SHAPING: usize = 1 << 16;
 /// The first thing that is not as ONNX or the op table wants it, with the node; all operators that have no row at once;
 /// dims that are not bound, or that the graph does not have.
 pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
+    import_as(model, dims, Choices::default())
+}
+
+/// As [`import`], of a graph that makes these choices.
+///
+/// # Errors
+/// As [`import`].
+pub fn import_as(model: &Model, dims: &[(String, usize)], choices: Choices) -> Result<Graph> {
     let run = || {
         let proto = model.graph()?;
         let mut importer = Importer::new(model, &proto.name);
+        importer.graph = importer.graph.choosing(choices);
         importer.check_operators()?;
         importer.run(proto, dims)?;
         importer.graph.sweep();

@@ -24,7 +24,7 @@ pub mod proto;
 pub mod text;
 
 pub use export::export;
-pub use import::import;
+pub use import::{import, import_as};
 
 /// A decoded file, and the place it came from.
 #[derive(Clone, Debug)]

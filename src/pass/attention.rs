@@ -48,7 +48,8 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let result = &graph.node(sink).outputs[0].fact.shape;
     let rank = space.len();
     let matrices = rank >= 2 && result.len() == rank && graph.fact(values).shape.len() >= 2;
-    if !matrices || result[..rank - 2] != space[..rank - 2] || space.contains(&0) {
+    let fits = matrices && result[..rank - 2] == space[..rank - 2] && !space.contains(&0);
+    if !graph.choices().holds("attention", sink, fits) {
         return None;
     }
     let folds_columns = |value: ValueId| {
@@ -76,7 +77,10 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let mut products = None;
     let mut rest = vec![scores];
     while let Some(value) = rest.pop() {
-        if nodes.contains(&value.node) || graph.fact(value).shape != *space || !inside(value, &nodes) {
+        if nodes.contains(&value.node) || !inside(value, &nodes) {
+            continue;
+        }
+        if !graph.choices().holds("scores", value.node, graph.fact(value).shape == *space) {
             continue;
         }
         let Some(op) = graph.node(value.node).op() else { continue };
@@ -102,7 +106,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let repeated = [graph.operands(products?)[1]?, values].iter().any(|&v| is_repeated(graph, v));
     // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them.
-    if repeated && space[rank - 2] < result[rank - 1] {
+    if !graph.choices().pays("attend", sink, !repeated || space[rank - 2] >= result[rank - 1]) {
         return None;
     }
     let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;

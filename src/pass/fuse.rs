@@ -124,12 +124,15 @@ impl Fuser<'_> {
                 let in_row = space.row.as_ref().is_some_and(|(row, _)| row == shape);
                 // Without kept axes a result per row would broadcast along the wrong ones.
                 let in_full = space.row.as_ref().is_none_or(|(row, _)| row.len() == space.full.len());
-                let placed = in_row || in_full && *shape == space.full;
-                placed && !uses_index(self.graph, node, map)
+                let in_full = in_full && *shape == space.full;
+                let own = if in_row { Some(0) } else { in_full.then_some(1) };
+                let placed = self.graph.choices().take("place", node, own, |way| [in_row, in_full][way as usize]);
+                placed.is_some() && !uses_index(self.graph, node, map)
             }
             Lower::Reduce(_) => space.row.as_ref().is_some_and(|(row, axes)| {
                 let other = self.row_space(node);
-                other.full == space.full && other.row.is_some_and(|(r, a)| r == *row && a == *axes)
+                let same = other.full == space.full && other.row.is_some_and(|(r, a)| r == *row && a == *axes);
+                self.graph.choices().holds("row", node, same)
             }),
             _ => false,
         }
@@ -196,7 +199,7 @@ impl Fuser<'_> {
                 let Some(Lower::Map(map)) = self.graph.node(producer).op().map(|op| &op.lower) else { continue };
                 let free = !self.groups.contains_key(&producer) && !self.graph.is_output(value);
                 if free
-                    && self.shape(producer) == full
+                    && self.graph.choices().holds("grow", producer, self.shape(producer) == full)
                     && self.graph.users(value).iter().all(|u| nodes.contains(u))
                     && !(has_row && uses_index(self.graph, producer, *map))
                     && self.reads(&nodes, Some(producer)) <= self.max_reads

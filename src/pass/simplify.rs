@@ -14,12 +14,16 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     unite(graph)?;
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
-        if let Some(value) = forwards(graph, id)? {
+        let slot = forwards(graph, id)?;
+        if let Some(slot) = graph.choices().take("forward", id, slot, |s| slot == Some(s)) {
+            let value = graph.operands(id)[slot as usize].expect("what is forwarded is there");
             graph.replace(ValueId { node: id, port: 0 }, value);
             continue;
         }
         if let Some(key) = key(graph, id) {
-            if let Some(&twin) = seen.get(&key) {
+            let twin = seen.get(&key).copied();
+            let same = |twin| self::key(graph, twin).is_some_and(|other| other == key);
+            if let Some(twin) = graph.choices().take("twin", id, twin, same) {
                 for port in 0..graph.node(id).outputs.len() as u32 {
                     graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
                 }
@@ -42,8 +46,13 @@ fn unite(graph: &mut Graph) -> Result<()> {
         let Some(constant) = graph.as_constant(value) else { continue };
         let alike = seen.entry(constant.mark()).or_default();
         let twin = alike.iter().find(|&&v| graph.as_constant(v).is_some_and(|other| other.same(constant)));
-        match twin.copied() {
-            Some(twin) => graph.replace(value, twin),
+        let twin = twin.map(|v| v.node);
+        let same = |twin| {
+            let other = graph.as_constant(ValueId { node: twin, port: 0 });
+            other.is_some_and(|other| other.same(constant))
+        };
+        match graph.choices().take("unite", node, twin, same) {
+            Some(node) => graph.replace(value, ValueId { node, port: 0 }),
             None => alike.push(value),
         }
     }
@@ -65,12 +74,12 @@ fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
     }
 }
 
-/// The operand that a node passes on unchanged, if it does.
-fn forwards(graph: &Graph, id: u32) -> Result<Option<ValueId>> {
+/// The number of the operand that a node passes on unchanged, if it does.
+fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
     let node = graph.node(id);
     let operands = graph.operands(id);
     let fact = &node.outputs[0].fact;
-    let same = |v: ValueId| (graph.fact(v) == fact).then_some(v);
+    let same = |slot: u32| operands[slot as usize].filter(|&v| graph.fact(v) == fact).map(|_| slot);
     let (Some(op), Some(&Some(a))) = (node.op(), operands.first()) else { return Ok(None) };
     let b = operands.get(1).copied().flatten();
     // -0 + 0 is 0: what is neutral has a sign.
@@ -79,17 +88,17 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<ValueId>> {
     };
     let is = |v: Option<ValueId>, neutral: f64| scalar(graph, v).map(|s| s.is_some_and(|s| alike(s, neutral)));
     Ok(match op.name {
-        "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(a),
-        "Dropout" if node.outputs.len() == 1 => same(a),
-        "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(a),
-        "Add" if is(b, -0.0)? => same(a),
-        "Sub" if is(b, 0.0)? => same(a),
-        "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(a),
-        "Add" if is(Some(a), -0.0)? => b.and_then(same),
-        "Mul" if is(Some(a), 1.0)? => b.and_then(same),
+        "Identity" | "Cast" | "Reshape" | "Expand" | "Flatten" | "Squeeze" | "Unsqueeze" => same(0),
+        "Dropout" if node.outputs.len() == 1 => same(0),
+        "Concat" | "Sum" | "Max" | "Min" | "Mean" if operands.len() == 1 => same(0),
+        "Add" if is(b, -0.0)? => same(0),
+        "Sub" if is(b, 0.0)? => same(0),
+        "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(0),
+        "Add" if is(Some(a), -0.0)? => b.and_then(|_| same(1)),
+        "Mul" if is(Some(a), 1.0)? => b.and_then(|_| same(1)),
         "Transpose" => {
             let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();
-            perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| a)
+            perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| 0)
         }
         _ => None,
     })
@@ -104,17 +113,11 @@ fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
 
 /// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
 fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
-    let Some((inner, outer)) = addend(graph, id) else { return Ok(()) };
-    let shape = graph.node(id).outputs[0].fact.shape.clone();
-    if !only(graph, inner, &["Add"]) || graph.fact(inner).shape != shape {
+    let found = joinable(graph, id);
+    if !graph.choices().holds("addends", id, found.is_some()) {
         return Ok(());
     }
-    let Some((x, first)) = addend(graph, inner.node) else { return Ok(()) };
-    let [b, c] = [first, outer].map(|v| graph.fact(v).shape.clone());
-    let joined = Shape::broadcast([&b, &c]).map_or(usize::MAX, |s| s.numel());
-    if graph.fact(x).shape != shape || joined > b.numel().max(c.numel()) {
-        return Ok(());
-    }
+    let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
     let sum = add(graph, &name, "Add", &[first, outer], Attrs::new())?;
@@ -122,6 +125,19 @@ fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
     let result = add(graph, &name, "Add", &[x, sum], Attrs::new())?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
+}
+
+/// What two constants are added to, and these.
+fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
+    let (inner, outer) = addend(graph, id)?;
+    let shape = &graph.node(id).outputs[0].fact.shape;
+    if !only(graph, inner, &["Add"]) || graph.fact(inner).shape != *shape {
+        return None;
+    }
+    let (x, first) = addend(graph, inner.node)?;
+    let [b, c] = [first, outer].map(|v| &graph.fact(v).shape);
+    let joined = Shape::broadcast([b, c]).map_or(usize::MAX, |s| s.numel());
+    (graph.fact(x).shape == *shape && joined <= b.numel().max(c.numel())).then_some([x, first, outer])
 }
 
 /// What a sum of floats adds a constant to, and the constant.
@@ -143,40 +159,17 @@ fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
 fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
-    let node = graph.node(id);
-    if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
+    let found = scalable(graph, id);
+    let form = found.as_ref().map(|s| u32::from(s.bias.is_some()));
+    if graph.choices().take("scale", id, form, |f| form == Some(f)).is_none() {
         return Ok(());
     }
-    let (shape, name) = (node.outputs[0].fact.shape.clone(), node.name.clone());
-    let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
-    let Some(&factor) = operands.iter().find(|v| graph.as_constant(**v).is_some()) else { return Ok(()) };
-    let Some(&scaled) = operands.iter().find(|v| graph.as_constant(**v).is_none()) else { return Ok(()) };
-    if graph.fact(scaled).shape != shape {
-        return Ok(());
-    }
-    // Through an addition of constants, down to the product.
-    let mut product = scaled;
-    let mut bias = None;
-    if only(graph, scaled, &["Add"])
-        && let Some((inner, constant)) = addend(graph, scaled.node)
-        && graph.fact(inner).shape == shape
-    {
-        (product, bias) = (inner, Some(constant));
-    }
-    if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
-        return Ok(());
-    }
+    let Some(Scaling { product, factor, bias, along }) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
     let operands = graph.operands(product.node);
-    let (Some(x), Some(weights)) = (operands[0], operands[1]) else { return Ok(()) };
-    if graph.as_constant(weights).is_none() {
-        return Ok(());
-    }
+    let (x, weights) = (operands[0].expect("a product has two"), operands[1].expect("a product has two"));
     let (op, attrs) = (graph.node(product.node).op(), graph.node(product.node).attrs.clone());
     let op = op.expect("a product is an operator");
-    let factor_shape = graph.fact(factor).shape.clone();
-    let Some(along) = weight_factor(op.name, &factor_shape, &shape, graph.fact(weights).shape.len()) else {
-        return Ok(());
-    };
     graph.insert_at(product.node);
     // A factor that was rounded to the product's type would round twice.
     let factor = match graph.as_constant(factor).and_then(|c| c.unrounded()).cloned() {
@@ -194,6 +187,46 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
+}
+
+/// A product under a factor, perhaps with something added in between.
+struct Scaling {
+    product: ValueId,
+    factor: ValueId,
+    bias: Option<ValueId>,
+    /// The shape under which the factor scales the weights.
+    along: Vec<usize>,
+}
+
+fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
+    let node = graph.node(id);
+    if node.op().is_none_or(|op| op.name != "Mul") || !node.outputs[0].fact.dtype.is_float() {
+        return None;
+    }
+    let shape = &node.outputs[0].fact.shape;
+    let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+    let factor = *operands.iter().find(|v| graph.as_constant(**v).is_some())?;
+    let scaled = *operands.iter().find(|v| graph.as_constant(**v).is_none())?;
+    if graph.fact(scaled).shape != *shape {
+        return None;
+    }
+    // Through an addition of constants, down to the product.
+    let mut product = scaled;
+    let mut bias = None;
+    if only(graph, scaled, &["Add"])
+        && let Some((inner, constant)) = addend(graph, scaled.node)
+        && graph.fact(inner).shape == *shape
+    {
+        (product, bias) = (inner, Some(constant));
+    }
+    if !only(graph, product, &["MatMul", "plimsoll.Conv"]) {
+        return None;
+    }
+    let operands = graph.operands(product.node);
+    let weights = operands[0].and(operands[1]).filter(|&w| graph.as_constant(w).is_some())?;
+    let op = graph.node(product.node).op()?.name;
+    let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
+    Some(Scaling { product, factor, bias, along })
 }
 
 /// A constant times another, rounded to its type once.

@@ -36,7 +36,8 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// # Errors
 /// As [`plan`](super::plan), but for the limit.
 pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
-    let bounds = super::drafts(graph, target)?.into_iter().map(|draft| of(&draft, target));
+    let bounds =
+        super::drafts(|options| super::draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
     Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))
 }
 

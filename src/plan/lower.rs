@@ -15,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{self, Body, Expr};
 use crate::graph::{Constant, Graph, Kind};
-use crate::kernel::layout::{self, prologue};
+use crate::kernel::layout::{self, prologue, same_elements};
 use crate::kernel::library::{self, Split};
 use crate::kernel::{Kernel, Operand, Prologue, RowFold, Template};
 use crate::op::{Args, Call, Core, Fact, Lower, ValueId, reduced_axes};
@@ -71,7 +71,7 @@ pub struct DraftConstant {
 }
 
 /// Kernels and buffers of a graph, in the order of the file.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Draft {
     /// Buffers.
     pub buffers: Vec<DraftBuffer>,
@@ -90,6 +90,15 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// Per buffer, whether a step or the caller uses it.
+    pub fn used(&self) -> Vec<bool> {
+        let mut used = vec![false; self.buffers.len()];
+        let steps = self.steps.iter().flat_map(|step| step.reads.iter().chain(&step.writes)).copied();
+        let ports = self.inputs.iter().map(|p| p.1).chain(self.outputs.iter().map(|p| p.2));
+        steps.chain(ports).for_each(|b| used[b] = true);
+        used
+    }
+
     /// The buffer in which a step works, if it needs one.
     pub fn workspace(&self, step: usize) -> Option<usize> {
         let DraftStep { kernel, writes, .. } = &self.steps[step];
@@ -98,7 +107,7 @@ impl Draft {
 }
 
 /// Choices of lowering that change memory, not results.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Write the parts of a concatenation in place.
     pub join: bool,
@@ -118,6 +127,17 @@ struct Hosted {
     reads: Vec<Place>,
     /// From the elements of `reads` to what the core consumes.
     body: Body,
+}
+
+/// What leaving an elementwise group to a core takes.
+struct Hosting {
+    /// Views that the core looks through.
+    views: Vec<u32>,
+    /// What the core reads.
+    value: ValueId,
+    hosted: Hosted,
+    /// Whether it costs less than a kernel of its own.
+    pays: bool,
 }
 
 /// An operand of a prologue beside the core's is this many times smaller than the core's, unless it is kept anyway: a prologue keeps
@@ -363,8 +383,11 @@ impl Lowering<'_> {
             let source = self.graph.operands(value.node)[0].expect("a view has a source");
             let contiguous = Access::contiguous(self.graph.fact(source).shape.clone());
             let seen = self.view_access(value.node, &contiguous);
-            let keeps = seen == Some(Access::contiguous(node.outputs[0].fact.shape.clone()));
-            let Some(access) = place.access.reshape(&contiguous.shape).filter(|_| keeps) else { return };
+            let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
+            let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
+            let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
+            let aims = self.graph.choices().holds("aim", value.node, access.is_some());
+            let Some(access) = access.filter(|_| aims) else { return };
             place = Place { buffer: place.buffer, access };
             value = source;
         }
@@ -422,7 +445,9 @@ impl Lowering<'_> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
         let finer = self.finer(id, &place.access);
-        let access = match finer.or_else(|| self.view_access(id, &place.access)) {
+        let seen = finer.or_else(|| self.view_access(id, &place.access));
+        let sees = self.graph.choices().holds("view", id, seen.is_some());
+        let access = match seen.filter(|_| sees) {
             Some(access) => access,
             None => {
                 place = self.contiguous(source, &place)?;
@@ -521,7 +546,7 @@ impl Lowering<'_> {
             return Ok(Place { buffer, access });
         }
         let place = self.place(value)?;
-        if place.access.has_channels_last() {
+        if self.graph.choices().holds("last", value.node, place.access.has_channels_last()) {
             return Ok(place);
         }
         if let Some(copy) = self.copies.get(&value) {
@@ -545,7 +570,8 @@ impl Lowering<'_> {
         let whole = self.destinations[&value].clone();
         for (part, access) in self.parts(id, &whole.access) {
             let place = self.place(part)?;
-            if place.buffer != whole.buffer || place.access != access {
+            let in_place = place.buffer == whole.buffer && same_elements(&place.access, &access);
+            if !self.graph.choices().holds("join", part.node, in_place) {
                 self.copy(part, &place, Place { buffer: whole.buffer, access })?;
             }
         }
@@ -592,13 +618,26 @@ impl Lowering<'_> {
         if !nodes.iter().all(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))) {
             return Ok(false);
         }
-        let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
+        let sink = *nodes.last().expect("a group has nodes");
+        let hosting = self.hosting(ValueId { node: sink, port: 0 }, nodes, members)?;
+        let own = hosting.as_ref().filter(|h| h.pays).map(|_| 0);
+        let hosts = graph.choices().take("host", sink, own, |_| hosting.is_some()).is_some();
+        if let Some(Hosting { views, value, hosted, .. }) = hosting.filter(|_| hosts) {
+            self.passed.extend(views);
+            self.hosted.insert(value, hosted);
+        }
+        Ok(hosts)
+    }
+
+    /// How the core that alone reads the value of an elementwise group could apply the group, if it could.
+    fn hosting(&mut self, sink: ValueId, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<Option<Hosting>> {
+        let graph = self.graph;
         let shape = &graph.fact(sink).shape;
         let (mut value, mut views) = (sink, Vec::new());
         let anchor = loop {
-            let [user] = graph.users(value)[..] else { return Ok(false) };
+            let [user] = graph.users(value)[..] else { return Ok(None) };
             if graph.is_output(value) || self.destinations.contains_key(&value) {
-                return Ok(false);
+                return Ok(None);
             }
             match graph.node(user).op().map(|op| &op.lower) {
                 Some(Lower::Template(_)) => break user,
@@ -606,10 +645,10 @@ impl Lowering<'_> {
                     views.push(user);
                     value = ValueId { node: user, port: 0 };
                     if graph.fact(value).shape.numel() != shape.numel() {
-                        return Ok(false);
+                        return Ok(None);
                     }
                 }
-                _ => return Ok(false),
+                _ => return Ok(None),
             }
         };
         let group = graph.node(anchor).group.map_or(&[][..], |group| &members[&group]);
@@ -617,10 +656,10 @@ impl Lowering<'_> {
             group.iter().filter(|&&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Template(_))));
         if templates.count() > 1 {
             // An attention has no place for it.
-            return Ok(false);
+            return Ok(None);
         }
         let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
-        let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(false) };
+        let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(None) };
         let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
         let mut accesses: Vec<_> = operands.iter().map(dense).collect();
         let core = self.build(anchor, &accesses, None)?;
@@ -628,7 +667,7 @@ impl Lowering<'_> {
         let Some(operand) =
             operand.filter(|&o| matches!((&core.template, o), (Template::MatMul, _) | (Template::Conv { .. }, 0)))
         else {
-            return Ok(false);
+            return Ok(None);
         };
 
         let mut code = Code::default();
@@ -645,12 +684,10 @@ impl Lowering<'_> {
                 && buffer(*b).class != Class::Constant
                 && buffer(*b).bytes <= bytes.next_multiple_of(4)
         };
-        let Some(first) = code.reads.iter().position(elements) else { return Ok(false) };
+        let Some(first) = code.reads.iter().position(elements) else { return Ok(None) };
         let from = code.reads[first].0;
         let kept = |b: usize| b == from || buffer(b).class != Class::Activation || buffer(b).bytes * SMALLER <= bytes;
-        if !code.reads.iter().all(|(b, _)| kept(*b)) {
-            return Ok(false);
-        }
+        let small = code.reads.iter().all(|(b, _)| kept(*b));
         let mut body = Body::new(&[result]);
         for instr in &mut body.code {
             if let expr::Code::Input(j) = &mut instr.code {
@@ -662,7 +699,7 @@ impl Lowering<'_> {
         let mut reads = Vec::with_capacity(code.reads.len());
         for (buffer, operand) in code.reads {
             let seen = views.iter().try_fold(operand.access, |access, &view| self.view_access(view, &access));
-            let Some(access) = seen else { return Ok(false) };
+            let Some(access) = seen else { return Ok(None) };
             reads.push(Place { buffer, access });
         }
 
@@ -700,13 +737,9 @@ impl Lowering<'_> {
         let bindings = outside(group) + hosted.sum::<usize>() + reads.len() - 1 + 2;
         let fits = bindings <= self.target.max_bindings as usize
             && prologue::hosts(&kernel, operand, self.target)
-            && prologue::pays(&kernel, operand, self.target)
             && (kernel.template == Template::MatMul || is_dense_image(&kernel.reads[operand].access));
-        if fits {
-            self.passed.extend(views);
-            self.hosted.insert(value, Hosted { reads, body });
-        }
-        Ok(fits)
+        let pays = small && prologue::pays(&kernel, operand, self.target);
+        Ok(fits.then_some(Hosting { views, value, hosted: Hosted { reads, body }, pays }))
     }
 
     /// The literal that a value is, if it is a constant of one element that code can hold exactly.
@@ -897,7 +930,8 @@ impl Lowering<'_> {
             core = self.build(anchor, &accesses(&places), apart)?;
         }
         let either = self.target.family == Family::Cuda && matches!(core.template, Template::Pool { .. });
-        let lies = last || either && core.reads[0].1.has_channels_last();
+        let lies = either && core.reads[0].1.has_channels_last();
+        let lies = last || self.graph.choices().holds("lies", anchor, lies);
         let windowed = matches!(
             core.template,
             Template::Conv { .. }
@@ -906,7 +940,7 @@ impl Lowering<'_> {
                 | Template::Resize { .. }
                 | Template::Pad { .. }
         );
-        if windowed && !lies && !is_dense_image(&core.reads[0].1) {
+        if windowed && !lies && !self.graph.choices().holds("dense", anchor, is_dense_image(&core.reads[0].1)) {
             let input = core.reads[0].0;
             places[input] = self.contiguous(operands[input], &places[input])?;
             core = self.build(anchor, &accesses(&places), apart)?;
@@ -1027,7 +1061,12 @@ impl Lowering<'_> {
             self.pack(&mut kernel, &mut buffers);
         }
         self.walk_as_written(&mut kernel);
-        let Some(Split { call: (call, slots), rest }) = library::split(&kernel, self.target) else {
+        let split = library::split(&kernel, self.target);
+        let form = |s: &Split| u32::from(s.rest.is_some());
+        let own = split.as_ref().filter(|s| s.call.0.call.is_some()).map(form);
+        let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
+        let taken = self.graph.choices().take("call", self.draft.steps.len() as u32, own, fits);
+        let Some(Split { call: (call, slots), rest }) = split.filter(|_| taken.is_some()) else {
             return self.launch(name, kernel, buffers, &writes, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();

@@ -14,7 +14,7 @@ use crate::shape::Shape;
 use crate::target::{Memory, Target};
 use lanes::Lanes;
 use live::Live;
-use lower::{Draft, Options, lower};
+use lower::{Draft, DraftBuffer, DraftStep, Options, lower};
 use place::{Effort, Item, Problem};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -30,6 +30,7 @@ pub mod lower;
 pub mod order;
 pub mod peak;
 pub mod place;
+pub mod range;
 mod spare;
 
 /// The version of the plan's file format.
@@ -225,6 +226,17 @@ pub struct Summary {
     pub orders: Vec<Candidate>,
 }
 
+/// A named dim and its extents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dim {
+    /// The name in the graph's file.
+    pub name: String,
+    /// The smallest extent.
+    pub least: usize,
+    /// The largest extent.
+    pub most: usize,
+}
+
 /// What will run, on which bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -234,6 +246,9 @@ pub struct Plan {
     pub name: String,
     /// What was assumed of the device.
     pub target: Target,
+    /// Named dims that the plan was made for: a range each, of which the plan shows the largest, or one extent of such a range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dims: Vec<Dim>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.
@@ -313,6 +328,18 @@ pub struct Limits {
     pub memory: Option<u64>,
 }
 
+impl Limits {
+    fn check(&self, plan: &Plan) -> Result<()> {
+        match self.memory {
+            Some(limit) if plan.bytes() > limit => {
+                let what = format!("the plan of '{}'", plan.name);
+                Err(Error::Fit { what, needed: plan.bytes(), limit })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
 /// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
@@ -330,42 +357,61 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 /// # Errors
 /// As [`plan`].
 pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    let (mut draft, mut layout, orders) = best_order(graph, target)?;
+    let found = arrange(target, limits, |options| draft(graph, target, options))?;
+    let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
+    let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
+    check::check(&plan)?;
+    limits.check(&plan)?;
+    Ok((plan, constants))
+}
+
+/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
+fn draft(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+    let mut draft = lower(graph, target, options)?;
+    spare::shrink(&mut draft, target);
+    Ok(draft)
+}
+
+/// A draft with all that is decided of it: order, segments, offsets.
+struct Arrangement {
+    draft: Draft,
+    options: Options,
+    layout: Layout,
+    orders: Vec<Candidate>,
+    segments: Vec<Segment>,
+    /// Per buffer of the draft, segment and offset; `None` for what nothing uses.
+    places: Vec<Option<(usize, u64)>>,
+}
+
+/// Decides which of the drafts to plan, and where everything of it goes.
+fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
+    let (mut draft, options, mut layout, orders) = best_order(target, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
-        let within = |limit| assemble(graph, target, &draft, &wide, &orders).0.bytes() <= limit;
-        if limits.memory.is_none_or(within) {
+        let bytes: u64 = stack(target, &draft, &wide).0.iter().map(|s| s.bytes).sum();
+        if limits.memory.is_none_or(|limit| bytes <= limit) {
             layout = wide;
         }
     }
     spare::grow(&mut draft, &mut layout, target);
-    let (plan, constants) = assemble(graph, target, &draft, &layout, &orders);
-    check::check(&plan)?;
-    match limits.memory {
-        Some(limit) if plan.bytes() > limit => {
-            let what = format!("the plan of '{}'", plan.name);
-            Err(Error::Fit { what, needed: plan.bytes(), limit })
-        }
-        _ => Ok((plan, constants)),
-    }
+    let (segments, places) = stack(target, &draft, &layout);
+    Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
 
-/// The lowerings that may become the plan. Library calls have the least workspaces that they run with.
-fn drafts(graph: &Graph, target: &Target) -> Result<Vec<Draft>> {
-    let draft = |join| {
-        let mut draft = lower(graph, target, Options { join })?;
-        spare::shrink(&mut draft, target);
-        Ok::<_, Error>(draft)
-    };
-    let joined = draft(true)?;
+/// The lowerings that may become the plan.
+fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Draft>> {
+    let joined = draft(Options { join: true })?;
     if !joined.concatenates {
         return Ok(vec![joined]);
     }
-    Ok(vec![joined, draft(false)?])
+    Ok(vec![joined, draft(Options { join: false })?])
 }
 
 /// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
-fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Candidate>)> {
-    let mut drafts = drafts(graph, target)?;
+fn best_order(
+    target: &Target,
+    draft: impl FnMut(Options) -> Result<Draft>,
+) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
+    let mut drafts = drafts(draft)?;
     let mut tries = Vec::new();
     for (d, draft) in drafts.iter().enumerate() {
         check_sizes(draft, target)?;
@@ -391,7 +437,8 @@ fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Cand
         }
     }
     let (at, layout) = best.expect("there is an order");
-    Ok((drafts.swap_remove(tries[at].0), layout, orders))
+    let options = Options { join: tries[at].0 == 0 };
+    Ok((drafts.swap_remove(tries[at].0), options, layout, orders))
 }
 
 /// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
@@ -529,9 +576,9 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    fn new(buffers: &[Buffer], target: &Target) -> Moved {
-        let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
-        let bytes = |class| buffers.iter().filter(|b| b.class == class).map(aligned).sum();
+    fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> Moved {
+        let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
+        let bytes = |class| buffers.clone().filter(|b| b.class == class).map(aligned).sum();
         Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
     }
 
@@ -544,45 +591,53 @@ impl Moved {
     }
 }
 
-fn assemble(
-    graph: &Graph,
-    target: &Target,
-    draft: &Draft,
-    layout: &Layout,
-    orders: &[Candidate],
-) -> (Plan, Vec<Arc<Constant>>) {
-    let mut used = vec![false; draft.buffers.len()];
-    for step in &draft.steps {
-        step.reads.iter().chain(&step.writes).for_each(|&b| used[b] = true);
-    }
-    let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
-    ports.for_each(|b| used[b] = true);
-
+/// Segments, and where in them each buffer lies that is used.
+fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<(usize, u64)>>) {
+    let used = draft.used();
     let mut segments: Vec<Segment> = Vec::new();
-    let mut number = vec![usize::MAX; draft.buffers.len()];
-    let mut buffers = Vec::new();
     let arena =
         layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes });
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    for (b, buffer) in draft.buffers.iter().enumerate() {
-        if !used[b] {
-            continue;
-        }
-        let (segment, offset) = match layout.live.range[b] {
+    let places = draft.buffers.iter().zip(&used).enumerate().map(|(b, (buffer, used))| {
+        let place = || match layout.live.range[b] {
             Some(range) => layout.offsets[range],
             None => {
                 let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
                 stack.push(&mut segments, buffer.bytes)
             }
         };
+        used.then(place)
+    });
+    let places = places.collect();
+    let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
+    segments.extend(Moved::new(there, target).staging(target));
+    (segments, places)
+}
+
+/// The plan of a draft whose buffers lie where those of an arrangement do: `whole` gives each buffer's number there. With the data of the
+/// plan's constants.
+///
+/// # Errors
+/// When the sizes cannot be counted.
+fn assemble(
+    graph: &Graph,
+    target: &Target,
+    arrangement: &Arrangement,
+    draft: &Draft,
+    whole: &[usize],
+) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    let Arrangement { layout, orders, segments, places, .. } = arrangement;
+    let used = draft.used();
+    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut buffers = Vec::new();
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(b, _)| used[*b]) {
+        let (segment, offset) = places[whole[b]].expect("what a draft uses has its place");
         number[b] = buffers.len();
-        let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
+        let DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
-    let moved = Moved::new(&buffers, target);
-    segments.extend(moved.staging(target));
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
         Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
@@ -615,9 +670,10 @@ fn assemble(
         version: VERSION,
         name: graph.name.clone(),
         target: target.clone(),
+        dims: Vec::new(),
         summary: Summary::default(),
         steps: steps.collect(),
-        segments,
+        segments: segments.clone(),
         buffers,
         constants,
         state: Vec::new(),
@@ -629,7 +685,7 @@ fn assemble(
     plan.summary = Summary {
         planned_bytes: plan.bytes(),
         arena_bytes: plan.class_bytes(Class::Activation),
-        lower_bound: layout.bound.min(plan.class_bytes(Class::Activation)),
+        lower_bound: bound(layout, draft, whole, target)?.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
         input_bytes: plan.buffer_bytes(Class::Input),
@@ -637,7 +693,48 @@ fn assemble(
         staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),
-        orders: orders.to_vec(),
+        orders: orders.clone(),
     };
-    (plan, data)
+    Ok((plan, data))
+}
+
+/// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes and for further
+/// uses of its buffers.
+fn bound(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
+    let mut items = Vec::new();
+    // Per range, the buffer that holds it and the last step that used it.
+    let mut held: Vec<Option<(usize, usize, Item)>> = vec![None; layout.live.ranges.len()];
+    let align = target.alignment;
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(_, b)| b.class == Class::Input) {
+        if let Some(range) = layout.live.range[whole[b]] {
+            held[range] = Some((b, 0, Item { lower: 0, upper: 1, size: buffer.bytes, align }));
+        }
+    }
+    for (at, &s) in layout.order.iter().enumerate() {
+        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
+        let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
+        for &b in reads.iter().chain(writes) {
+            let Some(range) = layout.live.range[whole[b]] else { continue };
+            // Of a library call's workspace counts what it cannot do without.
+            let size = match draft.buffers[b].class {
+                Class::Workspace => crate::kernel::layout::workspace(&draft.kernels[*kernel], target),
+                _ => draft.buffers[b].bytes,
+            };
+            let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };
+            let new = Item { lower: from, upper: to, size, align };
+            let item = match held[range].take() {
+                // The same buffer, or one that takes the bytes of what this step reads.
+                Some((other, last, item)) if other == b || last == at && item.size == size => {
+                    Item { lower: item.lower.min(from), upper: item.upper.max(to), ..item }
+                }
+                other => {
+                    items.extend(other.map(|(.., item)| item));
+                    new
+                }
+            };
+            held[range] = Some((b, at, item));
+        }
+    }
+    items.extend(held.into_iter().flatten().map(|(.., item)| item));
+    Ok(Problem::new(items, target.alignment)?.lower_bound())
 }

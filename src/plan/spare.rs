@@ -15,7 +15,7 @@
 
 use super::Layout;
 use super::live::Range;
-use super::lower::Draft;
+use super::lower::{Draft, DraftStep};
 use crate::kernel::layout;
 use crate::shape::Shape;
 use crate::target::Target;
@@ -61,6 +61,21 @@ pub(super) fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
             ranges[own].bytes = bytes;
         }
         given[kernel] = given[kernel].min(ranges[own].bytes);
+    }
+    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+        kernel.workspace = bytes;
+    }
+    resize(draft);
+}
+
+/// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.
+pub(super) fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
+    let mut given: Vec<u64> =
+        draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    for (step, DraftStep { kernel, .. }) in draft.steps.iter().enumerate() {
+        if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]]) {
+            given[*kernel] = given[*kernel].min(layout.live.ranges[range].bytes);
+        }
     }
     for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
         kernel.workspace = bytes;

@@ -114,6 +114,7 @@ mod tests {
             version: crate::plan::VERSION,
             name: "m".into(),
             target: Target::cpu(1),
+            dims: Vec::new(),
             summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
             segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
             buffers: Vec::new(),

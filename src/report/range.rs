@@ -1,0 +1,29 @@
+//! What the bindings of a range use of the one plan that all of them run in.
+
+use super::{Table, grouped, human, percent};
+use crate::plan::Class;
+use crate::plan::range::Family;
+
+/// As many bindings are shown whatever their extents.
+const FEW: usize = 8;
+
+/// One line per binding: its peak, and the part of the arena that this is. Of many bindings, those whose extents are powers of two or ends
+/// of their ranges.
+pub fn range(family: &Family) -> String {
+    let (dims, tried) = (family.dims(), family.tried());
+    let round = |binding: &[usize]| {
+        let ends = |(d, &e): (&crate::plan::Dim, &usize)| e == d.least || e == d.most || e.is_power_of_two();
+        dims.iter().zip(binding).all(ends)
+    };
+    let mut table = Table::new(">");
+    let names = dims.iter().map(|d| d.name.clone());
+    table.row(names.chain(["live at the peak", "", "of the arena"].map(String::from)));
+    let arena = family.plan().class_bytes(Class::Activation);
+    for binding in tried.iter().filter(|t| tried.len() <= FEW || round(&t.binding)) {
+        let extents = binding.binding.iter().map(usize::to_string);
+        let bytes = format!("{} bytes", grouped(binding.live));
+        let figures = [human(binding.live), bytes, percent(binding.live, arena)];
+        table.row(extents.chain(figures));
+    }
+    table.to_string()
+}
