@@ -190,13 +190,21 @@ impl Drop for Exec {
 }
 
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
-    let buffers = step.reads.iter().chain(&step.writes);
+    let slots = 0..step.reads.len() + step.writes.len();
     Launch {
         kernel: kernels[step.kernel],
-        args: buffers.map(|&b| place(plan, segments, b).1).collect(),
+        args: slots.map(|slot| argument(plan, segments, step, slot)).collect(),
         lane: step.lane,
         waits: step.waits.clone(),
     }
+}
+
+/// What an argument of a step binds: reads, then writes, then the workspace.
+fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Slice {
+    let reads = step.reads.len();
+    let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
+    let whole = place(plan, segments, buffer).1;
+    step.windows.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
 }
 
 fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {

@@ -35,7 +35,7 @@ pub enum Unary {
 }
 
 /// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`. `Max` and `Min` of a NaN are
-/// NaN, except where a GPU's own instruction passes over it.
+/// NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]

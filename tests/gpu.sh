@@ -10,8 +10,9 @@ set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${1:?usage: tests/gpu.sh FOLDER [MODELS]}
 models=${2:-}
-# Seconds that a step may take.
+# Seconds that a test may take, and further flags of gpu_compare.py.
 limit=${LIMIT:-600}
+read -ra compare <<<"${COMPARE:-}"
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 summary=()
@@ -113,15 +114,19 @@ tested "memory audit" cuda audit --nocapture
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 ops=$(binary ops)
 for tool in memcheck racecheck; do
-    if [[ -n $sanitizer && -n $ops ]]; then
-        step "$tool of the op table" env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" every_row_agrees_with_the_reference_on_every_backend
-    else
-        skip "$tool of the op table" "compute-sanitizer or the test is missing"
-    fi
+    for table in every_row_agrees_with_the_reference_on_every_backend every_row_agrees_with_the_reference_in_halves; do
+        name="$tool of the op table${table##*reference}"
+        if [[ -n $sanitizer && -n $ops ]]; then
+            step "${name//_/ }" env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" "$table"
+        else
+            skip "${name//_/ }" "compute-sanitizer or the test is missing"
+        fi
+    done
 done
 with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
 step "graphs on wgpu" run_graphs wgpu
-tested "op table on wgpu" ops "${built_here[@]}" --test-threads=1
+tested "op table on wgpu" ops "${built_here[@]}"
+tested "kernel cases on wgpu" backend wgpu
 step "start-up" start_up
 step "bench" bench
 if [[ -n $models ]] && python3 -c 'import numpy, onnxruntime' 2>/dev/null; then
@@ -130,7 +135,7 @@ else
     skip "exported models" "no folder of models, or no onnxruntime"
 fi
 if [[ -n $models ]] && python3 -c 'import torch, transformers' 2>/dev/null; then
-    step "against PyTorch" python3 "$root/tests/gpu_compare.py" "$models" --plimsoll "$plimsoll"
+    step "against PyTorch" python3 "$root/tests/gpu_compare.py" "$models" --plimsoll "$plimsoll" "${compare[@]}"
 else
     skip "against PyTorch" "no folder of models, or no PyTorch"
 fi

@@ -123,6 +123,7 @@ impl Maker {
             kernel,
             reads: buffers(reads),
             writes: buffers(writes),
+            windows: Vec::new(),
             lane: 0,
             waits: Vec::new(),
         });
@@ -379,13 +380,20 @@ fn planned() -> Vec<Plan> {
         }"#,
     ];
     let mut plans = Vec::new();
-    for text in TEXTS {
+    // In small bindings, where there is a way to do with them: steps then see windows of their buffers.
+    let small = |most: u64| Target { alignment: 16, max_binding: most, ..Target::wgpu() };
+    let small = [Some(small(64)), Some(small(96)), None, Some(small(160))];
+    for (text, small) in TEXTS.into_iter().zip(small) {
         let model = onnx::Model::new(onnx::text::parse(text, Path::new("text")).expect("it parses"));
-        for (target, fuse) in [(Target::cpu(1), true), (Target::wgpu(), false)] {
+        for (target, fuse) in
+            [(Target::cpu(1), true), (Target::wgpu(), false)].into_iter().chain(small.map(|t| (t, true)))
+        {
             let mut graph = onnx::import(&model, &[]).expect("it is a graph");
             pass::run(&mut graph, &target, fuse).expect("passes run");
             let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
-            plan.name = format!("{} on {}", plan.name, target.name);
+            let cut = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
+            assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
+            plan.name = format!("{} on {}, {}", plan.name, target.name, target.max_binding);
             plans.push(plan);
         }
     }
@@ -623,6 +631,15 @@ fn messages_name_what_is_wrong() {
         "plan: step 1 'step1' (kernel 1, map): reads buffer 1 'c' while it writes buffer 1 'c' at the same bytes"
     );
     assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
+}
+
+/// Not every reader of JSON gets the last bit right.
+#[test]
+fn numbers_come_back_exactly() {
+    let mut plan = chain();
+    plan.kernels[0].body = Body::new(&[x(0) * x(0).like(-0.9368234872817993)]);
+    let back = Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON");
+    assert!(back == plan, "{:?}", back.kernels[0].body);
 }
 
 /// Rules that protect what the results of one run cannot show.

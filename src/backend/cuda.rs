@@ -134,7 +134,7 @@ fn suits(major: usize, driver: c_int) -> Result<(), String> {
 }
 
 fn find_nvrtc(search: &Search, driver: c_int) -> (Option<(Nvrtc, String)>, Found) {
-    search.open("nvrtc", names::NVRTC, |library| {
+    let found = search.open("nvrtc", names::NVRTC, |library| {
         let nvrtc = Nvrtc::bind(library)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it writes two numbers.
@@ -142,7 +142,11 @@ fn find_nvrtc(search: &Search, driver: c_int) -> (Option<(Nvrtc, String)>, Found
         suits(major as usize, driver)?;
         let version = format!("{major}.{minor}");
         Ok(((nvrtc, version.clone()), version))
-    })
+    });
+    if let (Some((_, version)), Found { path: Some(path), .. }) = &found {
+        library::keep(&path.with_file_name(format!("libnvrtc-builtins.so.{version}")));
+    }
+    found
 }
 
 fn find_cublaslt(search: &Search, driver: c_int) -> (Option<BlasLt>, Found) {

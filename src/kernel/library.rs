@@ -9,6 +9,7 @@
 //!                       `------------------ the call -----------------------'   `-- a map --'
 //! ```
 
+use super::layout::prologue;
 use super::{Kernel, Operand, Template, Window};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Instr};
@@ -568,6 +569,14 @@ fn matmul(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
 /// Products of at most so many rows or columns are rendered.
 const THIN: usize = 4;
 
+/// Whether libraries compute products of this type on tensor cores.
+pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16) || target.allow_tf32 && dtype == DType::F32
+}
+
+/// Rows and columns of a tile of an f32 convolution.
+const TILE: usize = 64;
+
 fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<(Call, u32)> {
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);
     let [x, w, ..] = &kernel.reads[..] else { return None };
@@ -576,8 +585,16 @@ fn conv(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Opt
     if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed {
         return None;
     }
-    let channels_last = half && [x, w, write].iter().all(|o| o.access.has_channels_last());
+    let tensor_cores = on_tensor_cores(dtype, target);
+    let channels_last = tensor_cores && [x, w, write].iter().all(|o| o.access.has_channels_last());
     if !channels_last && !w.access.is_contiguous() {
+        return None;
+    }
+    // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
+    let (outputs, depth) = (shape[1] / groups.max(1), w.access.shape.iter().skip(1).product());
+    let positions = shape.iter().skip(2).fold(shape[0], |n, &d| n.saturating_mul(d));
+    let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
+    if !tensor_cores && prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize {
         return None;
     }
     // Padding is the same at both ends, as far as the extents of the result can tell.

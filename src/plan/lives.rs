@@ -54,7 +54,8 @@ impl Lives {
         for (s, step) in plan.steps.iter().enumerate() {
             let there = |b: usize, first: usize| first < s || class(b) == Class::Input;
             let over = |b: usize, last: usize| last == s && class(b) != Class::Output;
-            let dying = |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
+            let dying =
+                |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
             let dying: Vec<usize> = step.reads.iter().copied().filter(dying).collect();
             for &heir in step.writes.iter().filter(|&&b| arena(b) && uses[b].is_some_and(|(first, _)| first == s)) {
                 for &from in dying.iter().filter(|&&from| overlap(plan, from, heir)) {

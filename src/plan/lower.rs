@@ -4,13 +4,13 @@
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
 //!
-//! A value lies row-major, but for halves around convolutions that cuDNN computes: its tensor cores want the channels of a position
-//! one after another.
+//! A value lies row-major, but for those around convolutions that cuDNN computes on tensor cores: these want the channels of a
+//! position one after another.
 //!
 //! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
 //! in: it is the prologue of that operand.
 
-use super::Class;
+use super::{Class, Window};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{self, Body, Expr};
@@ -24,6 +24,8 @@ use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+mod split;
 
 /// A buffer that has no offset yet.
 #[derive(Clone, Debug)]
@@ -51,6 +53,8 @@ pub struct DraftStep {
     pub reads: Vec<usize>,
     /// One buffer per operand written, then the workspace.
     pub writes: Vec<usize>,
+    /// What it binds of them, operand by operand; none where it binds all.
+    pub windows: Vec<Window>,
     /// Buffers read that the first write may take the bytes of: each element is read before it is written.
     pub reusable: Vec<usize>,
 }
@@ -254,9 +258,8 @@ impl Lowering<'_> {
 
     /// Whether this is a convolution that wants its operands' channels last.
     fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
-        let half = matches!(dtype, DType::F16 | DType::BF16);
         let served = self.target.family == Family::Cuda && self.target.libraries.cudnn;
-        half && served && matches!(template, Template::Conv { .. })
+        served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
     }
 
     /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
@@ -278,7 +281,7 @@ impl Lowering<'_> {
             let group = graph.node(id).group.map_or(&alone[..], |group| members[&group].as_slice());
             let value = ValueId { node: id, port: 0 };
             let Fact { dtype, shape } = graph.fact(value);
-            if group.last() != Some(&id) || !matches!(dtype, DType::F16 | DType::BF16) || shape.len() < 3 {
+            if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, self.target) || shape.len() < 3 {
                 continue;
             }
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
@@ -1003,19 +1006,29 @@ impl Lowering<'_> {
             workspace: 0,
             call: None,
         };
+        let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
+        let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
+        if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            let parts = split::cut(&kernel, &slots, self.target);
+            let parts = parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0))?;
+            for split::Part { kernel, windows } in parts {
+                self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
+            }
+            return Ok(());
+        }
         if self.target.family == Family::Cpu {
             self.pack(&mut kernel, &mut buffers);
         }
         self.walk_as_written(&mut kernel);
         let Some(Split { call: (call, slots), rest }) = library::split(&kernel, self.target) else {
-            return self.launch(name, kernel, buffers, &writes);
+            return self.launch(name, kernel, buffers, &writes, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
-        self.launch(name.clone(), call, pick(&slots), &writes)?;
+        self.launch(name.clone(), call, pick(&slots), &writes, Vec::new())?;
         if let Some((mut map, slots)) = rest {
             self.walk_as_written(&mut map);
             let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
-            self.launch(name, map, reads, &writes)?;
+            self.launch(name, map, reads, &writes, Vec::new())?;
         }
         Ok(())
     }
@@ -1041,7 +1054,24 @@ impl Lowering<'_> {
         }
     }
 
-    fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
+    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize) -> Error {
+        let (b, target) = (&self.draft.buffers[buffer], self.target);
+        let (value, kernel, most) =
+            (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
+        Error::Usage(format!(
+            "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' cannot be split",
+            b.bytes, target.name
+        ))
+    }
+
+    fn launch(
+        &mut self,
+        name: String,
+        mut kernel: Kernel,
+        buffers: Vec<usize>,
+        writes: &[Place],
+        windows: Vec<Window>,
+    ) -> Result<()> {
         kernel.workspace = match &kernel.call {
             Some(call) => call.workspace(),
             None => layout::workspace(&kernel, self.target),
@@ -1061,7 +1091,15 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| !per_row && bytes(b) == bytes(written[0]) && same(b));
+        reusable.retain(|&b| windows.is_empty() && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        if kernel.workspace > self.target.max_binding {
+            let (found, most) = (kernel.workspace, self.target.max_binding);
+            let what = format!(
+                "node '{name}': a workspace of {found} bytes; target '{}' binds at most {most}",
+                self.target.name
+            );
+            return Err(Error::Usage(what));
+        }
         if kernel.workspace > 0 {
             let shape = Shape::new([kernel.workspace as usize]);
             written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
@@ -1077,7 +1115,7 @@ impl Lowering<'_> {
                 *kernel = number;
             }
         }
-        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, reusable });
+        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, windows, reusable });
         Ok(())
     }
 
@@ -1089,6 +1127,9 @@ impl Lowering<'_> {
                 continue;
             }
             let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
+            if bytes.next_multiple_of(4) > self.target.max_binding {
+                continue;
+            }
             let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
             let constant = self.draft.constants[at].constant.clone();
             let read = &mut kernel.reads[operand];

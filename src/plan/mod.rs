@@ -147,7 +147,17 @@ pub struct Port {
     pub buffer: usize,
 }
 
-/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it.
+/// The bytes of a buffer that an argument of a step binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Bytes from the buffer's start; a multiple of the target's alignment.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it. Of a buffer that is larger than a binding a
+/// step sees a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// The node whose result it computes.
@@ -158,6 +168,9 @@ pub struct Step {
     pub reads: Vec<usize>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
     pub writes: Vec<usize>,
+    /// What the step binds, operand by operand: those read, then those written. None where it binds whole buffers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
     /// Steps of one lane run one after another, those of several lanes side by side.
     #[serde(default, skip_serializing_if = "is_first")]
     pub lane: u32,
@@ -306,8 +319,8 @@ pub struct Limits {
 /// then spread over them, as long as that costs little and the limit holds.
 ///
 /// # Errors
-/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
-/// lacks its type.
+/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
+/// bindings where a kernel needs all of it at once, or the target lacks its type.
 pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
     Ok(compile(graph, target, limits)?.0)
 }
@@ -419,7 +432,7 @@ struct Layout {
     peak: u64,
 }
 
-/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
+/// Refuses what no segment holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     let mut sum = 0u64;
     for b in &draft.buffers {
@@ -430,11 +443,10 @@ fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
             Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
         })?;
     }
-    let largest = target.max_binding.min(target.max_segment);
-    match draft.buffers.iter().find(|b| b.bytes > largest) {
+    match draft.buffers.iter().find(|b| b.bytes > target.max_segment) {
         Some(b) => Err(Error::Usage(format!(
-            "tensor '{}' ({}{}) takes {} bytes; target '{}' binds at most {largest}",
-            b.name, b.dtype, b.shape, b.bytes, target.name
+            "tensor '{}' ({}{}) takes {} bytes; target '{}' allocates at most {} at once",
+            b.name, b.dtype, b.shape, b.bytes, target.name, target.max_segment
         ))),
         None => Ok(()),
     }
@@ -588,6 +600,7 @@ fn assemble(
             kernel: step.kernel,
             reads: renumber(&step.reads),
             writes: renumber(&step.writes),
+            windows: step.windows.clone(),
             lane: layout.lanes.lane[at],
             waits: layout.lanes.waits[at].clone(),
         }

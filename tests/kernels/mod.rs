@@ -60,8 +60,8 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
                     let value = match f.fold {
                         Fold::Sum => values.sum(),
                         Fold::Prod => values.product(),
-                        Fold::Max => values.fold(f64::NEG_INFINITY, f64::max),
-                        Fold::Min => values.fold(f64::INFINITY, f64::min),
+                        Fold::Max => values.fold(f64::NEG_INFINITY, |a, b| if a > b || a.is_nan() { a } else { b }),
+                        Fold::Min => values.fold(f64::INFINITY, |a, b| if a < b || a.is_nan() { a } else { b }),
                     };
                     folded.push(value);
                 }
@@ -268,6 +268,32 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
             sum
         }
     }
+}
+
+/// Kernels whose operands hold what is not a number, which their results must be then.
+pub fn unordered() -> Vec<Case> {
+    let mut c = Cases { random: Random(3), cases: Vec::new() };
+    let body =
+        [x(0).max(&x(1)), x(1).min(&x(0)), x(0).max(&x(0).like(0.0)), x(0).max(&x(0).like(-1.0)).min(&x(0).like(1.0))];
+    c.add("map unordered", Template::Map, &[7, 9], vec![f32s(dense(&[7, 9])), f32s(dense(&[7, 9]))], &body);
+    for (name, fold) in [("largest", Fold::Max), ("smallest", Fold::Min)] {
+        let folds = vec![RowFold { fold, body: Body::new(&[x(0)]) }];
+        let template = Template::Row { inner: 1, folds, per_row: true };
+        c.add(
+            &format!("row unordered, {name}"),
+            template,
+            &[6, 300],
+            vec![f32s(dense(&[6, 300]))],
+            &[Expr::fold(0, DType::F32)],
+        );
+    }
+    let win = window([1, 3, 3], [1, 2, 2], [1; 3], [0, 1, 1]);
+    let template = Template::Pool { window: win, pool: Pool::Max };
+    c.add("pool unordered", template, &[1, 2, 1, 4, 4], vec![f32s(dense(&[1, 2, 1, 8, 8]))], &[x(0)]);
+    for values in c.cases.iter_mut().flat_map(|case| &mut case.inputs) {
+        values.iter_mut().skip(5).step_by(41).for_each(|v| *v = f64::NAN);
+    }
+    c.cases
 }
 
 /// Where element `t` of the window at `index` lies in data of these extents, if it is not in the padding.

@@ -387,11 +387,10 @@ impl Nvml {
 
     /// Free bytes of the device at a PCI address.
     pub(super) fn free(&self, pci: &CStr) -> Result<u64, Refusal> {
-        const NO_ATTACH: c_uint = 2;
         let (mut device, mut memory) = (std::ptr::null_mut(), NvmlMemory::default());
         // SAFETY: both are written before they are read, and the library is shut down as often as it is initialised.
         unsafe {
-            self.nvmlInitWithFlags(NO_ATTACH)?;
+            self.nvmlInitWithFlags(0)?;
             let told = self.nvmlDeviceGetHandleByPciBusId_v2(pci.as_ptr(), &mut device);
             let told = told.and_then(|()| self.nvmlDeviceGetMemoryInfo(device, &mut memory));
             let shut = self.nvmlShutdown();

@@ -106,6 +106,14 @@ impl Search {
     }
 }
 
+/// Keeps a library in the process, if it is there: one that another would load and unload as it pleases, while threads that it has
+/// served call into it when they end.
+pub(super) fn keep(path: &Path) {
+    if let Ok(library) = load(path) {
+        std::mem::forget(library);
+    }
+}
+
 fn load(path: &Path) -> Result<Library, String> {
     // SAFETY: the file carries the name of a library of NVIDIA's, whose initialisers are meant to run in any process.
     #[cfg(unix)]

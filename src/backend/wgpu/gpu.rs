@@ -89,9 +89,26 @@ pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapt
     }
 }
 
+/// Keeps NVIDIA's Vulkan driver in the process once an instance has loaded it. It would go with its last instance; but threads that
+/// have used it call into it when they end, and each time that it is loaded again it takes of the static thread storage, which is soon
+/// used up.
+#[cfg(target_os = "linux")]
+fn keep_driver() {
+    use libloading::os::unix::{Library, RTLD_NOW};
+    const NOT_TO_LOAD: std::ffi::c_int = 0x4;
+    const NEVER_TO_UNLOAD: std::ffi::c_int = 0x1000;
+    for name in ["libGLX_nvidia.so.0", "libEGL_nvidia.so.0"] {
+        // SAFETY: nothing is loaded that is not there already, so that no initialiser runs.
+        let _ = unsafe { Library::open(Some(name), RTLD_NOW | NOT_TO_LOAD | NEVER_TO_UNLOAD) };
+    }
+}
+
 /// Adapters in order of preference: discrete, integrated, virtual, other, software.
 fn enumerate() -> Vec<wgpu::Adapter> {
-    let mut adapters = pollster::block_on(instance().enumerate_adapters(wgpu::Backends::PRIMARY));
+    let instance = instance();
+    #[cfg(target_os = "linux")]
+    keep_driver();
+    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
     adapters.sort_by_key(|a| match a.get_info().device_type {
         wgpu::DeviceType::DiscreteGpu => 0,
         wgpu::DeviceType::IntegratedGpu => 1,

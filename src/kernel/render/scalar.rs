@@ -177,11 +177,22 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
         (Binary::Div, _) => format!("div_{name}({a}, {b})"),
         (Binary::Rem, _) => format!("rem_{name}({a}, {b})"),
         (Binary::Pow, _) => format!("pow_{name}({a}, {b})"),
-        (Binary::Max, _) => format!("max({a}, {b})"),
-        (Binary::Min, _) => format!("min({a}, {b})"),
+        (Binary::Max | Binary::Min, _) => format!("{}({a}, {b})", extreme(op == Binary::Max, ty)),
         (Binary::Lt, _) => format!("{a} < {b}"),
         (Binary::Le, _) => format!("{a} <= {b}"),
     })
+}
+
+/// The function that gives the larger of two values, or the smaller: not a number where one of them is none, as devices' own do not.
+pub(super) fn extreme(larger: bool, ty: Type) -> &'static str {
+    match (larger, ty) {
+        (true, F32) => "max_f32",
+        (false, F32) => "min_f32",
+        (true, F64) => "max_f64",
+        (false, F64) => "min_f64",
+        (true, _) => "max",
+        (false, _) => "min",
+    }
 }
 
 /// A function that rendered bodies may call: name, parameters, result, statements.
@@ -189,6 +200,23 @@ pub(super) type Helper = (&'static str, &'static [(&'static str, Type)], Type, &
 
 /// What WGSL devices lack, or compute less exactly than their own registers could hold. CUDA's are in its prelude.
 pub(super) static HELPERS: &[Helper] = &[
+    // Only bits tell reliably what is not a number.
+    (
+        "max_f32",
+        &[("x", F32), ("y", F32)],
+        F32,
+        "if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+        if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+        return max(x, y);",
+    ),
+    (
+        "min_f32",
+        &[("x", F32), ("y", F32)],
+        F32,
+        "if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+        if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+        return min(x, y);",
+    ),
     // The Maclaurin series up to x^19 below 1 (error 2e-8), Abramowitz and Stegun 7.1.26 above (error 1.5e-7).
     (
         "erf_f32",

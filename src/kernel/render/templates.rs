@@ -2,7 +2,7 @@
 
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
-use super::scalar::convert;
+use super::scalar::{convert, extreme};
 use super::wide::Tile;
 use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
@@ -74,7 +74,7 @@ impl Module<'_> {
             body.push(format!("return {};", convert(value, *from, ty)));
             self.private.push((format!("fold{k}"), ty));
             self.function(&format!("element{k}"), &[("row", I32), ("j", I32)], Some(ty), body);
-            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
             self.constant(format!("START{k}"), start, ty);
             types.push(ty);
             array.push(("SHARED", shared(ty)));
@@ -423,8 +423,11 @@ impl Module<'_> {
         }
         let lowest = ty.bounds().0;
         self.constant("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
-        let combine = if pool == Pool::Max { "return max(a, b);" } else { "return a + b;" };
-        self.function("combine", &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+        let combine = match pool {
+            Pool::Max => format!("return {}(a, b);", extreme(true, ty)),
+            _ => "return a + b;".into(),
+        };
+        self.function("combine", &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
         let finish = if pool == Pool::Max { "return a;" } else { "return a / f32(max(count, 1));" };
         self.function("finish", &[("a", ty), ("count", I32)], Some(ty), vec![finish.into()]);
         for (a, axis) in ["Z", "Y", "X"].into_iter().enumerate() {
@@ -541,7 +544,7 @@ impl Module<'_> {
 }
 
 pub(super) struct RowFoldText {
-    pub(super) combine: &'static str,
+    pub(super) combine: String,
     pub(super) ty: Type,
     pub(super) start: f64,
 }
@@ -588,10 +591,10 @@ pub(super) fn fold(fold: &RowFold, family: Family) -> RowFoldText {
     };
     let (low, high) = ty.bounds();
     let (combine, start) = match fold.fold {
-        Fold::Sum => ("return a + b;", 0.0),
-        Fold::Prod => ("return a * b;", 1.0),
-        Fold::Max => ("return max(a, b);", low),
-        Fold::Min => ("return min(a, b);", high),
+        Fold::Sum => ("return a + b;".into(), 0.0),
+        Fold::Prod => ("return a * b;".into(), 1.0),
+        Fold::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
+        Fold::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
     };
     RowFoldText { combine, ty, start }
 }

@@ -374,7 +374,7 @@ impl Module<'_> {
             body.push(format!("return {};", convert(value, *from, ty)));
             self.private.push((format!("fold{k}"), ty));
             self.function(&format!("element{k}"), &parameters, Some(ty), body);
-            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine.into()]);
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
             self.constant(format!("START{k}"), start, ty);
             types.push(ty);
             array.push(("SHARED", shared(ty)));

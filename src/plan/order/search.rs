@@ -52,7 +52,7 @@ pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
 /// A buffer that steps of a stretch touch.
 struct Local {
     bytes: u64,
-    /// Whether it is live before the stretch, and whether behind it.
+    /// Whether steps before the stretch touch it, and whether steps behind it do.
     before: bool,
     behind: bool,
     /// The steps of the stretch that do.
@@ -94,8 +94,9 @@ impl Stretch {
         let steps = &order[range.clone()];
         let mut local = |b: u32| {
             *number.entry(b).or_insert_with(|| {
-                let [before, behind] = uses.lasting[b as usize];
-                let mut own = Local { bytes: uses.bytes[b as usize], before, behind, touching: 0 };
+                let (bytes, before, behind) =
+                    (uses.bytes[b as usize], uses.before[b as usize], uses.behind[b as usize]);
+                let mut own = Local { bytes, before, behind, touching: 0 };
                 for &s in &uses.touching[b as usize] {
                     let at = position[s as usize];
                     own.before |= at < range.start;
