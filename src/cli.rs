@@ -106,39 +106,45 @@ pub fn main() -> ExitCode {
     };
     match result.and_then(|text| Ok(print(&text)?)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure { error, record, explanation }) => {
-            // If stdout takes no record, the error is still told.
-            let _ = record.map(|record| print(&line(&record)));
+        Err(Failure { error, detail }) => {
+            if let Some(Detail::Record(record)) = detail.as_deref() {
+                // If stdout does not take it, the error is still told.
+                let _ = print(&line(record));
+            }
             eprintln!("error: {error}");
-            eprint!("{explanation}");
+            if let Some(Detail::Text(text)) = detail.as_deref() {
+                eprint!("\n{text}");
+            }
             ExitCode::from(error.exit_code())
         }
     }
 }
 
-/// An error, and what there is to say of it. That something does not fit is an answer, too.
+/// An error, and what more there is to say. That something does not fit is an answer, too.
 struct Failure {
     error: Error,
-    /// For stdout, if JSON is asked for.
-    record: Option<Value>,
+    detail: Option<Box<Detail>>,
+}
+
+enum Detail {
+    /// For stdout.
+    Record(Value),
     /// For stderr, behind the error.
-    explanation: String,
+    Text(String),
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
-        Failure { error, record: None, explanation: String::new() }
+        Failure { error, detail: None }
     }
 }
 
 impl Failure {
     /// An error with its explanation, in the form that is asked for.
-    fn explained(error: Error, json: bool, mut record: Value, explanation: String) -> Failure {
-        if !json {
-            return Failure { error, record: None, explanation: format!("\n{explanation}") };
-        }
+    fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
         record["error"] = error.to_string().into();
-        Failure { error, record: Some(record), explanation: String::new() }
+        let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
+        Failure { error, detail: Some(Box::new(detail)) }
     }
 }
 

@@ -378,7 +378,12 @@ impl<'a> Eager<'a> {
         let record = match &self.recorded[index] {
             Some(last) if buffers().map(block).eq(last.blocks.iter().copied()) => last.record,
             _ => {
-                let args = buffers().map(|b| self.place(b).1).collect();
+                let args = buffers().enumerate().map(|(slot, b)| {
+                    let whole = self.place(b).1;
+                    let window = step.windows.get(slot);
+                    window.map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
+                });
+                let args = args.collect();
                 let launch = Launch::new(self.kernels[step.kernel], args);
                 let record = self.device.backend.record(&[launch])?;
                 self.recorded[index] = Some(Recorded { blocks: buffers().map(block).collect(), record });

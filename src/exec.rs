@@ -19,6 +19,9 @@ pub struct Exec {
     segments: Vec<SegmentId>,
     kernels: Vec<KernelId>,
     record: RecordId,
+    /// Whether a run overwrites the inputs, and whether that has happened.
+    consumes: bool,
+    consumed: bool,
 }
 
 impl std::fmt::Debug for Exec {
@@ -41,7 +44,10 @@ impl Exec {
     ) -> Result<Exec> {
         let mut segments = Vec::with_capacity(plan.segments.len());
         match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
-            Ok((kernels, record)) => Ok(Exec { backend, plan, segments, kernels, record }),
+            Ok((kernels, record)) => {
+                let consumes = plan.consumes_inputs();
+                Ok(Exec { backend, plan, segments, kernels, record, consumes, consumed: consumes })
+            }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
                 Err(error)
@@ -93,38 +99,46 @@ impl Exec {
         &mut *self.backend
     }
 
-    /// Copies inputs, in the plan's order, into their buffers.
+    /// Copies inputs, in the plan's order, into their buffers; they are good for one run, which may write where they lie.
     ///
     /// # Errors
     /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, plan, segments, .. } = self;
-        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)
+        write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
+        self.consumed = false;
+        Ok(())
     }
 
     /// Runs all steps once.
     ///
     /// # Errors
-    /// When the device fails.
+    /// When the device fails, or an earlier run has overwritten the inputs.
     pub fn replay(&mut self) -> Result<()> {
+        if self.consumed {
+            return Err(Error::Usage("the inputs have to be written before each run, which may overwrite them".into()));
+        }
+        self.consumed = self.consumes;
         self.backend.replay(self.record)
     }
 
-    /// Runs all steps once; how long they took, by the device's clock if it has one.
+    /// Runs all steps once, on whatever the inputs hold by now; how long they took, by the device's clock if it has one.
     ///
     /// # Errors
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
+        self.consumed = self.consumes;
         let start = self.backend.start()?;
         self.backend.replay(self.record)?;
         self.backend.stop(start)
     }
 
-    /// Runs the steps one by one, in order; how long each took by itself.
+    /// Runs the steps one by one, in order, on whatever the inputs hold by now; how long each took by itself.
     ///
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
+        self.consumed = self.consumes;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
@@ -176,13 +190,21 @@ impl Drop for Exec {
 }
 
 fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step) -> Launch {
-    let buffers = step.reads.iter().chain(&step.writes);
+    let slots = 0..step.reads.len() + step.writes.len();
     Launch {
         kernel: kernels[step.kernel],
-        args: buffers.map(|&b| place(plan, segments, b).1).collect(),
+        args: slots.map(|slot| argument(plan, segments, step, slot)).collect(),
         lane: step.lane,
         waits: step.waits.clone(),
     }
+}
+
+/// What an argument of a step binds: reads, then writes, then the workspace.
+fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Slice {
+    let reads = step.reads.len();
+    let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
+    let whole = place(plan, segments, buffer).1;
+    step.windows.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
 }
 
 fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {

@@ -17,6 +17,17 @@ pub enum Family {
     Cuda,
 }
 
+impl Family {
+    /// The name used in targets.
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Cpu => "cpu",
+            Family::Wgpu => "wgpu",
+            Family::Cuda => "cuda",
+        }
+    }
+}
+
 /// Where a segment lies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -105,6 +116,68 @@ fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
+/// A target that goes by a name.
+pub struct Preset {
+    /// The name.
+    pub name: &'static str,
+    /// What it is, in a line.
+    pub doc: &'static str,
+    /// The target.
+    pub target: fn() -> Target,
+}
+
+/// Targets for devices that are not here.
+pub const PRESETS: &[Preset] = &[
+    Preset { name: "cpu", doc: "a host of two threads", target: || Target::cpu(2) },
+    Preset { name: "cuda", doc: "an H200 with cuBLASLt and cuDNN", target: Target::cuda },
+    Preset { name: "wgpu", doc: "what every WebGPU device offers", target: Target::wgpu },
+    Preset { name: "wgpu-desktop", doc: "a desktop card of today", target: Target::wgpu_desktop },
+];
+
+/// The list of a machine's devices.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Devices {
+    /// The devices, the CPU among them.
+    pub devices: Vec<Device>,
+}
+
+/// A device in a list.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// `cpu`, `cuda:0`, `wgpu:0`.
+    pub name: String,
+    /// Whether it can be used, in words.
+    pub status: String,
+    /// What planning may assume of it.
+    pub target: Target,
+}
+
+impl Device {
+    /// The status of a device that is used when nothing else is said.
+    pub const AVAILABLE: &str = "available";
+}
+
+impl Devices {
+    /// The device of this name; without one, the only one available beside the CPU, or the CPU.
+    fn choose(mut self, name: Option<&str>) -> Result<Device, String> {
+        let names = |list: &[Device]| list.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ");
+        if let Some(name) = name {
+            let among = names(&self.devices);
+            let at = self.devices.iter().position(|d| d.name == name);
+            return at.map(|at| self.devices.swap_remove(at)).ok_or(format!("no device '{name}' among: {among}"));
+        }
+        self.devices.retain(|d| d.status == Device::AVAILABLE);
+        if self.devices.iter().any(|d| d.target.family != Family::Cpu) {
+            self.devices.retain(|d| d.target.family != Family::Cpu);
+        }
+        match self.devices.len() {
+            0 => Err("no device in this list is available; name one: FILE#NAME".into()),
+            1 => Ok(self.devices.swap_remove(0)),
+            _ => Err(format!("several devices are available; name one of {}: FILE#NAME", names(&self.devices))),
+        }
+    }
+}
+
 impl Target {
     /// The host, with workspaces for `threads` threads.
     pub fn cpu(threads: u32) -> Target {
@@ -125,6 +198,19 @@ impl Target {
             allow_tf32: false,
             compute: 0,
             multiprocessors: 0,
+        }
+    }
+
+    /// A desktop card under Vulkan, Metal or DX12: what they all allow, drivers of the last years at least.
+    pub fn wgpu_desktop() -> Target {
+        Target {
+            name: "wgpu-desktop".into(),
+            max_segment: (2 << 30) - 4,
+            max_binding: (2 << 30) - 4,
+            max_bindings: 16,
+            max_workgroup: 1024,
+            max_shared: 32 << 10,
+            ..Target::wgpu()
         }
     }
 
@@ -173,14 +259,41 @@ impl Target {
         }
     }
 
-    /// The preset called `name`: `cpu` (2 threads), `wgpu` or `cuda`.
+    /// The preset called `name`: one of [`PRESETS`].
     pub fn preset(name: &str) -> Option<Target> {
-        match name {
-            "cpu" => Some(Target::cpu(2)),
-            "wgpu" => Some(Target::wgpu()),
-            "cuda" => Some(Target::cuda()),
-            _ => None,
+        PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.target)())
+    }
+
+    /// The target that a text names: a preset, or a JSON file as `plimsoll devices` writes it. Of a file that lists several devices,
+    /// `FILE#NAME` is one of them; without a name it is the only one that can be used beside the CPU, or the CPU where there is no other.
+    ///
+    /// # Errors
+    /// When there is no such preset or file, or the file has no such device, or several, or one that no plan could keep to.
+    pub fn named(text: &str) -> Result<Target> {
+        if let Some(target) = Target::preset(text) {
+            return Ok(target);
         }
+        let (file, device) = match text.rsplit_once('#').filter(|_| !Path::new(text).exists()) {
+            Some((file, device)) => (file, Some(device)),
+            None => (text, None),
+        };
+        let read = std::fs::read_to_string(file).map_err(|e| {
+            let presets: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
+            Error::Usage(format!(
+                "target '{text}': neither of {}, nor a file that can be read: {e}",
+                presets.join(", ")
+            ))
+        })?;
+        let path = Path::new(file);
+        let json: serde_json::Value = serde_json::from_str(&read).map_err(|e| Error::json(path, &e))?;
+        if device.is_none() && json.get("devices").is_none() {
+            return Target::from_json(&read, path);
+        }
+        let list: Devices = serde_json::from_value(json).map_err(|e| {
+            Error::Usage(format!("expected a list of devices, as 'devices --json' writes it: {e}")).in_file(path)
+        })?;
+        let Device { target, .. } = list.choose(device).map_err(|what| Error::Usage(what).in_file(path))?;
+        target.checked(path)
     }
 
     /// The type in which values of `dtype` are stored on this device. WebGPU, which has no 64-bit integers and no bytes, holds
@@ -211,8 +324,12 @@ impl Target {
     /// When the text is not a target, or no plan could keep to it.
     pub fn from_json(text: &str, path: &Path) -> Result<Target> {
         let target: Target = serde_json::from_str(text).map_err(|e| Error::json(path, &e))?;
-        target.check().map_err(|what| Error::Usage(format!("target '{}': {what}", target.name)).in_file(path))?;
-        Ok(target)
+        target.checked(path)
+    }
+
+    fn checked(self, path: &Path) -> Result<Target> {
+        self.check().map_err(|what| Error::Usage(format!("target '{}': {what}", self.name)).in_file(path))?;
+        Ok(self)
     }
 
     /// Whether plans can be made for this target at all.

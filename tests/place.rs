@@ -69,6 +69,7 @@ fn a_hundred_thousand_random_instances() {
         let solution = place(&problem, Effort::Steps(if round % 10 == 0 { 300_000 } else { 20_000 }));
         let bound = placement(&problem, &solution).unwrap_or_else(|error| panic!("{problem:?}: {error}"));
         assert!(bound <= solution.peak && bound == problem.lower_bound(), "{problem:?}");
+        assert!(bound <= solution.proved && solution.proved <= solution.peak, "{problem:?} {solution:?}");
     }
 }
 
@@ -105,11 +106,13 @@ fn small_instances_are_placed_at_their_optimum() {
     let gap = [(3, 6, 2), (2, 4, 1), (6, 7, 2), (1, 3, 1), (0, 2, 2), (1, 4, 1), (4, 6, 2), (0, 1, 2)];
     let gap = gap.map(|(lower, upper, size)| Item { lower, upper, size, align: 1 });
     let gap = Problem::new(gap.to_vec(), 1).expect("it is sound");
-    assert_eq!((gap.lower_bound(), optimum(&gap), place(&gap, Effort::Steps(1_000_000)).peak), (4, 5, 5));
+    let solution = place(&gap, Effort::Steps(1_000_000));
+    assert_eq!((gap.lower_bound(), optimum(&gap), solution.peak, solution.proved), (4, 5, 5, 5));
     let mut random = Random(2);
     for _ in 0..5000 {
         let problem = random_problem(&mut random, 6, false);
-        assert_eq!(place(&problem, Effort::Steps(1_000_000)).peak, optimum(&problem), "{problem:?}");
+        let solution = place(&problem, Effort::Steps(1_000_000));
+        assert!(solution.peak == optimum(&problem) && solution.is_optimal(), "{problem:?} {solution:?}");
     }
 }
 
@@ -284,7 +287,7 @@ fn the_command_places_a_table() {
     let table = Table::read(Path::new(output), 1).expect("it is a table");
     let text = std::fs::read_to_string(output).expect("it is there");
     let offsets = text.lines().skip(1).map(|line| line.rsplit(',').next().expect("a field").parse().expect("a number"));
-    placement(&table.problem, &Solution { offsets: offsets.collect(), peak: 16 }).expect("it is sound");
+    placement(&table.problem, &Solution { offsets: offsets.collect(), peak: 16, proved: 0 }).expect("it is sound");
 
     let (code, out, err) = run(&["place", input, "--capacity", "10", "--json"]);
     assert_eq!(code, Some(2));
@@ -298,9 +301,38 @@ fn the_command_places_a_table() {
     std::fs::write(input, "id,lower,upper,size\na,0,2,4\na,2,1,6\n").expect("it can be written");
     let (code, _, err) = run(&["place", input]);
     assert!(code == Some(1) && err.contains("in.csv:3"), "{err}");
-    for flags in [&["--deadline", "soon"][..], &["--align", "3"], &["--capacity", "-1"]] {
+    let bad = [
+        &["--deadline", "soon"][..],
+        &["--deadline", "9999999999999999999s"],
+        &["--align", "3"],
+        &["--capacity", "-1"],
+    ];
+    std::fs::write(input, "id,lower,upper,size\na,0,2,4\n").expect("it can be written");
+    for flags in bad {
         assert_eq!(run(&[&["place", input][..], flags].concat()).0, Some(1), "{flags:?}");
     }
+}
+
+#[test]
+fn a_bad_file_does_not_stop_the_others() {
+    let folder = folder("place-folder");
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("it can be written");
+    write("a.csv", "id,lower,upper,size\na,0,2,4\n");
+    write("b.csv", "id,lower,upper\na,0,2\n");
+    write("c.csv", "id,lower,upper,size\na,0,2,4\nb,1,3,5\n");
+    let path = folder.to_str().expect("it is text");
+    let (code, out, err) = run(&["place", path]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("b.csv:1:1: missing column 'size'"), "{err}");
+    assert!(out.contains("a.csv") && out.contains("c.csv") && !out.contains("b.csv"), "{out}");
+    assert_eq!(out.matches("optimal").count(), 2, "{out}");
+    let (_, out, _) = run(&["place", path, "--capacity", "4", "--json"]);
+    let found: serde_json::Value = serde_json::from_str(&out).expect("it is JSON");
+    assert_eq!(
+        (&found[0]["fits"], &found[0]["optimal"], &found[2]["deficit"]),
+        (&true.into(), &true.into(), &5.into())
+    );
+    assert!(found[1]["error"].as_str().is_some_and(|error| error.contains("b.csv")), "{found}");
 }
 
 #[test]
@@ -308,24 +340,4 @@ fn names_are_unique() {
     let error = Table::parse(Path::new("x.csv"), "id,lower,upper,size\na,0,2,4\nb,0,2,4\na,2,3,6\n", 1).unwrap_err();
     assert!(matches!(error, Error::Syntax { line: 4, .. }), "{error}");
     assert!(error.to_string().contains("line 2"), "{error}");
-}
-
-/// A forward and a backward pass among short lives: so many items that only the busiest sections are searched.
-#[test]
-fn what_is_left_out_of_a_search_is_placed_soundly() {
-    for seed in 11..29 {
-        let mut random = Random(seed);
-        let (half, count) = (750, 1500);
-        let items = (0..count).map(|i| {
-            if i < half {
-                return Item { lower: i, upper: 2 * half - i, size: 4096 << random.below(4), align: 1 };
-            }
-            let lower = random.below(2 * half);
-            let size = [1, 2, 3, 5, 40][random.below(5) as usize] * 65536;
-            Item { lower, upper: lower + 1 + random.below(200), size, align: 1 }
-        });
-        let problem = Problem::new(items.collect(), 1).expect("it is sound");
-        let solution = place(&problem, Effort::Steps(40_000_000));
-        placement(&problem, &solution).unwrap_or_else(|e| panic!("seed {seed}: {e}"));
-    }
 }

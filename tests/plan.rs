@@ -45,10 +45,16 @@ impl Maker {
         })
     }
 
+    /// The segment of a class: inputs and outputs keep out of the way of what shares bytes on purpose.
+    fn segment(&self, class: Class) -> Option<usize> {
+        let alike = |class| if class == Class::Workspace { Class::Activation } else { class };
+        self.0.buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
+    }
+
     /// A buffer in the segment of its class, at this offset.
     fn at(&mut self, offset: u64, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+        let own = self.segment(class);
         let plan = &mut self.0;
-        let own = plan.segments.iter().position(|s| s.class == class.segment());
         let segment = own.unwrap_or_else(|| {
             plan.segments.push(Segment { class: class.segment(), memory: Memory::Device, bytes: 0 });
             plan.segments.len() - 1
@@ -73,7 +79,7 @@ impl Maker {
 
     /// A buffer behind all others of its class.
     fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
-        let end = self.0.class_bytes(class.segment());
+        let end = self.segment(class).map_or(0, |s| self.0.segments[s].bytes);
         self.at(end, name, class, dtype, shape)
     }
 
@@ -117,6 +123,7 @@ impl Maker {
             kernel,
             reads: buffers(reads),
             writes: buffers(writes),
+            windows: Vec::new(),
             lane: 0,
             waits: Vec::new(),
         });
@@ -373,13 +380,20 @@ fn planned() -> Vec<Plan> {
         }"#,
     ];
     let mut plans = Vec::new();
-    for text in TEXTS {
+    // In small bindings, where there is a way to do with them: steps then see windows of their buffers.
+    let small = |most: u64| Target { alignment: 16, max_binding: most, ..Target::wgpu() };
+    let small = [Some(small(64)), Some(small(96)), None, Some(small(160))];
+    for (text, small) in TEXTS.into_iter().zip(small) {
         let model = onnx::Model::new(onnx::text::parse(text, Path::new("text")).expect("it parses"));
-        for (target, fuse) in [(Target::cpu(1), true), (Target::wgpu(), false)] {
+        for (target, fuse) in
+            [(Target::cpu(1), true), (Target::wgpu(), false)].into_iter().chain(small.map(|t| (t, true)))
+        {
             let mut graph = onnx::import(&model, &[]).expect("it is a graph");
             pass::run(&mut graph, &target, fuse).expect("passes run");
             let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
-            plan.name = format!("{} on {}", plan.name, target.name);
+            let cut = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
+            assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
+            plan.name = format!("{} on {}, {}", plan.name, target.name, target.max_binding);
             plans.push(plan);
         }
     }
@@ -405,14 +419,14 @@ fn good_plans_pass() {
             assert_eq!(run::shared(&seed, 1, backwards), ideal, "{}", seed.name);
         }
     }
-    assert_eq!(chain().summary.lower_bound, 512, "in place counts once");
+    assert_eq!(chain().summary.lower_bound, 768, "in place counts once");
 }
 
 #[test]
 fn what_is_dead_follows_from_the_steps() {
     let plan = chain();
     let [y, arena] = [Class::Output, Class::Activation]
-        .map(|class| plan.segments.iter().position(|s| s.class == class).expect("it has one"));
+        .map(|class| plan.buffers.iter().find(|b| b.class == class).expect("it has one").segment);
     let span = |segment, offset, bytes| Span { segment, offset, bytes };
     let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
     all.sort_by_key(|s| s.segment);
@@ -607,7 +621,7 @@ fn messages_name_what_is_wrong() {
         refused(|p| p.steps.swap(0, 1)),
         "plan: step 0 'step1' (kernel 1, map): reads buffer 1 'c': bytes that were not written, or were overwritten by another buffer"
     );
-    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 512, found 513");
+    assert_eq!(refused(|p| p.summary.lower_bound += 1), "plan: summary: lower_bound: expected 768, found 769");
     assert_eq!(
         refused(|p| p.buffers[1].offset = 200),
         "plan: buffer 1 'c': expected an offset that is a multiple of 256, found 200"
@@ -617,6 +631,15 @@ fn messages_name_what_is_wrong() {
         "plan: step 1 'step1' (kernel 1, map): reads buffer 1 'c' while it writes buffer 1 'c' at the same bytes"
     );
     assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
+}
+
+/// Not every reader of JSON gets the last bit right.
+#[test]
+fn numbers_come_back_exactly() {
+    let mut plan = chain();
+    plan.kernels[0].body = Body::new(&[x(0) * x(0).like(-0.9368234872817993)]);
+    let back = Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON");
+    assert!(back == plan, "{:?}", back.kernels[0].body);
 }
 
 /// Rules that protect what the results of one run cannot show.
@@ -652,7 +675,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
     let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
-    for (memory, moved) in [(Memory::Upload, 1024), (Memory::Download, 512)] {
+    for (memory, moved) in [(Memory::Upload, 704), (Memory::Download, 320)] {
         let slot = staging(memory);
         let lacks = format!("{moved} bytes to stage: expected one segment in {memory:?} memory, found");
         refused(&matmul, &|p| _ = p.segments.remove(slot), &format!("{lacks} 0"));
@@ -724,11 +747,11 @@ fn ten_thousand_steps_are_quick() {
     let mut plan = m.0;
     plan.summary = Summary {
         planned_bytes: plan.bytes(),
-        arena_bytes: 7 * 256,
+        arena_bytes: 9 * 256,
         lower_bound: 512,
         input_bytes: 256,
         output_bytes: 256,
-        unshared_bytes: 10_000 * 256,
+        unshared_bytes: 10_002 * 256,
         steps: 10_001,
         ..Summary::default()
     };

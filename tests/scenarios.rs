@@ -100,7 +100,7 @@ fn what_fits_in_total_fits() {
     }
     let planned = column(&found, "planned");
     assert_eq!(planned["agreement"]["equal"], true, "{planned}");
-    assert_eq!(planned["peak_reserved_bytes"], 20_000_008, "{planned}");
+    assert_eq!(planned["peak_reserved_bytes"], 16_000_516, "{planned}");
     assert_eq!(planned["fragmentation"], 0.0, "{planned}");
 }
 

@@ -1,11 +1,15 @@
 //! Targets: what is said of devices that are not here, and limits that plans keep to.
 
-use plimsoll::plan::{Limits, plan};
-use plimsoll::target::Target;
+mod common;
+
+use plimsoll::exec::Exec;
+use plimsoll::plan::{Limits, Plan, Step, plan};
+use plimsoll::target::{PRESETS, Target};
 use plimsoll::trace::Trace;
-use plimsoll::{DType, Error, onnx, pass};
+use plimsoll::{DType, Error, Graph, Tensor, onnx, pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// splitmix64.
 struct Random(u64);
@@ -64,6 +68,171 @@ fn giant_extents_are_refused() {
     }
     eprintln!("{planned} planned, {refused} refused");
     assert!(planned > 50 && refused > 50, "{planned} {refused}");
+}
+
+#[test]
+fn presets_are_targets() {
+    for preset in PRESETS {
+        let target = Target::named(preset.name).expect("a preset");
+        assert_eq!((target.name.as_str(), target.check()), (preset.name, Ok(())));
+        let json = serde_json::to_string(&target).expect("a target is plain data");
+        assert_eq!(Target::from_json(&json, Path::new("target.json")).expect("its own JSON"), target);
+    }
+    let error = Target::named("no/such").expect_err("there is none").to_string();
+    assert!(error.contains("neither of cpu, cuda, wgpu, wgpu-desktop, nor a file"), "{error}");
+}
+
+/// A machine's list of devices is as good as one of them, where it is clear which.
+#[test]
+fn a_list_of_devices_names_a_target() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("devices");
+    std::fs::create_dir_all(&folder).expect("it can be made");
+    let file = folder.join("devices.json");
+    let device = |name: &str, status: &str, target: Target| serde_json::json!({"name": name, "status": status, "target": target, "device": "any"});
+    let list = |devices: &[serde_json::Value]| {
+        let text = serde_json::json!({"devices": devices, "libraries": []}).to_string();
+        std::fs::write(&file, text).expect("it can be written");
+    };
+    let named = |suffix: &str| {
+        let text = format!("{}{suffix}", file.display());
+        Target::named(&text).map(|target| target.name).map_err(|e| e.to_string())
+    };
+    let cpu = device("cpu", "available", Target::cpu(8));
+    let (gpu, soft) = (
+        device("cuda:0", "available", Target::cuda()),
+        device("wgpu:0", "software: used when asked for", Target::wgpu()),
+    );
+    list(&[cpu.clone(), gpu.clone(), soft.clone()]);
+    assert_eq!(named(""), Ok("cuda".into()));
+    assert_eq!(named("#wgpu:0"), Ok("wgpu".into()));
+    assert_eq!(named("#cpu"), Ok("cpu".into()));
+    let error = named("#cuda:7").expect_err("there is none");
+    assert!(error.contains("devices.json: no device 'cuda:7' among: cpu, cuda:0, wgpu:0"), "{error}");
+    list(&[cpu.clone(), soft]);
+    assert_eq!(named(""), Ok("cpu".into()));
+    list(&[cpu.clone(), gpu.clone(), device("cuda:1", "available", Target::cuda())]);
+    let error = named("").expect_err("there are two");
+    assert!(error.contains("several devices are available; name one of cuda:0, cuda:1: FILE#NAME"), "{error}");
+    list(&[]);
+    assert!(named("").expect_err("there is none").contains("no device in this list is available"));
+    list(&[cpu, device("wgpu:0", "available", Target { alignment: 3, ..Target::wgpu() })]);
+    assert!(named("").expect_err("it is no target").contains("alignment: expected a power of two"));
+    std::fs::write(&file, "{\"devices\": 3}").expect("it can be written");
+    assert!(named("").expect_err("it is no list").contains("expected a list of devices"));
+    std::fs::write(&file, "{").expect("it can be written");
+    assert!(named("").expect_err("it is not JSON").contains("devices.json:1:"));
+}
+
+fn graph(text: &str) -> Graph {
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]> g {text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    onnx::import(&model, &[]).expect("it is a graph")
+}
+
+fn planned(text: &str, target: &Target) -> Result<Plan, String> {
+    let mut graph = graph(text);
+    pass::run(&mut graph, target, true).expect("the passes run");
+    plan(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
+}
+
+/// What is beyond a binding is cut; what cannot be, and what is beyond a buffer, is refused by name.
+#[test]
+fn tensors_beyond_the_limits_are_cut_or_named() {
+    let target = Target { max_binding: 4096, max_segment: 1 << 20, ..Target::wgpu() };
+    let steps = |text: &str| {
+        let plan = planned(text, &target).expect("it is cut");
+        let bound = |step: &Step| step.windows.iter().all(|w| w.bytes <= 4096) && !step.windows.is_empty();
+        assert!(plan.steps.iter().all(bound), "{}", plan.to_json());
+        assert_eq!(Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON"), plan);
+        (plan.steps.len(), plan.kernels.len())
+    };
+    // 64 rows of 64 bytes are a binding, and all parts of one kernel.
+    assert_eq!(steps("(float[256, 16] x) => (float[256, 16] y) { y = Relu (x) }"), (4, 1));
+    assert_eq!(steps("(float[256, 16] x, float[16] b) => (float[256, 16] y) { y = Add (x, b) }"), (4, 1));
+    // Rows of the left operand and of the result; all of the right one.
+    assert_eq!(steps("(float[256, 16] x, float[16, 16] w) => (float[256, 16] y) { y = MatMul (x, w) }"), (4, 1));
+    // Columns of a right operand that lies column by column.
+    let turned = "(float[4, 16] x, float[256, 16] w) => (float[4, 256] y) {
+        t = Transpose <perm = [1, 0]> (w)
+        y = MatMul (x, t)
+    }";
+    assert_eq!(steps(turned), (4, 4));
+    assert_eq!(steps("(float[256, 16] x) => (float[256] y) { y = ReduceMax <axes = [1], keepdims = 0> (x) }"), (4, 4));
+    // Two axes, neither of which is enough.
+    let (parts, _) = steps("(float[2, 4096] x, float[2, 4096] z) => (float[2, 4096] y) { y = Mul (x, z) }");
+    assert_eq!(parts, 8);
+
+    let refused = |text: &str, words: &[&str]| {
+        let error = planned(text, &target).expect_err("it is too large");
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    };
+    refused(
+        "(float[4, 256] x, float[256, 16] w) => (float[4, 16] y) { product = MatMul (x, w)  y = Relu (product) }",
+        &["'w' (f32[256,16]) takes 16384 bytes", "target 'wgpu' binds at most 4096", "kernel 'matmul' cannot be split"],
+    );
+    refused(
+        "(float[1000, 16] table, int64[8] i) => (float[8, 16] y) { y = Gather (table, i) }",
+        &["'table' (f32[1000,16]) takes 64000 bytes", "kernel 'gather' cannot be split"],
+    );
+    refused(
+        "(float[1024, 1024] huge) => (float[1024, 1024] y) { y = Relu (huge) }",
+        &["'huge' (f32[1024,1024]) takes 4194304 bytes", "'wgpu' allocates at most 1048576 at once"],
+    );
+}
+
+/// The real limits of WebGPU: a tensor of 160 MB on a device that binds 128 MiB.
+#[test]
+fn the_webgpu_baseline_holds_what_it_cannot_bind() {
+    let wide = "(float[40, 1048576] x) => (float[40, 1048576] y) { y = Neg (x) }";
+    let plan = planned(wide, &Target::wgpu()).expect("it is cut in two");
+    assert_eq!(plan.steps.len(), 2);
+    assert!(plan.steps.iter().flat_map(|s| &s.windows).all(|w| w.bytes <= 128 << 20));
+    let whole = planned(wide, &Target::wgpu_desktop()).expect("it is bound at once");
+    assert!(whole.steps.len() == 1 && whole.steps[0].windows.is_empty());
+    let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
+    let values: Vec<f32> = (0..40 << 20).map(|i| (i % 8191) as f32).collect();
+    let input = Tensor::from_f32([40, 1 << 20], &values).expect("as many");
+    let mut exec = Exec::load(open(), plan, &[], &|_| {}).expect("it loads");
+    let found = exec.run(&[input]).expect("it runs");
+    let found = found[0].bytes().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")));
+    assert!(found.zip(&values).all(|(y, x)| y == -x));
+}
+
+fn command(args: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let output = command.args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("the program starts");
+    let text = |bytes| String::from_utf8(bytes).expect("it is text");
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn commands_take_targets() {
+    let (code, help, _) = command(&["plan", "--help"]);
+    assert_eq!(code, Some(0));
+    for words in ["wgpu-desktop", "128.00 MiB", "256.00 MiB", "FILE#cuda:0"] {
+        assert!(help.contains(words), "{words} missing in {help}");
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("targets");
+    std::fs::create_dir_all(&folder).expect("it can be made");
+    let list = folder.join("list.json");
+    let (code, devices, err) = command(&["devices", "--json"]);
+    assert_eq!(code, Some(0), "{err}");
+    std::fs::write(&list, devices).expect("it can be written");
+    let cpu = format!("{}#cpu", list.display());
+    let (code, plan, err) = command(&["plan", "graphs/mlp.onnxtxt", "--set", "batch=3", "--target", &cpu, "--json"]);
+    assert!(code == Some(0) && plan.contains("\"family\": \"cpu\""), "{err}");
+
+    let wgsl = ["emit", "graphs/mlp.onnxtxt", "wgsl", "--set", "batch=3"];
+    let emit = |target: &str| command(&[&wgsl[..], &["--target", target]].concat());
+    assert_eq!(emit("wgpu").1, command(&wgsl).1);
+    // Another workgroup, another text.
+    assert_eq!(emit("wgpu-desktop").0, Some(0));
+    let (code, _, err) = emit("cuda");
+    assert!(code == Some(1) && err.contains("--target cuda: expected a target of family wgpu, found cuda"), "{err}");
+    let (code, _, err) = command(&["emit", "graphs/mlp.onnxtxt", "onnxtxt", "--target", "wgpu"]);
+    assert!(code == Some(1) && err.contains("--target"), "{err}");
+    let (code, _, err) = command(&["plan", "graphs/mlp.onnxtxt", "--set", "batch=200000", "--target", "wgpu"]);
+    assert!(code == Some(1) && err.contains("'x' (f32[200000,784]) takes 627200000 bytes"), "{err}");
 }
 
 /// Each tensor can be counted, their sum cannot.

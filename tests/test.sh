@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs the tests: bash tests/test.sh [cargo test's arguments]
 #
-# The wgpu tests need a Vulkan driver. On Linux, where there is none, this installs Mesa's software driver
-# (Debian and its kin); where it may not, the wgpu tests say that they were skipped. CUDA's kernels are compiled by NVRTC, which is
-# installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped.
+# The wgpu tests need a Vulkan driver, those of pages a Chromium. On Linux, where there is none, this installs Mesa's software driver and
+# Debian's Chromium (Debian and its kin); where it may not, these tests say that they were skipped. CUDA's kernels are compiled by NVRTC,
+# which is installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-packages=(mesa-vulkan-drivers libvulkan1)
+vulkan=(mesa-vulkan-drivers libvulkan1)
 
 has_vulkan() {
     /sbin/ldconfig -p | grep -F libvulkan.so.1 >/dev/null || return 1
@@ -15,22 +15,33 @@ has_vulkan() {
     compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
 }
 
-install_vulkan() {
-    local root=()
+has_chromium() {
+    [[ -n "${PLIMSOLL_CHROMIUM:-}" ]] || command -v chromium chromium-browser google-chrome google-chrome-stable >/dev/null
+}
+
+# install WHAT PACKAGE ...
+install() {
+    local root=() what=$1
+    shift
     command -v apt-get >/dev/null || return 1
     if [[ $(id -u) != 0 ]]; then
         # A password can only be asked for on a terminal.
         command -v sudo >/dev/null && { [[ -t 0 ]] || sudo -n true 2>/dev/null; } || return 1
         root=(sudo)
     fi
-    echo "test.sh: no Vulkan driver; installing ${packages[*]}" >&2
+    echo "test.sh: no $what; installing $*" >&2
     "${root[@]}" apt-get update -qq &&
-        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+        "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-if [[ $(uname -s) == Linux ]] && ! has_vulkan && ! install_vulkan; then
+if [[ $(uname -s) == Linux ]] && ! has_vulkan && ! install "Vulkan driver" "${vulkan[@]}"; then
     echo "test.sh: no Vulkan driver and no way to install one: the wgpu tests cannot run." >&2
-    echo "test.sh: to run them: apt-get install ${packages[*]}" >&2
+    echo "test.sh: to run them: apt-get install ${vulkan[*]}" >&2
+fi
+
+if [[ $(uname -s) == Linux ]] && ! has_chromium && ! install Chromium chromium; then
+    echo "test.sh: no Chromium and no way to install it: pages are not opened in a browser." >&2
+    echo "test.sh: to open them: apt-get install chromium" >&2
 fi
 
 # Mesa complains on every start where this is not set.
@@ -63,6 +74,8 @@ fi
 
 if [[ "${CI:-}" == true ]]; then
     export PLIMSOLL_REQUIRE_WGPU=1 PLIMSOLL_REQUIRE_NVRTC=1
+    # Where it is neither there nor to be had, its tests say that they were skipped.
+    if has_chromium; then export PLIMSOLL_REQUIRE_CHROMIUM=1; fi
 fi
 
 cargo test "$@"

@@ -6,9 +6,10 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::Plan;
+use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
 use crate::shape::Shape;
-use crate::target::{Family, Target};
+use crate::target::{Family, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
 use crate::{npy, onnx, report};
 use clap::{Args, ValueEnum};
@@ -189,17 +190,25 @@ pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
 }
 
 pub(super) fn target(name: &str, threads: Option<u16>) -> Result<Target> {
-    if let Some(mut target) = Target::preset(name) {
-        if let (Family::Cpu, Some(threads)) = (target.family, threads) {
-            target.threads = threads.into();
-        }
-        return Ok(target);
+    let mut target = Target::named(name)?;
+    if let (Some(_), Family::Cpu, Some(threads)) = (Target::preset(name), target.family, threads) {
+        target.threads = threads.into();
     }
-    let path = Path::new(name);
-    let text = std::fs::read_to_string(path).map_err(|e| {
-        Error::Usage(format!("--target {name}: neither cpu, wgpu nor cuda, nor a file that can be read: {e}"))
-    })?;
-    Target::from_json(&text, path)
+    Ok(target)
+}
+
+/// The targets that go by a name, and the limits that plans for them keep to.
+pub(super) fn targets() -> String {
+    let mut table = Table::new("<>>><");
+    table.row(["", "buffer", "binding", "bindings", ""]);
+    for Preset { name, doc, target } in PRESETS {
+        let Target { max_segment, max_binding, max_bindings, .. } = target();
+        let bindings = if max_bindings == u32::MAX { "any".to_owned() } else { max_bindings.to_string() };
+        table.row([format!("  {name}"), human(max_segment), human(max_binding), bindings, (*doc).to_owned()]);
+    }
+    let files = "  FILE         one device, from `devices cuda:0`, or the one GPU of `devices --json`
+  FILE#cuda:0  this device of such a list";
+    format!("Targets:\n{table}{files}")
 }
 
 fn binding(text: &str) -> Result<(String, usize), String> {

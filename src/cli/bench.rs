@@ -3,6 +3,7 @@
 use super::args::{self, Inputs, Model, On};
 use super::{Failure, line};
 use crate::error::Result;
+use crate::exec::Exec;
 use crate::report::{self, Table};
 use clap::Args;
 use serde_json::json;
@@ -43,7 +44,8 @@ impl Bench {
         bar.finish_and_clear();
         let first = times[0].as_secs_f64() * 1e3;
         let whole = Times::new(times.split_off(self.warmup as usize));
-        let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(|exec| exec.time())).collect();
+        let time = |exec: &mut Exec| exec.write(&inputs).and_then(|()| exec.time());
+        let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
         let alone = Times::new(alone?);
         let usage = session.usage();
         let plan = session.plan();

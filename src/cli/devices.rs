@@ -4,13 +4,14 @@ use super::line;
 use crate::error::{Error, Result};
 use crate::report::Table;
 use crate::session::Options;
-use crate::target::Target;
+use crate::target::{self, Target};
 use clap::Args;
 use serde_json::{Value, json};
 
 #[derive(Args)]
 pub(super) struct Devices {
-    /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE`.
+    /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE` elsewhere. A list of them all,
+    /// from --json, serves as well.
     device: Option<String>,
 }
 
@@ -58,7 +59,7 @@ fn cpu() -> Row {
     Row {
         name: "cpu".into(),
         device: format!("{threads} threads"),
-        status: "available".into(),
+        status: target::Device::AVAILABLE.into(),
         target: Target::cpu(threads as u32),
     }
 }
@@ -81,7 +82,7 @@ fn cuda() -> (Vec<Row>, Table, Value) {
     let row = |Device { index, name, target, memory, problem }| Row {
         name: format!("cuda:{index}"),
         device: format!("{name}, sm_{}, {}", target.compute, human(memory)),
-        status: problem.unwrap_or_else(|| "available".into()),
+        status: problem.unwrap_or_else(|| target::Device::AVAILABLE.into()),
         target,
     };
     (report.devices.into_iter().map(row).collect(), libraries, found)
@@ -98,7 +99,7 @@ fn wgpu() -> Vec<Row> {
     let row = |(index, adapter): (usize, crate::backend::wgpu::Adapter)| Row {
         name: format!("wgpu:{index}"),
         device: adapter.to_string(),
-        status: if adapter.software { "software: used when asked for" } else { "available" }.to_owned(),
+        status: if adapter.software { "software: used when asked for" } else { target::Device::AVAILABLE }.to_owned(),
         target: adapter.target,
     };
     crate::backend::wgpu::adapters().into_iter().enumerate().map(row).collect()

@@ -1,24 +1,28 @@
 //! `emit`: a graph in another form.
 
-use super::args::Model;
+use super::args::{self, Model};
 use super::line;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
 use crate::plan::{self, Limits};
-use crate::target::Target;
+use crate::target::{Family, Target};
 use crate::{pass, report};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
 #[derive(Args)]
+#[command(after_help = args::targets())]
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
     /// onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
     #[arg(value_enum)]
     form: Form,
+    /// What to plan for: one of the targets below, of the kernels' family. Default: wgpu, of CUDA kernels cuda.
+    #[arg(long)]
+    target: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -32,15 +36,35 @@ pub(super) enum Form {
 impl Emit {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         let (form, text) = match self.form {
+            Form::Onnxtxt if self.target.is_some() => {
+                return Err(Error::Usage("--target: a file as text is of no target".into()));
+            }
             Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&self.model.model)?.proto)),
-            Form::Dot => ("dot", report::dot(&emitted(self, &Target::wgpu())?)?),
-            Form::Wgsl => ("wgsl", kernels(self, &Target::wgpu(), Dialect::Wgsl)?),
-            Form::Cuda => ("cuda", kernels(self, &Target::cuda(), Dialect::Cuda)?),
+            Form::Dot => ("dot", report::dot(&emitted(self, &self.target(None)?)?)?),
+            Form::Wgsl => ("wgsl", kernels(self, &self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?),
+            Form::Cuda => ("cuda", kernels(self, &self.target(Some(Family::Cuda))?, Dialect::Cuda)?),
         };
         if json {
             return Ok(line(&json!({"model": self.model.model.display().to_string(), "form": form, "text": text})));
         }
         Ok(text)
+    }
+}
+
+impl Emit {
+    /// The target that is asked for, of this family if kernels are wanted.
+    fn target(&self, family: Option<Family>) -> Result<Target> {
+        let Some(name) = &self.target else {
+            return Ok(if family == Some(Family::Cuda) { Target::cuda() } else { Target::wgpu() });
+        };
+        let target = args::target(name, self.model.threads)?;
+        match family {
+            Some(family) if family != target.family => {
+                let (expected, found) = (family.name(), target.family.name());
+                Err(Error::Usage(format!("--target {name}: expected a target of family {expected}, found {found}")))
+            }
+            _ => Ok(target),
+        }
     }
 }
 

@@ -8,8 +8,10 @@ use crate::plan::check;
 use crate::plan::place::{self, Effort};
 use crate::report::{self, Table};
 use clap::Args;
-use serde_json::json;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
@@ -34,64 +36,118 @@ pub(super) struct Place {
     output: Option<PathBuf>,
 }
 
+/// An instance and what became of it.
+struct Placed {
+    name: String,
+    buffers: usize,
+    bound: u64,
+    peak: u64,
+    /// Whether no placement has a lower peak.
+    optimal: bool,
+    seconds: f64,
+}
+
 impl Place {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         let files = self.files()?;
         if self.output.is_some() && files.len() > 1 {
             return Err(Error::Usage(format!("--output takes one instance, found {}", files.len())));
         }
-        let mut table = Table::new("<>");
-        table.row(["instance", "buffers", "bound", "peak", "gap", "CPU s"]);
-        let (mut records, mut misfit) = (Vec::new(), None);
-        for file in &files {
-            let start = Instant::now();
-            let mut instance = place::Table::read(file, self.align)?;
-            instance.problem.capacity = self.capacity;
-            let until = |time| start.checked_add(time).map(Effort::Until);
-            let effort = self.deadline.map_or(Some(Effort::Steps(self.steps)), until);
-            let effort = effort.ok_or_else(|| Error::Usage("--deadline: later than the clock can tell".into()))?;
-            let (wall, cpu) = (Instant::now(), cpu_time());
-            let solution = place::place(&instance.problem, effort);
-            let seconds = match (cpu, cpu_time()) {
-                (Some(before), Some(after)) => after.saturating_sub(before),
-                _ => wall.elapsed(),
-            };
-            let seconds = seconds.as_secs_f64();
-            let bound = check::placement(&instance.problem, &solution).map_err(|e| e.in_file(file))?;
-            if let Some(path) = &self.output {
-                let text = instance.to_csv(Some(&solution));
-                file::write_whole(path, "write the placement", |out| out.write_all(text.as_bytes()))?;
-            }
-            let peak = solution.peak;
-            let gap = if bound == 0 { 0.0 } else { (peak - bound) as f64 / bound as f64 * 100.0 };
-            let (name, buffers) = (file.display().to_string(), instance.ids.len());
-            let mut record = json!({
-                "instance": name, "buffers": buffers, "lower_bound": bound, "peak": peak, "gap_percent": gap, "cpu_seconds": seconds,
-            });
-            if let Some(capacity) = self.capacity {
-                record["capacity"] = json!(capacity);
-                record["fits"] = json!(peak <= capacity);
-                record["deficit"] = json!(peak.saturating_sub(capacity));
-                if peak > capacity {
-                    let what = format!("{name}: a placement (lower bound {bound}, found {peak})");
-                    misfit.get_or_insert(Error::Fit { what, needed: peak, limit: capacity });
+        let mut table = Table::new("<>>>><>");
+        table.row(["instance", "buffers", "bound", "peak", "gap", "", "CPU s"]);
+        let (mut records, mut faults, mut misfits) = (Vec::new(), Vec::new(), Vec::new());
+        for (file, placed) in files.iter().zip(self.place_all(&files)) {
+            match placed {
+                Ok(placed) => {
+                    records.push(self.record(&placed));
+                    table.row(placed.cells());
+                    let Placed { name, bound, peak, .. } = placed;
+                    if let Some(limit) = self.capacity.filter(|&capacity| peak > capacity) {
+                        let what = format!("{name}: a placement (lower bound {bound}, found {peak})");
+                        misfits.push(Error::Fit { what, needed: peak, limit });
+                    }
+                }
+                Err(error) => {
+                    records.push(json!({"instance": file.display().to_string(), "error": error.to_string()}));
+                    faults.push(error);
                 }
             }
-            records.push(record);
-            let cells = [report::grouped(buffers as u64), report::grouped(bound), report::grouped(peak)];
-            let cells = cells.into_iter().chain([format!("{gap:.3} %"), format!("{seconds:.3}")]);
-            table.row(std::iter::once(name).chain(cells));
         }
-        let single = records.len() == 1 && !self.instances[0].is_dir();
+        let single = files.len() == 1 && !self.instances[0].is_dir();
+        if single && let Some(fault) = faults.pop() {
+            return Err(fault);
+        }
         let text = match json {
             true if single => line(&records.remove(0)),
             true => line(&json!(records)),
             false => table.to_string(),
         };
-        match misfit {
-            None => Ok(text),
-            Some(error) => print(&text).and(Err(error)),
+        // Bad input weighs more than what does not fit. The last error is the command's.
+        misfits.append(&mut faults);
+        let Some(last) = misfits.pop() else { return Ok(text) };
+        misfits.iter().for_each(|error| eprintln!("error: {error}"));
+        print(&text).and(Err(last))
+    }
+
+    /// Places the instances, one on each core.
+    fn place_all(&self, files: &[PathBuf]) -> Vec<Result<Placed>> {
+        let (next, results) = (AtomicUsize::new(0), files.iter().map(|_| OnceLock::new()).collect::<Vec<_>>());
+        let work = || {
+            while let Some((file, result)) = {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                files.get(at).zip(results.get(at))
+            } {
+                let _ = result.set(self.place(file));
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            (1..cores.min(files.len())).for_each(|_| drop(scope.spawn(work)));
+            work();
+        });
+        results.into_iter().map(|result| result.into_inner().expect("every file was taken")).collect()
+    }
+
+    fn place(&self, file: &Path) -> Result<Placed> {
+        let start = Instant::now();
+        let mut instance = place::Table::read(file, self.align)?;
+        instance.problem.capacity = self.capacity;
+        let until = |time| start.checked_add(time).map(Effort::Until);
+        let effort = self.deadline.map_or(Some(Effort::Steps(self.steps)), until);
+        let effort = effort.ok_or_else(|| Error::Usage("--deadline: later than the clock can tell".into()))?;
+        let (wall, cpu) = (Instant::now(), cpu_time());
+        let solution = place::place(&instance.problem, effort);
+        let seconds = match (cpu, cpu_time()) {
+            (Some(before), Some(after)) => after.saturating_sub(before),
+            _ => wall.elapsed(),
+        };
+        let bound = check::placement(&instance.problem, &solution).map_err(|e| e.in_file(file))?;
+        if let Some(path) = &self.output {
+            let text = instance.to_csv(&solution);
+            file::write_whole(path, "write the placement", |out| out.write_all(text.as_bytes()))?;
         }
+        Ok(Placed {
+            name: file.display().to_string(),
+            buffers: instance.ids.len(),
+            bound,
+            peak: solution.peak,
+            optimal: solution.peak == bound || solution.is_optimal(),
+            seconds: seconds.as_secs_f64(),
+        })
+    }
+
+    fn record(&self, placed: &Placed) -> Value {
+        let Placed { name, buffers, bound, peak, optimal, seconds } = placed;
+        let mut record = json!({
+            "instance": name, "buffers": buffers, "lower_bound": bound, "peak": peak, "gap_percent": placed.gap(),
+            "optimal": optimal, "cpu_seconds": seconds,
+        });
+        if let Some(capacity) = self.capacity {
+            record["capacity"] = json!(capacity);
+            record["fits"] = json!(*peak <= capacity);
+            record["deficit"] = json!(peak.saturating_sub(capacity));
+        }
+        record
     }
 
     /// The instances: files as they are given, the CSV files of folders by name.
@@ -112,6 +168,20 @@ impl Place {
             }
         }
         Ok(files)
+    }
+}
+
+impl Placed {
+    /// Percent of the bound that the peak is above it.
+    fn gap(&self) -> f64 {
+        if self.bound == 0 { 0.0 } else { (self.peak - self.bound) as f64 / self.bound as f64 * 100.0 }
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let [buffers, bound, peak] = [self.buffers as u64, self.bound, self.peak].map(report::grouped);
+        let optimal = if self.optimal { "optimal" } else { "" };
+        let (gap, seconds) = (format!("{:.3} %", self.gap()), format!("{:.3}", self.seconds));
+        [self.name.clone(), buffers, bound, peak, gap, optimal.into(), seconds]
     }
 }
 

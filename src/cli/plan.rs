@@ -4,6 +4,7 @@ use super::args::{self, Model};
 use super::{Failure, line};
 use crate::advise::advise;
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::plan::peak::peak;
 use crate::plan::{self, Limits};
 use crate::{file, pass, report};
@@ -12,10 +13,11 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
+#[command(after_help = args::targets())]
 pub(super) struct Plan {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: cpu, cuda (an H200), wgpu (the WebGPU baseline), or a target's JSON file (`devices cuda:0`).
+    /// What to plan for: one of the targets below.
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
@@ -28,7 +30,7 @@ pub(super) struct Plan {
     /// this does not change the plan; --output is written all the same.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
-    /// Draw the plan: memory over steps, as a page that needs no network.
+    /// Draw the plan, even one that exceeds the limit: memory over steps, as a page that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Draw the plan as a static picture.
@@ -46,18 +48,16 @@ impl Plan {
         pass::run(&mut graph, &case.target, case.fuse).map_err(in_file)?;
         let limit = self.model.memory_limit;
         let plan = plan::plan(&graph, &case.target, &Limits { memory: limit });
+        if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
+            // What does not fit is what one wants to see.
+            let plan = plan::plan(&graph, &case.target, &Limits { memory: None }).map_err(in_file)?;
+            self.draw(&plan, &graph)?;
+        }
         let plan = plan.map_err(|e| args::refuse(&case, in_file(e), json))?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
-        if let Some(path) = &self.html {
-            let page = report::picture::page(&plan, Some(&graph), limit);
-            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
-        }
-        if let Some(path) = &self.svg {
-            let picture = report::svg(&plan, Some(&graph), limit);
-            file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
-        }
+        self.draw(&plan, &graph)?;
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             let what = format!("--assert-peak: the plan of '{}'", plan.name);
             let error = in_file(Error::Fit { what, needed: plan.bytes(), limit });
@@ -91,6 +91,19 @@ impl Plan {
             None => text += &self.model.answer_text(&plan),
         }
         Ok(text)
+    }
+
+    fn draw(&self, plan: &plan::Plan, graph: &Graph) -> Result<()> {
+        let limit = self.model.memory_limit;
+        if let Some(path) = &self.html {
+            let page = report::picture::page(plan, Some(graph), limit);
+            file::write_whole(path, "write the page", |out| out.write_all(page.as_bytes()))?;
+        }
+        if let Some(path) = &self.svg {
+            let picture = report::svg(plan, Some(graph), limit);
+            file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
+        }
+        Ok(())
     }
 }
 

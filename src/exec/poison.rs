@@ -8,7 +8,7 @@
 //! What is dead follows from the plan's steps and buffers alone ([`check::dead`]). A step that reads beyond its operands, or what
 //! its workspace held before, or a buffer whose bytes another one has taken, reads the fill and computes something else.
 
-use super::{Exec, launch, place};
+use super::{Exec, argument, launch, place};
 use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
@@ -107,8 +107,8 @@ impl Exec {
         let Exec { backend, plan, segments, .. } = self;
         let step = &plan.steps[at];
         let mut hasher = DefaultHasher::new();
-        for (operand, &buffer) in plan.kernels[step.kernel].writes.iter().zip(&step.writes) {
-            let slice = place(plan, segments, buffer).1;
+        for (w, operand) in plan.kernels[step.kernel].writes.iter().enumerate() {
+            let slice = argument(plan, segments, step, step.reads.len() + w);
             let mut bytes = vec![0; slice.bytes as usize];
             backend.read(slice, &mut bytes)?;
             hash_elements(operand, &bytes, &mut hasher);

@@ -5,19 +5,21 @@ use super::order::Dag;
 use super::{Class, Moved};
 use crate::error::Result;
 use crate::graph::Graph;
+use crate::kernel::layout;
 use crate::target::Target;
 use serde::Serialize;
+use std::cmp::Reverse;
 
 /// The least that a graph's kernels take, in whatever order they run and wherever their buffers lie.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Bound {
     /// Bytes of all segments together.
     pub bytes: u64,
-    /// Bytes that are held throughout: constants, state, inputs, outputs, staging.
+    /// Bytes that are held throughout, such as constants, state, staging.
     pub held_bytes: u64,
-    /// Bytes of the arena that must hold data while one step runs.
+    /// Bytes of the arena that must hold data at once.
     pub arena_bytes: u64,
-    /// That step's node; none if no step needs the arena.
+    /// The node of the step that runs then; none before the first or behind the last step.
     pub step: Option<String>,
 }
 
@@ -27,7 +29,8 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// A bound for every order and every placement of the graph's kernels; passes have run.
 ///
 /// While a step runs, all it reads and writes is live, and so is whatever a step that must precede it has written and a step that
-/// must follow it reads. A result that may be written over an operand counts once. Padding for alignment is left out.
+/// must follow it reads; inputs are there before all steps, outputs behind all. A result that may be written over an operand counts
+/// once. Padding for alignment is left out.
 /// Other kernels (another fusion, another binding of a dim) are not judged by it.
 ///
 /// # Errors
@@ -49,17 +52,24 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
     steps.chain(ports).for_each(|b| used[b] = true);
     let sum = |class: Class| -> u64 {
-        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class.segment() == class);
+        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
         kept.map(|(b, _)| b.bytes).sum()
     };
     let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
     let staging: u64 = moved.staging(target).map(|s| s.bytes).sum();
-    let held_bytes = moved.constants + moved.inputs + moved.outputs + sum(Class::State) + staging;
+    let lasting = Class::ALL.into_iter().filter(|class| class.segment() != Class::Activation);
+    let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);
-    let worst = (0..draft.steps.len()).map(|s| (touched(draft, s) + across[s], s));
+    let worst = (0..draft.steps.len()).map(|s| (touched(draft, target, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.
-    let (arena_bytes, step) = worst.max_by_key(|&(bytes, s)| (bytes, std::cmp::Reverse(s))).unwrap_or((0, 0));
-    let step = draft.steps.get(step).filter(|_| arena_bytes > 0).map(|s| s.name.clone());
+    let worst = worst.max_by_key(|&(bytes, s)| (bytes, Reverse(s)));
+    // All inputs are there before the first step, and all outputs behind the last one.
+    let within = |class: Class| if class.segment() == Class::Activation { sum(class) } else { 0 };
+    let ends = within(Class::Input).max(within(Class::Output));
+    let (arena_bytes, step) = match worst {
+        Some((bytes, s)) if bytes >= ends && bytes > 0 => (bytes, Some(draft.steps[s].name.clone())),
+        _ => (ends, None),
+    };
     Bound { bytes: held_bytes + arena_bytes, held_bytes, arena_bytes, step }
 }
 
@@ -68,12 +78,17 @@ fn in_arena(draft: &Draft, buffer: usize) -> bool {
 }
 
 /// Bytes that a step's own operands take in the arena at the least.
-fn touched(draft: &Draft, step: usize) -> u64 {
+fn touched(draft: &Draft, target: &Target, step: usize) -> u64 {
     let step = &draft.steps[step];
     let mut all: Vec<usize> = step.reads.iter().chain(&step.writes).copied().filter(|&b| in_arena(draft, b)).collect();
     all.sort_unstable();
     all.dedup();
-    let bytes: u64 = all.iter().map(|&b| draft.buffers[b].bytes).sum();
+    let bytes = |b: &usize| match draft.buffers[*b].class {
+        // The least that the kernel runs with, even if it is given more.
+        Class::Workspace => layout::workspace(&draft.kernels[step.kernel], target),
+        _ => draft.buffers[*b].bytes,
+    };
+    let bytes: u64 = all.iter().map(bytes).sum();
     let over = step.reusable.iter().any(|&b| in_arena(draft, b));
     let shared = step.writes.first().filter(|&&b| over && in_arena(draft, b)).map_or(0, |&b| draft.buffers[b].bytes);
     bytes - shared
@@ -104,8 +119,10 @@ fn across(draft: &Draft) -> Vec<u64> {
         step.reads.iter().chain(&step.writes).for_each(|&b| users[b].push(s));
     }
     let mut before = vec![0u64; words];
-    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b) && !writers[b].is_empty()) {
-        before.fill(0);
+    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b)) {
+        // What the caller reads is read behind all steps, and what it writes is written before them.
+        let class = draft.buffers[b].class;
+        before.fill(if class == Class::Output { u64::MAX } else { 0 });
         for &user in &users[b] {
             before.iter_mut().zip(&ancestors[user * words..(user + 1) * words]).for_each(|(a, b)| *a |= b);
         }
@@ -114,7 +131,8 @@ fn across(draft: &Draft) -> Vec<u64> {
             while bits != 0 {
                 let s = word * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                if users[b].binary_search(&s).is_err() && writers[b].iter().any(|&w| has(s, w)) {
+                let there = || class == Class::Input || writers[b].iter().any(|&w| has(s, w));
+                if s < steps && users[b].binary_search(&s).is_err() && there() {
                     bytes[s] += draft.buffers[b].bytes;
                 }
             }

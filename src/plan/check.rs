@@ -11,7 +11,7 @@
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. Of a buffer written in
 //! parts, only those parts may be read.
 
-use super::{Buffer, Class, Plan, Port, Step, VERSION};
+use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Template, layout};
@@ -85,8 +85,12 @@ impl Held {
 /// An argument of a launch.
 struct Arg<'a> {
     buffer: usize,
+    /// What is bound of it.
+    window: Window,
     /// `None` for the workspace, which is touched everywhere.
     touch: Option<&'a Touch>,
+    /// The elements of the buffer that it may touch.
+    set: Option<Set>,
     /// Its number among the operands that are read, or are written.
     operand: usize,
     written: bool,
@@ -124,11 +128,15 @@ impl<'a> Checker<'a> {
                 format!("step {at} '{}' (kernel {}, {kernel}): {e}", step.name, step.kernel)
             })?;
         }
+        let last = self.plan.steps.len().saturating_sub(1);
         for port in &self.plan.outputs {
             let whole = Set::first(self.elements(port.buffer));
             let held = self.held[port.buffer].as_ref();
             let written = whole.is_none_or(|whole| held.is_some_and(|h| h.has(&whole)));
             ensure(written, || format!("output '{}': no step writes all of {}", port.name, self.name(port.buffer)))?;
+            if let Some(held) = &mut self.held[port.buffer] {
+                held.span.1 = last;
+            }
         }
         for buffer in 0..self.held.len() {
             self.release(buffer);
@@ -189,9 +197,11 @@ impl<'a> Checker<'a> {
         if self.plan.target.staging == 0 {
             return Ok(());
         }
-        let bytes = |class| self.plan.class_bytes(class);
-        let up = bytes(Class::Constant) + bytes(Class::Input);
-        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(Class::Output))] {
+        let bytes = |classes: &[Class]| -> u128 {
+            self.plan.buffers.iter().filter(|b| classes.contains(&b.class)).map(|b| u128::from(b.bytes)).sum()
+        };
+        let up = bytes(&[Class::Constant, Class::Input]);
+        for (memory, moved) in [(Memory::Upload, up), (Memory::Download, bytes(&[Class::Output]))] {
             let found = self.plan.segments.iter().filter(|s| s.memory == memory).count();
             let right = found == 1 || found == 0 && moved == 0;
             ensure(right, || {
@@ -251,7 +261,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Sizes and places; only in the arena may buffers share bytes.
-    fn buffers(&self) -> Verdict {
+    fn buffers(&mut self) -> Verdict {
         let plan = self.plan;
         let target = &plan.target;
         let mut lasting = Vec::new();
@@ -272,9 +282,6 @@ impl<'a> Checker<'a> {
                 let Buffer { segment: number, offset, bytes, .. } = b;
                 name(format!("{bytes} bytes at {offset} of segment {number}, which has {} bytes", segment.bytes))
             })?;
-            ensure(b.bytes <= target.max_binding, || {
-                name(format!("expected at most {} bytes, found {}", target.max_binding, b.bytes))
-            })?;
             ensure(is_countable(&b.shape), || name(format!("{} is too large", b.shape)))?;
             let needed = match self.packed[i] {
                 // The operand was seen to be packed, and its kernel to have a layout for it.
@@ -284,8 +291,12 @@ impl<'a> Checker<'a> {
             ensure(b.bytes >= needed, || {
                 name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
             })?;
-            if !self.is_arena(i) && b.bytes > 0 {
+            // Inputs are all there at first.
+            if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 {
                 lasting.push((b.segment, b.offset, i));
+            }
+            if b.class == Class::Input && b.bytes > 0 && self.held[i].is_some() {
+                self.holders[b.segment].insert(b.offset, i);
             }
         }
         lasting.sort_unstable();
@@ -316,6 +327,7 @@ impl<'a> Checker<'a> {
         if let Some(buffer) = buffers.find(|&&b| b >= plan.buffers.len()) {
             return Err(format!("buffer {buffer} of {}", plan.buffers.len()));
         }
+        self.windows(step, kernel.reads.len() + kernel.writes.len())?;
         self.operands(step)?;
 
         // Taken out for a while, because the arguments borrow from it.
@@ -324,6 +336,31 @@ impl<'a> Checker<'a> {
         let result = self.launch(at, step, reads, writes);
         self.needs = needs;
         result
+    }
+
+    /// The bytes that an argument binds, of the step's operands in the order of their slots.
+    fn window(&self, step: &Step, slot: usize, buffer: usize) -> Window {
+        step.windows.get(slot).copied().unwrap_or(Window { offset: 0, bytes: self.plan.buffers[buffer].bytes })
+    }
+
+    /// Windows, if there are any, lie in their buffers; none is larger than a binding.
+    fn windows(&self, step: &Step, operands: usize) -> Verdict {
+        let plan = self.plan;
+        let found = step.windows.len();
+        ensure(found == 0 || found == operands, || format!("expected {operands} windows or none, found {found}"))?;
+        let most = plan.target.max_binding;
+        for (slot, &b) in step.reads.iter().chain(&step.writes).enumerate() {
+            let Window { offset, bytes } = self.window(step, slot, b);
+            let name = |e: String| format!("binds {}: {e}", self.name(b));
+            ensure(bytes <= most, || name(format!("expected at most {most} bytes, found {bytes}")))?;
+            let (buffer, unit) = (&plan.buffers[b], plan.target.alignment);
+            let whole = offset.is_multiple_of(unit) && offset.is_multiple_of(buffer.dtype.size() as u64);
+            ensure(whole, || name(format!("expected a window at a multiple of {unit}, found {offset}")))?;
+            ensure(offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes), || {
+                name(format!("a window of {bytes} bytes at {offset} of {}", buffer.bytes))
+            })?;
+        }
+        Ok(())
     }
 
     /// Each buffer is what the operand says.
@@ -341,7 +378,10 @@ impl<'a> Checker<'a> {
             let fixed = verb == "writes" && matches!(buffer.class, Class::Constant | Class::Input);
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
-            let elements = self.elements(b);
+            let (all, size) = (self.elements(b), buffer.dtype.size() as u64);
+            let window = step.windows.get(i);
+            let seen = |w: &Window| (all.saturating_sub(w.offset / size)).min(w.bytes / size);
+            let elements = window.map_or(all, seen);
             let inside = touch.set.as_ref().is_none_or(|s| s.high() < elements);
             ensure(inside, || {
                 let high = touch.set.as_ref().map_or(0, Set::high);
@@ -357,6 +397,8 @@ impl<'a> Checker<'a> {
                 None => !operand.packed,
             };
             ensure(fits, || name("its packed layout is not what the kernel reads".into()))?;
+            let whole = window.is_none_or(|w| w.offset == 0 && w.bytes == buffer.bytes);
+            ensure(whole || !operand.packed, || name("a window of a packed layout".into()))?;
         }
         if let Some(&b) = step.writes.get(kernel.writes.len()) {
             let Buffer { class, bytes, .. } = plan.buffers[b];
@@ -374,15 +416,18 @@ impl<'a> Checker<'a> {
     }
 
     fn launch(&mut self, at: usize, step: &Step, reads: &[Touch], writes: &[Touch]) -> Verdict {
-        let read =
-            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: Some(&reads[operand]), operand, written: false };
-        let write =
-            |(operand, &buffer): (usize, &usize)| Arg { buffer, touch: writes.get(operand), operand, written: true };
-        let mut args: Vec<Arg> = step.reads.iter().enumerate().map(read).collect();
-        args.extend(step.writes.iter().enumerate().map(write));
+        let arg = |written: bool, operand: usize, buffer: usize| {
+            let (slot, touches) = if written { (step.reads.len() + operand, writes) } else { (operand, reads) };
+            let (touch, window) = (touches.get(operand), self.window(step, slot, buffer));
+            let first = window.offset / self.plan.buffers[buffer].dtype.size() as u64;
+            let set = touch.and_then(|t| t.set.as_ref()).map(|set| set.shifted(first));
+            Arg { buffer, window, touch, set, operand, written }
+        };
+        let mut args: Vec<Arg> = step.reads.iter().enumerate().map(|(i, &b)| arg(false, i, b)).collect();
+        args.extend(step.writes.iter().enumerate().map(|(i, &b)| arg(true, i, b)));
         self.slices(step, &args)?;
         for arg in args.iter().filter(|a| !a.written) {
-            let found = match (arg.touch.and_then(|t| t.set.as_ref()), &self.held[arg.buffer]) {
+            let found = match (&arg.set, &self.held[arg.buffer]) {
                 (None, _) => true,
                 (Some(_), None) => false,
                 (Some(set), Some(held)) => held.has(set),
@@ -405,8 +450,8 @@ impl<'a> Checker<'a> {
     fn slices(&self, step: &Step, args: &[Arg]) -> Verdict {
         let plan = self.plan;
         let slice = |a: &Arg| {
-            let Buffer { segment, offset, bytes, .. } = plan.buffers[a.buffer];
-            (segment, offset, offset + bytes)
+            let Buffer { segment, offset, .. } = plan.buffers[a.buffer];
+            (segment, offset + a.window.offset, offset + a.window.offset + a.window.bytes)
         };
         let mut sorted: Vec<&Arg> = args.iter().collect();
         sorted.sort_by_key(|a| slice(a));
@@ -495,7 +540,7 @@ impl<'a> Checker<'a> {
         let whole = Set::first(self.elements(arg.buffer));
         let Some(held) = &mut self.held[arg.buffer] else { unreachable!("it took its bytes above") };
         held.use_at(at, &self.clock);
-        let (Some(parts), Some(set)) = (&mut held.parts, arg.touch.and_then(|t| t.set.as_ref())) else { return };
+        let (Some(parts), Some(set)) = (&mut held.parts, &arg.set) else { return };
         if !parts.contains(set) {
             parts.push(set.clone());
         }
@@ -531,6 +576,7 @@ impl<'a> Checker<'a> {
         let arena = (0..plan.buffers.len()).filter(|&b| self.is_arena(b));
         let unshared: i128 = arena.map(|b| self.aligned(plan.buffers[b].bytes)).sum();
         let class = |class| i128::from(plan.class_bytes(class));
+        let buffers = |class| plan.buffers.iter().filter(|b| b.class == class).map(|b| self.aligned(b.bytes)).sum();
         let figures = [
             ("planned_bytes", i128::from(plan.bytes()), found.planned_bytes),
             ("arena_bytes", class(Class::Activation), found.arena_bytes),
@@ -538,8 +584,8 @@ impl<'a> Checker<'a> {
             ("lower_bound", bound.min(class(Class::Activation)), found.lower_bound),
             ("constant_bytes", class(Class::Constant), found.constant_bytes),
             ("state_bytes", class(Class::State), found.state_bytes),
-            ("input_bytes", class(Class::Input), found.input_bytes),
-            ("output_bytes", class(Class::Output), found.output_bytes),
+            ("input_bytes", buffers(Class::Input), found.input_bytes),
+            ("output_bytes", buffers(Class::Output), found.output_bytes),
             ("staging_bytes", class(Class::Staging), found.staging_bytes),
             ("unshared_bytes", unshared, found.unshared_bytes),
             ("steps", plan.steps.len() as i128, found.steps as u64),

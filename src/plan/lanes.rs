@@ -120,3 +120,62 @@ impl Lanes {
         self.steps.iter().filter(|s| !s.is_empty()).count()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::Class;
+    use crate::plan::lower::{DraftBuffer, DraftStep};
+
+    /// Steps that each read up to two earlier results, drawn from a seed.
+    fn draft(seed: u64, steps: usize) -> Draft {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut below = |n: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % n as u64) as usize
+        };
+        let mut draft = Draft::default();
+        for s in 0..steps {
+            let (name, shape) = (format!("b{s}"), vec![1].into());
+            draft.buffers.push(DraftBuffer { name, dtype: DType::F32, shape, bytes: 4, class: Class::Activation });
+            let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| below(s)).collect() };
+            let name = format!("s{s}");
+            let (writes, windows) = (vec![s], Vec::new());
+            draft.steps.push(DraftStep { name, kernel: 0, reads, writes, windows, reusable: Vec::new() });
+        }
+        draft
+    }
+
+    #[test]
+    fn what_may_run_beside_a_step_is_found() {
+        let mut concurrent = 0;
+        for seed in 0..300 {
+            let (count, most) = (3 + seed as usize % 20, 1 + seed as usize % 5);
+            let draft = draft(seed, count);
+            let order: Vec<usize> = (0..count).collect();
+            let lanes = Lanes::new(&draft, &order, most);
+            // By definition: what is over before a step starts is what it waits for, what its lane ran, and what was over before those.
+            let mut before: Vec<Vec<bool>> = Vec::new();
+            for at in 0..count {
+                let tail = (0..at).rfind(|&p| lanes.lane[p] == lanes.lane[at]);
+                let mut over = vec![false; count];
+                for p in lanes.waits[at].iter().copied().chain(tail) {
+                    over[p] = true;
+                    over.iter_mut().zip(&before[p]).for_each(|(over, earlier)| *over |= earlier);
+                }
+                before.push(over);
+            }
+            for (at, over) in before.iter().enumerate() {
+                assert!(draft.steps[at].reads.iter().all(|&b| over[b]), "{lanes:?}");
+                assert!((0..at).all(|p| lanes.precedes(p, at) == over[p]), "{lanes:?}");
+                let beside: Vec<usize> = (0..count).filter(|&p| !over[p] && !before[p][at]).collect();
+                assert_eq!((lanes.earliest(at), lanes.latest(at)), (beside[0], beside[beside.len() - 1]), "{lanes:?}");
+                concurrent += beside.len() - 1;
+            }
+        }
+        assert!(concurrent > 1000, "{concurrent}");
+    }
+}

@@ -24,9 +24,11 @@ pub struct Live {
     pub ranges: Vec<Range>,
 }
 
-/// Live ranges of the arena's buffers when steps run in `order`, side by side in `lanes`.
+/// Live ranges of the arena's buffers when steps run in `order`, side by side in `lanes`. Inputs are there from the start, outputs stay
+/// until the end.
 pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
-    let arena = |b: usize| matches!(draft.buffers[b].class, Class::Activation | Class::Workspace);
+    let class = |b: usize| draft.buffers[b].class;
+    let arena = |b: usize| class(b).segment() == Class::Activation;
     let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];
@@ -36,10 +38,17 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
             }
         }
     }
-    let ends =
-        |b: usize| uses[b].iter().map(|&at| lanes.latest(at) + 1).max().expect("a buffer that is written is used");
+    let ends = |b: usize| match class(b) {
+        Class::Output => order.len().max(1),
+        _ => uses[b].iter().map(|&at| lanes.latest(at) + 1).max().unwrap_or(1),
+    };
     let mut owner: Vec<usize> = Vec::new();
     let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
+    for b in (0..draft.buffers.len()).filter(|&b| class(b) == Class::Input) {
+        live.range[b] = Some(live.ranges.len());
+        owner.push(b);
+        live.ranges.push(Range { lower: 0, upper: ends(b), bytes: draft.buffers[b].bytes });
+    }
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];
         for (slot, &b) in step.writes.iter().enumerate() {
@@ -47,7 +56,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
                 continue;
             }
             let dying = |&r: &usize| {
-                let range = live.range[r]?;
+                let range = live.range[r].filter(|_| class(r) != Class::Output)?;
                 // Nothing has taken its bytes yet, and whatever else uses it is over.
                 let (&last, others) = uses[r].split_last()?;
                 let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));

@@ -14,7 +14,7 @@ pub struct Lives {
     /// Per buffer, the first and the last step that use it.
     pub uses: Vec<Option<(usize, usize)>>,
     /// Per buffer of the arena, the half steps in which its bytes are its own: from its first use to its last, and while steps of other
-    /// lanes may run at the same time as those.
+    /// lanes may run at the same time as those. Inputs hold them from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
     /// Per buffer, the one whose bytes it takes over in place.
     pub heirs: Vec<Option<usize>>,
@@ -40,9 +40,22 @@ impl Lives {
                 }
             }
         }
+        let end = 2 * plan.steps.len();
+        for port in plan.inputs.iter().filter(|_| end > 0) {
+            held[port.buffer].get_or_insert(0..2).start = 0;
+        }
+        for port in &plan.outputs {
+            if let Some(held) = &mut held[port.buffer] {
+                held.end = end;
+            }
+        }
+        let class = |b: usize| plan.buffers[b].class;
         let mut heirs = vec![None; plan.buffers.len()];
         for (s, step) in plan.steps.iter().enumerate() {
-            let dying = |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| first < s && last == s);
+            let there = |b: usize, first: usize| first < s || class(b) == Class::Input;
+            let over = |b: usize, last: usize| last == s && class(b) != Class::Output;
+            let dying =
+                |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
             let dying: Vec<usize> = step.reads.iter().copied().filter(dying).collect();
             for &heir in step.writes.iter().filter(|&&b| arena(b) && uses[b].is_some_and(|(first, _)| first == s)) {
                 for &from in dying.iter().filter(|&&from| overlap(plan, from, heir)) {

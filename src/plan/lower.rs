@@ -10,7 +10,7 @@
 //! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
 //! in: it is the prologue of that operand.
 
-use super::Class;
+use super::{Class, Window};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{self, Body, Expr};
@@ -24,6 +24,8 @@ use crate::shape::{Access, Shape};
 use crate::target::{Family, Target};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+
+mod split;
 
 /// A buffer that has no offset yet.
 #[derive(Clone, Debug)]
@@ -51,6 +53,8 @@ pub struct DraftStep {
     pub reads: Vec<usize>,
     /// One buffer per operand written, then the workspace.
     pub writes: Vec<usize>,
+    /// What it binds of them, operand by operand; none where it binds all.
+    pub windows: Vec<Window>,
     /// Buffers read that the first write may take the bytes of: each element is read before it is written.
     pub reusable: Vec<usize>,
 }
@@ -268,7 +272,7 @@ impl Lowering<'_> {
         let template = |id: u32| {
             let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
             let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
-            self.build(id, &dense).map(|core| core.template)
+            self.build(id, &dense, None).map(|core| core.template)
         };
         let mut chosen: HashMap<ValueId, bool> = HashMap::new();
         for &id in order {
@@ -410,7 +414,8 @@ impl Lowering<'_> {
     fn view(&mut self, id: u32) -> Result<()> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
-        let access = match self.view_access(id, &place.access) {
+        let finer = self.finer(id, &place.access);
+        let access = match finer.or_else(|| self.view_access(id, &place.access)) {
             Some(access) => access,
             None => {
                 place = self.contiguous(source, &place)?;
@@ -420,6 +425,63 @@ impl Lowering<'_> {
         };
         self.places.insert(ValueId { node: id, port: 0 }, Place { buffer: place.buffer, access });
         Ok(())
+    }
+
+    /// The access of a view that strides cannot express because it joins repeated batch axes, as keys have that several heads share: with
+    /// those axes apart, where only matrix products read it, which can have theirs apart, too.
+    fn finer(&self, id: u32, source: &Access) -> Option<Access> {
+        let graph = self.graph;
+        let shape = &graph.node(id).outputs[0].fact.shape;
+        let rank = shape.len();
+        let before = &graph.fact(graph.operands(id)[0]?).shape;
+        if source.shape.len() > before.len() {
+            // It is apart already: only the matrix may be turned.
+            let mut axes: Vec<usize> = (0..source.shape.len()).collect();
+            let last = axes.len() - 2;
+            axes.swap(last, last + 1);
+            return Some(source.permute(&axes));
+        }
+        let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
+        let (apart, joined) = (batch(&source.shape)?, batch(shape)?);
+        let matrices = rank >= 3 && source.shape[apart.len()..] == shape[joined.len()..] && !shape.contains(&0);
+        if !matrices || self.view_access(id, source).is_some() || !is_split(&joined, &apart) {
+            return None;
+        }
+        let mut values = vec![ValueId { node: id, port: 0 }];
+        while let Some(value) = values.pop() {
+            if graph.is_output(value) || self.destinations.contains_key(&value) {
+                return None;
+            }
+            for user in graph.users(value) {
+                let name = graph.node(user).op()?.name;
+                let result = &graph.node(user).outputs[0].fact.shape;
+                let turned = || {
+                    let plain = self.view_access(user, &Access::contiguous(shape.clone()));
+                    let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+                    plain == Some(Access::contiguous(shape.clone()).permute(&axes))
+                };
+                match name {
+                    "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
+                    "Transpose" if value.node == id && turned() => values.push(ValueId { node: user, port: 0 }),
+                    _ => return None,
+                }
+            }
+        }
+        Some(source.clone())
+    }
+
+    /// The batch axes that products of these values have apart, if one of them is read so.
+    fn apart(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
+        for &value in values {
+            if self.hosted.contains_key(&value) {
+                continue;
+            }
+            let access = self.place(value)?.access;
+            if access.shape.len() > self.graph.fact(value).shape.len() {
+                return Ok(Some(access.shape[..access.shape.len() - 2].into()));
+            }
+        }
+        Ok(None)
     }
 
     /// A row-major copy of a value in a buffer of its own.
@@ -554,7 +616,7 @@ impl Lowering<'_> {
         let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(false) };
         let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
         let mut accesses: Vec<_> = operands.iter().map(dense).collect();
-        let core = self.build(anchor, &accesses)?;
+        let core = self.build(anchor, &accesses, None)?;
         let operand = core.reads.iter().position(|(i, _)| *i == input);
         let Some(operand) =
             operand.filter(|&o| matches!((&core.template, o), (Template::MatMul, _) | (Template::Conv { .. }, 0)))
@@ -616,7 +678,7 @@ impl Lowering<'_> {
         }
         for (k, place) in reads.iter().enumerate() {
             accesses[input] = place.access.clone();
-            let access = self.build(anchor, &accesses)?.reads.swap_remove(operand).1;
+            let access = self.build(anchor, &accesses, None)?.reads.swap_remove(operand).1;
             let read = self.operand(place.buffer, access);
             match k {
                 0 => kernel.reads[operand] = read,
@@ -667,7 +729,9 @@ impl Lowering<'_> {
         let shape = self.graph.fact(value).shape.clone();
         let name = self.graph.node(sink).name.clone();
         if let Some(anchor) = anchor {
-            let (core, mut reads, own) = self.core(anchor)?;
+            let operands: Vec<_> = self.graph.operands(anchor).into_iter().flatten().collect();
+            let apart = self.apart(&operands)?;
+            let (core, mut reads, own) = self.core(anchor, apart.as_ref())?;
             let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
             code.values.insert(ValueId { node: anchor, port: 0 }, Expr::input(0, dtype));
             code.first = 1;
@@ -717,16 +781,22 @@ impl Lowering<'_> {
         let graph = self.graph;
         let found = attention::ending_in(graph, sink);
         let found = found.ok_or_else(|| graph.node(sink).error("a group of two products is an attention"))?;
-        let (products, mut reads, _) = self.core(found.products)?;
-        let space = products.shape;
         let value = ValueId { node: sink, port: 0 };
-        let shape = graph.fact(value).shape.clone();
         let values = graph.operands(sink)[1].expect("a product has two operands");
-        let mut extents = space.clone();
-        extents.truncate(space.len() - 2);
-        extents.extend([space[space.len() - 1], shape[shape.len() - 1]]);
+        let mut operands: Vec<_> = graph.operands(found.products).into_iter().flatten().collect();
+        operands.push(values);
+        let apart = self.apart(&operands)?;
+        let (products, mut reads, _) = self.core(found.products, apart.as_ref())?;
+        let (whole, space) = (graph.node(found.products).outputs[0].fact.shape.clone(), products.shape);
+        let batch = &whole[..whole.len() - 2];
+        let mut shape = space.clone();
+        shape.truncate(space.len() - 2);
+        let apart = shape.clone();
+        let result = &graph.fact(value).shape;
+        shape.extend_from_slice(&result[result.len() - 2..]);
         let place = self.place(values)?;
-        reads.push((place.buffer, self.operand(place.buffer, place.access.broadcast(&extents))));
+        let access = split(&place.access, batch, &apart).ok_or_else(|| self.unreachable(sink))?;
+        reads.push((place.buffer, self.operand(place.buffer, access)));
 
         let dtype = graph.fact(value).dtype;
         let mut code = Code { first: 1, ..Code::default() };
@@ -736,12 +806,14 @@ impl Lowering<'_> {
         let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
         let score = match maps.is_empty() {
             true => Expr::input(0, dtype),
-            false => self.compute(&maps, &mut code, &|access, _| Some(access.broadcast(&space)))?,
+            false => self.compute(&maps, &mut code, &|access, _| access.broadcast(&whole).reshape(&space))?,
         };
         let further = code.reads.len();
         reads.append(&mut code.reads);
         let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
         let to = self.destination(value)?;
+        let access = to.access.reshape(&shape).ok_or_else(|| self.unreachable(sink))?;
+        let to = Place { buffer: to.buffer, access };
         let recipe = Recipe::new(template, shape, Body::identity(dtype));
         self.step(graph.node(sink).name.clone(), recipe, reads, vec![to])
     }
@@ -776,18 +848,29 @@ impl Lowering<'_> {
         Row { full, kept, axes, inner: inner.len() }
     }
 
-    /// The template of a node whose operands are read as given.
-    fn build(&self, anchor: u32, accesses: &[Access]) -> Result<Core> {
+    /// The template of a node whose operands are read as given; of a product, with its batch axes `apart`.
+    fn build(&self, anchor: u32, accesses: &[Access], apart: Option<&Shape>) -> Result<Core> {
         let (graph, node) = (self.graph, self.graph.node(anchor));
         let op = node.op().expect("a template is an operator");
         let Lower::Template(template) = op.lower else { unreachable!("the caller chose a template") };
-        let operands = graph.operands(anchor);
-        let facts: Vec<_> = operands.iter().flatten().map(|&v| Some(graph.fact(v))).collect();
-        template(&Call { op, attrs: &node.attrs, inputs: &facts }, accesses).map_err(|what| node.error(what))
+        let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
+        let mut facts: Vec<Fact> = operands.iter().map(|&v| graph.fact(v).clone()).collect();
+        let mut accesses = accesses.to_vec();
+        if let Some(apart) = apart {
+            let batch = &node.outputs[0].fact.shape;
+            let batch = &batch[..batch.len() - 2];
+            for (access, fact) in accesses.iter_mut().zip(&mut facts) {
+                *access = split(access, batch, apart).ok_or_else(|| self.unreachable(anchor))?;
+                fact.shape = access.shape.clone();
+            }
+        }
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        template(&Call { op, attrs: &node.attrs, inputs: &facts }, &accesses).map_err(|what| node.error(what))
     }
 
-    /// The template of a node, with its operands' buffers, and with the prologues that it hosts and theirs.
-    fn core(&mut self, anchor: u32) -> Result<(Core, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
+    /// The template of a node, with its operands' buffers, and with the prologues that it hosts and theirs. The batch axes of a product may
+    /// be `apart`.
+    fn core(&mut self, anchor: u32, apart: Option<&Shape>) -> Result<(Core, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
         let operands: Vec<_> = self.graph.operands(anchor).into_iter().flatten().collect();
         let mut places = Vec::with_capacity(operands.len());
         for &value in &operands {
@@ -797,14 +880,14 @@ impl Lowering<'_> {
             });
         }
         let accesses = |places: &[Place]| places.iter().map(|p| p.access.clone()).collect::<Vec<_>>();
-        let mut core = self.build(anchor, &accesses(&places))?;
+        let mut core = self.build(anchor, &accesses(&places), apart)?;
         let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
         let last = self.wants_channels_last(&core.template, dtype);
         if last {
             for (place, &value) in places.iter_mut().zip(&operands) {
                 *place = self.with_channels_last(value)?;
             }
-            core = self.build(anchor, &accesses(&places))?;
+            core = self.build(anchor, &accesses(&places), apart)?;
         }
         let either = self.target.family == Family::Cuda && matches!(core.template, Template::Pool { .. });
         let lies = last || either && core.reads[0].1.has_channels_last();
@@ -819,7 +902,7 @@ impl Lowering<'_> {
         if windowed && !lies && !is_dense_image(&core.reads[0].1) {
             let input = core.reads[0].0;
             places[input] = self.contiguous(operands[input], &places[input])?;
-            core = self.build(anchor, &accesses(&places))?;
+            core = self.build(anchor, &accesses(&places), apart)?;
         }
         let reads: Vec<_> = core
             .reads
@@ -833,7 +916,7 @@ impl Lowering<'_> {
             for place in &reads[1..] {
                 let mut accesses = accesses(&places);
                 accesses[input] = place.access.clone();
-                let access = self.build(anchor, &accesses)?.reads.swap_remove(operand).1;
+                let access = self.build(anchor, &accesses, apart)?.reads.swap_remove(operand).1;
                 own.push((place.buffer, self.operand(place.buffer, access)));
             }
             prologues.push((Prologue { operand, reads: own.len(), body: body.clone() }, own));
@@ -923,19 +1006,29 @@ impl Lowering<'_> {
             workspace: 0,
             call: None,
         };
+        let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
+        let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
+        if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            let parts = split::cut(&kernel, &slots, self.target);
+            let parts = parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0))?;
+            for split::Part { kernel, windows } in parts {
+                self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
+            }
+            return Ok(());
+        }
         if self.target.family == Family::Cpu {
             self.pack(&mut kernel, &mut buffers);
         }
         self.walk_as_written(&mut kernel);
         let Some(Split { call: (call, slots), rest }) = library::split(&kernel, self.target) else {
-            return self.launch(name, kernel, buffers, &writes);
+            return self.launch(name, kernel, buffers, &writes, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
-        self.launch(name.clone(), call, pick(&slots), &writes)?;
+        self.launch(name.clone(), call, pick(&slots), &writes, Vec::new())?;
         if let Some((mut map, slots)) = rest {
             self.walk_as_written(&mut map);
             let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
-            self.launch(name, map, reads, &writes)?;
+            self.launch(name, map, reads, &writes, Vec::new())?;
         }
         Ok(())
     }
@@ -961,7 +1054,24 @@ impl Lowering<'_> {
         }
     }
 
-    fn launch(&mut self, name: String, mut kernel: Kernel, buffers: Vec<usize>, writes: &[Place]) -> Result<()> {
+    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize) -> Error {
+        let (b, target) = (&self.draft.buffers[buffer], self.target);
+        let (value, kernel, most) =
+            (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
+        Error::Usage(format!(
+            "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' cannot be split",
+            b.bytes, target.name
+        ))
+    }
+
+    fn launch(
+        &mut self,
+        name: String,
+        mut kernel: Kernel,
+        buffers: Vec<usize>,
+        writes: &[Place],
+        windows: Vec<Window>,
+    ) -> Result<()> {
         kernel.workspace = match &kernel.call {
             Some(call) => call.workspace(),
             None => layout::workspace(&kernel, self.target),
@@ -981,7 +1091,15 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| !per_row && bytes(b) == bytes(written[0]) && same(b));
+        reusable.retain(|&b| windows.is_empty() && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        if kernel.workspace > self.target.max_binding {
+            let (found, most) = (kernel.workspace, self.target.max_binding);
+            let what = format!(
+                "node '{name}': a workspace of {found} bytes; target '{}' binds at most {most}",
+                self.target.name
+            );
+            return Err(Error::Usage(what));
+        }
         if kernel.workspace > 0 {
             let shape = Shape::new([kernel.workspace as usize]);
             written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
@@ -997,7 +1115,7 @@ impl Lowering<'_> {
                 *kernel = number;
             }
         }
-        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, reusable });
+        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, windows, reusable });
         Ok(())
     }
 
@@ -1009,6 +1127,9 @@ impl Lowering<'_> {
                 continue;
             }
             let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
+            if bytes.next_multiple_of(4) > self.target.max_binding {
+                continue;
+            }
             let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
             let constant = self.draft.constants[at].constant.clone();
             let read = &mut kernel.reads[operand];
@@ -1060,6 +1181,32 @@ fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
         Some((root, access))
     };
     through().unwrap_or_else(|| (constant.clone(), Access::contiguous(constant.fact.shape.clone())))
+}
+
+/// Whether `apart` is `joined` with axes taken apart.
+fn is_split(joined: &[usize], apart: &[usize]) -> bool {
+    let mut parts = apart.iter();
+    let whole = |&extent: &usize| {
+        let mut product = 1;
+        while product < extent {
+            match parts.next() {
+                Some(part) => product *= part,
+                None => return false,
+            }
+        }
+        product == extent
+    };
+    joined.iter().all(whole) && parts.all(|&part| part == 1)
+}
+
+/// An operand of a product over these batch axes with the axes `apart`: split, unless it has them so.
+fn split(access: &Access, batch: &[usize], apart: &Shape) -> Option<Access> {
+    let matrix = &access.shape[access.shape.len() - 2..];
+    let of = |batch: &[usize]| batch.iter().chain(matrix).copied().collect::<Shape>();
+    if access.shape == of(apart) {
+        return Some(access.clone());
+    }
+    access.broadcast(&of(batch)).reshape(&of(apart))
 }
 
 /// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.

@@ -43,9 +43,9 @@ pub enum Class {
     Constant,
     /// Kept from one run to the next and written by steps.
     State,
-    /// Written by the caller before a run; no step writes it.
+    /// Written by the caller before each run; no step writes it. In the arena until its last reader has run.
     Input,
-    /// Read by the caller after a run.
+    /// Read by the caller after a run. In the arena from its first writer on, until the next run begins.
     Output,
     /// Lives within a run, in the arena.
     Activation,
@@ -80,9 +80,12 @@ impl Class {
         }
     }
 
-    /// The class of the segment that holds buffers of this class: workspaces share the activations' arena.
+    /// The class of the segment that holds buffers of this class: what is not there for all of the run shares the activations' arena.
     pub fn segment(self) -> Class {
-        if self == Class::Workspace { Class::Activation } else { self }
+        match self {
+            Class::Workspace | Class::Input | Class::Output => Class::Activation,
+            lasting => lasting,
+        }
     }
 }
 
@@ -144,7 +147,17 @@ pub struct Port {
     pub buffer: usize,
 }
 
-/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it.
+/// The bytes of a buffer that an argument of a step binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// Bytes from the buffer's start; a multiple of the target's alignment.
+    pub offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+}
+
+/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it. Of a buffer that is larger than a binding a
+/// step sees a window.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// The node whose result it computes.
@@ -155,6 +168,9 @@ pub struct Step {
     pub reads: Vec<usize>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
     pub writes: Vec<usize>,
+    /// What the step binds, operand by operand: those read, then those written. None where it binds whole buffers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub windows: Vec<Window>,
     /// Steps of one lane run one after another, those of several lanes side by side.
     #[serde(default, skip_serializing_if = "is_first")]
     pub lane: u32,
@@ -183,7 +199,7 @@ pub struct Candidate {
 pub struct Summary {
     /// Bytes of all segments: what will be allocated.
     pub planned_bytes: u64,
-    /// Bytes of the arena's segments.
+    /// Bytes of the arena's segments, which hold the inputs and outputs, too.
     pub arena_bytes: u64,
     /// The largest sum of live bytes over the steps, each buffer rounded up to the alignment: no placement of this order can be smaller.
     /// Or the arena, where its last buffer ends short of that.
@@ -192,14 +208,14 @@ pub struct Summary {
     pub constant_bytes: u64,
     /// Bytes of the state's segments.
     pub state_bytes: u64,
-    /// Bytes of the inputs' segments.
+    /// Bytes of the inputs, each rounded up to the alignment.
     pub input_bytes: u64,
-    /// Bytes of the outputs' segments.
+    /// Bytes of the outputs, each rounded up to the alignment.
     pub output_bytes: u64,
     /// Bytes of the staging segments.
     #[serde(default)]
     pub staging_bytes: u64,
-    /// What the arena would take with a buffer of its own for every activation.
+    /// What the arena would take with bytes of its own for every buffer.
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
@@ -249,6 +265,22 @@ impl Plan {
         self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
     }
 
+    /// Bytes of the buffers of one class, each rounded up to the alignment; where they share bytes, those count for each of them.
+    pub fn buffer_bytes(&self, class: Class) -> u64 {
+        let aligned = |b: &Buffer| b.bytes.next_multiple_of(self.target.alignment);
+        self.buffers.iter().filter(|b| b.class == class).map(aligned).sum()
+    }
+
+    /// Whether a step may write where an input lay: then inputs are written anew before each run.
+    pub fn consumes_inputs(&self) -> bool {
+        let overlap = |a: &Buffer, b: &Buffer| {
+            a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+        };
+        let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
+        let written = self.steps.iter().flat_map(|step| &step.writes);
+        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| overlap(input, b)))
+    }
+
     /// The plan as JSON, the same on every machine.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a plan has only finite numbers and text keys");
@@ -284,11 +316,11 @@ pub struct Limits {
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
 /// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
-/// then spread over them, as long as that costs at most a quarter of the arena and the limit holds.
+/// then spread over them, as long as that costs little and the limit holds.
 ///
 /// # Errors
-/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's buffers or the target
-/// lacks its type.
+/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
+/// bindings where a kernel needs all of it at once, or the target lacks its type.
 pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
     Ok(compile(graph, target, limits)?.0)
 }
@@ -356,12 +388,15 @@ fn best_order(graph: &Graph, target: &Target) -> Result<(Draft, Layout, Vec<Cand
     Ok((drafts.swap_remove(tries[at].0), layout, orders))
 }
 
-/// How much larger, in percent, an arena may become for steps to run side by side.
-const LANES_COST: u64 = 25;
+/// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
+/// which no device is short of.
+const LANES_COST: u64 = 1 << 20;
 
 /// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory.
 fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
-    let bar = layout.peak.saturating_add(layout.peak.saturating_mul(LANES_COST) / 100).saturating_add(1);
+    let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
+    let most = LANES_COST.max(layout.peak / 4).max(constants / 32);
+    let bar = layout.peak.saturating_add(most).saturating_add(1);
     let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;
     while lanes > 1 {
@@ -397,7 +432,7 @@ struct Layout {
     peak: u64,
 }
 
-/// Refuses what no binding holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
+/// Refuses what no segment holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
 fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     let mut sum = 0u64;
     for b in &draft.buffers {
@@ -408,11 +443,10 @@ fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
             Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
         })?;
     }
-    let largest = target.max_binding.min(target.max_segment);
-    match draft.buffers.iter().find(|b| b.bytes > largest) {
+    match draft.buffers.iter().find(|b| b.bytes > target.max_segment) {
         Some(b) => Err(Error::Usage(format!(
-            "tensor '{}' ({}{}) takes {} bytes; target '{}' binds at most {largest}",
-            b.name, b.dtype, b.shape, b.bytes, target.name
+            "tensor '{}' ({}{}) takes {} bytes; target '{}' allocates at most {} at once",
+            b.name, b.dtype, b.shape, b.bytes, target.name, target.max_segment
         ))),
         None => Ok(()),
     }
@@ -489,6 +523,12 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
+    fn new(buffers: &[Buffer], target: &Target) -> Moved {
+        let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
+        let bytes = |class| buffers.iter().filter(|b| b.class == class).map(aligned).sum();
+        Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
+    }
+
     /// The segments through which they pass, as [`Target::staged`] has it. All inputs, and all outputs, move at once: that is done in
     /// every run. Constants move once, in sixteen parts if the inputs' segment is no larger: for that it is not worth doubling them.
     pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
@@ -535,8 +575,7 @@ fn assemble(
         let lower::DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
-    let bytes = |class| segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum();
-    let moved = Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) };
+    let moved = Moved::new(&buffers, target);
     segments.extend(moved.staging(target));
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
@@ -561,6 +600,7 @@ fn assemble(
             kernel: step.kernel,
             reads: renumber(&step.reads),
             writes: renumber(&step.writes),
+            windows: step.windows.clone(),
             lane: layout.lanes.lane[at],
             waits: layout.lanes.waits[at].clone(),
         }
@@ -586,8 +626,8 @@ fn assemble(
         lower_bound: layout.bound.min(plan.class_bytes(Class::Activation)),
         constant_bytes: plan.class_bytes(Class::Constant),
         state_bytes: plan.class_bytes(Class::State),
-        input_bytes: plan.class_bytes(Class::Input),
-        output_bytes: plan.class_bytes(Class::Output),
+        input_bytes: plan.buffer_bytes(Class::Input),
+        output_bytes: plan.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
         unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
         steps: plan.steps.len(),

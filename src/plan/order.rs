@@ -102,7 +102,7 @@ pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
 
 /// An order in which steps that make no less than they free wait until their first reader is next.
 fn late(uses: &Uses, dag: &Dag, order: &[usize]) -> Vec<usize> {
-    let mut ledger = Ledger::new(uses);
+    let mut ledger = Ledger::new(uses, false);
     let grows = |&s: &usize| {
         let growth = ledger.growth(s);
         ledger.run(s);

@@ -1,10 +1,10 @@
 //! Where a plan's bytes are when most of them are needed.
 
+use super::lives::Lives;
 use super::{Class, Plan};
 use crate::graph::Graph;
 use serde::Serialize;
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 /// A buffer that holds data at the peak.
 #[derive(Clone, Debug, Serialize)]
@@ -17,7 +17,7 @@ pub struct Holder {
     pub kernel: String,
     /// What it is for.
     pub class: Class,
-    /// Its bytes that no other holder counts.
+    /// Its bytes.
     pub bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub struct Peak {
     pub live: Vec<Holder>,
     /// The other holders in the arena.
     pub others: Rest,
-    /// Bytes of the arena that hold nothing: alignment, gaps, steps that may run beside this one.
+    /// Bytes of the arena that hold nothing: alignment and gaps.
     pub idle_bytes: u64,
     /// What is held throughout, class by class.
     pub held: Vec<Rest>,
@@ -60,72 +60,31 @@ pub struct Peak {
 /// Holders that are listed one by one.
 const LISTED: usize = 8;
 
+/// The operators of a graph's nodes by name; none without a graph.
+pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
+    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
+    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
+    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
+}
+
 /// Who is live at the peak of a plan. Operators are those of the graph that was planned; without one, kernels stand for them.
 pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
-    let nodes = graph.and_then(|g| Some((g, g.order().ok()?)));
-    let operators: HashMap<&str, &str> = nodes
-        .iter()
-        .flat_map(|(g, order)| order.iter().map(|&n| g.node(n)).filter(|n| n.op().is_some()))
-        .map(|n| (n.name.as_str(), n.op_name()))
-        .collect();
+    let operators = operators(graph);
     let kernel = |step: usize| plan.kernels[plan.steps[step].kernel].template.name();
     let operator = |step: usize| {
         let name = plan.steps[step].name.as_str();
         operators.get(name).copied().unwrap_or_else(|| kernel(step)).to_owned()
     };
 
-    // First and last use of each buffer.
-    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
-    for (s, step) in plan.steps.iter().enumerate() {
-        for &b in step.reads.iter().chain(&step.writes) {
-            uses[b] = Some((uses[b].map_or(s, |(first, _)| first), s));
-        }
-    }
-    let arena = |b: usize| plan.segments[plan.buffers[b].segment].class == Class::Activation;
-    let (mut starts, mut ends) = (vec![Vec::new(); plan.steps.len()], vec![Vec::new(); plan.steps.len()]);
-    for (b, (first, last)) in uses.iter().enumerate().filter(|(b, _)| arena(*b)).filter_map(|(b, u)| Some((b, (*u)?))) {
-        starts[first].push(b);
-        ends[last].push(b);
-    }
-    // Bytes that buffers share count for the one that was made last: it is what they hold from now on.
-    let holders = |live: &BTreeSet<usize>| {
-        let range = |&b: &usize| (plan.buffers[b].segment, plan.buffers[b].offset, Reverse(uses[b]), b);
-        let mut ranges: Vec<_> = live.iter().map(range).collect();
-        ranges.sort_unstable();
-        let mut end = (usize::MAX, 0);
-        let own = |(segment, from, _, b): (usize, u64, _, usize)| {
-            let to = from + plan.buffers[b].bytes;
-            let taken = if end.0 == segment { end.1 } else { 0 };
-            end = (segment, to.max(taken));
-            (b, to.saturating_sub(from.max(taken)))
-        };
-        ranges.into_iter().map(own).collect::<Vec<_>>()
-    };
-    let mut live = BTreeSet::new();
-    let (mut sum, mut most, mut step, mut found) = (0, 0, None, Vec::new());
-    for s in 0..plan.steps.len() {
-        live.extend(&starts[s]);
-        sum += starts[s].iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
-        // What is shared only makes it less.
-        if sum > most || step.is_none() {
-            let holders = holders(&live);
-            let bytes = holders.iter().map(|h| h.1).sum();
-            if bytes > most || step.is_none() {
-                (most, step, found) = (bytes, Some(s), holders);
-            }
-        }
-        for b in &ends[s] {
-            live.remove(b);
-            sum -= plan.buffers[*b].bytes;
-        }
-    }
-
-    found.retain(|f| f.1 > 0);
-    found.sort_by_key(|&(b, bytes)| (Reverse(bytes), b));
+    let lives = Lives::of(plan);
+    let step = lives.peak();
+    let found = step.map_or(Vec::new(), |step| lives.holders(plan, step));
+    let most: u64 = found.iter().map(|&b| plan.buffers[b].bytes).sum();
     let mut others = Rest { class: Class::Activation, count: 0, bytes: 0, largest: None };
     let mut live = Vec::new();
-    for (b, bytes) in found {
+    for b in found {
         let buffer = &plan.buffers[b];
+        let bytes = buffer.bytes;
         if live.len() == LISTED {
             others.count += 1;
             others.bytes += bytes;
@@ -153,7 +112,7 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
         bytes: plan.bytes(),
         live,
         others,
-        idle_bytes: plan.class_bytes(Class::Activation) - most,
+        idle_bytes: plan.class_bytes(Class::Activation).saturating_sub(most),
         held: held.collect(),
     }
 }

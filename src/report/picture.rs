@@ -9,10 +9,11 @@ use super::human;
 use crate::eager::alloc::Block;
 use crate::eager::compare::{Comparison, Outcome};
 use crate::eager::{Act, Log, Program};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template};
 use crate::plan::lives::Lives;
+use crate::plan::peak::operators;
 use crate::plan::place::{self, Effort, Problem};
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
@@ -122,8 +123,8 @@ impl Kind {
             Kind::Elementwise => "#eedd88",
             Kind::Movement => "#bbcc33",
             Kind::Workspace => "#aab2bd",
-            Kind::Constant => "#6f7b8a",
-            Kind::State => "#8e99a6",
+            Kind::Constant => "#8792a0",
+            Kind::State => "#98a2ae",
             Kind::Input => "#a9b3be",
             Kind::Output => "#c6cdd5",
             Kind::Staging => "#dfe3e8",
@@ -409,16 +410,27 @@ impl Scene {
         if staging > 0 {
             segments.insert(0, Area { time: (0, end), bytes: (0, staging) });
         }
-        let items = segments.values().map(|area| place::Item {
+        // What is there throughout lies below the rest, which is placed: that is no higher than any other way to draw it.
+        let throughout = |area: &Area| area.time == (0, end);
+        let mut height = 0u64;
+        for area in segments.values_mut().filter(|area| throughout(area)) {
+            let top = height.checked_add(area.bytes.1);
+            let top = top.ok_or_else(|| Error::Usage("the segments' sizes cannot be added up".into()))?;
+            area.bytes = (height, top);
+            height = top;
+        }
+        let items = segments.values().filter(|area| !throughout(area)).map(|area| place::Item {
             lower: area.time.0 as u64,
             upper: area.time.1 as u64,
             size: area.bytes.1,
             align: 1,
         });
         let drawn = place::place(&Problem::new(items.collect(), 1)?, Effort::PLAN);
-        for (area, offset) in segments.values_mut().zip(&drawn.offsets) {
-            area.bytes = (*offset, offset + area.bytes.1);
+        let others = segments.values_mut().filter(|area| area.time != (0, end));
+        for (area, offset) in others.zip(&drawn.offsets) {
+            area.bytes = (height + offset, height + offset + area.bytes.1);
         }
+        height += drawn.peak;
         let mut rects = Vec::new();
         let mut live = vec![0i128; end + 1];
         let mut reserved = live.clone();
@@ -445,7 +457,7 @@ impl Scene {
             Peak { step, bytes: live[step], buffers: holders }
         });
         let areas = segments.into_values().collect();
-        let space = Space { title: "device".into(), class: None, bytes: drawn.peak, areas, rects };
+        let space = Space { title: "device".into(), class: None, bytes: height, areas, rects };
         Ok(Scene {
             name: String::new(),
             target: String::new(),
@@ -500,13 +512,6 @@ impl Mark {
             writes: writes.to_vec(),
         }
     }
-}
-
-/// The operators of a graph's nodes by name.
-fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
-    let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
-    let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
-    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
 }
 
 /// From changes per half step to the most in either half of each step.

@@ -14,6 +14,9 @@ const EDGE: f64 = 16.0;
 /// The widths of letters are not known here: these are an upper estimate, in units of the font's size, and no label is cut.
 const LETTER: f64 = 0.6;
 
+/// What stands for pale rectangles in the legend.
+const PALE: &str = "#77aadd4d";
+
 const STYLE: &str = "\
 text{font:12px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#1f2328}
 .t{font-size:15px;font-weight:600}.m{fill:#59636e}.e{text-anchor:end}.c{text-anchor:middle}.b{font-weight:600}
@@ -290,7 +293,11 @@ impl Sketch<'_> {
         let kinds = |kind: &Kind| {
             scene.steps.iter().any(|s| s.kind == *kind) || *kind == Kind::Workspace && scene.kinds().contains(kind)
         };
-        let entries: Vec<_> = Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        let mut entries: Vec<_> =
+            Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
+        if scene.spaces.iter().flat_map(|s| &s.rects).any(|r| r.held != r.time) {
+            entries.push((PALE, "pale: steps of other lanes may still run".to_owned()));
+        }
         self.entries(&entries, LEFT);
     }
 
@@ -303,16 +310,16 @@ impl Sketch<'_> {
         for &b in peak.buffers.iter().take(MOST) {
             let item = &self.scene.buffers[b];
             let words = format!("{} {}", item.name, item.ty);
-            self.text("e", LEFT + 74.0, self.y, &human(item.bytes));
-            self.text("m", LEFT + 84.0, self.y, &fit(&words, RIGHT - LEFT - 84.0, 12.0).unwrap_or_default());
+            self.text("e", LEFT + 84.0, self.y, &human(item.bytes));
+            self.text("m", LEFT + 94.0, self.y, &fit(&words, RIGHT - LEFT - 94.0, 12.0).unwrap_or_default());
             self.y += 17.0;
         }
         let rest = peak.buffers.get(MOST..).unwrap_or_default();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|&b| self.scene.buffers[b].bytes).sum();
-            self.text("e", LEFT + 74.0, self.y, &human(bytes));
+            self.text("e", LEFT + 84.0, self.y, &human(bytes));
             let words = format!("in {} more {}", rest.len(), plural(rest.len(), "buffer"));
-            self.text("m", LEFT + 84.0, self.y, &words);
+            self.text("m", LEFT + 94.0, self.y, &words);
             self.y += 17.0;
         }
         self.y -= 14.0;

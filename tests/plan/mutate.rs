@@ -49,13 +49,21 @@ pub fn repair(plan: &mut Plan) {
         of.fold(0u64, |n, s| n.saturating_add(s.bytes))
     };
     let size = |b: usize| plan.buffers[b].bytes.div_ceil(align).saturating_mul(align);
+    let class = |class: Class| {
+        let of = (0..plan.buffers.len()).filter(|&b| plan.buffers[b].class == class);
+        of.fold(0, |n: u64, b| n.saturating_add(size(b)))
+    };
     let arena = |b: &usize| plan.buffers.get(*b).is_some_and(|b| b.class.segment() == Class::Activation);
     let all = 0..plan.buffers.len();
-    // From the first step that writes a buffer to the last that uses it.
+    // From the first step that writes a buffer to the last that uses it; inputs from the start, outputs to the end.
     let life = |b: usize| {
+        let last = plan.steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b));
+        if plan.inputs.iter().any(|port| port.buffer == b) {
+            return Some((0, last.unwrap_or(0)));
+        }
         let first = plan.steps.iter().position(|s| s.writes.contains(&b))?;
-        let last = plan.steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b))?;
-        Some((first, last))
+        let kept = plan.outputs.iter().any(|port| port.buffer == b);
+        Some((first, if kept { plan.steps.len() - 1 } else { last? }))
     };
     let lives: Vec<_> = all.clone().map(|b| arena(&b).then(|| life(b)).flatten()).collect();
     let place = |b: usize| (plan.buffers[b].segment, plan.buffers[b].offset, plan.buffers[b].bytes);
@@ -75,8 +83,8 @@ pub fn repair(plan: &mut Plan) {
         lower_bound: (0..plan.steps.len()).map(live).max().unwrap_or(0).min(sum(Some(Class::Activation))),
         constant_bytes: sum(Some(Class::Constant)),
         state_bytes: sum(Some(Class::State)),
-        input_bytes: sum(Some(Class::Input)),
-        output_bytes: sum(Some(Class::Output)),
+        input_bytes: class(Class::Input),
+        output_bytes: class(Class::Output),
         staging_bytes: sum(Some(Class::Staging)),
         unshared_bytes: all.clone().filter(arena).fold(0, |n, b| n.saturating_add(size(b))),
         steps: plan.steps.len(),
@@ -249,6 +257,29 @@ fn steps(nursery: &mut Nursery) {
             nursery.add(order, format!("step {s} moved to {other}"), |p| p.steps[other..=s].rotate_right(1));
             nursery.add(order, format!("step {other} moved to {s}"), |p| p.steps[other..=s].rotate_left(1));
         }
+        for w in 0..seed.steps[s].windows.len() {
+            for by in [-256i64, -64, -4, 4, 64, 256] {
+                let change = |n: &mut u64| *n = n.wrapping_add_signed(by);
+                nursery.add(Kind::Meaning, format!("step {s}: window {w} at {by:+}"), |p| {
+                    change(&mut p.steps[s].windows[w].offset)
+                });
+                nursery.add(Kind::Layout, format!("step {s}: window {w} of {by:+}"), |p| {
+                    change(&mut p.steps[s].windows[w].bytes)
+                });
+            }
+            for extreme in [0, u64::MAX] {
+                nursery.add(Kind::Layout, format!("step {s}: window {w} of {extreme}"), |p| {
+                    p.steps[s].windows[w].bytes = extreme
+                });
+                nursery.add(Kind::Meaning, format!("step {s}: window {w} at {extreme}"), |p| {
+                    p.steps[s].windows[w].offset = extreme
+                });
+            }
+        }
+        nursery.add(Kind::Meaning, format!("step {s}: no windows"), |p| p.steps[s].windows.clear());
+        nursery.add(Kind::Meaning, format!("step {s}: a window less"), |p| {
+            p.steps[s].windows.pop();
+        });
         nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.steps.remove(s)));
         nursery.add(order, format!("step {s}: again at once"), |p| p.steps.insert(s, p.steps[s].clone()));
         nursery.add(order, format!("step {s}: again at the end"), |p| p.steps.push(p.steps[s].clone()));

@@ -253,6 +253,11 @@ fn indices(shape: &[usize], backwards: bool) -> Vec<Vec<usize>> {
     all
 }
 
+/// Elements from the start of an argument's buffer to what its kernel counts from.
+fn first(kernel: &Kernel, step: &Step, slot: usize) -> isize {
+    step.windows.get(slot).map_or(0, |w| (w.offset / kernel.operand(slot).dtype.size() as u64) as isize)
+}
+
 fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bool) {
     let Kernel { template, shape, reads, writes, body, .. } = kernel;
     let core = template.core_reads();
@@ -264,14 +269,14 @@ fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bo
             if moving < index.len() && !still {
                 f64::NAN
             } else {
-                memory.get(step.reads[core + i], operand.access.at(index))
+                memory.get(step.reads[core + i], first(kernel, step, core + i) + operand.access.at(index))
             }
         };
         reads[kernel.further()].iter().enumerate().map(read).collect()
     };
     let write = |memory: &mut M, index: &[usize], values: Vec<f64>| {
-        for ((operand, &buffer), value) in writes.iter().zip(&step.writes).zip(values) {
-            memory.set(buffer, operand.access.at(index), value);
+        for (w, ((operand, &buffer), value)) in writes.iter().zip(&step.writes).zip(values).enumerate() {
+            memory.set(buffer, first(kernel, step, reads.len() + w) + operand.access.at(index), value);
         }
     };
     if let Template::Row { inner, folds, per_row } = template {
@@ -328,7 +333,7 @@ fn value<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, index: &[usize
     let Kernel { template, reads, .. } = kernel;
     // An element of a core operand, behind its prologue.
     let element = |memory: &mut M, operand: usize, index: &[usize]| {
-        let mut load = |r: usize| memory.get(step.reads[r], reads[r].access.at(index));
+        let mut load = |r: usize| memory.get(step.reads[r], first(kernel, step, r) + reads[r].access.at(index));
         match kernel.prologue(operand) {
             Some((prologue, own)) => {
                 let inputs: Vec<f64> = std::iter::once(operand).chain(own).map(load).collect();
@@ -349,9 +354,10 @@ fn value<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, index: &[usize
             sum
         }
         Template::Gather { strides, extents } => {
-            let mut at = reads[0].access.at(index);
+            let mut at = first(kernel, step, 0) + reads[0].access.at(index);
             for (j, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
-                let i = memory.get(step.reads[1 + j], reads[1 + j].access.at(index)) as isize;
+                let place = first(kernel, step, 1 + j) + reads[1 + j].access.at(index);
+                let i = memory.get(step.reads[1 + j], place) as isize;
                 let i = if i < 0 { i + extent as isize } else { i };
                 at += i.clamp(0, extent as isize - 1) * stride;
             }

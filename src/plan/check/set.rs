@@ -77,6 +77,11 @@ impl Set {
         Ok(Some(Set { low, high: high as u64, axes: joined }))
     }
 
+    /// The same elements of a buffer of which this one is the part behind its first `by` elements.
+    pub fn shifted(&self, by: u64) -> Set {
+        Set { low: self.low + by, high: self.high + by, axes: self.axes.clone() }
+    }
+
     /// The highest element.
     pub fn high(&self) -> u64 {
         self.high

@@ -48,8 +48,10 @@ pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
 fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
     let size = |b: u32| uses.bytes[b as usize];
     // What it makes and leaves to others, and what it has while it runs.
-    let made = |s: usize| uses.touched[s].iter().filter(move |&&b| uses.touching[b as usize][0] as usize == s);
-    let leaves = |s: usize| made(s).filter(|&&b| uses.touching[b as usize].len() > 1).map(|&b| size(b)).sum::<u64>();
+    let first_in = move |b: u32, s: usize| !uses.before[b as usize] && uses.touching[b as usize][0] as usize == s;
+    let made = |s: usize| uses.touched[s].iter().copied().filter(move |&b| first_in(b, s));
+    let kept = |&b: &u32| uses.behind[b as usize] || uses.touching[b as usize].len() > 1;
+    let leaves = |s: usize| made(s).filter(kept).map(size).sum::<u64>();
     let mut keys: Vec<(u64, u64)> = Vec::with_capacity(dag.before.len());
     let mut need: Vec<u64> = Vec::new();
     for (s, before) in dag.before.iter().enumerate() {
@@ -63,12 +65,12 @@ fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
             First::Needy => {
                 let mut parts: Vec<(u64, u64)> = before.iter().map(|&p| (keys[p].0, need[p])).collect();
                 parts.sort_unstable_by_key(|&part| Reverse(part));
-                let (mut kept, mut most) = (0u64, 0u64);
+                let (mut held, mut most) = (0u64, 0u64);
                 for (beyond, need) in parts {
-                    most = most.max(kept.saturating_add(need));
-                    kept = kept.saturating_add(need - beyond);
+                    most = most.max(held.saturating_add(need));
+                    held = held.saturating_add(need - beyond);
                 }
-                most = most.max(kept.saturating_add(made(s).map(|&b| size(b)).sum()));
+                most = most.max(held.saturating_add(made(s).map(size).sum()));
                 need.push(most);
                 (most - leaves(s).min(most), 0)
             }

@@ -11,6 +11,9 @@ pub(super) struct Uses {
     pub touched: Vec<Vec<u32>>,
     /// Per buffer of the arena, the steps that touch it.
     pub touching: Vec<Vec<u32>>,
+    /// Per buffer, whether it is live before the first step, and whether it stays so behind the last one.
+    pub before: Vec<bool>,
+    pub behind: Vec<bool>,
     /// Per step, its first result and what that may take the bytes of.
     pub heirs: Vec<Option<(u32, Vec<u32>)>>,
 }
@@ -38,7 +41,8 @@ impl Uses {
             let to = step.writes.first().filter(|&&b| arena(b) && !from.is_empty());
             heirs.push(to.map(|&b| (b as u32, from)));
         }
-        Some(Uses { bytes, touched, touching, heirs })
+        let of_class = |class: Class| draft.buffers.iter().map(|b| b.class == class).collect();
+        Some(Uses { bytes, touched, touching, before: of_class(Class::Input), behind: of_class(Class::Output), heirs })
     }
 
     /// The most bytes that are live at once in an order.
@@ -48,8 +52,14 @@ impl Uses {
 
     /// What is live before and during each step of an order.
     pub fn levels(&self, order: &[usize]) -> Vec<Level> {
-        let mut ledger = Ledger::new(self);
-        order.iter().map(|&s| ledger.run(s)).collect()
+        let mut ledger = Ledger::new(self, false);
+        let mut levels: Vec<Level> = order.iter().map(|&s| ledger.run(s)).collect();
+        if let Some(first) = levels.first_mut() {
+            // What nothing reads is given up at once.
+            let unread = |&b: &usize| self.before[b] && self.touching[b].is_empty();
+            first.during += (0..self.bytes.len()).filter(unread).map(|b| self.bytes[b]).sum::<u64>();
+        }
+        levels
     }
 }
 
@@ -60,30 +70,47 @@ pub(super) struct Level {
     pub during: u64,
 }
 
-/// What is live at a point in an order. Buffers live from the first to the last step that touches them, so it counts backwards just
-/// as well.
+/// What is live at a point in an order. Buffers live from the first to the last step that touches them, or longer on one side: backwards
+/// it is counted the same way.
 pub(super) struct Ledger<'a> {
     uses: &'a Uses,
     /// Per buffer, how many of the steps that touch it are still to run.
     pub left: Vec<u32>,
+    /// Per buffer, whether it is live from the start, and whether it stays to the end.
+    before: &'a [bool],
+    behind: &'a [bool],
     bytes: u64,
 }
 
 impl<'a> Ledger<'a> {
-    pub fn new(uses: &'a Uses) -> Ledger<'a> {
-        Ledger { uses, left: uses.touching.iter().map(|steps| steps.len() as u32).collect(), bytes: 0 }
+    pub fn new(uses: &'a Uses, backward: bool) -> Ledger<'a> {
+        let (before, behind) = if backward { (&uses.behind, &uses.before) } else { (&uses.before, &uses.behind) };
+        let touched = |&b: &usize| before[b] && !uses.touching[b].is_empty();
+        Ledger {
+            uses,
+            left: uses.touching.iter().map(|steps| steps.len() as u32).collect(),
+            before,
+            behind,
+            bytes: (0..uses.bytes.len()).filter(touched).map(|b| uses.bytes[b]).sum(),
+        }
     }
 
-    /// Whether no step has touched a buffer so far.
+    /// Whether a buffer becomes live with the next step that touches it.
     pub fn is_new(&self, buffer: u32) -> bool {
-        self.left[buffer as usize] as usize == self.uses.touching[buffer as usize].len()
+        let b = buffer as usize;
+        !self.before[b] && self.left[b] as usize == self.uses.touching[b].len()
+    }
+
+    /// Whether a buffer is given up behind the next step that touches it.
+    fn dies(&self, buffer: u32) -> bool {
+        self.left[buffer as usize] == 1 && !self.behind[buffer as usize]
     }
 
     /// How many more bytes are live after a step than before it.
     pub fn growth(&self, step: usize) -> i64 {
         let change = |&b: &u32| {
             let bytes = self.uses.bytes[b as usize] as i64;
-            i64::from(self.is_new(b)) * bytes - i64::from(self.left[b as usize] == 1) * bytes
+            i64::from(self.is_new(b)) * bytes - i64::from(self.dies(b)) * bytes
         };
         self.uses.touched[step].iter().map(change).sum()
     }
@@ -93,15 +120,12 @@ impl<'a> Ledger<'a> {
         let Uses { bytes, touched, heirs, .. } = self.uses;
         let size = |b: u32| bytes[b as usize];
         let made: u64 = touched[step].iter().filter(|&&b| self.is_new(b)).map(|&b| size(b)).sum();
-        let inherits =
-            |(to, from): &(u32, Vec<u32>)| self.is_new(*to) && from.iter().any(|&b| self.left[b as usize] == 1);
+        let freed: u64 = touched[step].iter().filter(|&&b| self.dies(b)).map(|&b| size(b)).sum();
+        let inherits = |(to, from): &(u32, Vec<u32>)| self.is_new(*to) && from.iter().any(|&b| self.dies(b));
         let inherited = heirs[step].as_ref().filter(|heir| inherits(heir)).map_or(0, |heir| size(heir.0));
         let level = Level { before: self.bytes, during: self.bytes + made - inherited };
-        self.bytes += made;
-        for &b in &touched[step] {
-            self.left[b as usize] -= 1;
-            self.bytes -= if self.left[b as usize] == 0 { size(b) } else { 0 };
-        }
+        self.bytes = self.bytes + made - freed;
+        touched[step].iter().for_each(|&b| self.left[b as usize] -= 1);
         level
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn list(uses: &Uses, dag: &Dag, next: Next, backward: bool) -> Vec<us
     let steps = dag.before.len();
     let (before, after) = if backward { (&dag.after, &dag.before) } else { (&dag.before, &dag.after) };
     let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
-    let mut ledger = Ledger::new(uses);
+    let mut ledger = Ledger::new(uses, backward);
     let mut heap = BinaryHeap::new();
     // Per step that could run, its key; what else the heap holds of it is out of date.
     let mut current = vec![None; steps];

@@ -94,7 +94,9 @@ impl Stretch {
         let steps = &order[range.clone()];
         let mut local = |b: u32| {
             *number.entry(b).or_insert_with(|| {
-                let mut own = Local { bytes: uses.bytes[b as usize], before: false, behind: false, touching: 0 };
+                let (bytes, before, behind) =
+                    (uses.bytes[b as usize], uses.before[b as usize], uses.behind[b as usize]);
+                let mut own = Local { bytes, before, behind, touching: 0 };
                 for &s in &uses.touching[b as usize] {
                     let at = position[s as usize];
                     own.before |= at < range.start;

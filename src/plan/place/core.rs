@@ -68,7 +68,7 @@ impl Core {
         Core { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
     }
 
-    /// A solution of the whole problem around offsets of the blocks, with a peak below `roof`.
+    /// A solution of the whole problem around offsets of the first blocks, with a peak below `roof`.
     pub fn complete(
         &self,
         problem: &Problem,
@@ -77,21 +77,8 @@ impl Core {
         roof: u64,
         meter: &mut Meter,
     ) -> Option<Solution> {
-        let mut fixed: Vec<Option<u64>> = vec![None; problem.items().len()];
-        let mut placed = Placed::new(time);
-        // Two blocks may meet in sections that the search did not see: the second is then laid with the rest.
-        for (&item, &offset) in self.items.iter().zip(offsets) {
-            let (item, mut apart) = (item as usize, true);
-            let end = offset + problem.size(item);
-            placed.meeting(&time.spans[item], &mut |other| {
-                let start = fixed[other].expect("it was placed");
-                apart &= end <= start || start + problem.size(other) <= offset;
-            });
-            if apart {
-                fixed[item] = Some(offset);
-                placed.insert(item);
-            }
-        }
+        let mut fixed = vec![None; problem.items().len()];
+        self.items.iter().zip(offsets).for_each(|(&item, &offset)| fixed[item as usize] = Some(offset));
         let busy = time.busiest();
         let weight = |item: u32| {
             let Range { start, end } = &time.spans[item as usize];

@@ -25,7 +25,7 @@ pub(super) fn greedy(problem: &Problem, packer: &mut Packer, enough: u64, meter:
         if meter.spend(problem.items.len() as u64) || reached(&best) {
             break;
         }
-        if which == 2 && problem.items.len() > 2000 {
+        if which == 2 && (2001..=GIANT).contains(&problem.items.len()) {
             let (roof, filled) = (
                 best.as_ref().map_or(u64::MAX, |(best, _)| best.peak),
                 order.iter().copied().filter(|&item| !time.spans[item as usize].is_empty()).collect(),
@@ -41,6 +41,8 @@ pub(super) fn greedy(problem: &Problem, packer: &mut Packer, enough: u64, meter:
     best.expect("the first order has no limit")
 }
 
+/// Beyond so many items a pass takes a second or more, and laying them one by one several: a hunt does that, around what it has found.
+pub(super) const GIANT: usize = 200_000;
 /// Steps that it takes to put one item down, about.
 const STEPS: u64 = 256;
 
@@ -50,8 +52,7 @@ fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = 
     let busy = time.busiest();
     let tried: &[usize] = match items.len() {
         0..=2000 => &[0, 1, 2, 3, 4, 5, 6, 7],
-        2001..=200_000 => &[0, 3, 2, 1, 4, 5, 6, 7],
-        // Each of them takes a second or so.
+        2001..=GIANT => &[0, 3, 2, 1, 4, 5, 6, 7],
         _ => &[0, 2, 1, 5],
     };
     tried.iter().map(move |&which| {
@@ -104,7 +105,7 @@ impl<'a> Packer<'a> {
         }
         self.waiting.reset(&self.rank);
         self.skyline.reset(self.time.live.len());
-        let mut solution = Solution { offsets: vec![0; order.len()], peak: 0 };
+        let mut solution = Solution { offsets: vec![0; order.len()], peak: 0, proved: 0 };
         while let Some((floor, stretch)) = self.skyline.lowest() {
             let Some(item) = self.waiting.first_within(&stretch) else {
                 self.skyline.lift(stretch);

@@ -3,11 +3,12 @@
 use super::core::Core;
 use super::effort::Meter;
 use super::exact::{Focus, Manner, Outcome, Search, mix};
-use super::greedy::Packer;
+use super::greedy::{GIANT, Packer};
 use super::local::Walk;
 use super::window::repair;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
+use std::ops::Range;
 
 /// Rounds of a level: first for the lowest capacity of interest, then for some between it and the best peak.
 const LOWEST: u64 = 9;
@@ -19,79 +20,134 @@ const LAST: u64 = 1 << 34;
 /// The largest problem that is worth a walk over orders.
 const WALK: usize = 4000;
 
-/// Improves a solution in rounds that grow, until it is good enough, nothing better exists or the meter says stop.
+/// Improves a solution in rounds that grow, until it is within the range's start, nothing better exists or the meter says stop. Peaks
+/// from the range's end on are of no interest.
 ///
 /// A round walks over orders, and asks the exact search for a capacity: the lowest of interest and one below the best peak by turns.
 /// Which placement is found does not depend on how much effort is left, so more effort is never worse.
 pub(super) fn hunt(
     problem: &Problem,
     packer: &mut Packer,
-    best: &mut Solution,
+    best: Solution,
     order: Vec<u32>,
-    enough: u64,
-    bar: u64,
+    range: Range<u64>,
     meter: &mut Meter,
-) {
-    let time = packer.time;
-    let mut target = Targets::new(problem, enough);
-    let mut walk = Walk::new(order);
+) -> Solution {
     // A round should do more than to look at every item.
     let first = (1000 * problem.items().len() as u64).clamp(FIRST, 1 << 27);
-    let mut core = Core::new(problem, time, first >> LOWEST);
-    // What is learnt at the lowest capacity is not for the others.
-    let both = |core: &Core| [(); 2].map(|()| Search::new(core.sections, core.blocks.clone()));
-    let mut searches = both(&core);
+    let core = Core::new(problem, packer.time, first >> LOWEST);
+    let targets = Targets::new(problem, best.proved, range.start);
+    let searches = searches(&core);
+    let mut hunt = Hunt {
+        problem,
+        packer,
+        meter,
+        best,
+        bar: range.end,
+        first,
+        targets,
+        walk: Walk::new(order),
+        core,
+        searches,
+        completed: false,
+    };
     for round in 0.. {
-        let (level, turn) = (round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN));
-        let slice = (first << level.min(32)).min(LAST);
-        if turn == 0 && best.offsets.len() <= WALK {
-            let end = meter.spent() + slice;
-            while meter.spent() < end && best.peak > enough && !meter.is_over() {
-                walk.step(packer, best, meter);
+        if !hunt.round(round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN)) {
+            break;
+        }
+    }
+    Solution { proved: hunt.targets.proved, ..hunt.best }
+}
+
+/// One search for the lowest capacity and one for the others: what is learnt at the one is not for the other.
+fn searches(core: &Core) -> [Search; 2] {
+    [(); 2].map(|()| Search::new(core.sections, core.blocks.clone()))
+}
+
+/// A hunt between two rounds.
+struct Hunt<'a, 't> {
+    problem: &'a Problem,
+    packer: &'a mut Packer<'t>,
+    meter: &'a mut Meter,
+    best: Solution,
+    bar: u64,
+    /// Steps of a round of the first level.
+    first: u64,
+    targets: Targets,
+    walk: Walk,
+    core: Core,
+    searches: [Search; 2],
+    /// Whether items were laid one by one in a way that improved the solution.
+    completed: bool,
+}
+
+impl Hunt<'_, '_> {
+    /// False when it is over.
+    fn round(&mut self, level: u64, turn: u64) -> bool {
+        let slice = (self.first << level.min(32)).min(LAST);
+        let enough = self.targets.least;
+        // A small problem is decided before it is worth a walk.
+        if turn == 1 && self.best.offsets.len() <= WALK {
+            let end = self.meter.spent() + slice;
+            while self.meter.spent() < end && self.best.peak > enough && !self.meter.is_over() {
+                self.walk.step(self.packer, &mut self.best, self.meter);
             }
         }
-        if turn == LOWEST && !core.whole {
-            repair(problem, time, best, enough, 16 * slice, meter);
+        if turn == LOWEST && !self.core.whole {
+            if level == 0 && self.problem.items().len() > GIANT && !self.completed {
+                self.complete(&[]);
+            }
+            repair(self.problem, self.packer.time, &mut self.best, enough, 16 * slice, self.meter);
         }
-        if !core.whole && turn < LOWEST {
+        if !self.core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let other = Core::new(problem, time, (2 * slice) >> (LOWEST - 1 - turn));
-            meter.spend(16 * problem.items().len() as u64);
-            if other.items.len() != core.items.len() {
-                searches = both(&other);
-                core = other;
+            let core = Core::new(self.problem, self.packer.time, (2 * slice) >> (LOWEST - 1 - turn));
+            self.meter.spend(16 * self.problem.items().len() as u64);
+            if core.items.len() != self.core.items.len() {
+                self.searches = searches(&core);
+                self.core = core;
             }
         }
         // Between the lowest capacity and the peak a search succeeds soon or never: many short ones.
-        let search = &mut searches[usize::from(turn >= LOWEST)];
-        let short = if turn < LOWEST { slice } else { slice.min(first >> 1 << (level / 2)) };
-        for part in 0..slice / short {
-            let roof = best.peak.min(bar);
-            let Some(capacity) = target.next(turn < LOWEST, roof) else {
-                return;
-            };
-            if meter.is_over() {
-                return;
-            }
-            let manner = manner(&core, level, turn, part);
-            let begin = search.work;
-            let mut seen = begin;
-            let outcome = search.run(capacity, &manner, &mut |work| {
-                let over = meter.spend(work - seen + 64);
-                seen = work;
-                over || work - begin > short
-            });
-            meter.spend(search.work - seen + 64 * core.items.len() as u64);
-            match outcome {
-                Outcome::Found => {
-                    if let Some(solution) = core.complete(problem, time, &search.offsets, roof, meter) {
-                        *best = solution;
-                    }
-                }
-                Outcome::Failed => target.failed(capacity),
-                Outcome::Stopped => target.stopped(capacity),
-            }
+        let short = if turn < LOWEST { slice } else { slice.min(self.first >> 1 << (level / 2)) };
+        (0..slice / short).all(|part| self.probe(level, turn, part, short))
+    }
+
+    /// Lays all items around offsets of the core's blocks, or without any.
+    fn complete(&mut self, offsets: &[u64]) {
+        let roof = self.best.peak.min(self.bar);
+        let found = self.core.complete(self.problem, self.packer.time, offsets, roof, self.meter);
+        if let Some(solution) = found {
+            (self.best, self.completed) = (solution, true);
         }
+    }
+
+    /// Searches at one capacity for so many steps. False when the hunt is over.
+    fn probe(&mut self, level: u64, turn: u64, part: u64, steps: u64) -> bool {
+        let (roof, lowest) = (self.best.peak.min(self.bar), turn < LOWEST);
+        let Some(capacity) = self.targets.next(lowest, roof) else { return false };
+        if self.meter.is_over() {
+            return false;
+        }
+        let manner = manner(&self.core, level, turn, part);
+        let search = &mut self.searches[usize::from(!lowest)];
+        let begin = search.work;
+        let mut seen = begin;
+        let outcome = search.run(capacity, &manner, &mut |work| {
+            let over = self.meter.spend(work - seen + 64);
+            seen = work;
+            over || work - begin > steps
+        });
+        self.meter.spend(search.work - seen + 64 * self.core.items.len() as u64);
+        match outcome {
+            Outcome::Found => {
+                let offsets = search.offsets.clone();
+                self.complete(&offsets);
+            }
+            Outcome::Failed => self.targets.failed(capacity),
+            Outcome::Stopped => self.targets.stopped(capacity),
+        }
+        true
     }
 }
 
@@ -119,6 +175,8 @@ fn manner(core: &Core, level: u64, turn: u64, part: u64) -> Manner {
 
 /// Which capacities to try.
 struct Targets {
+    /// No peak can be below it.
+    proved: u64,
     /// Nothing below is of interest, or none is possible.
     least: u64,
     /// The highest capacity that was tried in vain.
@@ -130,13 +188,13 @@ struct Targets {
 }
 
 impl Targets {
-    fn new(problem: &Problem, least: u64) -> Targets {
+    fn new(problem: &Problem, proved: u64, least: u64) -> Targets {
         let align = |index: usize| problem.items()[index].align.max(problem.align());
         let sized = || (0..problem.items().len()).filter(|&index| problem.size(index) > 0);
         let strictest = sized().map(align).max().unwrap_or(1);
         let exact = sized().all(|index| problem.size(index).is_multiple_of(strictest));
         let unit = sized().fold(if exact { 0 } else { 1 }, |unit, index| gcd(unit, problem.size(index))).max(1);
-        Targets { least, vain: least, unit, exact }
+        Targets { proved, least, vain: least, unit, exact }
     }
 
     /// The capacity for a round, or nothing if the roof is as low as it gets.
@@ -157,6 +215,7 @@ impl Targets {
     fn failed(&mut self, capacity: u64) {
         if self.exact {
             self.least = (capacity + 1).next_multiple_of(self.unit);
+            self.proved = self.least.max(self.proved);
         }
         self.vain = self.vain.max(capacity);
     }

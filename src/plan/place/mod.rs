@@ -74,12 +74,20 @@ pub struct Solution {
     pub offsets: Vec<u64>,
     /// The highest end of an item, where sizes are rounded up to the problem's alignment.
     pub peak: u64,
+    /// No placement has a lower peak than this: the problem's lower bound, or more where the search was exhausted. The search
+    /// remembers what failed by 64-bit hashes, and is exhausted but for their collisions.
+    pub proved: u64,
 }
 
 impl Solution {
     fn new(problem: &Problem, offsets: Vec<u64>) -> Solution {
         let end = |index: usize| if problem.items[index].size > 0 { offsets[index] + problem.size(index) } else { 0 };
-        Solution { peak: (0..offsets.len()).map(end).max().unwrap_or(0), offsets }
+        Solution { peak: (0..offsets.len()).map(end).max().unwrap_or(0), proved: 0, offsets }
+    }
+
+    /// Whether no other placement has a lower peak.
+    pub fn is_optimal(&self) -> bool {
+        self.peak <= self.proved
     }
 }
 
@@ -161,8 +169,9 @@ pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
     let mut packer = Packer::new(problem, &time);
     let mut meter = Meter::new(effort);
     let (mut best, order) = greedy(problem, &mut packer, enough, &mut meter);
+    best.proved = time.bound();
     if best.peak > enough && !meter.is_over() {
-        hunt(problem, &mut packer, &mut best, order, enough, bar, &mut meter);
+        best = hunt(problem, &mut packer, best, order, enough..bar, &mut meter);
     }
     best
 }
@@ -302,8 +311,8 @@ mod tests {
         let table = Table::parse(Path::new("x.csv"), text, 1).unwrap();
         assert_eq!(table.ids, ["a", "b"]);
         assert_eq!(table.problem.items(), [item((0, 3, 4, 1)), item((2, 9, 8, 16))]);
-        let solution = Solution { offsets: vec![8, 0], peak: 12 };
-        let written = table.to_csv(Some(&solution));
+        let solution = Solution { offsets: vec![8, 0], peak: 12, proved: 12 };
+        let written = table.to_csv(&solution);
         assert_eq!(written, "id,lower,upper,size,alignment,offset\na,0,3,4,1,8\nb,2,9,8,16,0\n");
         let again = Table::parse(Path::new("x.csv"), &written, 1).unwrap();
         assert_eq!(again.problem.items(), table.problem.items());

@@ -83,16 +83,14 @@ impl Table {
         Ok(Table { ids, problem })
     }
 
-    /// The file's text, with an `offset` column if there is a solution.
-    pub fn to_csv(&self, solution: Option<&Solution>) -> String {
+    /// The file's text with an `offset` column.
+    pub fn to_csv(&self, solution: &Solution) -> String {
         let aligned = self.problem.items.iter().any(|item| item.align > 1);
         let mut text = String::from("id,lower,upper,size");
-        text += if aligned { ",alignment" } else { "" };
-        text += if solution.is_some() { ",offset\n" } else { "\n" };
-        for (index, (id, item)) in self.ids.iter().zip(&self.problem.items).enumerate() {
+        text += if aligned { ",alignment,offset\n" } else { ",offset\n" };
+        for ((id, item), offset) in self.ids.iter().zip(&self.problem.items).zip(&solution.offsets) {
             let alignment = if aligned { format!(",{}", item.align) } else { String::new() };
-            let offset = solution.map_or(String::new(), |solution| format!(",{}", solution.offsets[index]));
-            writeln!(text, "{id},{},{},{}{alignment}{offset}", item.lower, item.upper, item.size)
+            writeln!(text, "{id},{},{},{}{alignment},{offset}", item.lower, item.upper, item.size)
                 .expect("writing to a string cannot fail");
         }
         text

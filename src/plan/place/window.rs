@@ -18,6 +18,8 @@ use std::ops::Range;
 
 /// The most items of a window, free or not.
 const LARGEST: usize = 1200;
+/// A gain of less than one part in so many is not worth an attempt.
+const LEAST: u64 = 2000;
 /// Steps of one attempt at a window.
 const ATTEMPT: u64 = 2_000_000;
 /// The most attempts to lay the blocks of a window one by one.
@@ -39,37 +41,46 @@ pub(super) fn repair(
     let mut vain = enough;
     while best.peak > enough && meter.spent() < end && !meter.is_over() {
         let roof = vain.midpoint(best.peak);
-        if roof == best.peak || (vain > enough && best.peak - vain < best.peak / 2000) {
+        if roof == best.peak || (vain > enough && best.peak - vain < best.peak / LEAST) {
             return;
         }
-        match lower(problem, time, &placed, best.offsets.clone(), roof, end, meter) {
-            Some(offsets) => *best = Solution::new(problem, offsets),
-            None => vain = roof,
-        }
+        vain = vain.max(lower(problem, time, &placed, &mut best.offsets, roof, end, meter));
+        *best = Solution::new(problem, std::mem::take(&mut best.offsets));
     }
 }
 
-/// Offsets under a roof, from some that exceed it.
+/// Brings what exceeds a roof under it, the earliest first. Where that cannot be done the roof is raised, so that what was gained stays.
+/// The highest roof that was tried in vain.
 fn lower(
     problem: &Problem,
     time: &Timeline,
     placed: &Placed,
-    mut offsets: Vec<u64>,
-    roof: u64,
+    offsets: &mut [u64],
+    mut roof: u64,
     end: u64,
     meter: &mut Meter,
-) -> Option<Vec<u64>> {
-    let high = |offsets: &[u64], item: usize| !time.spans[item].is_empty() && offsets[item] + problem.size(item) > roof;
-    let mut over: Vec<usize> = (0..offsets.len()).filter(|&item| high(&offsets, item)).collect();
+) -> u64 {
+    let top = |offsets: &[u64], item: usize| offsets[item] + problem.size(item);
+    let mut over: Vec<usize> =
+        (0..offsets.len()).filter(|&item| !time.spans[item].is_empty() && top(offsets, item) > roof).collect();
     over.sort_by_key(|&item| time.spans[item].start);
     meter.spend(2 * offsets.len() as u64);
+    let mut vain = 0;
     for item in over {
-        let late = meter.spent() > end;
-        if high(&offsets, item) && (late || !clear(problem, time, placed, &mut offsets, item, roof, meter)) {
-            return None;
+        while top(offsets, item) > roof {
+            if meter.spent() > end || meter.is_over() {
+                return vain;
+            }
+            if !clear(problem, time, placed, offsets, item, roof, meter) {
+                vain = roof;
+                roof = roof.midpoint(top(offsets, item));
+                if top(offsets, item) - roof < roof / LEAST {
+                    return vain;
+                }
+            }
         }
     }
-    Some(offsets)
+    vain
 }
 
 /// Brings an item and all that share a window with it under the roof.
@@ -125,12 +136,13 @@ fn place_anew(
     let blocks: Vec<Block> = items.iter().map(block).collect();
     let cells: usize = blocks.iter().map(|block| block.span.len()).sum();
     meter.spend(8 * cells as u64);
-    if blocks.iter().any(|block| block.fixed.is_some_and(|offset| offset + block.size > roof)) {
-        return false;
-    }
     if let Some(found) = squeeze(&blocks, roof, meter) {
         items.iter().zip(&found).for_each(|(&item, &offset)| offsets[item] = offset);
         return true;
+    }
+    // What leaves the window above the roof is but in the way of the others; the search would take it for a failure.
+    if blocks.iter().any(|block| block.fixed.is_some_and(|offset| offset + block.size > roof)) {
+        return false;
     }
     let mut search = Search::new(window.len(), blocks);
     for turn in 0..2 {

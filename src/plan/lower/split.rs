@@ -1,0 +1,215 @@
+//! Kernels whose buffers are larger than a binding are cut along their index space, into parts that bind windows of them.
+//!
+//! ```text
+//! x [4096, 9000] . w [9000, 64] = y [4096, 64]      a binding holds 2000 rows of x
+//! part 0   x[0..2000]    w   y[0..2000]
+//! part 1   x[2000..4000] w   y[2000..4000]
+//! part 2   x[4000..]     w   y[4000..]
+//! ```
+//!
+//! Parts are kernels like any other: together they compute what the whole would have. Nothing is summed up across parts.
+
+use crate::expr::{Body, Code};
+use crate::kernel::{Kernel, Operand, Template};
+use crate::plan::Window;
+use crate::target::Target;
+use std::collections::BTreeMap;
+
+/// A kernel is not cut into more parts than this.
+const MOST: usize = 4096;
+
+/// A part of a kernel.
+pub struct Part {
+    /// What it computes; its operands' accesses count from the start of their windows.
+    pub kernel: Kernel,
+    /// One per operand that is read, then per operand that is written.
+    pub windows: Vec<Window>,
+}
+
+/// Cuts a kernel until every buffer fits a binding, or is seen through a window that does. `slots` has the buffer, and its bytes, of each
+/// operand that is read, then of each that is written.
+///
+/// # Errors
+/// With an operand for which there is no such cut.
+pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<Vec<Part>, usize> {
+    let mut parts = Vec::new();
+    Cutter { slots, target }.cut(kernel, &mut parts).map(|()| parts)
+}
+
+struct Cutter<'a> {
+    slots: &'a [(usize, u64)],
+    target: &'a Target,
+}
+
+impl Cutter<'_> {
+    fn cut(&self, kernel: &Kernel, parts: &mut Vec<Part>) -> Result<(), usize> {
+        let slot = match self.windows(kernel) {
+            Ok(windows) => {
+                parts.push(self.part(kernel, windows));
+                return Ok(());
+            }
+            Err(slot) => slot,
+        };
+        let axes: Vec<usize> = (0..kernel.shape.len()).filter(|&k| kernel.shape[k] > 1 && divides(kernel, k)).collect();
+        let longest = axes.iter().filter_map(|&axis| Some((axis, self.longest(kernel, axis)?)));
+        let (axis, len) = match longest.min_by_key(|&(axis, len)| kernel.shape[axis].div_ceil(len)) {
+            Some(found) => found,
+            // One axis alone does not do: index by index along the first, each cut along others.
+            None => (*axes.first().ok_or(slot)?, 1),
+        };
+        for start in (0..kernel.shape[axis]).step_by(len) {
+            if parts.len() == MOST {
+                return Err(slot);
+            }
+            self.cut(&slice(kernel, axis, start, len.min(kernel.shape[axis] - start)), parts)?;
+        }
+        Ok(())
+    }
+
+    /// The most indices along an axis that a part may have.
+    fn longest(&self, kernel: &Kernel, axis: usize) -> Option<usize> {
+        let extent = kernel.shape[axis];
+        let fits = |len: usize| {
+            let mut starts = (0..extent).step_by(len);
+            starts.all(|start| self.windows(&slice(kernel, axis, start, len.min(extent - start))).is_ok())
+        };
+        let (mut fit, mut beyond) = (extent.div_ceil(MOST), extent);
+        if !fits(fit) {
+            return None;
+        }
+        while fit + 1 < beyond {
+            let middle = fit.midpoint(beyond);
+            if fits(middle) { fit = middle } else { beyond = middle }
+        }
+        // Where parts begin at multiples of the alignment, they are one kernel.
+        let operands = kernel.reads.iter().chain(&kernel.writes).enumerate();
+        let steps = operands.filter_map(|(slot, operand)| {
+            let moving = operand_axis(kernel, slot, axis).flatten()?;
+            Some(operand.access.strides[moving].unsigned_abs() as u64 * operand.dtype.size() as u64)
+        });
+        let even =
+            |bytes: u64| self.target.alignment >> bytes.trailing_zeros().min(self.target.alignment.trailing_zeros());
+        let unit = steps.filter(|&bytes| bytes > 0).map(even).max().unwrap_or(1) as usize;
+        Some(if fit > unit { fit / unit * unit } else { fit })
+    }
+
+    /// What an operand touches of its buffer: first byte, and the one behind the last. `None`: nothing.
+    fn span(&self, kernel: &Kernel, slot: usize) -> Option<(u64, u64)> {
+        let (_, bytes) = self.slots[slot];
+        let operand = kernel.operand(slot);
+        if bytes <= self.target.max_binding || operand.packed {
+            return Some((0, bytes));
+        }
+        let (mut low, mut high) = operand.access.span()?;
+        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
+            for (&stride, &extent) in strides.iter().zip(extents) {
+                let reach = (extent as isize - 1).saturating_mul(stride);
+                if reach < 0 { low = low.saturating_add(reach) } else { high = high.saturating_add(reach) }
+            }
+        }
+        let size = operand.dtype.size() as u64;
+        let start = low.max(0) as u64 * size / self.target.alignment * self.target.alignment;
+        let end = (high.max(0) as u64).saturating_add(1).saturating_mul(size).next_multiple_of(4);
+        Some((start, end.min(bytes)))
+    }
+
+    /// One window per operand; those of one buffer are the same. `Err`: an operand that is too large.
+    fn windows(&self, kernel: &Kernel) -> Result<Vec<Window>, usize> {
+        let mut spans: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        for (slot, &(buffer, _)) in self.slots.iter().enumerate() {
+            let Some((start, end)) = self.span(kernel, slot) else { continue };
+            let all = spans.entry(buffer).or_insert((start, end));
+            *all = (all.0.min(start), all.1.max(end));
+            if all.1 - all.0 > self.target.max_binding {
+                return Err(slot);
+            }
+        }
+        let window = |&(buffer, bytes): &(usize, u64)| {
+            let (start, end) = spans.get(&buffer).copied().unwrap_or((0, bytes.min(4)));
+            Window { offset: start, bytes: end - start }
+        };
+        Ok(self.slots.iter().map(window).collect())
+    }
+
+    /// The kernel with accesses from the windows' starts.
+    fn part(&self, kernel: &Kernel, windows: Vec<Window>) -> Part {
+        let mut kernel = kernel.clone();
+        for (operand, window) in kernel.reads.iter_mut().chain(&mut kernel.writes).zip(&windows) {
+            operand.access.offset -= (window.offset / operand.dtype.size() as u64) as isize;
+        }
+        Part { kernel, windows }
+    }
+}
+
+/// Indices `start..start + len` along an axis that [`divides`] a kernel.
+fn slice(kernel: &Kernel, axis: usize, start: usize, len: usize) -> Kernel {
+    let mut part = kernel.clone();
+    part.shape[axis] = len;
+    let reads = kernel.reads.len();
+    let cut = |slot: usize, operand: &mut Operand| {
+        if let Some(Some(own)) = operand_axis(kernel, slot, axis) {
+            operand.access = operand.access.slice(own, start, 1, len);
+        }
+    };
+    part.reads.iter_mut().enumerate().for_each(|(i, operand)| cut(i, operand));
+    part.writes.iter_mut().enumerate().for_each(|(i, operand)| cut(reads + i, operand));
+    part
+}
+
+/// Whether the parts of a kernel along an axis are kernels of their own.
+fn divides(kernel: &Kernel, axis: usize) -> bool {
+    let slots = kernel.reads.len() + kernel.writes.len();
+    let indexed = |body: &Body| body.code.iter().any(|instr| instr.code == Code::Index(axis as u32));
+    let codes = match &kernel.template {
+        Template::Row { folds, .. } => folds.iter().any(|fold| indexed(&fold.body)),
+        Template::Attention { score, .. } => indexed(score),
+        _ => false,
+    };
+    !codes && !indexed(&kernel.body) && (0..slots).all(|slot| operand_axis(kernel, slot, axis).is_some())
+}
+
+/// The axis of an operand that runs along one of the index space: `Some(None)` if none does, `None` if the operand cannot be cut there.
+fn operand_axis(kernel: &Kernel, slot: usize, axis: usize) -> Option<Option<usize>> {
+    let (rank, reads) = (kernel.shape.len(), kernel.reads.len());
+    let along = Some(Some(axis));
+    if let Template::Row { inner, .. } = &kernel.template {
+        return if axis < rank - inner { along } else { None };
+    }
+    if slot >= reads || kernel.further().contains(&slot) {
+        return along;
+    }
+    let core = kernel.template.core_reads();
+    // What stands beside a core operand in its prologue moves with it.
+    let slot = match slot < core {
+        true => slot,
+        false => {
+            kernel
+                .prologues
+                .iter()
+                .find(|p| kernel.prologue(p.operand).is_some_and(|(_, own)| own.contains(&slot)))?
+                .operand
+        }
+    };
+    let operand = &kernel.reads[slot].access;
+    match (&kernel.template, slot) {
+        (Template::MatMul, 0) => Some((axis != rank - 1).then_some(axis)),
+        (Template::MatMul, _) => Some((axis != rank - 2).then_some(axis)),
+        (Template::Attention { .. }, _) if axis == rank - 1 => None,
+        (Template::Attention { .. }, 1 | 2) => Some((axis != rank - 2).then_some(axis)),
+        (Template::Attention { .. } | Template::Gather { .. }, _) => along,
+        (Template::Conv { .. } | Template::ConvTranspose { .. }, 0) if axis == 0 => along,
+        (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) if axis == 0 => Some(None),
+        (Template::Conv { groups: 1, .. } | Template::ConvTranspose { groups: 1, .. }, 0) if axis == 1 => Some(None),
+        (Template::Conv { groups: 1, .. }, 1) if axis == 1 => Some(Some(0)),
+        (Template::ConvTranspose { groups: 1, .. }, 1) if axis == 1 => along,
+        (Template::Pool { .. }, _) if axis < 2 => along,
+        (Template::Pad { before, .. }, _) if axis < 2 => {
+            (before[axis] == 0 && operand.shape[axis] == kernel.shape[axis]).then_some(Some(axis))
+        }
+        (Template::Resize { scales, offsets, .. }, _) if axis < 2 => {
+            let same = scales[axis] == 1.0 && offsets[axis] == 0.0 && operand.shape[axis] == kernel.shape[axis];
+            same.then_some(Some(axis))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,521 @@
+//! Pictures of plans: what is drawn is what the plan says, in a real browser too.
+
+#[path = "picture/chromium.rs"]
+mod chromium;
+mod graphs;
+
+use chromium::Chromium;
+use graphs::GRAPHS;
+use plimsoll::plan::lives::Lives;
+use plimsoll::plan::{Limits, Plan, plan};
+use plimsoll::report::picture::{Scene, page};
+use plimsoll::report::{grouped, human, svg};
+use plimsoll::target::Target;
+use plimsoll::trace::Trace;
+use plimsoll::{DType, Graph, pass};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn plimsoll(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).current_dir(root()).output();
+    let output = output.expect("the program starts");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("the output is text")
+}
+
+/// A folder that goes with the test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("picture-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What remains of a temporary folder harms nobody.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn planned(mut graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
+    let target = Target::preset(target).expect("a preset");
+    pass::run(&mut graph, &target, fuse).expect("passes run");
+    let plan = plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
+    (plan, graph)
+}
+
+// ---- What is drawn
+
+/// Every buffer is there once, inside its segment; no two have a byte at the same time; the live bytes are the rectangles' sum.
+#[test]
+fn rectangles_are_the_plan() {
+    let files = GRAPHS.iter().map(|(file, dims)| (*file, graphs::import(file, dims)));
+    let mut lanes = 1;
+    for (file, graph) in files {
+        for (target, fuse) in [("cpu", true), ("cpu", false), ("cuda", true), ("cuda", false)] {
+            let (plan, graph) = planned(graph.clone(), target, fuse);
+            let scene = Scene::of(&plan, Some(&graph), None);
+            let what = format!("{file} on {target}");
+            let mut seen = vec![0; plan.buffers.len()];
+            let mut sums = vec![0; 2 * plan.steps.len()];
+            for space in &scene.spaces {
+                for (i, rect) in space.rects.iter().enumerate() {
+                    seen[rect.buffer] += 1;
+                    let buffer = &plan.buffers[rect.buffer];
+                    assert_eq!(rect.bytes, (buffer.offset, buffer.offset + buffer.bytes), "{what}");
+                    assert!(rect.bytes.1 <= space.bytes, "{what}");
+                    assert_eq!(Some(plan.segments[buffer.segment].class), space.class, "{what}");
+                    assert!(rect.held.0 <= rect.time.0 && rect.time.0 < rect.time.1 && rect.time.1 <= rect.held.1);
+                    for other in &space.rects[..i] {
+                        let apart = rect.held.1 <= other.held.0
+                            || other.held.1 <= rect.held.0
+                            || rect.bytes.1 <= other.bytes.0
+                            || other.bytes.1 <= rect.bytes.0;
+                        assert!(apart, "{what}: {rect:?} and {other:?}");
+                    }
+                    if space.title == "arena" {
+                        let bytes = buffer.bytes.next_multiple_of(plan.target.alignment);
+                        sums[rect.held.0..rect.held.1].iter_mut().for_each(|sum| *sum += bytes);
+                    }
+                }
+            }
+            assert!(seen.iter().all(|&n| n == 1), "{what}: {seen:?}");
+            let live: Vec<u64> = sums.chunks(2).map(|halves| halves[0].max(halves[1])).collect();
+            assert_eq!(scene.live, live, "{what}");
+            let peak = scene.peak.as_ref().expect("there are steps");
+            assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
+            lanes = lanes.max(scene.lanes());
+            assert_eq!(peak.bytes.min(scene.arena), scene.bound, "{what}");
+            let at = |b: &usize| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
+            assert_eq!(peak.buffers.iter().map(at).sum::<u64>(), peak.bytes, "{what}");
+            assert_eq!(Lives::of(&plan).peak(), Some(peak.step), "{what}");
+        }
+    }
+    assert!(lanes > 1, "some steps run side by side");
+}
+
+/// `BLESS=1 cargo test --test picture` draws them anew.
+#[test]
+fn pictures_in_the_readme_are_what_the_tool_draws() {
+    let folder = Folder::new("readme");
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("the README is there");
+    for (picture, args) in [
+        ("graphs/digits.svg", &["graphs/digits.onnx", "--set", "batch=360"][..]),
+        ("graphs/attention.svg", &["graphs/attention.onnxtxt", "--set", "batch=8", "--set", "sequence=128"]),
+    ] {
+        assert!(readme.contains(picture), "the README shows {picture}");
+        let drawn = folder.path("picture.svg");
+        plimsoll(&[&["plan"], args, &["--svg", drawn.to_str().expect("the path is text")]].concat());
+        let drawn = std::fs::read_to_string(drawn).expect("it is drawn");
+        let path = root().join(picture);
+        if std::env::var_os("BLESS").is_some() {
+            std::fs::write(&path, &drawn).expect("it is written");
+        }
+        let kept = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(kept == drawn, "{picture} is not what the tool draws; BLESS=1 draws it anew");
+    }
+}
+
+/// A plan that does not fit is drawn, and refused all the same.
+#[test]
+fn what_does_not_fit_is_drawn() {
+    let folder = Folder::new("misfit");
+    let [html, svg] = ["misfit.html", "misfit.svg"].map(|name| folder.path(name));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    command.args(["plan", "graphs/digits.onnx", "--set", "batch=360", "--memory-limit", "4MiB", "--html"]);
+    let output = command.arg(&html).arg("--svg").arg(&svg).current_dir(root()).output().expect("the program starts");
+    assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
+    let svg = std::fs::read_to_string(svg).expect("it is drawn");
+    assert!(svg.contains("limit 4.00 MiB") && svg.contains("4.42 MiB planned"), "{svg}");
+    assert!(std::fs::read_to_string(html).expect("it is drawn").contains("\"limit\":4194304"));
+}
+
+// ---- In a browser
+
+/// What a plan's JSON says of a buffer: its lifetime in half steps, read off the steps alone.
+fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
+    let arena =
+        |b: usize| plan["segments"][plan["buffers"][b]["segment"].as_u64().unwrap() as usize]["class"] == "activation";
+    let steps = plan["steps"].as_array().unwrap();
+    let end = steps.len() as f64;
+    if !arena(buffer) {
+        return (0.0, end);
+    }
+    let uses = |b: usize| {
+        let names = |step: &Value, list: &str| step[list].as_array().unwrap().contains(&json!(b));
+        let uses: Vec<_> =
+            (0..steps.len()).filter(|&s| names(&steps[s], "reads") || names(&steps[s], "writes")).collect();
+        (uses[0], uses[uses.len() - 1])
+    };
+    let range = |b: usize| {
+        let of = &plan["buffers"][b];
+        let offset = of["offset"].as_u64().unwrap();
+        (of["segment"].as_u64().unwrap(), offset, offset + of["bytes"].as_u64().unwrap())
+    };
+    let (first, last) = uses(buffer);
+    let (mut from, mut to) = (first as f64, last as f64 + 1.0);
+    for other in (0..plan["buffers"].as_array().unwrap().len()).filter(|&b| b != buffer && arena(b)) {
+        let ((a, a0, a1), (b, b0, b1)) = (range(buffer), range(other));
+        if a == b && a0 < b1 && b0 < a1 {
+            let (other_first, other_last) = uses(other);
+            if other_last == first {
+                from = first as f64 + 0.5;
+            }
+            if other_first == last {
+                to = last as f64 + 0.5;
+            }
+        }
+    }
+    (from, to)
+}
+
+/// All boxes that the page shows, by buffer; and where the canvas is.
+fn boxes(browser: &mut Chromium) -> (Vec<Value>, (f64, f64)) {
+    let found = browser.eval(
+        "plimsoll.boxes().map(b => ({k: b.k, buffer: b.buffer, x: b.x, y: b.y, w: b.w, h: b.h,
+            panel: {x: b.panel.x, y: b.panel.y, w: b.panel.w, h: b.panel.h, bytes: b.panel.space.bytes}}))",
+    );
+    let at = browser.eval("(r => [r.left, r.top])(document.getElementById('canvas').getBoundingClientRect())");
+    let number = |v: &Value| v.as_f64().expect("a number");
+    (found.as_array().expect("a list").clone(), (number(&at[0]), number(&at[1])))
+}
+
+fn field(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("{name} in {value}"))
+}
+
+fn text(browser: &mut Chromium, id: &str) -> String {
+    browser.eval(&format!("document.getElementById('{id}').innerText")).as_str().expect("text").to_owned()
+}
+
+fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
+    // A copy is read: reading the canvas itself would slow the page down, and the browser says so.
+    let read = format!(
+        "(() => {{
+            const pen = new OffscreenCanvas(1, 1).getContext('2d', {{willReadFrequently: true}});
+            pen.drawImage(document.getElementById('canvas'), -{x}, -{y});
+            return '#' + [...pen.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v.toString(16).padStart(2, '0')).join('');
+        }})()",
+        x = x.floor(),
+        y = y.floor()
+    );
+    browser.eval(&read).as_str().expect("a colour").to_owned()
+}
+
+#[test]
+fn a_plan_is_a_page_that_answers() {
+    let Some(mut browser) = Chromium::start("plan") else { return };
+    let folder = Folder::new("plan");
+    let file = folder.path("report.html");
+    let args = ["plan", "graphs/digits.onnx", "--set", "batch=360", "--no-fuse", "--memory-limit", "8MiB", "--json"];
+    let plan = plimsoll(&[&args[..], &["--html", file.to_str().expect("the path is text")]].concat());
+    let plan: Value = serde_json::from_str(&plan).expect("a plan");
+    browser.open(&file);
+
+    // The rectangles are there, each where the plan has it.
+    let (found, corner) = boxes(&mut browser);
+    let buffers = plan["buffers"].as_array().expect("buffers");
+    assert_eq!(found.len(), buffers.len());
+    let steps = plan["steps"].as_array().expect("steps").len() as f64;
+    let mut halved = 0;
+    for one in &found {
+        let b = field(one, "buffer") as usize;
+        let (from, to) = lifetime(&plan, b);
+        halved += usize::from(from.fract() != 0.0);
+        let panel = &one["panel"];
+        let segment = &plan["segments"][buffers[b]["segment"].as_u64().expect("a number") as usize];
+        assert_eq!(panel["bytes"], segment["bytes"]);
+        let (offset, bytes) = (field(&buffers[b], "offset"), field(&buffers[b], "bytes"));
+        let x = |step: f64| field(panel, "x") + field(panel, "w") * step / steps;
+        let y = |byte: f64| field(panel, "y") + field(panel, "h") * (1.0 - byte / field(panel, "bytes"));
+        for (name, expected) in
+            [("x", x(from)), ("w", x(to) - x(from)), ("y", y(offset + bytes)), ("h", y(offset) - y(offset + bytes))]
+        {
+            let found = field(one, name);
+            assert!((found - expected).abs() < 0.01, "buffer {b}: {name}: expected {expected}, found {found}");
+        }
+    }
+    assert!(halved > 0, "some results replace an operand");
+
+    // What is painted is what is said.
+    let peak = browser.eval("plimsoll.data.scenes[0].peak.step").as_f64().expect("a step");
+    let mut painted = 0;
+    for one in found.iter().filter(|b| field(b, "w") > 24.0 && field(b, "h") > 12.0) {
+        let b = field(one, "buffer") as usize;
+        let (from, to) = lifetime(&plan, b);
+        if from < peak + 1.0 && peak < to {
+            continue;
+        }
+        let expected = browser
+            .eval(&format!("(d => d.palette.find(p => p.kind === d.scenes[0].buffers[{b}].kind).fill)(plimsoll.data)"));
+        let colour = pixel(&mut browser, field(one, "x") + field(one, "w") - 4.0, field(one, "y") + 2.0);
+        assert_eq!(json!(colour), expected, "buffer {b}");
+        painted += 1;
+    }
+    assert!(painted > 3, "{painted}");
+
+    // Words: the head, the peak, the limit, what is live at the peak.
+    let arena = plan["summary"]["arena_bytes"].as_u64().expect("a number");
+    let totals = text(&mut browser, "totals");
+    let planned = plan["summary"]["planned_bytes"].as_u64().expect("a number");
+    for words in [human(planned), grouped(planned), format!("arena {}", human(arena)), "limit 8.00 MiB".into()] {
+        assert!(totals.contains(&words), "{words} in {totals}");
+    }
+    let live = text(&mut browser, "peak");
+    assert!(live.contains(&format!("Live at the peak: {}", human(arena))), "{live}");
+
+    // Every order that was tried.
+    let orders = text(&mut browser, "orders");
+    let tried = plan["summary"]["orders"].as_array().expect("orders");
+    for order in tried.iter().filter(|_| tried.len() > 1) {
+        let name = order["name"].as_str().expect("a name");
+        assert!(orders.contains(name), "{name} in {orders}");
+    }
+
+    // Hovering tells name, operator, type, bytes and life.
+    let large = found.iter().max_by(|a, b| (field(a, "w") * field(a, "h")).total_cmp(&(field(b, "w") * field(b, "h"))));
+    let large = large.expect("there are boxes");
+    let b = field(large, "buffer") as usize;
+    let middle = (field(large, "x") + field(large, "w") / 2.0, field(large, "y") + field(large, "h") / 2.0);
+    let at = (corner.0 + middle.0, corner.1 + middle.1);
+    browser.mouse("mouseMoved", at, json!({}));
+    browser.settle();
+    let tip = text(&mut browser, "tip");
+    let item = browser.eval(&format!("plimsoll.data.scenes[0].buffers[{b}]"));
+    let uses = &item["uses"];
+    let step = browser.eval(&format!("plimsoll.data.scenes[0].steps[{}]", uses[0]));
+    let bytes = buffers[b]["bytes"].as_u64().expect("a number");
+    for words in [
+        buffers[b]["name"].as_str().expect("a name").to_owned(),
+        format!("{} ({} bytes)", human(bytes), grouped(bytes)),
+        item["type"].as_str().expect("a type").to_owned(),
+        format!("steps {} to {}", uses[0], uses[1]),
+        step["operator"].as_str().expect("an operator").to_owned(),
+        step["name"].as_str().expect("a name").to_owned(),
+    ] {
+        assert!(tip.contains(&words), "{words} in {tip}");
+    }
+    assert_eq!(browser.eval("plimsoll.hovered().buffer"), json!(b));
+
+    // The wheel zooms around the mouse, in both axes.
+    let shown = |browser: &mut Chromium| {
+        let view = browser.eval("plimsoll.view");
+        ["x0", "x1", "y0", "y1"].map(|name| field(&view, name))
+    };
+    let [x0, x1, y0, y1] = shown(&mut browser);
+    assert_eq!([x0, x1, y0, y1], [0.0, 2.0 * steps, 0.0, 1.0]);
+    browser.mouse("mouseWheel", at, json!({"deltaX": 0, "deltaY": -400}));
+    browser.settle();
+    let [a0, a1, b0, b1] = shown(&mut browser);
+    assert!(a1 - a0 < 0.7 * (x1 - x0) && b1 - b0 < 0.7 * (y1 - y0), "{a0} {a1} {b0} {b1}");
+    assert_eq!(browser.eval(&format!("plimsoll.hit({}, {}).buffer", middle.0, middle.1)), json!(b));
+    let wider = browser.eval(&format!("plimsoll.boxes().find(x => x.buffer === {b}).w"));
+    assert!(wider.as_f64() > large["w"].as_f64());
+    for count in 1..=2 {
+        for kind in ["mousePressed", "mouseReleased"] {
+            browser.mouse(kind, at, json!({"button": "left", "clickCount": count}));
+        }
+    }
+    browser.settle();
+    assert_eq!(shown(&mut browser), [x0, x1, y0, y1]);
+
+    // So does dragging a box.
+    let (left, right) = (corner.0 + field(large, "x") + 1.0, corner.0 + field(large, "x") + field(large, "w") - 1.0);
+    let (top, bottom) = (corner.1 + field(large, "y") + 1.0, corner.1 + field(large, "y") + field(large, "h") - 1.0);
+    browser.mouse("mousePressed", (left, top), json!({"button": "left", "clickCount": 1}));
+    browser.mouse("mouseMoved", ((left + right) / 2.0, (top + bottom) / 2.0), json!({"button": "left", "buttons": 1}));
+    browser.mouse("mouseMoved", (right, bottom), json!({"button": "left", "buttons": 1}));
+    browser.mouse("mouseReleased", (right, bottom), json!({"button": "left", "clickCount": 1}));
+    browser.settle();
+    let [a0, a1, ..] = shown(&mut browser);
+    let (from, to) = lifetime(&plan, b);
+    assert!((a0 - 2.0 * from).abs() < 0.2 && (a1 - 2.0 * to).abs() < 0.2, "{a0} {a1}, not {from} {to}");
+    browser.eval("document.getElementById('canvas').focus()");
+    browser.key("0", "0");
+    assert_eq!(shown(&mut browser), [x0, x1, y0, y1]);
+
+    // A click pins; the keyboard goes on from there and lets go.
+    browser.mouse("mousePressed", at, json!({"button": "left", "clickCount": 1}));
+    browser.mouse("mouseReleased", at, json!({"button": "left", "clickCount": 1}));
+    browser.settle();
+    assert_eq!(browser.eval("plimsoll.pinned().buffer"), json!(b));
+    let details = text(&mut browser, "pinned");
+    for words in ["written by", "read by", buffers[b]["name"].as_str().expect("a name")] {
+        assert!(details.contains(words), "{words} in {details}");
+    }
+    browser.key("ArrowRight", "");
+    let next = browser.eval("plimsoll.pinned().buffer");
+    assert!(next.is_number() && next != json!(b), "{next}");
+    browser.key("Escape", "");
+    assert_eq!(browser.eval("plimsoll.pinned()"), Value::Null);
+
+    // Search by name, from the keyboard; the table lists what was found.
+    browser.key("/", "/");
+    browser.call("Input.insertText", json!({"text": "RELU"}));
+    browser.eval("document.getElementById('all').open = true");
+    browser.settle();
+    let matching = |b: &&Value| b["name"].as_str().is_some_and(|name| name.to_lowercase().contains("relu"));
+    let count = buffers.iter().filter(matching).count();
+    assert!(count > 0 && count < buffers.len());
+    assert_eq!(browser.eval("plimsoll.matches().size"), json!(count));
+    assert_eq!(text(&mut browser, "found"), format!("{count} of {}", buffers.len()));
+    assert_eq!(browser.eval("document.querySelectorAll('#rows tr').length"), json!(count + 1));
+    browser.key("Enter", "\r");
+    let pinned = browser.eval("plimsoll.pinned().buffer").as_u64().expect("a match is pinned") as usize;
+    assert!(matching(&&buffers[pinned]));
+
+    // Light and dark.
+    let ground = "getComputedStyle(document.body).backgroundColor";
+    let light = browser.eval(ground);
+    let dark = json!({"features": [{"name": "prefers-color-scheme", "value": "dark"}]});
+    browser.call("Emulation.setEmulatedMedia", dark);
+    browser.settle();
+    assert_eq!((light, browser.eval(ground)), (json!("rgb(255, 255, 255)"), json!("rgb(13, 17, 23)")));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn lanes_staging_and_several_ways_are_drawn() {
+    let Some(mut browser) = Chromium::start("ways") else { return };
+    let folder = Folder::new("ways");
+    let file = folder.path("lanes.html");
+    let files = GRAPHS.iter().flat_map(|(file, dims)| [true, false].map(|fuse| (graphs::import(file, dims), fuse)));
+    let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
+    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.lane > 0));
+    let (plan, graph) = wide.expect("some steps run side by side");
+    std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+    browser.open(&file);
+    let lanes = browser.eval("plimsoll.data.scenes[0].lanes").as_f64().expect("a number");
+    let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");
+    assert!(lanes > 1.0 && strip >= 10.0 * lanes, "{lanes} lanes, {strip} high");
+    assert!(text(&mut browser, "totals").contains("staging"));
+
+    let file = folder.path("compare.html");
+    let path = file.to_str().expect("the path is text");
+    let run =
+        ["compare", "graphs/digits.onnx", "--set", "batch=64", "--iters", "1", "--backend", "cpu", "--threads", "1"];
+    let found = plimsoll(&[&run[..], &["--json", "--html", path]].concat());
+    let found: Value = serde_json::from_str(&found).expect("a comparison");
+    browser.open(&file);
+    let columns = found["columns"].as_array().expect("columns");
+    assert_eq!(
+        browser.eval("plimsoll.data.scenes.map(s => s.name)"),
+        json!(columns.iter().map(|c| &c["name"]).collect::<Vec<_>>())
+    );
+    for (k, column) in columns.iter().enumerate() {
+        let name = &column["name"];
+        // One run after the load: nothing larger comes later in a graph without dynamic shapes.
+        let most = |what: &str| format!("Math.max(...plimsoll.data.scenes[{k}].{what})");
+        assert_eq!(browser.eval(&most("live")), column["peak_live_bytes"], "{name}");
+        assert_eq!(browser.eval(&most("reserved")), column["peak_reserved_bytes"], "{name}");
+        // Blocks lie in what is reserved, and no two have a byte at the same time.
+        let sound = browser.eval(&format!(
+            "(s => s.rects.every((r, i) =>
+                s.areas.some(a => a.time[0] <= r.time[0] && r.time[1] <= a.time[1] && a.bytes[0] <= r.bytes[0] && r.bytes[1] <= a.bytes[1])
+                && s.rects.every((o, j) => i === j || o.time[1] <= r.time[0] || r.time[1] <= o.time[0]
+                    || o.bytes[1] <= r.bytes[0] || r.bytes[1] <= o.bytes[0])))(plimsoll.data.scenes[{k}].spaces[0])"
+        ));
+        assert_eq!(sound, json!(true), "{name}");
+        let drawn = browser.eval(&format!("plimsoll.boxes().filter(b => b.k === {k}).length"));
+        assert_eq!(drawn, browser.eval(&format!("plimsoll.data.scenes[{k}].spaces[0].rects.length")), "{name}");
+    }
+    // The same scale of time and of bytes.
+    let scales = browser.eval("plimsoll.panels().filter(p => p.kind === 'main').map(p => [p.w, p.h, p.extent])");
+    let scales = scales.as_array().expect("a list");
+    assert!(scales.iter().all(|scale| scale == &scales[0]), "{scales:?}");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+/// Names come from files. None of them may be anything but text.
+#[test]
+fn names_are_text() {
+    const NAMES: [&str; 7] = [
+        "</script><script>window.hacked = 1</script>",
+        "<!-- <script>",
+        "\" onload=\"window.hacked = 1\" x='",
+        "<img src=x onerror='window.hacked = 1'>",
+        "{{js}}{{data}}${window.hacked = 1}",
+        "größe \u{1f422} \u{202e}\u{2028} ]]>",
+        "a\u{0}b\u{1b}\\u003c&amp;\n",
+    ];
+    let trace = Trace::new(NAMES[0]);
+    for name in NAMES {
+        let x = trace.input(name, DType::F32, [64, 64]);
+        trace.output(&format!("{name}out"), x.exp().matmul(x).relu());
+    }
+    let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
+    let html = page(&plan, Some(&graph), None);
+    assert_eq!(html, page(&plan, Some(&graph), None));
+    let drawn = svg(&plan, Some(&graph), None);
+    for text in [&html, &drawn] {
+        assert!(!text.contains("<script>window") && !text.contains("<img"), "a name is markup");
+    }
+    let Some(mut browser) = Chromium::start("names") else { return };
+    let folder = Folder::new("names");
+    let (file, picture) = (folder.path("names.html"), folder.path("names.svg"));
+    std::fs::write(&file, &html).expect("it is written");
+    std::fs::write(&picture, &drawn).expect("it is written");
+    browser.open(&file);
+    browser.eval("document.getElementById('all').open = true");
+    browser.settle();
+    let shown = browser.eval("[...document.querySelectorAll('#rows button')].map(b => b.textContent)");
+    let shown = shown.as_array().expect("a list");
+    for name in NAMES {
+        assert!(shown.contains(&json!(name)), "{name:?} in {shown:?}");
+    }
+    for b in 0..plan.buffers.len() {
+        browser.eval(&format!("plimsoll.hit(1, 1); plimsoll.draw(); {b}"));
+    }
+    assert_eq!(browser.eval("document.title"), json!(format!("{} on cpu", NAMES[0])));
+    assert_eq!(browser.eval("typeof window.hacked"), json!("undefined"));
+    assert_eq!(browser.eval("document.scripts.length"), json!(2));
+    // As XML the picture is stricter than the page.
+    browser.open(&picture);
+    assert_eq!(browser.eval("document.documentElement.tagName"), json!("svg"));
+    assert_eq!(browser.eval("document.querySelectorAll('parsererror, script').length"), json!(0));
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn ten_thousand_buffers_are_quick() {
+    let Some(mut browser) = Chromium::start("large") else { return };
+    let trace = Trace::new("large");
+    let mut x = trace.input("x", DType::F32, [16, 16]);
+    let mut kept = Vec::new();
+    for n in 0..5000 {
+        let y = x.exp();
+        x = y + x;
+        if n % 100 == 0 {
+            kept.push(y);
+        }
+    }
+    let y = kept.into_iter().fold(x, |sum, y| sum + y);
+    trace.output("y", y);
+    let (plan, graph) = planned(trace.finish().expect("a graph"), "cpu", false);
+    assert!(plan.buffers.len() >= 10_000, "{}", plan.buffers.len());
+    let folder = Folder::new("large");
+    let file = folder.path("large.html");
+    std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
+    browser.open(&file);
+    assert_eq!(browser.eval("plimsoll.boxes().length"), json!(plan.buffers.len()));
+    let time = browser.eval(
+        "(() => { const start = performance.now(); for (let i = 0; i < 5; i++) { plimsoll.draw(); plimsoll.hit(300, 300); }
+            return (performance.now() - start) / 5; })()",
+    );
+    // 20 ms where nothing else runs.
+    assert!(time.as_f64().expect("a time") < 400.0, "{time} ms to draw and to find");
+    assert_eq!(browser.complaints(), Vec::<String>::new());
+}

@@ -1,0 +1,232 @@
+//! A headless Chromium, driven through its DevTools protocol: JSON in WebSocket frames.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// However loaded the machine is, an answer takes no longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub struct Chromium {
+    process: Child,
+    stream: BufReader<TcpStream>,
+    folder: PathBuf,
+    session: Option<String>,
+    next: u64,
+    /// What the browser said that nobody has asked for.
+    pub events: Vec<Value>,
+}
+
+/// The browser that is here: `PLIMSOLL_CHROMIUM`, or one of the usual names.
+fn program() -> Option<PathBuf> {
+    if let Some(given) = std::env::var_os("PLIMSOLL_CHROMIUM") {
+        return Some(given.into());
+    }
+    let folders: Vec<_> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+    let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
+    names.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|path| path.is_file())
+}
+
+impl Chromium {
+    /// A browser with an empty page. `None`, in words, where there is no browser, unless `PLIMSOLL_REQUIRE_CHROMIUM` is set: then its
+    /// absence is a failure.
+    pub fn start(name: &str) -> Option<Chromium> {
+        let Some(program) = program() else {
+            assert!(std::env::var_os("PLIMSOLL_REQUIRE_CHROMIUM").is_none(), "a Chromium is required");
+            eprintln!("SKIPPED: no Chromium; PLIMSOLL_CHROMIUM names one");
+            return None;
+        };
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chromium-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a temporary folder");
+        // Containers do not let it make its sandbox; the pages are our own.
+        let process = Command::new(&program)
+            .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
+            .args(["--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"])
+            .arg(format!("--user-data-dir={}", folder.display()))
+            .arg("about:blank")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", program.display()));
+        let start = Instant::now();
+        let (port, path) = loop {
+            let text = std::fs::read_to_string(folder.join("DevToolsActivePort")).unwrap_or_default();
+            if let Some((port, path)) = text.split_once('\n') {
+                break (port.parse::<u16>().expect("a port"), path.trim().to_owned());
+            }
+            assert!(start.elapsed() < PATIENCE, "{} does not start", program.display());
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        let stream = TcpStream::connect(("127.0.0.1", port)).expect("the browser listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
+        let mut browser =
+            Chromium { process, stream: BufReader::new(stream), folder, session: None, next: 0, events: Vec::new() };
+        browser.shake_hands(port, &path);
+        let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));
+        let attach = json!({"targetId": target["targetId"], "flatten": true});
+        let attached = browser.call("Target.attachToTarget", attach);
+        browser.session = attached["sessionId"].as_str().map(str::to_owned);
+        for domain in ["Page", "Runtime", "Log", "Network"] {
+            browser.call(&format!("{domain}.enable"), json!({}));
+        }
+        let size = json!({"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": false});
+        browser.call("Emulation.setDeviceMetricsOverride", size);
+        Some(browser)
+    }
+
+    fn shake_hands(&mut self, port: u16, path: &str) {
+        let request = format!(
+            "GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: cGxpbXNvbGxwbGltc29sbA==\r\n\r\n"
+        );
+        self.stream.get_mut().write_all(request.as_bytes()).expect("the browser reads");
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            assert!(self.stream.read_line(&mut head).expect("the browser answers") > 0, "{head}");
+        }
+        assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    }
+
+    fn send(&mut self, text: &str) {
+        // Clients mask what they send; a mask of zeros changes nothing.
+        let mut frame = vec![0x81];
+        match text.len() {
+            n @ 0..126 => frame.push(0x80 | n as u8),
+            n @ 126..65536 => {
+                frame.push(0x80 | 126);
+                frame.extend((n as u16).to_be_bytes());
+            }
+            n => {
+                frame.push(0x80 | 127);
+                frame.extend((n as u64).to_be_bytes());
+            }
+        }
+        frame.extend([0; 4]);
+        frame.extend(text.as_bytes());
+        self.stream.get_mut().write_all(&frame).expect("the browser reads");
+    }
+
+    fn receive(&mut self) -> Value {
+        let mut message = Vec::new();
+        loop {
+            let mut take = |n: usize| {
+                let mut bytes = vec![0; n];
+                self.stream.read_exact(&mut bytes).expect("the browser answers in time");
+                bytes
+            };
+            let head = take(2);
+            let length = match head[1] & 0x7f {
+                126 => usize::from(u16::from_be_bytes(take(2).try_into().expect("two bytes"))),
+                127 => u64::from_be_bytes(take(8).try_into().expect("eight bytes")) as usize,
+                n => usize::from(n),
+            };
+            let data = take(length);
+            if head[0] & 0x0f <= 2 {
+                message.extend(data);
+                if head[0] & 0x80 != 0 {
+                    return serde_json::from_slice(&message).expect("the browser speaks JSON");
+                }
+            }
+        }
+    }
+
+    /// Calls a method and waits for its result.
+    #[track_caller]
+    pub fn call(&mut self, method: &str, params: Value) -> Value {
+        self.next += 1;
+        let id = self.next;
+        let mut request = json!({"id": id, "method": method, "params": params});
+        if let Some(session) = &self.session {
+            request["sessionId"] = json!(session);
+        }
+        self.send(&request.to_string());
+        loop {
+            let mut message = self.receive();
+            if message["id"] == json!(id) {
+                assert!(message.get("error").is_none(), "{method}: {}", message["error"]);
+                return message["result"].take();
+            }
+            self.events.push(message);
+        }
+    }
+
+    /// The value of an expression in the page.
+    #[track_caller]
+    pub fn eval(&mut self, expression: &str) -> Value {
+        let params = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
+        let mut found = self.call("Runtime.evaluate", params);
+        assert!(found.get("exceptionDetails").is_none(), "{expression}: {}", found["exceptionDetails"]);
+        found["result"]["value"].take()
+    }
+
+    /// Goes to a file and waits until it is there.
+    #[track_caller]
+    pub fn open(&mut self, path: &Path) {
+        let url = format!("file://{}", path.display());
+        self.call("Page.navigate", json!({"url": url}));
+        let start = Instant::now();
+        while self.eval("location.href != 'about:blank' && document.readyState") != json!("complete") {
+            assert!(start.elapsed() < PATIENCE, "{url} is not loaded");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.settle();
+    }
+
+    /// Waits until what was asked for is painted.
+    pub fn settle(&mut self) {
+        self.eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
+    }
+
+    /// A mouse event; `more` says what is pressed or turned.
+    #[track_caller]
+    pub fn mouse(&mut self, kind: &str, (x, y): (f64, f64), more: Value) {
+        let mut params = json!({"type": kind, "x": x, "y": y});
+        for (name, value) in more.as_object().expect("an object") {
+            params[name] = value.clone();
+        }
+        self.call("Input.dispatchMouseEvent", params);
+    }
+
+    /// A key of the keyboard, pressed and let go; `text` is what it types.
+    #[track_caller]
+    pub fn key(&mut self, key: &str, text: &str) {
+        let mut down = json!({"type": "keyDown", "key": key});
+        if !text.is_empty() {
+            down["text"] = json!(text);
+        }
+        self.call("Input.dispatchKeyEvent", down);
+        self.call("Input.dispatchKeyEvent", json!({"type": "keyUp", "key": key}));
+        self.settle();
+    }
+
+    /// Errors and warnings so far, and whatever was loaded beside files.
+    pub fn complaints(&self) -> Vec<String> {
+        let complains = |event: &&Value| {
+            let params = &event["params"];
+            let bad = |level: &Value| matches!(level.as_str(), Some("error" | "warning" | "assert"));
+            match event["method"].as_str() {
+                Some("Runtime.exceptionThrown") => true,
+                Some("Runtime.consoleAPICalled") => bad(&params["type"]),
+                Some("Log.entryAdded") => bad(&params["entry"]["level"]),
+                Some("Network.requestWillBeSent") => {
+                    !params["request"]["url"].as_str().is_some_and(|url| url.starts_with("file:"))
+                }
+                _ => false,
+            }
+        };
+        self.events.iter().filter(complains).map(Value::to_string).collect()
+    }
+}
+
+impl Drop for Chromium {
+    fn drop(&mut self) {
+        // What is left of a browser that does not go harms nobody.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
