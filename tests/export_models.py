@@ -284,7 +284,8 @@ def export(row, model, inputs, exporter, path):
         # Its cache arrives as *past.
         shapes = [shapes[0], tuple(shapes[1:])]
     # What its optimizer folds a batch normalisation of bfloat16 into are weights of f32, which Conv does not take.
-    common |= dict(dynamo=True, verbose=False, optimize=not isinstance(model, BFloat16))
+    normalised = any(isinstance(part, nn.BatchNorm2d) for part in model.modules())
+    common |= dict(dynamo=True, verbose=False, optimize=not (isinstance(model, BFloat16) and normalised))
     program = torch.onnx.export(model, inputs, dynamic_shapes=tuple(shapes), **common)
     # The exporter numbers its dims; give them the names that were asked for.
     program.rename_axes({str(v.shape[i]): name for v in program.model.graph.inputs for i, name in axes[v.name].items()})

@@ -180,12 +180,16 @@ impl Call {
 
     /// Bytes of workspace that the call is given even where the arena becomes larger by them.
     ///
-    /// Products, and convolutions of `f32`, have algorithms that need next to none. Those of halves on tensor cores turn images from
-    /// channels first to channels last and back, in the workspace.
+    /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there. Convolutions of
+    /// `f32` have algorithms that need next to none, and so have those of halves whose channels come last and are a multiple of 8; others
+    /// turn images in the workspace.
     pub fn least_workspace(&self) -> u64 {
         match self {
-            Call::Conv(c) if c.x.dtype.size() == 2 => self.workspace(),
-            _ => MIB,
+            Call::MatMul(_) => self.workspace().min(8 * MIB),
+            Call::Conv(c) if c.x.dtype.size() == 2 && !(c.channels_last && c.w.dims[1].is_multiple_of(8)) => {
+                self.workspace()
+            }
+            Call::Conv(_) => MIB,
         }
     }
 

@@ -12,6 +12,7 @@
 //!   template's kernel: lowering decides, since it depends on the form of the kernel.
 
 use super::attention;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Code, Expr};
 use crate::graph::Graph;
@@ -157,7 +158,11 @@ impl Fuser<'_> {
             nodes.push(joined);
             members.insert(joined);
             match self.leaving(&nodes, &members) {
-                1 if self.leaves(joined, &members) => kept = nodes.len(),
+                1 if self.leaves(joined, &members) => {
+                    if !self.only_widens(joined, seed) {
+                        kept = nodes.len();
+                    }
+                }
                 // Too many values would have to be kept on the way; what follows is unlikely to take them all in.
                 n if n > MAX_LEAVING || nodes.len() == MAX_NODES => break,
                 _ => {}
@@ -166,6 +171,19 @@ impl Fuser<'_> {
         nodes.truncate(kept);
         self.seal(&nodes);
         nodes
+    }
+
+    /// Whether a node stores halves as `f32` for readers that can as well widen what they read: half the bytes, and behind a product
+    /// a library's epilogue.
+    fn only_widens(&self, node: u32, seed: u32) -> bool {
+        let value = ValueId { node, port: 0 };
+        let (graph, operands) = (self.graph, self.graph.operands(node));
+        let [Some(from)] = operands[..] else { return false };
+        let half = matches!(graph.fact(from).dtype, DType::F16 | DType::BF16);
+        let cast = graph.node(node).op().is_some_and(|op| op.name == "Cast") && graph.fact(value).dtype == DType::F32;
+        let takes =
+            |user: &u32| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));
+        cast && half && from.node != seed && !graph.is_output(value) && graph.users(value).iter().all(takes)
     }
 
     /// Whether anything outside of the group reads the node.
