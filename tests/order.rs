@@ -169,13 +169,13 @@ fn no_plan_is_worse_than_the_files_order() {
     assert!(better > 20, "{better}");
 }
 
-/// What the files' orders need and what the plans do.
+/// What the files' orders need at least and what the plans do.
 #[test]
 fn graphs_that_gain_by_another_order() {
     let figures: [(&str, &[(&str, usize)], u64, u64); 3] = [
-        ("decode", &[("batch", 1), ("past", 127)], 327_552, 196_608),
-        ("experts", &[("tokens", 128)], 1_085_440, 364_544),
-        ("unet", &[("batch", 1), ("height", 64), ("width", 64)], 1_347_840, 1_085_696),
+        ("decode", &[("batch", 1), ("past", 127)], 604_672, 459_776),
+        ("experts", &[("tokens", 128)], 1_675_264, 1_214_464),
+        ("unet", &[("batch", 1), ("height", 64), ("width", 64)], 1_381_120, 1_116_480),
     ];
     for (name, dims, file, best) in figures {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("graphs/{name}.onnxtxt"));
@@ -185,7 +185,7 @@ fn graphs_that_gain_by_another_order() {
         let target = Target::cpu(1);
         pass::run(&mut graph, &target, true).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
-        assert_eq!((plan.summary.orders[0].peak, plan.summary.arena_bytes), (file, best), "{name}");
+        assert_eq!((plan.summary.orders[0].bound, plan.summary.arena_bytes), (file, best), "{name}");
     }
 }
 
