@@ -46,7 +46,12 @@ DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.
 DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
 
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
-template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+// What is not a number stays none.
+template <class T> DEVICE T clamp(T v, T low, T high) { return v < low ? low : v > high ? high : v; }
+DEVICE f32 max_f32(f32 a, f32 b) { return a > b || a != a ? a : b; }
+DEVICE f64 max_f64(f64 a, f64 b) { return a > b || a != a ? a : b; }
+DEVICE f32 min_f32(f32 a, f32 b) { return a < b || a != a ? a : b; }
+DEVICE f64 min_f64(f64 a, f64 b) { return a < b || a != a ? a : b; }
 template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 

@@ -46,7 +46,12 @@ DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.
 DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
 
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
-template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+// What is not a number stays none.
+template <class T> DEVICE T clamp(T v, T low, T high) { return v < low ? low : v > high ? high : v; }
+DEVICE f32 max_f32(f32 a, f32 b) { return a > b || a != a ? a : b; }
+DEVICE f64 max_f64(f64 a, f64 b) { return a > b || a != a ? a : b; }
+DEVICE f32 min_f32(f32 a, f32 b) { return a < b || a != a ? a : b; }
+DEVICE f64 min_f64(f64 a, f64 b) { return a < b || a != a ? a : b; }
 template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 
@@ -144,10 +149,267 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
 }
 
 // kernel 0, conv: /stem/stem.2/Relu
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,1,8,8],"strides":[64,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[16,1,3,3],"strides":[9,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+// 64 invocations, [8, 1, 1] workgroups
+// matmul
+constexpr i32 M = 16;
+constexpr i32 K = 9;
+constexpr i32 N = 512;
+constexpr i32 TILE_M = 16;
+constexpr i32 TILE_N = 64;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 8;
+constexpr i32 STEP = 16;
+constexpr i32 A_M_STEP = 16;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 64;
+constexpr i32 SIZE = 64;
+extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile_a[256];
+    __shared__ __align__(16) f32 tile_b[1024];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b1[m * 9 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto k_3 = i32(u32(k) % 3u);
+    const auto k_2 = i32(u32(k) / 3u);
+    const auto n_3 = i32(u32(n) % 8u);
+    const auto n_2 = i32(u32(n) / 8u % 8u);
+    const auto n_0 = i32(u32(n) / 64u);
+    const auto p0 = 0;
+    const auto p1 = n_2 + k_2 - 1;
+    const auto p2 = n_3 + k_3 - 1;
+    auto value = 0.0f;
+    if (p1 >= 0 && p1 < 8 && p2 >= 0 && p2 < 8) { value = b0[n_0 * 64 + p1 * 8 + p2]; }
+    return value;
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto n_1 = i32(u32(n) % 64u);
+        const auto n_0 = i32(u32(n) / 64u);
+        const auto v0 = value;
+        const auto v1 = b2[m];
+        const auto v2 = v0 + v1;
+        const auto v4 = max_f32(v2, 0.0f);
+        b3[m * 64 + n_0 * 1024 + n_1] = v4;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 8u;
+    const i32 thread = threadIdx.x;
+    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
+    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
+    // read along the axis in which they are dense.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE_M;
+    const auto n0 = group % TILES_N * TILE_N;
+    const auto row = thread / (TILE_N / 4) * 4;
+    const auto column = thread % (TILE_N / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
+            const auto m = s / A_M_STEP % TILE_M;
+            const auto k = s / A_K_STEP % STEP;
+            auto value = 0.0f;
+            if (m0 + m < M && k0 + k < K) {
+                value = a(batch, m0 + m, k0 + k);
+            }
+            tile_a[k * TILE_M + m] = value;
+        }
+        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
+            const auto n = s / B_N_STEP % TILE_N;
+            const auto k = s / B_K_STEP % STEP;
+            auto value = 0.0f;
+            if (n0 + n < N && k0 + k < K) {
+                value = b(batch, k0 + k, n0 + n);
+            }
+            tile_b[k * TILE_N + n] = value;
+        }
+        workgroupBarrier();
+        for (auto k = 0; k < STEP; k++) {
+            const auto i = k * TILE_M + row;
+            const auto j = k * TILE_N + column;
+            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
+            sum0 = sum0 + tile_a[i] * b4;
+            sum1 = sum1 + tile_a[i + 1] * b4;
+            sum2 = sum2 + tile_a[i + 2] * b4;
+            sum3 = sum3 + tile_a[i + 3] * b4;
+        }
+        workgroupBarrier();
+    }
+    for (auto i = 0; i < 4; i++) {
+        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
+        store(batch, m0 + row + i, n0 + column, sum.x);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
+    }
+}
 
 // kernel 1, conv: /body/body.2/Relu
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,16,8,8],"strides":[1024,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[32,16,3,3],"strides":[144,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,32,8,8],"strides":[2048,64,8,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+// 256 invocations, [64, 1, 1] workgroups
+// matmul_deep
+constexpr i32 M = 32;
+constexpr i32 K = 144;
+constexpr i32 N = 512;
+constexpr i32 TILE = 16;
+constexpr i32 TILES_M = 2;
+constexpr i32 TILES_N = 32;
+constexpr i32 SLICES = 16;
+constexpr i32 DEPTH = 4;
+constexpr i32 STEP = 64;
+constexpr i32 PITCH = 17;
+constexpr i32 RIGHT = 1088;
+constexpr i32 A_M_STEP = 64;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 16;
+constexpr i32 SIZE = 256;
+extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile[4096];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b1[m * 144 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto k_3 = i32(u32(k) % 3u);
+    const auto k_2 = i32(u32(k) / 3u % 3u);
+    const auto k_0 = i32(u32(k) / 9u);
+    const auto n_3 = i32(u32(n) % 8u);
+    const auto n_2 = i32(u32(n) / 8u % 8u);
+    const auto n_0 = i32(u32(n) / 64u);
+    const auto p0 = 0;
+    const auto p1 = n_2 + k_2 - 1;
+    const auto p2 = n_3 + k_3 - 1;
+    auto value = 0.0f;
+    if (p1 >= 0 && p1 < 8 && p2 >= 0 && p2 < 8) { value = b0[n_0 * 1024 + k_0 * 64 + p1 * 8 + p2]; }
+    return value;
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto n_1 = i32(u32(n) % 64u);
+        const auto n_0 = i32(u32(n) / 64u);
+        const auto v0 = value;
+        const auto v1 = b2[m];
+        const auto v2 = v0 + v1;
+        const auto v4 = max_f32(v2, 0.0f);
+        b3[m * 64 + n_0 * 2048 + n_1] = v4;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 64u;
+    const i32 thread = threadIdx.x;
+    // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
+    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE;
+    const auto n0 = group % TILES_N * TILE;
+    const auto place = thread % (TILE * TILE / 16);
+    const auto slice = thread / (TILE * TILE / 16);
+    const auto row = place / (TILE / 4) * 4;
+    const auto column = place % (TILE / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
+        const auto am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
+        const auto ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
+        const auto bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
+        const auto bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
+        auto left0 = 0.0f;
+        if (m0 + am0 < M && k0 + ak0 < K) {
+            left0 = a(batch, m0 + am0, k0 + ak0);
+        }
+        auto right0 = 0.0f;
+        if (n0 + bn0 < N && k0 + bk0 < K) {
+            right0 = b(batch, k0 + bk0, n0 + bn0);
+        }
+        const auto am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
+        const auto ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
+        const auto bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
+        const auto bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
+        auto left1 = 0.0f;
+        if (m0 + am1 < M && k0 + ak1 < K) {
+            left1 = a(batch, m0 + am1, k0 + ak1);
+        }
+        auto right1 = 0.0f;
+        if (n0 + bn1 < N && k0 + bk1 < K) {
+            right1 = b(batch, k0 + bk1, n0 + bn1);
+        }
+        const auto am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
+        const auto ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
+        const auto bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
+        const auto bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
+        auto left2 = 0.0f;
+        if (m0 + am2 < M && k0 + ak2 < K) {
+            left2 = a(batch, m0 + am2, k0 + ak2);
+        }
+        auto right2 = 0.0f;
+        if (n0 + bn2 < N && k0 + bk2 < K) {
+            right2 = b(batch, k0 + bk2, n0 + bn2);
+        }
+        const auto am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
+        const auto ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
+        const auto bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
+        const auto bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
+        auto left3 = 0.0f;
+        if (m0 + am3 < M && k0 + ak3 < K) {
+            left3 = a(batch, m0 + am3, k0 + ak3);
+        }
+        auto right3 = 0.0f;
+        if (n0 + bn3 < N && k0 + bk3 < K) {
+            right3 = b(batch, k0 + bk3, n0 + bn3);
+        }
+        if (k0 > 0) {
+            for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
+                const auto i = k * PITCH + row;
+                const auto j = RIGHT + k * PITCH + column;
+                const auto b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
+                sum0 = sum0 + tile[i] * b4;
+                sum1 = sum1 + tile[i + 1] * b4;
+                sum2 = sum2 + tile[i + 2] * b4;
+                sum3 = sum3 + tile[i + 3] * b4;
+            }
+        }
+        workgroupBarrier();
+        tile[ak0 * PITCH + am0] = left0;
+        tile[RIGHT + bk0 * PITCH + bn0] = right0;
+        tile[ak1 * PITCH + am1] = left1;
+        tile[RIGHT + bk1 * PITCH + bn1] = right1;
+        tile[ak2 * PITCH + am2] = left2;
+        tile[RIGHT + bk2 * PITCH + bn2] = right2;
+        tile[ak3 * PITCH + am3] = left3;
+        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        workgroupBarrier();
+    }
+    const auto part = slice * TILE * TILE + row * TILE + column;
+    tile[part + 0 * TILE] = sum0.x;
+    tile[part + 0 * TILE + TILE / 4] = sum0.y;
+    tile[part + 0 * TILE + TILE / 2] = sum0.z;
+    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
+    tile[part + 1 * TILE] = sum1.x;
+    tile[part + 1 * TILE + TILE / 4] = sum1.y;
+    tile[part + 1 * TILE + TILE / 2] = sum1.z;
+    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
+    tile[part + 2 * TILE] = sum2.x;
+    tile[part + 2 * TILE + TILE / 4] = sum2.y;
+    tile[part + 2 * TILE + TILE / 2] = sum2.z;
+    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
+    tile[part + 3 * TILE] = sum3.x;
+    tile[part + 3 * TILE + TILE / 4] = sum3.y;
+    tile[part + 3 * TILE + TILE / 2] = sum3.z;
+    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    workgroupBarrier();
+    for (auto s = thread; s < TILE * TILE; s = s + SIZE) {
+        auto total = 0.0f;
+        for (auto t = 0; t < SLICES; t++) {
+            total = total + tile[t * TILE * TILE + s];
+        }
+        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+    }
+}
 
 // kernel 2, pool: /pool/MaxPool/plimsoll.MaxPool
 // 64 invocations, [64, 1, 1] workgroups
@@ -194,7 +456,7 @@ const auto data = [&](i32 at) -> f32 {
     return b0[at];
 };
 const auto combine = [&](f32 a, f32 b) -> f32 {
-    return max(a, b);
+    return max_f32(a, b);
 };
 const auto finish = [&](f32 a, i32 count) -> f32 {
     return a;
@@ -236,7 +498,167 @@ const auto store = [&](i32 i, f32 value) -> void {
 }
 
 // kernel 3, conv: /head/head.2/Relu
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[8,32,4,4],"strides":[512,16,4,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[48,32,3,3],"strides":[288,9,3,1]},"y":{"slot":3,"dtype":"f32","offset":0,"dims":[8,48,4,4],"strides":[768,16,4,1]},"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+// 256 invocations, [24, 1, 1] workgroups
+// matmul_deep
+constexpr i32 M = 48;
+constexpr i32 K = 288;
+constexpr i32 N = 128;
+constexpr i32 TILE = 16;
+constexpr i32 TILES_M = 3;
+constexpr i32 TILES_N = 8;
+constexpr i32 SLICES = 16;
+constexpr i32 DEPTH = 4;
+constexpr i32 STEP = 64;
+constexpr i32 PITCH = 17;
+constexpr i32 RIGHT = 1088;
+constexpr i32 A_M_STEP = 64;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 16;
+constexpr i32 SIZE = 256;
+extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile[4096];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b1[m * 288 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto k_3 = i32(u32(k) % 3u);
+    const auto k_2 = i32(u32(k) / 3u % 3u);
+    const auto k_0 = i32(u32(k) / 9u);
+    const auto n_3 = i32(u32(n) % 4u);
+    const auto n_2 = i32(u32(n) / 4u % 4u);
+    const auto n_0 = i32(u32(n) / 16u);
+    const auto p0 = 0;
+    const auto p1 = n_2 + k_2 - 1;
+    const auto p2 = n_3 + k_3 - 1;
+    auto value = 0.0f;
+    if (p1 >= 0 && p1 < 4 && p2 >= 0 && p2 < 4) { value = b0[n_0 * 512 + k_0 * 16 + p1 * 4 + p2]; }
+    return value;
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto n_1 = i32(u32(n) % 16u);
+        const auto n_0 = i32(u32(n) / 16u);
+        const auto v0 = value;
+        const auto v1 = b2[m];
+        const auto v2 = v0 + v1;
+        const auto v4 = max_f32(v2, 0.0f);
+        b3[m * 16 + n_0 * 768 + n_1] = v4;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 24u;
+    const i32 thread = threadIdx.x;
+    // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
+    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE;
+    const auto n0 = group % TILES_N * TILE;
+    const auto place = thread % (TILE * TILE / 16);
+    const auto slice = thread / (TILE * TILE / 16);
+    const auto row = place / (TILE / 4) * 4;
+    const auto column = place % (TILE / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
+        const auto am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
+        const auto ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
+        const auto bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
+        const auto bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
+        auto left0 = 0.0f;
+        if (m0 + am0 < M && k0 + ak0 < K) {
+            left0 = a(batch, m0 + am0, k0 + ak0);
+        }
+        auto right0 = 0.0f;
+        if (n0 + bn0 < N && k0 + bk0 < K) {
+            right0 = b(batch, k0 + bk0, n0 + bn0);
+        }
+        const auto am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
+        const auto ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
+        const auto bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
+        const auto bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
+        auto left1 = 0.0f;
+        if (m0 + am1 < M && k0 + ak1 < K) {
+            left1 = a(batch, m0 + am1, k0 + ak1);
+        }
+        auto right1 = 0.0f;
+        if (n0 + bn1 < N && k0 + bk1 < K) {
+            right1 = b(batch, k0 + bk1, n0 + bn1);
+        }
+        const auto am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
+        const auto ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
+        const auto bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
+        const auto bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
+        auto left2 = 0.0f;
+        if (m0 + am2 < M && k0 + ak2 < K) {
+            left2 = a(batch, m0 + am2, k0 + ak2);
+        }
+        auto right2 = 0.0f;
+        if (n0 + bn2 < N && k0 + bk2 < K) {
+            right2 = b(batch, k0 + bk2, n0 + bn2);
+        }
+        const auto am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
+        const auto ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
+        const auto bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
+        const auto bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
+        auto left3 = 0.0f;
+        if (m0 + am3 < M && k0 + ak3 < K) {
+            left3 = a(batch, m0 + am3, k0 + ak3);
+        }
+        auto right3 = 0.0f;
+        if (n0 + bn3 < N && k0 + bk3 < K) {
+            right3 = b(batch, k0 + bk3, n0 + bn3);
+        }
+        if (k0 > 0) {
+            for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
+                const auto i = k * PITCH + row;
+                const auto j = RIGHT + k * PITCH + column;
+                const auto b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
+                sum0 = sum0 + tile[i] * b4;
+                sum1 = sum1 + tile[i + 1] * b4;
+                sum2 = sum2 + tile[i + 2] * b4;
+                sum3 = sum3 + tile[i + 3] * b4;
+            }
+        }
+        workgroupBarrier();
+        tile[ak0 * PITCH + am0] = left0;
+        tile[RIGHT + bk0 * PITCH + bn0] = right0;
+        tile[ak1 * PITCH + am1] = left1;
+        tile[RIGHT + bk1 * PITCH + bn1] = right1;
+        tile[ak2 * PITCH + am2] = left2;
+        tile[RIGHT + bk2 * PITCH + bn2] = right2;
+        tile[ak3 * PITCH + am3] = left3;
+        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        workgroupBarrier();
+    }
+    const auto part = slice * TILE * TILE + row * TILE + column;
+    tile[part + 0 * TILE] = sum0.x;
+    tile[part + 0 * TILE + TILE / 4] = sum0.y;
+    tile[part + 0 * TILE + TILE / 2] = sum0.z;
+    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
+    tile[part + 1 * TILE] = sum1.x;
+    tile[part + 1 * TILE + TILE / 4] = sum1.y;
+    tile[part + 1 * TILE + TILE / 2] = sum1.z;
+    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
+    tile[part + 2 * TILE] = sum2.x;
+    tile[part + 2 * TILE + TILE / 4] = sum2.y;
+    tile[part + 2 * TILE + TILE / 2] = sum2.z;
+    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
+    tile[part + 3 * TILE] = sum3.x;
+    tile[part + 3 * TILE + TILE / 4] = sum3.y;
+    tile[part + 3 * TILE + TILE / 2] = sum3.z;
+    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    workgroupBarrier();
+    for (auto s = thread; s < TILE * TILE; s = s + SIZE) {
+        auto total = 0.0f;
+        for (auto t = 0; t < SLICES; t++) {
+            total = total + tile[t * TILE * TILE + s];
+        }
+        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+    }
+}
 
 // kernel 4, pool: /pool_1/MaxPool/plimsoll.MaxPool
 // 64 invocations, [24, 1, 1] workgroups
@@ -283,7 +705,7 @@ const auto data = [&](i32 at) -> f32 {
     return b0[at];
 };
 const auto combine = [&](f32 a, f32 b) -> f32 {
-    return max(a, b);
+    return max_f32(a, b);
 };
 const auto finish = [&](f32 a, i32 count) -> f32 {
     return a;

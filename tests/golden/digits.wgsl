@@ -20,6 +20,11 @@ const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 64;
 var<workgroup> tile_a: array<f32, 256>;
 var<workgroup> tile_b: array<f32, 1024>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b1[m * 9 + k];
 }
@@ -43,7 +48,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[m];
         let v2 = v0 + v1;
-        let v4 = max(v2, 0.0f);
+        let v4 = max_f32(v2, 0.0f);
         b3[m * 64 + n_0 * 1024 + n_1] = v4;
     }
 }
@@ -127,6 +132,11 @@ const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 16;
 var<workgroup> tile: array<f32, 4096>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b1[m * 144 + k];
 }
@@ -151,7 +161,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[m];
         let v2 = v0 + v1;
-        let v4 = max(v2, 0.0f);
+        let v4 = max_f32(v2, 0.0f);
         b3[m * 64 + n_0 * 2048 + n_1] = v4;
     }
 }
@@ -313,11 +323,16 @@ const HIGH_Y: i32 = 8;
 const LOW_X: i32 = 0;
 const HIGH_X: i32 = 8;
 const COUNT: i32 = 4096;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn data(at: i32) -> f32 {
     return b0[at];
 }
 fn combine(a: f32, b: f32) -> f32 {
-    return max(a, b);
+    return max_f32(a, b);
 }
 fn finish(a: f32, count: i32) -> f32 {
     return a;
@@ -384,6 +399,11 @@ const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 16;
 var<workgroup> tile: array<f32, 4096>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b1[m * 288 + k];
 }
@@ -408,7 +428,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[m];
         let v2 = v0 + v1;
-        let v4 = max(v2, 0.0f);
+        let v4 = max_f32(v2, 0.0f);
         b3[m * 16 + n_0 * 768 + n_1] = v4;
     }
 }
@@ -570,11 +590,16 @@ const HIGH_Y: i32 = 4;
 const LOW_X: i32 = 0;
 const HIGH_X: i32 = 4;
 const COUNT: i32 = 1536;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn data(at: i32) -> f32 {
     return b0[at];
 }
 fn combine(a: f32, b: f32) -> f32 {
-    return max(a, b);
+    return max_f32(a, b);
 }
 fn finish(a: f32, count: i32) -> f32 {
     return a;
@@ -641,6 +666,11 @@ const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 16;
 var<workgroup> tile: array<f32, 4096>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b0[m * 192 + k];
 }
@@ -652,7 +682,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[n];
         let v2 = v0 + v1;
-        let v4 = max(v2, 0.0f);
+        let v4 = max_f32(v2, 0.0f);
         b3[m * 28 + n] = v4;
     }
 }

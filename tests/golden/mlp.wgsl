@@ -22,6 +22,11 @@ const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 16;
 var<workgroup> tile: array<f32, 4096>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b0[m * 784 + k];
 }
@@ -33,7 +38,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[n];
         let v2 = v0 + v1;
-        let v4 = max(v2, 0.0f);
+        let v4 = max_f32(v2, 0.0f);
         b3[m * 100 + n] = v4;
     }
 }

@@ -46,7 +46,12 @@ DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.
 DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
 
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
-template <class T> DEVICE T clamp(T v, T low, T high) { return min(max(v, low), high); }
+// What is not a number stays none.
+template <class T> DEVICE T clamp(T v, T low, T high) { return v < low ? low : v > high ? high : v; }
+DEVICE f32 max_f32(f32 a, f32 b) { return a > b || a != a ? a : b; }
+DEVICE f64 max_f64(f64 a, f64 b) { return a > b || a != a ? a : b; }
+DEVICE f32 min_f32(f32 a, f32 b) { return a < b || a != a ? a : b; }
+DEVICE f64 min_f64(f64 a, f64 b) { return a < b || a != a ? a : b; }
 template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 
@@ -216,89 +221,211 @@ const auto store_wide = [&](i32 i) -> void {
     }
 }
 
-// kernel 2, conv: relu1, y
-// {"conv":{"groups":1,"strides":[1,1],"dilations":[1,1],"pads":[1,1],"x":{"slot":0,"dtype":"f32","offset":0,"dims":[2,8,8,8],"strides":[512,64,8,1]},"w":{"slot":1,"dtype":"f32","offset":0,"dims":[8,8,3,3],"strides":[72,9,3,1]},"y":{"slot":2,"dtype":"f32","offset":0,"dims":[2,8,8,8],"strides":[512,64,8,1]},"activation":"none","tf32":false}}
-
-// kernel 3, map: relu1
-// 128 invocations, [2, 1, 1] workgroups
-// map_wide
-constexpr i32 COUNT = 1024;
-constexpr i32 WIDTH = 4;
-constexpr i32 TURNS = 1;
-constexpr i32 SIZE = 128;
-extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
-const auto store_wide = [&](i32 i) -> void {
-    const auto i_1 = i32(u32(i) / 64u % 8u);
-    const auto x0 = read<f32, 4>(b0 + (i));
-    const auto x1 = b1[i_1];
-    const auto x2 = b2[i_1];
-    wide<f32, 4> o0;
-    #pragma unroll
-    for (i32 v = 0; v < 4; v++) {
-        const auto v0 = x0.v[v];
-        const auto v1 = x1;
+// kernel 2, conv: relu1
+// 64 invocations, [2, 1, 1] workgroups
+// matmul
+constexpr i32 M = 8;
+constexpr i32 K = 72;
+constexpr i32 N = 128;
+constexpr i32 TILE_M = 16;
+constexpr i32 TILE_N = 64;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 2;
+constexpr i32 STEP = 16;
+constexpr i32 A_M_STEP = 16;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 64;
+constexpr i32 SIZE = 64;
+extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, const f32* __restrict__ b3, f32* __restrict__ b4) {
+    __shared__ __align__(16) f32 tile_a[256];
+    __shared__ __align__(16) f32 tile_b[1024];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b1[m * 72 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto k_3 = i32(u32(k) % 3u);
+    const auto k_2 = i32(u32(k) / 3u % 3u);
+    const auto k_0 = i32(u32(k) / 9u);
+    const auto n_3 = i32(u32(n) % 8u);
+    const auto n_2 = i32(u32(n) / 8u % 8u);
+    const auto n_0 = i32(u32(n) / 64u);
+    const auto p0 = 0;
+    const auto p1 = n_2 + k_2 - 1;
+    const auto p2 = n_3 + k_3 - 1;
+    auto value = 0.0f;
+    if (p1 >= 0 && p1 < 8 && p2 >= 0 && p2 < 8) { value = b0[n_0 * 512 + k_0 * 64 + p1 * 8 + p2]; }
+    return value;
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto n_1 = i32(u32(n) % 64u);
+        const auto n_0 = i32(u32(n) / 64u);
+        const auto v0 = value;
+        const auto v1 = b2[m];
         const auto v2 = v0 * v1;
-        const auto v3 = x2;
+        const auto v3 = b3[m];
         const auto v4 = v2 + v3;
-        const auto v6 = max(v4, 0.0f);
-        o0.v[v] = v6;
-    }
-    {
-        write(b3 + (i), o0);
+        const auto v6 = max_f32(v4, 0.0f);
+        b4[m * 64 + n_0 * 512 + n_1] = v6;
     }
 };
     const i32 group = blockIdx.x + blockIdx.y * 2u;
     const i32 thread = threadIdx.x;
-    // TURNS times WIDTH elements per invocation, in accesses of up to 16 bytes.
-    #pragma unroll
-    for (i32 turn = 0; turn < TURNS; turn++) {
-        const i32 i = ((group * TURNS + turn) * SIZE + thread) * WIDTH;
-        if (i + WIDTH <= COUNT) {
-            store_wide(i);
+    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
+    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
+    // read along the axis in which they are dense.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE_M;
+    const auto n0 = group % TILES_N * TILE_N;
+    const auto row = thread / (TILE_N / 4) * 4;
+    const auto column = thread % (TILE_N / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
+            const auto m = s / A_M_STEP % TILE_M;
+            const auto k = s / A_K_STEP % STEP;
+            auto value = 0.0f;
+            if (m0 + m < M && k0 + k < K) {
+                value = a(batch, m0 + m, k0 + k);
+            }
+            tile_a[k * TILE_M + m] = value;
         }
+        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
+            const auto n = s / B_N_STEP % TILE_N;
+            const auto k = s / B_K_STEP % STEP;
+            auto value = 0.0f;
+            if (n0 + n < N && k0 + k < K) {
+                value = b(batch, k0 + k, n0 + n);
+            }
+            tile_b[k * TILE_N + n] = value;
+        }
+        workgroupBarrier();
+        for (auto k = 0; k < STEP; k++) {
+            const auto i = k * TILE_M + row;
+            const auto j = k * TILE_N + column;
+            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
+            sum0 = sum0 + tile_a[i] * b4;
+            sum1 = sum1 + tile_a[i + 1] * b4;
+            sum2 = sum2 + tile_a[i + 2] * b4;
+            sum3 = sum3 + tile_a[i + 3] * b4;
+        }
+        workgroupBarrier();
+    }
+    for (auto i = 0; i < 4; i++) {
+        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
+        store(batch, m0 + row + i, n0 + column, sum.x);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
     }
 }
 
-// kernel 4, map: y
-// 128 invocations, [2, 1, 1] workgroups
-// map_wide
-constexpr i32 COUNT = 1024;
-constexpr i32 WIDTH = 4;
-constexpr i32 TURNS = 1;
-constexpr i32 SIZE = 128;
-extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, const f32* __restrict__ b3, f32* __restrict__ b4) {
-const auto store_wide = [&](i32 i) -> void {
-    const auto i_1 = i32(u32(i) / 64u % 8u);
-    const auto x0 = read<f32, 4>(b0 + (i));
-    const auto x1 = b1[i_1];
-    const auto x2 = b2[i_1];
-    const auto x3 = read<f32, 4>(b3 + (i));
-    wide<f32, 4> o0;
-    #pragma unroll
-    for (i32 v = 0; v < 4; v++) {
-        const auto v0 = x0.v[v];
-        const auto v1 = x1;
+// kernel 3, conv: y
+// 64 invocations, [2, 1, 1] workgroups
+// matmul
+constexpr i32 M = 8;
+constexpr i32 K = 72;
+constexpr i32 N = 128;
+constexpr i32 TILE_M = 16;
+constexpr i32 TILE_N = 64;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 2;
+constexpr i32 STEP = 16;
+constexpr i32 A_M_STEP = 16;
+constexpr i32 A_K_STEP = 1;
+constexpr i32 B_N_STEP = 1;
+constexpr i32 B_K_STEP = 64;
+constexpr i32 SIZE = 64;
+extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, const f32* __restrict__ b3, const f32* __restrict__ b4, f32* __restrict__ b5) {
+    __shared__ __align__(16) f32 tile_a[256];
+    __shared__ __align__(16) f32 tile_b[1024];
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b1[m * 72 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    const auto k_3 = i32(u32(k) % 3u);
+    const auto k_2 = i32(u32(k) / 3u % 3u);
+    const auto k_0 = i32(u32(k) / 9u);
+    const auto n_3 = i32(u32(n) % 8u);
+    const auto n_2 = i32(u32(n) / 8u % 8u);
+    const auto n_0 = i32(u32(n) / 64u);
+    const auto p0 = 0;
+    const auto p1 = n_2 + k_2 - 1;
+    const auto p2 = n_3 + k_3 - 1;
+    auto value = 0.0f;
+    if (p1 >= 0 && p1 < 8 && p2 >= 0 && p2 < 8) { value = b0[n_0 * 512 + k_0 * 64 + p1 * 8 + p2]; }
+    return value;
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto n_1 = i32(u32(n) % 64u);
+        const auto n_0 = i32(u32(n) / 64u);
+        const auto v0 = value;
+        const auto v1 = b2[m];
         const auto v2 = v0 * v1;
-        const auto v3 = x2;
+        const auto v3 = b3[m];
         const auto v4 = v2 + v3;
-        const auto v5 = x3.v[v];
+        const auto v5 = b4[m * 64 + n_0 * 512 + n_1];
         const auto v6 = v4 + v5;
-        const auto v8 = max(v6, 0.0f);
-        o0.v[v] = v8;
-    }
-    {
-        write(b4 + (i), o0);
+        const auto v8 = max_f32(v6, 0.0f);
+        b5[m * 64 + n_0 * 512 + n_1] = v8;
     }
 };
     const i32 group = blockIdx.x + blockIdx.y * 2u;
     const i32 thread = threadIdx.x;
-    // TURNS times WIDTH elements per invocation, in accesses of up to 16 bytes.
-    #pragma unroll
-    for (i32 turn = 0; turn < TURNS; turn++) {
-        const i32 i = ((group * TURNS + turn) * SIZE + thread) * WIDTH;
-        if (i + WIDTH <= COUNT) {
-            store_wide(i);
+    // A workgroup computes a tile of TILE_M x TILE_N, each invocation 4 x 4 of it: rows that follow each other, columns
+    // that are TILE_N / 4 apart. STEP slices of the inner axis at a time pass through workgroup memory; both operands are
+    // read along the axis in which they are dense.
+    const auto batch = group / (TILES_M * TILES_N);
+    const auto m0 = group / TILES_N % TILES_M * TILE_M;
+    const auto n0 = group % TILES_N * TILE_N;
+    const auto row = thread / (TILE_N / 4) * 4;
+    const auto column = thread % (TILE_N / 4);
+    auto sum0 = vec4f(0.0f);
+    auto sum1 = vec4f(0.0f);
+    auto sum2 = vec4f(0.0f);
+    auto sum3 = vec4f(0.0f);
+    for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
+        for (auto s = thread; s < TILE_M * STEP; s = s + SIZE) {
+            const auto m = s / A_M_STEP % TILE_M;
+            const auto k = s / A_K_STEP % STEP;
+            auto value = 0.0f;
+            if (m0 + m < M && k0 + k < K) {
+                value = a(batch, m0 + m, k0 + k);
+            }
+            tile_a[k * TILE_M + m] = value;
         }
+        for (auto s = thread; s < TILE_N * STEP; s = s + SIZE) {
+            const auto n = s / B_N_STEP % TILE_N;
+            const auto k = s / B_K_STEP % STEP;
+            auto value = 0.0f;
+            if (n0 + n < N && k0 + k < K) {
+                value = b(batch, k0 + k, n0 + n);
+            }
+            tile_b[k * TILE_N + n] = value;
+        }
+        workgroupBarrier();
+        for (auto k = 0; k < STEP; k++) {
+            const auto i = k * TILE_M + row;
+            const auto j = k * TILE_N + column;
+            const auto b4 = vec4f(tile_b[j], tile_b[j + TILE_N / 4], tile_b[j + TILE_N / 2], tile_b[j + TILE_N / 4 * 3]);
+            sum0 = sum0 + tile_a[i] * b4;
+            sum1 = sum1 + tile_a[i + 1] * b4;
+            sum2 = sum2 + tile_a[i + 2] * b4;
+            sum3 = sum3 + tile_a[i + 3] * b4;
+        }
+        workgroupBarrier();
+    }
+    for (auto i = 0; i < 4; i++) {
+        const auto sum = select(select(sum3, sum2, i == 2), select(sum1, sum0, i == 0), i < 2);
+        store(batch, m0 + row + i, n0 + column, sum.x);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4, sum.y);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 2, sum.z);
+        store(batch, m0 + row + i, n0 + column + TILE_N / 4 * 3, sum.w);
     }
 }
 

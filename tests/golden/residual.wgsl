@@ -74,6 +74,11 @@ const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 64;
 var<workgroup> tile_a: array<f32, 256>;
 var<workgroup> tile_b: array<f32, 1024>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b1[m * 72 + k];
 }
@@ -100,7 +105,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v2 = v0 * v1;
         let v3 = b3[m];
         let v4 = v2 + v3;
-        let v6 = max(v4, 0.0f);
+        let v6 = max_f32(v4, 0.0f);
         b4[m * 64 + n_0 * 512 + n_1] = v6;
     }
 }
@@ -184,6 +189,11 @@ const B_N_STEP: i32 = 1;
 const B_K_STEP: i32 = 64;
 var<workgroup> tile_a: array<f32, 256>;
 var<workgroup> tile_b: array<f32, 1024>;
+fn max_f32(x: f32, y: f32) -> f32 {
+    if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+    if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
+    return max(x, y);
+}
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     return b1[m * 72 + k];
 }
@@ -212,7 +222,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v4 = v2 + v3;
         let v5 = b4[m * 64 + n_0 * 512 + n_1];
         let v6 = v4 + v5;
-        let v8 = max(v6, 0.0f);
+        let v8 = max_f32(v6, 0.0f);
         b5[m * 64 + n_0 * 512 + n_1] = v8;
     }
 }
