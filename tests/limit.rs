@@ -394,8 +394,8 @@ fn max_batch_is_what_plans_say() {
             assert_eq!(bytes(&next["extent"]), bytes(&largest["extent"]) + 1);
             for size in [largest, next] {
                 let Some(expected) = size["planned_bytes"].as_u64() else {
-                    // WebGPU's baseline binds no more than 128 MiB.
-                    assert!(size["error"].as_str().is_some_and(|e| e.contains("binds at most")), "{found}");
+                    // WebGPU's baseline has buffers of at most 256 MiB.
+                    assert!(size["error"].as_str().is_some_and(|e| e.contains("allocates at most")), "{found}");
                     continue;
                 };
                 let set = format!("batch={}", size["extent"]);
@@ -501,7 +501,8 @@ fn f16_values_take_less_and_mean_the_same() {
         }
     }
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
-    let dims = vec![("batch".to_owned(), 64)];
+    // At small batches the workspaces of cuDNN's convolutions of halves outweigh what halves save.
+    let dims = vec![("batch".to_owned(), 512)];
     let case = Case { model: &model, dims, target: cuda, fuse: true, rewrite: None };
     let advice = advise::advise(&case, None).expect("it is planned");
     let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");

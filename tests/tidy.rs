@@ -123,7 +123,7 @@ fn libraries_stay_where_they_belong() {
             ("cudarc::", &["backend::cuda"]),
             ("clap::", &["cli"]),
             ("npyz::", &["npy"]),
-            ("libloading::", &["backend::cuda"]),
+            ("libloading::", &["backend::cuda", "backend::wgpu"]),
             ("memmap2::", &["onnx"]),
             ("indicatif::", &["cli"]),
         ];
