@@ -9,7 +9,7 @@ use crate::plan::peak::{Peak, peak};
 use crate::plan::{self, Class, Limits, Plan};
 use crate::target::{Family, Target};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A model as it is to be planned. Remedies change a case; plans judge them.
 #[derive(Clone, Debug)]
@@ -111,82 +111,110 @@ pub struct Largest {
     pub dim: String,
     /// The largest extent found that fits, if one does.
     pub fits: Option<Size>,
-    /// What one more takes; if nothing fits, what the smallest takes.
+    /// What the next takes that can be planned, or why that one cannot be; if nothing fits, what the smallest takes that can be.
     pub next: Size,
     /// Number of plans that were made to find out.
     pub plans: usize,
 }
 
+/// So many extents are tried one by one before the search leaps.
+const EACH: usize = 64;
 /// Beyond an extent that was found, so many further ones are tried one by one.
 const NEIGHBOURS: usize = 8;
 /// And the next multiples of these, at which kernels have no ragged ends and layouts no padding.
 const ROUND: [usize; 4] = [16, 32, 64, 128];
 
-/// The largest extent from 1 to `most` whose plan is within `limit`: doubling, then halving the interval, both of which take it that
-/// more never takes less. As that is nearly but not always so, further extents beyond what was found are planned, too,
-/// and the search goes on from there if one fits. An extent that cannot be planned does not fit.
+/// Extents one of which can hopefully be planned, the smallest first: small ones, powers of two, and fractions of one that can be.
+fn seeds(below: Option<usize>) -> BTreeSet<usize> {
+    let powers = (0..=12).map(|power| 1 << power);
+    let fractions = (1..=EACH).filter_map(|part| below.filter(|b| b.is_multiple_of(part)).map(|b| b / part));
+    (1..=EACH).chain(powers).chain(fractions).collect()
+}
+
+/// The largest extent from 1, and below `below` if that is given, whose plan is within `limit`.
+///
+/// A model may insist on a multiple of something, or on a least extent. So the two smallest extents that can be planned are found first, and
+/// the search is among those that follow as far apart. It doubles, then halves the interval, both of which take it that more never takes
+/// less. As that is nearly but not always so, further extents beyond what was found are planned, too, and the search goes on from there
+/// if one fits. An extent that cannot be planned does not fit.
 ///
 /// # Errors
 /// The first extent's error, when no extent that was tried can be planned.
-pub fn largest(dim: &str, limit: u64, most: usize, measure: &mut dyn FnMut(usize) -> Result<u64>) -> Result<Largest> {
+pub fn largest(
+    dim: &str,
+    limit: u64,
+    below: Option<usize>,
+    measure: &mut dyn FnMut(usize) -> Result<u64>,
+) -> Result<Largest> {
+    let most = below.map_or(usize::MAX, |below| below.saturating_sub(1)).max(1);
     let mut known: BTreeMap<usize, Taken> = BTreeMap::new();
-    let mut first = None;
+    let mut error = None;
     let mut take = |extent: usize| -> Taken {
         let found = known.entry(extent).or_insert_with(|| {
-            Taken::new(measure(extent).map_err(|error| {
-                let text = error.to_string();
-                first.get_or_insert(error);
+            let taken = measure(extent);
+            Taken::new(taken.map_err(|e| {
+                let text = e.to_string();
+                error.get_or_insert(e);
                 Error::Usage(text)
             }))
         });
         found.clone()
     };
-    let (mut low, mut high) = (0, most.saturating_add(1));
-    let mut extent = 1;
-    while extent <= most {
-        match take(extent) {
-            // A model may insist on a multiple of something.
-            Taken::Fails(_) if low == 0 && extent < 1 << 12 => {}
-            taken if taken.within(limit).is_some() => low = extent,
-            _ => {
-                high = extent;
-                break;
-            }
-        }
-        let Some(twice) = extent.checked_mul(2) else { break };
-        extent = twice;
+    let planned = |taken: Taken| matches!(taken, Taken::Bytes(_));
+    let within = |taken: Taken| taken.within(limit).is_some();
+    let mut seeds = seeds(below).into_iter().filter(|&extent| extent <= most);
+    let Some(smallest) = seeds.find(|&extent| planned(take(extent))) else {
+        return Err(error.expect("1 was tried"));
+    };
+    if !within(take(smallest)) {
+        let next = Size { extent: smallest, bytes: take(smallest) };
+        return Ok(Largest { dim: dim.to_owned(), fits: None, next, plans: known.len() });
     }
-    while low > 0 {
+    let twice = smallest.saturating_mul(2);
+    let from = if smallest <= EACH { smallest + 1 } else { twice };
+    let second = (from..=twice.max(EACH).min(most)).find(|&extent| planned(take(extent)));
+    let step = second.map_or(smallest, |second| second - smallest);
+
+    // From here on extents are told by how many steps they are above the smallest.
+    let at = |steps: usize| smallest.saturating_add(steps.saturating_mul(step));
+    let last = (most - smallest) / step;
+    let (mut low, mut high) = (0, last + 1);
+    let mut steps = 1;
+    while steps <= last {
+        if !within(take(at(steps))) {
+            high = steps;
+            break;
+        }
+        low = steps;
+        steps = steps.saturating_mul(2).saturating_add(1);
+    }
+    loop {
         while high - low > 1 {
             let middle = low + (high - low) / 2;
-            match take(middle).within(limit) {
-                Some(_) => low = middle,
-                None => high = middle,
-            }
+            if within(take(at(middle))) { low = middle } else { high = middle }
         }
         let near = (1..=NEIGHBOURS).map(|more| low.saturating_add(more));
-        let round = ROUND.iter().filter_map(|of| low.checked_add(1)?.checked_next_multiple_of(*of));
-        let beyond: Vec<usize> = near.chain(round).filter(|&extent| extent <= most).collect();
-        let Some(further) = beyond.into_iter().filter(|&extent| take(extent).within(limit).is_some()).max() else {
-            break;
-        };
+        let round = ROUND.iter().filter_map(|&of| {
+            (1..=of).map(|more| low.saturating_add(more)).find(|&steps| at(steps).is_multiple_of(of))
+        });
+        let beyond: Vec<usize> = near.chain(round).filter(|&steps| steps <= last).collect();
+        let Some(further) = beyond.into_iter().filter(|&steps| within(take(at(steps)))).max() else { break };
         (low, high) = (further, further + 1);
     }
-    let next = Size { extent: low.saturating_add(1), bytes: take(low.saturating_add(1)) };
-    let fits = (low > 0).then(|| Size { extent: low, bytes: take(low) });
-    let plans = known.len();
-    match first {
-        Some(error) if known.values().all(|taken| matches!(taken, Taken::Fails(_))) => Err(error),
-        _ => Ok(Largest { dim: dim.to_owned(), fits, next, plans }),
-    }
+    let mut next = (1..=NEIGHBOURS).map(|more| at(low.saturating_add(more)));
+    let next = next.find(|&extent| planned(take(extent))).unwrap_or(at(low.saturating_add(1)));
+    let mut size = |extent| Size { extent, bytes: take(extent) };
+    let (fits, next) = (Some(size(at(low))), size(next));
+    Ok(Largest { dim: dim.to_owned(), fits, next, plans: known.len() })
 }
 
-/// The largest binding of one dim under which a case fits a limit, all else as it is; up to `most`.
+/// The largest binding of one dim under which a case fits a limit, all else as it is; below the extent that it has, if it has one.
 ///
 /// # Errors
 /// As [`largest`].
-pub fn largest_binding(case: &Case, dim: &str, limit: u64, most: usize) -> Result<Largest> {
-    largest(dim, limit, most, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
+pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
+    let below = case.dims.iter().find(|(name, _)| name == dim).map(|(_, extent)| *extent);
+    largest(dim, limit, below, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
 }
 
 // ---- Remedies
@@ -270,9 +298,10 @@ pub enum Verdict {
     FitsReordered,
     /// Not as asked for, but with less of a named dim.
     FitsSmaller,
-    /// No order and no placement of these kernels fits: the [bound](plan::bound) is above the limit.
+    /// Not these kernels at these bindings, in whatever order and placement: the [bound](plan::bound) is above the limit. Nor do smaller
+    /// bindings of one dim. Other kernels may: see the [remedies](Advice::remedies).
     Cannot,
-    /// No plan was found that fits, and no proof that there is none.
+    /// No plan was found that fits, and no proof that there is none; or smaller bindings were sought in vain, as none can be planned.
     NotFound,
 }
 
@@ -293,6 +322,17 @@ pub struct Answer {
     pub bound: Option<Bound>,
     /// Per named dim, the largest binding that fits, if what was asked for does not.
     pub smaller: Vec<Largest>,
+    /// Named dims of which no smaller extent was found that can be planned.
+    pub rigid: Vec<Rigid>,
+}
+
+/// A dim of which no smaller extent was found that can be planned.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rigid {
+    /// The dim.
+    pub dim: String,
+    /// Why the smallest cannot be planned.
+    pub error: String,
 }
 
 impl Answer {
@@ -312,25 +352,28 @@ impl Answer {
             file_order_bytes,
             bound: None,
             smaller: Vec::new(),
+            rigid: Vec::new(),
         }
     }
 
     /// For a plan that does not.
     fn against(case: &Case, graph: &Graph, plan: &Plan, limit: u64) -> Result<Answer> {
-        let mut smaller = Vec::new();
+        let (mut smaller, mut rigid) = (Vec::new(), Vec::new());
         if plan.steps.len() <= MAX_SEARCHED {
-            for (dim, extent) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
-                // A dim that allows no other extent is no remedy.
-                smaller.extend(largest_binding(case, dim, limit, extent - 1).ok());
+            for (dim, _) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
+                match largest_binding(case, dim, limit) {
+                    Ok(found) => smaller.push(found),
+                    Err(error) => rigid.push(Rigid { dim: dim.clone(), error: error.to_string() }),
+                }
             }
         }
         let bound = bound(graph, &case.target)?;
         let verdict = match smaller.iter().any(|found| found.fits.is_some()) {
             true => Verdict::FitsSmaller,
-            false if bound.bytes > limit => Verdict::Cannot,
+            false if bound.bytes > limit && rigid.is_empty() => Verdict::Cannot,
             false => Verdict::NotFound,
         };
-        Ok(Answer { verdict, bound: Some(bound), smaller, ..Answer::of(plan, limit) })
+        Ok(Answer { verdict, bound: Some(bound), smaller, rigid, ..Answer::of(plan, limit) })
     }
 }
 

@@ -351,7 +351,7 @@ fn the_peak_adds_up() {
 /// What a search finds, and how many plans it took.
 fn search(limit: u64, most: usize, take: impl Fn(usize) -> Result<u64, String>) -> (Option<usize>, usize, usize) {
     let mut measure = |extent: usize| take(extent).map_err(Error::Usage);
-    let found = largest("n", limit, most, &mut measure).expect("something can be planned");
+    let found = largest("n", limit, most.checked_add(1), &mut measure).expect("something can be planned");
     (found.fits.map(|size| size.extent), found.next.extent, found.plans)
 }
 
@@ -374,9 +374,30 @@ fn the_largest_extent_is_found() {
     // Only multiples of eight can be planned; what cannot be planned does not fit.
     let eights = |n: usize| if n.is_multiple_of(8) { Ok(n as u64) } else { Err(format!("{n} of 8")) };
     assert_eq!(search(100, usize::MAX, eights).0, Some(96));
+    // Of three, six, twenty, 48; the next is the next that can be planned.
+    for step in [3, 6, 20, 48, 63, 64, 128, 1024] {
+        let multiples = |n: usize| if n.is_multiple_of(step) { Ok(n as u64) } else { Err(format!("{n} of {step}")) };
+        let (found, next, plans) = search(5000, usize::MAX, multiples);
+        assert_eq!((found, next), (Some(5000 / step * step), 5000 / step * step + step));
+        assert!(plans < 200, "{plans}");
+        assert_eq!(search(5000, 3 * step - 1, multiples).0, Some(2 * step));
+        // The smallest that can be planned does not fit.
+        assert_eq!(search(step as u64 - 1, usize::MAX, multiples).1, step);
+        assert_eq!(search(step as u64 - 1, usize::MAX, multiples).0, None);
+    }
+    // Of a hundred: found by what is asked for, which can be planned.
+    let hundreds = |n: usize| if n.is_multiple_of(100) { Ok(n as u64) } else { Err(format!("{n} of 100")) };
+    assert_eq!(search(1234, 2999, hundreds), (Some(1200), 1300, search(1234, 2999, hundreds).2));
+    // At least seven; odd ones; one or ten.
+    let least = |n: usize| if n >= 7 { Ok(n as u64) } else { Err(format!("{n} < 7")) };
+    assert_eq!(search(1234, usize::MAX, least).0, Some(1234));
+    let odd = |n: usize| if n.is_multiple_of(2) { Err(format!("{n} of 2")) } else { Ok(n as u64) };
+    assert_eq!(search(1234, usize::MAX, odd).0, Some(1233));
+    let two = |n: usize| if n == 1 || n == 10 { Ok(n as u64) } else { Err(format!("{n}")) };
+    assert_eq!(search(1234, usize::MAX, two).0, Some(10));
     let ends = |n: usize| if n < 1000 { Ok(n as u64) } else { Err("too large".into()) };
     assert_eq!(search(u64::MAX, usize::MAX, ends).0, Some(999));
-    let nothing = largest("n", 10, usize::MAX, &mut |n| Err(Error::Usage(format!("not {n}"))));
+    let nothing = largest("n", 10, None, &mut |n| Err(Error::Usage(format!("not {n}"))));
     assert_eq!(nothing.expect_err("nothing can be planned").to_string(), "not 1");
 }
 
@@ -436,6 +457,40 @@ fn max_batch_says_what_is_wrong() {
     // No limit is too large: the search ends where sizes can no longer be counted.
     let found = ok_json(&[mlp, &["--memory-limit", "16777215TiB"]]);
     assert!(found["next"]["error"].as_str().is_some_and(|e| e.contains("too large")), "{found}");
+}
+
+#[test]
+fn a_dim_that_must_be_a_multiple_is_found() {
+    let source = |of: usize| {
+        format!(
+            "<ir_version: 8, opset_import: [\"\" : 17]> z (float[N] x) => (float[P, {of}] y)
+            <int64[2] s = {{-1, {of}}}> {{ y = Reshape (x, s) }}"
+        )
+    };
+    for of in [2usize, 3, 6, 20, 48] {
+        let file = File::new(&format!("of-{of}.onnxtxt"), &source(of));
+        let search: &[&str] = &["max-batch", file.path(), "--memory-limit"];
+        let found = ok_json(&[search, &["1KiB"]]);
+        let extent = bytes(&found["largest"]["extent"]);
+        let planned = |n: u64| planned(&[&[file.path(), "--set", &format!("N={n}")]]);
+        assert_eq!(bytes(&found["largest"]["planned_bytes"]), planned(extent));
+        assert_eq!(bytes(&found["next"]["extent"]), extent + of as u64);
+        assert!(planned(extent) <= 1024 && 1024 < planned(extent + of as u64), "{found}");
+        // The same is what a plan for too much is told.
+        let refusal = refused(&[&["plan", file.path(), "--set", "N=4800", "--memory-limit", "1KiB"]]);
+        assert_eq!(refusal["verdict"], "fits_smaller");
+        assert_eq!(refusal["smaller"][0]["fits"]["extent"], extent);
+        // None fits: what the smallest takes, in its own words once.
+        let needed = planned(of as u64);
+        let ran = run(&[search, &["4"]]);
+        assert!(ran.code == Some(2) && ran.err.contains(&format!("N={of}: needs {needed} bytes")), "{}", ran.err);
+        assert_eq!(ran.err.lines().next().expect("a line").matches(file.path()).count(), 1, "{}", ran.err);
+    }
+    // 127 has no fraction that can be planned: what was not found is not said not to be.
+    let file = File::new("prime.onnxtxt", &source(127));
+    let refusal = refused(&[&["plan", file.path(), "--set", "N=127", "--memory-limit", "8"]]);
+    assert_eq!((&refusal["verdict"], &refusal["rigid"][0]["dim"]), (&json!("not_found"), &json!("N")));
+    fails(&[&["max-batch", file.path(), "--memory-limit", "8"]], &["cannot reshape [1] to [-1, 127]"]);
 }
 
 // ---- Remedies

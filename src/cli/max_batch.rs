@@ -31,7 +31,7 @@ impl MaxBatch {
         let dim = self.dim(&model).map_err(in_file)?;
         let case = self.model.case(&model, dims, target);
         // What no binding mends is an error of the model; the search would call it one of every extent.
-        let found = largest_binding(&case, &dim, limit, usize::MAX).map_err(in_file)?;
+        let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
             return Err(match &found.next.bytes {
                 Taken::Bytes(needed) => {
@@ -39,7 +39,8 @@ impl MaxBatch {
                     let error = in_file(Error::Fit { what, needed: *needed, limit });
                     args::refuse(&case.with_dim(&dim, found.next.extent), error, json)
                 }
-                Taken::Fails(error) => in_file(Error::Usage(format!("at {dim}={}: {error}", found.next.extent))).into(),
+                // What failed names its file.
+                Taken::Fails(error) => Error::Usage(error.clone()).into(),
             });
         };
         if !json {

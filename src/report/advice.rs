@@ -1,7 +1,7 @@
 //! What a limit means, who is live, and what would help.
 
 use super::{Table, bytes, grouped, human};
-use crate::advise::{Advice, Answer, Largest, Size, Taken, Verdict};
+use crate::advise::{Advice, Answer, Largest, Rigid, Size, Taken, Verdict};
 use crate::plan::peak::{Peak, Rest};
 
 /// The answer, the peak, and the remedies.
@@ -40,6 +40,9 @@ pub fn answer(answer: &Answer) -> String {
                 Taken::Fails(error) => format!("  not even at {}={}: {error}\n", found.dim, found.next.extent),
             },
         };
+    }
+    for Rigid { dim, error } in &answer.rigid {
+        text += &format!("  no smaller {dim} was found that can be planned: {error}\n");
     }
     let Some(bound) = &answer.bound else { return text };
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
