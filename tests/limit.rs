@@ -529,6 +529,51 @@ fn remedies_are_planned() {
 }
 
 #[test]
+/// What is offered can be given: by name, and from a target's file.
+#[test]
+fn remedies_name_flags_that_are_there() {
+    let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=64"];
+    let with = |target: &str, flags: &[&str]| {
+        ok_json(&[&["plan", "--target", target, "--advise"], digits, flags])["advice"].clone()
+    };
+    let said = |advice: &Value, change: &str| {
+        let remedies = advice["remedies"].as_array().expect("a list");
+        remedies.iter().find(|r| r["change"] == change).map(|r| bytes(&r["planned_bytes"]))
+    };
+    let cuda = with("cuda", &[]);
+    let without = with("cuda", &["--no-libraries"]);
+    assert_eq!(said(&cuda, "--no-libraries"), Some(bytes(&without["peak"]["bytes"])), "{cuda}");
+    assert_eq!(said(&without, "--no-libraries"), None, "{without}");
+    let search: &[&str] = &["max-batch", digits[0], "--memory-limit", "8MiB", "--target", "cuda"];
+    let largest = &ok_json(&[search, &["--no-libraries"]])["largest"];
+    let set = format!("batch={}", largest["extent"]);
+    let alone = planned(&[&[digits[0], "--set", &set, "--target", "cuda", "--no-libraries", "--memory-limit", "8MiB"]]);
+    assert_eq!(bytes(&largest["planned_bytes"]), alone);
+    assert!(ok(&[&["emit", digits[0], "cuda", "--set", "batch=64"]]).contains("// {\""), "calls of libraries");
+    assert!(!ok(&[&["emit", digits[0], "cuda", "--set", "batch=64", "--no-libraries"]]).contains("// {\""));
+
+    let eight = File::new("eight.json", &json!(Target::cpu(8)).to_string());
+    let plan = |flags: &[&str]| ok_json(&[&["plan", "--target", eight.path()], digits, flags]);
+    assert_eq!(plan(&[])["target"]["threads"], 8);
+    assert_eq!(plan(&["--threads", "1"])["target"]["threads"], 1);
+}
+
+#[test]
+fn what_helps_is_pointed_to() {
+    // No extent can be less; halves fit.
+    let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=1", "--target", "cuda", "--no-libraries"];
+    let limit = planned(&[digits]) - 1;
+    let args: &[&[&str]] = &[&["plan"], digits, &["--memory-limit", &limit.to_string()]];
+    let remedies = refused(args)["remedies"].clone();
+    let halves = remedies.as_array().expect("a list").iter().find(|r| r["name"] == "f16 values");
+    assert!(bytes(&halves.expect("it is tried")["planned_bytes"]) < limit);
+    let err = run(args).err;
+    assert!(err.contains("\nnot as asked for; see what would help\n"), "{err}");
+    assert!(err.lines().any(|line| line.contains("f16 inside") && line.ends_with("  fits")), "{err}");
+    let ran = run(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
+    assert!(ran.err.contains("\nnot as asked for\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
+}
+
 fn f16_values_take_less_and_mean_the_same() {
     let cuda = Target::cuda();
     for (file, dims) in graphs::GRAPHS {

@@ -9,7 +9,7 @@ use crate::plan::Plan;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
 use crate::shape::{Extent, Shape};
-use crate::target::{Family, PRESETS, Preset, Target};
+use crate::target::{Family, Libraries, PRESETS, Preset, Target};
 use crate::tensor::Tensor;
 use crate::{npy, onnx, report};
 use clap::{Args, ValueEnum};
@@ -35,6 +35,9 @@ pub(super) struct Model {
     /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
+    /// CUDA does without cuBLASLt and cuDNN.
+    #[arg(long)]
+    pub(super) no_libraries: bool,
 }
 
 #[derive(Args)]
@@ -81,9 +84,6 @@ pub(super) struct On {
     /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
     #[arg(long)]
     pub(super) allow_tf32: bool,
-    /// CUDA does without cuBLASLt and cuDNN.
-    #[arg(long)]
-    pub(super) no_libraries: bool,
 }
 
 impl Model {
@@ -91,13 +91,25 @@ impl Model {
         Options {
             backend: on.backend.into(),
             device: on.device.clone(),
-            libraries: !on.no_libraries,
+            libraries: !self.no_libraries,
             allow_tf32: on.allow_tf32,
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
             memory_limit: self.memory_limit,
         }
+    }
+
+    /// The target of this name, as the flags change it.
+    pub(super) fn target(&self, name: &str) -> Result<Target> {
+        let mut target = Target::named(name)?;
+        if let (Family::Cpu, Some(threads)) = (target.family, self.threads) {
+            target.threads = threads.into();
+        }
+        if self.no_libraries {
+            target.libraries = Libraries::default();
+        }
+        Ok(target)
     }
 
     /// Whether a dim has a range.
@@ -217,14 +229,6 @@ pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
         // The error that led here says more than one met on the way to its explanation.
         Err(_) => error.into(),
     }
-}
-
-pub(super) fn target(name: &str, threads: Option<u16>) -> Result<Target> {
-    let mut target = Target::named(name)?;
-    if let (Some(_), Family::Cpu, Some(threads)) = (Target::preset(name), target.family, threads) {
-        target.threads = threads.into();
-    }
-    Ok(target)
 }
 
 /// The targets that go by a name, and the limits that plans for them keep to.

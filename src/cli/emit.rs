@@ -55,9 +55,9 @@ impl Emit {
     /// The target that is asked for, of this family if kernels are wanted.
     fn target(&self, family: Option<Family>) -> Result<Target> {
         let Some(name) = &self.target else {
-            return Ok(if family == Some(Family::Cuda) { Target::cuda() } else { Target::wgpu() });
+            return self.model.target(if family == Some(Family::Cuda) { "cuda" } else { "wgpu" });
         };
-        let target = args::target(name, self.model.threads)?;
+        let target = self.model.target(name)?;
         match family {
             Some(family) if family != target.family => {
                 let (expected, found) = (family.name(), target.family.name());

@@ -25,7 +25,7 @@ impl MaxBatch {
         let Some(limit) = self.model.memory_limit else {
             return Err(Error::Usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
-        let target = args::target(&self.target, self.model.threads)?;
+        let target = self.model.target(&self.target)?;
         let (model, dims) = self.model.load(&[])?;
         let in_file = |e: Error| e.in_file(&self.model.model);
         let dim = self.dim(&model).map_err(in_file)?;

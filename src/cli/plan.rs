@@ -41,7 +41,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
-        let target = args::target(&self.target, self.model.threads)?;
+        let target = self.model.target(&self.target)?;
         let in_file = |e: Error| e.in_file(&self.model.model);
         let (model, extents) = self.model.load_range(&[])?;
         let dims = args::largest(&extents);
