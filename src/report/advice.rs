@@ -6,12 +6,20 @@ use crate::plan::peak::{Peak, Rest};
 
 /// The answer, the peak, and the remedies.
 pub fn advice(advice: &Advice) -> String {
-    let answer = advice.answer.as_ref().map_or(String::new(), |a| answer(a) + "\n");
+    let answer = advice.answer.as_ref().map_or(String::new(), |a| {
+        let helps = advice.remedies.iter().any(|remedy| remedy.bytes.within(a.limit_bytes).is_some());
+        explained(a, helps) + "\n"
+    });
     answer + &peak(&advice.peak) + "\n" + &remedies(advice)
 }
 
 /// What a limit means.
 pub fn answer(answer: &Answer) -> String {
+    explained(answer, false)
+}
+
+/// What a limit means, and whether a change that is told below helps.
+fn explained(answer: &Answer, helps: bool) -> String {
     let limit = answer.limit_bytes;
     let spare = || format!("{} to spare", bytes(limit.saturating_sub(answer.needed_bytes)));
     let mut text = match answer.verdict {
@@ -21,7 +29,8 @@ pub fn answer(answer: &Answer) -> String {
             return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
         }
         Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
-        Verdict::Cannot => "cannot fit\n".to_owned(),
+        Verdict::Cannot | Verdict::NotFound if helps => "not as asked for; see what would help\n".to_owned(),
+        Verdict::Cannot => "not as asked for\n".to_owned(),
         Verdict::NotFound => "no plan was found that fits\n".to_owned(),
     };
     for found in &answer.smaller {
