@@ -243,7 +243,7 @@ fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 }
 
 fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    vec![("values and weights exported as f16".into(), Case { rewrite: Some(half::run), ..case.clone() })]
+    vec![("f16 inside, f32 at the inputs and outputs".into(), Case { rewrite: Some(half::run), ..case.clone() })]
 }
 
 fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
