@@ -65,8 +65,8 @@ fn explained(answer: &Answer, helps: bool) -> String {
 pub fn peak(peak: &Peak) -> String {
     let mut text = match peak.step {
         Some(step) => {
-            let Peak { name, operator, steps, .. } = peak;
-            format!("live at the peak, step {} of {steps}: '{name}' ({operator})\n", step + 1)
+            let Peak { name, operator, .. } = peak;
+            format!("live at the peak, step {step}: '{name}' ({operator})\n")
         }
         None => "no steps\n".to_owned(),
     };

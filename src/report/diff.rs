@@ -58,7 +58,7 @@ pub fn diff(diff: &Diff) -> String {
     text += &format!("\n{} buffers are the same\n", diff.unchanged);
 
     let at = |peak: &Peak| match peak.step {
-        Some(step) => format!("step {} of {}, '{}' ({})", step + 1, peak.steps, peak.name, peak.operator),
+        Some(step) => format!("step {step}, '{}' ({})", peak.name, peak.operator),
         None => "no step".to_owned(),
     };
     let [before, after] = diff.peaks.each_ref().map(at);
