@@ -1,6 +1,7 @@
 //! Limits, what they mean for a model, and what would help: every figure that is printed is held against a plan of its own.
 
 use plimsoll::advise::{self, Case, Taken, largest};
+use plimsoll::onnx::proto::NodeProto;
 use plimsoll::pass::{self, half};
 use plimsoll::plan::bound::bound;
 use plimsoll::plan::diff::{Fate, diff};
@@ -631,6 +632,39 @@ fn a_peak_is_asserted() {
     assert_eq!((text.code, text.out.as_str()), (Some(2), ""));
     for words in ["--assert-peak", "(1 over)", "live at the peak", "hidden"] {
         assert!(text.err.contains(words), "{words} missing in {}", text.err);
+    }
+    let advised: &[&[&str]] = &[&["plan", "--advise"], MLP, &["--assert-peak", &over]];
+    assert!(refused(advised)["advice"]["remedies"].is_array());
+    let text = run(advised).err;
+    assert!(text.contains("half the extent") && text.matches("live at the peak").count() == 1, "{text}");
+}
+
+/// Names of nodes need not tell them apart; then kernels stand for operators.
+#[test]
+fn nodes_of_one_name_are_not_mixed_up() {
+    let node = |op: &str, inputs: &[&str], output: &str| NodeProto {
+        op_type: op.into(),
+        name: "n".into(),
+        input: inputs.iter().map(|&name| name.into()).collect(),
+        output: vec![output.into()],
+        ..NodeProto::default()
+    };
+    let source = "<ir_version: 8, opset_import: [\"\" : 17]> g (float[64, 64] x) => (float[64, 64] y) { y = Relu (x) }";
+    let mut proto = onnx::text::parse(source, Path::new("text")).expect("it parses");
+    let graph = proto.graph.as_mut().expect("it has a graph");
+    graph.node = vec![
+        node("Exp", &["x"], "e"),
+        node("MatMul", &["e", "x"], "a"),
+        node("Softmax", &["a"], "s"),
+        node("MatMul", &["s", "e"], "y"),
+    ];
+    let target = Target::cpu(1);
+    let mut graph = onnx::import(&onnx::Model::new(proto), &[]).expect("it is a graph");
+    pass::run(&mut graph, &target, false).expect("the passes run");
+    let peak = peak(&plan(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph));
+    assert!(peak.live.iter().any(|h| h.kernel != "input"), "{peak:?}");
+    for holder in &peak.live {
+        assert_eq!(holder.operator, holder.kernel, "{peak:?}");
     }
 }
 

@@ -60,11 +60,16 @@ pub struct Peak {
 /// Holders that are listed one by one.
 const LISTED: usize = 8;
 
-/// The operators of a graph's nodes by name; none without a graph.
+/// The operators of a graph's nodes by name, of those whose name tells: files may give several nodes one name. None without a graph.
 pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
     let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
     let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
-    nodes.filter(|node| node.op().is_some()).map(|node| (node.name.as_str(), node.op_name())).collect()
+    let mut operators = HashMap::new();
+    for node in nodes.filter(|node| node.op().is_some()) {
+        let operator = operators.entry(node.name.as_str()).or_insert(Some(node.op_name()));
+        *operator = operator.filter(|operator| *operator == node.op_name());
+    }
+    operators.into_iter().filter_map(|(name, operator)| Some((name, operator?))).collect()
 }
 
 /// Who is live at the peak of a plan. Operators are those of the graph that was planned; without one, kernels stand for them.
