@@ -529,7 +529,6 @@ fn remedies_are_planned() {
     }
 }
 
-#[test]
 /// What is offered can be given: by name, and from a target's file.
 #[test]
 fn remedies_name_flags_that_are_there() {
@@ -575,6 +574,7 @@ fn what_helps_is_pointed_to() {
     assert!(ran.err.contains("\nnot as asked for\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
 }
 
+#[test]
 fn f16_values_take_less_and_mean_the_same() {
     let cuda = Target::cuda();
     for (file, dims) in graphs::GRAPHS {

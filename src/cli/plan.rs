@@ -68,16 +68,22 @@ impl Plan {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
         self.draw(&plan, &graph)?;
+        let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             let what = format!("--assert-peak: the plan of '{}'", plan.name);
             let error = in_file(Error::Fit { what, needed: plan.bytes(), limit });
             let peak = peak(&plan, Some(&graph));
             let deficit = plan.bytes() - limit;
-            let record =
+            let mut record =
                 json!({"limit_bytes": limit, "needed_bytes": plan.bytes(), "deficit_bytes": deficit, "peak": peak});
-            return Err(Failure::explained(error, json, record, report::peak(&peak)));
+            let mut text = report::peak(&peak);
+            if let Some(advice) = advice {
+                // It says who is live, too.
+                text = report::advice(&advice);
+                record["advice"] = json!(advice);
+            }
+            return Err(Failure::explained(error, json, record, text));
         }
-        let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if json {
             let answer = self.model.answer(&plan);
             if answer.is_none() && advice.is_none() {
