@@ -53,6 +53,7 @@ pub const STAGING: u64 = 4 << 20;
 
 /// All that planning may assume of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Target {
     /// A name for messages.
     pub name: String,
@@ -97,6 +98,7 @@ pub struct Target {
 
 /// Libraries that a CUDA device can call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Libraries {
     /// Matrix products.
     pub cublaslt: bool,

@@ -82,6 +82,19 @@ fn presets_are_targets() {
     assert!(error.contains("neither of cpu, cuda, wgpu, wgpu-desktop, nor a file"), "{error}");
 }
 
+/// A field that is not known says nothing: it is a slip of the pen.
+#[test]
+fn unknown_fields_are_refused() {
+    let mut json = serde_json::json!(Target::cuda());
+    json["stagings"] = 0.into();
+    let error = Target::from_json(&json.to_string(), Path::new("t.json")).expect_err("it is no field").to_string();
+    assert!(error.contains("t.json:1:") && error.contains("unknown field `stagings`"), "{error}");
+    let mut json = serde_json::json!(Target::cuda());
+    json["libraries"]["cublas"] = true.into();
+    let error = Target::from_json(&json.to_string(), Path::new("t.json")).expect_err("it is no field").to_string();
+    assert!(error.contains("unknown field `cublas`"), "{error}");
+}
+
 /// A machine's list of devices is as good as one of them, where it is clear which.
 #[test]
 fn a_list_of_devices_names_a_target() {
