@@ -124,11 +124,20 @@ const NEIGHBOURS: usize = 8;
 /// And the next multiples of these, at which kernels have no ragged ends and layouts no padding.
 const ROUND: [usize; 4] = [16, 32, 64, 128];
 
-/// Extents one of which can hopefully be planned, the smallest first: small ones, powers of two, and fractions of one that can be.
+/// Extents one of which can hopefully be planned, the smallest first: small ones, those with small prime factors alone, as sizes that
+/// people choose mostly have, and fractions of one that can be.
 fn seeds(below: Option<usize>) -> BTreeSet<usize> {
-    let powers = (0..=12).map(|power| 1 << power);
+    let smooth = |extent: &usize| {
+        let divided = |mut rest: usize, prime: usize| {
+            while rest.is_multiple_of(prime) {
+                rest /= prime;
+            }
+            rest
+        };
+        [2, 3, 5, 7].into_iter().fold(*extent, divided) == 1
+    };
     let fractions = (1..=EACH).filter_map(|part| below.filter(|b| b.is_multiple_of(part)).map(|b| b / part));
-    (1..=EACH).chain(powers).chain(fractions).collect()
+    (1..=EACH).chain((EACH..=1 << 12).filter(smooth)).chain(fractions).collect()
 }
 
 /// The largest extent from 1, and below `below` if that is given, whose plan is within `limit`.
@@ -171,8 +180,9 @@ pub fn largest(
         return Ok(Largest { dim: dim.to_owned(), fits: None, next, plans: known.len() });
     }
     let twice = smallest.saturating_mul(2);
-    let from = if smallest <= EACH { smallest + 1 } else { twice };
-    let second = (from..=twice.max(EACH).min(most)).find(|&extent| planned(take(extent)));
+    let each = if smallest <= EACH { twice.max(EACH) } else { smallest + 1 };
+    let mut more = (smallest + 1..=each).chain([twice]).filter(|&extent| extent <= most);
+    let second = more.find(|&extent| planned(take(extent)));
     let step = second.map_or(smallest, |second| second - smallest);
 
     // From here on extents are told by how many steps they are above the smallest.
