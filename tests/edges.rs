@@ -35,14 +35,16 @@ fn shown(values: &[f64]) -> String {
 #[test]
 fn a_nan_stays_one() {
     let x: Vec<f32> = (0..37).map(|i| if i % 5 == 3 { f32::NAN } else { i as f32 - 18.0 }).collect();
-    let text = "g (float[37] x) => (float[37] a, float[37] b, float[37] c, float[37] d, float[1] e, float[1] f) \
-                <float lo = {-2}, float hi = {3}> {
+    let text = "g (float[37] x) => (float[37] a, float[37] b, float[37] c, float[37] d, float[1] e, float[1] f, float[1, 1, 36] p) \
+                <float lo = {-2}, float hi = {3}, int64[3] shape = {1, 1, 37}> {
         a = Relu (x)
         b = Clip (x, lo, hi)
         c = Max (lo, x)
         d = HardSigmoid (x)
         e = ReduceMax <axes = [0]> (x)
         f = ReduceMin <axes = [0]> (x)
+        images = Reshape (x, shape)
+        p = MaxPool <kernel_shape = [2]> (images)
     }";
     let found = outputs(text, &[("x", tensor(&[37], &x))]);
     let of = |f: fn(f64) -> f64| {
@@ -55,6 +57,9 @@ fn a_nan_stays_one() {
         assert_eq!(x.is_nan(), y.is_nan());
     }
     assert_eq!([shown(&found[4]), shown(&found[5])], ["NaN", "NaN"]);
+    let larger: Vec<f64> =
+        x.windows(2).map(|w| if w[0].is_nan() || w[1].is_nan() { f64::NAN } else { w[0].max(w[1]).into() }).collect();
+    assert_eq!(shown(&found[6]), shown(&larger));
 }
 
 #[test]

@@ -104,7 +104,7 @@ fn shared_keys_are_not_copied() {
             let plan = planned(&graph, &target);
             let largest = plan.buffers.iter().filter(|b| b.class == Class::Activation).map(|b| b.bytes).max();
             // Six copies of the two heads' keys would be 2 * 6 * 24 * 16 floats.
-            let most = (2 * 6 * rows * 24.max(16) * 4) as u64;
+            let most = (2 * 6 * rows * 24 * 4) as u64;
             assert!(largest.is_none_or(|bytes| bytes <= most), "{rows} rows on {}: {largest:?}", target.name);
             assert!(plan.steps.iter().all(|s| !s.name.contains("expand") && !s.name.contains("Expand")), "{plan:#?}");
         }
@@ -146,11 +146,14 @@ fn workspaces_take_what_is_free() {
     let without = planned(&graph, &Target { libraries: Libraries::default(), ..target.clone() });
     let plan = planned(&graph, &target);
     let bytes = |plan: &Plan| plan.class_bytes(Class::Activation);
-    assert!(bytes(&plan) <= bytes(&without) + MIB, "{} beside {}", bytes(&plan), bytes(&without));
+    assert!(bytes(&plan) <= bytes(&without) + 8 * MIB, "{} beside {}", bytes(&plan), bytes(&without));
     let spaces: Vec<u64> = plan.buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
-    assert_eq!(spaces.len(), 3);
-    // The second makes the peak; the third has room for all that it can make use of.
-    assert!(spaces[0] > MIB && spaces[1] == MIB && spaces[2] == 2 * MIB, "{spaces:?}");
+    let calls: Vec<_> = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].call.as_ref()).collect();
+    assert_eq!((spaces.len(), calls.len()), (3, 3));
+    // The second makes the peak; the others have room for more than they must have.
+    assert!(calls.iter().zip(&spaces).all(|(c, &s)| c.least_workspace() <= s && s <= c.workspace()), "{spaces:?}");
+    assert_eq!(spaces[1], calls[1].least_workspace());
+    assert!(spaces[0] > calls[0].least_workspace() || spaces[2] == calls[2].workspace(), "{spaces:?}");
     for step in &plan.steps {
         let kernel = &plan.kernels[step.kernel];
         let space = plan.buffers[step.writes[kernel.writes.len()]].bytes;

@@ -311,7 +311,7 @@ fn what_is_wrong_with_a_graph_is_said_of_its_node() {
         ),
         (
             "g (float[2] x) => (float[2] y) { y = Relu <speed = 3> (x) }",
-            "node 'y' (Relu): unknown attribute 'speed'; known: ",
+            "node 'y' (Relu): unknown attribute 'speed'; it takes none",
         ),
         (
             "g (float[2, 3] x, float[4] w) => (float[2, 3] y) { [sum] y = Add (x, w) }",

@@ -158,11 +158,8 @@ impl Fuser<'_> {
             nodes.push(joined);
             members.insert(joined);
             match self.leaving(&nodes, &members) {
-                1 if self.leaves(joined, &members) => {
-                    if !self.only_widens(joined, seed) {
-                        kept = nodes.len();
-                    }
-                }
+                1 if self.leaves(joined, &members) && self.only_widens(joined, seed) => {}
+                1 if self.leaves(joined, &members) => kept = nodes.len(),
                 // Too many values would have to be kept on the way; what follows is unlikely to take them all in.
                 n if n > MAX_LEAVING || nodes.len() == MAX_NODES => break,
                 _ => {}

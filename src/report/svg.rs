@@ -310,16 +310,16 @@ impl Sketch<'_> {
         for &b in peak.buffers.iter().take(MOST) {
             let item = &self.scene.buffers[b];
             let words = format!("{} {}", item.name, item.ty);
-            self.text("e", LEFT + 84.0, self.y, &human(item.bytes));
-            self.text("m", LEFT + 94.0, self.y, &fit(&words, RIGHT - LEFT - 94.0, 12.0).unwrap_or_default());
+            self.text("e", LEFT + 98.0, self.y, &human(item.bytes));
+            self.text("m", LEFT + 108.0, self.y, &fit(&words, RIGHT - LEFT - 108.0, 12.0).unwrap_or_default());
             self.y += 17.0;
         }
         let rest = peak.buffers.get(MOST..).unwrap_or_default();
         if !rest.is_empty() {
             let bytes = rest.iter().map(|&b| self.scene.buffers[b].bytes).sum();
-            self.text("e", LEFT + 84.0, self.y, &human(bytes));
+            self.text("e", LEFT + 98.0, self.y, &human(bytes));
             let words = format!("in {} more {}", rest.len(), plural(rest.len(), "buffer"));
-            self.text("m", LEFT + 94.0, self.y, &words);
+            self.text("m", LEFT + 108.0, self.y, &words);
             self.y += 17.0;
         }
         self.y -= 14.0;

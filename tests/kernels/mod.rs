@@ -174,7 +174,11 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
                 .map(|[z, y, x]| load(0, &[index[0], index[1], z, y, x]))
                 .collect();
             match pool {
-                Pool::Max => inside.iter().copied().fold(f64::from(f32::MIN), f64::max),
+                Pool::Max => {
+                    // A NaN stays one.
+                    let larger = |a: f64, b: f64| if a.is_nan() || a >= b { a } else { b };
+                    inside.iter().copied().fold(f64::from(f32::MIN), larger)
+                }
                 Pool::Mean => inside.iter().sum::<f64>() / inside.len().max(1) as f64,
                 Pool::MeanPadded { pads_end } => {
                     let counted = |t: &&Vec<usize>| {

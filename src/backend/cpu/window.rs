@@ -142,7 +142,7 @@ impl Combine for Max {
     #[inline(always)]
     unsafe fn step<V: Lanes>(sum: V, x: V, _: V) -> V {
         // SAFETY: the CPU has the instruction set of `V`.
-        unsafe { sum.max(x) }
+        unsafe { sum.maximum(x) }
     }
 }
 
