@@ -541,7 +541,7 @@
     const used = new Set(scenes.flatMap(s => s.main.flatMap(p => p.rects.map(r => s.buffers[r.buffer].kind)).concat(s.steps.map(t => t.kind))));
     $("legend").replaceChildren(...data.palette.filter(p => used.has(p.kind)).map(p => swatch(p.kind, p.label)));
     if (scenes.some(s => s.main.some(p => p.rects.some(r => r.held[0] < r.time[0] || r.held[1] > r.time[1])))) {
-      $("legend").append(swatch("#77aadd4d", "pale: steps of other lanes may still run"));
+      $("legend").append(swatch("#77aadd4d", "pale: held, but not in use"));
     }
     if (several) $("legend").append(swatch("var(--reserved)", "reserved, not in use"));
     if (several) {

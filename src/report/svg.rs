@@ -296,7 +296,7 @@ impl Sketch<'_> {
         let mut entries: Vec<_> =
             Kind::ALL.into_iter().filter(kinds).map(|k| (k.fill(), k.label().to_owned())).collect();
         if scene.spaces.iter().flat_map(|s| &s.rects).any(|r| r.held != r.time) {
-            entries.push((PALE, "pale: steps of other lanes may still run".to_owned()));
+            entries.push((PALE, "pale: held, but not in use".to_owned()));
         }
         self.entries(&entries, LEFT);
     }
