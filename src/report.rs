@@ -15,7 +15,7 @@ pub use advice::{advice, answer, largest, peak};
 pub use comparison::comparison;
 pub use diff::diff;
 pub use dot::dot;
-pub use memory::{live, memory, overhead};
+pub use memory::{memory, overhead};
 pub use orders::orders;
 pub use range::range;
 pub use steps::{placement, trace};

@@ -7,7 +7,7 @@ mod graphs;
 use chromium::Chromium;
 use graphs::GRAPHS;
 use plimsoll::plan::lives::Lives;
-use plimsoll::plan::{Limits, Plan, plan};
+use plimsoll::plan::{Class, Limits, Plan, plan};
 use plimsoll::report::picture::{Scene, page};
 use plimsoll::report::{grouped, human, svg};
 use plimsoll::target::Target;
@@ -93,7 +93,9 @@ fn rectangles_are_the_plan() {
                 }
             }
             assert!(seen.iter().all(|&n| n == 1), "{what}: {seen:?}");
-            let live: Vec<u64> = sums.chunks(2).map(|halves| halves[0].max(halves[1])).collect();
+            // The last buffer is not rounded up.
+            let arena = plan.class_bytes(Class::Activation);
+            let live: Vec<u64> = sums.chunks(2).map(|halves| halves[0].max(halves[1]).min(arena)).collect();
             assert_eq!(scene.live, live, "{what}");
             let peak = scene.peak.as_ref().expect("there are steps");
             assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
@@ -147,27 +149,28 @@ fn what_does_not_fit_is_drawn() {
 
 /// What a plan's JSON says of a buffer: its lifetime in half steps, read off the steps alone.
 fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
-    let arena =
-        |b: usize| plan["segments"][plan["buffers"][b]["segment"].as_u64().unwrap() as usize]["class"] == "activation";
-    let steps = plan["steps"].as_array().unwrap();
+    let arena = |b: usize| {
+        plan["segments"][plan["buffers"][b]["segment"].as_u64().expect("a number") as usize]["class"] == "activation"
+    };
+    let steps = plan["steps"].as_array().expect("a list");
     let end = steps.len() as f64;
     if !arena(buffer) {
         return (0.0, end);
     }
     let uses = |b: usize| {
-        let names = |step: &Value, list: &str| step[list].as_array().unwrap().contains(&json!(b));
+        let names = |step: &Value, list: &str| step[list].as_array().expect("a list").contains(&json!(b));
         let uses: Vec<_> =
             (0..steps.len()).filter(|&s| names(&steps[s], "reads") || names(&steps[s], "writes")).collect();
         (uses[0], uses[uses.len() - 1])
     };
     let range = |b: usize| {
         let of = &plan["buffers"][b];
-        let offset = of["offset"].as_u64().unwrap();
-        (of["segment"].as_u64().unwrap(), offset, offset + of["bytes"].as_u64().unwrap())
+        let offset = of["offset"].as_u64().expect("a number");
+        (of["segment"].as_u64().expect("a number"), offset, offset + of["bytes"].as_u64().expect("a number"))
     };
     let (first, last) = uses(buffer);
     let (mut from, mut to) = (first as f64, last as f64 + 1.0);
-    for other in (0..plan["buffers"].as_array().unwrap().len()).filter(|&b| b != buffer && arena(b)) {
+    for other in (0..plan["buffers"].as_array().expect("a list").len()).filter(|&b| b != buffer && arena(b)) {
         let ((a, a0, a1), (b, b0, b1)) = (range(buffer), range(other));
         if a == b && a0 < b1 && b0 < a1 {
             let (other_first, other_last) = uses(other);

@@ -74,15 +74,18 @@ impl Lives {
             change[held.start] += i128::from(bytes(plan, b));
             change[held.end] -= i128::from(bytes(plan, b));
         }
+        // The arena ends with its last buffer, which is not rounded up there.
+        let most = i128::from(plan.class_bytes(Class::Activation));
         let mut now = 0;
         let live = change.iter().take(2 * plan.steps.len()).map(|change| {
             now += change;
-            u64::try_from(now).expect("what is held lies in the arena")
+            u64::try_from(now.min(most)).expect("what is held lies in the arena")
         });
         Lives { live: live.collect(), uses, held, heirs }
     }
 
-    /// Bytes of the arena that are held during a step, each buffer rounded up to the target's alignment.
+    /// Bytes of the arena that are held during a step: each buffer rounded up to the target's alignment, and all together no more than
+    /// there is.
     pub fn live(&self, step: usize) -> u64 {
         self.live[2 * step].max(self.live[2 * step + 1])
     }

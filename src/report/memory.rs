@@ -65,42 +65,6 @@ pub fn overhead(parts: &[(&'static str, i64)]) -> String {
     table.to_string()
 }
 
-/// Bytes of the plan that hold something needed while each step runs: all but the arena always do.
-pub fn live(plan: &Plan) -> Vec<u64> {
-    let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
-    for (s, step) in plan.steps.iter().enumerate() {
-        for &b in step.reads.iter().chain(&step.writes) {
-            uses[b] = Some(uses[b].map_or((s, s), |(first, _)| (first, s)));
-        }
-    }
-    for port in &plan.inputs {
-        uses[port.buffer] = Some((0, uses[port.buffer].map_or(0, |(_, last)| last)));
-    }
-    for port in &plan.outputs {
-        uses[port.buffer] = uses[port.buffer].map(|(first, _)| (first, plan.steps.len()));
-    }
-    let arena = |b: &usize| plan.segments[plan.buffers[*b].segment].class == Class::Activation;
-    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
-    let buffers: Vec<usize> = (0..plan.buffers.len()).filter(arena).collect();
-    let at = |step: usize| {
-        let live = |b: &usize| uses[*b].is_some_and(|(first, last)| first <= step && step <= last);
-        let range = |b: usize| {
-            let buffer = &plan.buffers[b];
-            (buffer.segment, buffer.offset, buffer.offset + buffer.bytes)
-        };
-        // Buffers may share bytes, which count once.
-        let mut ranges: Vec<_> = buffers.iter().copied().filter(live).map(range).collect();
-        ranges.sort_unstable();
-        let mut end = (0, 0);
-        ranges.iter().fold(resident, |sum, &(segment, from, to)| {
-            let from = if end.0 == segment { from.max(end.1) } else { from };
-            end = (segment, if end.0 == segment { to.max(end.1) } else { to });
-            sum + to.saturating_sub(from)
-        })
-    };
-    (0..plan.steps.len()).map(at).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

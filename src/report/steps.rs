@@ -1,6 +1,7 @@
 //! A plan step by step: kernels and times.
 
-use super::{Table, live};
+use super::Table;
+use crate::plan::lives::Lives;
 use crate::plan::{Class, Plan};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -12,7 +13,9 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
     let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];
     let mut now = 0.0;
     let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
-    for (((step, time), note), live) in plan.steps.iter().zip(times).zip(notes).zip(live(plan)) {
+    let (lives, resident) = (Lives::of(plan), plan.bytes() - plan.class_bytes(Class::Activation));
+    for (at, ((step, time), note)) in plan.steps.iter().zip(times).zip(notes).enumerate() {
+        let live = resident + lives.live(at);
         let bytes = |list: &[usize]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
         events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": live}}));
         events.push(json!({
@@ -22,7 +25,6 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
         }));
         now += microseconds(*time);
     }
-    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
     events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": resident}}));
     json!({"displayTimeUnit": "ns", "traceEvents": events})
 }
