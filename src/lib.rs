@@ -2,7 +2,7 @@
 //! graph from one arena without allocating.
 //!
 //! ```text
-//! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, dot, wgsl, cuda
+//! model.onnx / .onnxtxt --onnx--.                                             .--> plan.json, html, svg, dot, wgsl, cuda
 //!                               Graph --passes--> Graph --lower, order, place--> Plan --exec--> Backend (cuda | wgpu | cpu)
 //! Rust code ------------trace---'   '--reference (f64, node by node)             '--check (knows only the plan)
 //! ```
@@ -26,7 +26,9 @@
 //! kernels  kernel::library             what cuBLASLt and cuDNN compute of a kernel
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
 //!          kernel::render              WGSL and CUDA C++ from shaders/
-//! plan     plan::{lower, order, lanes, live, place, check}
+//! plan     plan::{lower, order, lanes, live, place, spare, check}
+//!          plan::range                 one plan for a range of extents; the largest binding's choices are followed
+//!          plan::{bound, lives, peak, diff}    what can be said of plans: the least, who lives when, what became of one
 //! devices  backend::{cpu, cuda, wgpu} exec eager
 //! door     session advise report cli
 //! ```
@@ -53,7 +55,10 @@
 //! - A library's call: a variant of [`kernel::library::Call`], which the checker derives again, and its execution in `backend/cuda/`.
 //! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
 //!   and a line in `tests/common`.
-//! - A pass: one function and one line in [`pass::PASSES`].
+//! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`].
+//! - An order of the steps: one function and one line in [`plan::order::orders`].
+//! - A remedy: one function and one row in [`advise::REMEDIES`].
+//! - A target that goes by a name: one row in [`target::PRESETS`].
 #![warn(missing_docs)]
 
 pub mod advise;

@@ -62,6 +62,21 @@ fn a_nan_stays_one() {
     assert_eq!(shown(&found[6]), shown(&larger));
 }
 
+/// -0 + 0 is 0: adding nothing is not always nothing.
+#[test]
+fn zeros_have_signs() {
+    let text =
+        "g (float[2] x) => (float[2] a, float[2] b, float[2] c, float[2] d) <float zero = {0}, float minus = {-0.0}> {
+        a = Add (x, zero)
+        b = Add (minus, x)
+        c = Sub (x, minus)
+        d = Sub (x, zero)
+    }";
+    let found = outputs(text, &[("x", tensor(&[2], &[-0.0, 0.0]))]);
+    let signs: Vec<[bool; 2]> = found.iter().map(|y| [y[0].is_sign_negative(), y[1].is_sign_negative()]).collect();
+    assert_eq!(signs, [[false, false], [true, false], [false, false], [true, false]]);
+}
+
 #[test]
 fn convolutions_of_no_channels_are_their_bias() {
     let text =

@@ -70,6 +70,22 @@ fn a_constant_of_one_form_lies_in_that_form() {
     assert_eq!(plan.buffers[plan.constants[0].buffer].shape[..], [32, 96]);
 }
 
+/// Parts of a table of which nothing else is read: the table is not there.
+#[test]
+fn parts_of_a_constant_do_not_bring_the_whole() {
+    let g = Trace::new("parts");
+    let x = g.input("x", F32, [1, 32]);
+    let table = g.constant("table", floats(&[4096, 32], 1));
+    for (i, row) in [7, 99].into_iter().enumerate() {
+        g.output(&format!("y{i}"), (x + table.slice(0, row..row + 1)).exp());
+    }
+    let graph = g.finish().expect("the graph is sound");
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        let constants = planned(&graph, &target).class_bytes(Class::Constant);
+        assert!(constants <= 2 * 32 * 4 + target.alignment, "{}: {constants}", target.name);
+    }
+}
+
 #[test]
 fn equal_constants_are_one() {
     let g = Trace::new("twins");

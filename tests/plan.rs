@@ -215,7 +215,7 @@ fn matmul() -> Plan {
     let bias = (bias, m.whole(bias).1.broadcast(&shape));
     let sum = &(&x(0) + &x(1)) + &x(2);
     m.step(Template::MatMul, &shape, &[xs, ws, bias, rs], std::slice::from_ref(&ps), &[sum]).writes.push(scratch);
-    m.0.kernels.last_mut().unwrap().workspace = 256;
+    m.0.kernels.last_mut().expect("one was added").workspace = 256;
     let largest = RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) };
     let shifted = &x(0) - &Expr::fold(0, F32);
     let total = RowFold { fold: Fold::Sum, body: Body::new(&[shifted.exp()]) };
@@ -253,7 +253,8 @@ fn behind() -> Plan {
     let reads = [xs.clone(), turned, rs, gs.clone(), first];
     m.step(Template::MatMul, &shape, &reads, std::slice::from_ref(&ps), &[x(0) + x(1)]);
     let behind = |operand, body| Prologue { operand, reads: 1, body: Body::new(&[body]) };
-    m.0.kernels.last_mut().unwrap().prologues = vec![behind(0, (x(0) * x(1)).abs()), behind(1, x(0) + x(1))];
+    m.0.kernels.last_mut().expect("one was added").prologues =
+        vec![behind(0, (x(0) * x(1)).abs()), behind(1, x(0) + x(1))];
     m.step(Template::Map, &shape, &[ps, gs], &[ys], &[x(0) - x(1)]);
     m.done()
 }

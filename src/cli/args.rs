@@ -264,7 +264,7 @@ fn binding(text: &str) -> Result<(String, Extent), String> {
 
 /// A dim and a list of extents.
 pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
-    let (name, list) = text.split_once('=').ok_or("expected DIM=N,N,..")?;
+    let (name, list) = text.rsplit_once('=').ok_or("expected DIM=N,N,..")?;
     let number =
         |text: &str| text.parse().map_err(|_| format!("expected whole numbers after '{name}=', found '{text}'"));
     Ok((name.to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))

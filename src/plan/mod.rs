@@ -387,8 +387,9 @@ struct Arrangement {
 fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
     let (mut draft, options, mut layout, orders) = best_order(target, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
-        let bytes: u64 = stack(target, &draft, &wide).0.iter().map(|s| s.bytes).sum();
-        if limits.memory.is_none_or(|limit| bytes <= limit) {
+        let bytes = |layout: &Layout| -> u64 { stack(target, &draft, layout).0.iter().map(|s| s.bytes).sum() };
+        // Where neither fits, the smaller one tells by how much.
+        if limits.memory.is_none_or(|limit| bytes(&wide) <= limit.max(bytes(&layout))) {
             layout = wide;
         }
     }
