@@ -58,7 +58,7 @@ impl Lives {
                 |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
             let dying: Vec<usize> = step.reads.iter().copied().filter(dying).collect();
             for &heir in step.writes.iter().filter(|&&b| arena(b) && uses[b].is_some_and(|(first, _)| first == s)) {
-                for &from in dying.iter().filter(|&&from| overlap(plan, from, heir)) {
+                for &from in dying.iter().filter(|&&from| plan.buffers[from].overlaps(&plan.buffers[heir])) {
                     heirs[heir] = Some(from);
                     if let Some(held) = &mut held[from] {
                         held.end = 2 * s + 1;
@@ -108,9 +108,4 @@ impl Lives {
 /// What a buffer takes of the arena.
 fn bytes(plan: &Plan, buffer: usize) -> u64 {
     plan.buffers[buffer].bytes.next_multiple_of(plan.target.alignment)
-}
-
-fn overlap(plan: &Plan, a: usize, b: usize) -> bool {
-    let (a, b) = (&plan.buffers[a], &plan.buffers[b]);
-    a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
 }

@@ -121,6 +121,14 @@ pub struct Buffer {
     pub class: Class,
 }
 
+impl Buffer {
+    /// Whether both have bytes in common.
+    pub fn overlaps(&self, other: &Buffer) -> bool {
+        let (start, end) = (self.offset, self.offset + self.bytes);
+        self.segment == other.segment && start < other.offset + other.bytes && other.offset < end
+    }
+}
+
 /// A constant and where its bytes go.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ConstantPort {
@@ -288,12 +296,9 @@ impl Plan {
 
     /// Whether a step may write where an input lay: then inputs are written anew before each run.
     pub fn consumes_inputs(&self) -> bool {
-        let overlap = |a: &Buffer, b: &Buffer| {
-            a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
-        };
         let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
         let written = self.steps.iter().flat_map(|step| &step.writes);
-        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| overlap(input, b)))
+        written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| input.overlaps(b)))
     }
 
     /// The plan as JSON, the same on every machine.
