@@ -179,8 +179,9 @@ impl Image {
 
 const MIB: u64 = 1 << 20;
 
-/// About as many as a large device has multiprocessors.
-const MANY_TILES: u64 = 128;
+/// About four times as many as a large device has multiprocessors: of fewer, the last turn leaves many of them idle. BERT-base's products
+/// of 192 tiles take 2 % longer on an H200 without a workspace.
+const MANY_TILES: u64 = 512;
 
 impl Call {
     /// Whose call it is.
