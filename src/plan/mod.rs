@@ -203,6 +203,16 @@ pub struct Candidate {
     pub peak: u64,
 }
 
+impl Candidate {
+    const FILE: &str = "file";
+    const COPIED: &str = ", parts copied";
+
+    /// Whether the steps run in the order of the file.
+    pub fn is_of_the_file(&self) -> bool {
+        self.name.strip_suffix(Candidate::COPIED).unwrap_or(&self.name) == Candidate::FILE
+    }
+}
+
 /// Figures that follow from the plan, kept beside it for readers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -425,7 +435,7 @@ fn best_order(
     }
     let mut orders: Vec<Candidate> = Vec::with_capacity(tries.len());
     for (d, order) in &tries {
-        let name = if *d == 0 { order.name.clone() } else { format!("{}, parts copied", order.name) };
+        let name = if *d == 0 { order.name.clone() } else { order.name.clone() + Candidate::COPIED };
         orders.push(Candidate { name, bound: order.bound, peak: u64::MAX });
     }
     // A low bound first: what is placed within it leaves little for others to win.
