@@ -181,6 +181,12 @@ impl Access {
         self.shape.len() > 1 && self.permute(&channels_last(self.shape.len())[1..]).is_contiguous()
     }
 
+    /// Whether indices of one axis alone choose the element, those of neighbours next to each other.
+    pub fn moves_only_along(&self, axis: usize) -> bool {
+        let expected = |k: usize| isize::from(k == axis);
+        (0..self.shape.len()).all(|k| self.shape[k] == 1 || self.strides[k] == expected(k))
+    }
+
     /// Whether elements lie in row-major order without gaps, from any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1isize;
