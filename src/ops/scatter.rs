@@ -170,7 +170,7 @@ fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize)
     match all {
         Some(all) => Ok(all),
         // Without a tuple every update goes everywhere.
-        None => Ok(b.constant(Tensor::from_f64(DType::Bool, vec![1; inner + 1], &vec![1.0; 1]))),
+        None => Ok(b.constant(Tensor::from_f64(DType::Bool, vec![1; inner + 1], &[1.0]))),
     }
 }
 
