@@ -204,11 +204,7 @@ impl Gpu {
     }
 
     /// Commands, ready to be submitted once.
-    pub fn encode(
-        &self,
-        what: &str,
-        commands: impl FnOnce(&mut wgpu::CommandEncoder),
-    ) -> Result<wgpu::CommandBuffer> {
+    pub fn encode(&self, what: &str, commands: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<wgpu::CommandBuffer> {
         self.scoped(what, || {
             let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             commands(&mut encoder);
