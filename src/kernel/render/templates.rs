@@ -125,22 +125,30 @@ impl Module<'_> {
     pub(super) fn matmul(&mut self) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
-        let (m, n) = (shape[rank - 2], shape[rank - 1]);
-        let k = self.access(0).shape[rank - 1];
-        let batch: usize = shape[..rank - 2].iter().product();
+        let (n, k) = (shape[rank - 1], self.access(0).shape[rank - 1]);
+        let half = self.dialect == Dialect::Cuda && self.storage[0].size() == 2;
+        // Rows that tensor cores multiply by the same matrix are one matrix of rows.
+        let still = (0..rank - 2).all(|axis| shape[axis] == 1 || self.access(1).strides[axis] == 0);
+        let apart = if half && still { 0 } else { rank - 2 };
+        let batch: usize = shape[..apart].iter().product();
+        let m: usize = shape[apart..rank - 1].iter().product();
         // The thinner side is the rows: (a b)' = b' a'.
         let swap = n < m && n <= 16;
         let names = if swap { ["n", "m"] } else { ["m", "n"] };
         let (rows, columns) = (names[0], names[1]);
-        for (slot, name, params) in [(0, ["a", "b"], [rows, "k"]), (1, ["b", "a"], ["k", columns])] {
-            let access = self.access(slot);
-            let extents = &access.shape;
-            let space: Space = vec![
-                over("batch", extents, 0..rank - 2),
-                over(params[0], extents, [rank - 2]),
+        let spaces = [[rows, "k"], ["k", columns]].into_iter().enumerate().map(|(slot, params)| -> Space {
+            let extents = &self.access(slot).shape;
+            // Rows are of the left operand alone.
+            let first = if slot == 0 { apart..rank - 1 } else { rank - 2..rank - 1 };
+            vec![
+                over("batch", extents, 0..apart),
+                over(params[0], extents, first),
                 over(params[1], extents, [rank - 1]),
-            ];
-            let (mut body, value) = self.element(slot, &space)?;
+            ]
+        });
+        let spaces: Vec<Space> = spaces.collect();
+        for (slot, name, params) in [(0, ["a", "b"], [rows, "k"]), (1, ["b", "a"], ["k", columns])] {
+            let (mut body, value) = self.element(slot, &spaces[slot])?;
             body.push(format!("return {value};"));
             // `a` is called with (batch, m, k), `b` with (batch, k, n).
             let name = name[usize::from(swap)];
@@ -151,28 +159,37 @@ impl Module<'_> {
             return Err("a matrix product is of floats".into());
         }
         let space: Space =
-            vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
+            vec![over("batch", shape, 0..apart), over(rows, shape, apart..rank - 1), over(columns, shape, [rank - 1])];
+        // Of `a(batch, m, k)` and `b(batch, k, n)`: the operand, and the axis along the inner one.
+        let [(a, _), (b, inner)] = if swap { [(1, rank - 2), (0, rank - 1)] } else { [(0, rank - 1), (1, rank - 2)] };
         if self.dialect == Dialect::Cuda {
-            let (a, b) = if swap { (1, 0) } else { (0, 1) };
-            let (down, across) = (rank - 2, rank - 1);
-            let axes = if swap { [across, down] } else { [down, across] };
-            let (slim, half) = (if swap { n } else { m } <= 4, self.storage[0].size() == 2);
+            let slim = if swap { n } else { m } <= 4;
             if half && !slim {
-                self.wide_operand("a_wide", a, ["m", "k"], axes, 1);
+                self.wide_operand("a_wide", a, &spaces[a], if swap { rank - 2 } else { rank - 1 });
             }
             if half || slim {
-                self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+                let outer = if swap { rank - 2 } else { rank - 1 };
+                let dense = self.access(b).strides[outer] == 1;
+                self.wide_operand("b_wide", b, &spaces[b], if dense { outer } else { inner });
             }
         }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
         let a_along_k = if swap { dense(1, rank - 2) } else { !dense(0, rank - 2) || dense(0, rank - 1) };
         let b_along_k = if swap { !dense(0, rank - 2) } else { !dense(1, rank - 1) && dense(1, rank - 2) };
         let (m, n) = if swap { (n, m) } else { (m, n) };
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k)
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, Some([&spaces[0], &spaces[1]]))
     }
 
-    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`.
-    fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
+    /// where they lie in memory as they are multiplied.
+    fn product(
+        &mut self,
+        mut space: Space,
+        [batch, m, k, n]: [usize; 4],
+        a_k: bool,
+        b_k: bool,
+        operands: Option<[&Space; 2]>,
+    ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
         let wide = self.tile(batch, m, n, k);
@@ -207,7 +224,7 @@ impl Module<'_> {
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
         if let Some(tile) = wide {
-            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+            return self.tiled(tile, [batch, m, n], [a_k, b_k], operands);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
         if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
@@ -405,7 +422,7 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false)
+        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false, None)
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {
