@@ -154,6 +154,33 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
 
+/// The host has no halves: it holds them as `f32`, scores among them.
+#[test]
+fn attention_of_halves_runs_where_there_are_none() {
+    let text = |to: u32| {
+        format!(
+            "g (float[3, 2] q, float[2, 4] k, float[4, 2] v) => (float[3, 2] y) {{
+                a = Cast <to = {to}> (q)
+                b = Cast <to = {to}> (k)
+                c = Cast <to = {to}> (v)
+                products = MatMul (a, b)
+                scores = Add (products, products)
+                weights = Softmax <axis = -1> (scores)
+                z = MatMul (weights, c)
+                y = Cast <to = 1> (z)
+            }}"
+        )
+    };
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 5) as f32 * 0.25 - 0.5).collect() };
+    let inputs =
+        [("q", tensor(&[3, 2], &values(6))), ("k", tensor(&[2, 4], &values(8))), ("v", tensor(&[4, 2], &values(8)))];
+    let plain = &run(&text(1), &inputs, true).0[0];
+    for half in [10, 16] {
+        let found = &run(&text(half), &inputs, true).0[0];
+        assert!(found.iter().zip(plain).all(|(a, b)| (a - b).abs() < 1e-2), "{found:?}, {plain:?}");
+    }
+}
+
 /// Weights of the very values that they are computed from: the scores are needed twice.
 #[test]
 fn scores_may_be_the_values() {

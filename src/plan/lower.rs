@@ -210,6 +210,7 @@ impl Lowering<'_> {
         self.choose_layouts(&order, &members)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
+        self.choose_turns(&order, &members)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
@@ -414,6 +415,42 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Lets attentions write their heads side by side where these are joined: what a view cannot see of a transposed value would be copied.
+    fn choose_turns(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+        let graph = self.graph;
+        for &id in order {
+            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+            let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
+            let Some(perm) = self.permutation(turned.node) else { continue };
+            let value = graph.operands(turned.node)[0].expect("a view has a source");
+            let group = graph.node(value.node).group.map_or(&[][..], |group| &members[&group]);
+            let templates = group.iter().filter(|&&n| matches!(lower(n), Some(Lower::Template(_)))).count();
+            if templates < 2 || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
+                continue;
+            }
+            let seen = self.view_access(turned.node, &Access::contiguous(graph.fact(value).shape.clone()));
+            let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
+            if !graph.is_output(value) && graph.choices().pays("turn", id, copies) {
+                let mut back = vec![0; perm.len()];
+                perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+                let access = Access::contiguous(graph.fact(turned).shape.clone()).permute(&back);
+                let buffer = self.buffer(value, Class::Activation)?;
+                self.destinations.insert(value, Place { buffer, access });
+            }
+        }
+        Ok(())
+    }
+
+    /// Which axis of its source each axis of a transposed value is, if it is one.
+    fn permutation(&self, id: u32) -> Option<Vec<usize>> {
+        let node = self.graph.node(id);
+        let rank = node.outputs.first()?.fact.shape.len();
+        let op = node.op().filter(|op| op.name == "Transpose")?;
+        let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
+        let perm = perm.map_or_else(|| (0..rank).rev().collect(), |p| p.iter().map(|&axis| axis as usize).collect());
+        Some(perm)
     }
 
     /// The parts of a concatenation and where each lies in the whole.

@@ -132,14 +132,15 @@ impl Module<'_> {
             right.all(|slot| self.access(slot).shape[axis] == 1 || self.access(slot).strides[axis] == 0)
         };
         match self.dialect {
-            Dialect::Wgsl => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
-            Dialect::Cuda => batch,
+            Dialect::Cuda if self.storage[0].size() != 2 => batch,
+            _ => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
         }
     }
 
     pub(super) fn matmul(&mut self) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
+        let half = self.dialect == Dialect::Cuda && self.storage[0].size() == 2;
         let first = self.first_row_axis();
         let m: usize = shape[first..rank - 1].iter().product();
         let (n, k) = (shape[rank - 1], self.access(0).shape[rank - 1]);
@@ -171,16 +172,17 @@ impl Module<'_> {
         }
         let space: Space =
             vec![over("batch", shape, 0..first), over(rows, shape, first..rank - 1), over(columns, shape, [rank - 1])];
+        // Of `a(batch, m, k)` and `b(batch, k, n)`: the operand, and the axis along the inner one.
+        let [(a, _), (b, inner)] = if swap { [(1, rank - 2), (0, rank - 1)] } else { [(0, rank - 1), (1, rank - 2)] };
         if self.dialect == Dialect::Cuda {
-            let (a, b) = if swap { (1, 0) } else { (0, 1) };
-            let (down, across) = (rank - 2, rank - 1);
-            let axes = if swap { [across, down] } else { [down, across] };
-            let (slim, half) = (m <= THIN, self.storage[0].size() == 2);
+            let slim = m <= THIN;
             if half && !slim {
-                self.wide_operand("a_wide", a, ["m", "k"], axes, 1);
+                self.wide_operand("a_wide", a, &spaces[a], if swap { rank - 2 } else { rank - 1 });
             }
             if half || slim {
-                self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+                let outer = if swap { rank - 2 } else { rank - 1 };
+                let dense = self.access(b).strides[outer] == 1;
+                self.wide_operand("b_wide", b, &spaces[b], if dense { outer } else { inner });
             }
         }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
@@ -190,11 +192,19 @@ impl Module<'_> {
             None if swap => !dense(0, rank - 2),
             None => !dense(1, rank - 1) && dense(1, rank - 2),
         };
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k)
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, Some([&spaces[0], &spaces[1]]))
     }
 
-    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`.
-    fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
+    /// where they lie in memory as they are multiplied.
+    fn product(
+        &mut self,
+        mut space: Space,
+        [batch, m, k, n]: [usize; 4],
+        a_k: bool,
+        b_k: bool,
+        operands: Option<[&Space; 2]>,
+    ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
         let wide = self.tile(batch, m, n, k);
@@ -213,7 +223,7 @@ impl Module<'_> {
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
         if let Some(tile) = wide {
-            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+            return self.tiled(tile, [batch, m, n], [a_k, b_k], operands);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
         if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
@@ -411,7 +421,7 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false)
+        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false, None)
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {
