@@ -10,6 +10,7 @@ mod fold;
 mod fuse;
 pub mod half;
 mod simplify;
+mod turn;
 
 pub use fold::fold_node;
 
@@ -22,6 +23,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("simplify", simplify::run),
     ("decompose", decompose::run),
     ("fold", fold::run),
+    ("turn", turn::run),
     ("simplify", simplify::run),
 ];
 
