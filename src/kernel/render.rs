@@ -67,6 +67,7 @@ kernels! {
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+    attention_mma "attention_mma.cu": "attention of halves on tensor cores: scores stay in registers",
     matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
     conv "conv.wgsl": "convolution with few channels per group, directly",
     conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 type Maybe = Result<Option<(&'static str, u32, u64)>, String>;
 
 /// Bytes of the widest access.
-const BYTES: usize = 16;
+pub(super) const BYTES: usize = 16;
 /// Elements of one operand that an invocation may hold in registers, and of all together.
 const HELD: usize = 32;
 const HELD_ALL: usize = 64;
@@ -127,31 +127,42 @@ impl Module<'_> {
         axes: [usize; 2],
         along: usize,
     ) {
-        let access = self.access(slot);
-        let (rank, axis) = (access.shape.len(), axes[along]);
         let width = BYTES / self.storage[slot].size();
-        let step =
-            |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(width);
-        let lies = access.strides[axis] == 1
-            && access.shape[axis].is_multiple_of(width)
-            && access.offset.unsigned_abs().is_multiple_of(width)
-            && (0..rank).all(step);
         let plain = self.storage[0] == self.storage[1] && self.value[slot] == F32;
         // What a prologue makes of elements is not in memory.
-        if !lies || !plain || self.bindings.of[slot].is_none() || self.kernel.prologue(slot).is_some() {
+        if !self.lies(slot, axes[along], width) || !plain || self.kernel.prologue(slot).is_some() {
             return;
         }
-        let space: Space = vec![
-            over("batch", &access.shape, 0..rank - 2),
-            over(params[0], &access.shape, [axes[0]]),
-            over(params[1], &access.shape, [axes[1]]),
-        ];
-        let located = locate(&space, &[access], &BTreeSet::new());
-        let mut body = located.statements;
-        body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+        let (mut body, address) = self.element_of(slot, params, axes);
+        body.push(format!("return {};", self.read_wide(slot, width, &address)));
         let result = format!("wide<{}, {width}>", self.storage[slot].name());
         self.wide_function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], result, body);
         self.flags.push(if name == "a_wide" { "A_WIDE" } else { "B_WIDE" });
+    }
+
+    /// Whether an operand's elements can be moved `width` at a time along an axis: wherever that many start at a multiple of it, they lie
+    /// side by side, and aligned.
+    pub(super) fn lies(&self, slot: usize, axis: usize, width: usize) -> bool {
+        let access = self.access(slot);
+        let step =
+            |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(width);
+        self.bindings.of[slot].is_some()
+            && access.strides[axis] == 1
+            && access.shape[axis].is_multiple_of(width)
+            && access.offset.unsigned_abs().is_multiple_of(width)
+            && (0..access.shape.len()).all(step)
+    }
+
+    /// Where the element of a batch of matrices lies whose place in its matrix two parameters tell; `axes` are theirs.
+    pub(super) fn element_of(&self, slot: usize, params: [&'static str; 2], axes: [usize; 2]) -> (Vec<String>, String) {
+        let access = self.access(slot);
+        let space: Space = vec![
+            over("batch", &access.shape, 0..access.shape.len() - 2),
+            over(params[0], &access.shape, [axes[0]]),
+            over(params[1], &access.shape, [axes[1]]),
+        ];
+        let mut located = locate(&space, &[access], &BTreeSet::new());
+        (located.statements, located.addresses.remove(0))
     }
 
     /// The constants of a tile, whose operands are dense along the inner axis or not.
@@ -196,7 +207,7 @@ impl Module<'_> {
     }
 
     /// An expression for `width` elements of an operand at an address.
-    fn read_wide(&self, slot: usize, width: usize, address: &str) -> String {
+    pub(super) fn read_wide(&self, slot: usize, width: usize, address: &str) -> String {
         let b = self.bindings.of[slot].expect("operands of wide kernels have elements");
         format!("read<{}, {width}>(b{b} + ({address}))", self.storage[slot].name())
     }
@@ -419,7 +430,13 @@ impl Module<'_> {
     }
 
     /// A function whose result is several elements.
-    fn wide_function(&mut self, name: &str, params: &[(&'static str, Type)], result: String, body: Vec<String>) {
+    pub(super) fn wide_function(
+        &mut self,
+        name: &str,
+        params: &[(&'static str, Type)],
+        result: String,
+        body: Vec<String>,
+    ) {
         let params: Vec<String> = params.iter().map(|(name, ty)| format!("{} {name}", ty.name())).collect();
         let head = format!("const auto {name} = [&]({}) -> {result} {{", params.join(", "));
         self.declarations.push(head);
