@@ -11,6 +11,7 @@ mod fuse;
 pub mod half;
 mod simplify;
 mod sink;
+mod turn;
 
 pub use fold::fold_node;
 
@@ -23,6 +24,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("simplify", simplify::run),
     ("decompose", decompose::run),
     ("fold", fold::run),
+    ("turn", turn::run),
     ("simplify", simplify::run),
 ];
 

@@ -121,9 +121,9 @@ fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
     let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let sum = add(graph, &name, "Add", &[first, outer], Attrs::new())?;
+    let sum = add(graph, &name, "Add", &[Some(first), Some(outer)], Attrs::new())?;
     graph.insert_at(id);
-    let result = add(graph, &name, "Add", &[x, sum], Attrs::new())?;
+    let result = add(graph, &name, "Add", &[Some(x), Some(sum)], Attrs::new())?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }
@@ -226,13 +226,13 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
         None => factor,
     };
     let along = Attrs::new().with("shape", along.as_slice());
-    let along = add(graph, &name, "Reshape", &[factor], along)?;
+    let along = add(graph, &name, "Reshape", &[Some(factor)], along)?;
     let weights = scaled_by(graph, &name, weights, along)?;
     let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor)).transpose()?;
     graph.insert_at(product.node);
-    let mut result = add(graph, &name, op.name, &[x, weights], attrs)?;
+    let mut result = add(graph, &name, op.name, &[Some(x), Some(weights)], attrs)?;
     if let Some(bias) = bias {
-        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
+        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
@@ -283,18 +283,23 @@ fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId) -> 
     let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
     let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
         true => Ok(value),
-        false => add(graph, name, "Cast", &[value], Attrs::new().with("to", dtype.onnx())),
+        false => add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx())),
     };
     let value = cast(graph, value, wide)?;
-    let product = add(graph, name, "Mul", &[value, factor], Attrs::new())?;
+    let product = add(graph, name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
     cast(graph, product, own)
 }
 
 /// Adds a node; what depends on constants alone is a constant at once.
-fn add(graph: &mut Graph, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+pub(super) fn add(
+    graph: &mut Graph,
+    name: &str,
+    op: &str,
+    inputs: &[Option<ValueId>],
+    attrs: Attrs,
+) -> Result<ValueId> {
     let mut build = Decomposer { graph, name: name.to_owned() };
-    let build: &mut dyn Build = &mut build;
-    let value = build.op(op, inputs, attrs).map_err(Error::Graph)?;
+    let value = build.node(op, inputs, attrs).map_err(Error::Graph)?;
     Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 

@@ -628,6 +628,22 @@ fn matmul(c: &mut Cases) {
     c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), std::slice::from_ref(&body)).in_place = Some((0, 3));
     let heads = vec![f32s(dense(&[2, 20, 3, 24]).permute(&[0, 2, 1, 3]))];
     c.add_writing("matmul to heads", mm.clone(), &s, reads, heads, &[body]);
+    // One row per matrix of a batch: over one right operand, over one each, and the other way round; few columns.
+    let step = |a: &[usize], b: &[usize], s: &[usize]| vec![f32s(dense(a)), f32s(dense(b).broadcast(&Shape::new(s)))];
+    for (name, rows) in [("three", [3, 1]), ("fourteen", [7, 2])] {
+        let [batch, m] = rows;
+        let mut reads = step(&[batch, m, 132], &[132, 36], &[batch, 132, 36]);
+        reads.push(f32s(spread(&[m, 1], &[batch, m, 36])));
+        c.add(&format!("matmul {name} rows of a batch"), mm.clone(), &[batch, m, 36], reads, &[x(0) * x(1)]);
+    }
+    let reads = step(&[3, 2, 40, 132], &[132, 2], &[3, 2, 132, 2]);
+    c.add("matmul few columns of a batch", mm.clone(), &[3, 2, 40, 2], reads, &[x(0)]);
+    let keys = dense(&[2, 3, 52, 16]);
+    let queries = || f32s(dense(&[2, 1, 3, 16]).permute(&[0, 2, 1, 3]));
+    let reads = vec![queries(), f32s(keys.permute(&[0, 1, 3, 2]))];
+    c.add("matmul one query", mm.clone(), &[2, 3, 1, 52], reads, &[x(0) * 0.25]);
+    let reads = vec![f32s(dense(&[2, 3, 1, 52])), f32s(keys)];
+    c.add("matmul one row of weights", mm.clone(), &[2, 3, 1, 16], reads, &[x(0)]);
     let heads = dense(&[2, 9, 3, 16]).permute(&[0, 2, 1, 3]);
     let reads = vec![f32s(heads.clone()), f32s(heads.permute(&[0, 1, 3, 2]))];
     let scores = x(0) * 0.25 + Expr::index(3).le(&Expr::index(2)).select(&x(0).like(0.0), &x(0).like(-1e4));
