@@ -258,8 +258,14 @@ const THIN: usize = 4;
 /// Whether a product or a convolution is rendered even where a library computes it.
 fn is_small(kernel: &Kernel, target: &Target) -> bool {
     match (&kernel.template, &kernel.shape[..], &kernel.reads[..]) {
-        // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
-        (Template::MatMul, &[.., rows, columns], _) => rows.min(columns) <= THIN,
+        (Template::MatMul, [batch @ .., rows, columns], [left, right, ..]) => {
+            // Rows of halves by the same matrix are one matrix of rows for rendered kernels, too.
+            let still = batch.iter().zip(&right.access.strides).all(|(&extent, &stride)| extent == 1 || stride == 0);
+            let joins = still && left.dtype.size() == 2;
+            let rows = if joins { batch.iter().fold(*rows, |n, &extent| n.saturating_mul(extent)) } else { *rows };
+            // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
+            rows.min(*columns) <= THIN || starts_anywhere(kernel, target) && rows.min(*columns) > WARP_ROWS
+        }
         // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
         (&Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
@@ -271,6 +277,21 @@ fn is_small(kernel: &Kernel, target: &Target) -> bool {
         _ => false,
     }
 }
+
+/// Whether this is a product of halves that lie 16 bytes at a time, whose result's rows do not: libraries have nothing but kernels of
+/// earlier architectures for it.
+fn starts_anywhere(kernel: &Kernel, target: &Target) -> bool {
+    let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
+    let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
+    let halves = [left, right, write].iter().all(|o| o.dtype.size() == 2 && o.dtype.is_float());
+    let lie = left.access.lies(row + 1, EIGHT) && (right.access.lies(row, EIGHT) || right.access.lies(row + 1, EIGHT));
+    halves && target.compute >= 80 && lie && !write.access.strides[row].unsigned_abs().is_multiple_of(EIGHT)
+}
+
+/// Halves in 16 bytes.
+const EIGHT: usize = 8;
+/// More rows and columns than this, and tensor cores have something to do.
+const WARP_ROWS: usize = 16;
 
 /// Whether libraries compute products of this type on tensor cores.
 pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {

@@ -147,7 +147,7 @@ impl Module<'_> {
             ]
         });
         let spaces: Vec<Space> = spaces.collect();
-        for (slot, name, params) in [(0, ["a", "b"], [rows, "k"]), (1, ["b", "a"], ["k", columns])] {
+        for (slot, name) in [(0, ["a", "b"]), (1, ["b", "a"])] {
             let (mut body, value) = self.element(slot, &spaces[slot])?;
             body.push(format!("return {value};"));
             // `a` is called with (batch, m, k), `b` with (batch, k, n).
