@@ -32,6 +32,19 @@ fn shown(values: &[f64]) -> String {
     values.iter().map(|x| format!("{x}")).collect::<Vec<_>>().join(" ")
 }
 
+/// As IEEE 754 has it: the root of minus infinity is none, its power to a half is infinity.
+#[test]
+fn powers_of_infinity() {
+    let text =
+        "g (float[4] x) => (float[4] half, float[4] inverse, float[4] root) <float h = {0.5}, float i = {-0.5}> {
+        half = Pow (x, h)
+        inverse = Pow (x, i)
+        root = Sqrt (x)
+    }";
+    let found = outputs(text, &[("x", tensor(&[4], &[f32::NEG_INFINITY, f32::INFINITY, 4.0, -4.0]))]);
+    assert_eq!(found.iter().map(|v| shown(v)).collect::<Vec<_>>(), ["inf inf 2 NaN", "0 0 0.5 NaN", "NaN inf 2 NaN"]);
+}
+
 #[test]
 fn a_nan_stays_one() {
     let x: Vec<f32> = (0..37).map(|i| if i % 5 == 3 { f32::NAN } else { i as f32 - 18.0 }).collect();

@@ -1086,13 +1086,28 @@ impl Lowering<'_> {
         };
         let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
         let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
-        if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
-            let parts = split::cut(&kernel, &slots, self.target);
-            let parts = parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0))?;
+        let own = match slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            true => {
+                let parts = split::cut(&kernel, &slots, self.target);
+                Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
+            }
+            false => None,
+        };
+        // Of a range's bindings all have as many parts as the largest.
+        let count = own.as_ref().map(|parts| parts.len() as u32);
+        let most = self.graph.choices().take("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
+        if let Some(most) = most {
+            let parts = own.map_or_else(|| split::cut(&kernel, &slots, self.target), Ok);
+            let parts = parts.expect("it is within bindings, or was cut");
+            let parts = split::pad(&kernel, parts, most as usize, &slots);
             for split::Part { kernel, windows } in parts {
                 self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
             }
             return Ok(());
+        }
+        if own.is_some() {
+            let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
+            return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
         if self.target.family == Family::Cpu {
             self.pack(&mut kernel, &mut buffers);
@@ -1137,12 +1152,12 @@ impl Lowering<'_> {
         }
     }
 
-    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize) -> Error {
+    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize, why: &str) -> Error {
         let (b, target) = (&self.draft.buffers[buffer], self.target);
         let (value, kernel, most) =
             (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
         Error::Usage(format!(
-            "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' cannot be split",
+            "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' {why}",
             b.bytes, target.name
         ))
     }

@@ -203,6 +203,16 @@ pub struct Candidate {
     pub peak: u64,
 }
 
+impl Candidate {
+    const FILE: &str = "file";
+    const COPIED: &str = ", parts copied";
+
+    /// Whether the steps run in the order of the file.
+    pub fn is_of_the_file(&self) -> bool {
+        self.name.strip_suffix(Candidate::COPIED).unwrap_or(&self.name) == Candidate::FILE
+    }
+}
+
 /// Figures that follow from the plan, kept beside it for readers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -434,7 +444,7 @@ fn best_order(
         });
         if let Some((layout, mut orders)) = best_of(target, &draft, bar)? {
             if let Some((_, _, _, joined)) = &best {
-                orders.iter_mut().for_each(|order| order.name += ", parts copied");
+                orders.iter_mut().for_each(|order| order.name += Candidate::COPIED);
                 orders.insert(0, joined[0].clone());
             }
             best = Some((draft, Options { join }, layout, orders));
