@@ -131,16 +131,16 @@ impl Module<'_> {
             let mut right = beside.clone().chain([1]);
             right.all(|slot| self.access(slot).shape[axis] == 1 || self.access(slot).strides[axis] == 0)
         };
-        match self.dialect {
-            Dialect::Cuda if self.storage[0].size() != 2 => batch,
-            _ => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
+        // What multiprocessors of CUDA devices read again comes from their caches; tiles on tensor cores want to be full.
+        match self.dialect == Dialect::Wgsl || self.storage[0].size() == 2 {
+            true => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
+            false => batch,
         }
     }
 
     pub(super) fn matmul(&mut self) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
-        let half = self.dialect == Dialect::Cuda && self.storage[0].size() == 2;
         let first = self.first_row_axis();
         let m: usize = shape[first..rank - 1].iter().product();
         let (n, k) = (shape[rank - 1], self.access(0).shape[rank - 1]);
@@ -172,17 +172,18 @@ impl Module<'_> {
         }
         let space: Space =
             vec![over("batch", shape, 0..first), over(rows, shape, first..rank - 1), over(columns, shape, [rank - 1])];
-        // Of `a(batch, m, k)` and `b(batch, k, n)`: the operand, and the axis along the inner one.
-        let [(a, _), (b, inner)] = if swap { [(1, rank - 2), (0, rank - 1)] } else { [(0, rank - 1), (1, rank - 2)] };
         if self.dialect == Dialect::Cuda {
-            let slim = m <= THIN;
+            // Of `a(batch, m, k)` and `b(batch, k, n)`.
+            let (a, b) = if swap { (1, 0) } else { (0, 1) };
+            let (a_inner, b_inner, b_outer) =
+                if swap { (rank - 2, rank - 1, rank - 2) } else { (rank - 1, rank - 2, rank - 1) };
+            let (slim, half) = (m <= THIN, self.storage[0].size() == 2);
             if half && !slim {
-                self.wide_operand("a_wide", a, &spaces[a], if swap { rank - 2 } else { rank - 1 });
+                self.wide_operand("a_wide", a, &spaces[a], a_inner);
             }
             if half || slim {
-                let outer = if swap { rank - 2 } else { rank - 1 };
-                let dense = self.access(b).strides[outer] == 1;
-                self.wide_operand("b_wide", b, &spaces[b], if dense { outer } else { inner });
+                let dense = self.access(b).strides[b_outer] == 1;
+                self.wide_operand("b_wide", b, &spaces[b], if dense { b_outer } else { b_inner });
             }
         }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
