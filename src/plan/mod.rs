@@ -400,7 +400,7 @@ struct Arrangement {
 
 /// Decides which of the drafts to plan, and where everything of it goes.
 fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
-    let (mut draft, options, mut layout, orders) = best_order(target, limits, draft)?;
+    let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
         let bytes = |layout: &Layout| -> u64 { stack(target, &draft, layout).0.iter().map(|s| s.bytes).sum() };
         // Where neither fits, the smaller one tells by how much.
@@ -408,7 +408,11 @@ fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Resul
             layout = wide;
         }
     }
+    let before = layout.peak;
     spare::grow(&mut draft, &mut layout, target);
+    if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
+        order.peak = layout.peak;
+    }
     let (segments, places) = stack(target, &draft, &layout);
     Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
