@@ -5,6 +5,7 @@ use crate::graph::Graph;
 use crate::target::Target;
 
 pub mod attention;
+mod bind;
 mod decompose;
 mod fold;
 mod fuse;
@@ -22,6 +23,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("fold", fold::run),
     ("simplify", simplify::run),
     ("decompose", decompose::run),
+    ("bind", bind::run),
     ("fold", fold::run),
     ("simplify", simplify::run),
 ];
