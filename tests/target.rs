@@ -174,6 +174,10 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     let inner =
         "(float[4, 256] x, float[256, 16] w) => (float[4, 16] y) { product = MatMul (x, w)  y = Relu (product) }";
     assert_eq!(steps(inner).0, 5);
+    // The sum stays where it is.
+    let two = "(float[4, 100] x, float[100, 16] w) => (float[4, 16] y) { y = MatMul (x, w) }";
+    let plan = planned(two, &target).expect("it is cut in two");
+    assert_eq!((plan.steps.len(), plan.class_bytes(Class::Activation)), (2, 1792 + 6400 + 256));
     assert_eq!(steps("(float[1000, 16] table, int64[8] i) => (float[8, 16] y) { y = Gather (table, i) }").0, 17);
     // Two axes, neither of which is enough.
     let (parts, _) = steps("(float[2, 4096] x, float[2, 4096] z) => (float[2, 4096] y) { y = Mul (x, z) }");

@@ -1161,7 +1161,13 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| windows.is_empty() && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        // Of several parts, one overwrites what another is yet to read.
+        let whole = |b: usize| {
+            let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
+            slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
+        };
+        let whole = |b: usize| whole(b) && whole(written[0]);
+        reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(
