@@ -10,6 +10,7 @@ mod decompose;
 mod fold;
 mod fuse;
 pub mod half;
+mod indexes;
 mod simplify;
 mod sink;
 
@@ -20,6 +21,7 @@ pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass)] = &[
+    ("indexes", indexes::run),
     ("fold", fold::run),
     ("simplify", simplify::run),
     ("decompose", decompose::run),

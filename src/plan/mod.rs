@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph};
+use crate::graph::{Constant, Graph, Indexes};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
@@ -154,6 +154,9 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: usize,
+    /// What an input's elements look up, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexes: Option<Indexes>,
 }
 
 /// The bytes of a buffer that an argument of a step binds.
@@ -677,7 +680,8 @@ fn assemble(
     }
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
-        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
+        let indexes = graph.indexes(value).cloned();
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
