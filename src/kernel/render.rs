@@ -31,6 +31,7 @@ mod frame;
 mod locate;
 mod scalar;
 mod templates;
+mod thin;
 mod wide;
 
 /// A row of [`KERNELS`].
@@ -64,6 +65,7 @@ kernels! {
     matmul_tile "matmul_tile.cu": "the same with 8 by 8 sums per invocation, for large products",
     matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
+    matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
     attention_mma "attention_mma.cu": "attention of halves on tensor cores: scores stay in registers",
     matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",

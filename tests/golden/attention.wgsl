@@ -114,22 +114,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> b3: array<f32>;
 const SIZE: i32 = 64;
-const M: i32 = 16;
+const M: i32 = 32;
 const K: i32 = 64;
 const N: i32 = 64;
-const TILE_M: i32 = 16;
-const TILE_N: i32 = 64;
+const TILE_M: i32 = 32;
+const TILE_N: i32 = 32;
 const TILES_M: i32 = 1;
-const TILES_N: i32 = 1;
+const TILES_N: i32 = 2;
 const STEP: i32 = 16;
 const A_M_STEP: i32 = 16;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 64;
-var<workgroup> tile_a: array<f32, 256>;
-var<workgroup> tile_b: array<f32, 1024>;
+const B_K_STEP: i32 = 32;
+var<workgroup> tile_a: array<f32, 512>;
+var<workgroup> tile_b: array<f32, 512>;
 fn a(batch: i32, m: i32, k: i32) -> f32 {
-    return b0[batch * 1024 + m * 64 + k];
+    return b0[m * 64 + k];
 }
 fn b(batch: i32, k: i32, n: i32) -> f32 {
     return b1[k * 64 + n];
@@ -139,7 +139,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[n];
         let v2 = v0 + v1;
-        b3[batch * 1024 + m * 64 + n] = v2;
+        b3[m * 64 + n] = v2;
     }
 }
 @compute @workgroup_size(64)
@@ -377,34 +377,34 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 @group(0) @binding(3) var<storage, read> b3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> b4: array<f32>;
 const SIZE: i32 = 64;
-const M: i32 = 16;
+const M: i32 = 32;
 const K: i32 = 64;
 const N: i32 = 64;
-const TILE_M: i32 = 16;
-const TILE_N: i32 = 64;
+const TILE_M: i32 = 32;
+const TILE_N: i32 = 32;
 const TILES_M: i32 = 1;
-const TILES_N: i32 = 1;
+const TILES_N: i32 = 2;
 const STEP: i32 = 16;
 const A_M_STEP: i32 = 16;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 64;
-var<workgroup> tile_a: array<f32, 256>;
-var<workgroup> tile_b: array<f32, 1024>;
+const B_K_STEP: i32 = 32;
+var<workgroup> tile_a: array<f32, 512>;
+var<workgroup> tile_b: array<f32, 512>;
 fn a(batch: i32, m: i32, k: i32) -> f32 {
-    return b0[batch * 1024 + m * 64 + k];
+    return b0[m * 64 + k];
 }
 fn b(batch: i32, k: i32, n: i32) -> f32 {
     return b1[k * 64 + n];
 }
 fn store(batch: i32, m: i32, n: i32, value: f32) {
     if (m < M && n < N) {
-        let v0 = b3[batch * 1024 + m * 64 + n];
+        let v0 = b3[m * 64 + n];
         let v1 = value;
         let v2 = b2[n];
         let v3 = v1 + v2;
         let v4 = v0 + v3;
-        b4[batch * 1024 + m * 64 + n] = v4;
+        b4[m * 64 + n] = v4;
     }
 }
 @compute @workgroup_size(64)

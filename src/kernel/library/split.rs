@@ -23,7 +23,7 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let pick = |slots: &[usize]| slots.iter().map(|&s| kernel.reads[s].clone()).collect::<Vec<_>>();
     let mut first = Kernel { reads: pick(&operands), body, ..kernel.clone() };
     let (found, _) = absorb(&first, target)?;
-    if !is_small(kernel, target) {
+    if !is_small(kernel, &found, target) {
         first.workspace = found.workspace();
         first.call = Some(found);
     }
