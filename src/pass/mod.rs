@@ -5,10 +5,12 @@ use crate::graph::Graph;
 use crate::target::Target;
 
 pub mod attention;
+mod bind;
 mod decompose;
 mod fold;
 mod fuse;
 pub mod half;
+mod indexes;
 mod simplify;
 mod sink;
 mod turn;
@@ -20,9 +22,11 @@ pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass)] = &[
+    ("indexes", indexes::run),
     ("fold", fold::run),
     ("simplify", simplify::run),
     ("decompose", decompose::run),
+    ("bind", bind::run),
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),

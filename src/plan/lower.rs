@@ -261,7 +261,8 @@ impl Lowering<'_> {
     }
 
     /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: where that takes no
-    /// more than the forms apart, they are held once, and products read the other forms through their strides.
+    /// more than the forms apart, they are held once, and products read the other forms through their strides. So are transposed ones that
+    /// no binding holds: by its columns a product can be cut.
     fn share_constants(&mut self, order: &[u32]) {
         let graph = self.graph;
         let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
@@ -269,16 +270,24 @@ impl Lowering<'_> {
             let value = ValueId { node, port: 0 };
             let Some(constant) = graph.as_constant(value) else { continue };
             let (root, access) = viewed(constant);
-            let product = |&user: &u32| graph.node(user).op().is_some_and(|op| op.name == "MatMul");
-            if access.is_contiguous() || graph.users(value).iter().all(product) {
+            if access.is_contiguous() || products_alone(graph, value) {
                 forms.entry(Arc::as_ptr(&root)).or_default().push((constant, (root, access)));
             }
         }
         let bytes = |constant: &Constant| constant.fact.shape.numel() * constant.fact.dtype.size();
+        // Whether a binding holds what is read of the whole, or its columns can be taken apart.
+        let windowed = |root: &Constant, access: &Access| {
+            let most = self.target.max_binding.saturating_sub(self.target.alignment);
+            let elements = access.span().map_or(0, |(low, high)| high.abs_diff(low) as u64 + 1);
+            let columns = access.strides.len() >= 2 && access.strides[access.strides.len() - 2] == 1;
+            columns || elements.saturating_mul(root.fact.dtype.size() as u64) <= most
+        };
         let pays = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
             let whole = bytes(&forms[0].1.0);
-            let most = self.target.max_segment.min(self.target.max_binding);
-            forms.len() > 1 && whole <= forms.iter().map(|form| bytes(form.0)).sum() && whole as u64 <= most
+            let one = forms.len() == 1 && (forms[0].1.1.is_contiguous() || whole as u64 <= self.target.max_binding);
+            let binds = whole as u64 <= self.target.max_binding || forms.iter().all(|(_, (root, a))| windowed(root, a));
+            let less = whole <= forms.iter().map(|form| bytes(form.0)).sum();
+            !one && binds && less && whole as u64 <= self.target.max_segment
         };
         let shared = forms.into_values().filter(pays).flatten();
         self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
@@ -1189,7 +1198,13 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| windows.is_empty() && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        // Of several parts, one overwrites what another is yet to read.
+        let whole = |b: usize| {
+            let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
+            slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
+        };
+        let whole = |b: usize| whole(b) && whole(written[0]);
+        reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(
@@ -1267,6 +1282,10 @@ impl Recipe {
     fn new(template: Template, shape: Shape, body: Body) -> Recipe {
         Recipe { template, shape, prologues: Vec::new(), body }
     }
+}
+
+fn products_alone(graph: &Graph, value: ValueId) -> bool {
+    graph.users(value).iter().all(|&user| graph.node(user).op().is_some_and(|op| op.name == "MatMul"))
 }
 
 /// The constant that a constant is a view of, and how it lies there; itself, if it is none.
