@@ -147,3 +147,30 @@ template <> DEVICE void multiply<bf16>(f32 (&c)[4], const u32 (&a)[4], u32 b0, u
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// Two halves side by side, the first in the low bits.
+template <class T> DEVICE u32 pair(f32 low, f32 high);
+template <> DEVICE u32 pair<f16>(f32 low, f32 high) {
+    u32 bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+template <> DEVICE u32 pair<bf16>(f32 low, f32 high) {
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+// The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
+DEVICE f32 decay(f32 v) {
+    f32 power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * 1.4426950409f));
+    return power;
+}
+// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
+// or all but the last few posts.
+DEVICE void send(void* to, const void* from, bool there) {
+    const u32 at = u32(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+DEVICE void post() { asm volatile("cp.async.commit_group;"); }
+template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
+DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }

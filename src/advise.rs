@@ -117,8 +117,9 @@ pub struct Largest {
     pub plans: usize,
 }
 
-/// So many extents are tried one by one before the search leaps.
+/// So many extents are tried one by one before the search leaps, and so many where no other can be planned.
 const EACH: usize = 64;
+const EVERY: usize = 1 << 12;
 /// Beyond an extent that was found, so many further ones are tried one by one.
 const NEIGHBOURS: usize = 8;
 /// And the next multiples of these, at which kernels have no ragged ends and layouts no padding.
@@ -137,15 +138,24 @@ fn seeds(below: Option<usize>) -> BTreeSet<usize> {
         [2, 3, 5, 7].into_iter().fold(*extent, divided) == 1
     };
     let fractions = (1..=EACH).filter_map(|part| below.filter(|b| b.is_multiple_of(part)).map(|b| b / part));
-    (1..=EACH).chain((EACH..=1 << 12).filter(smooth)).chain(fractions).collect()
+    (1..=EACH).chain((EACH..=EVERY).filter(smooth)).chain(fractions).collect()
+}
+
+/// The divisors of a number above 0, the smallest first.
+fn divisors(number: usize) -> Vec<usize> {
+    let root = number.isqrt();
+    let small: Vec<usize> = (1..=root).filter(|&d| number.is_multiple_of(d)).collect();
+    let large = small.iter().rev().map(|d| number / d).filter(|&d| d > root);
+    small.iter().copied().chain(large).collect()
 }
 
 /// The largest extent from 1, and below `below` if that is given, whose plan is within `limit`.
 ///
 /// A model may insist on a multiple of something, or on a least extent. So the two smallest extents that can be planned are found first, and
-/// the search is among those that follow as far apart. It doubles, then halves the interval, both of which take it that more never takes
-/// less. As that is nearly but not always so, further extents beyond what was found are planned, too, and the search goes on from there
-/// if one fits. An extent that cannot be planned does not fit.
+/// the search is among those that follow as far apart. What must divide an extent divides it and the next, so that both are sought among
+/// divisors. The search doubles, then halves the interval, both of which take it that more never takes less. As that is nearly but not
+/// always so, further extents beyond what was found are planned, too, and the search goes on from there if one fits. An extent that cannot
+/// be planned does not fit.
 ///
 /// # Errors
 /// The first extent's error, when no extent that was tried can be planned.
@@ -171,17 +181,19 @@ pub fn largest(
     };
     let planned = |taken: Taken| matches!(taken, Taken::Bytes(_));
     let within = |taken: Taken| taken.within(limit).is_some();
-    let mut seeds = seeds(below).into_iter().filter(|&extent| extent <= most);
-    let Some(smallest) = seeds.find(|&extent| planned(take(extent))) else {
-        return Err(error.expect("1 was tried"));
-    };
+    let mut found = seeds(below).into_iter().filter(|&extent| extent <= most).find(|&extent| planned(take(extent)));
+    // Of what the extent has no bearing on, further extents tell nothing.
+    if found.is_none() && (2..=EACH.min(most)).any(|extent| take(extent) != take(1)) {
+        found = (EACH..=EVERY.min(most)).find(|&extent| planned(take(extent)));
+    }
+    let Some(found) = found else { return Err(error.expect("1 was tried")) };
+    let smallest = divisors(found).into_iter().find(|&extent| planned(take(extent))).expect("itself can be planned");
     if !within(take(smallest)) {
         let next = Size { extent: smallest, bytes: take(smallest) };
         return Ok(Largest { dim: dim.to_owned(), fits: None, next, plans: known.len() });
     }
-    let twice = smallest.saturating_mul(2);
-    let each = if smallest <= EACH { twice.max(EACH) } else { smallest + 1 };
-    let mut more = (smallest + 1..=each).chain([twice]).filter(|&extent| extent <= most);
+    let apart = (1..=EACH).chain(divisors(smallest).into_iter().filter(|&apart| apart > EACH));
+    let mut more = apart.map(|apart| smallest.saturating_add(apart)).filter(|&extent| extent <= most);
     let second = more.find(|&extent| planned(take(extent)));
     let step = second.map_or(smallest, |second| second - smallest);
 
@@ -232,8 +244,11 @@ pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
 /// A change of a case, in words that a user can act on.
 pub type Change<'a> = (String, Case<'a>);
 
-/// What might help: a name, and the cases that come of it, if it applies. Rematerialisation is to be one more row: a
-/// [`rewrite`](Case::rewrite) of the graph.
+/// What might help: a name, and the cases that come of it, if it applies. What a row offers can be given on the command line.
+///
+/// Rematerialisation, which is not there yet, is one more row: a [`rewrite`](Case::rewrite) that lets values be computed again near a late
+/// reader instead of kept for it. Nodes that it adds are ordered, placed and judged like all others, so that this is its one place here;
+/// what it may add it decides by the [bytes across](crate::plan::peak) the peak.
 pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
     ("f16 values", narrowed),
@@ -253,30 +268,33 @@ fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 }
 
 fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    vec![("f16 inside, f32 at the inputs and outputs".into(), Case { rewrite: Some(half::run), ..case.clone() })]
+    let offered = case.rewrite.is_none();
+    let change = || ("--f16".into(), Case { rewrite: Some(half::run), ..case.clone() });
+    offered.then(change).into_iter().collect()
 }
 
 fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    let mut changed = case.clone();
-    let change = match case.target.family {
+    let with = |change: String, target: Target| (change, Case { target, ..case.clone() });
+    match case.target.family {
         // Each thread has a workspace of its own.
-        Family::Cpu if case.target.threads > 1 => {
-            changed.target.threads = 1;
-            "--threads 1"
+        Family::Cpu => {
+            let fewer = std::iter::successors(Some(case.target.threads / 2), |threads| Some(threads / 2));
+            let fewer = fewer.take_while(|&threads| threads > 0);
+            fewer.map(|n| with(format!("--threads {n}"), Target { threads: n, ..case.target.clone() })).collect()
         }
         Family::Cuda if case.target.libraries != Default::default() => {
-            changed.target.libraries = Default::default();
-            "--no-libraries"
+            vec![with("--no-libraries".into(), Target { libraries: Default::default(), ..case.target.clone() })]
         }
-        _ => return Vec::new(),
-    };
-    vec![(change.into(), changed)]
+        _ => Vec::new(),
+    }
 }
 
 fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let mut changed = case.clone();
     changed.target.lanes = 1;
-    if case.target.lanes > 1 { vec![("no steps side by side".into(), changed)] } else { Vec::new() }
+    // Planning takes one lane before it refuses.
+    let change = "a --memory-limit of as much, for which no steps run side by side";
+    if case.target.lanes > 1 { vec![(change.into(), changed)] } else { Vec::new() }
 }
 
 fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
@@ -304,7 +322,7 @@ pub struct Remedy {
 pub enum Verdict {
     /// In the file's order, too.
     Fits,
-    /// In the order that was chosen, and not in the file's.
+    /// In the order that was chosen, and not in the file's, whether parts of concatenations are written in place or copied.
     FitsReordered,
     /// Not as asked for, but with less of a named dim.
     FitsSmaller,
@@ -437,6 +455,7 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
 /// run side by side, takes less.
 fn in_the_files_order(plan: &Plan) -> Option<u64> {
     let held = plan.bytes() - plan.class_bytes(Class::Activation);
-    let least = held + plan.summary.orders.first()?.bound;
+    let of_the_file = plan.summary.orders.iter().filter(|order| order.is_of_the_file());
+    let least = held + of_the_file.map(|order| order.bound).min()?;
     (least >= plan.bytes()).then_some(least)
 }

@@ -1,6 +1,7 @@
 //! The command line: one file per command. stdout is the result, stderr the log.
 
 use crate::error::{Error, Result};
+use crate::report;
 use clap::{Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
@@ -113,7 +114,7 @@ pub fn main() -> ExitCode {
             }
             tell(&error);
             if let Some(Detail::Text(text)) = detail.as_deref() {
-                let _ = write!(std::io::stderr(), "\n{text}");
+                let _ = write!(std::io::stderr(), "\n{}", report::plain(text));
             }
             ExitCode::from(error.exit_code())
         }
@@ -150,13 +151,13 @@ impl Failure {
 
 /// Writes an error. The exit code tells it as well, should nobody listen.
 fn tell(error: &Error) {
-    let _ = writeln!(std::io::stderr(), "error: {error}");
+    let _ = writeln!(std::io::stderr(), "error: {}", report::plain(&error.to_string()));
 }
 
 /// Writes the result. A reader that has seen enough (`| head`) is no error.
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(report::plain(text).as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Error::Usage(format!("cannot write to stdout: {e}")))
         }

@@ -55,6 +55,14 @@ pub enum Error {
         /// Bytes it may use.
         limit: u64,
     },
+    /// The host has not the memory.
+    #[error("does not fit: {what}: the host has no {needed} bytes for it")]
+    Memory {
+        /// What was to be taken.
+        what: String,
+        /// Its bytes.
+        needed: u64,
+    },
     /// A plan breaks a rule that every plan must keep.
     #[error("plan: {0}")]
     Plan(String),
@@ -83,7 +91,7 @@ impl Error {
     /// The process's exit code: 1 bad input or usage, 2 does not fit, 3 results differ, 4 backend unavailable.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Error::Fit { .. } => 2,
+            Error::Fit { .. } | Error::Memory { .. } => 2,
             Error::Differ(_) => 3,
             Error::Backend { .. } => 4,
             Error::In { error, .. } => error.exit_code(),

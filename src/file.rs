@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
@@ -21,10 +22,15 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
     if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
         return put(&mut File::create(path)?);
     }
-    // Other processes may write the same file at the same time.
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(format!(".{}.partial", std::process::id()));
+    // Other processes may write the same file at the same time. The name is short, as the file's own may be as long as names can be.
+    let mut name = DefaultHasher::new();
+    path.file_name().hash(&mut name);
+    let partial = path.with_file_name(format!(".{:016x}.{}.partial", name.finish(), std::process::id()));
     let written = File::create(&partial).and_then(|file| {
+        // What is replaced keeps its permissions.
+        if let Ok(there) = path.metadata() {
+            file.set_permissions(there.permissions())?;
+        }
         let mut out = BufWriter::new(file);
         put(&mut out)?;
         out.flush()
@@ -35,4 +41,28 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
         let _ = fs::remove_file(&partial);
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_may_be_as_long_as_they_can_be() {
+        let folder = std::env::temp_dir().join(format!("plimsoll-file-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a temporary folder");
+        let path = folder.join("n".repeat(255));
+        write_whole(&path, "write", |out| out.write_all(b"old")).expect("it is written");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("it is there");
+            write_whole(&path, "write", |out| out.write_all(b"new")).expect("it is replaced");
+            assert_eq!(path.metadata().expect("it is there").permissions().mode() & 0o777, 0o640);
+        }
+        assert!(write_whole(&path, "write", |_| Err(io::Error::other("no"))).is_err());
+        assert_eq!(fs::read(&path).expect("it is there"), if cfg!(unix) { b"new" } else { b"old" });
+        assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 1, "nothing is left behind");
+        fs::remove_dir_all(&folder).expect("it is there");
+    }
 }

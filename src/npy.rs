@@ -8,7 +8,7 @@ use crate::tensor::Tensor;
 use half::{bf16, f16};
 use npyz::{NpyFile, Order, WriterBuilder};
 use std::fs::File;
-use std::io::{BufReader, Write};
+use std::io::{BufReader, Read, Write};
 use std::path::Path;
 
 /// Reads an `.npy` file, in C or Fortran order.
@@ -19,7 +19,8 @@ pub fn read(path: &Path) -> Result<Tensor> {
     let fail = |e| Error::file(path, "read the array", e);
     let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
     let length = file.metadata().map_err(fail)?.len();
-    let npy = NpyFile::new(BufReader::new(file)).map_err(fail)?;
+    let mut file = BufReader::new(file);
+    let npy = NpyFile::new(&mut file).map_err(fail)?;
     let kind = npy.dtype().descr();
     let kind = kind.trim_matches('\'');
     let bad = |what: String| Error::File { path: path.to_owned(), what };
@@ -62,6 +63,9 @@ pub fn read(path: &Path) -> Result<Tensor> {
         DType::Bool | DType::BF16 => typed(npy, |v: bool, b| b.push(u8::from(v))),
     }
     .map_err(fail)?;
+    if file.read(&mut [0]).map_err(fail)? > 0 {
+        return Err(bad(format!("the header says {dtype}{shape}, but there is more behind it: expected one array")));
+    }
     if !fortran {
         return Tensor::new(dtype, shape, bytes);
     }
@@ -123,6 +127,8 @@ mod tests {
                 std::fs::write(&path, &whole[..cut]).expect("writes");
                 assert!(read(&path).is_err(), "{dtype} cut at {cut}");
             }
+            std::fs::write(&path, [&whole[..], &[0]].concat()).expect("writes");
+            assert!(read(&path).is_err(), "{dtype} with a byte behind it");
         }
         let scalar = folder.join("scalar.npy");
         write(&scalar, &Tensor::from_f64(DType::F32, Shape::default(), &[2.5])).expect("writes");

@@ -35,9 +35,10 @@ impl Table {
         Table { align, rows: Vec::new() }
     }
 
-    /// Adds a row. Rows may differ in length.
+    /// Adds a row. Rows may differ in length. Control characters are [escaped](plain), line ends among them.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
-        self.rows.push(cells.into_iter().map(Into::into).collect());
+        let clean = |cell: String| if cell.contains(char::is_control) { escaped(&cell, &[]) } else { cell };
+        self.rows.push(cells.into_iter().map(|cell| clean(cell.into())).collect());
     }
 }
 
@@ -58,6 +59,27 @@ impl std::fmt::Display for Table {
         }
         Ok(())
     }
+}
+
+/// Text for a terminal: names come from files, and their control characters could move its cursor or change its title. They are written as
+/// escapes, all but the ends of lines and tabs.
+pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
+    const LAYOUT: [char; 2] = ['\n', '\t'];
+    match text.contains(|c: char| c.is_control() && !LAYOUT.contains(&c)) {
+        true => escaped(text, &LAYOUT).into(),
+        false => text.into(),
+    }
+}
+
+fn escaped(text: &str, kept: &[char]) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c.is_control() && !kept.contains(&c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
 }
 
 /// A number of bytes in the largest unit that it fills: `1.50 MiB`.
@@ -103,6 +125,16 @@ mod tests {
         assert_eq!(bytes(1_572_864), "1.50 MiB (1,572,864 bytes)");
         assert_eq!(bytes(u64::MAX), "16.00 EiB (18,446,744,073,709,551,615 bytes)");
         assert_eq!(["12", "123", "1,234", "12,345,678"], [12, 123, 1234, 12345678].map(grouped));
+    }
+
+    #[test]
+    fn control_characters_are_escaped() {
+        let name = "\u{1b}]0;title\u{7}\u{9b}2J\r";
+        assert_eq!(plain(name), "\\u{1b}]0;title\\u{7}\\u{9b}2J\\r");
+        assert_eq!(plain("größer\n\ta\n"), "größer\n\ta\n");
+        let mut table = Table::new("<");
+        table.row(["a\nb\u{1b}[2J", "c"]);
+        assert_eq!(table.to_string(), "a\\nb\\u{1b}[2J  c\n");
     }
 
     #[test]

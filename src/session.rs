@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::{Constant, Graph};
 use crate::onnx;
-use crate::pass;
+use crate::pass::{self, half};
 use crate::plan::range::{Family, Source};
 use crate::plan::{self, Limits, Plan};
 use crate::shape::{Extent, Shape};
@@ -46,6 +46,8 @@ pub struct Options {
     pub threads: usize,
     /// Whether neighbouring operators become one kernel.
     pub fuse: bool,
+    /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
+    pub f16: bool,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
 }
@@ -60,6 +62,7 @@ impl Default for Options {
             dims: Vec::new(),
             threads: 0,
             fuse: true,
+            f16: false,
             memory_limit: None,
         }
     }
@@ -230,6 +233,7 @@ impl Session {
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
+        let source = if options.f16 { halved(source, backend.target().clone()) } else { source };
         let family = Family::new(source, &options.dims, backend.target(), options.fuse, &limits)?;
         let (plan, constants) = family.largest();
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
@@ -382,6 +386,15 @@ pub fn source(model: onnx::Model) -> Source {
     Box::new(move |dims, choices| onnx::import_as(&model, dims, choices))
 }
 
+/// The same graphs with `f16` inside.
+pub fn halved(source: Source, target: Target) -> Source {
+    Box::new(move |dims, choices| {
+        let mut graph = source(dims, choices)?;
+        half::run(&mut graph, &target)?;
+        Ok(graph)
+    })
+}
+
 /// Inputs given by name, in the order of the plan.
 ///
 /// # Errors
@@ -407,6 +420,9 @@ pub fn arrange(plan: &Plan, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
 /// # Errors
 /// When the graph cannot be lowered to the target, or the plan exceeds the limit.
 pub fn compile(mut graph: Graph, target: &Target, options: &Options) -> Result<(Plan, Vec<Arc<Constant>>)> {
+    if options.f16 {
+        half::run(&mut graph, target)?;
+    }
     pass::run(&mut graph, target, options.fuse)?;
     plan::compile(&graph, target, &Limits { memory: options.memory_limit })
 }

@@ -166,6 +166,7 @@ mod wgpu {
     use plimsoll::kernel::Template;
     use plimsoll::kernel::render::{Bindings, Dialect, render};
     use plimsoll::shape::{Access, Shape};
+    use std::collections::BTreeSet;
 
     /// The best adapter, software ones included; without one the test is skipped, or fails where one is required.
     fn device() -> Option<Wgpu> {
@@ -186,6 +187,7 @@ mod wgpu {
     fn every_case_is_valid_wgsl() {
         let mut small = Target::wgpu();
         (small.max_workgroup, small.max_groups) = (64, 40);
+        let mut reached = BTreeSet::new();
         for target in [Target::wgpu(), small] {
             for case in cases() {
                 let kernel = stored(&case.kernel, &target);
@@ -194,6 +196,7 @@ mod wgpu {
                 if source.groups == [0; 3] {
                     continue;
                 }
+                reached.extend(source.text.lines().next().map(str::to_owned));
                 assert!(source.size <= target.max_workgroup && source.groups.iter().all(|g| *g <= target.max_groups));
                 let module = naga::front::wgsl::parse_str(&source.text)
                     .unwrap_or_else(|e| panic!("{}: {}\n{}", case.name, e.emit_to_string(&source.text), source.text));
@@ -209,6 +212,9 @@ mod wgpu {
                     .sum();
                 assert!(shared <= target.max_shared, "{}: {shared} bytes of workgroup memory", case.name);
             }
+        }
+        for template in ["matmul", "matmul_large", "matmul_deep", "matmul_thin", "matmul_quad"] {
+            assert!(reached.contains(&format!("// {template}")), "no case reaches {template}");
         }
     }
 

@@ -220,6 +220,23 @@ fn plans_are_printed_written_and_checked() {
     }
 }
 
+/// The plan of a range, with what its bindings use of the arena, in text and in JSON.
+#[test]
+fn the_plan_of_a_range_is_a_table() {
+    let folder = Folder::new("range");
+    let args: &[&[&str]] = &[&["plan", "graphs/mlp.onnxtxt", "--set", "batch=1..16"]];
+    let (text, plan) = (ok(args), ok_json(args));
+    let rows = plan["range"].as_array().expect("a row per binding");
+    assert_eq!((rows.len(), &rows[0]["binding"]), (16, &json!({"batch": 1})));
+    let live = |row: &Value| row["live_bytes"].as_u64().expect("bytes");
+    assert!(live(&rows[0]) < live(&rows[15]) && live(&rows[15]) == plan["summary"]["lower_bound"]);
+    for row in [&rows[0], &rows[3], &rows[15]] {
+        assert!(text.contains(&plimsoll::report::grouped(live(row))), "{row} in {text}");
+    }
+    let file = folder.file("plan.json", plan.to_string());
+    assert!(ok(&[&["check", &file]]).contains("sound"));
+}
+
 #[test]
 fn eager_and_planned_are_compared() {
     let args: &[&[&str]] = &[&["compare", "--iters", "1"], MLP, CPU];
@@ -372,6 +389,13 @@ fn names_of_outputs_become_names_of_files() {
     assert_eq!(folder.names("out"), [".._.._up.npy", "gr__e_x.npy", "layer_0_out.npy"]);
     let read = npy::read(&Path::new(&out).join(".._.._up.npy")).expect("it is an array");
     assert_eq!(read.to_f64(), [1.5, 1.5]);
+    // Names that no file system takes as they are, which begin alike.
+    let long = |end: &str| format!("{}{end}", "n".repeat(300));
+    let many = model("long.onnx", &[&long("a"), &long("b"), &"m".repeat(251)]);
+    let out = folder.path("long");
+    ok(&[&["run", &many, "--input", "x=2xf32=0.5", "--output-dir", &out], CPU]);
+    let names = folder.names("long");
+    assert!(names.len() == 3 && names.iter().all(|name| name.len() == 255 && name.ends_with(".npy")), "{names:?}");
     let same = model("same.onnx", &["a/b", "a:b"]);
     let none = folder.path("none");
     fails(1, &[&["run", &same, "--output-dir", &none], CPU], &["'a/b'", "'a:b'", "a_b.npy"]);
@@ -414,6 +438,47 @@ fn a_missing_adapter_exits_with_4() {
     let ran = finish(command);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.err.contains("no GPU"), "what was picked, and why: {}", ran.err);
+}
+
+/// What a file calls its values moves no cursor.
+#[test]
+fn names_reach_the_terminal_without_control_characters() {
+    let folder = Folder::new("control");
+    let name = "\u{1b}[2J\u{9b}31m\r\u{7}";
+    let g = Trace::new(name);
+    g.output(name, g.input("x\u{1b}]0;t\u{7}", DType::F32, [2]).relu());
+    let graph = g.finish().expect("the graph is sound");
+    let model = folder.file("control.onnx", export(&graph).expect("it is exported").encode_to_vec());
+    let harmless = |text: &str| !text.chars().any(|c| c.is_control() && c != '\n');
+    for args in [
+        &["run", &model, "--backend", "cpu"][..],
+        &["run", &model, "--backend", "cpu", "--json"],
+        &["plan", &model, "--advise"],
+        &["plan", &model, "--memory-limit", "1"],
+        &["run", &model, "--input", "y=2xf32=1"],
+        &["run", &model, "--backend", "cpu", "--expect", "nothing=2xf32=1"],
+        &["emit", &model, "wgsl"],
+        &["emit", &model, "dot"],
+        &["compare", &model, "--backend", "cpu", "--iters", "1"],
+    ] {
+        let ran = finish(program(args));
+        assert!(harmless(&ran.out) && harmless(&ran.err), "{args:?}: {:?} {:?}", ran.out, ran.err);
+    }
+    assert!(finish(program(&["run", &model, "--backend", "cpu"])).out.contains("\\u{1b}[2J\\u{9b}31m\\r"));
+}
+
+#[test]
+fn two_results_need_two_files() {
+    let folder = Folder::new("twice");
+    let file = folder.path("x");
+    for other in [&file, &format!("{}/./x", folder.path(""))] {
+        let words = &["--output and --html would both write", "expected a file for each"];
+        fails(1, &[&["plan"], MLP, &["-o", &file, "--html", other]], words);
+        fails(1, &[&["plan"], MLP, &["--html", &file, "--svg", other]], &["--html and --svg"]);
+    }
+    assert!(folder.names("").is_empty());
+    #[cfg(unix)]
+    ok(&[&["plan"], MLP, &["-o", "/dev/null", "--html", "/dev/null"]]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::target::{Memory, STAGING, Target};
 use plimsoll::trace::Trace;
-use plimsoll::{DType, Limits, Tensor, onnx, pass, plan};
+use plimsoll::{DType, Limits, Tensor, onnx, pass, plan, session};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -226,6 +226,33 @@ fn memory_is_what_was_planned() {
     let device = session.plan().segments.iter().filter(|s| s.memory.is_device());
     let rounded: u64 = device.map(|s| s.bytes.next_multiple_of(2 << 20) - s.bytes).sum();
     assert_eq!(part("allocations rounded up"), rounded as i64);
+}
+
+/// Bindings of a range take turns in the memory of the largest; what the driver takes for kernels and graphs comes with the first run of each.
+#[test]
+fn a_range_runs_in_the_memory_of_its_largest_binding() {
+    let folder = Folder::new("range");
+    let Some(search) = paper(&folder, &[]) else { return };
+    let (backend, name) = open(&search, &BARE).expect("the device opens");
+    let options = Options::default().set("batch", 1..=8);
+    let source = session::source(onnx::load(Path::new(MODEL)).expect("a graph"));
+    let session = Session::range_on_backend(source, backend, name, &options, &|_, _| {}).expect("it is loaded");
+    let input = session.plan().inputs[0].name.clone();
+    let run = |batch: usize| {
+        let tensor = Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.5; 64 * batch]);
+        let outputs = session.run(&[(input.as_str(), tensor)]).expect("it runs");
+        assert_eq!(outputs[0].1.shape()[0], batch);
+    };
+    let taken = || (session.usage().bytes, session.usage().allocations);
+    let bytes = session.plan().bytes();
+    let before = taken();
+    [4, 2, 8, 1, 3].into_iter().for_each(run);
+    assert_eq!((taken(), before.0), (before, bytes));
+    let beside = session.overhead();
+    for _ in 0..100 {
+        [4, 2, 8, 1, 4].into_iter().for_each(run);
+    }
+    assert_eq!((taken(), session.overhead()), (before, beside), "further runs take nothing");
 }
 
 #[test]

@@ -115,6 +115,22 @@ fn channels_last() -> Vec<Case> {
     list
 }
 
+/// Attention of rows some of which see nothing, guarded.
+fn unseeing() -> Case {
+    let case = cases().into_iter().find(|c| c.name == "attention of odd extents");
+    let Case { mut kernel, mut inputs, .. } = case.expect("it is one of the cases");
+    let Template::Attention { guarded, .. } = &mut kernel.template else { unreachable!("the case is of attention") };
+    *guarded = true;
+    let keys = kernel.reads[1].access.shape[2];
+    let unseen = |row: usize| [0, 5, 36].contains(&row);
+    inputs[3]
+        .chunks_mut(keys)
+        .enumerate()
+        .filter(|(row, _)| unseen(*row))
+        .for_each(|(_, row)| row.fill(f64::NEG_INFINITY));
+    Case { name: "attention of nothing".into(), kernel, inputs, in_place: None }
+}
+
 fn bytes(operand: &Operand, values: &[f64]) -> Vec<u8> {
     Tensor::from_f64(operand.dtype, [values.len()], values).bytes().to_vec()
 }
@@ -187,8 +203,14 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let target = Target { libraries: Libraries::default(), ..Target::cuda() };
     // Contexts that take turns are slow.
     let small = |c: &Case| c.kernel.template != Template::MatMul || c.kernel.shape.numel() < 20_000;
-    let plain: Vec<Case> =
-        cases().into_iter().filter(small).chain(products()).chain(unordered()).chain(channels_last()).collect();
+    let plain: Vec<Case> = cases()
+        .into_iter()
+        .filter(small)
+        .chain(products())
+        .chain(unordered())
+        .chain(channels_last())
+        .chain([unseeing()])
+        .collect();
     // Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
     let mut all: Vec<Case> = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
@@ -240,9 +262,18 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     drop(library);
     let _ = std::fs::remove_dir_all(&folder);
     eprintln!("{} kernels", all.len());
-    for template in
-        ["map_wide", "row_team", "matmul_tile", "matmul_mma", "matmul_thin", "matmul_slim", "conv", "gather"]
-    {
+    for template in [
+        "map_wide",
+        "row_team",
+        "matmul_tile",
+        "matmul_mma",
+        "matmul_thin",
+        "matmul_slim",
+        "attention_tile",
+        "attention_mma",
+        "conv",
+        "gather",
+    ] {
         let head = format!("// {template}\n");
         assert!(sources.iter().any(|s| s.text.starts_with(&head)), "no case reaches {template}");
     }

@@ -1,6 +1,6 @@
 //! Limits, what they mean for a model, and what would help: every figure that is printed is held against a plan of its own.
 
-use plimsoll::advise::{self, Case, Taken, largest};
+use plimsoll::advise::{self, Answer, Case, Taken, Verdict, largest};
 use plimsoll::onnx::proto::NodeProto;
 use plimsoll::pass::{self, half};
 use plimsoll::plan::bound::bound;
@@ -10,7 +10,7 @@ use plimsoll::plan::live::live;
 use plimsoll::plan::lower::{Options, lower};
 use plimsoll::plan::order::Dag;
 use plimsoll::plan::peak::peak;
-use plimsoll::plan::{Class, Limits, Plan, plan};
+use plimsoll::plan::{Candidate, Class, Limits, Plan, plan};
 use plimsoll::target::Target;
 use plimsoll::trace::Trace;
 use plimsoll::{DType, Error, Graph, Tensor, onnx, reference};
@@ -192,6 +192,19 @@ fn an_order_can_make_it_fit() {
     assert!(text.contains("reordering") && text.contains("than the file's order"), "{text}");
     let refused = refused(&[args, &["--memory-limit", &(needed - 1).to_string()]]);
     assert_eq!(refused["verdict"], "fits_smaller");
+}
+
+/// What takes less in the file's order, its concatenations' parts copied, is not reordered.
+#[test]
+fn copied_parts_are_no_other_order() {
+    let limit = 1 << 20;
+    let mut plan = plan_of(8, true);
+    let verdict = |plan: &Plan| Answer::of(plan, limit).verdict;
+    let candidate = |name: &str, bound: u64| Candidate { name: name.into(), bound, peak: bound };
+    plan.summary.orders = vec![candidate("file", 1 << 30), candidate("late", 1 << 10)];
+    assert_eq!(verdict(&plan), Verdict::FitsReordered);
+    plan.summary.orders.push(candidate("file, parts copied", plan.class_bytes(Class::Activation)));
+    assert_eq!(verdict(&plan), Verdict::Fits);
 }
 
 #[test]
@@ -430,11 +443,11 @@ fn the_largest_extent_is_found() {
     let eights = |n: usize| if n.is_multiple_of(8) { Ok(n as u64) } else { Err(format!("{n} of 8")) };
     assert_eq!(search(100, usize::MAX, eights).0, Some(96));
     // Of three, six, twenty, 48; the next is the next that can be planned.
-    for step in [3, 6, 20, 48, 63, 64, 96, 100, 128, 196, 1000, 1024] {
+    for step in [3, 6, 20, 48, 63, 64, 67, 96, 100, 127, 128, 134, 143, 196, 997, 1000, 1024] {
         let multiples = |n: usize| if n.is_multiple_of(step) { Ok(n as u64) } else { Err(format!("{n} of {step}")) };
         let (found, next, plans) = search(5000, usize::MAX, multiples);
         assert_eq!((found, next), (Some(5000 / step * step), 5000 / step * step + step));
-        assert!(plans < 300, "{plans}");
+        assert!(plans < 300 + step, "{plans}");
         assert_eq!(search(5000, 3 * step - 1, multiples).0, Some(2 * step));
         // The smallest that can be planned does not fit.
         assert_eq!(search(step as u64 - 1, usize::MAX, multiples).1, step);
@@ -444,6 +457,17 @@ fn the_largest_extent_is_found() {
     let primes = |n: usize| if n.is_multiple_of(101) { Ok(n as u64) } else { Err(format!("{n} of 101")) };
     assert_eq!(search(1234, 3029, primes).0, Some(1212));
     assert_eq!(search(1234, 3029, primes).1, 1313);
+    // A multiple, from a least one on: 201, though 268 is a fraction of what was asked for.
+    let from = |n: usize| if n.is_multiple_of(67) && n > 100 { Ok(n as u64) } else { Err(format!("{n} of 67")) };
+    assert_eq!((search(140, 6699, from).0, search(210, 6699, from).0), (Some(134), Some(201)));
+    assert_eq!(search(100, usize::MAX, from), (None, 134, search(100, usize::MAX, from).2));
+    // What the extent has no bearing on is tried no longer than it takes to see that.
+    let mut tries = 0;
+    let never = largest("n", 10, None, &mut |_| {
+        tries += 1;
+        Err(Error::Usage("no such operator".into()))
+    });
+    assert!(never.is_err() && tries < 300, "{tries}");
     // At least seven; odd ones; one or ten.
     let least = |n: usize| if n >= 7 { Ok(n as u64) } else { Err(format!("{n} < 7")) };
     assert_eq!(search(1234, usize::MAX, least).0, Some(1234));
@@ -548,7 +572,10 @@ fn a_dim_that_must_be_a_multiple_is_found() {
     let file = File::new("prime.onnxtxt", &source(127));
     let refusal = refused(&[&["plan", file.path(), "--set", "N=127", "--memory-limit", "8"]]);
     assert_eq!((&refusal["verdict"], &refusal["rigid"][0]["dim"]), (&json!("not_found"), &json!("N")));
-    fails(&[&["max-batch", file.path(), "--memory-limit", "8"]], &["cannot reshape [1] to [-1, 127]"]);
+    let found = ok_json(&[&["max-batch", file.path(), "--memory-limit", "4KiB"]]);
+    assert_eq!((bytes(&found["largest"]["extent"]), bytes(&found["next"]["extent"])), (1016, 1143));
+    let far = File::new("far.onnxtxt", &source(5003));
+    fails(&[&["max-batch", far.path(), "--memory-limit", "8"]], &["cannot reshape [1] to [-1, 5003]"]);
 }
 
 // ---- Remedies
@@ -609,10 +636,28 @@ fn remedies_name_flags_that_are_there() {
     assert!(ok(&[&["emit", digits[0], "cuda", "--set", "batch=64"]]).contains("// {\""), "calls of libraries");
     assert!(!ok(&[&["emit", digits[0], "cuda", "--set", "batch=64", "--no-libraries"]]).contains("// {\""));
 
+    // Halves are a flag, alone and over a range.
+    let halves = with("cuda", &["--f16"]);
+    assert_eq!(said(&cuda, "--f16"), Some(bytes(&halves["peak"]["bytes"])), "{cuda}");
+    assert_eq!(said(&halves, "--f16"), None, "{halves}");
+    let range = ok_json(&[&["plan", digits[0], "--target", "cuda", "--f16", "--set", "batch=1..64"]]);
+    assert_eq!(
+        range["summary"]["arena_bytes"],
+        ok_json(&[&["plan", "--target", "cuda", "--f16"], digits])["summary"]["arena_bytes"]
+    );
+    fails(&[&["run", "--backend", "cpu", "--f16"], digits], &["target 'cpu' stores f16 as f32"]);
+    let kernels: &[&[&str]] = &[&["emit", digits[0], "cuda", "--set", "batch=64"]];
+    assert_ne!(ok(kernels), ok(&[kernels, &[&["--f16"]]].concat()));
+
     let eight = File::new("eight.json", &json!(Target::cpu(8)).to_string());
     let plan = |flags: &[&str]| ok_json(&[&["plan", "--target", eight.path()], digits, flags]);
     assert_eq!(plan(&[])["target"]["threads"], 8);
     assert_eq!(plan(&["--threads", "1"])["target"]["threads"], 1);
+    let advised = plan(&["--advise"])["advice"].clone();
+    for threads in [4, 2, 1].map(|n: u32| n.to_string()) {
+        let expected = bytes(&plan(&["--threads", &threads])["summary"]["planned_bytes"]);
+        assert_eq!(said(&advised, &format!("--threads {threads}")), Some(expected), "{advised}");
+    }
 }
 
 #[test]
@@ -626,7 +671,7 @@ fn what_helps_is_pointed_to() {
     assert!(bytes(&halves.expect("it is tried")["planned_bytes"]) < limit);
     let err = run(args).err;
     assert!(err.contains("\nnot as asked for; see what would help\n"), "{err}");
-    assert!(err.lines().any(|line| line.contains("f16 inside") && line.ends_with("  fits")), "{err}");
+    assert!(err.lines().any(|line| line.contains("--f16") && line.ends_with("  fits")), "{err}");
     let ran = run(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
     assert!(ran.err.contains("\nnot as asked for\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
 }

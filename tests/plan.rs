@@ -15,7 +15,9 @@ use plimsoll::graph::Graph;
 use plimsoll::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
 use plimsoll::op::{Fact, ValueId};
 use plimsoll::plan::check::{Span, check, dead};
-use plimsoll::plan::{Buffer, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan};
+use plimsoll::plan::{
+    Buffer, Candidate, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan,
+};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::{Memory, Target};
 use plimsoll::{onnx, ops, pass};
@@ -63,7 +65,7 @@ impl Maker {
         let shape = Shape::new(shape);
         let bytes = (shape.numel() * dtype.size()).max(4) as u64;
         plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
-        let port = |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer };
+        let port = |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer, indexes: None };
         let number = plan.buffers.len();
         match class {
             Class::Constant => {
@@ -676,6 +678,18 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &|p| p.target.max_bindings = 4, "expected at most 4 bindings, found 5");
     refused(&matmul, &|p| p.target.max_binding = 256, "expected at most 256 bytes, found 512");
     refused(&matmul, &|p| p.target.max_segment = 256, "expected at most 256 bytes, found");
+    refused(&matmul, &|p| p.outputs.clear(), "it has no outputs");
+    let constants = matmul.segments.iter().position(|s| s.class == Class::Constant).expect("it has constants");
+    for segment in [0, constants] {
+        refused(&matmul, &|p| p.segments[segment].bytes += 256, "where its last buffer ends, found");
+    }
+    let order = |bound: u64, peak: u64| vec![Candidate { name: "file".into(), bound, peak }];
+    let arena = matmul.class_bytes(Class::Activation);
+    let mut seed = matmul.clone();
+    mutate::repair(&mut seed);
+    seed.summary.orders = order(arena + 1, arena);
+    let error = check(&seed).expect_err("a bound above the peak").to_string();
+    assert!(error.contains(&format!("'file' has a bound of {}, and a peak of {arena}", arena + 1)), "{error}");
     let staging = |memory| matmul.segments.iter().position(|s| s.memory == memory).expect("it stages");
     for (memory, moved) in [(Memory::Upload, 704), (Memory::Download, 320)] {
         let slot = staging(memory);

@@ -2,11 +2,10 @@
 
 mod common;
 
-use plimsoll::exec::Exec;
+use common::{graph, planned, runs_as_the_reference};
 use plimsoll::kernel::Template;
-use plimsoll::plan::Limits;
-use plimsoll::{DType, Graph, Plan, Target, Tensor, onnx, pass, plan, reference};
-use std::path::Path;
+use plimsoll::plan::{self, Limits};
+use plimsoll::{Plan, Target, pass};
 
 /// A graph, and how many steps and prologues its plan has on the CPU and on wgpu.
 struct Case {
@@ -146,18 +145,6 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn graph(text: &str) -> Graph {
-    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
-    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
-    onnx::import(&model, &[]).expect("it is a graph")
-}
-
-fn planned(graph: &Graph, target: &Target) -> Plan {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
-    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
-}
-
 fn counts(plan: &Plan) -> (usize, usize) {
     (plan.steps.len(), plan.kernels.iter().map(|k| k.prologues.len()).sum())
 }
@@ -208,33 +195,11 @@ fn what_a_prologue_computes_takes_no_memory() {
 
 #[test]
 fn results_are_those_of_the_reference() {
-    let mut state = 1u64;
-    let mut random = |shape: &plimsoll::Shape| {
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
-        };
-        let values: Vec<f64> = (0..shape.numel()).map(|_| next()).collect();
-        Tensor::from_f64(DType::F32, shape.clone(), &values)
-    };
-    for (name, open) in common::backends() {
-        let mut hosted = 0;
-        for Case { text, .. } in CASES {
-            let graph = graph(text);
-            let inputs: Vec<_> = graph.inputs().iter().map(|&v| random(&graph.fact(v).shape)).collect();
-            let expected = reference::run(&graph, &inputs).expect("the reference runs");
-            let backend = open();
-            let mut passed = graph.clone();
-            pass::run(&mut passed, backend.target(), true).expect("the passes run");
-            let (plan, constants) =
-                plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
-            hosted += counts(&plan).1;
-            let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
-            let found = exec.run(&inputs).expect("it runs");
-            for (found, expected) in found.iter().zip(&expected) {
-                common::agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{name}, {}: {e}", graph.name));
-            }
-        }
+    let mut state = 1;
+    for opener in common::backends() {
+        let prologues = |case: &Case| counts(&runs_as_the_reference(&graph(case.text), &opener, &mut state)).1;
+        let hosted: usize = CASES.iter().map(prologues).sum();
+        let name = opener.0;
         assert!(hosted >= 8, "{name}: {hosted} prologues");
     }
 }

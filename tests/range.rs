@@ -5,6 +5,7 @@ mod common;
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Usage};
 use plimsoll::choices::Choices;
+use plimsoll::exec::Exec;
 use plimsoll::onnx;
 use plimsoll::op::ValueId;
 use plimsoll::plan::check::check;
@@ -238,7 +239,125 @@ fn another_structure_is_refused() {
     let error = |extents: Extent| runs(&graph, &[("batch", extents)], &[&[4]], &cpu, 1e-5).expect_err("refused");
     let found = error(Extent::from(1..=4));
     assert!(found.starts_with("the graph at batch=2 does not run in the plan of batch=4: "), "{found}");
+    assert!(found.contains("at node '") || found.contains("step '"), "{found}");
+    assert!(found.ends_with("plan ranges of their own for 'batch' up to 2 and above it"), "{found}");
     runs(&graph, &[("batch", (3..=4).into())], &[&[4], &[3]], &cpu, 1e-5).expect("one branch");
+}
+
+/// Runs bindings of a family that was planned for a target of its own, each held against the reference.
+fn replays(family: &Family, make: &Make, backend: Box<dyn Backend>, bindings: &[&[usize]]) {
+    let (plan, constants) = family.largest();
+    let mut exec = Exec::load(backend, plan.clone(), constants, &|_| {}).expect("it loads");
+    let before = exec.backend().usage();
+    for &binding in bindings {
+        let (own, data) = family.at(binding).expect("it is in the range");
+        check(&own).expect("sound");
+        assert_eq!(own.segments, plan.segments);
+        let number = exec.add(own, &data, constants).expect("it is made ready");
+        exec.select(number).expect("it is selected");
+        let dims: Vec<_> = family.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
+        let graph = make(&dims, Choices::default()).expect("a graph");
+        let given = inputs(&graph);
+        let expected = reference::run(&graph, &given).expect("it has a meaning");
+        for (found, expected) in exec.run(&given).expect("it runs").iter().zip(&expected) {
+            agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{binding:?}: {e}"));
+        }
+    }
+    let after = exec.backend().usage();
+    assert_eq!((after.bytes, after.allocations), (before.bytes, before.allocations));
+}
+
+fn extent(dims: &[(String, usize)], name: &str) -> usize {
+    dims.iter().find(|(n, _)| n == name).expect("it is bound").1
+}
+
+/// What is cut at the largest binding has as many parts at the others, where some of them have nothing to do.
+#[test]
+fn bindings_have_the_parts_of_the_largest() {
+    let make: Make = Arc::new(|dims, choices| {
+        let (batch, left) = (extent(dims, "batch"), 9 - extent(dims, "batch"));
+        let g = Trace::new("parts");
+        let x = g.input("x", DType::F32, [batch, 16, 64]);
+        let w = g.input("w", DType::F32, [64, 16]);
+        let y = x.relu();
+        g.output("y", y);
+        g.output("product", y.matmul(w));
+        g.output("row", x.softmax(-1));
+        g.output("rest", g.input("rest", DType::F32, [left, 16]).tanh());
+        Ok(g.finish()?.choosing(choices))
+    });
+    let dims = [("batch".to_owned(), Extent::from(1..=8))];
+    for (name, open) in common::backends() {
+        let backend = open();
+        let target = Target { max_binding: 4096, lanes: 1, ..backend.target().clone() };
+        let family = Family::new(source(&make), &dims, &target, true, &Limits { memory: None }).expect("plans");
+        let parts = family.plan().steps.iter().filter(|step| !step.windows.is_empty()).count();
+        assert!(parts >= 16, "{parts} parts on {name}");
+        replays(&family, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
+    }
+    // What is cut at a smaller binding alone.
+    let make: Make = Arc::new(|dims, choices| {
+        let g = Trace::new("rest");
+        g.output("y", g.input("x", DType::F32, [9 - extent(dims, "batch"), 1024]).tanh());
+        Ok(g.finish()?.choosing(choices))
+    });
+    let target = Target { max_binding: 4096, ..Target::wgpu() };
+    let error = Family::new(source(&make), &dims, &target, true, &Limits { memory: None }).expect_err("refused");
+    let error = error.to_string();
+    let words = ["(f32[2,1024]) takes 8192 bytes", "is not split as at the largest binding", "'batch' up to 7"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+/// A size that grows and then shrinks: what lies between tried extents tells nothing of it, so all are tried.
+#[test]
+fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
+    let make: Make = Arc::new(|dims, choices| {
+        let (length, of) = (extent(dims, "length"), extent(dims, "of"));
+        let g = Trace::new("arch");
+        let x = g.input("x", DType::F32, [length, 1]);
+        let y = g.input("y", DType::F32, [1, of + 1 - length]);
+        g.output("z", (x * y).relu());
+        Ok(g.finish()?.choosing(choices))
+    });
+    let plan = |most: usize| {
+        let dims = [("length".to_owned(), Extent::from(1..=most)), ("of".to_owned(), most.into())];
+        Family::new(source(&make), &dims, &Target::cpu(2), true, &Limits { memory: None })
+    };
+    let family = plan(100).expect("all are tried");
+    assert_eq!(family.tried().len(), 100);
+    let largest = family.tried().iter().map(|t| t.live).max().expect("some");
+    assert!(family.tried().iter().any(|t| t.binding == [50] && t.live == largest));
+    assert!(family.plan().class_bytes(Class::Activation) >= 50 * 51 * 4);
+    for length in 1..=100 {
+        lies_within(&family.at(&[length]).expect("it runs").0, family.plan());
+    }
+    let error = plan(1000).expect_err("too many").to_string();
+    assert!(error.starts_with("dim 'length', 1..1000: 'z' neither just grows with it nor just shrinks"), "{error}");
+}
+
+/// A binding that was not tried and outgrows a buffer's place is placed by itself, in the same segments.
+#[test]
+fn an_odd_binding_is_placed_within_the_segments() {
+    let odd = |length: usize, more: usize| -> Make {
+        Arc::new(move |dims, choices| {
+            let now = extent(dims, "length");
+            let g = Trace::new("odd");
+            let x = g.input("x", DType::F32, [now, 16]);
+            let z = g.input("z", DType::F32, [if now == length { more } else { 1 }]);
+            g.output("y", x.relu());
+            g.output("t", z.tanh());
+            Ok(g.finish()?.choosing(choices))
+        })
+    };
+    let dims = [("length".to_owned(), Extent::from(1..=1000))];
+    let plan =
+        |make: &Make| Family::new(source(make), &dims, &Target::cpu(2), true, &Limits { memory: None }).expect("plans");
+    let make = odd(777, 2000);
+    let family = plan(&make);
+    assert!(family.tried().iter().all(|t| t.binding != [777]));
+    replays(&family, &make, cpu(), &[&[1000], &[777], &[3], &[777], &[1000]]);
+    let error = plan(&odd(777, 200_000)).at(&[777]).expect_err("it takes more").to_string();
+    assert!(error.contains("'z' takes 800000 bytes, planned were 4; placed by itself it takes"), "{error}");
 }
 
 #[test]

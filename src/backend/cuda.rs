@@ -15,230 +15,45 @@
 //! - What the driver takes beside the segments is measured by the memory that it reports free before and after: [`Usage::overhead`].
 
 use super::records::Records;
-use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage, reaches};
+use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
-use crate::kernel::library::Call;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Libraries, Memory, Target};
-use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
-use blas::{Algorithm, Blas, Product};
+use api::{BlasLt, Dnn, Driver, Nvml, Refusal};
+use blas::Blas;
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute as Attribute, CUdeviceptr, CUevent, CUfunction, CUgraphExec,
-    CUmemPool_attribute, CUmodule, CUresult, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmodule, CUresult, CUstream,
+    CUstream_flags,
 };
-use dnn::{Convolution, Deep};
-use library::{Found, Search};
+use dnn::Deep;
+use find::{
+    Opened, architectures, devices, dotted, find_cublaslt, find_cudnn, find_driver, find_nvml, find_nvrtc, handle,
+    include, missing,
+};
+use library::Search;
 use program::Compiler;
-use serde::Serialize;
+use record::{Chosen, Record};
 use staging::Slot;
-use std::cell::Cell;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{CStr, c_int};
 use std::fmt::Display;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 mod api;
 mod blas;
 mod dnn;
+mod find;
 pub mod library;
 mod program;
+mod record;
 mod staging;
 
-/// The oldest driver interface that serves, as `cuDriverGetVersion` counts.
-const MIN_DRIVER: c_int = 12_000;
+pub use find::{Device, Report, report};
 
 fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "cuda", what: what.to_string() }
-}
-
-/// A CUDA device, as its driver describes it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Device {
-    /// Its number.
-    pub index: usize,
-    /// Its name.
-    pub name: String,
-    /// What plans for it may assume.
-    pub target: Target,
-    /// Bytes of its memory.
-    pub memory: u64,
-    /// Why it cannot be used.
-    pub problem: Option<String>,
-}
-
-/// What there is of CUDA on this machine.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Report {
-    /// The driver and the libraries, in the order in which they are needed.
-    pub libraries: Vec<Found>,
-    /// The devices.
-    pub devices: Vec<Device>,
-}
-
-/// The driver, initialised.
-struct Opened {
-    driver: Driver,
-    /// `cuDriverGetVersion`.
-    version: c_int,
-}
-
-fn dotted(version: c_int) -> String {
-    format!("{}.{}", version / 1000, version % 1000 / 10)
-}
-
-#[cfg(unix)]
-mod names {
-    pub(super) const DRIVER: &[&str] = &["libcuda.so.1", "libcuda.so"];
-    pub(super) const NVRTC: &[&str] = &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
-    pub(super) const CUBLASLT: &[&str] = &["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
-    pub(super) const CUDNN: &[&str] = &["libcudnn.so.9", "libcudnn.so"];
-    pub(super) const NVML: &[&str] = &["libnvidia-ml.so.1"];
-}
-#[cfg(not(unix))]
-mod names {
-    pub(super) const DRIVER: &[&str] = &["nvcuda.dll"];
-    pub(super) const NVRTC: &[&str] = &["nvrtc64_130_0.dll", "nvrtc64_120_0.dll"];
-    pub(super) const CUBLASLT: &[&str] = &["cublasLt64_13.dll", "cublasLt64_12.dll"];
-    pub(super) const CUDNN: &[&str] = &["cudnn64_9.dll"];
-    pub(super) const NVML: &[&str] = &["nvml.dll"];
-}
-
-fn find_driver(search: &Search) -> (Option<Opened>, Found) {
-    search.open("driver", names::DRIVER, |library| {
-        let driver = Driver::bind(library)?;
-        let mut version = 0;
-        // SAFETY: both may be called at any time.
-        unsafe {
-            driver.cuDriverGetVersion(&mut version).map_err(|e| e.to_string())?;
-            if version < MIN_DRIVER {
-                let (found, least) = (dotted(version), dotted(MIN_DRIVER));
-                return Err(format!("it is too old: for CUDA {found}, at least {least} is needed"));
-            }
-            driver.cuInit(0).map_err(|e| e.to_string())?;
-        }
-        Ok((Opened { driver, version }, format!("CUDA {}", dotted(version))))
-    })
-}
-
-/// Whether a library made for this major version of CUDA runs on the driver.
-fn suits(major: usize, driver: c_int) -> Result<(), String> {
-    let newest = driver as usize / 1000;
-    match major {
-        12.. if major <= newest => Ok(()),
-        12.. => Err(format!("it is for CUDA {major}, the driver for CUDA {newest} at most")),
-        _ => Err(format!("it is for CUDA {major}, at least 12 is needed")),
-    }
-}
-
-fn find_nvrtc(search: &Search, driver: c_int) -> (Option<(Nvrtc, String)>, Found) {
-    let found = search.open("nvrtc", names::NVRTC, |library| {
-        let nvrtc = Nvrtc::bind(library)?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: it writes two numbers.
-        unsafe { nvrtc.nvrtcVersion(&mut major, &mut minor) }.map_err(|e| e.to_string())?;
-        suits(major as usize, driver)?;
-        let version = format!("{major}.{minor}");
-        Ok(((nvrtc, version.clone()), version))
-    });
-    if let (Some((_, version)), Found { path: Some(path), .. }) = &found {
-        library::keep(&path.with_file_name(format!("libnvrtc-builtins.so.{version}")));
-    }
-    found
-}
-
-fn find_cublaslt(search: &Search, driver: c_int) -> (Option<BlasLt>, Found) {
-    search.open("cublaslt", names::CUBLASLT, |library| {
-        let blas = BlasLt::bind(library)?;
-        // SAFETY: it takes nothing.
-        let version = unsafe { blas.cublasLtGetVersion() };
-        suits(version / 10_000, driver)?;
-        Ok((blas, format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)))
-    })
-}
-
-fn find_cudnn(search: &Search, driver: c_int) -> (Option<Dnn>, Found) {
-    search.open("cudnn", names::CUDNN, |library| {
-        let dnn = Dnn::bind(library)?;
-        // SAFETY: both take nothing.
-        let (version, cuda) = unsafe { (dnn.cudnnGetVersion(), dnn.cudnnGetCudartVersion()) };
-        if version / 10_000 != 9 {
-            return Err(format!("it is version {version}, 9.x is needed"));
-        }
-        suits(cuda / 1000, driver)?;
-        Ok((dnn, format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)))
-    })
-}
-
-fn find_nvml(search: &Search) -> Option<Nvml> {
-    search.open("nvml", names::NVML, |library| Ok((Nvml::bind(library)?, String::new()))).0
-}
-
-/// Looks for the driver, its devices, and the libraries, in this order. What needs something that is missing is not looked for.
-pub fn report(search: &Search) -> Report {
-    let (driver, found) = find_driver(search);
-    let mut report = Report { libraries: vec![found], devices: Vec::new() };
-    let Some(opened) = driver else { return report };
-    match devices(&opened.driver) {
-        Ok(devices) => report.devices = devices,
-        Err(error) => report.libraries[0].problem = Some(error),
-    }
-    report.libraries.push(find_nvrtc(search, opened.version).1);
-    report.libraries.push(find_cublaslt(search, opened.version).1);
-    report.libraries.push(find_cudnn(search, opened.version).1);
-    report
-}
-
-fn devices(driver: &Driver) -> Result<Vec<Device>, String> {
-    let mut count = 0;
-    // SAFETY: it writes a number.
-    unsafe { driver.cuDeviceGetCount(&mut count) }.map_err(|e| e.to_string())?;
-    if count == 0 {
-        return Err("it has no device".into());
-    }
-    (0..count).map(|index| describe(driver, index).map_err(|e| e.to_string())).collect()
-}
-
-fn handle(driver: &Driver, index: c_int) -> Result<CUdevice, Refusal> {
-    let mut device = 0;
-    // SAFETY: it writes a handle, or refuses.
-    unsafe { driver.cuDeviceGet(&mut device, index) }?;
-    Ok(device)
-}
-
-fn describe(driver: &Driver, index: c_int) -> Result<Device, Refusal> {
-    let device = handle(driver, index)?;
-    let mut name = [0u8; 256];
-    let mut memory = 0;
-    // SAFETY: the name is cut to the buffer, with its zero.
-    unsafe {
-        driver.cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)?;
-        driver.cuDeviceTotalMem_v2(&mut memory, device)?;
-    }
-    let name = CStr::from_bytes_until_nul(&name).map_or_else(|_| "?".into(), |n| n.to_string_lossy().into_owned());
-    let ask = |attribute: Attribute| {
-        let mut value = 0;
-        // SAFETY: it writes a number.
-        unsafe { driver.cuDeviceGetAttribute(&mut value, attribute as u32, device) }?;
-        Ok(value.max(0) as u32)
-    };
-    let major = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
-    let minor = ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let memory = memory as u64;
-    let target = Target {
-        name: format!("cuda: {name}"),
-        max_segment: memory & !255,
-        max_binding: memory & !255,
-        max_workgroup: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        max_shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
-        compute: 10 * major + minor,
-        multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        ..Target::cuda()
-    };
-    let problem = (major < 7).then(|| format!("compute capability {major}.{minor}: at least 7.0 is needed"));
-    Ok(Device { index: index as usize, name, target, memory, problem })
 }
 
 /// How a device is used.
@@ -280,18 +95,6 @@ pub fn machine_code(search: &Search, arch: &str, texts: &[&str]) -> Result<Vec<u
     compiler.build(&program::join(texts).0)
 }
 
-/// Why a library that is needed does not serve.
-fn missing(found: Found) -> Error {
-    let problem = found.problem.unwrap_or_else(|| "it is not usable".into());
-    failed(format!("{}: {problem}", found.library))
-}
-
-/// The folder of CUDA's headers that belongs to a library.
-fn include(library: Option<PathBuf>) -> Option<PathBuf> {
-    let folder = library?.parent()?.parent()?.join("include");
-    folder.is_dir().then_some(folder)
-}
-
 struct Segment {
     /// Of memory where kernels work; 0 where that is none.
     pointer: CUdeviceptr,
@@ -299,64 +102,6 @@ struct Segment {
     memory: Memory,
     /// From the driver's pool.
     pooled: bool,
-}
-
-/// A launch that is ready.
-enum Step {
-    /// Function, grid, block, addresses.
-    Kernel {
-        function: CUfunction,
-        groups: [u32; 3],
-        size: u32,
-        pointers: Vec<CUdeviceptr>,
-    },
-    Product(Product),
-    Convolution(Convolution),
-    /// A kernel without elements.
-    Nothing,
-}
-
-/// Where a launch runs: [`Launch::lane`] and, as numbers of steps, [`Launch::waits`].
-struct Lane {
-    lane: u32,
-    waits: Vec<usize>,
-}
-
-/// An algorithm that was chosen for a kernel's call.
-#[derive(Clone, Copy, Default)]
-struct Chosen {
-    product: Option<Algorithm>,
-    convolution: Option<u32>,
-}
-
-/// What a launch becomes, before its kernel's text is compiled.
-enum Bound {
-    Call(Step),
-    /// Number of the text, addresses.
-    Text(usize, Vec<CUdeviceptr>),
-}
-
-/// A graph that can be launched.
-struct Graph {
-    driver: Arc<Driver>,
-    exec: CUgraphExec,
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        // SAFETY: records are dropped when the stream has been waited for: the graph does not run.
-        let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
-    }
-}
-
-struct Record {
-    steps: Vec<Step>,
-    /// Per launch, what it became.
-    notes: Vec<String>,
-    /// The steps as one graph. A single step is launched as it is.
-    graph: Option<Graph>,
-    /// Whether it has run: drivers take memory at the first time.
-    ran: Cell<bool>,
 }
 
 /// Bytes that the driver has been seen to take, by what for.
@@ -599,240 +344,6 @@ impl Cuda {
             }
         }
     }
-
-    /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
-    fn bind(&self, kernel: &Kernel, launch: &Launch) -> Result<(Bindings, Vec<CUdeviceptr>)> {
-        let slots = kernel.reads.len() + kernel.writes.len();
-        if launch.args.len() < slots {
-            return Err(failed(format!("a launch has {} arguments, its kernel {slots}", launch.args.len())));
-        }
-        let mut bindings = Bindings { of: Vec::new(), read_only: Vec::new() };
-        let mut pointers = Vec::new();
-        for (slot, at) in launch.args[..slots].iter().enumerate() {
-            let Some(high) = reaches(kernel, slot) else {
-                bindings.of.push(None);
-                continue;
-            };
-            let pointer = self.resolve(*at)?;
-            let operand = kernel.operand(slot);
-            let size = operand.dtype.size() as u64;
-            if high.is_none_or(|high| high >= at.bytes / size) || !pointer.is_multiple_of(self.info.target.alignment) {
-                let name = kernel.template.name();
-                return Err(failed(format!("kernel '{name}': operand {slot} does not fit {} bytes", at.bytes)));
-            }
-            let same = pointers.iter().position(|p| *p == pointer);
-            let binding = same.unwrap_or(pointers.len());
-            if same.is_none() {
-                pointers.push(pointer);
-                bindings.read_only.push(true);
-            }
-            bindings.read_only[binding] &= slot < kernel.reads.len();
-            bindings.of.push(Some(binding));
-        }
-        Ok((bindings, pointers))
-    }
-
-    /// Compiles texts that are new, as one program, and loads them.
-    fn build(&mut self, texts: &[&str]) -> Result<()> {
-        let mut seen = HashSet::new();
-        let fresh: Vec<&str> =
-            texts.iter().copied().filter(|text| !self.functions.contains_key(*text) && seen.insert(*text)).collect();
-        if fresh.is_empty() {
-            return Ok(());
-        }
-        let before = self.free_bytes().map_err(failed)?.free;
-        let (program, names) = program::join(&fresh);
-        let image = self.compiler.build(&program)?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image is machine code of this device's architecture, which the driver checks; it copies it.
-        unsafe { self.driver.cuModuleLoadData(&mut module, image.as_ptr().cast()) }.map_err(failed)?;
-        self.modules.push(module);
-        for (text, name) in fresh.into_iter().zip(names) {
-            let mut function = std::ptr::null_mut();
-            let name = CString::new(name).expect("names of templates have no zero byte");
-            // SAFETY: the module is loaded until the backend is dropped.
-            unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
-            self.functions.insert(text.to_owned(), function);
-        }
-        self.taken.modules += self.measure(before).map_err(failed)?;
-        Ok(())
-    }
-
-    fn launch(&self, step: &Step, stream: CUstream) -> Result<(), Refusal> {
-        let (function, [x, y, z], size, pointers) = match step {
-            Step::Kernel { function, groups, size, pointers } => (*function, *groups, *size, pointers),
-            Step::Product(product) => return product.launch(stream),
-            Step::Convolution(convolution) => return convolution.launch(stream),
-            Step::Nothing => return Ok(()),
-        };
-        let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
-        // SAFETY: the function takes as many pointers as the launch binds; each reaches no further than its slice, which `bind` has found
-        // within its segment; segments outlive the records that use them.
-        unsafe {
-            self.driver.cuLaunchKernel(
-                function,
-                x,
-                y,
-                z,
-                size,
-                1,
-                1,
-                0,
-                stream,
-                params.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        }
-    }
-
-    /// Launches steps into the first stream, and into the others what is in other lanes.
-    fn launch_all(&self, steps: &[Step], lanes: &[Lane], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
-        let driver = &self.driver;
-        let stream = |lane: u32| if lane == 0 { self.stream } else { self.lanes[lane as usize - 1] };
-        let mut mark = |lane: u32| -> Result<CUevent, Refusal> {
-            let mut event = std::ptr::null_mut();
-            // SAFETY: the caller destroys the event; the stream lives as long as the backend.
-            unsafe {
-                driver.cuEventCreate(&mut event, 2)?; // without times
-                events.push(event);
-                driver.cuEventRecord(event, stream(lane))?;
-            }
-            Ok(event)
-        };
-        // SAFETY: stream and event live.
-        let wait = |lane: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(stream(lane), event, 0) };
-        let most = lanes.iter().map(|l| l.lane).max().unwrap_or(0);
-        if most > 0 {
-            let start = mark(0)?;
-            (1..=most).try_for_each(|lane| wait(lane, start))?;
-        }
-        let waited: HashSet<usize> = lanes.iter().flat_map(|l| l.waits.iter().copied()).collect();
-        let mut over: HashMap<usize, CUevent> = HashMap::new();
-        for (number, (step, Lane { lane, waits })) in steps.iter().zip(lanes).enumerate() {
-            waits.iter().try_for_each(|other| wait(*lane, over[other]))?;
-            self.launch(step, stream(*lane))?;
-            if waited.contains(&number) {
-                over.insert(number, mark(*lane)?);
-            }
-        }
-        for lane in 1..=most {
-            let end = mark(lane)?;
-            wait(0, end)?;
-        }
-        Ok(())
-    }
-
-    /// The steps as a graph, in their lanes.
-    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<CUgraphExec, Refusal> {
-        while self.lanes.len() < lanes.iter().map(|l| l.lane as usize).max().unwrap_or(0) {
-            let mut stream = std::ptr::null_mut();
-            // SAFETY: the context is current; the stream is given back when the backend is dropped.
-            unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
-            self.lanes.push(stream);
-        }
-        let driver = &self.driver;
-        // Libraries may load code or take memory at a first call, which a capture does not allow. What the calls compute here is
-        // computed again before anybody reads it.
-        let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
-        calls().try_for_each(|step| self.launch(step, self.stream))?;
-        self.sync()?;
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
-        let mut graph = std::ptr::null_mut();
-        let mut exec = std::ptr::null_mut();
-        let mut events = Vec::new();
-        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
-        // graph and the events are not needed once it is instantiated.
-        unsafe {
-            driver.cuStreamBeginCapture_v2(self.stream, mode)?;
-            let launched = self.launch_all(steps, lanes, &mut events);
-            let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
-            let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-            for event in events {
-                driver.cuEventDestroy_v2(event)?;
-            }
-            if !graph.is_null() {
-                driver.cuGraphDestroy(graph)?;
-            }
-            made?;
-            driver.cuGraphUpload(exec, self.stream)?;
-        }
-        self.sync()?;
-        Ok(exec)
-    }
-
-    /// A launch of a kernel's library call, or why it has to be rendered after all.
-    fn call(&mut self, id: KernelId, launch: &Launch) -> Result<Result<Step, String>> {
-        let kernel = &self.kernels[id.0 as usize];
-        let call = kernel.call.clone().expect("it is asked for calls alone");
-        let slots = kernel.reads.len() + kernel.writes.len();
-        let workspace = match launch.args.get(slots) {
-            Some(at) => (self.resolve(*at)?, at.bytes),
-            None => (0, 0),
-        };
-        let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
-        let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
-        let before = self.free_bytes().map_err(failed)?.free;
-        let mut made = false;
-        let step = match &call {
-            Call::MatMul(product) => {
-                let Some(lt) = &self.lt else { return Ok(Err("cuBLASLt is not here".into())) };
-                let blas = match &self.blas {
-                    Some(blas) => blas,
-                    None => match Blas::new(Arc::clone(lt)) {
-                        Ok(blas) => {
-                            made = true;
-                            self.blas.insert(blas)
-                        }
-                        Err(refusal) => {
-                            tracing::warn!("cuBLASLt is not used: {refusal}");
-                            self.lt = None;
-                            return Ok(Err(refusal.to_string()));
-                        }
-                    },
-                };
-                blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)
-            }
-            Call::Conv(convolution) => {
-                let Some(dnn) = &self.dnn else { return Ok(Err("cuDNN is not here".into())) };
-                let deep = match &self.deep {
-                    Some(deep) => deep,
-                    None => match Deep::new(Arc::clone(dnn), self.stream) {
-                        Ok(deep) => {
-                            made = true;
-                            self.deep.insert(deep)
-                        }
-                        Err(refusal) => {
-                            tracing::warn!("cuDNN is not used: {refusal}");
-                            self.dnn = None;
-                            return Ok(Err(refusal.to_string()));
-                        }
-                    },
-                };
-                deep.prepare(convolution, &pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
-            }
-        };
-        self.chosen.insert(id, chosen);
-        if made {
-            self.taken.libraries += self.measure(before).map_err(failed)?;
-        }
-        Ok(step)
-    }
-
-    fn run(&mut self, record: RecordId) -> Result<()> {
-        let record = self.records.get(record);
-        let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
-        match &record.graph {
-            // SAFETY: the graph's addresses lie in segments that stand as long as the record.
-            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
-            None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
-        }
-        if record.graph.is_some() && !record.ran.replace(true) {
-            self.sync().map_err(failed)?;
-            let before = (self.free_at_open as i64 - self.taken.since) as u64;
-            self.taken.graphs += self.measure(before).map_err(failed)?;
-        }
-        Ok(())
-    }
 }
 
 /// Makes the device's primary context, and tells what that took of its memory where NVML can say it.
@@ -848,18 +359,6 @@ fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUc
     unsafe { driver.cuDevicePrimaryCtxRetain(&mut context, device) }?;
     let taken = before.zip(free()).map_or(0, |(before, after)| before as i64 - after as i64);
     Ok((context, Taken { context: taken, ..Taken::default() }))
-}
-
-/// Compute capabilities that NVRTC compiles for, ten times the version.
-fn architectures(nvrtc: &Nvrtc) -> Result<Vec<c_int>, Refusal> {
-    let mut count = 0;
-    // SAFETY: the list has as many elements as the library has said.
-    unsafe {
-        nvrtc.nvrtcGetNumSupportedArchs(&mut count)?;
-        let mut list = vec![0; count.max(0) as usize];
-        nvrtc.nvrtcGetSupportedArchs(list.as_mut_ptr())?;
-        Ok(list)
-    }
 }
 
 impl Backend for Cuda {
@@ -986,71 +485,8 @@ impl Backend for Cuda {
 
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
         self.enter().map_err(failed)?;
-        let mut sources: Vec<render::Source> = Vec::new();
-        let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
-        let mut bound: Vec<Bound> = Vec::with_capacity(launches.len());
-        let mut notes = Vec::with_capacity(launches.len());
-        for launch in launches {
-            let kernel = self.kernels.get(launch.kernel.0 as usize);
-            let kernel = kernel.ok_or_else(|| failed(format!("there is no kernel {}", launch.kernel.0)))?;
-            let (bindings, pointers) = self.bind(kernel, launch)?;
-            let mut why = String::new();
-            if let Some(call) = &kernel.call {
-                let library = match call {
-                    Call::MatMul(_) => "cuBLASLt",
-                    Call::Conv(_) => "cuDNN",
-                };
-                match self.call(launch.kernel, launch)? {
-                    Ok(step) => {
-                        notes.push(library.to_owned());
-                        bound.push(Bound::Call(step));
-                        continue;
-                    }
-                    Err(reason) => {
-                        tracing::debug!("rendered, not {library}: {reason}");
-                        why = format!(", not {library}: {reason}");
-                    }
-                }
-            }
-            let kernel = &self.kernels[launch.kernel.0 as usize];
-            let number = match numbers.get(&(launch.kernel, bindings.clone())) {
-                Some(&number) => number,
-                None => {
-                    sources.push(render::render(kernel, &self.info.target, &bindings, Dialect::Cuda)?);
-                    numbers.insert((launch.kernel, bindings), sources.len() - 1);
-                    sources.len() - 1
-                }
-            };
-            let render::Source { text, size, groups } = &sources[number];
-            if *groups == [0; 3] {
-                notes.push("nothing to compute".into());
-                bound.push(Bound::Call(Step::Nothing));
-                continue;
-            }
-            let template = text.lines().next().and_then(|line| line.strip_prefix("// ")).unwrap_or("kernel");
-            notes.push(format!("{template}, {groups:?} blocks of {size} threads{why}"));
-            bound.push(Bound::Text(number, pointers));
-        }
-        let texts: Vec<&str> = sources.iter().filter(|s| s.groups != [0; 3]).map(|s| s.text.as_str()).collect();
-        self.build(&texts)?;
-        let step = |bound: Bound| match bound {
-            Bound::Call(step) => step,
-            Bound::Text(number, pointers) => {
-                let render::Source { text, size, groups } = &sources[number];
-                Step::Kernel { function: self.functions[text], groups: *groups, size: *size, pointers }
-            }
-        };
-        let steps: Vec<Step> = bound.into_iter().map(step).collect();
-        let mut graph = None;
-        if steps.len() > 1 {
-            let before = self.free_bytes().map_err(failed)?.free;
-            let lane = |launch: &Launch| Lane { lane: launch.lane, waits: launch.waits.clone() };
-            let exec = self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?;
-            graph = Some(Graph { driver: Arc::clone(&self.driver), exec });
-            self.taken.graphs += self.measure(before).map_err(failed)?;
-        }
+        let record = self.make_record(launches)?;
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
-        let record = Record { steps, notes, graph, ran: Cell::new(false) };
         self.records.insert(record, segments).ok_or_else(|| failed("too many records"))
     }
 

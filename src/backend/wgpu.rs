@@ -2,8 +2,8 @@
 //!
 //! - A segment is one buffer of exactly the bytes asked for. An operand is a range of one, bound once per step; a segment
 //!   that no step of a record writes is bound for reading only, any other for both: usage is tracked per buffer.
-//! - A record is a list of pipelines and bind groups. A replay encodes them into one compute pass, which is all that has
-//!   to be done again: command buffers serve once.
+//! - A record is a list of pipelines and bind groups, which each replay needs encoded into a compute pass anew: command buffers serve
+//!   once. The record that ran last is encoded for its next replay while the device still runs it.
 //! - Data moves through the [staging](Memory) segments and nothing else, so that wgpu needs no memory of its own for it.
 //!   A write waits in its slot for the next submission.
 //! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself: [`Usage::overhead`] is what it has taken
@@ -40,6 +40,8 @@ pub struct Wgpu {
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
     records: Records<Vec<Step>>,
+    /// A record that is encoded already.
+    ahead: Option<(RecordId, wgpu::CommandBuffer)>,
     layouts: HashMap<Vec<bool>, Layout>,
     /// By their text. They outlast the records that use them: the next record will want them again.
     pipelines: HashMap<String, wgpu::ComputePipeline>,
@@ -106,6 +108,7 @@ impl Wgpu {
             download: None,
             kernels: Vec::new(),
             records: Records::default(),
+            ahead: None,
             layouts: HashMap::new(),
             pipelines: HashMap::new(),
         }
@@ -133,6 +136,22 @@ impl Wgpu {
         Ok(buffer)
     }
 
+    /// The commands of a record.
+    fn encode(&self, record: RecordId) -> Result<wgpu::CommandBuffer> {
+        let steps = self.records.get(record);
+        let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
+        self.gpu.encode("replay", |encoder| {
+            // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            for step in steps {
+                let [x, y, z] = step.groups;
+                pass.set_pipeline(&step.pipeline);
+                pass.set_bind_group(0, &step.group, &[]);
+                pass.dispatch_workgroups(x, y, z);
+            }
+        })
+    }
+
     /// A buffer of zeros. The host's is mapped.
     fn zeros(&self, bytes: u64, memory: Memory) -> Result<wgpu::Buffer> {
         use wgpu::BufferUsages as U;
@@ -150,7 +169,7 @@ impl Wgpu {
             });
             // wgpu would fill it with zeros at its first use: that is paid for here, not in the first run.
             if usage.contains(U::COPY_DST) {
-                let mut encoder = self.gpu.encoder();
+                let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
                 encoder.clear_buffer(&buffer, 0, None);
                 self.gpu.queue.submit([encoder.finish()]);
             }
@@ -196,6 +215,7 @@ impl Backend for Wgpu {
     fn free(&mut self, segment: SegmentId) {
         let Some(Segment { buffer, memory }) = self.segments.remove(&segment.0) else { return };
         self.records.free(segment);
+        self.ahead = None;
         match memory {
             Memory::Device => self.upload.iter_mut().for_each(|upload| upload.forget(segment)),
             Memory::Upload => self.upload = None,
@@ -219,7 +239,7 @@ impl Backend for Wgpu {
             let rest = Slice { offset: at.offset + done as u64, ..at };
             done += upload.put(&self.gpu, &buffer, rest, &data[done..])?;
             if done < data.len() {
-                staging::submit(&self.gpu, &mut self.upload, "write", |_| {})?;
+                staging::submit(&self.gpu, &mut self.upload, "write", None)?;
             }
         }
         Ok(())
@@ -250,18 +270,13 @@ impl Backend for Wgpu {
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
-        let steps = self.records.get(record);
-        let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
-        staging::submit(&self.gpu, &mut self.upload, "replay", |encoder| {
-            // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            for step in steps {
-                let [x, y, z] = step.groups;
-                pass.set_pipeline(&step.pipeline);
-                pass.set_bind_group(0, &step.group, &[]);
-                pass.dispatch_workgroups(x, y, z);
-            }
-        })
+        let commands = match self.ahead.take().filter(|(ahead, _)| *ahead == record) {
+            Some((_, commands)) => commands,
+            None => self.encode(record)?,
+        };
+        staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands))?;
+        self.ahead = Some((record, self.encode(record)?));
+        Ok(())
     }
 
     fn wait(&mut self) -> Result<()> {

@@ -5,6 +5,7 @@ use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::pass::half;
 use crate::plan::Plan;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
@@ -32,6 +33,9 @@ pub(super) struct Model {
     /// Make every operator a kernel of its own.
     #[arg(long)]
     pub(super) no_fuse: bool,
+    /// Store f32 values as f16 inside; inputs and outputs stay f32. For CUDA; results are less exact.
+    #[arg(long)]
+    pub(super) f16: bool,
     /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
@@ -96,6 +100,7 @@ impl Model {
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
+            f16: self.f16,
             memory_limit: self.memory_limit,
         }
     }
@@ -177,7 +182,7 @@ impl Model {
 
     /// The model as it is planned for a target.
     pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
-        Case { model, dims, target, fuse: !self.no_fuse, rewrite: None }
+        Case { model, dims, target, fuse: !self.no_fuse, rewrite: self.f16.then_some(half::run) }
     }
 
     /// What the limit means for a plan that fits it, if there is a limit.
@@ -219,6 +224,24 @@ impl Model {
 /// Dims at their largest extents.
 pub(super) fn largest(dims: &[(String, Extent)]) -> Vec<(String, usize)> {
     dims.iter().map(|(name, extent)| (name.clone(), extent.most())).collect()
+}
+
+/// Refuses to write a file twice.
+pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>) -> Result<()> {
+    let mut taken: Vec<(&str, PathBuf)> = Vec::new();
+    for (flag, path) in files {
+        // A device or a pipe takes whatever comes.
+        if path.metadata().is_ok_and(|there| !there.is_file()) {
+            continue;
+        }
+        let whole = path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
+        if let Some((other, _)) = taken.iter().find(|(_, taken)| *taken == whole) {
+            let what = format!("{other} and {flag} would both write {}: expected a file for each", path.display());
+            return Err(Error::Usage(what));
+        }
+        taken.push((flag, whole));
+    }
+    Ok(())
 }
 
 /// What does not fit is answered: what would fit, who is live, what would help.
@@ -370,7 +393,8 @@ pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tens
     let mut inputs: Vec<_> = given.into_iter().map(|g| (g.name, g.tensor)).collect();
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype));
+            let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);
+            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).min(most));
             let tensor = tensor.map_err(|what| Error::Usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
         }

@@ -4,8 +4,10 @@ use super::args::{self, Inputs, Model, On};
 use super::{Failure, line, print};
 use crate::eager::compare::{Observed, Setup, compare};
 use crate::error::{Error, Result};
+use crate::pass::half;
 use crate::report::picture::{Scene, comparison_page};
-use crate::{file, report, session};
+use crate::session::{self, Options};
+use crate::{file, report};
 use clap::Args;
 use serde_json::json;
 use std::cell::RefCell;
@@ -40,9 +42,12 @@ impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;
-        let graph = self.model.import(&model, &dims, &given)?;
-        let options = self.model.options(&self.on);
-        let (device, name) = session::open(&options)?;
+        let mut graph = self.model.import(&model, &dims, &given)?;
+        let (device, name) = session::open(&self.model.options(&self.on))?;
+        if self.model.f16 {
+            half::run(&mut graph, device.target()).map_err(|e| e.in_file(&self.model.model))?;
+        }
+        let options = Options { f16: false, ..self.model.options(&self.on) };
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
         // Where not even the plan fits there is nothing to compare.

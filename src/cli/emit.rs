@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
+use crate::pass::{self, half};
 use crate::plan::{self, Limits};
+use crate::report;
 use crate::target::{Family, Target};
-use crate::{pass, report};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
@@ -71,6 +72,9 @@ impl Emit {
 /// The graph after the passes for a target.
 fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
     let mut graph = command.model.graph(&[])?;
+    if command.model.f16 {
+        half::run(&mut graph, target).map_err(|e| e.in_file(&command.model.model))?;
+    }
     pass::run(&mut graph, target, !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
     Ok(graph)
 }

@@ -6,11 +6,11 @@ use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::plan::peak::peak;
-use crate::plan::range::Family;
+use crate::plan::range::{Family, Tried};
 use crate::plan::{self, Limits};
-use crate::{file, pass, report, session};
+use crate::{file, report, session};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 #[derive(Args)]
@@ -41,21 +41,24 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        let files = [("--output", &self.output), ("--html", &self.html), ("--svg", &self.svg)];
+        args::distinct(files.into_iter().filter_map(|(flag, path)| Some((flag, path.as_deref()?))))?;
         let target = self.model.target(&self.target)?;
         let in_file = |e: Error| e.in_file(&self.model.model);
         let (model, extents) = self.model.load_range(&[])?;
         let dims = args::largest(&extents);
-        let mut graph = self.model.import(&model, &dims, &[])?;
         let case = self.model.case(&model, dims, target);
-        pass::run(&mut graph, &case.target, case.fuse).map_err(in_file)?;
+        let graph = case.graph().map_err(in_file)?;
         let limit = self.model.memory_limit;
         let (limits, refuse) = (Limits { memory: limit }, |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
             if !self.model.has_range() {
-                return Ok((plan::plan(&graph, &case.target, limits)?, String::new()));
+                return Ok((plan::plan(&graph, &case.target, limits)?, None));
             }
-            let family = Family::new(session::source(model.clone()), &extents, &case.target, case.fuse, limits)?;
-            Ok((family.plan().clone(), format!("\n{}", report::range(&family))))
+            let source = session::source(model.clone());
+            let source = if self.model.f16 { session::halved(source, case.target.clone()) } else { source };
+            let family = Family::new(source, &extents, &case.target, case.fuse, limits)?;
+            Ok((family.plan().clone(), Some(family)))
         };
         let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
@@ -63,7 +66,7 @@ impl Plan {
             let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph)?;
         }
-        let (plan, range) = plan.map_err(refuse)?;
+        let (plan, family) = plan.map_err(refuse)?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -86,11 +89,17 @@ impl Plan {
         }
         if json {
             let answer = self.model.answer(&plan);
-            if answer.is_none() && advice.is_none() {
+            if answer.is_none() && advice.is_none() && family.is_none() {
                 return Ok(plan.to_json());
             }
             // What is added to a plan does not keep it from being read as one.
             let mut value = json!(plan);
+            if let Some(family) = family {
+                let names = || family.dims().iter().map(|dim| dim.name.as_str());
+                let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
+                let tried = family.tried().iter();
+                value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
+            }
             if let Some(answer) = answer {
                 value["answer"] = json!(answer);
             }
@@ -100,6 +109,7 @@ impl Plan {
             return Ok(line(&value));
         }
         let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let range = family.map_or(String::new(), |family| format!("\n{}", report::range(&family)));
         let steps = plan.steps.len();
         let mut text = format!("{} for {}, {steps} steps\n\n{memory}{range}\n{orders}", plan.name, case.target.name);
         match &advice {

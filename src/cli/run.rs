@@ -21,7 +21,7 @@ pub(super) struct Run {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
-    /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_'.
+    /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_', the end of a name that is too long a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
     /// Compare an output with a file: NAME=FILE.npy. Exit code 3 when they differ.
@@ -127,10 +127,19 @@ impl Run {
     }
 }
 
-/// The file's name for an output: what a shell or a file system could trip over becomes `_`.
+/// The file's name for an output: what a shell or a file system could trip over becomes `_`, and of what is too long for a file system the
+/// end becomes a hash (FNV-1a) of the whole.
 fn file_name(output: &str) -> String {
+    const MOST: usize = 255 - ".npy".len();
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-    format!("{}.npy", output.chars().map(safe).collect::<String>())
+    let mut name: String = output.chars().map(safe).collect();
+    if name.len() > MOST {
+        let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+        let hash = format!("-{:016x}", output.bytes().fold(0xcbf2_9ce4_8422_2325, step));
+        name.truncate(MOST - hash.len());
+        name += &hash;
+    }
+    name + ".npy"
 }
 
 fn memory(plan: &Plan, usage: Usage) -> Value {

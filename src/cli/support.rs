@@ -14,13 +14,14 @@ use crate::tensor::Tensor;
 use crate::{ops, pass};
 
 /// Shapes of a call's inputs; the last one goes on.
-const SHAPES: [&[&[usize]]; 7] = [
+const SHAPES: [&[&[usize]]; 8] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
     &[&[4, 4, 4, 4]],
     &[&[4, 4], &[4, 1]],
     &[&[4], &[2]],
+    &[&[4, 1]],
     &[&[4, 4, 4], &[4, 4, 3]],
 ];
 
@@ -62,11 +63,13 @@ pub fn table() -> Vec<Support> {
 fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
     let count = op.arity().0;
     // What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
-    let types = [[dtype, dtype], [dtype, DType::I64], [DType::Bool, dtype], [DType::I64, dtype]];
+    let types = [[dtype; 3], [dtype, DType::I64, DType::I64], [dtype, DType::I64, dtype]];
+    let types = types.into_iter().chain([DType::Bool, DType::I64].map(|first| [first, dtype, dtype]));
+    let types: Vec<[DType; 3]> = types.collect();
     let types = if count < 2 { &types[..1] } else { &types[..] };
     for shapes in SHAPES {
-        let facts = |types: [DType; 2]| {
-            let fact = move |i: usize| Fact::new(types[i.min(1)], shapes[i.min(shapes.len() - 1)]);
+        let facts = |types: [DType; 3]| {
+            let fact = move |i: usize| Fact::new(types[i.min(2)], shapes[i.min(shapes.len() - 1)]);
             (0..count).map(fact).collect::<Vec<_>>()
         };
         for attrs in attributes(op, dtype, shapes[0]) {

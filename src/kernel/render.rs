@@ -31,6 +31,7 @@ mod frame;
 mod locate;
 mod scalar;
 mod templates;
+mod thin;
 mod wide;
 
 /// A row of [`KERNELS`].
@@ -63,8 +64,12 @@ kernels! {
     matmul_deep "matmul_deep.wgsl": "the same with the inner axis shared too, for products of few tiles",
     matmul_tile "matmul_tile.cu": "the same with 8 by 8 sums per invocation, for large products",
     matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
+    matmul_stream "matmul_stream.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
+    matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+    attention_tile "attention_tile.cu": "the same with scores and sums in registers",
+    attention_mma "attention_mma.cu": "the same of halves on tensor cores",
     matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
     conv "conv.wgsl": "convolution with few channels per group, directly",
     conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",

@@ -200,11 +200,12 @@ impl<'a> Importer<'a> {
             let Some(Some(value)) = scope.find(name) else {
                 return Err(Error::Graph(format!("output '{name}' is produced by no node")));
             };
-            if !names.insert(name) {
-                return Err(Error::Graph(format!("two outputs are called '{name}'")));
-            }
             check_output(output, self.graph.fact(value))?;
-            self.graph.output(name, value);
+            // Some exporters list a value twice. It is one all the same: values go by their names.
+            match names.insert(name) {
+                true => self.graph.output(name, value),
+                false => tracing::warn!(output = name, "listed twice"),
+            }
         }
         match names.is_empty() {
             true => Err(Error::Graph("it has no outputs".into())),

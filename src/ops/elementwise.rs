@@ -290,6 +290,17 @@ fn pow_infer(call: &Call) -> OpResult<Vec<Fact>> {
     output(expect_dtype(call, 0, "a float or integer type", number)?, broadcast(call)?)
 }
 
+/// The square root; of minus infinity, as of a power, infinity.
+fn root(x: &Expr) -> Expr {
+    let most = match x.dtype() {
+        DType::F16 => f64::from(half::f16::MAX),
+        DType::BF16 => f64::from(half::bf16::MAX),
+        DType::F64 => f64::MAX,
+        _ => f64::from(f32::MAX),
+    };
+    x.lt(&x.like(-most)).select(&x.abs(), &x.sqrt())
+}
+
 /// Powers that occur in models, as products and roots; any other as it stands.
 fn pow(args: &Args, _: &Call) -> Expr {
     let (x, y) = (&args[0], &args[1]);
@@ -298,8 +309,8 @@ fn pow(args: &Args, _: &Call) -> Expr {
         Some(1.0) => return x.clone(),
         Some(2.0) => return x * x,
         Some(3.0) => return x * x * x,
-        Some(0.5) if float => return x.sqrt(),
-        Some(-0.5) if float => return x.sqrt().recip(),
+        Some(0.5) if float => return root(x),
+        Some(-0.5) if float => return root(x).recip(),
         Some(-1.0) if float => return x.recip(),
         _ => {}
     }

@@ -11,11 +11,21 @@ mod linear;
 mod norm;
 mod reduce;
 mod resize;
+mod scatter;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 8] =
-    [elementwise::OPS, reduce::OPS, layout::OPS, index::OPS, linear::OPS, window::OPS, norm::OPS, resize::OPS];
+pub static OPS: [&[OpDef]; 9] = [
+    elementwise::OPS,
+    reduce::OPS,
+    layout::OPS,
+    index::OPS,
+    scatter::OPS,
+    linear::OPS,
+    window::OPS,
+    norm::OPS,
+    resize::OPS,
+];
 
 /// Every row, in order of the families.
 pub fn all() -> impl Iterator<Item = &'static OpDef> {

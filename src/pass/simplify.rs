@@ -31,6 +31,7 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
             }
             seen.insert(key, id);
         }
+        keep_rows(graph, id)?;
         join_addends(graph, id)?;
         scale_weights(graph, id)?;
     }
@@ -120,9 +121,9 @@ fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
     let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let sum = add(graph, &name, "Add", &[first, outer], Attrs::new())?;
+    let sum = add(graph, &name, "Add", &[Some(first), Some(outer)], Attrs::new())?;
     graph.insert_at(id);
-    let result = add(graph, &name, "Add", &[x, sum], Attrs::new())?;
+    let result = add(graph, &name, "Add", &[Some(x), Some(sum)], Attrs::new())?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }
@@ -156,6 +157,54 @@ fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
     }
 }
 
+/// A product of rows that were collected for it and are taken apart behind it is one of the rows where they are:
+/// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it.
+fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = collected(graph, id);
+    if !graph.choices().holds("rows", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some((rows, weights, bias)) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let mut result = add(graph, &name, "MatMul", &[rows, weights], Attrs::new())?;
+    if let Some(bias) = bias {
+        graph.insert_at(id);
+        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
+    }
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+/// What is multiplied by a matrix, apart from a reshape on both sides; the matrix; the constant that is added to each row, if one is.
+fn collected(graph: &Graph, id: u32) -> Option<(ValueId, ValueId, Option<ValueId>)> {
+    let reshaped = |id: u32| {
+        let node = graph.node(id);
+        (node.op()?.name == "Reshape").then(|| graph.operands(id)[0])?
+    };
+    let mut product = reshaped(id)?;
+    let mut bias = None;
+    if only(graph, product, &["Add"])
+        && let Some((inner, constant)) = addend(graph, product.node)
+    {
+        let row = matches!(graph.fact(constant).shape[..], [] | [_] | [1, _]);
+        if !row || graph.fact(inner).shape != graph.fact(product).shape {
+            return None;
+        }
+        (product, bias) = (inner, Some(constant));
+    }
+    if !only(graph, product, &["MatMul"]) {
+        return None;
+    }
+    let &[Some(left), Some(weights)] = &graph.operands(product.node)[..] else { return None };
+    let rows = reshaped(left.node)?;
+    let (shape, result) = (&graph.fact(rows).shape, &graph.node(id).outputs[0].fact.shape);
+    let matrices = graph.fact(left).shape.len() == 2 && graph.fact(weights).shape.len() == 2;
+    let ([outer @ .., depth], [kept @ .., width]) = (&shape[..], &result[..]) else { return None };
+    let same = outer == kept && [*depth, *width] == graph.fact(weights).shape[..];
+    (matrices && same && !outer.is_empty()).then_some((rows, weights, bias))
+}
+
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
 fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
@@ -177,13 +226,13 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
         None => factor,
     };
     let along = Attrs::new().with("shape", along.as_slice());
-    let along = add(graph, &name, "Reshape", &[factor], along)?;
+    let along = add(graph, &name, "Reshape", &[Some(factor)], along)?;
     let weights = scaled_by(graph, &name, weights, along)?;
     let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor)).transpose()?;
     graph.insert_at(product.node);
-    let mut result = add(graph, &name, op.name, &[x, weights], attrs)?;
+    let mut result = add(graph, &name, op.name, &[Some(x), Some(weights)], attrs)?;
     if let Some(bias) = bias {
-        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
+        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
@@ -234,18 +283,23 @@ fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId) -> 
     let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
     let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
         true => Ok(value),
-        false => add(graph, name, "Cast", &[value], Attrs::new().with("to", dtype.onnx())),
+        false => add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx())),
     };
     let value = cast(graph, value, wide)?;
-    let product = add(graph, name, "Mul", &[value, factor], Attrs::new())?;
+    let product = add(graph, name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
     cast(graph, product, own)
 }
 
 /// Adds a node; what depends on constants alone is a constant at once.
-fn add(graph: &mut Graph, name: &str, op: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+pub(super) fn add(
+    graph: &mut Graph,
+    name: &str,
+    op: &str,
+    inputs: &[Option<ValueId>],
+    attrs: Attrs,
+) -> Result<ValueId> {
     let mut build = Decomposer { graph, name: name.to_owned() };
-    let build: &mut dyn Build = &mut build;
-    let value = build.op(op, inputs, attrs).map_err(Error::Graph)?;
+    let value = build.node(op, inputs, attrs).map_err(Error::Graph)?;
     Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 

@@ -142,6 +142,7 @@ impl<'a> Checker<'a> {
             self.release(buffer);
         }
         self.clock.check(self.plan)?;
+        self.filled()?;
         self.summary()
     }
 
@@ -242,11 +243,12 @@ impl<'a> Checker<'a> {
             })?;
             self.packed[port.buffer] = port.packed;
         }
+        ensure(!plan.outputs.is_empty(), || "it has no outputs".into())?;
         for (ports, class) in
             [(&plan.state, Class::State), (&plan.inputs, Class::Input), (&plan.outputs, Class::Output)]
         {
             let mut names = HashSet::new();
-            for Port { name, dtype, shape, buffer } in ports {
+            for Port { name, dtype, shape, buffer, .. } in ports {
                 fill(self, name, *dtype, *buffer, class)?;
                 ensure(names.insert(name), || format!("{} '{name}': named twice", class.name()))?;
                 let count = |s: &crate::shape::Shape| s.iter().map(|&d| d as u128).product::<u128>();
@@ -564,6 +566,25 @@ impl<'a> Checker<'a> {
         }
     }
 
+    /// Segments end where their last buffers do, or at the next multiple of the alignment; those of a range's bindings are as large as any
+    /// of these needs.
+    fn filled(&self) -> Verdict {
+        let plan = self.plan;
+        if !plan.dims.is_empty() {
+            return Ok(());
+        }
+        let mut ends = vec![0; plan.segments.len()];
+        plan.buffers.iter().for_each(|b| ends[b.segment] = ends[b.segment].max(b.offset + b.bytes));
+        let device = plan.segments.iter().zip(ends).enumerate().filter(|(_, (s, _))| s.memory.is_device());
+        for (i, (segment, end)) in device {
+            ensure(i128::from(segment.bytes) <= self.aligned(end), || {
+                let (class, bytes) = (segment.class.name(), segment.bytes);
+                format!("segment {i} of class {class}: expected {end} bytes, where its last buffer ends, found {bytes}")
+            })?;
+        }
+        Ok(())
+    }
+
     /// The figures are those of the plan.
     fn summary(&self) -> Verdict {
         let (plan, found) = (self.plan, &self.plan.summary);
@@ -592,6 +613,12 @@ impl<'a> Checker<'a> {
         ];
         for (name, expected, found) in figures {
             ensure(expected == i128::from(found), || format!("summary: {name}: expected {expected}, found {found}"))?;
+        }
+        for order in &found.orders {
+            let (name, bound, peak) = (&order.name, order.bound, order.peak);
+            ensure(bound <= peak, || {
+                format!("summary: orders: '{name}' has a bound of {bound}, and a peak of {peak}")
+            })?;
         }
         // Of the orders that were tried the best is here, but lanes may have cost something.
         let least = found.orders.iter().map(|order| order.peak).min();

@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph};
+use crate::graph::{Constant, Graph, Indexes};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
@@ -154,6 +154,9 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: usize,
+    /// What an input's elements look up, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexes: Option<Indexes>,
 }
 
 /// The bytes of a buffer that an argument of a step binds.
@@ -201,6 +204,16 @@ pub struct Candidate {
     pub bound: u64,
     /// Bytes of the arena as it was placed. What could not win was placed with the least effort.
     pub peak: u64,
+}
+
+impl Candidate {
+    const FILE: &str = "file";
+    const COPIED: &str = ", parts copied";
+
+    /// Whether the steps run in the order of the file.
+    pub fn is_of_the_file(&self) -> bool {
+        self.name.strip_suffix(Candidate::COPIED).unwrap_or(&self.name) == Candidate::FILE
+    }
 }
 
 /// Figures that follow from the plan, kept beside it for readers.
@@ -390,7 +403,7 @@ struct Arrangement {
 
 /// Decides which of the drafts to plan, and where everything of it goes.
 fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
-    let (mut draft, options, mut layout, orders) = best_order(target, draft)?;
+    let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
         let bytes = |layout: &Layout| -> u64 { stack(target, &draft, layout).0.iter().map(|s| s.bytes).sum() };
         // Where neither fits, the smaller one tells by how much.
@@ -398,7 +411,11 @@ fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Resul
             layout = wide;
         }
     }
+    let before = layout.peak;
     spare::grow(&mut draft, &mut layout, target);
+    if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
+        order.peak = layout.peak;
+    }
     let (segments, places) = stack(target, &draft, &layout);
     Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
@@ -412,39 +429,56 @@ fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Draft>>
     Ok(vec![joined, draft(Options { join: false })?])
 }
 
-/// The lowering and the order with the smallest arena, the file's order among equals, and all that were tried.
+/// Copies of parts into concatenations take time: they are made only where they save more than this share of the plan, or where it would
+/// not fit without.
+const COPIES_SAVE: u64 = 64;
+
+/// The order with the smallest arena, the file's among equals, in the lowering that is worth it; and the orders that were tried of that,
+/// behind the file's.
 fn best_order(
     target: &Target,
+    limits: &Limits,
     draft: impl FnMut(Options) -> Result<Draft>,
 ) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
-    let mut drafts = drafts(draft)?;
-    let mut tries = Vec::new();
-    for (d, draft) in drafts.iter().enumerate() {
-        check_sizes(draft, target)?;
-        tries.extend(order::orders(draft, target.alignment).into_iter().map(|order| (d, order)));
+    let mut best: Option<(Draft, Options, Layout, Vec<Candidate>)> = None;
+    for (join, draft) in [true, false].into_iter().zip(drafts(draft)?) {
+        check_sizes(&draft, target)?;
+        let bar = best.as_ref().map_or(u64::MAX, |(joined, _, layout, _)| {
+            let (segments, _) = stack(target, joined, layout);
+            let bytes = segments.iter().map(|segment| segment.bytes).sum::<u64>();
+            let fits = limits.memory.is_none_or(|limit| bytes <= limit);
+            layout.peak.saturating_sub(if fits { bytes / COPIES_SAVE } else { 0 })
+        });
+        if let Some((layout, mut orders)) = best_of(target, &draft, bar)? {
+            if let Some((_, _, _, joined)) = &best {
+                orders.iter_mut().for_each(|order| order.name += Candidate::COPIED);
+                orders.insert(0, joined[0].clone());
+            }
+            best = Some((draft, Options { join }, layout, orders));
+        }
     }
-    let mut orders: Vec<Candidate> = Vec::with_capacity(tries.len());
-    for (d, order) in &tries {
-        let name = if *d == 0 { order.name.clone() } else { format!("{}, parts copied", order.name) };
-        orders.push(Candidate { name, bound: order.bound, peak: u64::MAX });
-    }
+    Ok(best.expect("any arena is below the first bar"))
+}
+
+/// The order of a draft with the smallest arena below `bar`, the file's among equals, and all that were tried.
+fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, Vec<Candidate>)>> {
+    let tries = order::orders(draft, target.alignment);
+    let candidate = |order: &order::Order| Candidate { name: order.name.clone(), bound: order.bound, peak: u64::MAX };
+    let mut orders: Vec<Candidate> = tries.iter().map(candidate).collect();
     // A low bound first: what is placed within it leaves little for others to win.
     let mut turns: Vec<usize> = (0..tries.len()).collect();
-    turns.sort_by_key(|&at| (tries[at].1.bound, at));
+    turns.sort_by_key(|&at| (tries[at].bound, at));
     let mut best: Option<(usize, Layout)> = None;
     for at in turns {
-        let (d, order) = &tries[at];
-        let bar = best.as_ref().map(|(holder, layout)| layout.peak.saturating_add(u64::from(at < *holder)));
-        let layout = layout(&drafts[*d], target, &order.steps, 1, bar.unwrap_or(u64::MAX))?;
+        let bar = best.as_ref().map_or(bar, |(holder, best)| best.peak.saturating_add(u64::from(at < *holder)));
+        let layout = layout(draft, target, &tries[at].steps, 1, bar)?;
         orders[at].peak = layout.peak;
         orders[at].bound = layout.bound.min(layout.peak);
-        if bar.is_none_or(|bar| layout.peak < bar) {
+        if layout.peak < bar {
             best = Some((at, layout));
         }
     }
-    let (at, layout) = best.expect("there is an order");
-    let options = Options { join: tries[at].0 == 0 };
-    Ok((drafts.swap_remove(tries[at].0), options, layout, orders))
+    Ok(best.map(|(_, layout)| (layout, orders)))
 }
 
 /// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
@@ -646,7 +680,8 @@ fn assemble(
     }
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
-        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
+        let indexes = graph.indexes(value).cloned();
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();

@@ -10,11 +10,15 @@
 //!                                              '-------------> Plan <---------------'   one per binding, each judged by check
 //! ```
 //!
-//! What is planned are the sizes that buffers have at most over the bindings that were tried: all of them where the range has few, else
-//! its corners and some between them. One that was not tried is lowered when it is asked for, and refused if it should need more.
+//! What is planned are the sizes that buffers have at most over the bindings that are tried: all of them where the range has few, else
+//! its corners and some between them. Between these, a size is taken to be between those of its neighbours: of a dim with which the size of
+//! any tensor both grows and shrinks all extents are tried, and where these are too many, the range is refused.
+//!
+//! A binding that was not tried is lowered when it is asked for. Should a buffer outgrow its place all the same (a workspace may, where a
+//! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
 
 use super::lower::{Draft, Options};
-use super::{Arrangement, Dim, Limits, Plan, arrange, assemble, check, spare};
+use super::{Arrangement, Class, Dim, Layout, Limits, Plan, arrange, assemble, check, layout, spare};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
@@ -26,6 +30,8 @@ use std::sync::Arc;
 
 /// As many bindings of a range are tried when it is planned.
 const MOST_TRIED: usize = 64;
+/// And as many where they must be, as sizes do not just grow, or just shrink, with a dim.
+const MOST_UNEVEN: usize = 256;
 /// Stands for what a draft does not use.
 const NONE: usize = usize::MAX;
 
@@ -159,7 +165,7 @@ impl Family {
     /// The plan of a binding, one extent per dim of [`dims`](Self::dims), in the segments of [`plan`](Self::plan).
     ///
     /// # Errors
-    /// [`Error::Usage`] for a binding outside of the range, or one that needs more than was planned.
+    /// [`Error::Usage`] for a binding outside of the range, or one that takes more than the largest.
     pub fn at(&self, binding: &[usize]) -> Result<Compiled> {
         self.maker.check(binding)?;
         let options = self.arrangement.options;
@@ -172,9 +178,45 @@ impl Family {
             _ => {}
         }
         let (graph, draft) = made?;
+        let binding = binding.to_vec();
+        match correspond(&mut self.arrangement.draft.clone(), &draft, false) {
+            Ok(whole) => self.maker.compile(&self.arrangement, &Member { binding, graph, draft, whole }),
+            Err(what) => {
+                let refused = |more: String| self.maker.differs(&binding, &format!("{what}; {more}"));
+                let own = self.anew(&draft).map_err(refused)?;
+                let whole = (0..draft.buffers.len()).collect();
+                self.maker.compile(&own, &Member { binding, graph, draft, whole })
+            }
+        }
+    }
+
+    /// Places the arena of a draft that outgrows its places anew, within the segments of the range. Constants stay where they are: plans
+    /// that take turns know by its place which of them is there.
+    fn anew(&self, draft: &Draft) -> Result<Arrangement, String> {
+        let Arrangement { options, layout: Layout { order, lanes, .. }, orders, segments, .. } = &self.arrangement;
         let mut whole = self.arrangement.draft.clone();
-        let map = correspond(&mut whole, &draft, false).map_err(|what| self.maker.differs(binding, &what))?;
-        self.maker.compile(&self.arrangement, &Member { binding: binding.to_vec(), graph, draft, whole: map })
+        let map = correspond(&mut whole, draft, true)?;
+        let layout =
+            layout(draft, &self.maker.target, order, lanes.used(), u64::MAX).map_err(|error| error.to_string())?;
+        let arena: Vec<u64> = segments.iter().filter(|s| s.class == Class::Activation).map(|s| s.bytes).collect();
+        let within =
+            layout.segments.len() <= arena.len() && layout.segments.iter().zip(&arena).all(|(own, is)| own <= is);
+        if !within {
+            return Err(format!("placed by itself it takes {:?} bytes, planned were {arena:?}", layout.segments));
+        }
+        let place = |(b, used): (usize, bool)| match layout.live.range[b] {
+            _ if !used => Ok(None),
+            Some(range) => Ok(Some(layout.offsets[range])),
+            None => {
+                let planned =
+                    self.arrangement.draft.buffers.get(map[b]).is_some_and(|p| p.bytes >= draft.buffers[b].bytes);
+                let place = planned.then(|| self.arrangement.places[map[b]]).flatten();
+                place.map(Some).ok_or_else(|| format!("there is no place for '{}'", draft.buffers[b].name))
+            }
+        };
+        let places = draft.used().into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
+        let (draft, orders, segments) = (draft.clone(), orders.clone(), segments.clone());
+        Ok(Arrangement { draft, options: *options, layout, orders, segments, places })
     }
 
     /// The binding that inputs of these shapes, in the plan's order, ask for. A dim that none of them tells has its largest extent.
@@ -223,7 +265,12 @@ impl Maker {
 
     fn differs(&self, binding: &[usize], what: &str) -> Error {
         let (here, largest) = (self.show(binding), self.show(&self.largest()));
-        Error::Usage(format!("the graph at {here} does not run in the plan of {largest}: {what}"))
+        let smaller = self.dims.iter().zip(binding).filter(|(dim, extent)| dim.most != **extent);
+        let apart: Vec<_> =
+            smaller.map(|(dim, extent)| format!("'{}' up to {extent} and above it", dim.name)).collect();
+        let ranges = if apart.is_empty() { "" } else { "; plan ranges of their own for " };
+        let apart = apart.join(", or for ");
+        Error::Usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
     }
 
     fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Graph>) -> Error {
@@ -232,7 +279,7 @@ impl Maker {
             _ => None,
         };
         let at = node.map_or(String::new(), |name| format!(", at node '{name}'"));
-        self.differs(binding, &format!("it has another structure{at}; give each its own range"))
+        self.differs(binding, &format!("it has another structure{at}"))
     }
 
     fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
@@ -244,25 +291,90 @@ impl Maker {
         Ok((graph, draft))
     }
 
-    /// The bindings to try, the largest first: all of a small range, else of each dim its ends and extents between them.
-    fn bindings(&self) -> Vec<Vec<usize>> {
-        let mut counts = self.dims.iter().map(|d| (d.most - d.least).saturating_add(1));
-        let all = counts.try_fold(1usize, |n, count| n.checked_mul(count)).filter(|&n| n <= MOST_TRIED);
-        let each = match all {
-            Some(_) => usize::MAX,
-            None => (2..).take_while(|n: &usize| n.pow(self.dims.len() as u32) <= MOST_TRIED).last().unwrap_or(2),
+    /// The bindings to try, the largest first: all of a small range, else of each dim its ends and extents between them, and all extents of
+    /// the dims that are `uneven`.
+    ///
+    /// # Errors
+    /// With the number of bindings, where that is too large.
+    fn bindings(&self, uneven: &[bool]) -> Result<Vec<Vec<usize>>, usize> {
+        let count = |dim: &Dim| (dim.most - dim.least).saturating_add(1);
+        let product = |counts: &mut dyn Iterator<Item = usize>| counts.fold(1, usize::saturating_mul);
+        let chosen = |each: usize| {
+            product(
+                &mut self
+                    .dims
+                    .iter()
+                    .zip(uneven)
+                    .map(|(dim, all)| count(dim).min(if *all { usize::MAX } else { each })),
+            )
         };
+        let most = if uneven.contains(&true) { MOST_UNEVEN } else { MOST_TRIED };
+        let each = match chosen(usize::MAX) <= most {
+            true => usize::MAX,
+            false => (2..=most).rev().find(|&each| chosen(each) <= most).unwrap_or(2),
+        };
+        if uneven.contains(&true) && chosen(each) > most {
+            return Err(chosen(each));
+        }
         let mut bindings = vec![Vec::new()];
-        for dim in &self.dims {
-            let extents = dim.extents(each);
+        for (dim, all) in self.dims.iter().zip(uneven) {
+            let extents = dim.extents(if *all { usize::MAX } else { each });
             bindings = bindings.iter().flat_map(|b| extents.iter().map(|&e| [&b[..], &[e]].concat())).collect();
         }
-        bindings
+        Ok(bindings)
     }
 
     /// The choices that are right for every binding that is tried, all of their drafts, and one of their sizes at most.
     fn all(&self, options: Options) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
-        let bindings = self.bindings();
+        let mut uneven = vec![false; self.dims.len()];
+        let mut bindings = self.bindings(&uneven).expect("corners and some between them");
+        loop {
+            let made = self.among(options, &bindings)?;
+            let Some((dim, tensor)) = self.uneven(&made.1, &made.2) else { return Ok(made) };
+            tracing::debug!(dim = self.dims[dim].name, tensor, "its size neither grows with the dim nor shrinks");
+            uneven[dim] = true;
+            bindings = self.bindings(&uneven).map_err(|count| {
+                let Dim { name, least, most } = &self.dims[dim];
+                Error::Usage(format!(
+                    "dim '{name}', {least}..{most}: '{tensor}' neither just grows with it nor just shrinks, so that each extent must be \
+                     tried: {count} bindings; expected a smaller range, of at most {MOST_UNEVEN} bindings"
+                ))
+            })?;
+        }
+    }
+
+    /// A dim of which not all extents are among the members, and a tensor whose size both grows and shrinks with it.
+    fn uneven(&self, whole: &Draft, members: &[Member]) -> Option<(usize, String)> {
+        let tensor = |b: &usize| matches!(whole.buffers[*b].class, Class::Input | Class::Output | Class::Activation);
+        let mut sizes = vec![vec![0; members.len()]; whole.buffers.len()];
+        for (number, member) in members.iter().enumerate() {
+            let used = member.whole.iter().zip(&member.draft.buffers).filter(|(w, _)| **w != NONE);
+            used.for_each(|(&w, buffer)| sizes[w][number] = buffer.bytes);
+        }
+        for (at, dim) in self.dims.iter().enumerate() {
+            let mut lines: HashMap<Vec<usize>, Vec<usize>> = HashMap::new();
+            for (number, member) in members.iter().enumerate() {
+                let mut others = member.binding.clone();
+                others.remove(at);
+                lines.entry(others).or_default().push(number);
+            }
+            if lines.values().all(|line| line.len() > dim.most - dim.least) {
+                continue;
+            }
+            let even = |sizes: &[u64], line: &[usize]| {
+                line.is_sorted_by_key(|&m| sizes[m]) || line.iter().rev().is_sorted_by_key(|&m| sizes[m])
+            };
+            let found =
+                (0..whole.buffers.len()).filter(tensor).find(|&b| lines.values().any(|line| !even(&sizes[b], line)));
+            if let Some(buffer) = found {
+                return Some((at, whole.buffers[buffer].name.clone()));
+            }
+        }
+        None
+    }
+
+    /// As [`all`](Self::all), of these bindings.
+    fn among(&self, options: Options, bindings: &[Vec<usize>]) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut forbidden = BTreeSet::new();
         'choices: loop {
             let choices = Choices::record(&forbidden);

@@ -2,7 +2,11 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use plimsoll::backend::{Backend, cpu::Cpu};
+use plimsoll::exec::Exec;
+use plimsoll::plan::Limits;
 use plimsoll::tensor::Tensor;
+use plimsoll::{DType, Graph, Plan, Shape, Target, onnx, pass, plan, reference};
+use std::path::Path;
 
 /// A backend's name and how to open it.
 pub type Opener = (&'static str, fn() -> Box<dyn Backend>);
@@ -52,4 +56,44 @@ pub fn agrees(found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), S
     let peak = expected.to_f64().iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
     let absolute = if expected.dtype().is_float() { tolerance * peak } else { 0.0 };
     found.compare(expected, 0.0, absolute)
+}
+
+/// A graph from ONNX's textual form, without its header.
+pub fn graph(text: &str) -> Graph {
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    onnx::import(&model, &[]).expect("it is a graph")
+}
+
+/// What is planned of a graph.
+pub fn planned(graph: &Graph, target: &Target) -> Plan {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, true).expect("the passes run");
+    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+}
+
+/// Numbers from -1 to 1, the same for the same state.
+pub fn random(state: &mut u64, shape: &Shape) -> Tensor {
+    let mut next = || {
+        *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (*state >> 40) as f64 / f64::from(1u32 << 23) - 1.0
+    };
+    let values: Vec<f64> = (0..shape.numel()).map(|_| next()).collect();
+    Tensor::from_f64(DType::F32, shape.clone(), &values)
+}
+
+/// Runs a graph of floats on random inputs, and holds its outputs against the reference's: within 1e-5 of the peak.
+pub fn runs_as_the_reference(graph: &Graph, (name, open): &Opener, state: &mut u64) -> Plan {
+    let inputs: Vec<_> = graph.inputs().iter().map(|&v| random(state, &graph.fact(v).shape)).collect();
+    let expected = reference::run(graph, &inputs).expect("the reference runs");
+    let backend = open();
+    let mut passed = graph.clone();
+    pass::run(&mut passed, backend.target(), true).expect("the passes run");
+    let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
+    let found = exec.run(&inputs).expect("it runs");
+    for (found, expected) in found.iter().zip(&expected) {
+        agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{name}, {}: {e}", graph.name));
+    }
+    plan
 }

@@ -101,6 +101,33 @@ template <class T> inline void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, 
     }
     turn();
 }
+template <class T> inline u32 pair(f32 low, f32 high) {
+    const T halves[2] = {T(low), T(high)};
+    u32 bits;
+    memcpy(&bits, halves, 4);
+    return bits;
+}
+inline f32 decay(f32 v) { return exp(v); }
+// What is sent is there when it is waited for, and not before.
+struct Parcel { void* to; unsigned char bytes[16]; int post; };
+static std::vector<Parcel> parcels[1024];
+static int posts[1024];
+inline void send(void* to, const void* from, bool there) {
+    Parcel parcel = {to, {}, posts[threadIdx.x]};
+    if (there) memcpy(parcel.bytes, from, 16);
+    parcels[threadIdx.x].push_back(parcel);
+}
+inline void post() { posts[threadIdx.x]++; }
+inline void deliver(int until) {
+    std::vector<Parcel> later;
+    for (const Parcel& parcel : parcels[threadIdx.x]) {
+        if (parcel.post < until) memcpy(parcel.to, parcel.bytes, 16);
+        else later.push_back(parcel);
+    }
+    parcels[threadIdx.x] = later;
+}
+inline void arrive() { deliver(posts[threadIdx.x] + 1); }
+template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
 template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel((A)args[I]...);
 }
@@ -112,6 +139,7 @@ template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x,
     entry = [] { call(function, arguments, std::index_sequence_for<A...>()); };
     for (unsigned g = 0; g < x * y; g++) {
         blockIdx = {g % x, g / x, 0};
+        for (auto& own : parcels) own.clear();
         workgroup(size);
     }
 }

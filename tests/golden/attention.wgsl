@@ -114,22 +114,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
 @group(0) @binding(3) var<storage, read_write> b3: array<f32>;
 const SIZE: i32 = 64;
-const M: i32 = 16;
+const M: i32 = 32;
 const K: i32 = 64;
 const N: i32 = 64;
-const TILE_M: i32 = 16;
-const TILE_N: i32 = 64;
+const TILE_M: i32 = 32;
+const TILE_N: i32 = 32;
 const TILES_M: i32 = 1;
-const TILES_N: i32 = 1;
+const TILES_N: i32 = 2;
 const STEP: i32 = 16;
 const A_M_STEP: i32 = 16;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 64;
-var<workgroup> tile_a: array<f32, 256>;
-var<workgroup> tile_b: array<f32, 1024>;
+const B_K_STEP: i32 = 32;
+var<workgroup> tile_a: array<f32, 512>;
+var<workgroup> tile_b: array<f32, 512>;
 fn a(batch: i32, m: i32, k: i32) -> f32 {
-    return b0[batch * 1024 + m * 64 + k];
+    return b0[m * 64 + k];
 }
 fn b(batch: i32, k: i32, n: i32) -> f32 {
     return b1[k * 64 + n];
@@ -139,7 +139,7 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
         let v0 = value;
         let v1 = b2[n];
         let v2 = v0 + v1;
-        b3[batch * 1024 + m * 64 + n] = v2;
+        b3[m * 64 + n] = v2;
     }
 }
 @compute @workgroup_size(64)
@@ -252,8 +252,10 @@ fn score(batch: i32, m: i32, n: i32, value: f32) -> f32 {
 }
 fn store(batch: i32, m: i32, n: i32, value: f32) {
     if (m < M && n < COLUMNS_OUT) {
+        let batch_1 = i32(u32(batch) % 4u);
+        let batch_0 = i32(u32(batch) / 4u);
         let v0 = value;
-        b3[batch * 256 + m * 16 + n] = v0;
+        b3[batch_0 * 1024 + batch_1 * 16 + m * 64 + n] = v0;
     }
 }
 @compute @workgroup_size(128)
@@ -342,33 +344,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     store(batch, m0 + row, lane + 0 * LANES, sum0 / total);
 }
 
-// kernel 3, map: copy of heads_last
-// 64 invocations, [32, 1, 1] workgroups
-// map
-@group(0) @binding(0) var<storage, read> b0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> b1: array<f32>;
-const SIZE: i32 = 64;
-const COUNT: i32 = 2048;
-fn store(i: i32) {
-    let i_3 = i32(u32(i) % 16u);
-    let i_2 = i32(u32(i) / 16u % 4u);
-    let i_1 = i32(u32(i) / 64u % 16u);
-    let i_0 = i32(u32(i) / 1024u);
-    let v0 = b0[i_0 * 1024 + i_1 * 16 + i_2 * 256 + i_3];
-    b1[i] = v0;
-}
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let group = i32(id.x + id.y * 32u);
-    let thread = i32(index);
-    // One invocation per element.
-    let i = group * SIZE + thread;
-    if (i < COUNT) {
-        store(i);
-    }
-}
-
-// kernel 4, matmul: y
+// kernel 3, matmul: y
 // 64 invocations, [2, 1, 1] workgroups
 // matmul
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
@@ -377,34 +353,34 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 @group(0) @binding(3) var<storage, read> b3: array<f32>;
 @group(0) @binding(4) var<storage, read_write> b4: array<f32>;
 const SIZE: i32 = 64;
-const M: i32 = 16;
+const M: i32 = 32;
 const K: i32 = 64;
 const N: i32 = 64;
-const TILE_M: i32 = 16;
-const TILE_N: i32 = 64;
+const TILE_M: i32 = 32;
+const TILE_N: i32 = 32;
 const TILES_M: i32 = 1;
-const TILES_N: i32 = 1;
+const TILES_N: i32 = 2;
 const STEP: i32 = 16;
 const A_M_STEP: i32 = 16;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 64;
-var<workgroup> tile_a: array<f32, 256>;
-var<workgroup> tile_b: array<f32, 1024>;
+const B_K_STEP: i32 = 32;
+var<workgroup> tile_a: array<f32, 512>;
+var<workgroup> tile_b: array<f32, 512>;
 fn a(batch: i32, m: i32, k: i32) -> f32 {
-    return b0[batch * 1024 + m * 64 + k];
+    return b0[m * 64 + k];
 }
 fn b(batch: i32, k: i32, n: i32) -> f32 {
     return b1[k * 64 + n];
 }
 fn store(batch: i32, m: i32, n: i32, value: f32) {
     if (m < M && n < N) {
-        let v0 = b3[batch * 1024 + m * 64 + n];
+        let v0 = b3[m * 64 + n];
         let v1 = value;
         let v2 = b2[n];
         let v3 = v1 + v2;
         let v4 = v0 + v3;
-        b4[batch * 1024 + m * 64 + n] = v4;
+        b4[m * 64 + n] = v4;
     }
 }
 @compute @workgroup_size(64)

@@ -117,7 +117,7 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
             let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
             (0..access(0).shape[rank - 1]).map(product).sum()
         }
-        Template::Attention { score, further, .. } => {
+        Template::Attention { score, further, guarded } => {
             let (batch, m, e) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
             let (d, n) = (access(0).shape[rank - 1], access(1).shape[rank - 1]);
             let score = |n: usize| {
@@ -130,7 +130,8 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
             let weighted = powers.iter().enumerate().map(|(n, p)| p * load(2, &[batch, &[n, e]].concat()));
-            weighted.sum::<f64>() / powers.iter().sum::<f64>()
+            let total = powers.iter().sum::<f64>();
+            if *guarded && total.is_nan() { 0.0 } else { weighted.sum::<f64>() / total }
         }
         Template::Conv { groups, window } => {
             let x = &access(0).shape;
@@ -627,6 +628,22 @@ fn matmul(c: &mut Cases) {
     c.add("matmul batch, epilogue", mm.clone(), &s, reads.clone(), std::slice::from_ref(&body)).in_place = Some((0, 3));
     let heads = vec![f32s(dense(&[2, 20, 3, 24]).permute(&[0, 2, 1, 3]))];
     c.add_writing("matmul to heads", mm.clone(), &s, reads, heads, &[body]);
+    // One row per matrix of a batch: over one right operand, over one each, and the other way round; few columns.
+    let step = |a: &[usize], b: &[usize], s: &[usize]| vec![f32s(dense(a)), f32s(dense(b).broadcast(&Shape::new(s)))];
+    for (name, rows) in [("three", [3, 1]), ("fourteen", [7, 2])] {
+        let [batch, m] = rows;
+        let mut reads = step(&[batch, m, 132], &[132, 36], &[batch, 132, 36]);
+        reads.push(f32s(spread(&[m, 1], &[batch, m, 36])));
+        c.add(&format!("matmul {name} rows of a batch"), mm.clone(), &[batch, m, 36], reads, &[x(0) * x(1)]);
+    }
+    let reads = step(&[3, 2, 40, 132], &[132, 2], &[3, 2, 132, 2]);
+    c.add("matmul few columns of a batch", mm.clone(), &[3, 2, 40, 2], reads, &[x(0)]);
+    let keys = dense(&[2, 3, 52, 16]);
+    let queries = || f32s(dense(&[2, 1, 3, 16]).permute(&[0, 2, 1, 3]));
+    let reads = vec![queries(), f32s(keys.permute(&[0, 1, 3, 2]))];
+    c.add("matmul one query", mm.clone(), &[2, 3, 1, 52], reads, &[x(0) * 0.25]);
+    let reads = vec![f32s(dense(&[2, 3, 1, 52])), f32s(keys)];
+    c.add("matmul one row of weights", mm.clone(), &[2, 3, 1, 16], reads, &[x(0)]);
     let heads = dense(&[2, 9, 3, 16]).permute(&[0, 2, 1, 3]);
     let reads = vec![f32s(heads.clone()), f32s(heads.permute(&[0, 1, 3, 2]))];
     let scores = x(0) * 0.25 + Expr::index(3).le(&Expr::index(2)).select(&x(0).like(0.0), &x(0).like(-1e4));
@@ -747,6 +764,27 @@ fn attention(c: &mut Cases) {
     let mut reads = three(&[], [150, 40, 700, 72]);
     reads.extend([f32s(spread(&[72], &[150, 72])), f32s(dense(&[150, 72]))]);
     c.add("attention in strips", a(x(0) * 0.15, 0), &[150, 72], reads, &[x(0) * x(1) + x(2)]);
+    // Neither extents nor a row of the mask are a multiple of anything.
+    let mut reads = three(&[2], [37, 24, 45, 40]);
+    reads.push(f32s(dense(&[2, 37, 45])));
+    c.add("attention of odd extents", a(x(0) * 0.2 + x(1), 1), &[2, 37, 40], reads, &[x(0)]);
+    // Three heads of queries to a head of keys and values, and none sees what is ahead.
+    let shared = |matrix: [usize; 2]| {
+        dense(&[2, 2, 1, matrix[0], matrix[1]]).broadcast(&Shape::new([2, 2, 3, matrix[0], matrix[1]]))
+    };
+    let seen = typed(DType::Bool, spread(&[33, 64], &[2, 2, 3, 33, 64]));
+    let reads = vec![
+        f32s(dense(&[2, 2, 3, 33, 32])),
+        f32s(shared([64, 32]).permute(&[0, 1, 2, 4, 3])),
+        f32s(shared([64, 16])),
+        seen,
+    ];
+    let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.1), &x(0).like(-1e9));
+    let case = c.add("attention of grouped queries", a(chosen, 1), &[2, 2, 3, 33, 16], reads, &[x(0)]);
+    case.inputs[3].iter_mut().enumerate().for_each(|(i, v)| *v = f64::from(i % 64 <= i / 64 + 20));
+    let many = three(&[270], [40, 16, 24, 8]);
+    c.add("attention of many heads", a(x(0) * 0.25, 0), &[270, 40, 8], many, &[x(0)]);
+    c.add("attention of long vectors", a(x(0) * 0.05, 0), &[20, 256], three(&[], [20, 200, 40, 256]), &[x(0)]);
     c.add("attention of wide values", a(x(0) * 0.3, 0), &[2, 70, 300], three(&[2], [70, 9, 40, 300]), &[x(0)]);
 }
 

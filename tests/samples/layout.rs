@@ -3,7 +3,7 @@ use plimsoll::dtype::DType::{self, *};
 use plimsoll::tensor::Tensor;
 
 pub fn samples() -> Vec<Sample> {
-    [views(), several(), reductions(), known(), gathers(), pads()].concat()
+    [views(), several(), reductions(), known(), gathers(), scatters(), pads()].concat()
 }
 
 fn data(op: &'static str, shape: &[usize]) -> Sample {
@@ -166,6 +166,39 @@ fn known() -> Vec<Sample> {
         data("Shape", &[2, 5, 3]).attr("start", -2).attr("end", 2),
         data("Size", &[2, 5, 3]),
     ]
+}
+
+/// Tuples of all lengths, slices of all ranks, the same place twice, places outside.
+fn scatters() -> Vec<Sample> {
+    let scatter = |dtype: DType, shape: &[usize], at: &[usize], extent: f64, updates: &[usize]| {
+        let given = Sample::new("ScatterND").input(dtype, shape, -3.0, 3.0).input(I64, at, -extent, extent - 1.0);
+        given.input(dtype, updates, -3.0, 3.0)
+    };
+    let mut all = vec![
+        scatter(F32, &[5], &[3, 1], 5.0, &[3]),
+        scatter(F32, &[5, 3], &[4, 1], 5.0, &[4, 3]),
+        scatter(F32, &[3, 3], &[4, 2], 3.0, &[4]),
+        scatter(F32, &[3, 3, 2], &[2, 2, 2], 3.0, &[2, 2, 2]),
+        scatter(F32, &[2, 4, 3], &[1], 2.0, &[4, 3]),
+        scatter(F32, &[4, 3], &[2, 1], 9.0, &[2, 3]),
+        scatter(F32, &[4, 3], &[0, 1], 4.0, &[0, 3]),
+        scatter(F32, &[4, 3], &[2, 0], 1.0, &[2, 4, 3]),
+        scatter(I64, &[4, 3], &[2, 1], 4.0, &[2, 3]),
+        scatter(Bool, &[4, 3], &[2, 2], 3.0, &[2]),
+        Sample::new("ScatterND").input(F32, &[5], -1.0, 1.0).given(I32, &[2, 1], &[1.0, -1.0]).input(
+            F32,
+            &[2],
+            2.0,
+            3.0,
+        ),
+    ];
+    for how in ["none", "add", "mul", "max", "min"] {
+        all.push(scatter(F32, &[3, 4], &[6, 1], 3.0, &[6, 4]).attr("reduction", how));
+        all.push(scatter(F32, &[3, 4], &[6, 2], 3.0, &[6]).attr("reduction", how));
+        all.push(scatter(I32, &[2, 3], &[4, 1], 2.0, &[4, 3]).attr("reduction", how));
+        all.push(scatter(F32, &[3], &[2, 0], 1.0, &[2, 3]).attr("reduction", how));
+    }
+    all
 }
 
 fn gathers() -> Vec<Sample> {

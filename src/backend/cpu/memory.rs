@@ -148,7 +148,7 @@ fn layout(bytes: u64) -> Option<Layout> {
 }
 
 fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
-    let refused = || refuse(format!("the system has no {bytes} bytes"));
+    let refused = || Error::Memory { what: "a segment of the plan".into(), needed: bytes };
     let layout = layout(bytes).ok_or_else(refused)?;
     if bytes == 0 {
         return Ok(NonNull::<Line>::dangling().cast());
@@ -176,6 +176,8 @@ mod tests {
         let b = memory.alloc(256).expect("fits");
         assert!(matches!(memory.alloc(257), Err(Error::Fit { needed: 257, limit: 256, .. })));
         assert_eq!(memory.usage(), Usage { bytes: 556, allocations: 2, overhead: 0 });
+        let beyond = Memory::system().alloc(1 << 62).expect_err("no host has as much");
+        assert!(matches!(beyond, Error::Memory { needed, .. } if needed == 1 << 62) && beyond.exit_code() == 2);
         let slice = |segment, offset, bytes| Slice { segment, offset, bytes };
         let at = memory.resolve(slice(b, 0, 256)).expect("inside");
         assert!(memory.resolve(slice(a, 256, 45)).is_err() && memory.resolve(slice(a, u64::MAX, 2)).is_err());

@@ -203,8 +203,13 @@ impl Gpu {
         raised.map_or(Ok(value), |error| Err(failed(format!("{what}: {error}"))))
     }
 
-    pub fn encoder(&self) -> wgpu::CommandEncoder {
-        self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default())
+    /// Commands, ready to be submitted once.
+    pub fn encode(&self, what: &str, commands: impl FnOnce(&mut wgpu::CommandEncoder)) -> Result<wgpu::CommandBuffer> {
+        self.scoped(what, || {
+            let mut encoder = self.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            commands(&mut encoder);
+            encoder.finish()
+        })
     }
 
     /// Waits for everything that was submitted.

@@ -62,16 +62,19 @@ impl Upload {
         }
     }
 
-    /// Encodes the copies; whether there were any.
-    fn leave(&mut self, encoder: &mut wgpu::CommandEncoder) -> bool {
+    /// The copies as commands, if there are any.
+    fn leave(&mut self, gpu: &Gpu) -> Result<Option<wgpu::CommandBuffer>> {
         if self.copies.is_empty() {
-            return false;
+            return Ok(None);
         }
         self.buffer.unmap();
-        for Copy { from, bytes, to, offset, .. } in self.copies.drain(..) {
-            encoder.copy_buffer_to_buffer(&self.buffer, from, &to, offset, bytes);
-        }
-        true
+        let copies = std::mem::take(&mut self.copies);
+        let commands = gpu.encode("write", |encoder| {
+            for Copy { from, bytes, to, offset, .. } in &copies {
+                encoder.copy_buffer_to_buffer(&self.buffer, *from, to, *offset, *bytes);
+            }
+        })?;
+        Ok(Some(commands))
     }
 
     fn come_back(&mut self) {
@@ -86,14 +89,13 @@ pub(super) fn submit(
     gpu: &Gpu,
     upload: &mut Option<Upload>,
     what: &str,
-    work: impl FnOnce(&mut wgpu::CommandEncoder),
+    work: Option<wgpu::CommandBuffer>,
 ) -> Result<()> {
     gpu.alive()?;
+    let copies = upload.as_mut().map_or(Ok(None), |upload| upload.leave(gpu))?;
+    let left = upload.as_mut().filter(|_| copies.is_some());
     gpu.scoped(what, || {
-        let mut encoder = gpu.encoder();
-        let left = upload.as_mut().and_then(|upload| upload.leave(&mut encoder).then_some(upload));
-        work(&mut encoder);
-        gpu.queue.submit([encoder.finish()]);
+        gpu.queue.submit(copies.into_iter().chain(work));
         if let Some(upload) = left {
             upload.come_back();
         }
@@ -111,7 +113,8 @@ pub(super) fn read(
 ) -> Result<()> {
     for chunk in data.chunks_mut(slot.size() as usize) {
         let bytes = chunk.len() as u64;
-        submit(gpu, upload, "read", |encoder| encoder.copy_buffer_to_buffer(from, offset, slot, 0, bytes))?;
+        let copy = gpu.encode("read", |encoder| encoder.copy_buffer_to_buffer(from, offset, slot, 0, bytes))?;
+        submit(gpu, upload, "read", Some(copy))?;
         // Whether it worked shows when the range is asked for.
         gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..bytes, |_| {}))?;
         let copied = gpu.wait().and_then(|()| {

@@ -3,6 +3,7 @@
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
 use super::scalar::{convert, extreme};
+use super::thin::THIN;
 use super::wide::Tile;
 use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
@@ -122,57 +123,89 @@ impl Module<'_> {
         Ok(("row", size as u32, rows.div_ceil(per_group) as u64))
     }
 
+    /// The first of the axes that form the rows of a product: batch axes over which the right operand stands still lengthen them.
+    fn first_row_axis(&self) -> usize {
+        let batch = self.kernel.shape.len() - 2;
+        let beside = self.kernel.prologue(1).map_or(0..0, |(_, own)| own);
+        let still = |axis: usize| {
+            let mut right = beside.clone().chain([1]);
+            right.all(|slot| self.access(slot).shape[axis] == 1 || self.access(slot).strides[axis] == 0)
+        };
+        // What multiprocessors of CUDA devices read again comes from their caches; tiles on tensor cores want to be full.
+        match self.dialect == Dialect::Wgsl || self.storage[0].size() == 2 {
+            true => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
+            false => batch,
+        }
+    }
+
     pub(super) fn matmul(&mut self) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
-        let (m, n) = (shape[rank - 2], shape[rank - 1]);
-        let k = self.access(0).shape[rank - 1];
-        let batch: usize = shape[..rank - 2].iter().product();
+        let first = self.first_row_axis();
+        let m: usize = shape[first..rank - 1].iter().product();
+        let (n, k) = (shape[rank - 1], self.access(0).shape[rank - 1]);
+        let batch: usize = shape[..first].iter().product();
         // The thinner side is the rows: (a b)' = b' a'.
         let swap = n < m && n <= 16;
-        let names = if swap { ["n", "m"] } else { ["m", "n"] };
-        let (rows, columns) = (names[0], names[1]);
-        for (slot, name, params) in [(0, ["a", "b"], [rows, "k"]), (1, ["b", "a"], ["k", columns])] {
-            let access = self.access(slot);
-            let extents = &access.shape;
-            let space: Space = vec![
-                over("batch", extents, 0..rank - 2),
-                over(params[0], extents, [rank - 2]),
-                over(params[1], extents, [rank - 1]),
-            ];
-            let (mut body, value) = self.element(slot, &space)?;
+        let (rows, columns) = if swap { ("n", "m") } else { ("m", "n") };
+        let (m, n, right) = if swap { (n, m, 0) } else { (m, n, 1) };
+        let spaces = [(rows, first..rank - 1, "k"), ("k", rank - 2..rank - 1, columns)];
+        let space = |slot: usize| -> Space {
+            let (name, axes, last) = spaces[slot].clone();
+            let extents = &self.kernel.reads[slot].access.shape;
+            vec![over("batch", extents, 0..first), over(name, extents, axes), over(last, extents, [rank - 1])]
+        };
+        let spaces = [space(0), space(1)];
+        // Along the last axis, or along the one before it where that is one alone.
+        let single = [Some(rank - 1), (right == 1 || first == rank - 2).then_some(rank - 2)];
+        let mut axes = single.into_iter().flatten().filter(|_| m <= THIN);
+        let fours = axes.find(|&axis| self.reads_fours(right, &spaces[right], axis, m));
+        for (slot, space) in spaces.iter().enumerate().filter(|(slot, _)| *slot != right || fours.is_none()) {
+            let (mut body, value) = self.element(slot, space)?;
             body.push(format!("return {value};"));
             // `a` is called with (batch, m, k), `b` with (batch, k, n).
-            let name = name[usize::from(swap)];
-            let params = if name == "a" { ["m", "k"] } else { ["k", "n"] };
+            let (name, params) = if slot == right { ("b", ["k", "n"]) } else { ("a", ["m", "k"]) };
             self.function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], Some(self.value[slot]), body);
         }
         if !self.value[..2].iter().all(|ty| ty.is_float()) {
             return Err("a matrix product is of floats".into());
         }
         let space: Space =
-            vec![over("batch", shape, 0..rank - 2), over(rows, shape, [rank - 2]), over(columns, shape, [rank - 1])];
+            vec![over("batch", shape, 0..first), over(rows, shape, first..rank - 1), over(columns, shape, [rank - 1])];
         if self.dialect == Dialect::Cuda {
+            // Of `a(batch, m, k)` and `b(batch, k, n)`.
             let (a, b) = if swap { (1, 0) } else { (0, 1) };
-            let (down, across) = (rank - 2, rank - 1);
-            let axes = if swap { [across, down] } else { [down, across] };
-            let (slim, half) = (if swap { n } else { m } <= 4, self.storage[0].size() == 2);
+            let (a_inner, b_inner, b_outer) =
+                if swap { (rank - 2, rank - 1, rank - 2) } else { (rank - 1, rank - 2, rank - 1) };
+            let (slim, half) = (m <= THIN, self.storage[0].size() == 2);
             if half && !slim {
-                self.wide_operand("a_wide", a, ["m", "k"], axes, 1);
+                self.wide_operand("a_wide", a, &spaces[a], a_inner);
             }
             if half || slim {
-                self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+                let dense = self.access(b).strides[b_outer] == 1;
+                self.wide_operand("b_wide", b, &spaces[b], if dense { b_outer } else { b_inner });
             }
         }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
         let a_along_k = if swap { dense(1, rank - 2) } else { !dense(0, rank - 2) || dense(0, rank - 1) };
-        let b_along_k = if swap { !dense(0, rank - 2) } else { !dense(1, rank - 1) && dense(1, rank - 2) };
-        let (m, n) = if swap { (n, m) } else { (m, n) };
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k)
+        let b_along_k = match fours {
+            Some(axis) => (axis == rank - 1) == swap,
+            None if swap => !dense(0, rank - 2),
+            None => !dense(1, rank - 1) && dense(1, rank - 2),
+        };
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, Some([&spaces[0], &spaces[1]]))
     }
 
-    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`.
-    fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
+    /// where they lie in memory as they are multiplied.
+    fn product(
+        &mut self,
+        mut space: Space,
+        [batch, m, k, n]: [usize; 4],
+        a_k: bool,
+        b_k: bool,
+        operands: Option<[&Space; 2]>,
+    ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
         let wide = self.tile(batch, m, n, k);
@@ -182,32 +215,16 @@ impl Module<'_> {
         if m == 0 || n == 0 {
             return Ok(("matmul", 64, 0));
         }
-        if m <= 4 && self.flags.contains(&"B_WIDE") {
-            return Ok(self.slim(batch, n, b_k));
-        }
-        if m <= 4 {
-            let size: usize = 64;
-            let slices = if b_k { 16 } else { (k / 16).clamp(1, 8).next_power_of_two() };
-            let columns = size / slices;
-            let (column_step, slice_step) = if b_k { (slices, 1) } else { (1, columns) };
-            let tiles = n.div_ceil(columns);
-            let constants = [
-                ("TILES_N", tiles),
-                ("COLUMNS", columns),
-                ("SLICES", slices),
-                ("COLUMN_STEP", column_step),
-                ("SLICE_STEP", slice_step),
-                ("ROW1", 1.min(m - 1)),
-                ("ROW2", 2.min(m - 1)),
-                ("ROW3", 3.min(m - 1)),
-            ];
-            constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.shared.push(("partial", Vec4, size));
-            return Ok(("matmul_thin", size as u32, (batch * tiles) as u64));
+        if m <= THIN {
+            return Ok(match () {
+                () if self.flags.contains(&"B_WIDE") => self.slim(batch, n, b_k),
+                () if self.flags.contains(&"B_FOURS") => self.quad([batch, m, k, n], b_k),
+                () => self.thin([batch, m, k, n], b_k),
+            });
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
         if let Some(tile) = wide {
-            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+            return self.tiled(tile, [batch, m, n], [a_k, b_k], operands);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
         if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
@@ -405,7 +422,7 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false)
+        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false, None)
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {

@@ -36,6 +36,16 @@ pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<V
     Cutter { slots, target }.cut(kernel, &mut parts).map(|()| parts)
 }
 
+/// As many parts as asked for, or as there are if these are more: the further ones compute nothing.
+pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize, u64)]) -> Vec<Part> {
+    let axis = (0..kernel.shape.len()).find(|&axis| divides(kernel, axis));
+    while let Some(axis) = axis.filter(|_| parts.len() < count) {
+        let windows = slots.iter().map(|&(_, bytes)| Window { offset: 0, bytes: bytes.min(4) }).collect();
+        parts.push(Part { kernel: slice(kernel, axis, 0, 0), windows });
+    }
+    parts
+}
+
 struct Cutter<'a> {
     slots: &'a [(usize, u64)],
     target: &'a Target,

@@ -1,0 +1,385 @@
+//! Launches as one graph: kernels compiled together, library calls prepared, lanes captured as streams.
+
+use super::api::{Driver, Refusal};
+use super::blas::{Algorithm, Blas, Product};
+use super::dnn::{Convolution, Deep};
+use super::{Cuda, failed, program};
+use crate::backend::{KernelId, Launch, RecordId, reaches};
+use crate::error::Result;
+use crate::kernel::Kernel;
+use crate::kernel::library::Call;
+use crate::kernel::render::{self, Bindings, Dialect, Source};
+use crate::target::Target;
+use cudarc::driver::sys::{
+    CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
+};
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// A launch that is ready.
+enum Step {
+    /// Function, grid, block, addresses.
+    Kernel {
+        function: CUfunction,
+        groups: [u32; 3],
+        size: u32,
+        pointers: Vec<CUdeviceptr>,
+    },
+    Product(Product),
+    Convolution(Convolution),
+    /// A kernel without elements.
+    Nothing,
+}
+
+/// Where a launch runs: [`Launch::lane`] and, as numbers of steps, [`Launch::waits`].
+struct Lane {
+    lane: u32,
+    waits: Vec<usize>,
+}
+
+/// An algorithm that was chosen for a kernel's call.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Chosen {
+    product: Option<Algorithm>,
+    convolution: Option<u32>,
+}
+
+/// What a launch becomes, before its kernel's text is compiled.
+enum Bound {
+    Ready(Step),
+    /// Number of the text, addresses.
+    Text(usize, Vec<CUdeviceptr>),
+}
+
+/// A graph that can be launched.
+struct Graph {
+    driver: Arc<Driver>,
+    exec: CUgraphExec,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: records are dropped when the stream has been waited for: the graph does not run.
+        let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
+    }
+}
+
+pub(super) struct Record {
+    steps: Vec<Step>,
+    /// Per launch, what it became.
+    pub(super) notes: Vec<String>,
+    /// The steps as one graph. A single step is launched as it is.
+    graph: Option<Graph>,
+    /// Whether it has run: drivers take memory at the first time.
+    ran: Cell<bool>,
+}
+
+/// Texts of kernels, each rendered once.
+#[derive(Default)]
+struct Texts {
+    sources: Vec<Source>,
+    numbers: HashMap<(KernelId, Bindings), usize>,
+}
+
+impl Texts {
+    /// The number of a kernel's text for these bindings.
+    fn number(&mut self, id: KernelId, kernel: &Kernel, bindings: Bindings, target: &Target) -> Result<usize> {
+        if let Some(&number) = self.numbers.get(&(id, bindings.clone())) {
+            return Ok(number);
+        }
+        self.sources.push(render::render(kernel, target, &bindings, Dialect::Cuda)?);
+        self.numbers.insert((id, bindings), self.sources.len() - 1);
+        Ok(self.sources.len() - 1)
+    }
+
+    /// Those that compute anything.
+    fn all(&self) -> Vec<&str> {
+        self.sources.iter().filter(|s| s.groups != [0; 3]).map(|s| s.text.as_str()).collect()
+    }
+}
+
+/// A library's handle, made when it is first needed. A library that refuses is not asked again.
+fn opened<'a, L, H>(
+    handle: &'a mut Option<H>,
+    library: &mut Option<Arc<L>>,
+    name: &str,
+    make: impl FnOnce(Arc<L>) -> Result<H, Refusal>,
+) -> Result<&'a H, String> {
+    let Some(found) = library else { return Err(format!("{name} is not here")) };
+    if handle.is_none() {
+        match make(Arc::clone(found)) {
+            Ok(made) => *handle = Some(made),
+            Err(refusal) => {
+                tracing::warn!("{name} is not used: {refusal}");
+                *library = None;
+                return Err(refusal.to_string());
+            }
+        }
+    }
+    Ok(handle.as_ref().expect("it has just been made"))
+}
+
+impl Cuda {
+    /// Compiles what launches need, and makes one graph of them where there are several.
+    pub(super) fn make_record(&mut self, launches: &[Launch]) -> Result<Record> {
+        let mut texts = Texts::default();
+        let mut bound = Vec::with_capacity(launches.len());
+        let mut notes = Vec::with_capacity(launches.len());
+        for launch in launches {
+            let (what, note) = self.choose(launch, &mut texts)?;
+            bound.push(what);
+            notes.push(note);
+        }
+        self.build(&texts.all())?;
+        let step = |bound: Bound| match bound {
+            Bound::Ready(step) => step,
+            Bound::Text(number, pointers) => {
+                let Source { text, size, groups } = &texts.sources[number];
+                Step::Kernel { function: self.functions[text], groups: *groups, size: *size, pointers }
+            }
+        };
+        let steps: Vec<Step> = bound.into_iter().map(step).collect();
+        let mut graph = None;
+        if steps.len() > 1 {
+            let before = self.free_bytes().map_err(failed)?.free;
+            let lane = |launch: &Launch| Lane { lane: launch.lane, waits: launch.waits.clone() };
+            let exec = self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?;
+            graph = Some(Graph { driver: Arc::clone(&self.driver), exec });
+            self.taken.graphs += self.measure(before).map_err(failed)?;
+        }
+        Ok(Record { steps, notes, graph, ran: Cell::new(false) })
+    }
+
+    /// What a launch becomes, in words too: its kernel's library call where there is one that the library accepts, else its text.
+    fn choose(&mut self, launch: &Launch, texts: &mut Texts) -> Result<(Bound, String)> {
+        let id = launch.kernel;
+        let kernel = self.kernels.get(id.0 as usize).ok_or_else(|| failed(format!("there is no kernel {}", id.0)))?;
+        let (bindings, pointers) = self.bind(kernel, launch)?;
+        let mut why = String::new();
+        if let Some(library) = kernel.call.as_ref().map(Call::library) {
+            match self.call(id, launch)? {
+                Ok(step) => return Ok((Bound::Ready(step), library.to_owned())),
+                Err(reason) => {
+                    tracing::debug!("rendered, not {library}: {reason}");
+                    why = format!(", not {library}: {reason}");
+                }
+            }
+        }
+        let number = texts.number(id, &self.kernels[id.0 as usize], bindings, &self.info.target)?;
+        let Source { text, size, groups } = &texts.sources[number];
+        if *groups == [0; 3] {
+            return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
+        }
+        let template = text.lines().next().and_then(|line| line.strip_prefix("// ")).unwrap_or("kernel");
+        Ok((Bound::Text(number, pointers), format!("{template}, {groups:?} blocks of {size} threads{why}")))
+    }
+
+    /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
+    fn bind(&self, kernel: &Kernel, launch: &Launch) -> Result<(Bindings, Vec<CUdeviceptr>)> {
+        let slots = kernel.reads.len() + kernel.writes.len();
+        if launch.args.len() < slots {
+            return Err(failed(format!("a launch has {} arguments, its kernel {slots}", launch.args.len())));
+        }
+        let mut bindings = Bindings { of: Vec::new(), read_only: Vec::new() };
+        let mut pointers = Vec::new();
+        for (slot, at) in launch.args[..slots].iter().enumerate() {
+            let Some(high) = reaches(kernel, slot) else {
+                bindings.of.push(None);
+                continue;
+            };
+            let pointer = self.resolve(*at)?;
+            let operand = kernel.operand(slot);
+            let size = operand.dtype.size() as u64;
+            if high.is_none_or(|high| high >= at.bytes / size) || !pointer.is_multiple_of(self.info.target.alignment) {
+                let name = kernel.template.name();
+                return Err(failed(format!("kernel '{name}': operand {slot} does not fit {} bytes", at.bytes)));
+            }
+            let same = pointers.iter().position(|p| *p == pointer);
+            let binding = same.unwrap_or(pointers.len());
+            if same.is_none() {
+                pointers.push(pointer);
+                bindings.read_only.push(true);
+            }
+            bindings.read_only[binding] &= slot < kernel.reads.len();
+            bindings.of.push(Some(binding));
+        }
+        Ok((bindings, pointers))
+    }
+
+    /// Compiles texts that are new, as one program, and loads them.
+    fn build(&mut self, texts: &[&str]) -> Result<()> {
+        let mut seen = HashSet::new();
+        let fresh: Vec<&str> =
+            texts.iter().copied().filter(|text| !self.functions.contains_key(*text) && seen.insert(*text)).collect();
+        if fresh.is_empty() {
+            return Ok(());
+        }
+        let before = self.free_bytes().map_err(failed)?.free;
+        let (program, names) = program::join(&fresh);
+        let image = self.compiler.build(&program)?;
+        let mut module = std::ptr::null_mut();
+        // SAFETY: the image is machine code of this device's architecture, which the driver checks; it copies it.
+        unsafe { self.driver.cuModuleLoadData(&mut module, image.as_ptr().cast()) }.map_err(failed)?;
+        self.modules.push(module);
+        for (text, name) in fresh.into_iter().zip(names) {
+            let mut function = std::ptr::null_mut();
+            let name = CString::new(name).expect("names of templates have no zero byte");
+            // SAFETY: the module is loaded until the backend is dropped.
+            unsafe { self.driver.cuModuleGetFunction(&mut function, module, name.as_ptr()) }.map_err(failed)?;
+            self.functions.insert(text.to_owned(), function);
+        }
+        self.taken.modules += self.measure(before).map_err(failed)?;
+        Ok(())
+    }
+
+    fn launch(&self, step: &Step, stream: CUstream) -> Result<(), Refusal> {
+        let (function, [x, y, z], size, pointers) = match step {
+            Step::Kernel { function, groups, size, pointers } => (*function, *groups, *size, pointers),
+            Step::Product(product) => return product.launch(stream),
+            Step::Convolution(convolution) => return convolution.launch(stream),
+            Step::Nothing => return Ok(()),
+        };
+        let mut params: Vec<*mut c_void> = pointers.iter().map(|p| std::ptr::from_ref(p).cast_mut().cast()).collect();
+        // SAFETY: the function takes as many pointers as the launch binds; each reaches no further than its slice, which `bind` has found
+        // within its segment; segments outlive the records that use them.
+        unsafe {
+            self.driver.cuLaunchKernel(
+                function,
+                x,
+                y,
+                z,
+                size,
+                1,
+                1,
+                0,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        }
+    }
+
+    /// Launches steps into the first stream, and into the others what is in other lanes.
+    fn launch_all(&self, steps: &[Step], lanes: &[Lane], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
+        let driver = &self.driver;
+        let stream = |lane: u32| if lane == 0 { self.stream } else { self.lanes[lane as usize - 1] };
+        let mut mark = |lane: u32| -> Result<CUevent, Refusal> {
+            let mut event = std::ptr::null_mut();
+            // SAFETY: the caller destroys the event; the stream lives as long as the backend.
+            unsafe {
+                driver.cuEventCreate(&mut event, 2)?; // without times
+                events.push(event);
+                driver.cuEventRecord(event, stream(lane))?;
+            }
+            Ok(event)
+        };
+        // SAFETY: stream and event live.
+        let wait = |lane: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(stream(lane), event, 0) };
+        let most = lanes.iter().map(|l| l.lane).max().unwrap_or(0);
+        if most > 0 {
+            let start = mark(0)?;
+            (1..=most).try_for_each(|lane| wait(lane, start))?;
+        }
+        let waited: HashSet<usize> = lanes.iter().flat_map(|l| l.waits.iter().copied()).collect();
+        let mut over: HashMap<usize, CUevent> = HashMap::new();
+        for (number, (step, Lane { lane, waits })) in steps.iter().zip(lanes).enumerate() {
+            waits.iter().try_for_each(|other| wait(*lane, over[other]))?;
+            self.launch(step, stream(*lane))?;
+            if waited.contains(&number) {
+                over.insert(number, mark(*lane)?);
+            }
+        }
+        for lane in 1..=most {
+            let end = mark(lane)?;
+            wait(0, end)?;
+        }
+        Ok(())
+    }
+
+    /// The steps as a graph, in their lanes.
+    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<CUgraphExec, Refusal> {
+        while self.lanes.len() < lanes.iter().map(|l| l.lane as usize).max().unwrap_or(0) {
+            let mut stream = std::ptr::null_mut();
+            // SAFETY: the context is current; the stream is given back when the backend is dropped.
+            unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
+            self.lanes.push(stream);
+        }
+        let driver = &self.driver;
+        // Libraries may load code or take memory at a first call, which a capture does not allow. What the calls compute here is
+        // computed again before anybody reads it.
+        let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
+        calls().try_for_each(|step| self.launch(step, self.stream))?;
+        self.sync()?;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED as u32;
+        let mut graph = std::ptr::null_mut();
+        let mut exec = std::ptr::null_mut();
+        let mut events = Vec::new();
+        // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
+        // graph and the events are not needed once it is instantiated.
+        unsafe {
+            driver.cuStreamBeginCapture_v2(self.stream, mode)?;
+            let launched = self.launch_all(steps, lanes, &mut events);
+            let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
+            let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            for event in events {
+                driver.cuEventDestroy_v2(event)?;
+            }
+            if !graph.is_null() {
+                driver.cuGraphDestroy(graph)?;
+            }
+            made?;
+            driver.cuGraphUpload(exec, self.stream)?;
+        }
+        self.sync()?;
+        Ok(exec)
+    }
+
+    /// A launch of a kernel's library call, or why it has to be rendered after all.
+    fn call(&mut self, id: KernelId, launch: &Launch) -> Result<Result<Step, String>> {
+        let kernel = &self.kernels[id.0 as usize];
+        let call = kernel.call.clone().expect("it is asked for calls alone");
+        let slots = kernel.reads.len() + kernel.writes.len();
+        let workspace = match launch.args.get(slots) {
+            Some(at) => (self.resolve(*at)?, at.bytes),
+            None => (0, 0),
+        };
+        let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
+        let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
+        let handles = (self.blas.is_some(), self.deep.is_some());
+        let before = self.free_bytes().map_err(failed)?.free;
+        let step = match &call {
+            Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
+                .and_then(|blas| blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)),
+            Call::Conv(convolution) => {
+                let stream = self.stream;
+                opened(&mut self.deep, &mut self.dnn, call.library(), |dnn| Deep::new(dnn, stream)).and_then(|deep| {
+                    deep.prepare(convolution, &pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
+                })
+            }
+        };
+        self.chosen.insert(id, chosen);
+        if handles != (self.blas.is_some(), self.deep.is_some()) {
+            self.taken.libraries += self.measure(before).map_err(failed)?;
+        }
+        Ok(step)
+    }
+
+    /// Launches what a record holds.
+    pub(super) fn run(&mut self, record: RecordId) -> Result<()> {
+        let record = self.records.get(record);
+        let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;
+        match &record.graph {
+            // SAFETY: the graph's addresses lie in segments that stand as long as the record.
+            Some(graph) => unsafe { self.driver.cuGraphLaunch(graph.exec, self.stream) }.map_err(failed)?,
+            None => record.steps.iter().try_for_each(|step| self.launch(step, self.stream)).map_err(failed)?,
+        }
+        if record.graph.is_some() && !record.ran.replace(true) {
+            self.sync().map_err(failed)?;
+            let before = (self.free_at_open as i64 - self.taken.since) as u64;
+            self.taken.graphs += self.measure(before).map_err(failed)?;
+        }
+        Ok(())
+    }
+}

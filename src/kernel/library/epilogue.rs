@@ -1,0 +1,147 @@
+//! What follows a core value in a kernel's body, as far as a library computes it.
+
+use super::Activation;
+use super::split::{operands, part};
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code};
+use crate::kernel::{Kernel, Operand};
+
+/// What of a body an epilogue computes.
+pub(super) struct Epilogue {
+    pub alpha: f64,
+    /// Slots of what is added.
+    pub bias: Option<usize>,
+    pub residual: Option<usize>,
+    pub activation: Activation,
+    /// The instruction whose value this is.
+    pub end: u32,
+}
+
+/// What an epilogue can do, apart from adding.
+pub(super) struct Abilities<'a> {
+    pub scale: bool,
+    pub gelu: bool,
+    /// Whether a read can be the bias.
+    pub bias: &'a dyn Fn(&Operand) -> bool,
+}
+
+impl Epilogue {
+    /// Follows the core value through the body for as long as it goes to one place. `None` when it is not of the type that is written.
+    pub fn new(kernel: &Kernel, can: &Abilities) -> Option<Epilogue> {
+        let Body { code, results } = &kernel.body;
+        let (core, write) = (kernel.template.core_reads(), &kernel.writes[0]);
+        let start = code.iter().position(|i| i.code == Code::Input(0))? as u32;
+        let mut found = Epilogue { alpha: 1.0, bias: None, residual: None, activation: Activation::None, end: start };
+        let live = &live(&kernel.body);
+        let users = |value: u32| {
+            let uses = move |i: &usize| live[*i] && operands(code[*i].code).any(|o| o == value);
+            (0..code.len()).filter(uses).collect::<Vec<_>>()
+        };
+        while let ([user], false) = (&users(found.end)[..], results[0] == found.end) {
+            let added = found.bias.is_some() || found.residual.is_some();
+            let read = |o: u32| match code[o as usize].code {
+                Code::Input(j) if j > 0 => Some(core + j as usize - 1),
+                _ => None,
+            };
+            let constant = |o: u32| match code[o as usize].code {
+                Code::Const(v) => Some(v),
+                _ => None,
+            };
+            let other = |a: u32, b: u32| if a == found.end { b } else { a };
+            match code[*user].code {
+                Code::Binary(Binary::Mul, a, b) if can.scale && !added => match constant(other(a, b)) {
+                    Some(factor) => found.alpha *= factor,
+                    None => break,
+                },
+                Code::Binary(Binary::Div, a, b) if can.scale && !added && a == found.end => match constant(b) {
+                    Some(divisor) if divisor != 0.0 => found.alpha /= divisor,
+                    _ => break,
+                },
+                Code::Binary(Binary::Add, a, b) if a != b => {
+                    let Some(slot) = read(other(a, b)) else { break };
+                    let operand = &kernel.reads[slot];
+                    if operand.dtype != write.dtype {
+                        break;
+                    } else if found.residual.is_none() && operand.access == write.access {
+                        found.residual = Some(slot);
+                    } else if found.bias.is_none() && (can.bias)(operand) {
+                        found.bias = Some(slot);
+                    } else {
+                        break;
+                    }
+                }
+                // A product of halves may be stored as the f32 in which it was summed.
+                Code::Cast(_) if can.scale && !added && code[*user].dtype == DType::F32 => {}
+                _ => break,
+            }
+            found.end = *user as u32;
+        }
+        if let Some((activation, end)) = activation(&kernel.body, found.end, can.gelu) {
+            found.activation = activation;
+            found.end = end;
+        }
+        (code[found.end as usize].dtype == write.dtype).then_some(found)
+    }
+}
+
+fn live(body: &Body) -> Vec<bool> {
+    let mut live = vec![false; body.code.len()];
+    body.results.iter().for_each(|&r| live[r as usize] = true);
+    for i in (0..body.code.len()).rev() {
+        if live[i] {
+            operands(body.code[i].code).for_each(|o| live[o as usize] = true);
+        }
+    }
+    live
+}
+
+/// Arguments at which activations are told apart; none of them lies where two spellings of one function could differ by rounding.
+const PROBES: [f64; 16] = [-1e30, -1e4, -9.0, -5.5, -3.25, -2.0, -1.1, -0.7, -0.3, 0.0, 0.2, 0.9, 1.6, 2.8, 7.5, 1e4];
+
+/// The first instruction through which all goes that becomes of `value`, and which is an activation of it. However it is spelled, it is
+/// known by its values.
+fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> {
+    let live = live(body);
+    let count = body.code.len();
+    (value + 1..count as u32).filter(|&v| live[v as usize]).find_map(|end| {
+        let mut inside = vec![false; count];
+        inside[end as usize] = true;
+        for i in (0..=end as usize).rev() {
+            if inside[i] && i as u32 != value {
+                operands(body.code[i].code).for_each(|o| inside[o as usize] = true);
+            }
+        }
+        let alone = |i: usize| match body.code[i].code {
+            Code::Const(_) => true,
+            _ if i as u32 == end => true,
+            _ => {
+                let uses = |u: usize| operands(body.code[u].code).any(|o| o as usize == i);
+                let escapes = (0..count).any(|u| live[u] && !inside[u] && uses(u));
+                !escapes && !body.results.contains(&(i as u32))
+            }
+        };
+        if !inside[value as usize] || !(0..count).filter(|&i| inside[i]).all(alone) {
+            return None;
+        }
+        let (function, inputs) = part(body, Some(value), end);
+        let placed = function.code.iter().any(|i| matches!(i.code, Code::Index(_) | Code::Fold(_)));
+        if placed || !inputs.is_empty() {
+            return None;
+        }
+        let is = |f: fn(f64) -> f64| {
+            PROBES.iter().all(|&x| {
+                let (found, expected) = (function.eval(&[x], &[], &[])[0], f(x));
+                (found - expected).abs() <= 1e-6 * x.abs().max(1.0)
+            })
+        };
+        match () {
+            () if is(|x| x.max(0.0)) => Some((Activation::Relu, end)),
+            () if gelu && is(gelu_tanh) => Some((Activation::GeluTanh, end)),
+            () => None,
+        }
+    })
+}
+
+fn gelu_tanh(x: f64) -> f64 {
+    0.5 * x * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh())
+}

@@ -1,0 +1,215 @@
+//! The row that writes where an index says.
+//!
+//! It becomes rows that ask, for each place of the data, which of the updates goes there, so that no two invocations write one place and
+//! the result is the same everywhere:
+//!
+//! ```text
+//! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
+//! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> the last that hits, or a sum, ...
+//! ```
+
+use super::{expect_dtype, indices, output, position};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
+use crate::tensor::Tensor;
+
+pub(super) static OPS: &[OpDef] = &[OpDef {
+    name: "ScatterND",
+    doc: "The data with updates at the places that the tuples along the last axis of the indices name; the last of several where nothing \
+          is reduced, none where an index is outside",
+    inputs: &[one("data"), one("indices"), one("updates")],
+    attrs: &["reduction"],
+    infer: scatter_nd,
+    eval: Eval::Tensor(scatter_nd_eval),
+    lower: Lower::Decompose(scatter_nd_nodes),
+    upgrade: None,
+}];
+
+/// What becomes of an element and its updates.
+#[derive(Clone, Copy, PartialEq)]
+enum Reduction {
+    /// The last update.
+    None,
+    Add,
+    Mul,
+    Max,
+    Min,
+}
+
+fn reduction(call: &Call) -> OpResult<Reduction> {
+    match call.str("reduction", "none")? {
+        "none" => Ok(Reduction::None),
+        "add" => Ok(Reduction::Add),
+        "mul" => Ok(Reduction::Mul),
+        "max" => Ok(Reduction::Max),
+        "min" => Ok(Reduction::Min),
+        other => Err(format!("attribute 'reduction': expected none, add, mul, max or min, found '{other}'")),
+    }
+}
+
+/// The length of the tuples.
+fn tuple(call: &Call) -> OpResult<usize> {
+    let (data, at) = (call.shape(0), call.shape(1));
+    match at.last() {
+        Some(&tuple) if tuple <= data.len() => Ok(tuple),
+        _ => Err(format!("input 'indices': expected [n.., tuple] for data {data}, found {at}")),
+    }
+}
+
+fn scatter_nd(call: &Call) -> OpResult<Vec<Fact>> {
+    expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
+    let dtype = match reduction(call)? {
+        Reduction::None => call.dtype(0),
+        _ => expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?,
+    };
+    if call.dtype(2) != dtype {
+        return Err(format!("input 'updates': expected {dtype} as input 'data', found {}", call.dtype(2)));
+    }
+    let (data, at) = (call.shape(0), call.shape(1));
+    let expected = [&at[..at.len() - usize::from(!at.is_empty())], &data[tuple(call)?..]].concat();
+    match call.shape(2)[..] == expected[..] {
+        true => output(dtype, data.clone()),
+        false => Err(format!("input 'updates': expected {expected:?}, found {}", call.shape(2))),
+    }
+}
+
+fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (reduction, tuple, shape) = (reduction(call)?, tuple(call)?, call.shape(0));
+    let outer = call.shape(1).len() - 1;
+    let mut result = data.to_vec();
+    for (index, &update) in indices(call.shape(2)).zip(updates) {
+        let named = |j: usize| {
+            let i = at[position(&[&index[..outer], &[j]].concat(), call.shape(1))];
+            let i = if i < 0.0 { i + shape[j] as f64 } else { i };
+            (0.0..shape[j] as f64).contains(&i).then_some(i as usize)
+        };
+        let Some(mut place) = (0..tuple).map(named).collect::<Option<Vec<_>>>() else { continue };
+        place.extend(&index[outer..]);
+        let old = &mut result[position(&place, shape)];
+        *old = match reduction {
+            Reduction::None => update,
+            Reduction::Add => *old + update,
+            Reduction::Mul => *old * update,
+            Reduction::Max => old.max(update),
+            Reduction::Min => old.min(update),
+        };
+    }
+    Ok(vec![result])
+}
+
+fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (reduction, tuple, shape) = (reduction(call)?, tuple(call)?, call.shape(0));
+    let count: usize = call.shape(1)[..call.shape(1).len() - 1].iter().product();
+    if count == 0 || shape.contains(&0) {
+        return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
+    }
+    let ints = |values: &[usize]| values.iter().map(|&v| v as i64).collect::<Vec<_>>();
+    let (places, rest) = shape.split_at(tuple);
+    let updates = b.op("Reshape", &[updates], Attrs::new().with("shape", ints(&[&[count], rest].concat())))?;
+    // Behind the places come the axes of a slice where slices are reduced, and then the updates.
+    let inner = if reduction == Reduction::None { 0 } else { rest.len() };
+    let hit = hits(b, call, at, count, inner)?;
+    let last = |keep: i64| Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", keep);
+    if reduction == Reduction::None {
+        let numbers: Vec<_> = (0..count).map(|n| n as f64).collect();
+        let numbers = b.constant(Tensor::from_f64(DType::I64, [count], &numbers));
+        let none = b.scalar(-1.0, DType::I64);
+        let number = b.op("Where", &[hit, numbers, none], Attrs::new())?;
+        let number = b.op("ReduceMax", &[number], last(0))?;
+        // Where there is none, any update will do.
+        let update = b.op("Gather", &[updates, number], Attrs::new().with("axis", 0))?;
+        let wide =
+            b.op("Reshape", &[number], Attrs::new().with("shape", ints(&[places, &vec![1; rest.len()]].concat())))?;
+        let found = b.op("Greater", &[wide, none], Attrs::new())?;
+        return Ok(vec![b.op("Where", &[found, update, data], Attrs::new())?]);
+    }
+    let turned: Vec<i64> = (1..=rest.len() as i64).chain([0]).collect();
+    let updates = b.op("Transpose", &[updates], Attrs::new().with("perm", turned))?;
+    let dtype = call.dtype(0);
+    let (fold, join, neutral) = match reduction {
+        Reduction::Mul => ("ReduceProd", "Mul", b.scalar(1.0, dtype)),
+        Reduction::Max | Reduction::Min => {
+            let wide = Attrs::new().with("axes", vec![shape.len() as i64]);
+            let old = b.op("Unsqueeze", &[data], wide)?;
+            if reduction == Reduction::Max { ("ReduceMax", "Max", old) } else { ("ReduceMin", "Min", old) }
+        }
+        _ => ("ReduceSum", "Add", b.scalar(0.0, dtype)),
+    };
+    let update = b.op("Where", &[hit, updates, neutral], Attrs::new())?;
+    let update = b.op(fold, &[update], last(0))?;
+    Ok(vec![b.op(join, &[data, update], Attrs::new())?])
+}
+
+/// Which update goes where: `[places.., 1 (inner times).., count]`.
+fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize) -> OpResult<ValueId> {
+    let (tuple, dtype) = (tuple(call)?, call.dtype(1));
+    let at = b.op("Reshape", &[at], Attrs::new().with("shape", vec![count as i64, tuple as i64]))?;
+    let zero = b.scalar(0.0, dtype);
+    let mut all: Option<ValueId> = None;
+    for (j, &extent) in call.shape(0)[..tuple].iter().enumerate() {
+        let (j, from) = (j as i64, extent as f64);
+        let column = Attrs::new().with("starts", vec![j]).with("ends", vec![j + 1]).with("axes", vec![1]);
+        let column = b.op("Slice", &[at], column)?;
+        let column = b.op("Reshape", &[column], Attrs::new().with("shape", vec![count as i64]))?;
+        let extents = b.scalar(from, dtype);
+        let below = b.op("Less", &[column, zero], Attrs::new())?;
+        let raised = b.op("Add", &[column, extents], Attrs::new())?;
+        let column = b.op("Where", &[below, raised, column], Attrs::new())?;
+        let mut along = vec![1; tuple - j as usize + inner + 1];
+        along[0] = extent;
+        let coordinates: Vec<_> = (0..extent).map(|i| i as f64).collect();
+        let coordinates = b.constant(Tensor::from_f64(dtype, along, &coordinates));
+        let equal = b.op("Equal", &[column, coordinates], Attrs::new())?;
+        all = Some(match all {
+            Some(others) => b.op("And", &[others, equal], Attrs::new())?,
+            None => equal,
+        });
+    }
+    match all {
+        Some(all) => Ok(all),
+        // Without a tuple every update goes everywhere.
+        None => Ok(b.constant(Tensor::from_f64(DType::Bool, vec![1; inner + 1], &[1.0]))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn scatters_follow_the_specification() {
+        let data = (F32, &[8][..], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0][..]);
+        let at = (I64, &[4, 1][..], &[4.0, 3.0, 1.0, 7.0][..]);
+        let updates = (F32, &[4][..], &[9.0, 10.0, 11.0, 12.0][..]);
+        let scattered = eval("ScatterND", &[data, at, updates], &Attrs::new());
+        assert_eq!(scattered, ("f32[8]".into(), vec![1.0, 11.0, 3.0, 10.0, 9.0, 6.0, 7.0, 12.0]));
+        let rows = (F32, &[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]);
+        let twice = (I64, &[2, 1][..], &[-1.0, 1.0][..]);
+        let reduced = |how: &str| {
+            eval(
+                "ScatterND",
+                &[rows, twice, (F32, &[2, 2], &[5.0, 1.0, 2.0, 9.0])],
+                &Attrs::new().with("reduction", how),
+            )
+            .1
+        };
+        assert_eq!(reduced("none"), [1.0, 2.0, 2.0, 9.0]);
+        assert_eq!(reduced("add"), [1.0, 2.0, 10.0, 14.0]);
+        assert_eq!(reduced("mul"), [1.0, 2.0, 30.0, 36.0]);
+        assert_eq!(reduced("max"), [1.0, 2.0, 5.0, 9.0]);
+        assert_eq!(reduced("min"), [1.0, 2.0, 2.0, 1.0]);
+        let outside = eval("ScatterND", &[data, (I64, &[2, 1], &[8.0, -9.0]), (F32, &[2], &[0.0, 0.0])], &Attrs::new());
+        assert_eq!(outside.1, data.2, "what is outside goes nowhere");
+        let wrong = refused("ScatterND", &[(F32, &[8]), (I64, &[4, 1]), (F32, &[3])], &Attrs::new());
+        assert_eq!(wrong, "input 'updates': expected [4], found [3]");
+        let wrong = refused("ScatterND", &[(F32, &[8]), (I64, &[4, 2]), (F32, &[4])], &Attrs::new());
+        assert_eq!(wrong, "input 'indices': expected [n.., tuple] for data [8], found [4,2]");
+        let how = Attrs::new().with("reduction", "sum");
+        let wrong = refused("ScatterND", &[(F32, &[8]), (I64, &[4, 1]), (F32, &[4])], &how);
+        assert!(wrong.contains("found 'sum'"), "{wrong}");
+    }
+}

@@ -1,0 +1,226 @@
+//! Finds values whose parts change places, as the halves do in rotary embeddings, and makes views of them.
+//!
+//! ```text
+//! Concat(-x[h..], x[..h])  =  x with the axis apart, [2, h], backwards along the 2, times [-1, 1]
+//! ```
+//!
+//! Parts would have to be stored, each by a kernel of its own; a view under signs is read by the kernel of what follows. The axis stays
+//! apart through the elementwise nodes behind it.
+
+use super::fuse::uses_index;
+use super::simplify::add;
+use crate::error::Result;
+use crate::graph::{Constant, Graph};
+use crate::op::{Attrs, Call, Lower, ValueId};
+use crate::shape::{Access, Shape};
+use crate::target::Target;
+use crate::tensor::Tensor;
+
+/// So many elementwise nodes before one that has the axis apart have it apart, too.
+const DEPTH: usize = 8;
+
+/// A concatenation of parts of one value that are as long as each other.
+struct Turn {
+    source: ValueId,
+    /// The axis along which parts follow each other, and how many there are.
+    axis: usize,
+    parts: usize,
+    /// The shape of the whole, with the axis apart where parts are longer than 1.
+    shape: Shape,
+    /// Whether the last part of the value comes first.
+    backwards: bool,
+    /// Per part, 1 or -1.
+    signs: Vec<f64>,
+}
+
+/// Replaces such concatenations.
+pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    for id in graph.order()? {
+        let found = find(graph, id);
+        if graph.choices().holds("turn", id, found.is_some())
+            && let Some(turn) = found
+        {
+            replace(graph, id, &turn)?;
+        }
+    }
+    graph.sweep();
+    Ok(())
+}
+
+fn find(graph: &Graph, id: u32) -> Option<Turn> {
+    let node = graph.node(id);
+    let op = node.op().filter(|op| op.name == "Concat")?;
+    let whole = &node.outputs[0].fact;
+    let values: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
+    let facts: Vec<_> = values.iter().map(|&v| Some(graph.fact(v))).collect();
+    let axis = Call { op, attrs: &node.attrs, inputs: &facts }.axis("axis", 0, &whole.shape).ok()?;
+    let parts = values.len();
+    if parts < 2 || !whole.dtype.is_float() || whole.shape.contains(&0) {
+        return None;
+    }
+    let elements = whole.shape.numel();
+    let seen: Vec<_> = values.iter().map(|&value| part_of(graph, value, elements)).collect::<Option<_>>()?;
+    let (_, source, first) = &seen[0];
+    let step = seen[1].2.offset - first.offset;
+    let follows = |(p, (_, from, part)): (usize, &(f64, ValueId, Access))| {
+        let offset = first.offset + p as isize * step;
+        from == source && *part == Access { offset, ..first.clone() }
+    };
+    // Without signs nothing is computed: the parts would be copied together instead of apart.
+    if !seen.iter().enumerate().all(follows) || seen.iter().all(|part| part.0 > 0.0) {
+        return None;
+    }
+    let mut apart = first.clone();
+    match apart.shape[axis] {
+        1 => (apart.shape[axis], apart.strides[axis]) = (parts, step),
+        _ => {
+            apart.shape.insert(axis, parts);
+            apart.strides.insert(axis, step);
+        }
+    }
+    let forwards = Access::contiguous(graph.fact(*source).shape.clone()).reshape(&apart.shape)?;
+    let backwards = forwards.slice(axis, parts - 1, -1, parts);
+    let reads = |other: &Access| {
+        let same = |k: usize| other.shape[k] == 1 || other.strides[k] == apart.strides[k];
+        other.offset == apart.offset && (0..other.shape.len()).all(same)
+    };
+    let turned = reads(&backwards);
+    (turned || reads(&forwards)).then(|| Turn {
+        source: *source,
+        axis,
+        parts,
+        backwards: turned,
+        signs: seen.iter().map(|part| part.0).collect(),
+        shape: apart.shape,
+    })
+}
+
+/// The value of so many elements that a value is a view of, perhaps negated: its sign, that value, and where it lies in it.
+fn part_of(graph: &Graph, value: ValueId, elements: usize) -> Option<(f64, ValueId, Access)> {
+    let (mut sign, mut source, mut views) = (1.0, value, Vec::new());
+    while graph.fact(source).shape.numel() != elements {
+        let op = graph.node(source.node).op()?;
+        match op.lower {
+            Lower::View(_) => views.push(source.node),
+            _ if op.name == "Neg" => sign = -sign,
+            _ => return None,
+        }
+        source = graph.operands(source.node)[0]?;
+    }
+    let mut access = Access::contiguous(graph.fact(source).shape.clone());
+    for &id in views.iter().rev() {
+        let node = graph.node(id);
+        let op = node.op()?;
+        let Lower::View(view) = op.lower else { return None };
+        let facts: Vec<_> = graph.operands(id).into_iter().map(|v| v.map(|v| graph.fact(v))).collect();
+        access = view(&Call { op, attrs: &node.attrs, inputs: &facts }, &access)?;
+    }
+    Some((sign, source, access))
+}
+
+fn replace(graph: &mut Graph, id: u32, turn: &Turn) -> Result<()> {
+    let name = graph.node(id).name.clone();
+    let axis = turn.axis as i64;
+    graph.insert_at(id);
+    let mut value = add(graph, &name, "Reshape", &[Some(turn.source)], reshape(&turn.shape))?;
+    if turn.backwards {
+        let attrs = Attrs::new().with("starts", vec![-1i64]).with("ends", vec![i64::MIN]);
+        let attrs = attrs.with("axes", vec![axis]).with("steps", vec![-1i64]);
+        value = add(graph, &name, "Slice", &[Some(value)], attrs)?;
+    }
+    let mut shape = vec![1; turn.shape.len() - turn.axis];
+    shape[0] = turn.parts;
+    let signs = Tensor::from_f64(graph.fact(value).dtype, Shape::new(shape), &turn.signs);
+    let signs = graph.constant(Constant::new(format!("signs of {name}"), signs));
+    graph.insert_at(id);
+    value = add(graph, &name, "Mul", &[Some(value), Some(signs)], Attrs::new())?;
+    let mut old = ValueId { node: id, port: 0 };
+    let Some(apart) = apart(graph, turn, &mut old) else {
+        graph.replace(old, value);
+        return Ok(());
+    };
+    while let [user] = graph.users(old)[..] {
+        let follows = !graph.is_output(old) && apart.is_elementwise(graph, user);
+        if !graph.choices().holds("apart", user, follows) {
+            break;
+        }
+        value = apart.rebuild(graph, user, Some((old, value)), DEPTH)?;
+        old = ValueId { node: user, port: 0 };
+    }
+    graph.insert_at(old.node);
+    value = add(graph, &name, "Reshape", &[Some(value)], reshape(&apart.whole))?;
+    graph.replace(old, value);
+    Ok(())
+}
+
+/// How the view lies apart in the concatenation, `old`, or in what joins the axes of neighbours that take turns.
+fn apart(graph: &Graph, turn: &Turn, old: &mut ValueId) -> Option<Apart> {
+    let mut whole = graph.fact(*old).shape.clone();
+    if turn.shape != whole {
+        return Some(Apart { axis: turn.axis, parts: turn.parts, whole });
+    }
+    let axis = turn.axis.checked_sub(1)?;
+    let [user] = graph.users(*old)[..] else { return None };
+    let parts = whole[axis];
+    whole[axis] *= whole.remove(turn.axis);
+    let joins = graph.node(user).op_name() == "Reshape" && graph.node(user).outputs[0].fact.shape == whole;
+    if !graph.choices().holds("apart", user, joins && !graph.is_output(*old)) {
+        return None;
+    }
+    *old = ValueId { node: user, port: 0 };
+    Some(Apart { axis, parts, whole })
+}
+
+fn reshape(shape: &Shape) -> Attrs {
+    Attrs::new().with("shape", shape.as_slice())
+}
+
+/// An axis of a shape that is taken apart, into so many parts.
+struct Apart {
+    axis: usize,
+    parts: usize,
+    whole: Shape,
+}
+
+impl Apart {
+    fn is_elementwise(&self, graph: &Graph, id: u32) -> bool {
+        let node = graph.node(id);
+        let map = match node.op().map(|op| &op.lower) {
+            Some(Lower::Map(map)) => *map,
+            _ => return false,
+        };
+        node.outputs[0].fact.shape == self.whole && !uses_index(graph, id, map)
+    }
+
+    /// An elementwise node with the axis apart; one of its operands may have it so already.
+    fn rebuild(&self, graph: &mut Graph, id: u32, known: Option<(ValueId, ValueId)>, depth: usize) -> Result<ValueId> {
+        let mut operands = graph.operands(id);
+        for operand in operands.iter_mut().flatten() {
+            *operand = match known {
+                Some((whole, apart)) if whole == *operand => apart,
+                _ => self.operand(graph, *operand, id, depth)?,
+            };
+        }
+        graph.insert_at(id);
+        let node = graph.node(id).clone();
+        add(graph, &node.name, node.op_name(), &operands, node.attrs)
+    }
+
+    /// What an elementwise node reads, with the axis apart.
+    fn operand(&self, graph: &mut Graph, value: ValueId, user: u32, depth: usize) -> Result<ValueId> {
+        let mut shape = graph.fact(value).shape.clone();
+        // Extents are broadcast from the last axis on: there may be none of the axis.
+        let at = (self.axis + shape.len()).checked_sub(self.whole.len());
+        let Some(at) = at.filter(|_| shape.numel() != 1) else { return Ok(value) };
+        let own = depth > 0 && graph.users(value) == [user] && !graph.is_output(value);
+        if graph.choices().holds("apart", value.node, own && self.is_elementwise(graph, value.node)) {
+            return self.rebuild(graph, value.node, None, depth - 1);
+        }
+        let outer = if shape[at] == 1 { 1 } else { self.parts };
+        shape[at] /= outer;
+        shape.insert(at, outer);
+        graph.insert_at(user);
+        let name = graph.node(user).name.clone();
+        add(graph, &name, "Reshape", &[Some(value)], reshape(&shape))
+    }
+}
