@@ -167,10 +167,10 @@ fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
     let Some((rows, weights, bias)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let mut result = add(graph, &name, "MatMul", &[rows, weights], Attrs::new())?;
+    let mut result = add(graph, &name, "MatMul", &[Some(rows), Some(weights)], Attrs::new())?;
     if let Some(bias) = bias {
         graph.insert_at(id);
-        result = add(graph, &name, "Add", &[result, bias], Attrs::new())?;
+        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
