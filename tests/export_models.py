@@ -319,7 +319,7 @@ def write_case(row, model, case):
     for name, path in files.items():
         np.save(path, feed[name])
     if isinstance(model, Half):
-        found = [tensor.float().numpy() for tensor in expected]
+        found = [(tensor if tensor.dtype == torch.float16 else tensor.float()).numpy() for tensor in expected]
     else:
         found = zoo.session(case.model, torch.get_num_threads()).run(None, feed)
     for path, tensor in zip(case.output_files().values(), found, strict=True):

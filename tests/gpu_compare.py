@@ -204,7 +204,7 @@ def result(args, case, row, folder):
     memory = json.loads(text)["memory"]
     errors = []
     for name in row.outputs:
-        ours = np.load(found / zoo.file_name(name))
+        ours = np.load(found / zoo.file_name(name)).astype(np.float32)
         theirs, exact = (np.load(folder / (part + zoo.file_name(name))) for part in ("out.", "ref."))
         errors.append((output_error(ours, theirs), output_error(ours, exact), output_error(theirs, exact)))
     return memory, [max(column) for column in zip(*errors)]
