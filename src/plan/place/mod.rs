@@ -283,7 +283,7 @@ mod tests {
         assert_eq!(packer.offsets, [0, 0, 0, 1, 2, 4]);
         assert_eq!(packer.pack(&order, 6, &mut meter), Err(Stuck::At(5)));
         // With 4 first, the stretch beside it is lifted to carry 3 and 1.
-        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter), Ok(6));
+        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter), Ok(7));
         assert_eq!(packer.offsets, [0, 2, 0, 1, 0, 4]);
     }
 
