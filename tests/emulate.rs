@@ -267,6 +267,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "row_team",
         "matmul_tile",
         "matmul_mma",
+        "matmul_stream",
         "matmul_thin",
         "matmul_slim",
         "attention_tile",
