@@ -12,7 +12,6 @@ mod fuse;
 pub mod half;
 mod indexes;
 mod simplify;
-mod sink;
 mod turn;
 
 pub use fold::fold_node;
@@ -38,7 +37,7 @@ pub const PASSES: &[(&str, Pass)] = &[
 /// What a pass or the verification after it finds.
 pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
     graph.verify()?;
-    let fusion: &[(&str, Pass)] = if fuse { &[("sink", sink::run), ("fuse", fuse::run)] } else { &[] };
+    let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
     for (name, pass) in PASSES.iter().chain(fusion) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(graph, target)?;
