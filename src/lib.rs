@@ -57,7 +57,7 @@
 //!   and a line in `tests/common`.
 //! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`].
 //! - An order of the steps: one function and one line in [`plan::order::orders`].
-//! - A remedy: one function and one row in [`advise::REMEDIES`].
+//! - A remedy: one function and one row in [`advise::REMEDIES`], where the place of rematerialisation is.
 //! - A target that goes by a name: one row in [`target::PRESETS`].
 #![warn(missing_docs)]
 
