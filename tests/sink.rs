@@ -8,13 +8,13 @@ use plimsoll::{Target, pass};
 
 /// A graph and the steps that it is lowered to where parts are written in place.
 const CASES: &[(usize, &str)] = &[
-    // Rotary embedding: a kernel per half.
+    // Halves that change places, one of them through an operator: a kernel per half.
     (
         2,
-        "rotary (float[2, 4, 3, 16] x, float[3, 16] cos, float[3, 16] sin) => (float[2, 4, 3, 16] y) {
+        "halves (float[2, 4, 3, 16] x, float[3, 16] cos, float[3, 16] sin) => (float[2, 4, 3, 16] y) {
             z = Constant <value = int64[1] {0}> ()  h = Constant <value = int64[1] {8}> ()
             e = Constant <value = int64[1] {16}> ()  l = Constant <value = int64[1] {3}> ()
-            a = Slice (x, z, h, l)  b = Slice (x, h, e, l)  n = Neg (b)
+            a = Slice (x, z, h, l)  b = Slice (x, h, e, l)  n = Abs (b)
             t = Concat <axis = -1> (n, a)
             p = Mul (t, sin)  q = Mul (x, cos)  y = Add (q, p)
         }",

@@ -1,10 +1,10 @@
 //! Concatenations of what elementwise operators make move behind the elementwise operators that read them.
 //!
 //! ```text
-//! Concat(Neg(x[h..]), x[..h]) * sin + x * cos      rotary embedding, as it is exported
+//! Concat(Exp(x[h..]), x[..h]) * s + x * c
 //!
-//! Concat(Neg(x[h..]) * sin[..h] + x[..h] * cos[..h],
-//!            x[..h]  * sin[h..] + x[h..] * cos[h..])
+//! Concat(Exp(x[h..]) * s[..h] + x[..h] * c[..h],
+//!            x[..h]  * s[h..] + x[h..] * c[h..])
 //! ```
 //!
 //! Each part is one kernel then, which writes where the part lies in the result. Before, each was copied into the concatenation, and
