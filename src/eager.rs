@@ -69,7 +69,13 @@ impl Program {
         }
         let port = |name: &str, value, buffer| {
             let fact = graph.fact(value);
-            Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer }
+            Port {
+                name: name.to_owned(),
+                dtype: fact.dtype,
+                shape: fact.shape.clone(),
+                buffer,
+                indexes: graph.indexes(value).cloned(),
+            }
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
         let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();

@@ -3,7 +3,7 @@
 use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::Constant;
+use crate::graph::{Constant, Indexes};
 use crate::kernel::{Kernel, layout};
 use crate::plan::{Plan, Port, Step};
 use crate::tensor::Tensor;
@@ -421,9 +421,24 @@ pub(crate) fn read_outputs(
     Ok(outputs)
 }
 
+/// Whether all elements name one of those that are looked up.
+fn within(name: &str, indexes: &Indexes, tensor: &Tensor) -> Result<()> {
+    let Indexes { extent, node } = indexes;
+    let extent = i64::try_from(*extent).unwrap_or(i64::MAX);
+    let all = tensor.to_i64().unwrap_or_default();
+    match all.iter().enumerate().find(|(_, index)| !(-extent..extent).contains(*index)) {
+        None => Ok(()),
+        Some((at, index)) => Err(Error::Usage(format!(
+            "input '{name}': expected indices from {} to {}, by which node '{node}' looks up, found {index} (element {at})",
+            -extent,
+            extent - 1
+        ))),
+    }
+}
+
 fn fits(port: &Port, tensor: &Tensor) -> Result<()> {
     if tensor.dtype() == port.dtype && *tensor.shape() == port.shape {
-        return Ok(());
+        return port.indexes.as_ref().map_or(Ok(()), |indexes| within(&port.name, indexes, tensor));
     }
     let Port { name, dtype, shape, .. } = port;
     Err(Error::Usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))

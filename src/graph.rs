@@ -10,6 +10,7 @@ use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::fs::File;
@@ -288,6 +289,16 @@ pub struct Graph {
     outputs: Vec<(String, ValueId)>,
     cursor: u32,
     choices: Choices,
+    indexes: HashMap<ValueId, Indexes>,
+}
+
+/// What the elements of an input look up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Indexes {
+    /// The number of elements that they look among: they are from minus this on, and below it.
+    pub extent: usize,
+    /// The node that looks.
+    pub node: String,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -304,6 +315,16 @@ impl Graph {
     pub fn choosing(mut self, choices: Choices) -> Graph {
         self.choices = choices;
         self
+    }
+
+    /// Lets an input hold what names elements along an axis.
+    pub fn expect_indexes(&mut self, input: ValueId, indexes: Indexes) {
+        self.indexes.insert(input, indexes);
+    }
+
+    /// What an input's elements look up, if that was noted.
+    pub fn indexes(&self, input: ValueId) -> Option<&Indexes> {
+        self.indexes.get(&input)
     }
 
     /// What is chosen by extents.

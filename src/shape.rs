@@ -187,6 +187,16 @@ impl Access {
         (0..self.shape.len()).all(|k| self.shape[k] == 1 || self.strides[k] == expected(k))
     }
 
+    /// Whether elements can be moved `width` at a time along an axis: wherever that many start at a multiple of it, they lie side by side,
+    /// and at a multiple of it from the buffer's start.
+    pub fn lies(&self, axis: usize, width: usize) -> bool {
+        let step = |k: usize| k == axis || self.shape[k] == 1 || self.strides[k].unsigned_abs().is_multiple_of(width);
+        self.strides[axis] == 1
+            && self.shape[axis].is_multiple_of(width)
+            && self.offset.unsigned_abs().is_multiple_of(width)
+            && (0..self.shape.len()).all(step)
+    }
+
     /// Whether elements lie in row-major order without gaps, from any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1isize;

@@ -45,6 +45,35 @@ fn powers_of_infinity() {
     assert_eq!(found.iter().map(|v| shown(v)).collect::<Vec<_>>(), ["inf inf 2 NaN", "0 0 0.5 NaN", "NaN inf 2 NaN"]);
 }
 
+/// An input that names what is not there is refused by its name; where an index is computed, the nearest element is taken.
+#[test]
+fn indices_of_what_is_not_there() {
+    let text = "g (float[5, 2] table, int64[3] ids, int64[3] others) => (float[1, 3, 2] y, float[3, 2] z) <int64[1] first = {0}, int64 far = {9}> {
+        wide = Unsqueeze (ids, first)
+        y = Gather (table, wide)
+        beyond = Add (others, far)
+        z = Gather (table, beyond)
+    }";
+    let table = tensor(&[5, 2], &[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]);
+    let ids = |values: [i64; 3]| Tensor::from_i64([3], &values).expect("three");
+    let given = |values| [("table", table.clone()), ("ids", ids(values)), ("others", ids([-14, -100, 3]))];
+    let found = outputs(text, &given([4, -5, 0]));
+    assert_eq!((shown(&found[0]), shown(&found[1])), ("4 4.5 0 0.5 0 0.5".into(), "0 0.5 0 0.5 4 4.5".into()));
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("it is planned");
+    for (values, index, at) in [([4, 5, 0], 5, 1), ([-6, 0, 0], -6, 0)] {
+        let error = session.run(&given(values)).expect_err("there is no such row").to_string();
+        let expected = format!(
+            "input 'ids': expected indices from -5 to 4, by which node 'y' looks up, found {index} (element {at})"
+        );
+        assert_eq!(error, expected);
+    }
+    let json = session.plan().to_json();
+    assert_eq!(&plimsoll::Plan::from_json(&json, Path::new("plan.json")).expect("its own JSON"), session.plan());
+}
+
 #[test]
 fn a_nan_stays_one() {
     let x: Vec<f32> = (0..37).map(|i| if i % 5 == 3 { f32::NAN } else { i as f32 - 18.0 }).collect();
@@ -152,6 +181,33 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(fused[6..12].iter().all(|&y| y == 0.0), "{fused:?}");
     let open = &run(&text("guarded = Identity (weights)"), &inputs, true).0[0];
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
+}
+
+/// The host has no halves: it holds them as `f32`, scores among them.
+#[test]
+fn attention_of_halves_runs_where_there_are_none() {
+    let text = |to: u32| {
+        format!(
+            "g (float[3, 2] q, float[2, 4] k, float[4, 2] v) => (float[3, 2] y) {{
+                a = Cast <to = {to}> (q)
+                b = Cast <to = {to}> (k)
+                c = Cast <to = {to}> (v)
+                products = MatMul (a, b)
+                scores = Add (products, products)
+                weights = Softmax <axis = -1> (scores)
+                z = MatMul (weights, c)
+                y = Cast <to = 1> (z)
+            }}"
+        )
+    };
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 5) as f32 * 0.25 - 0.5).collect() };
+    let inputs =
+        [("q", tensor(&[3, 2], &values(6))), ("k", tensor(&[2, 4], &values(8))), ("v", tensor(&[4, 2], &values(8)))];
+    let plain = &run(&text(1), &inputs, true).0[0];
+    for half in [10, 16] {
+        let found = &run(&text(half), &inputs, true).0[0];
+        assert!(found.iter().zip(plain).all(|(a, b)| (a - b).abs() < 1e-2), "{found:?}, {plain:?}");
+    }
 }
 
 /// Weights of the very values that they are computed from: the scores are needed twice.

@@ -269,6 +269,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "matmul_mma",
         "matmul_thin",
         "matmul_slim",
+        "attention_tile",
         "attention_mma",
         "conv",
         "gather",

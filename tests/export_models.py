@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Exports models the way people do, with seeded random weights, by both of PyTorch's exporters.
 
-    python tests/export_models.py [--output-dir tests/models] [--small] [--dtype bf16] [--only WORD]...
+    python tests/export_models.py [--output-dir tests/models] [--small] [--dtype bf16|f16] [--only WORD]...
 
 For each model: NAME.ts.onnx (TorchScript-based exporter), NAME.dy.onnx (torch.export-based), inputs, and what
 onnxruntime makes of them at batch 1 and 8; tests/zoo.py has the layout. Every file is compared with PyTorch before it
 counts. The batch is the named dim `batch`, and some models name `sequence` or `past` too.
 
-With --dtype bf16 the weights and all arithmetic are bfloat16. NumPy has no such type, so the graph takes f32 inputs and
-casts them first; its outputs stay bfloat16, and are f32 in the files. The file is NAME-bf16.dy.onnx; what it is held
-against is PyTorch, since onnxruntime has no bfloat16 on the CPU.
+With --dtype bf16 or f16 the weights and all arithmetic are of that type. NumPy has no bfloat16, so the graph takes f32
+inputs and casts them first; its outputs stay as they are, and are f32 in the files. The file is NAME-bf16.dy.onnx; what
+it is held against is PyTorch, since onnxruntime has no bfloat16 on the CPU.
 
 No weights are downloaded. So that random ones exercise what trained ones would, every parameter that starts constant
 (biases, scales, zeroed heads) is made random, and batch normalisation gets the statistics of a random batch.
@@ -87,15 +87,19 @@ class Tokens(nn.Module):
         return outputs[: self.outputs]
 
 
-class BFloat16(nn.Module):
-    """A model in bfloat16 that takes f32 where it takes floats."""
+HALVES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
-    def __init__(self, model):
+
+class Half(nn.Module):
+    """A model in a type of two bytes that takes f32 where it takes floats."""
+
+    def __init__(self, model, dtype):
         super().__init__()
-        self.model = model.to(torch.bfloat16)
+        self.model = model.to(dtype)
+        self.dtype = dtype
 
     def forward(self, *inputs):
-        return self.model(*(tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in inputs))
+        return self.model(*(tensor.to(self.dtype) if tensor.is_floating_point() else tensor for tensor in inputs))
 
 
 class Decode(nn.Module):
@@ -277,15 +281,15 @@ def export(row, model, inputs, exporter, path):
         torch.onnx.export(model, inputs, path, dynamo=False, opset_version=17, dynamic_axes=axes, **common)
         return
     shapes = [{i: torch.export.Dim.DYNAMIC for i in axes[name]} for name in names]
-    if isinstance(model, BFloat16):
+    if isinstance(model, Half):
         # They arrive as *inputs.
         shapes = [tuple(shapes)]
     elif isinstance(model, Decode):
         # Its cache arrives as *past.
         shapes = [shapes[0], tuple(shapes[1:])]
-    # What its optimizer folds a batch normalisation of bfloat16 into are weights of f32, which Conv does not take.
+    # What its optimizer folds a batch normalisation of halves into are weights of f32, which Conv does not take.
     normalised = any(isinstance(part, nn.BatchNorm2d) for part in model.modules())
-    common |= dict(dynamo=True, verbose=False, optimize=not (isinstance(model, BFloat16) and normalised))
+    common |= dict(dynamo=True, verbose=False, optimize=not (isinstance(model, Half) and normalised))
     program = torch.onnx.export(model, inputs, dynamic_shapes=tuple(shapes), **common)
     # The exporter numbers its dims; give them the names that were asked for.
     program.rename_axes({str(v.shape[i]): name for v in program.model.graph.inputs for i, name in axes[v.name].items()})
@@ -314,7 +318,7 @@ def write_case(row, model, case):
         raise RuntimeError(f"inputs {sorted(files)}, not {sorted(feed)}")
     for name, path in files.items():
         np.save(path, feed[name])
-    if isinstance(model, BFloat16):
+    if isinstance(model, Half):
         found = [tensor.float().numpy() for tensor in expected]
     else:
         found = zoo.session(case.model, torch.get_num_threads()).run(None, feed)
@@ -332,12 +336,12 @@ def prepare(row, dtype="f32"):
     generator = torch.Generator().manual_seed(SEED)
     inputs = tuple(value.draw(sizes, generator) for value in row.inputs)
     randomise(model, inputs)
-    return (BFloat16(model) if dtype == "bf16" else model), inputs
+    return (Half(model, HALVES[dtype]) if dtype in HALVES else model), inputs
 
 
 def export_one(row, folder, exporter, dtype="f32", batches=BATCHES):
     model, inputs = prepare(row, dtype)
-    path = folder / f"{row.name}{'-bf16' if dtype == 'bf16' else ''}.{exporter}.onnx"
+    path = folder / f"{row.name}{'' if dtype == 'f32' else '-' + dtype}.{exporter}.onnx"
     # Both exporters chat, and one prints the whole graph before it raises.
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
@@ -368,9 +372,9 @@ def main():
     parser.add_argument("--only", action="append", default=[], metavar="WORD", help="only models with WORD in the name")
     parser.add_argument("--small", action="store_true", help="only the small ones: a minute or two")
     parser.add_argument("--exporter", choices=EXPORTERS, help="only this exporter")
-    parser.add_argument("--dtype", choices=("f32", "bf16"), default="f32", help="bf16: by torch.export alone")
+    parser.add_argument("--dtype", choices=("f32", *HALVES), default="f32", help="halves: by torch.export alone")
     args = parser.parse_args()
-    if args.dtype == "bf16":
+    if args.dtype in HALVES:
         args.exporter = "dy"
     logging.disable(logging.WARNING)
 

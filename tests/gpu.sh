@@ -59,6 +59,12 @@ tested() {
     if [[ -n $path ]]; then step "$name" env "${with[@]}" timeout "$limit" "$path" "$@"; else skip "$name" "no binary"; fi
 }
 
+# What a command that ran beside others printed, and how it ended.
+ended() {
+    cat "$2"
+    return "$1"
+}
+
 run_graphs() {
     local backend=$1 model
     for model in digits.onnx:batch=64 mlp.onnxtxt:batch=8 attention.onnxtxt:batch=2,sequence=16 residual.onnxtxt:batch=2,height=8,width=8; do
@@ -111,17 +117,26 @@ tested "op table on CUDA" ops "${built_here[@]}" --test-threads=1
 tested "op table on CUDA, its tests side by side" ops "${built_here[@]}"
 tested "kernel cases on CUDA" backend cuda
 tested "memory audit" cuda audit --nocapture
+# Side by side: they take long, and nothing is timed.
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 ops=$(binary ops)
-for tool in memcheck racecheck; do
-    for table in every_row_agrees_with_the_reference_on_every_backend every_row_agrees_with_the_reference_in_halves; do
+tables=(every_row_agrees_with_the_reference_on_every_backend every_row_agrees_with_the_reference_in_halves)
+names=() pids=()
+for tool in memcheck racecheck initcheck synccheck; do
+    for table in "${tables[@]}"; do
         name="$tool of the op table${table##*reference}"
-        if [[ -n $sanitizer && -n $ops ]]; then
-            step "${name//_/ }" env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" "$table"
-        else
-            skip "${name//_/ }" "compute-sanitizer or the test is missing"
+        name=${name//_/ }
+        if [[ -z $sanitizer || -z $ops ]]; then
+            skip "$name" "compute-sanitizer or the test is missing"
+            continue
         fi
+        env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" "$table" >"$logs/${name// /_}.found" 2>&1 &
+        names+=("$name") pids+=($!)
     done
+done
+for i in "${!names[@]}"; do
+    wait "${pids[$i]}"
+    step "${names[$i]}" ended $? "$logs/${names[$i]// /_}.found"
 done
 with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
 step "graphs on wgpu" run_graphs wgpu

@@ -3,7 +3,7 @@
 
     python tests/gpu_compare.py [FOLDER] [--only WORD]... [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
 
-FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16. Per model, type and batch:
+FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type and batch:
 PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
 torch.compile(mode="max-autotune") as long as --compile-seconds last, and the steps of plimsoll's plan alone
 (replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in f32 on wgpu. Medians after a warm-up.
@@ -14,7 +14,8 @@ torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searc
 the context; the limit leaves out PyTorch's modules and libraries too.
 
 Results: the largest difference over the peak, from PyTorch's on the card and from PyTorch's in f32 with the same
-weights.
+weights. For halves also what no executor goes below that stores them: the same distance where all arithmetic is in f64
+and only what linear layers and convolutions make is rounded to the type.
 
 Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
 PyTorch's, and the time from the start of the program to the first result of ResNet-50 with a warm kernel cache.
@@ -39,6 +40,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import numpy as np
 import torch
+import transformers
 
 import export_models
 import zoo
@@ -134,11 +136,23 @@ def eager(row, model, batch, folder):
         np.save(folder / ("in." + zoo.file_name(value.name)), tensor.cpu().numpy())
     outputs = tensors(model(*inputs))
     elapsed = median_ms(lambda: model(*inputs))
-    exact = tensors(model.model.float()(*inputs)) if isinstance(model, export_models.BFloat16) else outputs
+    exact = tensors(model.model.float()(*inputs)) if isinstance(model, export_models.Half) else outputs
     for name, found, reference in zip(row.outputs, outputs, exact, strict=True):
         np.save(folder / ("out." + zoo.file_name(name)), found)
         np.save(folder / ("ref." + zoo.file_name(name)), reference)
     return elapsed
+
+
+def stored(row, model, batch):
+    """The error that rounding the results of linear layers and convolutions to the model's type makes, all else exact."""
+    model, inputs = on_card(row, model, batch)
+    model, dtype = model.model.double(), model.dtype
+    inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    exact = tensors(model(*inputs))
+    for module in model.modules():
+        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d, transformers.pytorch_utils.Conv1D)):
+            module.register_forward_hook(lambda _module, _inputs, output: output.to(dtype).double())
+    return max(output_error(found, reference) for found, reference in zip(tensors(model(*inputs)), exact, strict=True))
 
 
 def compiled(row, model, batch):
@@ -234,7 +248,7 @@ def attempt(record, key, function, *arguments):
 
 
 def measure(args, row, model, dtype, batch):
-    name = row.name + ("-bf16" if dtype == "bf16" else "")
+    name = row.name + ("" if dtype == "f32" else f"-{dtype}")
     case = zoo.Case(args.models / f"{name}.dy.onnx", batch)
     record = {"model": row.name, "dtype": dtype, "batch": batch}
     if not case.model.is_file():
@@ -249,6 +263,9 @@ def measure(args, row, model, dtype, batch):
             attempt(record, "run", result, args, case, row, Path(folder))
         else:
             record["notes"] = [f"eager: {value}"]
+    if dtype in export_models.HALVES:
+        good, value = finish(*start(stored, row, model, batch))
+        record.update({"stored": value} if good else {"notes": [*record.get("notes", []), f"stored: {value}"]})
     for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
         attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend)
     if "run" in record:
@@ -290,9 +307,10 @@ def print_tables(records):
     head = ["model", "planned MB", "beside MB", "PyTorch MB", "planned / PyTorch", "with beside / PyTorch"]
     print(zoo.table(head, rows, right=range(1, 6)), end="\n\n")
 
+    stored = [f"{r['stored']:.1e}" if "stored" in r else "-" for r in records if "errors" in r]
     rows = [[name(r), *(f"{error:.1e}" for error in r["errors"])] for r in records if "errors" in r]
-    head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32"]
-    print(zoo.table(head, rows, right=(1, 2, 3)), end="\n\n")
+    head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32", "stored - exact"]
+    print(zoo.table(head, [[*row, floor] for row, floor in zip(rows, stored)], right=(1, 2, 3, 4)), end="\n\n")
     for r in records:
         for text in r.get("notes", []):
             print(f"{name(r)}: {text}")
@@ -356,7 +374,7 @@ def print_bars(args):
 
 def main():
     parser = zoo.arguments(__doc__)
-    parser.add_argument("--dtype", action="append", choices=("f32", "bf16"), help="only this type")
+    parser.add_argument("--dtype", action="append", choices=("f32", *export_models.HALVES), help="only this type")
     parser.add_argument("--compile-seconds", type=float, default=0, help="what torch.compile may take altogether")
     parser.add_argument("--no-times", action="store_true", help="neither time models nor compare their results")
     parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
@@ -366,7 +384,7 @@ def main():
     rows = [m for m in rows if not args.only or any(word in m.name for word in args.only)]
     records, models = [], {}
     for row in rows:
-        for dtype in args.dtype or ("f32", "bf16"):
+        for dtype in args.dtype or ("f32", *export_models.HALVES):
             models[row.name, dtype] = export_models.prepare(row, dtype)[0]
             for batch in args.batch or BATCHES:
                 if args.no_times:

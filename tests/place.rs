@@ -219,6 +219,82 @@ fn large_instances_are_placed_soundly() {
     }
 }
 
+/// What a greedy allocator gets at best: items in one of several orders, each put into the lowest room or the smallest.
+fn portfolio(problem: &Problem) -> u64 {
+    let items = problem.items();
+    let area = |item: &Item| u128::from(item.size) * u128::from(item.upper - item.lower);
+    let keys: [&dyn Fn(&Item) -> (u128, u64); 5] = [
+        &|item| (u128::from(u64::MAX - item.lower), item.size),
+        &|item| (u128::from(item.size), item.upper - item.lower),
+        &|item| (area(item), item.size),
+        &|item| (u128::from(item.upper - item.lower), item.size),
+        &|item| (u128::from(item.upper), item.size),
+    ];
+    let lay = |key: &dyn Fn(&Item) -> (u128, u64), smallest: bool| {
+        let mut order: Vec<&Item> = items.iter().collect();
+        order.sort_by_key(|item| std::cmp::Reverse(key(item)));
+        let mut placed: Vec<(u64, &Item)> = Vec::new();
+        for item in order {
+            let meets = |other: &&(u64, &Item)| other.1.lower < item.upper && item.lower < other.1.upper;
+            let (mut end, mut rooms) = (0, Vec::new());
+            for (offset, other) in placed.iter().filter(meets) {
+                if end + item.size <= *offset {
+                    rooms.push((offset - end, end));
+                }
+                end = end.max(offset + other.size);
+            }
+            let room = if smallest { rooms.iter().min() } else { rooms.first() };
+            let offset = room.map_or(end, |room| room.1);
+            placed.insert(placed.partition_point(|other| other.0 < offset), (offset, item));
+        }
+        placed.iter().map(|(offset, item)| offset + item.size).max().unwrap_or(0)
+    };
+    keys.iter().flat_map(|key| [lay(key, false), lay(key, true)]).min().unwrap_or(0)
+}
+
+/// Layers whose results are kept until their gradients are made, last first; between them temporaries of the same few sizes.
+fn training(random: &mut Random, layers: u64) -> Problem {
+    let sizes = [256, 4096, 1 << 18, 1 << 20, 3 << 20];
+    let mut items = Vec::new();
+    for layer in 0..layers {
+        let (forward, backward) = (10 * layer, 20 * (2 * layers - layer));
+        let mut add = |lower, upper, size| items.push(Item { lower, upper, size, align: 1 });
+        add(0, 40 * layers, sizes[random.below(4) as usize]);
+        for _ in 0..6 {
+            add(forward + random.below(10), backward + random.below(20), sizes[random.below(5) as usize]);
+        }
+        for (from, most) in [(forward, 3), (forward, 5), (backward, 4), (backward, 30)] {
+            let lower = from + random.below(10);
+            add(lower, lower + 1 + random.below(most), sizes[random.below(5) as usize] + 512 * random.below(9));
+        }
+    }
+    Problem::new(items, 1).expect("it is sound")
+}
+
+/// In what takes a tenth of a second.
+#[test]
+fn a_short_search_comes_near_the_greedy_portfolio() {
+    let mut random = Random(11);
+    let stream = |random: &mut Random, count: u64, life: u64| {
+        let item =
+            |at| Item { lower: at, upper: at + 1 + random.below(life), size: 1 + random.below(1 << 20), align: 1 };
+        Problem::new((0..count).map(item).collect(), 1).expect("it is sound")
+    };
+    let problems = [
+        cut(&mut Random(31), 150),
+        cut(&mut Random(32), 450),
+        training(&mut random, 30),
+        training(&mut random, 200),
+        stream(&mut random, 3000, 40),
+        stream(&mut random, 3000, 400),
+    ];
+    for problem in problems {
+        let solution = place(&problem, Effort::Steps(50_000_000));
+        let greedy = portfolio(&problem);
+        assert!(solution.peak as f64 <= 1.05 * greedy as f64, "{} for {greedy}", solution.peak);
+    }
+}
+
 #[test]
 fn steps_decide_and_more_are_never_worse() {
     for seed in 10..14 {

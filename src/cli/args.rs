@@ -393,7 +393,8 @@ pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tens
     let mut inputs: Vec<_> = given.into_iter().map(|g| (g.name, g.tensor)).collect();
     for port in &plan.inputs {
         if !inputs.iter().any(|(name, _)| *name == port.name) {
-            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype));
+            let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);
+            let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).min(most));
             let tensor = tensor.map_err(|what| Error::Usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
         }

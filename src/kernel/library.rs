@@ -260,7 +260,10 @@ const THIN: u64 = 4;
 fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
         // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
-        (Call::MatMul(p), ..) => p.m.min(p.n) <= THIN,
+        (Call::MatMul(p), ..) => {
+            let thinner = p.m.min(p.n);
+            thinner <= THIN || thinner > WARP_ROWS && starts_anywhere(kernel, target)
+        }
         // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
         (Call::Conv(_), &Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
@@ -272,6 +275,21 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
         _ => false,
     }
 }
+
+/// Whether this is a product of halves that lie 16 bytes at a time, whose result's rows start at odd ones: libraries have nothing but
+/// kernels of earlier architectures for it (on an H200 half as fast as rendered ones, where multiples of two are a fifth faster).
+fn starts_anywhere(kernel: &Kernel, target: &Target) -> bool {
+    let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
+    let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
+    let halves = [left, right, write].iter().all(|o| o.dtype.size() == 2 && o.dtype.is_float());
+    let lie = left.access.lies(row + 1, EIGHT) && (right.access.lies(row, EIGHT) || right.access.lies(row + 1, EIGHT));
+    halves && target.compute >= 80 && lie && write.access.strides[row] % 2 != 0
+}
+
+/// Halves in 16 bytes.
+const EIGHT: usize = 8;
+/// More rows and columns than this, and tensor cores have something to do.
+const WARP_ROWS: u64 = 16;
 
 /// Whether libraries compute products of this type on tensor cores.
 pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {

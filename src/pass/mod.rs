@@ -5,12 +5,13 @@ use crate::graph::Graph;
 use crate::target::Target;
 
 pub mod attention;
+mod bind;
 mod decompose;
 mod fold;
 mod fuse;
 pub mod half;
+mod indexes;
 mod simplify;
-mod sink;
 mod turn;
 
 pub use fold::fold_node;
@@ -20,9 +21,11 @@ pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass)] = &[
+    ("indexes", indexes::run),
     ("fold", fold::run),
     ("simplify", simplify::run),
     ("decompose", decompose::run),
+    ("bind", bind::run),
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),
@@ -34,7 +37,7 @@ pub const PASSES: &[(&str, Pass)] = &[
 /// What a pass or the verification after it finds.
 pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
     graph.verify()?;
-    let fusion: &[(&str, Pass)] = if fuse { &[("sink", sink::run), ("fuse", fuse::run)] } else { &[] };
+    let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
     for (name, pass) in PASSES.iter().chain(fusion) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(graph, target)?;

@@ -31,6 +31,7 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
             }
             seen.insert(key, id);
         }
+        keep_rows(graph, id)?;
         join_addends(graph, id)?;
         scale_weights(graph, id)?;
     }
@@ -154,6 +155,54 @@ fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
         },
         _ => None,
     }
+}
+
+/// A product of rows that were collected for it and are taken apart behind it is one of the rows where they are:
+/// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it.
+fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = collected(graph, id);
+    if !graph.choices().holds("rows", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some((rows, weights, bias)) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let mut result = add(graph, &name, "MatMul", &[Some(rows), Some(weights)], Attrs::new())?;
+    if let Some(bias) = bias {
+        graph.insert_at(id);
+        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
+    }
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+/// What is multiplied by a matrix, apart from a reshape on both sides; the matrix; the constant that is added to each row, if one is.
+fn collected(graph: &Graph, id: u32) -> Option<(ValueId, ValueId, Option<ValueId>)> {
+    let reshaped = |id: u32| {
+        let node = graph.node(id);
+        (node.op()?.name == "Reshape").then(|| graph.operands(id)[0])?
+    };
+    let mut product = reshaped(id)?;
+    let mut bias = None;
+    if only(graph, product, &["Add"])
+        && let Some((inner, constant)) = addend(graph, product.node)
+    {
+        let row = matches!(graph.fact(constant).shape[..], [] | [_] | [1, _]);
+        if !row || graph.fact(inner).shape != graph.fact(product).shape {
+            return None;
+        }
+        (product, bias) = (inner, Some(constant));
+    }
+    if !only(graph, product, &["MatMul"]) {
+        return None;
+    }
+    let &[Some(left), Some(weights)] = &graph.operands(product.node)[..] else { return None };
+    let rows = reshaped(left.node)?;
+    let (shape, result) = (&graph.fact(rows).shape, &graph.node(id).outputs[0].fact.shape);
+    let matrices = graph.fact(left).shape.len() == 2 && graph.fact(weights).shape.len() == 2;
+    let ([outer @ .., depth], [kept @ .., width]) = (&shape[..], &result[..]) else { return None };
+    let same = outer == kept && [*depth, *width] == graph.fact(weights).shape[..];
+    (matrices && same && !outer.is_empty()).then_some((rows, weights, bias))
 }
 
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix

@@ -248,7 +248,7 @@ impl<'a> Checker<'a> {
             [(&plan.state, Class::State), (&plan.inputs, Class::Input), (&plan.outputs, Class::Output)]
         {
             let mut names = HashSet::new();
-            for Port { name, dtype, shape, buffer } in ports {
+            for Port { name, dtype, shape, buffer, .. } in ports {
                 fill(self, name, *dtype, *buffer, class)?;
                 ensure(names.insert(name), || format!("{} '{name}': named twice", class.name()))?;
                 let count = |s: &crate::shape::Shape| s.iter().map(|&d| d as u128).product::<u128>();

@@ -210,6 +210,7 @@ impl Lowering<'_> {
         self.choose_layouts(&order, &members)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
+        self.choose_turns(&order, &members)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
@@ -260,7 +261,8 @@ impl Lowering<'_> {
     }
 
     /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: where that takes no
-    /// more than the forms apart, they are held once, and products read the other forms through their strides.
+    /// more than the forms apart, they are held once, and products read the other forms through their strides. So are transposed ones that
+    /// no binding holds: by its columns a product can be cut.
     fn share_constants(&mut self, order: &[u32]) {
         let graph = self.graph;
         let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
@@ -268,16 +270,24 @@ impl Lowering<'_> {
             let value = ValueId { node, port: 0 };
             let Some(constant) = graph.as_constant(value) else { continue };
             let (root, access) = viewed(constant);
-            let product = |&user: &u32| graph.node(user).op().is_some_and(|op| op.name == "MatMul");
-            if access.is_contiguous() || graph.users(value).iter().all(product) {
+            if access.is_contiguous() || products_alone(graph, value) {
                 forms.entry(Arc::as_ptr(&root)).or_default().push((constant, (root, access)));
             }
         }
         let bytes = |constant: &Constant| constant.fact.shape.numel() * constant.fact.dtype.size();
+        // Whether a binding holds what is read of the whole, or its columns can be taken apart.
+        let windowed = |root: &Constant, access: &Access| {
+            let most = self.target.max_binding.saturating_sub(self.target.alignment);
+            let elements = access.span().map_or(0, |(low, high)| high.abs_diff(low) as u64 + 1);
+            let columns = access.strides.len() >= 2 && access.strides[access.strides.len() - 2] == 1;
+            columns || elements.saturating_mul(root.fact.dtype.size() as u64) <= most
+        };
         let pays = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
             let whole = bytes(&forms[0].1.0);
-            let most = self.target.max_segment.min(self.target.max_binding);
-            forms.len() > 1 && whole <= forms.iter().map(|form| bytes(form.0)).sum() && whole as u64 <= most
+            let one = forms.len() == 1 && (forms[0].1.1.is_contiguous() || whole as u64 <= self.target.max_binding);
+            let binds = whole as u64 <= self.target.max_binding || forms.iter().all(|(_, (root, a))| windowed(root, a));
+            let less = whole <= forms.iter().map(|form| bytes(form.0)).sum();
+            !one && binds && less && whole as u64 <= self.target.max_segment
         };
         let shared = forms.into_values().filter(pays).flatten();
         self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
@@ -414,6 +424,42 @@ impl Lowering<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Lets attentions write their heads side by side where these are joined: what a view cannot see of a transposed value would be copied.
+    fn choose_turns(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+        let graph = self.graph;
+        for &id in order {
+            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+            let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
+            let Some(perm) = self.permutation(turned.node) else { continue };
+            let value = graph.operands(turned.node)[0].expect("a view has a source");
+            let group = graph.node(value.node).group.map_or(&[][..], |group| &members[&group]);
+            let templates = group.iter().filter(|&&n| matches!(lower(n), Some(Lower::Template(_)))).count();
+            if templates < 2 || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
+                continue;
+            }
+            let seen = self.view_access(turned.node, &Access::contiguous(graph.fact(value).shape.clone()));
+            let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
+            if !graph.is_output(value) && graph.choices().pays("turn", id, copies) {
+                let mut back = vec![0; perm.len()];
+                perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+                let access = Access::contiguous(graph.fact(turned).shape.clone()).permute(&back);
+                let buffer = self.buffer(value, Class::Activation)?;
+                self.destinations.insert(value, Place { buffer, access });
+            }
+        }
+        Ok(())
+    }
+
+    /// Which axis of its source each axis of a transposed value is, if it is one.
+    fn permutation(&self, id: u32) -> Option<Vec<usize>> {
+        let node = self.graph.node(id);
+        let rank = node.outputs.first()?.fact.shape.len();
+        let op = node.op().filter(|op| op.name == "Transpose")?;
+        let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
+        let perm = perm.map_or_else(|| (0..rank).rev().collect(), |p| p.iter().map(|&axis| axis as usize).collect());
+        Some(perm)
     }
 
     /// The parts of a concatenation and where each lies in the whole.
@@ -1152,7 +1198,13 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        reusable.retain(|&b| windows.is_empty() && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        // Of several parts, one overwrites what another is yet to read.
+        let whole = |b: usize| {
+            let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
+            slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
+        };
+        let whole = |b: usize| whole(b) && whole(written[0]);
+        reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(
@@ -1230,6 +1282,10 @@ impl Recipe {
     fn new(template: Template, shape: Shape, body: Body) -> Recipe {
         Recipe { template, shape, prologues: Vec::new(), body }
     }
+}
+
+fn products_alone(graph: &Graph, value: ValueId) -> bool {
+    graph.users(value).iter().all(|&user| graph.node(user).op().is_some_and(|op| op.name == "MatMul"))
 }
 
 /// The constant that a constant is a view of, and how it lies there; itself, if it is none.

@@ -8,7 +8,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph};
+use crate::graph::{Constant, Graph, Indexes};
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
@@ -154,6 +154,9 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: usize,
+    /// What an input's elements look up, if they do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexes: Option<Indexes>,
 }
 
 /// The bytes of a buffer that an argument of a step binds.
@@ -400,7 +403,7 @@ struct Arrangement {
 
 /// Decides which of the drafts to plan, and where everything of it goes.
 fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
-    let (mut draft, options, mut layout, orders) = best_order(target, limits, draft)?;
+    let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
         let bytes = |layout: &Layout| -> u64 { stack(target, &draft, layout).0.iter().map(|s| s.bytes).sum() };
         // Where neither fits, the smaller one tells by how much.
@@ -408,7 +411,11 @@ fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Resul
             layout = wide;
         }
     }
+    let before = layout.peak;
     spare::grow(&mut draft, &mut layout, target);
+    if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
+        order.peak = layout.peak;
+    }
     let (segments, places) = stack(target, &draft, &layout);
     Ok(Arrangement { draft, options, layout, orders, segments, places })
 }
@@ -673,7 +680,8 @@ fn assemble(
     }
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
-        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer] }
+        let indexes = graph.indexes(value).cloned();
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();

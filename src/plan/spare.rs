@@ -66,6 +66,13 @@ pub(super) fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
         kernel.workspace = bytes;
     }
     resize(draft);
+    // A workspace that lay behind all else has perhaps left its place.
+    let mut ends = vec![0; layout.segments.len()];
+    for (range, &(segment, offset)) in layout.live.ranges.iter().zip(&layout.offsets) {
+        ends[segment] = ends[segment].max(offset + range.bytes);
+    }
+    layout.segments = ends;
+    layout.peak = layout.segments.iter().sum();
 }
 
 /// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.

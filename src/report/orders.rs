@@ -1,18 +1,34 @@
 //! The orders that a plan was chosen from.
 
 use super::{Table, grouped};
-use crate::plan::Plan;
+use crate::plan::{Candidate, Plan};
 
-/// One line per order that was tried; a star at the one that the plan has.
+/// The file's order, those that take less with the least first, and all others in one line; a star at the one that the plan has. Orders
+/// with the same figures share a line.
 pub fn orders(plan: &Plan) -> String {
     let mut table = Table::new("<>");
     table.row(["order", "arena's bound", "placed"]);
-    let least = plan.summary.orders.iter().map(|order| order.peak).min();
-    let chosen = plan.summary.orders.iter().position(|order| Some(order.peak) == least);
-    for (at, order) in plan.summary.orders.iter().enumerate() {
-        let name = format!("  {}", order.name);
-        let star = if Some(at) == chosen { "*" } else { "" };
-        table.row([name, grouped(order.bound), grouped(order.peak), star.into()]);
+    let found = &plan.summary.orders;
+    let Some(file) = found.first() else { return table.to_string() };
+    let figures = |order: &Candidate| (order.peak, order.bound);
+    let (same, others): (Vec<_>, Vec<_>) = found.iter().partition(|order| figures(order) == figures(file));
+    let (mut less, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(|order| order.peak < file.peak);
+    less.sort_by_key(|order| figures(order));
+    let chosen = found.iter().min_by_key(|order| order.peak);
+    for equals in std::iter::once(&same[..]).chain(less.chunk_by(|a, b| figures(a) == figures(b))) {
+        let first = equals[0];
+        let name = match equals.len() {
+            1 => format!("  {}", first.name),
+            2 => format!("  {} and another", first.name),
+            more => format!("  {} and {} others", first.name, more - 1),
+        };
+        let star = if chosen.is_some_and(|chosen| std::ptr::eq(chosen, first)) { "*" } else { "" };
+        table.row([name, grouped(first.bound), grouped(first.peak), star.into()]);
+    }
+    if let Some(peak) = rest.iter().map(|order| order.peak).min() {
+        let bound = rest.iter().map(|order| order.bound).min().unwrap_or(peak);
+        let name = if rest.len() == 1 { "  another".into() } else { format!("  {} others, at least", rest.len()) };
+        table.row([name, grouped(bound), grouped(peak), String::new()]);
     }
     table.to_string()
 }

@@ -109,17 +109,25 @@ template <class T> inline u32 pair(f32 low, f32 high) {
 }
 inline f32 decay(f32 v) { return exp(v); }
 // What is sent is there when it is waited for, and not before.
-struct Parcel { void* to; unsigned char bytes[16]; };
+struct Parcel { void* to; unsigned char bytes[16]; int post; };
 static std::vector<Parcel> parcels[1024];
+static int posts[1024];
 inline void send(void* to, const void* from, bool there) {
-    Parcel parcel = {to, {}};
+    Parcel parcel = {to, {}, posts[threadIdx.x]};
     if (there) memcpy(parcel.bytes, from, 16);
     parcels[threadIdx.x].push_back(parcel);
 }
-inline void arrive() {
-    for (const Parcel& parcel : parcels[threadIdx.x]) memcpy(parcel.to, parcel.bytes, 16);
-    parcels[threadIdx.x].clear();
+inline void post() { posts[threadIdx.x]++; }
+inline void deliver(int until) {
+    std::vector<Parcel> later;
+    for (const Parcel& parcel : parcels[threadIdx.x]) {
+        if (parcel.post < until) memcpy(parcel.to, parcel.bytes, 16);
+        else later.push_back(parcel);
+    }
+    parcels[threadIdx.x] = later;
 }
+inline void arrive() { deliver(posts[threadIdx.x] + 1); }
+template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
 template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel((A)args[I]...);
 }

@@ -165,11 +165,14 @@ DEVICE f32 decay(f32 v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * 1.4426950409f));
     return power;
 }
-// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive.
+// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
+// or all but the last few posts.
 DEVICE void send(void* to, const void* from, bool there) {
     const u32 at = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+DEVICE void post() { asm volatile("cp.async.commit_group;"); }
+template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 
 // kernel 0, row: normed/Add
@@ -300,28 +303,40 @@ const auto finish = [&](i32 row, i32 j, i32 c) -> void {
 // {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"none","tf32":false}}
 
 // kernel 2, attention: heads
-// 128 invocations, [128, 1, 1] workgroups
-// attention
+// 128 invocations, [8, 1, 1] workgroups
+// attention_tile
 constexpr f32 LOWEST = (-3.4028235e38f);
 constexpr i32 M = 16;
 constexpr i32 N = 16;
 constexpr i32 K = 16;
 constexpr i32 COLUMNS_OUT = 16;
-constexpr i32 ROWS = 1;
-constexpr i32 COLUMNS = 128;
-constexpr i32 LANES = 128;
-constexpr i32 GROUPS = 16;
-constexpr i32 STEP = 16;
+constexpr i32 ROWS = 16;
+constexpr i32 COLUMNS = 64;
+constexpr i32 WIDTH = 16;
+constexpr i32 EACH = 1;
+constexpr i32 GROUPS = 1;
 constexpr i32 A_M_STEP = 16;
 constexpr i32 A_K_STEP = 1;
 constexpr i32 B_N_STEP = 16;
 constexpr i32 B_K_STEP = 1;
 constexpr i32 SIZE = 128;
 extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
-    __shared__ __align__(16) f32 tile_a[16];
-    __shared__ __align__(16) f32 tile_b[2048];
-    __shared__ __align__(16) f32 scores[128];
-    __shared__ __align__(16) f32 partial[128];
+    __shared__ __align__(16) f32 tile[2304];
+    const auto a_wide = [&](i32 batch, i32 m, i32 k) -> wide<f32, 4> {
+        const auto batch_1 = i32(u32(batch) % 4u);
+        const auto batch_0 = i32(u32(batch) / 4u);
+        return read<f32, 4>(b0 + (batch_0 * 1024 + batch_1 * 16 + m * 64 + k));
+    };
+    const auto b_wide = [&](i32 batch, i32 k, i32 n) -> wide<f32, 4> {
+        const auto batch_1 = i32(u32(batch) % 4u);
+        const auto batch_0 = i32(u32(batch) / 4u);
+        return read<f32, 4>(b1 + (batch_0 * 1024 + batch_1 * 16 + k + n * 64));
+    };
+    const auto c_wide = [&](i32 batch, i32 n, i32 e) -> wide<f32, 4> {
+        const auto batch_1 = i32(u32(batch) % 4u);
+        const auto batch_0 = i32(u32(batch) / 4u);
+        return read<f32, 4>(b2 + (batch_0 * 1024 + batch_1 * 16 + n * 64 + e));
+    };
 const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
     const auto batch_1 = i32(u32(batch) % 4u);
     const auto batch_0 = i32(u32(batch) / 4u);
@@ -339,9 +354,11 @@ const auto c = [&](i32 batch, i32 n, i32 e) -> f32 {
     if (e < 16) { value = b2[batch_0 * 1024 + batch_1 * 16 + n * 64 + e]; }
     return value;
 };
-const auto score = [&](i32 batch, i32 m, i32 n, f32 value) -> f32 {
-    auto result = LOWEST;
-    if (m < M && n < N) {
+const auto look = [&](i32 batch, i32 m, i32 n) -> void {
+};
+const auto score = [&](i32 batch, i32 m, i32 n, i32 v, f32 value) -> f32 {
+    auto result = bitcast<f32>(0xff800000u);
+    if (n < N) {
         const auto v0 = value;
         const auto v2 = v0 * 0.25f;
         result = v2;
@@ -350,130 +367,176 @@ const auto score = [&](i32 batch, i32 m, i32 n, f32 value) -> f32 {
 };
 const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     if (m < M && n < COLUMNS_OUT) {
+        const auto batch_1 = i32(u32(batch) % 4u);
+        const auto batch_0 = i32(u32(batch) / 4u);
         const auto v0 = value;
-        b3[batch * 256 + m * 16 + n] = v0;
+        b3[batch_0 * 1024 + batch_1 * 16 + m * 64 + n] = v0;
     }
 };
-    const i32 group = blockIdx.x + blockIdx.y * 128u;
+    const i32 group = blockIdx.x + blockIdx.y * 8u;
     const i32 thread = threadIdx.x;
-    // A workgroup computes ROWS rows of the result. It walks along the keys, COLUMNS at a time: their scores, the largest
-    // score and the sum of powers so far, and the values weighted by the powers. What was summed before is scaled down when
-    // a larger score appears. LANES invocations share a row.
-    const auto batch = group / GROUPS;
-    const auto m0 = group % GROUPS * ROWS;
-    const auto row = thread / LANES;
-    const auto lane = thread % LANES;
-    auto top = LOWEST;
-    auto total = 0.0f;
-    auto sum0 = 0.0f;
-    for (auto n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
-        auto product0 = 0.0f;
-        for (auto k0 = 0; k0 < K; k0 = k0 + STEP) {
-            for (auto s = thread; s < ROWS * STEP; s = s + SIZE) {
-                const auto m = s / A_M_STEP % ROWS;
-                const auto k = s / A_K_STEP % STEP;
-                auto value = 0.0f;
-                if (m0 + m < M && k0 + k < K) {
-                    value = a(batch, m0 + m, k0 + k);
-                }
-                tile_a[k * ROWS + m] = value;
-            }
-            for (auto s = thread; s < COLUMNS * STEP; s = s + SIZE) {
-                const auto n = s / B_N_STEP % COLUMNS;
-                const auto k = s / B_K_STEP % STEP;
-                auto value = 0.0f;
-                if (n0 + n < N && k0 + k < K) {
-                    value = b(batch, k0 + k, n0 + n);
-                }
-                tile_b[k * COLUMNS + n] = value;
-            }
-            workgroupBarrier();
-            for (auto k = 0; k < STEP; k++) {
-                const auto right = tile_b[k * COLUMNS + thread % COLUMNS];
-                product0 = product0 + tile_a[k * ROWS + (thread + 0 * SIZE) / COLUMNS] * right;
-            }
-            workgroupBarrier();
+    // Attention with sums in registers. A workgroup of 128 computes ROWS rows of the result, sixteen invocations ROW of them, and walks along
+    // the keys, COLUMNS at a time: their scores, of which an invocation has COLUMN neighbours, the largest score and the sum of powers so
+    // far, and the values weighted by the powers. What was summed before is scaled down when a larger score appears. Weights take the place of
+    // keys in workgroup memory, where four rows of theirs stand elsewhere for each invocation that writes them, so that banks are shared
+    // evenly.
+    constexpr i32 ROW = ROWS / 8, COLUMN = COLUMNS / 16, PIECES = WIDTH / 16 / EACH, SIDE = ROW < 4 ? ROW : 4;
+    const i32 batch = group / GROUPS;
+    const i32 m0 = group % GROUPS * ROWS;
+    const i32 lane = thread % 16;
+    const i32 row = thread / 16 * ROW;
+    f32* const queries = tile;
+    f32* const keys = queries + K * ROWS;
+    f32* const values = keys + (K > ROWS ? K : ROWS) * COLUMNS;
+    const auto weight_at = [&](i32 n, i32 m) {
+        return keys + n * ROWS + (m / 4 ^ n / COLUMN) % (ROWS / 4) * 4 + m % 4;
+    };
+    for (i32 s = thread; s < ROWS * K / 4; s += SIZE) {
+        const i32 m = s % ROWS;
+        const i32 k = s / ROWS * 4;
+        wide<f32, 4> four = {};
+        if (m0 + m < M) {
+            four = a_wide(batch, m0 + m, k);
         }
-        scores[thread + 0 * SIZE] = score(batch, m0 + (thread + 0 * SIZE) / COLUMNS, n0 + thread % COLUMNS, product0);
-        workgroupBarrier();
-        const auto end = min(COLUMNS, N - n0);
-        auto largest = top;
-        for (auto n = lane; n < end; n = n + LANES) {
-            largest = max(largest, scores[row * COLUMNS + n]);
+        #pragma unroll
+        for (i32 v = 0; v < 4; v++) {
+            queries[(k + v) * ROWS + m] = four.v[v];
         }
-        partial[thread] = largest;
-        workgroupBarrier();
-        for (auto half = LANES / 2; half > 0; half = half / 2) {
-            if (lane < half) {
-                partial[thread] = max(partial[thread], partial[thread + half]);
-            }
-            workgroupBarrier();
-        }
-        largest = partial[thread - lane];
-        workgroupBarrier();
-        const auto fade = exp(top - largest);
-        top = largest;
-        auto part = 0.0f;
-        for (auto n = lane; n < end; n = n + LANES) {
-            const auto power = exp(scores[row * COLUMNS + n] - top);
-            scores[row * COLUMNS + n] = power;
-            part = part + power;
-        }
-        partial[thread] = part;
-        workgroupBarrier();
-        for (auto half = LANES / 2; half > 0; half = half / 2) {
-            if (lane < half) {
-                partial[thread] = partial[thread] + partial[thread + half];
-            }
-            workgroupBarrier();
-        }
-        total = total * fade + partial[thread - lane];
-        sum0 = sum0 * fade;
-        for (auto n = 0; n < end; n++) {
-            const auto weight = scores[row * COLUMNS + n];
-            sum0 = sum0 + weight * c(batch, n0 + n, lane + 0 * LANES);
-        }
-        workgroupBarrier();
     }
-    store(batch, m0 + row, lane + 0 * LANES, sum0 / total);
+    f32 top[ROW], total[ROW], sum[ROW][PIECES * EACH];
+    #pragma unroll
+    for (i32 i = 0; i < ROW; i++) {
+        top[i] = LOWEST;
+        total[i] = 0.0f;
+        #pragma unroll
+        for (i32 e = 0; e < PIECES * EACH; e++) {
+            sum[i][e] = 0.0f;
+        }
+    }
+    for (i32 n0 = 0; n0 < N; n0 += COLUMNS) {
+        __syncthreads();
+        for (i32 s = thread; s < COLUMNS * K / 4; s += SIZE) {
+            const i32 n = s % COLUMNS;
+            const i32 k = s / COLUMNS * 4;
+            wide<f32, 4> four = {};
+            if (n0 + n < N) {
+                four = b_wide(batch, k, n0 + n);
+            }
+            #pragma unroll
+            for (i32 v = 0; v < 4; v++) {
+                keys[(k + v) * COLUMNS + n] = four.v[v];
+            }
+        }
+        for (i32 s = thread; s < COLUMNS * WIDTH / 4; s += SIZE) {
+            const i32 n = s / (WIDTH / 4);
+            const i32 e = s % (WIDTH / 4) * 4;
+            wide<f32, 4> four = {};
+            if (n0 + n < N && e < COLUMNS_OUT) {
+                four = c_wide(batch, n0 + n, e);
+            }
+            write(values + n * WIDTH + e, four);
+        }
+        __syncthreads();
+        f32 score_of[ROW][COLUMN];
+        #pragma unroll
+        for (i32 i = 0; i < ROW * COLUMN; i++) {
+            score_of[i / COLUMN][i % COLUMN] = 0.0f;
+        }
+        #pragma unroll 8
+        for (i32 k = 0; k < K; k++) {
+            const auto y = read<f32, COLUMN>(keys + k * COLUMNS + lane * COLUMN);
+            #pragma unroll
+            for (i32 side = 0; side < ROW; side += SIDE) {
+                const auto x = read<f32, SIDE>(queries + k * ROWS + row + side);
+                #pragma unroll
+                for (i32 i = 0; i < SIDE * COLUMN; i++) {
+                    score_of[side + i / COLUMN][i % COLUMN] += x.v[i / COLUMN] * y.v[i % COLUMN];
+                }
+            }
+        }
+        __syncthreads();
+        #pragma unroll
+        for (i32 i = 0; i < ROW; i++) {
+            f32 largest = top[i];
+            #pragma unroll
+            for (i32 j = 0; j < COLUMN; j++) {
+                const i32 n = n0 + lane * COLUMN + j;
+                if (j % 2 == 0) {
+                    look(batch, m0 + row + i, n);
+                }
+                score_of[i][j] = score(batch, m0 + row + i, n, j % 2, score_of[i][j]);
+                largest = max(largest, score_of[i][j]);
+            }
+            #pragma unroll
+            for (i32 lanes = 8; lanes > 0; lanes /= 2) {
+                largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+            }
+            const f32 fade = decay(top[i] - largest);
+            top[i] = largest;
+            total[i] *= fade;
+            #pragma unroll
+            for (i32 e = 0; e < PIECES * EACH; e++) {
+                sum[i][e] *= fade;
+            }
+            #pragma unroll
+            for (i32 j = 0; j < COLUMN; j++) {
+                score_of[i][j] = decay(score_of[i][j] - largest);
+                total[i] += score_of[i][j];
+            }
+        }
+        #pragma unroll
+        for (i32 j = 0; j < COLUMN; j++) {
+            #pragma unroll
+            for (i32 side = 0; side < ROW; side += SIDE) {
+                wide<f32, SIDE> weights;
+                #pragma unroll
+                for (i32 i = 0; i < SIDE; i++) {
+                    weights.v[i] = score_of[side + i][j];
+                }
+                write(weight_at(lane * COLUMN + j, row + side), weights);
+            }
+        }
+        __syncthreads();
+        #pragma unroll 8
+        for (i32 n = 0; n < COLUMNS; n++) {
+            wide<f32, EACH> y[PIECES];
+            #pragma unroll
+            for (i32 p = 0; p < PIECES; p++) {
+                y[p] = read<f32, EACH>(values + n * WIDTH + (p * 16 + lane) * EACH);
+            }
+            #pragma unroll
+            for (i32 side = 0; side < ROW; side += SIDE) {
+                const auto x = read<f32, SIDE>(weight_at(n, row + side));
+                #pragma unroll
+                for (i32 i = 0; i < SIDE; i++) {
+                    #pragma unroll
+                    for (i32 e = 0; e < PIECES * EACH; e++) {
+                        sum[side + i][e] += x.v[i] * y[e / EACH].v[e % EACH];
+                    }
+                }
+            }
+        }
+    }
+    #pragma unroll
+    for (i32 i = 0; i < ROW; i++) {
+        #pragma unroll
+        for (i32 lanes = 8; lanes > 0; lanes /= 2) {
+            total[i] += __shfl_xor_sync(0xffffffffu, total[i], lanes);
+        }
+        const f32 scale = 1.0f / total[i];
+        #pragma unroll
+        for (i32 e = 0; e < PIECES * EACH; e++) {
+            f32& value = sum[i][e];
+            value *= scale;
+        }
+        #pragma unroll
+        for (i32 e = 0; e < PIECES * EACH; e++) {
+            const i32 n = (e / EACH * 16 + lane) * EACH + e % EACH;
+            store(batch, m0 + row + i, n, sum[i][e]);
+        }
+    }
 }
 
-// kernel 3, map: copy of heads_last
-// 128 invocations, [4, 1, 1] workgroups
-// map_wide
-constexpr i32 COUNT = 2048;
-constexpr i32 WIDTH = 4;
-constexpr i32 TURNS = 1;
-constexpr i32 SIZE = 128;
-extern "C" __global__ void __launch_bounds__(128) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
-const auto store_wide = [&](i32 i) -> void {
-    const auto i_3 = i32(u32(i) % 16u);
-    const auto i_2 = i32(u32(i) / 16u % 4u);
-    const auto i_1 = i32(u32(i) / 64u % 16u);
-    const auto i_0 = i32(u32(i) / 1024u);
-    const auto x0 = read<f32, 4>(b0 + (i_0 * 1024 + i_1 * 16 + i_2 * 256 + i_3));
-    wide<f32, 4> o0;
-    #pragma unroll
-    for (i32 v = 0; v < 4; v++) {
-        const auto v0 = x0.v[v];
-        o0.v[v] = v0;
-    }
-    {
-        write(b1 + (i), o0);
-    }
-};
-    const i32 group = blockIdx.x + blockIdx.y * 4u;
-    const i32 thread = threadIdx.x;
-    // TURNS times WIDTH elements per invocation, in accesses of up to 16 bytes.
-    #pragma unroll
-    for (i32 turn = 0; turn < TURNS; turn++) {
-        const i32 i = ((group * TURNS + turn) * SIZE + thread) * WIDTH;
-        if (i + WIDTH <= COUNT) {
-            store_wide(i);
-        }
-    }
-}
-
-// kernel 4, matmul: y
+// kernel 3, matmul: y
 // {"mat_mul":{"m":64,"n":32,"k":64,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"c":{"slot":2,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"d":{"slot":4,"dtype":"f32","offset":0,"transposed":false,"leading":64,"stride":0},"alpha":1.0,"bias":{"slot":3,"offset":0},"activation":"none","tf32":false}}
 

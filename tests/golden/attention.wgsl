@@ -252,8 +252,10 @@ fn score(batch: i32, m: i32, n: i32, value: f32) -> f32 {
 }
 fn store(batch: i32, m: i32, n: i32, value: f32) {
     if (m < M && n < COLUMNS_OUT) {
+        let batch_1 = i32(u32(batch) % 4u);
+        let batch_0 = i32(u32(batch) / 4u);
         let v0 = value;
-        b3[batch * 256 + m * 16 + n] = v0;
+        b3[batch_0 * 1024 + batch_1 * 16 + m * 64 + n] = v0;
     }
 }
 @compute @workgroup_size(128)
@@ -342,33 +344,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     store(batch, m0 + row, lane + 0 * LANES, sum0 / total);
 }
 
-// kernel 3, map: copy of heads_last
-// 64 invocations, [32, 1, 1] workgroups
-// map
-@group(0) @binding(0) var<storage, read> b0: array<f32>;
-@group(0) @binding(1) var<storage, read_write> b1: array<f32>;
-const SIZE: i32 = 64;
-const COUNT: i32 = 2048;
-fn store(i: i32) {
-    let i_3 = i32(u32(i) % 16u);
-    let i_2 = i32(u32(i) / 16u % 4u);
-    let i_1 = i32(u32(i) / 64u % 16u);
-    let i_0 = i32(u32(i) / 1024u);
-    let v0 = b0[i_0 * 1024 + i_1 * 16 + i_2 * 256 + i_3];
-    b1[i] = v0;
-}
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let group = i32(id.x + id.y * 32u);
-    let thread = i32(index);
-    // One invocation per element.
-    let i = group * SIZE + thread;
-    if (i < COUNT) {
-        store(i);
-    }
-}
-
-// kernel 4, matmul: y
+// kernel 3, matmul: y
 // 64 invocations, [2, 1, 1] workgroups
 // matmul
 @group(0) @binding(0) var<storage, read> b0: array<f32>;

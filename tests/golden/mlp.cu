@@ -165,11 +165,14 @@ DEVICE f32 decay(f32 v) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * 1.4426950409f));
     return power;
 }
-// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive.
+// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
+// or all but the last few posts.
 DEVICE void send(void* to, const void* from, bool there) {
     const u32 at = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
+DEVICE void post() { asm volatile("cp.async.commit_group;"); }
+template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 
 // kernel 0, matmul: hidden

@@ -1,10 +1,10 @@
 //! The holes of the attention templates.
 
 use super::locate::{Space, Var, locate, over};
-use super::scalar::Type::{self, BF16, F16, F32, I32};
+use super::scalar::Type::{BF16, F16, F32, I32};
 use super::scalar::convert;
 use super::templates::Launch;
-use super::wide::BYTES;
+use super::wide::{BYTES, matrix};
 use super::{Dialect, Input, Module};
 use crate::expr::Body;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,6 +21,16 @@ struct Extents {
     k: usize,
     n: usize,
     e: usize,
+}
+
+/// How an attention is cut into workgroups, and what these hold.
+enum Cut {
+    /// Scores pass through workgroup memory.
+    Plain,
+    /// Rows of the result and keys at a time; scores and sums are held in registers.
+    Tile { rows: usize, columns: usize },
+    /// The same on tensor cores.
+    Warps(Warps),
 }
 
 /// How an attention of halves is shared among the warps of a workgroup.
@@ -58,7 +68,7 @@ impl Module<'_> {
             return Err("attention is of floats".into());
         }
         for (slot, name, names) in [(0, "a", ["m", "k"]), (1, "b", ["k", "n"]), (2, "c", ["n", "e"])] {
-            let (mut body, address) = self.element_of(slot, names, [rank - 2, rank - 1]);
+            let (mut body, address) = self.address(slot, &space(&self.access(slot).shape, names));
             let load = self.load(slot, &address);
             if name == "c" {
                 // The last lanes may have no column.
@@ -68,7 +78,7 @@ impl Module<'_> {
             } else {
                 body.push(format!("return {load};"));
             }
-            self.function(name, &params(names), Some(F32), body);
+            self.function(name, &matrix(names), Some(F32), body);
         }
         self.constant("LOWEST", f32::MIN.into(), F32);
         let Extents { m, k, n, e, .. } = extents;
@@ -76,16 +86,41 @@ impl Module<'_> {
         if guarded {
             self.flags.push("GUARDED");
         }
-        let warps = self.warps(&extents);
-        match &warps {
-            Some(warps) => self.score_pairs(score, &extents, warps)?,
-            None => self.score_each(score, n)?,
+        let cut = self.cut(&extents);
+        match &cut {
+            Cut::Plain => self.score_each(score, n)?,
+            &Cut::Tile { rows, columns } => self.score_pairs(score, &extents, [rows, columns])?,
+            Cut::Warps(warps) => self.score_pairs(score, &extents, [warps.rows, warps.teams * warps.columns])?,
         }
         let outs: Vec<Var> = space(shape, ["m", "n"]);
         self.store(&outs, Some(F32), Some("m < M && n < COLUMNS_OUT"), &[])?;
-        match &warps {
-            Some(warps) => self.attention_mma(&extents, warps),
-            None => self.attention_plain(&extents),
+        match &cut {
+            Cut::Plain => self.attention_plain(&extents),
+            &Cut::Tile { rows, columns } => self.attention_tile(&extents, [rows, columns]),
+            Cut::Warps(warps) => self.attention_mma(&extents, warps),
+        }
+    }
+
+    /// CUDA's kernels take as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
+    fn cut(&self, extents: &Extents) -> Cut {
+        let &Extents { batch, m, k, e, .. } = extents;
+        if self.dialect != Dialect::Cuda || m <= FEW || k == 0 {
+            return Cut::Plain;
+        }
+        if let Some(warps) = self.warps(extents) {
+            return Cut::Warps(warps);
+        }
+        let most = self.target.max_shared as usize;
+        let fits = |&(rows, columns): &(usize, usize)| {
+            let width = tile_width(e).0;
+            rows / 8 * (width / 16) <= 64 && 4 * tile_len(rows, columns, k, width) <= most
+        };
+        let cuts = [(64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32)].into_iter().filter(fits);
+        let busy = |rows: usize| batch * m.div_ceil(rows) >= 2 * self.target.multiprocessors as usize;
+        let enough = cuts.clone().find(|&(rows, _)| m > rows / 2 && busy(rows));
+        match enough.or_else(|| cuts.clone().find(|&(rows, _)| rows == 16)) {
+            Some((rows, columns)) => Cut::Tile { rows, columns },
+            None => Cut::Plain,
         }
     }
 
@@ -103,7 +138,7 @@ impl Module<'_> {
         body.extend(code.statements.iter().map(|line| format!("    {line}")));
         body.push(format!("    result = {};", convert(value, *from, F32)));
         body.extend(["}".to_owned(), "return result;".to_owned()]);
-        let [b, first, second] = params(["m", "n"]);
+        let [b, first, second] = matrix(["m", "n"]);
         self.function("score", &[b, first, second, ("value", F32)], Some(F32), body);
         Ok(())
     }
@@ -142,13 +177,13 @@ impl Module<'_> {
         Ok(("attention", size as u32, (batch * groups) as u64))
     }
 
-    /// How tensor cores compute an attention: of halves, by instructions that came with compute capability 8.0, of more than a few rows,
+    /// How tensor cores compute an attention: of halves, by instructions that came with compute capability 8.0,
     /// whose sums, scores and queries fit in registers, and of whose keys and values some fit in workgroup memory. Rows are shared among
     /// more workgroups, and their keys among the warps of each, where multiprocessors would be idle.
     fn warps(&self, &Extents { batch, m, k, n, e }: &Extents) -> Option<Warps> {
         let element = self.storage[0];
         let halves = matches!(element, F16 | BF16) && self.storage[..3].iter().all(|ty| *ty == element);
-        if self.dialect != Dialect::Cuda || self.target.compute < 80 || !halves || m <= FEW || k.max(e) > WIDEST {
+        if self.target.compute < 80 || !halves || k.max(e) > WIDEST {
             return None;
         }
         let busy = |rows: usize| batch * m.div_ceil(rows) >= 2 * self.target.multiprocessors as usize;
@@ -166,7 +201,7 @@ impl Module<'_> {
     }
 }
 
-/// An attention of so few rows leaves tensor cores next to nothing to do.
+/// An attention of so few rows has next to nothing that could stay in registers.
 const FEW: usize = 4;
 /// The widest queries and results that are held in registers.
 const WIDEST: usize = 256;
@@ -181,27 +216,75 @@ impl Warps {
     }
 }
 
+/// Columns of the values in workgroup memory for a result of `e`, and how many neighbours an invocation has.
+fn tile_width(e: usize) -> (usize, usize) {
+    let each = (e.div_ceil(16).next_power_of_two()).min(4);
+    (e.next_multiple_of(16 * each), each)
+}
+
+/// Elements of workgroup memory: queries, keys or else weights, values.
+fn tile_len(rows: usize, columns: usize, k: usize, width: usize) -> usize {
+    k * rows + k.max(rows) * columns + columns * width
+}
+
 impl Module<'_> {
+    fn attention_tile(&mut self, extents: &Extents, [rows, columns]: [usize; 2]) -> Launch {
+        let &Extents { batch, m, k, e, .. } = extents;
+        let rank = self.kernel.shape.len();
+        let (width, each) = tile_width(e);
+        for (slot, name, flag, names, axis) in [
+            (0, "a_wide", "A_WIDE", ["m", "k"], rank - 1),
+            (1, "b_wide", "B_WIDE", ["k", "n"], rank - 2),
+            (2, "c_wide", "C_WIDE", ["n", "e"], rank - 1),
+        ] {
+            if self.storage[slot] == F32 && self.lies(slot, axis, 4) {
+                let (mut body, address) = self.address(slot, &space(&self.access(slot).shape, names));
+                body.push(format!("return {};", self.read_wide(slot, 4, &address)));
+                self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
+                self.flags.push(flag);
+            }
+        }
+        if each > 1 {
+            self.store_pairs(e);
+        }
+        let groups = m.div_ceil(rows);
+        let first = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
+        let (rows_first, keys_first) = (first(0, rank - 2), first(1, rank - 1));
+        let steps = |first: bool, count: usize| if first { (1, count) } else { (k, 1) };
+        let ((am, ak), (bn, bk)) = (steps(rows_first, rows), steps(keys_first, columns));
+        let constants = [
+            ("ROWS", rows),
+            ("COLUMNS", columns),
+            ("WIDTH", width),
+            ("EACH", each),
+            ("GROUPS", groups),
+            ("A_M_STEP", am),
+            ("A_K_STEP", ak),
+            ("B_N_STEP", bn),
+            ("B_K_STEP", bk),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        self.shared.push(("tile", F32, tile_len(rows, columns, k, width)));
+        Ok(("attention_tile", 128, (batch * groups) as u64))
+    }
+
     fn attention_mma(&mut self, extents: &Extents, warps: &Warps) -> Launch {
         let &Extents { batch, m, k, e, .. } = extents;
         let &Warps { rows, teams, columns } = warps;
         let (rank, element) = (self.kernel.shape.len(), self.storage[0]);
-        let axes = [rank - 2, rank - 1];
         self.declarations.push(format!("typedef {} element;", element.name()));
         if self.lies(0, rank - 1, 2) {
-            let (mut body, address) = self.element_of(0, ["m", "k"], axes);
+            let (mut body, address) = self.address(0, &space(&self.access(0).shape, ["m", "k"]));
             body.push(format!("return {};", self.read_wide(0, 2, &address)));
-            self.wide_function("a_wide", &params(["m", "k"]), "wide<element, 2>".into(), body);
+            self.wide_function("a_wide", &matrix(["m", "k"]), "wide<element, 2>".into(), body);
             self.flags.push("A_WIDE");
         }
         let wide = BYTES / element.size();
         for (slot, name, flag, names, axis) in
             [(1, "b_at", "B_WIDE", ["k", "n"], rank - 2), (2, "c_at", "C_WIDE", ["n", "e"], rank - 1)]
         {
-            if let (true, Some(b)) = (self.lies(slot, axis, wide), self.bindings.of[slot]) {
-                let (mut body, address) = self.element_of(slot, names, axes);
-                body.push(format!("return b{b} + ({address});"));
-                self.wide_function(name, &params(names), "const void*".into(), body);
+            if self.lies(slot, axis, wide) {
+                self.address_function(name, slot, &space(&self.access(slot).shape, names), names);
                 self.flags.push(flag);
             }
         }
@@ -231,7 +314,7 @@ impl Module<'_> {
 
     /// Functions for two scores side by side: `look(batch, m, n)` reads what they are made of beside products, where it lies side by
     /// side, and `score(batch, m, n, v, value)` makes the one at `n`, the second if `v` is 1. What is outside never weighs.
-    fn score_pairs(&mut self, score: &Body, extents: &Extents, warps: &Warps) -> Result<(), String> {
+    fn score_pairs(&mut self, score: &Body, extents: &Extents, [rows, keys]: [usize; 2]) -> Result<(), String> {
         let rank = self.kernel.shape.len();
         let mut columns = self.kernel.shape.clone();
         columns[rank - 1] = extents.n;
@@ -242,8 +325,7 @@ impl Module<'_> {
         let located = locate(&space, &accesses, &BTreeSet::new());
         let guard = |body: Vec<String>| {
             let ragged = |extent: usize, step: usize, text| (!extent.is_multiple_of(step)).then_some(text);
-            let stripe = warps.teams * warps.columns;
-            let inside = [ragged(extents.m, warps.rows, "m < M"), ragged(extents.n, stripe, "n < N")];
+            let inside = [ragged(extents.m, rows, "m < M"), ragged(extents.n, keys, "n < N")];
             let inside: Vec<_> = inside.into_iter().flatten().collect();
             if inside.is_empty() || body.is_empty() {
                 return body;
@@ -259,7 +341,7 @@ impl Module<'_> {
             body.push(format!("x{slot} = {};", self.read_wide(slot, 2, address)));
             names.insert(slot, convert(&format!("x{slot}.v[v]"), ty, self.value[slot]));
         }
-        let [b, first, second] = params(["m", "n"]);
+        let [b, first, second] = matrix(["m", "n"]);
         self.function("look", &[b, first, second], None, guard(body));
         let input = |j: u32| match (j, 2 + j as usize) {
             (0, _) => Input::Value("value".into(), F32),
@@ -283,25 +365,20 @@ impl Module<'_> {
         let (slot, rank) = (self.kernel.reads.len(), self.kernel.shape.len());
         let Some(b) = self.bindings.of[slot] else { return };
         let ty = self.storage[slot];
-        let same = self.bound[b] == ty && ty.size() == 2 && self.kernel.body.is_identity();
+        let same = self.bound[b] == ty && matches!(ty, F16 | BF16 | F32) && self.kernel.body.is_identity();
         if !same || self.kernel.writes.len() != 1 || !self.lies(slot, rank - 1, 2) {
             return;
         }
-        let (mut body, address) = self.element_of(slot, ["m", "n"], [rank - 2, rank - 1]);
+        let (mut body, address) = self.address(slot, &space(&self.kernel.shape, ["m", "n"]));
         let [low, high] = ["low", "high"].map(|value| convert(value, F32, ty));
         body.push(format!("write(b{b} + ({address}), wide<{}, 2>{{{low}, {high}}});", ty.name()));
         body.iter_mut().for_each(|line| line.insert_str(0, "    "));
         body.insert(0, format!("if (m < M && n < {e}) {{"));
         body.push("}".into());
-        let [batch, first, second] = params(["m", "n"]);
+        let [batch, first, second] = matrix(["m", "n"]);
         self.function("store_wide", &[batch, first, second, ("low", F32), ("high", F32)], None, body);
         self.flags.push("STORE_WIDE");
     }
-}
-
-/// The parameters of a function of a matrix's element.
-fn params(names: [&'static str; 2]) -> [(&'static str, Type); 3] {
-    [("batch", I32), (names[0], I32), (names[1], I32)]
 }
 
 /// A batch of matrices, walked by these names.

@@ -131,9 +131,10 @@ impl Module<'_> {
             let mut right = beside.clone().chain([1]);
             right.all(|slot| self.access(slot).shape[axis] == 1 || self.access(slot).strides[axis] == 0)
         };
-        match self.dialect {
-            Dialect::Wgsl => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
-            Dialect::Cuda => batch,
+        // What multiprocessors of CUDA devices read again comes from their caches; tiles on tensor cores want to be full.
+        match self.dialect == Dialect::Wgsl || self.storage[0].size() == 2 {
+            true => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
+            false => batch,
         }
     }
 
@@ -172,15 +173,17 @@ impl Module<'_> {
         let space: Space =
             vec![over("batch", shape, 0..first), over(rows, shape, first..rank - 1), over(columns, shape, [rank - 1])];
         if self.dialect == Dialect::Cuda {
+            // Of `a(batch, m, k)` and `b(batch, k, n)`.
             let (a, b) = if swap { (1, 0) } else { (0, 1) };
-            let (down, across) = (rank - 2, rank - 1);
-            let axes = if swap { [across, down] } else { [down, across] };
+            let (a_inner, b_inner, b_outer) =
+                if swap { (rank - 2, rank - 1, rank - 2) } else { (rank - 1, rank - 2, rank - 1) };
             let (slim, half) = (m <= THIN, self.storage[0].size() == 2);
             if half && !slim {
-                self.wide_operand("a_wide", a, ["m", "k"], axes, 1);
+                self.wide_operand("a_wide", a, &spaces[a], a_inner);
             }
             if half || slim {
-                self.wide_operand("b_wide", b, ["k", "n"], axes, usize::from(self.access(b).strides[axes[1]] == 1));
+                let dense = self.access(b).strides[b_outer] == 1;
+                self.wide_operand("b_wide", b, &spaces[b], if dense { b_outer } else { b_inner });
             }
         }
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
@@ -190,11 +193,19 @@ impl Module<'_> {
             None if swap => !dense(0, rank - 2),
             None => !dense(1, rank - 1) && dense(1, rank - 2),
         };
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k)
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, Some([&spaces[0], &spaces[1]]))
     }
 
-    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`.
-    fn product(&mut self, mut space: Space, [batch, m, k, n]: [usize; 4], a_k: bool, b_k: bool) -> Launch {
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
+    /// where they lie in memory as they are multiplied.
+    fn product(
+        &mut self,
+        mut space: Space,
+        [batch, m, k, n]: [usize; 4],
+        a_k: bool,
+        b_k: bool,
+        operands: Option<[&Space; 2]>,
+    ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
         let wide = self.tile(batch, m, n, k);
@@ -213,7 +224,7 @@ impl Module<'_> {
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
         if let Some(tile) = wide {
-            return self.tiled(tile, [batch, m, n], [a_k, b_k]);
+            return self.tiled(tile, [batch, m, n], [a_k, b_k], operands);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
         if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
@@ -411,7 +422,7 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false)
+        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false, None)
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {

@@ -80,6 +80,11 @@ pub(super) enum Tile {
     Halves(usize, Type),
 }
 
+/// The parameters of a function of an element of a batch of matrices.
+pub(super) fn matrix([first, second]: [&'static str; 2]) -> [(&'static str, Type); 3] {
+    [("batch", I32), (first, I32), (second, I32)]
+}
+
 impl Module<'_> {
     /// Whether a product is large enough for CUDA's tiles.
     pub(super) fn tile(&self, batch: usize, m: usize, n: usize, k: usize) -> Option<Tile> {
@@ -118,51 +123,39 @@ impl Module<'_> {
         ("matmul_slim", size, (batch * tiles) as u64)
     }
 
-    /// A function that reads 16 bytes of a product's operand at once, where they lie so; `axes` are those of its two parameters.
-    pub(super) fn wide_operand(
-        &mut self,
-        name: &'static str,
-        slot: usize,
-        params: [&'static str; 2],
-        axes: [usize; 2],
-        along: usize,
-    ) {
+    /// A function that reads 16 bytes of a product's operand at once, where they lie so along an axis.
+    pub(super) fn wide_operand(&mut self, name: &'static str, slot: usize, space: &Space, axis: usize) {
         let width = BYTES / self.storage[slot].size();
         let plain = self.storage[0] == self.storage[1] && self.value[slot] == F32;
         // What a prologue makes of elements is not in memory.
-        if !self.lies(slot, axes[along], width) || !plain || self.kernel.prologue(slot).is_some() {
+        if !self.lies(slot, axis, width) || !plain || self.kernel.prologue(slot).is_some() {
             return;
         }
-        let (mut body, address) = self.element_of(slot, params, axes);
+        let (mut body, address) = self.address(slot, space);
         body.push(format!("return {};", self.read_wide(slot, width, &address)));
         let result = format!("wide<{}, {width}>", self.storage[slot].name());
-        self.wide_function(name, &[("batch", I32), (params[0], I32), (params[1], I32)], result, body);
-        self.flags.push(if name == "a_wide" { "A_WIDE" } else { "B_WIDE" });
+        let (params, flag) = if name == "a_wide" { (["m", "k"], "A_WIDE") } else { (["k", "n"], "B_WIDE") };
+        self.wide_function(name, &matrix(params), result, body);
+        self.flags.push(flag);
     }
 
-    /// Whether an operand's elements can be moved `width` at a time along an axis: wherever that many start at a multiple of it, they lie
-    /// side by side, and aligned.
+    /// Whether an operand has elements that can be moved `width` at a time along an axis.
     pub(super) fn lies(&self, slot: usize, axis: usize, width: usize) -> bool {
-        let access = self.access(slot);
-        let step =
-            |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(width);
-        self.bindings.of[slot].is_some()
-            && access.strides[axis] == 1
-            && access.shape[axis].is_multiple_of(width)
-            && access.offset.unsigned_abs().is_multiple_of(width)
-            && (0..access.shape.len()).all(step)
+        self.bindings.of[slot].is_some() && self.access(slot).lies(axis, width)
     }
 
-    /// Where the element of a batch of matrices lies whose place in its matrix two parameters tell; `axes` are theirs.
-    pub(super) fn element_of(&self, slot: usize, params: [&'static str; 2], axes: [usize; 2]) -> (Vec<String>, String) {
-        let access = self.access(slot);
-        let space: Space = vec![
-            over("batch", &access.shape, 0..access.shape.len() - 2),
-            over(params[0], &access.shape, [axes[0]]),
-            over(params[1], &access.shape, [axes[1]]),
-        ];
-        let mut located = locate(&space, &[access], &BTreeSet::new());
+    /// Where an operand's element lies at a point of a space.
+    pub(super) fn address(&self, slot: usize, space: &Space) -> (Vec<String>, String) {
+        let mut located = locate(space, &[self.access(slot)], &BTreeSet::new());
         (located.statements, located.addresses.remove(0))
+    }
+
+    /// A function that gives the address of an element of a batch of matrices.
+    pub(super) fn address_function(&mut self, name: &str, slot: usize, space: &Space, params: [&'static str; 2]) {
+        let (mut body, address) = self.address(slot, space);
+        let b = self.bindings.of[slot].expect("operands of wide kernels have elements");
+        body.push(format!("return b{b} + ({address});"));
+        self.wide_function(name, &matrix(params), "const void*".into(), body);
     }
 
     /// The constants of a tile, whose operands are dense along the inner axis or not.
@@ -171,12 +164,16 @@ impl Module<'_> {
         tile: Tile,
         [batch, m, n]: [usize; 3],
         [a_k, b_k]: [bool; 2],
+        operands: Option<[&Space; 2]>,
     ) -> Result<(&'static str, u32, u64), String> {
-        let size = match tile {
-            Tile::Plain(_) => 128,
-            Tile::Halves(size, _) => size,
+        // What lies 16 bytes at a time can be sent to workgroup memory by instructions of compute capability 8.0.
+        let wide = ["A_WIDE", "B_WIDE"].iter().all(|flag| self.flags.contains(flag));
+        let sent = operands.filter(|_| matches!(tile, Tile::Halves(..)) && wide && self.target.compute >= 80);
+        let (rows, columns) = match tile {
+            Tile::Plain(_) => (128, 128),
+            Tile::Halves(size, _) => (if sent.is_some() && m <= 64 { 64 } else { size }, size),
         };
-        let (tiles_m, tiles_n) = (m.div_ceil(size), n.div_ceil(size));
+        let (tiles_m, tiles_n) = (m.div_ceil(rows), n.div_ceil(columns));
         self.int("TILES_M", tiles_m as isize);
         self.int("TILES_N", tiles_n as isize);
         let groups = (batch * tiles_m * tiles_n) as u64;
@@ -194,13 +191,21 @@ impl Module<'_> {
             }
             Tile::Halves(_, element) => {
                 self.declarations.push(format!("typedef {} element;", element.name()));
-                self.int("TILE_M", size as isize);
-                self.int("TILE_N", size as isize);
+                self.int("TILE_M", rows as isize);
+                self.int("TILE_N", columns as isize);
                 if !b_k {
                     self.flags.push("B_ROWS");
                 }
-                self.shared.push(("tile_a", element, 2 * size * 40));
-                self.shared.push(("tile_b", element, if b_k { 2 * size * 40 } else { 2 * 32 * (size + 8) }));
+                if let Some([a, b]) = sent {
+                    self.address_function("a_at", 0, a, ["m", "k"]);
+                    self.address_function("b_at", 1, b, ["k", "n"]);
+                    let stages = 3 * (rows + columns) * 32;
+                    let sums = 2 * (rows / 2) * (columns + 8);
+                    self.shared.push(("tile", element, stages.max(sums)));
+                    return Ok(("matmul_stream", 128, groups));
+                }
+                self.shared.push(("tile_a", element, 2 * rows * 40));
+                self.shared.push(("tile_b", element, if b_k { 2 * columns * 40 } else { 2 * 32 * (columns + 8) }));
                 Ok(("matmul_mma", 256, groups))
             }
         }

@@ -309,7 +309,8 @@ fn check_bodies(kernel: &Kernel, value: Option<DType>, target: &Target) -> Verdi
         let operands = &reads[3..3 + further];
         scope.inputs.extend(operands.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
         let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
-        ensure(types.len() == 1 && Some(types[0]) == value, || format!("score: expected one score, found {types:?}"))?;
+        let gives = matches!((&types[..], value), (&[dtype], Some(value)) if stores(target, dtype, value));
+        ensure(gives, || format!("score: expected one score, found {types:?}"))?;
     }
     if let Template::Row { inner, folds, per_row } = template {
         for (i, fold) in folds.iter().enumerate() {

@@ -59,11 +59,7 @@ impl Core {
         // Two items that share none of the sections taken may still meet in between: sections come from the items anew.
         let part = items.iter().map(|&index| problem.items()[index as usize]).collect();
         let own = Timeline::new(&Problem { items: part, align: problem.align(), capacity: None });
-        let block = |(&index, span): (&u32, &Range<usize>)| {
-            let item = &problem.items()[index as usize];
-            let align = item.align.max(problem.align());
-            Block { span: span.clone(), size: problem.size(index as usize), align, fixed: None }
-        };
+        let block = |(&index, span): (&u32, &Range<usize>)| problem.block(index as usize, span.clone(), None);
         let blocks = items.iter().zip(&own.spans).map(block).collect();
         Core { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
     }
@@ -172,6 +168,15 @@ impl<'a> Placed<'a> {
         while node > 0 && self.ends[node] < end {
             self.ends[node] = end;
             node /= 2;
+        }
+    }
+
+    pub fn remove(&mut self, item: usize) {
+        let mut node = self.leaves + self.at[item] as usize;
+        self.ends[node] = 0;
+        while node > 1 {
+            node /= 2;
+            self.ends[node] = self.ends[2 * node].max(self.ends[2 * node + 1]);
         }
     }
 

@@ -37,14 +37,31 @@ impl Meter {
     pub fn spend(&mut self, steps: u64) -> bool {
         self.spent = self.spent.saturating_add(steps);
         match self.effort {
-            Effort::Steps(limit) => self.over = self.spent >= limit,
+            Effort::Steps(limit) => self.over |= self.spent >= limit,
             Effort::Until(time) if self.spent >= self.look => {
-                self.over = Instant::now() >= time;
+                self.over |= Instant::now() >= time;
                 self.look = self.spent.saturating_add(Meter::LOOK);
             }
             Effort::Until(_) => {}
         }
         self.over
+    }
+
+    /// A meter for each of two that work side by side, with half of what is left.
+    pub fn halves(&self) -> [Meter; 2] {
+        let effort = match self.effort {
+            Effort::Steps(limit) => Effort::Steps(limit.saturating_sub(self.spent) / 2),
+            until => until,
+        };
+        [(); 2].map(|()| Meter { over: self.over, ..Meter::new(effort) })
+    }
+
+    /// Counts what they have spent. Where time was up for one it is up.
+    pub fn join(&mut self, halves: [Meter; 2]) {
+        for half in halves {
+            self.spend(half.spent);
+            self.over |= half.over;
+        }
     }
 
     pub fn is_over(&self) -> bool {

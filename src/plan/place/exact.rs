@@ -163,11 +163,6 @@ impl Search {
         }
     }
 
-    /// What is to be placed.
-    pub fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-
     /// Looks for a placement within the capacity until `stop` says so of the work. What a run learns helps the next.
     pub fn run(&mut self, capacity: u64, manner: &Manner, stop: &mut dyn FnMut(u64) -> bool) -> Outcome {
         if capacity != self.capacity {

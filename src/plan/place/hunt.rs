@@ -2,10 +2,11 @@
 
 use super::core::Core;
 use super::effort::Meter;
-use super::exact::{Focus, Manner, Outcome, Search, mix};
-use super::greedy::{GIANT, Packer};
-use super::local::Walk;
-use super::window::repair;
+use super::exact::{Block, Focus, Manner, Outcome, Search, mix};
+use super::greedy::GIANT;
+use super::pack::{Packer, Stuck};
+use super::repair::repair;
+use super::time::Timeline;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -17,17 +18,18 @@ const BETWEEN: u64 = 3;
 const FIRST: u64 = 1 << 21;
 const LAST: u64 = 1 << 34;
 
-/// The largest problem that is worth a walk over orders.
-const WALK: usize = 4000;
+/// Steps of a repair of one place on the first level.
+const ATTEMPT: u64 = 1 << 21;
 
 /// Improves a solution in rounds that grow, until it is within the range's start, nothing better exists or the meter says stop. Peaks
 /// from the range's end on are of no interest.
 ///
-/// A round walks over orders, and asks the exact search for a capacity: the lowest of interest and one below the best peak by turns.
+/// A round repairs the best solution, and asks the exact search for a capacity: the lowest of interest and one below the best peak by turns.
 /// Which placement is found does not depend on how much effort is left, so more effort is never worse.
 pub(super) fn hunt(
     problem: &Problem,
-    packer: &mut Packer,
+    time: &Timeline,
+    blocks: &[Block],
     best: Solution,
     order: Vec<u32>,
     range: Range<u64>,
@@ -35,21 +37,22 @@ pub(super) fn hunt(
 ) -> Solution {
     // A round should do more than to look at every item.
     let first = (1000 * problem.items().len() as u64).clamp(FIRST, 1 << 27);
-    let core = Core::new(problem, packer.time, first >> LOWEST);
+    let core = Core::new(problem, time, first >> LOWEST);
     let targets = Targets::new(problem, best.proved, range.start);
     let searches = searches(&core);
     let mut hunt = Hunt {
         problem,
-        packer,
+        time,
+        blocks,
+        packer: Packer::new(time.live.len(), blocks),
         meter,
         best,
         bar: range.end,
         first,
         targets,
-        walk: Walk::new(order),
+        order,
         core,
         searches,
-        completed: false,
     };
     for round in 0.. {
         if !hunt.round(round / (LOWEST + BETWEEN), round % (LOWEST + BETWEEN)) {
@@ -65,43 +68,41 @@ fn searches(core: &Core) -> [Search; 2] {
 }
 
 /// A hunt between two rounds.
-struct Hunt<'a, 't> {
+struct Hunt<'a> {
     problem: &'a Problem,
-    packer: &'a mut Packer<'t>,
+    time: &'a Timeline,
+    blocks: &'a [Block],
+    packer: Packer<'a>,
     meter: &'a mut Meter,
     best: Solution,
     bar: u64,
     /// Steps of a round of the first level.
     first: u64,
     targets: Targets,
-    walk: Walk,
+    /// The order of the best packing.
+    order: Vec<u32>,
     core: Core,
     searches: [Search; 2],
-    /// Whether items were laid one by one in a way that improved the solution.
-    completed: bool,
 }
 
-impl Hunt<'_, '_> {
+impl Hunt<'_> {
     /// False when it is over.
     fn round(&mut self, level: u64, turn: u64) -> bool {
         let slice = (self.first << level.min(32)).min(LAST);
         let enough = self.targets.least;
-        // A small problem is decided before it is worth a walk.
-        if turn == 1 && self.best.offsets.len() <= WALK {
-            let end = self.meter.spent() + slice;
-            while self.meter.spent() < end && self.best.peak > enough && !self.meter.is_over() {
-                self.walk.step(self.packer, &mut self.best, self.meter);
-            }
+        // A small problem is decided before it is worth a repair, of a large one the search takes up but a part.
+        if self.core.whole && turn == 1 {
+            self.squeeze(slice);
+            repair(self.problem, self.time, &mut self.best, enough, ATTEMPT << level.min(16), slice, self.meter);
         }
-        if turn == LOWEST && !self.core.whole {
-            if level == 0 && self.problem.items().len() > GIANT && !self.completed {
-                self.complete(&[]);
-            }
-            repair(self.problem, self.packer.time, &mut self.best, enough, 16 * slice, self.meter);
+        if !self.core.whole && turn == 0 {
+            self.squeeze(slice);
+            // The exact search soon settles what is not too large for it.
+            self.repair_two(level, if self.blocks.len() > GIANT { 16 } else { 4 } * slice);
         }
         if !self.core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
-            let core = Core::new(self.problem, self.packer.time, (2 * slice) >> (LOWEST - 1 - turn));
+            let core = Core::new(self.problem, self.time, (2 * slice) >> (LOWEST - 1 - turn));
             self.meter.spend(16 * self.problem.items().len() as u64);
             if core.items.len() != self.core.items.len() {
                 self.searches = searches(&core);
@@ -113,12 +114,60 @@ impl Hunt<'_, '_> {
         (0..slice / short).all(|part| self.probe(level, turn, part, short))
     }
 
+    /// Repairs the best solution and, on another core, one that lays long lives low: what is too high there is short and has few
+    /// neighbours.
+    fn repair_two(&mut self, level: u64, steps: u64) {
+        let Hunt { problem, time, blocks, .. } = *self;
+        let (enough, attempt) = (self.targets.least, ATTEMPT << level.min(16));
+        let [mut first, mut second] = self.meter.halves();
+        let other = std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let noise = |index: u32| 1024 + if level == 0 { 0 } else { mix(level << 32 | u64::from(index)) % 307 };
+                let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+                order.sort_by_cached_key(|&index| {
+                    let Block { span, size, .. } = &blocks[index as usize];
+                    Reverse((span.len() as u64 * noise(index), *size))
+                });
+                let mut packer = Packer::new(time.live.len(), blocks);
+                let peak = packer.pack(&order, u64::MAX, &mut second).ok()?;
+                let mut other = Solution { offsets: packer.offsets, peak, proved: 0 };
+                repair(problem, time, &mut other, enough, attempt, steps, &mut second);
+                Some(other)
+            });
+            repair(problem, time, &mut self.best, enough, attempt, steps, &mut first);
+            other.join().expect("a repair does not panic")
+        });
+        self.meter.join([first, second]);
+        if let Some(other) = other.filter(|other| other.peak < self.best.peak) {
+            self.best = other;
+        }
+    }
+
+    /// Packs all items anew in about so many steps, those that found no room under a lower roof earlier each time.
+    fn squeeze(&mut self, steps: u64) {
+        let end = self.meter.spent() + steps;
+        while self.meter.spent() < end && self.best.peak > self.targets.least {
+            let roof = self.best.peak - (self.best.peak - self.targets.least).div_ceil(16);
+            match self.packer.pack(&self.order, roof, self.meter) {
+                Ok(peak) => self.best = Solution { offsets: self.packer.offsets.clone(), peak, proved: 0 },
+                Err(Stuck::Late) => return,
+                Err(Stuck::At(item)) => {
+                    let at = self.order.iter().position(|&other| other == item).expect("the order has every item");
+                    if at == 0 {
+                        return;
+                    }
+                    self.order[at / 2..=at].rotate_right(1);
+                }
+            }
+        }
+    }
+
     /// Lays all items around offsets of the core's blocks, or without any.
     fn complete(&mut self, offsets: &[u64]) {
         let roof = self.best.peak.min(self.bar);
-        let found = self.core.complete(self.problem, self.packer.time, offsets, roof, self.meter);
+        let found = self.core.complete(self.problem, self.time, offsets, roof, self.meter);
         if let Some(solution) = found {
-            (self.best, self.completed) = (solution, true);
+            self.best = solution;
         }
     }
 

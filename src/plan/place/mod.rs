@@ -16,20 +16,22 @@
 //! [`place`] goes from cheap to thorough, and keeps the best it has seen:
 //!
 //! ```text
-//! greedy   several orders, each packed under a skyline or laid into the lowest room
+//! greedy   several orders, each packed from the bottom up or laid into the lowest room
 //! hunt     rounds of growing length, first at the lowest capacity of interest, then between it and the best peak:
+//!   repair   what reaches too high drives out what is in its way, or is packed anew with what is around it
 //!   exact    canonical placements with bounds by section, independent parts, and a memory of failures
-//!   core     on a large problem only the busiest sections, the rest is laid around them
-//!   window   what reaches too high placed anew, with what is around it
-//!   local    small changes to the best order
+//!   core     of a large problem only the busiest sections, the rest is laid around them
 //! ```
 //!
-//! Its effort is a number of steps, and then the result is the same on every machine, or a deadline.
+//! Its effort is a number of steps, and then the result is the same on every machine, or a deadline. Large problems are repaired on two
+//! cores at once.
 
 use crate::error::{Error, Result};
 use effort::Meter;
-use greedy::{Packer, greedy};
+use exact::Block;
+use greedy::greedy;
 use hunt::hunt;
+use std::ops::Range;
 use time::Timeline;
 
 mod core;
@@ -37,7 +39,8 @@ mod effort;
 mod exact;
 mod greedy;
 mod hunt;
-mod local;
+mod pack;
+mod repair;
 mod table;
 mod time;
 mod window;
@@ -148,6 +151,14 @@ impl Problem {
     fn size(&self, index: usize) -> u64 {
         self.items[index].size.next_multiple_of(self.align)
     }
+
+    fn block(&self, index: usize, span: Range<usize>, fixed: Option<u64>) -> Block {
+        Block { span, size: self.size(index), align: self.items[index].align.max(self.align), fixed }
+    }
+
+    fn blocks(&self, time: &Timeline) -> Vec<Block> {
+        time.spans.iter().enumerate().map(|(index, span)| self.block(index, span.clone(), None)).collect()
+    }
 }
 
 /// As many items as a problem may have: their numbers, and those of a tree over them, are 32-bit.
@@ -166,32 +177,33 @@ pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
     let time = Timeline::new(problem);
     let effort = if time.bound() < bar { effort } else { Effort::Steps(0) };
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar.saturating_sub(1));
-    let mut packer = Packer::new(problem, &time);
+    let blocks = problem.blocks(&time);
     let mut meter = Meter::new(effort);
-    let (mut best, order) = greedy(problem, &mut packer, enough, &mut meter);
+    let (mut best, order) = greedy(problem, &time, &blocks, enough, &mut meter);
     best.proved = time.bound();
     if best.peak > enough && !meter.is_over() {
-        best = hunt(problem, &mut packer, best, order, enough..bar, &mut meter);
+        best = hunt(problem, &time, &blocks, best, order, enough..bar, &mut meter);
     }
     best
 }
 
-/// Marsaglia's 64-bit generator: choices that repeat.
-struct XorShift(u64);
-
-impl XorShift {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % bound as u64) as usize
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::pack::{Packer, Stuck};
     use super::*;
     use std::path::Path;
+
+    /// Marsaglia's 64-bit generator: choices that repeat.
+    struct XorShift(u64);
+
+    impl XorShift {
+        fn below(&mut self, bound: usize) -> usize {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            (self.0 % bound as u64) as usize
+        }
+    }
 
     fn item((lower, upper, size, align): (u64, u64, u64, u64)) -> Item {
         Item { lower, upper, size, align }
@@ -263,13 +275,16 @@ mod tests {
         let items = [(0, 2, 4, 1), (2, 4, 1, 1), (4, 6, 4, 1), (2, 4, 1, 1), (2, 3, 1, 1), (1, 5, 3, 1)];
         let problem = problem(&items, 1);
         let time = Timeline::new(&problem);
-        let mut packer = Packer::new(&problem, &time);
+        let blocks = problem.blocks(&time);
+        let mut packer = Packer::new(time.live.len(), &blocks);
         let mut meter = Meter::new(Effort::PLAN);
         let order = [0, 1, 2, 3, 4, 5];
-        assert_eq!(packer.pack(&order, 7, &mut meter).unwrap().offsets, [0, 0, 0, 1, 2, 4]);
-        assert_eq!(packer.pack(&order, 6, &mut meter), None);
+        assert_eq!(packer.pack(&order, 7, &mut meter), Ok(7));
+        assert_eq!(packer.offsets, [0, 0, 0, 1, 2, 4]);
+        assert_eq!(packer.pack(&order, 6, &mut meter), Err(Stuck::At(5)));
         // With 4 first, the stretch beside it is lifted to carry 3 and 1.
-        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter).unwrap().offsets, [0, 2, 0, 1, 0, 4]);
+        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter), Ok(6));
+        assert_eq!(packer.offsets, [0, 2, 0, 1, 0, 4]);
     }
 
     #[test]

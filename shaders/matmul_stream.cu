@@ -1,0 +1,108 @@
+// Products of halves on tensor cores, of operands that lie 16 bytes at a time. Four warps, two by two, share a tile of TILE_M x TILE_N, of
+// which each computes pieces of 16 x 8. 32 slices of the inner axis at a time pass through workgroup memory, where two of three stages are
+// on their way while one is used. Where 16 bytes of a row stand in a stage depends on the row, so that what eight lanes read at once
+// is spread over all banks. Sums leave through workgroup memory, too: neighbours are stored side by side.
+constexpr i32 STEP = 32, STAGES = 3, STAGE = (TILE_M + TILE_N) * STEP;
+constexpr i32 PIECES_M = TILE_M / 32, PIECES_N = TILE_N / 16, PITCH = TILE_N + 8;
+// Of workgroups that run side by side many read the same operands: along the shorter side of the result.
+constexpr bool DOWN = TILES_M < TILES_N;
+const i32 batch = group / (TILES_M * TILES_N);
+const i32 m0 = (DOWN ? group % TILES_M : group / TILES_N % TILES_M) * TILE_M;
+const i32 n0 = (DOWN ? group / TILES_M % TILES_N : group % TILES_N) * TILE_N;
+const i32 lane = thread % 32;
+const i32 row = thread / 64 * (TILE_M / 2);
+const i32 column = thread / 32 % 2 * (TILE_N / 2);
+const auto along_k = [](i32 line, i32 k) { return line * STEP + (k / 8 ^ line / 2) % 4 * 8; };
+//@ if B_ROWS
+const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + (n / 8 ^ k % 8) * 8; };
+//@ else
+const auto at_b = [&](i32 k, i32 n) { return TILE_M * STEP + along_k(n, k); };
+//@ end
+const auto fetch = [&](i32 k0, element* stage) {
+    #pragma unroll
+    for (i32 s = thread; s < TILE_M * STEP / 8; s += SIZE) {
+        const i32 m = s / (STEP / 8);
+        const i32 k = s % (STEP / 8) * 8;
+        const bool there = m0 + m < M && k0 + k < K;
+        send(stage + along_k(m, k), a_at(batch, there ? m0 + m : 0, there ? k0 + k : 0), there);
+    }
+    #pragma unroll
+    for (i32 s = thread; s < TILE_N * STEP / 8; s += SIZE) {
+        //@ if B_ROWS
+        const i32 k = s / (TILE_N / 8);
+        const i32 n = s % (TILE_N / 8) * 8;
+        //@ else
+        const i32 n = s / (STEP / 8);
+        const i32 k = s % (STEP / 8) * 8;
+        //@ end
+        const bool there = n0 + n < N && k0 + k < K;
+        send(stage + at_b(k, n), b_at(batch, there ? k0 + k : 0, there ? n0 + n : 0), there);
+    }
+};
+f32 sum[PIECES_M][PIECES_N][4];
+#pragma unroll
+for (i32 i = 0; i < PIECES_M * PIECES_N * 4; i++) {
+    sum[i / 4 / PIECES_N][i / 4 % PIECES_N][i % 4] = 0.0f;
+}
+#pragma unroll
+for (i32 s = 0; s < STAGES - 1; s++) {
+    if (s * STEP < K) {
+        fetch(s * STEP, tile + s * STAGE);
+    }
+    post();
+}
+i32 used = 0;
+for (i32 k0 = 0; k0 < K; k0 += STEP) {
+    arrive<STAGES - 2>();
+    __syncthreads();
+    const i32 ahead = k0 + (STAGES - 1) * STEP;
+    if (ahead < K) {
+        fetch(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
+    }
+    post();
+    const element* const stage = tile + used * STAGE;
+    used = (used + 1) % STAGES;
+    #pragma unroll
+    for (i32 k = 0; k < STEP; k += 16) {
+        u32 x[PIECES_M][4], y[PIECES_N / 2][4];
+        #pragma unroll
+        for (i32 i = 0; i < PIECES_M; i++) {
+            load_matrices(x[i], stage + along_k(row + i * 16 + lane % 16, k + lane / 16 * 8));
+        }
+        #pragma unroll
+        for (i32 j = 0; j < PIECES_N / 2; j++) {
+            //@ if B_ROWS
+            load_transposed(y[j], stage + at_b(k + lane % 16, column + j * 16 + lane / 16 * 8));
+            //@ else
+            load_matrices(y[j], stage + at_b(k + lane / 8 % 2 * 8, column + j * 16 + lane / 16 * 8 + lane % 8));
+            //@ end
+        }
+        #pragma unroll
+        for (i32 i = 0; i < PIECES_M; i++) {
+            #pragma unroll
+            for (i32 j = 0; j < PIECES_N; j++) {
+                multiply<element>(sum[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+            }
+        }
+    }
+}
+f32* const out = reinterpret_cast<f32*>(tile);
+#pragma unroll
+for (i32 upper = 0; upper < 2; upper++) {
+    __syncthreads();
+    if (row == upper * (TILE_M / 2)) {
+        #pragma unroll
+        for (i32 i = 0; i < PIECES_M * PIECES_N * 2; i++) {
+            const f32* const pair_of = sum[i / 2 / PIECES_N][i / 2 % PIECES_N] + i % 2 * 2;
+            const i32 m = i / 2 / PIECES_N * 16 + i % 2 * 8 + lane / 4;
+            const i32 n = column + i / 2 % PIECES_N * 8 + lane % 4 * 2;
+            write(out + m * PITCH + n, wide<f32, 2>{pair_of[0], pair_of[1]});
+        }
+    }
+    __syncthreads();
+    for (i32 s = thread; s < TILE_M / 2 * TILE_N; s += SIZE) {
+        const i32 m = s / TILE_N;
+        const i32 n = s % TILE_N;
+        store(batch, m0 + upper * (TILE_M / 2) + m, n0 + n, out[m * PITCH + n]);
+    }
+}

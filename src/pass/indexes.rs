@@ -1,0 +1,47 @@
+//! What the graph's inputs may hold where they say what is looked up: a caller who gives something else has made a mistake, and is told
+//! before the run. Kernels, which cannot tell, take the nearest element.
+
+use crate::error::Result;
+use crate::graph::{Graph, Indexes};
+use crate::op::{Call, Lower, ValueId};
+use crate::target::Target;
+
+/// Notes of each input of integers how many elements its readers look among.
+pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    for input in graph.inputs().to_vec() {
+        if let Some(indexes) = looked_up(graph, input) {
+            graph.expect_indexes(input, indexes);
+        }
+    }
+    Ok(())
+}
+
+/// The shortest axis along which a value's elements are looked up, as they are.
+fn looked_up(graph: &Graph, input: ValueId) -> Option<Indexes> {
+    let mut found: Option<Indexes> = None;
+    let mut values = vec![input];
+    while let Some(value) = values.pop() {
+        for user in graph.users(value) {
+            let node = graph.node(user);
+            let (Some(op), operands) = (node.op(), graph.operands(user)) else { continue };
+            let result = ValueId { node: user, port: 0 };
+            let keeps = || graph.fact(result).shape.numel() >= graph.fact(value).shape.numel();
+            match op.name {
+                "Gather" | "GatherElements" if operands.get(1) == Some(&Some(value)) => {
+                    let data = &graph.fact(operands[0].expect("a required input is present")).shape;
+                    let call = Call { op, attrs: &node.attrs, inputs: &[] };
+                    let Ok(axis) = call.axis("axis", 0, data) else { continue };
+                    let extent = data[axis];
+                    if found.as_ref().is_none_or(|found| extent < found.extent) {
+                        found = Some(Indexes { extent, node: node.name.clone() });
+                    }
+                }
+                "Cast" if !graph.fact(result).dtype.is_float() => values.push(result),
+                "Slice" => {}
+                _ if matches!(op.lower, Lower::View(_)) && keeps() => values.push(result),
+                _ => {}
+            }
+        }
+    }
+    found.filter(|found| found.extent > 0)
+}

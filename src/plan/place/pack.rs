@@ -1,0 +1,364 @@
+//! Packing: all blocks from the bottom up, in a given order, around those whose offsets are given.
+//!
+//! ```text
+//!   +---+        +--
+//!   |   | stretch|       the lowest stretch of the skyline takes the first block, in the order, that lives within it;
+//!   |   +--------+       where none does it is lifted to the lower of its walls, or to the fixed block above it
+//!   +---------------
+//! ```
+
+use super::NONE;
+use super::effort::Meter;
+use super::exact::Block;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::ops::Range;
+
+/// Steps for a node that is looked at, about.
+const STEPS: u64 = 8;
+
+/// Packs the same blocks in one order after another.
+pub(super) struct Packer<'a> {
+    blocks: &'a [Block],
+    sections: usize,
+    rank: Vec<u32>,
+    waiting: Waiting,
+    skyline: Skyline,
+    ceiling: Ceiling,
+    /// Per block, its offset, once packed.
+    pub offsets: Vec<u64>,
+}
+
+/// Why nothing was packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stuck {
+    /// This block does not fit under the limit.
+    At(u32),
+    /// Time is up.
+    Late,
+}
+
+impl<'a> Packer<'a> {
+    /// A packer for blocks over so many sections. Blocks of no sections are passed over; those that are fixed begin with the first
+    /// section or end with the last one.
+    pub fn new(sections: usize, blocks: &'a [Block]) -> Packer<'a> {
+        Packer {
+            blocks,
+            sections,
+            rank: vec![NONE; blocks.len()],
+            waiting: Waiting::new(blocks),
+            skyline: Skyline::default(),
+            ceiling: Ceiling::new(blocks),
+            offsets: blocks.iter().map(|block| block.fixed.unwrap_or(0)).collect(),
+        }
+    }
+
+    /// Finds the offsets that an order of the blocks leads to; the highest end of those that are not fixed.
+    pub fn pack(&mut self, order: &[u32], limit: u64, meter: &mut Meter) -> Result<u64, Stuck> {
+        order.iter().enumerate().for_each(|(rank, &block)| self.rank[block as usize] = rank as u32);
+        self.waiting.reset(&self.rank);
+        self.skyline.reset(self.sections);
+        self.ceiling.reset(self.blocks);
+        let mut peak = 0;
+        while let Some((floor, stretch)) = self.skyline.lowest() {
+            let (above, fixed) = self.ceiling.over(&stretch);
+            if above == floor {
+                let Block { span, size, .. } = &self.blocks[fixed as usize];
+                self.ceiling.remove(fixed, span);
+                self.skyline.raise(stretch, span, floor + size);
+                continue;
+            }
+            let (blocks, ceiling) = (self.blocks, &self.ceiling);
+            let end = |index: usize| floor.next_multiple_of(blocks[index].align) + blocks[index].size;
+            let fits = |index: usize| above == u64::MAX || end(index) <= ceiling.over(&blocks[index].span).0;
+            let mut seen = 0;
+            let found = self.waiting.first_within(&stretch, &fits, &mut seen);
+            if meter.spend(STEPS * (8 + seen)) {
+                return Err(Stuck::Late);
+            }
+            let Some(index) = found else {
+                self.skyline.lift(stretch, above);
+                continue;
+            };
+            let end = end(index);
+            if end > limit {
+                return Err(Stuck::At(index as u32));
+            }
+            self.waiting.remove(index);
+            self.skyline.raise(stretch, &blocks[index].span, end);
+            self.offsets[index] = end - blocks[index].size;
+            peak = peak.max(end);
+        }
+        Ok(peak)
+    }
+}
+
+/// The lowest free address of each section, as stretches of sections that share one. Neighbours differ, so a stretch is all the
+/// room that there is between two walls.
+#[derive(Default)]
+struct Skyline {
+    /// By a stretch's first section: its address. `u64::MAX` where no stretch begins.
+    floor: Vec<u64>,
+    /// By a stretch's first section: the section after its last.
+    end: Vec<usize>,
+    /// By a stretch's last section: its first.
+    begin: Vec<usize>,
+    /// The stretches, lowest first, among some that are gone.
+    heap: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl Skyline {
+    fn reset(&mut self, sections: usize) {
+        self.floor.clear();
+        self.floor.resize(sections, u64::MAX);
+        self.end.resize(sections, 0);
+        self.begin.resize(sections, 0);
+        self.heap.clear();
+        self.set(0..sections, 0);
+    }
+
+    /// The lowest stretch and its address. It is to be lifted or raised next.
+    fn lowest(&mut self) -> Option<(u64, Range<usize>)> {
+        while let Some(Reverse((floor, begin))) = self.heap.pop() {
+            if self.floor[begin] == floor {
+                return Some((floor, begin..self.end[begin]));
+            }
+        }
+        None
+    }
+
+    /// Lifts a stretch to the lowest of its walls and what is `above` it, or forgets it if there is nothing.
+    fn lift(&mut self, stretch: Range<usize>, above: u64) {
+        let left = stretch.start.checked_sub(1).map_or(u64::MAX, |last| self.floor[self.begin[last]]);
+        let right = self.floor.get(stretch.end).copied().unwrap_or(u64::MAX);
+        let wall = left.min(right).min(above);
+        if wall < u64::MAX {
+            self.set(stretch, wall);
+        }
+    }
+
+    /// Raises a part of a stretch; what remains on either side keeps its floor.
+    fn raise(&mut self, stretch: Range<usize>, part: &Range<usize>, floor: u64) {
+        let old = self.floor[stretch.start];
+        self.set(stretch.start..part.start, old);
+        self.set(part.clone(), floor);
+        self.set(part.end..stretch.end, old);
+    }
+
+    /// Makes a stretch, joined with neighbours of the same height. The sections before it must belong to stretches already.
+    fn set(&mut self, stretch: Range<usize>, floor: u64) {
+        if stretch.is_empty() {
+            return;
+        }
+        let (mut begin, mut end) = (stretch.start, stretch.end);
+        if end < self.floor.len() && self.floor[end] == floor {
+            self.floor[end] = u64::MAX;
+            end = self.end[end];
+        }
+        if begin > 0 && self.floor[self.begin[begin - 1]] == floor {
+            self.floor[begin] = u64::MAX;
+            begin = self.begin[begin - 1];
+        } else {
+            self.floor[begin] = floor;
+            self.heap.push(Reverse((floor, begin)));
+        }
+        self.end[begin] = end;
+        self.begin[end - 1] = begin;
+    }
+}
+
+/// The blocks that are not placed yet, under a tree that halves them by start and by end in turns: what lives side by side and as long
+/// is under one node.
+struct Waiting {
+    /// By leaf, its block.
+    blocks: Vec<u32>,
+    /// By block, its leaf.
+    leaf: Vec<u32>,
+    /// By leaf, what the node of its block says.
+    full: Vec<Below>,
+    /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`; the second half are the leaves.
+    nodes: Vec<Below>,
+}
+
+/// What there is below a node.
+#[derive(Clone, Copy)]
+struct Below {
+    last_start: u32,
+    first_end: u32,
+    least_rank: u32,
+}
+
+impl Below {
+    const NOTHING: Below = Below { last_start: 0, first_end: NONE, least_rank: NONE };
+
+    fn join(self, other: Below) -> Below {
+        Below {
+            last_start: self.last_start.max(other.last_start),
+            first_end: self.first_end.min(other.first_end),
+            least_rank: self.least_rank.min(other.least_rank),
+        }
+    }
+}
+
+impl Waiting {
+    fn new(blocks: &[Block]) -> Waiting {
+        let open = |&index: &u32| {
+            let block = &blocks[index as usize];
+            !block.span.is_empty() && block.fixed.is_none()
+        };
+        let mut free: Vec<u32> = (0..blocks.len() as u32).filter(open).collect();
+        let leaves = free.len().next_power_of_two();
+        let mut by_leaf = vec![NONE; leaves];
+        halve(blocks, &mut free, &mut by_leaf, true);
+        let (mut leaf, mut full) = (vec![NONE; blocks.len()], vec![Below::NOTHING; leaves]);
+        for (at, &index) in by_leaf.iter().enumerate().filter(|&(_, &index)| index != NONE) {
+            let Range { start, end } = blocks[index as usize].span;
+            leaf[index as usize] = (leaves + at) as u32;
+            full[at] = Below { last_start: start as u32, first_end: end as u32, least_rank: NONE };
+        }
+        Waiting { blocks: by_leaf, leaf, full, nodes: Vec::new() }
+    }
+
+    fn reset(&mut self, rank: &[u32]) {
+        let leaves = self.blocks.len();
+        self.nodes.clear();
+        self.nodes.resize(leaves, Below::NOTHING);
+        let ranked = |(&index, below): (&u32, &Below)| match rank.get(index as usize) {
+            Some(&least_rank) => Below { least_rank, ..*below },
+            None => *below,
+        };
+        self.nodes.extend(self.blocks.iter().zip(&self.full).map(ranked));
+        (1..leaves).rev().for_each(|node| self.nodes[node] = self.nodes[2 * node].join(self.nodes[2 * node + 1]));
+    }
+
+    fn remove(&mut self, block: usize) {
+        let mut node = self.leaf[block] as usize;
+        self.nodes[node] = Below::NOTHING;
+        while node > 1 {
+            node /= 2;
+            self.nodes[node] = self.nodes[2 * node].join(self.nodes[2 * node + 1]);
+        }
+    }
+
+    /// The block of least rank that lives within these sections and fits. `seen` counts the nodes that are looked at.
+    fn first_within(&self, sections: &Range<usize>, fits: &impl Fn(usize) -> bool, seen: &mut u64) -> Option<usize> {
+        let mut best = (NONE, NONE);
+        self.search(1, &(sections.start as u32..sections.end as u32), fits, &mut best, seen);
+        (best.0 != NONE).then_some(best.1 as usize)
+    }
+
+    /// Lowers `best`, a rank and its block, to that below `node` among the blocks that live within the sections and fit.
+    fn search(
+        &self,
+        node: usize,
+        sections: &Range<u32>,
+        fits: &impl Fn(usize) -> bool,
+        best: &mut (u32, u32),
+        seen: &mut u64,
+    ) {
+        *seen += 1;
+        let Below { last_start, first_end, least_rank } = self.nodes[node];
+        if least_rank >= best.0 || last_start < sections.start || first_end > sections.end {
+            return;
+        }
+        if let Some(leaf) = node.checked_sub(self.blocks.len()) {
+            if fits(self.blocks[leaf] as usize) {
+                *best = (least_rank, self.blocks[leaf]);
+            }
+            return;
+        }
+        let (left, right) = (2 * node, 2 * node + 1);
+        let first = if self.nodes[left].least_rank <= self.nodes[right].least_rank { left } else { right };
+        for child in [first, left + right - first] {
+            self.search(child, sections, fits, best, seen);
+        }
+    }
+}
+
+/// Spreads blocks over leaves, at least as many: the first half of them, by start or by end, goes to the first half of the leaves.
+fn halve(blocks: &[Block], free: &mut [u32], leaves: &mut [u32], by_start: bool) {
+    if free.len() <= 1 {
+        leaves[..free.len()].copy_from_slice(free);
+        return;
+    }
+    let middle = free.len().div_ceil(2);
+    free.select_nth_unstable_by_key(middle - 1, |&index| {
+        let Range { start, end } = blocks[index as usize].span;
+        (if by_start { start } else { end }, index)
+    });
+    let (free, leaves) = (free.split_at_mut(middle), leaves.split_at_mut(leaves.len() / 2));
+    halve(blocks, free.0, leaves.0, !by_start);
+    halve(blocks, free.1, leaves.1, !by_start);
+}
+
+/// The fixed blocks that are not in the skyline yet: how much room they leave above it.
+struct Ceiling {
+    /// Those that begin with the first section, by end, and the others, by start; the farthest first.
+    left: Vec<(usize, u32)>,
+    right: Vec<(usize, u32)>,
+    /// For either side, under a tree, the offsets of those that are left, with their blocks: a side's root is node 1.
+    nodes: [Vec<(u64, u32)>; 2],
+}
+
+/// No block, above all.
+const CLEAR: (u64, u32) = (u64::MAX, NONE);
+
+impl Ceiling {
+    fn new(blocks: &[Block]) -> Ceiling {
+        let fixed = || (0..blocks.len() as u32).filter(|&index| blocks[index as usize].fixed.is_some());
+        let span = |index: u32| &blocks[index as usize].span;
+        let mut left: Vec<_> = fixed().filter(|&i| span(i).start == 0).map(|i| (span(i).end, i)).collect();
+        let mut right: Vec<_> = fixed().filter(|&i| span(i).start > 0).map(|i| (span(i).start, i)).collect();
+        left.sort_unstable_by_key(|&(end, index)| (Reverse(end), index));
+        right.sort_unstable();
+        Ceiling { left, right, nodes: [Vec::new(), Vec::new()] }
+    }
+
+    fn reset(&mut self, blocks: &[Block]) {
+        for (side, nodes) in [&self.left, &self.right].into_iter().zip(&mut self.nodes) {
+            nodes.clear();
+            nodes.resize(side.len(), CLEAR);
+            nodes.extend(side.iter().map(|&(_, index)| (blocks[index as usize].fixed.unwrap_or(0), index)));
+            (1..side.len()).rev().for_each(|node| nodes[node] = nodes[2 * node].min(nodes[2 * node + 1]));
+        }
+    }
+
+    /// The lowest that lives in one of these sections: its offset and which.
+    fn over(&self, sections: &Range<usize>) -> (u64, u32) {
+        let left = self.left.partition_point(|&(end, _)| end > sections.start);
+        let right = self.right.partition_point(|&(start, _)| start < sections.end);
+        least(&self.nodes[0], left).min(least(&self.nodes[1], right))
+    }
+
+    fn remove(&mut self, index: u32, span: &Range<usize>) {
+        let (side, at) = match span.start {
+            0 => (0, self.left.binary_search_by_key(&(Reverse(span.end), index), |&(end, i)| (Reverse(end), i))),
+            start => (1, self.right.binary_search(&(start, index))),
+        };
+        let at = at.expect("a fixed block is on its side");
+        let nodes = &mut self.nodes[side];
+        let mut node = nodes.len() / 2 + at;
+        nodes[node] = CLEAR;
+        while node > 1 {
+            node /= 2;
+            nodes[node] = nodes[2 * node].min(nodes[2 * node + 1]);
+        }
+    }
+}
+
+/// The least of the first `count` leaves of a tree.
+fn least(nodes: &[(u64, u32)], count: usize) -> (u64, u32) {
+    let (mut from, mut to, mut least) = (nodes.len() / 2, nodes.len() / 2 + count, CLEAR);
+    while from < to {
+        if from % 2 == 1 {
+            least = least.min(nodes[from]);
+            from += 1;
+        }
+        if to % 2 == 1 {
+            to -= 1;
+            least = least.min(nodes[to]);
+        }
+        (from, to) = (from / 2, to / 2);
+    }
+    least
+}
