@@ -1,5 +1,7 @@
 //! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
 
+mod common;
+
 use plimsoll::op::ValueId;
 use plimsoll::plan::lanes::Lanes;
 use plimsoll::plan::live::live;
@@ -167,6 +169,38 @@ fn no_plan_is_worse_than_the_files_order() {
         better += usize::from(plan.summary.arena_bytes.next_multiple_of(ALIGN) < file.peak);
     }
     assert!(better > 20, "{better}");
+}
+
+/// A part that is made early and joined late: copied, it keeps less for so long. That is worth a kernel where much is saved, or where
+/// the plan would not fit without.
+#[test]
+fn parts_are_copied_where_it_pays_or_where_they_must() {
+    let late = |width: usize| {
+        let text = format!(
+            "late (float[64, 1024] u, float[64, 64] x, float[64, 256] v, float[256, {width}] w) => (float[64, {}] y) {{
+                p = ReduceMax <axes = [1], keepdims = 1> (u)
+                a = MatMul (x, v)  b = Softmax (a)  q = MatMul (b, w)
+                y = Concat <axis = 1> (p, q)
+            }}",
+            width + 1
+        );
+        let mut graph = common::graph(&text);
+        pass::run(&mut graph, &Target::cpu(1), true).expect("the passes run");
+        graph
+    };
+    let copied = |graph: &Graph, memory: Option<u64>| {
+        let plan = plan::plan(graph, &Target::cpu(1), &Limits { memory }).expect("it is planned");
+        (plan.steps.iter().any(|step| step.name.starts_with("copy of")), plan.bytes())
+    };
+    let little = late(8);
+    let (copies, bytes) = copied(&little, None);
+    assert!(!copies);
+    let (copies, less) = copied(&little, Some(bytes - 1));
+    assert!(copies && less < bytes, "{less} of {bytes}");
+    assert!(less + bytes / 64 >= bytes, "so little that it was left: {less} of {bytes}");
+
+    let (copies, _) = copied(&late(96), None);
+    assert!(copies, "much is saved");
 }
 
 /// What the files' orders need at least and what the plans do.

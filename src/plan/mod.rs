@@ -405,7 +405,7 @@ struct Arrangement {
 fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
     let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
-        let bytes = |layout: &Layout| -> u64 { stack(target, &draft, layout).0.iter().map(|s| s.bytes).sum() };
+        let bytes = |layout| total(target, &draft, layout);
         // Where neither fits, the smaller one tells by how much.
         if limits.memory.is_none_or(|limit| bytes(&wide) <= limit.max(bytes(&layout))) {
             layout = wide;
@@ -429,8 +429,8 @@ fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Draft>>
     Ok(vec![joined, draft(Options { join: false })?])
 }
 
-/// Copies of parts into concatenations take time: they are made only where they save more than this share of the plan, or where it would
-/// not fit without.
+/// Copies of parts into concatenations take time: they are made only where they save more than one in this many bytes of the plan, or
+/// where it would not fit without.
 const COPIES_SAVE: u64 = 64;
 
 /// The order with the smallest arena, the file's among equals, in the lowering that is worth it; and the orders that were tried of that,
@@ -444,8 +444,7 @@ fn best_order(
     for (join, draft) in [true, false].into_iter().zip(drafts(draft)?) {
         check_sizes(&draft, target)?;
         let bar = best.as_ref().map_or(u64::MAX, |(joined, _, layout, _)| {
-            let (segments, _) = stack(target, joined, layout);
-            let bytes = segments.iter().map(|segment| segment.bytes).sum::<u64>();
+            let bytes = total(target, joined, layout);
             let fits = limits.memory.is_none_or(|limit| bytes <= limit);
             layout.peak.saturating_sub(if fits { bytes / COPIES_SAVE } else { 0 })
         });
@@ -629,6 +628,11 @@ impl Moved {
         let slots = slots.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes: target.staged(bytes) });
         slots.into_iter().filter(|s| s.bytes > 0)
     }
+}
+
+/// The bytes of all segments.
+fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
+    stack(target, draft, layout).0.iter().map(|segment| segment.bytes).sum()
 }
 
 /// Segments, and where in them each buffer lies that is used.
