@@ -89,9 +89,10 @@ for (var n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
     }
     workgroupBarrier();
 }
-//@ if GUARDED
-total = select(1.0f, total, total > 0.0f);
-//@ end
 //@ each sum
+//@ if GUARDED
+store(batch, m0 + row, lane + $ * LANES, select(0.0f, sum$ / total, total > 0.0f));
+//@ else
 store(batch, m0 + row, lane + $ * LANES, sum$ / total);
+//@ end
 //@ end

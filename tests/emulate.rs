@@ -115,20 +115,26 @@ fn channels_last() -> Vec<Case> {
     list
 }
 
-/// Attention of rows some of which see nothing, guarded.
-fn unseeing() -> Case {
-    let case = cases().into_iter().find(|c| c.name == "attention of odd extents");
-    let Case { mut kernel, mut inputs, .. } = case.expect("it is one of the cases");
-    let Template::Attention { guarded, .. } = &mut kernel.template else { unreachable!("the case is of attention") };
-    *guarded = true;
-    let keys = kernel.reads[1].access.shape[2];
-    let unseen = |row: usize| [0, 5, 36].contains(&row);
-    inputs[3]
-        .chunks_mut(keys)
-        .enumerate()
-        .filter(|(row, _)| unseen(*row))
-        .for_each(|(_, row)| row.fill(f64::NEG_INFINITY));
-    Case { name: "attention of nothing".into(), kernel, inputs, in_place: None }
+/// Guarded attention: rows of which nothing is seen, or something is no number, weigh nothing. Of many rows and of few, which are kernels
+/// of their own.
+fn guarded() -> [Case; 2] {
+    let find = |name: &str| {
+        let mut case = cases().into_iter().find(|c| c.name == name).expect("it is one of the cases");
+        let Template::Attention { guarded, .. } = &mut case.kernel.template else { unreachable!("{name}") };
+        *guarded = true;
+        case.name += ", guarded";
+        case
+    };
+    let mut many = find("attention of odd extents");
+    let keys = many.kernel.reads[1].access.shape[2];
+    for row in [0, 5, 36] {
+        many.inputs[3][row * keys..(row + 1) * keys].fill(f64::NEG_INFINITY);
+    }
+    many.inputs[3][keys] = f64::NAN;
+    let mut few = find("attention of one row");
+    let depth = few.kernel.reads[0].access.shape[2];
+    few.inputs[0][depth] = f64::NAN;
+    [many, few]
 }
 
 fn bytes(operand: &Operand, values: &[f64]) -> Vec<u8> {
@@ -209,7 +215,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         .chain(products())
         .chain(unordered())
         .chain(channels_last())
-        .chain([unseeing()])
+        .chain(guarded())
         .collect();
     // Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
     let mut all: Vec<Case> = Vec::new();
