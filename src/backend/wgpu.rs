@@ -3,7 +3,7 @@
 //! - A segment is one buffer of exactly the bytes asked for. An operand is a range of one, bound once per step; a segment
 //!   that no step of a record writes is bound for reading only, any other for both: usage is tracked per buffer.
 //! - A record is a list of pipelines and bind groups, which each replay needs encoded into a compute pass anew: command buffers serve
-//!   once. The record that ran last is encoded for its next replay while the device still runs it.
+//!   once. A record that runs again and again is encoded for its next replay while the device still runs it.
 //! - Data moves through the [staging](Memory) segments and nothing else, so that wgpu needs no memory of its own for it.
 //!   A write waits in its slot for the next submission.
 //! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself: [`Usage::overhead`] is what it has taken
@@ -40,8 +40,8 @@ pub struct Wgpu {
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
     records: Records<Vec<Step>>,
-    /// A record that is encoded already.
-    ahead: Option<(RecordId, wgpu::CommandBuffer)>,
+    /// The record that ran last; once it has run twice in a row, encoded for its next replay.
+    ahead: Option<(RecordId, Option<wgpu::CommandBuffer>)>,
     layouts: HashMap<Vec<bool>, Layout>,
     /// By their text. They outlast the records that use them: the next record will want them again.
     pipelines: HashMap<String, wgpu::ComputePipeline>,
@@ -270,12 +270,16 @@ impl Backend for Wgpu {
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
-        let commands = match self.ahead.take().filter(|(ahead, _)| *ahead == record) {
-            Some((_, commands)) => commands,
+        let last = self.ahead.take().filter(|(last, _)| *last == record);
+        let again = last.is_some();
+        let commands = match last.and_then(|(_, commands)| commands) {
+            Some(commands) => commands,
             None => self.encode(record)?,
         };
         staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands))?;
-        self.ahead = Some((record, self.encode(record)?));
+        // Should this fail, the next replay says why.
+        let next = if again { self.encode(record).ok() } else { None };
+        self.ahead = Some((record, next));
         Ok(())
     }
 

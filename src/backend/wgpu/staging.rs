@@ -62,19 +62,17 @@ impl Upload {
         }
     }
 
-    /// The copies as commands, if there are any.
-    fn leave(&mut self, gpu: &Gpu) -> Result<Option<wgpu::CommandBuffer>> {
+    /// The copies as commands, if there are any. What they raise is for the caller's scope.
+    fn leave(&mut self, device: &wgpu::Device) -> Option<wgpu::CommandBuffer> {
         if self.copies.is_empty() {
-            return Ok(None);
+            return None;
         }
         self.buffer.unmap();
-        let copies = std::mem::take(&mut self.copies);
-        let commands = gpu.encode("write", |encoder| {
-            for Copy { from, bytes, to, offset, .. } in &copies {
-                encoder.copy_buffer_to_buffer(&self.buffer, *from, to, *offset, *bytes);
-            }
-        })?;
-        Ok(Some(commands))
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        for Copy { from, bytes, to, offset, .. } in self.copies.drain(..) {
+            encoder.copy_buffer_to_buffer(&self.buffer, from, &to, offset, bytes);
+        }
+        Some(encoder.finish())
     }
 
     fn come_back(&mut self) {
@@ -92,9 +90,9 @@ pub(super) fn submit(
     work: Option<wgpu::CommandBuffer>,
 ) -> Result<()> {
     gpu.alive()?;
-    let copies = upload.as_mut().map_or(Ok(None), |upload| upload.leave(gpu))?;
-    let left = upload.as_mut().filter(|_| copies.is_some());
     gpu.scoped(what, || {
+        let copies = upload.as_mut().and_then(|upload| upload.leave(&gpu.device));
+        let left = upload.as_mut().filter(|_| copies.is_some());
         gpu.queue.submit(copies.into_iter().chain(work));
         if let Some(upload) = left {
             upload.come_back();
