@@ -1,9 +1,9 @@
 //! Products of up to four rows, which are bound by reading the right operand.
 
-use super::locate::{Space, locate};
-use super::scalar::Type::{F32, I32, Vec4};
+use super::locate::Space;
+use super::scalar::Type::{F32, Vec4};
+use super::wide::matrix;
 use super::{Dialect, Module};
-use std::collections::BTreeSet;
 
 /// The most rows that are thin.
 pub(super) const THIN: usize = 4;
@@ -16,13 +16,8 @@ impl Module<'_> {
     /// Declares `b_wide`, which reads four elements of a product's right operand at once along an axis of it, if they can be: where their
     /// binding holds nothing else. `space` is the operand's; `m` is how many rows the left one has.
     pub(super) fn reads_fours(&mut self, slot: usize, space: &Space, axis: usize, m: usize) -> bool {
-        let access = self.access(slot);
-        let step = |k: usize| k == axis || access.shape[k] == 1 || access.strides[k].unsigned_abs().is_multiple_of(4);
-        let lies = access.strides[axis] == 1
-            && access.shape[axis].is_multiple_of(4)
-            && access.offset.unsigned_abs().is_multiple_of(4)
-            && (0..access.shape.len()).all(step);
-        let Some(binding) = self.bindings.of[slot].filter(|_| self.dialect == Dialect::Wgsl && lies) else {
+        let lies = self.dialect == Dialect::Wgsl && self.access(slot).lies(axis, 4);
+        let Some(binding) = self.bindings.of[slot].filter(|_| lies) else {
             return false;
         };
         let alone = self.bindings.of.iter().filter(|b| **b == Some(binding)).count() == 1;
@@ -32,10 +27,9 @@ impl Module<'_> {
         }
         self.bound[binding] = Vec4;
         self.flags.push("B_FOURS");
-        let located = locate(space, &[access], &BTreeSet::new());
-        let mut body = located.statements;
-        body.push(format!("return b{binding}[({}) >> 2u];", located.addresses[0]));
-        self.function("b_wide", &[("batch", I32), ("k", I32), ("n", I32)], Some(Vec4), body);
+        let (mut body, address) = self.address(slot, space);
+        body.push(format!("return b{binding}[({address}) >> 2u];"));
+        self.function("b_wide", &matrix(["k", "n"]), Some(Vec4), body);
         true
     }
 
@@ -67,12 +61,7 @@ impl Module<'_> {
             true => (Vec4, format!("vec4f({}, {}, {}, {})", left("k"), left("k + 1"), left("k + 2"), left("k + 3"))),
             false => (F32, left("k")),
         };
-        self.function(
-            "left",
-            &[("batch", I32), ("m", I32), ("k", I32)],
-            Some(result),
-            vec![format!("return {value};")],
-        );
+        self.function("left", &matrix(["m", "k"]), Some(result), vec![format!("return {value};")]);
         if !b_k {
             self.flags.push("B_ROWS");
         }

@@ -4,6 +4,7 @@ use super::locate::{Space, locate, over};
 use super::scalar::Type::{self, BF16, F16, F32, F64, I32, I64};
 use super::scalar::convert;
 use super::templates::{RowFoldText, fold, shared};
+use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
 use crate::expr::{Body, Code};
 use crate::kernel::RowFold;
@@ -90,7 +91,7 @@ impl Module<'_> {
     pub(super) fn tile(&self, batch: usize, m: usize, n: usize, k: usize) -> Option<Tile> {
         let tiles = |size: usize| batch * m.div_ceil(size) * n.div_ceil(size);
         let element = self.storage[0];
-        if self.dialect != Dialect::Cuda || m <= 4 || n <= 4 {
+        if self.dialect != Dialect::Cuda || m <= THIN || n <= THIN {
             return None;
         }
         match element {
