@@ -10,6 +10,7 @@
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
+use crate::expr::{maximum, minimum};
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
 use crate::tensor::Tensor;
 
@@ -91,8 +92,8 @@ fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
             Reduction::None => update,
             Reduction::Add => *old + update,
             Reduction::Mul => *old * update,
-            Reduction::Max => old.max(update),
-            Reduction::Min => old.min(update),
+            Reduction::Max => maximum(*old, update),
+            Reduction::Min => minimum(*old, update),
         };
     }
     Ok(vec![result])
@@ -145,7 +146,8 @@ fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> Op
 /// Which update goes where: `[places.., 1 (inner times).., count]`.
 fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize) -> OpResult<ValueId> {
     let (tuple, dtype) = (tuple(call)?, call.dtype(1));
-    let at = b.op("Reshape", &[at], Attrs::new().with("shape", vec![count as i64, tuple as i64]))?;
+    let flat = Attrs::new().with("shape", vec![count as i64, tuple as i64]).with("allowzero", 1);
+    let at = b.op("Reshape", &[at], flat)?;
     let zero = b.scalar(0.0, dtype);
     let mut all: Option<ValueId> = None;
     for (j, &extent) in call.shape(0)[..tuple].iter().enumerate() {
@@ -202,6 +204,12 @@ mod tests {
         assert_eq!(reduced("mul"), [1.0, 2.0, 30.0, 36.0]);
         assert_eq!(reduced("max"), [1.0, 2.0, 5.0, 9.0]);
         assert_eq!(reduced("min"), [1.0, 2.0, 2.0, 1.0]);
+        let nan = (F32, &[1][..], &[f64::NAN][..]);
+        for how in ["max", "min"] {
+            let how = Attrs::new().with("reduction", how);
+            let found = eval("ScatterND", &[nan, (I64, &[1, 1], &[0.0]), (F32, &[1], &[1.0])], &how);
+            assert!(found.1[0].is_nan(), "{found:?}");
+        }
         let outside = eval("ScatterND", &[data, (I64, &[2, 1], &[8.0, -9.0]), (F32, &[2], &[0.0, 0.0])], &Attrs::new());
         assert_eq!(outside.1, data.2, "what is outside goes nowhere");
         let wrong = refused("ScatterND", &[(F32, &[8]), (I64, &[4, 1]), (F32, &[3])], &Attrs::new());
