@@ -6,7 +6,7 @@ use crate::graph::{Graph, Indexes};
 use crate::op::{Call, Lower, ValueId};
 use crate::target::Target;
 
-/// Notes of each input of integers how many elements its readers look among.
+/// Notes of each input how many elements its readers look among.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     for input in graph.inputs().to_vec() {
         if let Some(indexes) = looked_up(graph, input) {

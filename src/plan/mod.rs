@@ -360,8 +360,9 @@ impl Limits {
 
 /// Plans a graph whose passes have run: exact bytes, before any device is touched.
 ///
-/// Several lowerings and orders are placed; the smallest arena wins, the file's order among equals. On a target with lanes its steps are
-/// then spread over them, as long as that costs little and the limit holds.
+/// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
+/// saves enough, or where the plan would not fit without. On a target with lanes its steps are then spread over them, as long as that
+/// costs little and the limit holds.
 ///
 /// # Errors
 /// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
@@ -415,6 +416,7 @@ fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Resul
     spare::grow(&mut draft, &mut layout, target);
     if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
         order.peak = layout.peak;
+        order.bound = order.bound.min(layout.peak);
     }
     let (segments, places) = stack(target, &draft, &layout);
     Ok(Arrangement { draft, options, layout, orders, segments, places })
