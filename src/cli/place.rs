@@ -10,8 +10,6 @@ use crate::report::{self, Table};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 #[derive(Args)]
@@ -56,8 +54,8 @@ impl Place {
         let mut table = Table::new("<>>>><>");
         table.row(["instance", "buffers", "bound", "peak", "gap", "", "CPU s"]);
         let (mut records, mut faults, mut misfits) = (Vec::new(), Vec::new(), Vec::new());
-        for (file, placed) in files.iter().zip(self.place_all(&files)) {
-            match placed {
+        for file in &files {
+            match self.place(file) {
                 Ok(placed) => {
                     records.push(self.record(&placed));
                     table.row(placed.cells());
@@ -87,25 +85,6 @@ impl Place {
         let Some(last) = misfits.pop() else { return Ok(text) };
         misfits.iter().for_each(tell);
         print(&text).and(Err(last))
-    }
-
-    /// Places the instances, one on each core.
-    fn place_all(&self, files: &[PathBuf]) -> Vec<Result<Placed>> {
-        let (next, results) = (AtomicUsize::new(0), files.iter().map(|_| OnceLock::new()).collect::<Vec<_>>());
-        let work = || {
-            while let Some((file, result)) = {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                files.get(at).zip(results.get(at))
-            } {
-                let _ = result.set(self.place(file));
-            }
-        };
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        std::thread::scope(|scope| {
-            (1..cores.min(files.len())).for_each(|_| drop(scope.spawn(work)));
-            work();
-        });
-        results.into_iter().map(|result| result.into_inner().expect("every file was taken")).collect()
     }
 
     fn place(&self, file: &Path) -> Result<Placed> {
@@ -180,13 +159,16 @@ impl Placed {
     fn cells(&self) -> [String; 7] {
         let [buffers, bound, peak] = [self.buffers as u64, self.bound, self.peak].map(report::grouped);
         let optimal = if self.optimal { "optimal" } else { "" };
-        let (gap, seconds) = (format!("{:.3} %", self.gap()), format!("{:.3}", self.seconds));
+        let (gap, seconds) = (format!("{:.3} %", self.gap()), format!("{:.2}", self.seconds));
         [self.name.clone(), buffers, bound, peak, gap, optimal.into(), seconds]
     }
 }
 
-/// CPU time of this thread, where the system tells.
+/// CPU time of this process, its threads that ended included, in hundredths of a second, where the system tells.
 fn cpu_time() -> Option<Duration> {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    stat.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // Behind the name, which may hold anything: the state is field 3, user and system time are 14 and 15.
+    let mut times = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let ticks: u64 = times.next()?.parse::<u64>().ok()? + times.next()?.parse::<u64>().ok()?;
+    Some(Duration::from_millis(10 * ticks))
 }

@@ -64,7 +64,7 @@ impl Core {
         Core { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
     }
 
-    /// A solution of the whole problem around offsets of the first blocks, with a peak below `roof`.
+    /// A solution of the whole problem around offsets of the blocks, with a peak below `roof`.
     pub fn complete(
         &self,
         problem: &Problem,

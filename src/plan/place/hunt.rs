@@ -120,23 +120,26 @@ impl Hunt<'_> {
         let Hunt { problem, time, blocks, .. } = *self;
         let (enough, attempt) = (self.targets.least, ATTEMPT << level.min(16));
         let [mut first, mut second] = self.meter.halves();
-        let other = std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let noise = |index: u32| 1024 + if level == 0 { 0 } else { mix(level << 32 | u64::from(index)) % 307 };
-                let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
-                order.sort_by_cached_key(|&index| {
-                    let Block { span, size, .. } = &blocks[index as usize];
-                    Reverse((span.len() as u64 * noise(index), *size))
-                });
-                let mut packer = Packer::new(time.live.len(), blocks);
-                let peak = packer.pack(&order, u64::MAX, &mut second).ok()?;
-                let mut other = Solution { offsets: packer.offsets, peak, proved: 0 };
-                repair(problem, time, &mut other, enough, attempt, steps, &mut second);
-                Some(other)
+        let mut long_first = || {
+            let noise = |index: u32| 1024 + if level == 0 { 0 } else { mix(level << 32 | u64::from(index)) % 307 };
+            let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+            order.sort_by_cached_key(|&index| {
+                let Block { span, size, .. } = &blocks[index as usize];
+                Reverse((span.len() as u64 * noise(index), *size))
             });
+            let mut packer = Packer::new(time.live.len(), blocks);
+            let peak = packer.pack(&order, u64::MAX, &mut second).ok()?;
+            let mut other = Solution { offsets: packer.offsets, peak, proved: 0 };
+            repair(problem, time, &mut other, enough, attempt, steps, &mut second);
+            Some(other)
+        };
+        let beside = std::thread::scope(|scope| {
+            let other = std::thread::Builder::new().spawn_scoped(scope, &mut long_first).ok();
             repair(problem, time, &mut self.best, enough, attempt, steps, &mut first);
-            other.join().expect("a repair does not panic")
+            other.map(|other| other.join().expect("a repair does not panic"))
         });
+        // A system that gives no thread gets the same answer, later.
+        let other = beside.unwrap_or_else(long_first);
         self.meter.join([first, second]);
         if let Some(other) = other.filter(|other| other.peak < self.best.peak) {
             self.best = other;
@@ -162,15 +165,6 @@ impl Hunt<'_> {
         }
     }
 
-    /// Lays all items around offsets of the core's blocks, or without any.
-    fn complete(&mut self, offsets: &[u64]) {
-        let roof = self.best.peak.min(self.bar);
-        let found = self.core.complete(self.problem, self.time, offsets, roof, self.meter);
-        if let Some(solution) = found {
-            self.best = solution;
-        }
-    }
-
     /// Searches at one capacity for so many steps. False when the hunt is over.
     fn probe(&mut self, level: u64, turn: u64, part: u64, steps: u64) -> bool {
         let (roof, lowest) = (self.best.peak.min(self.bar), turn < LOWEST);
@@ -190,8 +184,10 @@ impl Hunt<'_> {
         self.meter.spend(search.work - seen + 64 * self.core.items.len() as u64);
         match outcome {
             Outcome::Found => {
-                let offsets = search.offsets.clone();
-                self.complete(&offsets);
+                let found = self.core.complete(self.problem, self.time, &search.offsets, roof, self.meter);
+                if let Some(solution) = found {
+                    self.best = solution;
+                }
             }
             Outcome::Failed => self.targets.failed(capacity),
             Outcome::Stopped => self.targets.stopped(capacity),
