@@ -341,16 +341,25 @@ impl Session {
     /// # Errors
     /// When the binding is not in the range, or the device refuses.
     pub fn select(&self, binding: &[(String, usize)]) -> Result<Plan> {
+        self.selected(binding, |exec| exec.plan().clone())
+    }
+
+    /// [Selects](Self::select) a binding, and lends its plan before anybody else can select another.
+    ///
+    /// # Errors
+    /// As [`select`](Self::select).
+    pub fn selected<T>(&self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
         let dims = self.family.as_ref().map_or(&[][..], Family::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
             return Err(Error::Usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }
-        let Some(family) = &self.family else { return Ok(self.plan.clone()) };
         let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
         let extents: Vec<usize> = dims.iter().map(extent).collect();
         self.lend(|state| {
-            state.select(family, &extents)?;
-            Ok(state.exec.plan().clone())
+            if let Some(family) = &self.family {
+                state.select(family, &extents)?;
+            }
+            Ok(f(&mut state.exec))
         })
     }
 

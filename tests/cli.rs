@@ -274,6 +274,10 @@ fn runs_are_timed() {
     assert_eq!(found["iters"], json!(4));
     assert!(found["first_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{found}");
     assert_eq!(ok(&[args, &[&["--json"]]].concat()).lines().count(), 1);
+    // Of a range, the binding that a given input tells.
+    let found =
+        ok_json(&[&["bench", MLP[0], "--set", "batch=1..64", "--input", "x=16x784xf32=1", "--iters", "1"], CPU]);
+    assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
 }
 
 #[test]

@@ -387,6 +387,14 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
     Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
 }
 
+/// Selects the binding that the shapes of the given inputs tell; its plan, and all of its inputs.
+pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<(Plan, Vec<Tensor>)> {
+    let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
+    let plan = session.select(&session.binding(&shapes)?)?;
+    let inputs = fill(&plan, given, seed)?;
+    Ok((plan, inputs))
+}
+
 /// Inputs in the plan's order: those given, random ones for the rest.
 pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tensor>> {
     let mut random = Random(seed);

@@ -37,7 +37,7 @@ impl Bench {
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
         }
-        let inputs = args::fill(session.plan(), given, self.inputs.seed)?;
+        let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
         let (warmup, iters) = (u64::from(self.warmup), u64::from(self.iters));
         let bar = args::progress("runs");
         bar.set_length(warmup + iters);
@@ -56,7 +56,6 @@ impl Bench {
         let alone: Result<Vec<_>> = (0..iters).map(|_| session.with(time)).collect();
         let alone = Times::new(alone?);
         let usage = session.usage();
-        let plan = session.plan();
         if json {
             let mut value = json!({
                 "model": plan.name,
@@ -74,7 +73,7 @@ impl Bench {
                 "allocations_in_runs": usage.allocations - loaded.allocations,
                 "arena_bytes": plan.summary.arena_bytes,
             });
-            if let Some(answer) = self.model.answer(plan) {
+            if let Some(answer) = self.model.answer(&plan) {
                 value["answer"] = json!(answer);
             }
             return Ok(line(&value));
@@ -94,8 +93,8 @@ impl Bench {
             plan.name,
             session.device()
         );
-        let memory = report::memory(plan, Some(usage)) + &report::overhead(&session.overhead());
-        Ok(head + &memory + &self.model.answer_text(plan))
+        let memory = report::memory(&plan, Some(usage)) + &report::overhead(&session.overhead());
+        Ok(head + &memory + &self.model.answer_text(&plan))
     }
 }
 
@@ -125,8 +124,7 @@ impl Bench {
         for round in 0..u64::from(self.warmup) + u64::from(self.iters) {
             for At { binding, inputs, times } in &mut list {
                 let start = Instant::now();
-                session.select(binding)?;
-                session.with(|exec| exec.run(inputs))?;
+                session.selected(binding, |exec| exec.run(inputs))??;
                 if round >= u64::from(self.warmup) {
                     times.push(start.elapsed());
                 }

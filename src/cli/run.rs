@@ -67,9 +67,7 @@ impl Run {
                 }
             }
         }
-        let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
-        let plan = session.select(&session.binding(&shapes)?)?;
-        let inputs = args::fill(&plan, given, self.inputs.seed)?;
+        let (plan, inputs) = args::select(&session, given, self.inputs.seed)?;
         let outputs = session.with(|exec| if self.poison { exec.run_poisoned(&inputs) } else { exec.run(&inputs) })?;
         let outputs: Vec<_> = names.iter().map(|name| (*name).to_owned()).zip(outputs).collect();
         let usage = session.usage();
