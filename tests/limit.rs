@@ -599,7 +599,7 @@ fn remedies_are_planned() {
                 planned(&[&["graphs/attention.onnxtxt", "--set", "batch=8"], &["--set", "sequence=64"]])
             }
             ["--set", "batch=4"] => planned(&[model, &["--set", "batch=4"]]),
-            ["--threads", "1"] | ["--no-fuse"] => {
+            ["--threads", "1"] | ["--no-fuse"] | ["--chunks", "2" | "4"] => {
                 let flags: Vec<&str> = change.split(' ').collect();
                 planned(&[model, &["--set", "batch=8"], &flags])
             }
@@ -706,7 +706,7 @@ fn f16_values_take_less_and_mean_the_same() {
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
     // At small batches the workspaces of cuDNN's convolutions of halves outweigh what halves save.
     let dims = vec![("batch".to_owned(), 512)];
-    let case = Case { model: &model, dims, target: cuda, fuse: true, rewrite: None };
+    let case = Case { model: &model, dims, target: cuda, fuse: true, chunks: 1, rewrite: None };
     let advice = advise::advise(&case, None).expect("it is planned");
     let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");
     let Taken::Bytes(found) = remedy.bytes else { panic!("{remedy:?}") };

@@ -57,7 +57,7 @@ impl Plan {
             }
             let source = session::source(model.clone());
             let source = if self.model.f16 { session::halved(source, case.target.clone()) } else { source };
-            let family = Family::new(source, &extents, &case.target, case.fuse, limits)?;
+            let family = Family::new(source, &extents, &case.target, case.fuse, case.chunks, limits)?;
             Ok((family.plan().clone(), Some(family)))
         };
         let plan = planned(&limits);
