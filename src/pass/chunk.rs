@@ -141,41 +141,50 @@ impl Region {
         ways.max_by_key(|(bytes, mapped)| (*bytes, Reverse(mapped.axis))).map(|(_, mapped)| mapped)
     }
 
-    /// The axis along which a node reads chunks of a value that is computed in them.
-    fn reads_chunks(&self, graph: &Graph, reader: u32, value: ValueId) -> bool {
-        let (Some(own), Some(reader_in)) = (self.nodes.get(&value.node), self.nodes.get(&reader)) else { return false };
-        let operands = graph.operands(reader);
-        let slots = operands.iter().zip(&reader_in.part.inputs).filter(|(v, _)| **v == Some(value));
-        slots.map(|(_, along)| *along).all(|along| along == Some(own.axis))
+    /// The values that a node reads, slot by slot, and whether of each it reads chunks that there are.
+    fn reads(&self, graph: &Graph, id: u32) -> impl Iterator<Item = (ValueId, bool)> {
+        let along = self.nodes.get(&id).map(|mapped| &mapped.part.inputs);
+        let read = move |(slot, value): (usize, Option<ValueId>)| {
+            let value = value?;
+            let own = self.nodes.get(&value.node).map(|mapped| mapped.axis);
+            Some((value, own.is_some() && along.is_some_and(|along| along[slot] == own)))
+        };
+        graph.operands(id).into_iter().enumerate().filter_map(read)
     }
 
     /// Leaves out kernels of which some nodes cannot be computed in chunks, or need more of another than a chunk.
     fn keep_groups(&mut self, graph: &Graph, order: &[u32]) {
         let group = |id: u32| graph.node(id).group;
-        let whole = |region: &Region, id: u32| {
-            let inside = |v: &ValueId| group(id).is_some() && group(v.node) == group(id);
-            !region.nodes.contains_key(&id)
-                || graph.operands(id).into_iter().flatten().filter(inside).any(|v| !region.reads_chunks(graph, id, v))
+        let broken = |&&id: &&u32| {
+            !self.nodes.contains_key(&id)
+                || self.reads(graph, id).any(|(v, chunked)| group(v.node) == group(id) && !chunked)
         };
-        let broken: BTreeSet<u32> = order.iter().filter(|&&id| whole(self, id)).filter_map(|&id| group(id)).collect();
-        self.nodes.retain(|&id, _| group(id).is_none_or(|g| !broken.contains(&g)));
+        let grouped = order.iter().filter(|&&id| group(id).is_some());
+        let broken: BTreeSet<_> = grouped.filter(broken).map(|&id| group(id)).collect();
+        self.nodes.retain(|&id, _| !broken.contains(&group(id)));
     }
 
     /// Leaves out views that are wanted as a whole and cost nothing as such.
     fn release_views(&mut self, graph: &Graph, order: &[u32]) {
+        // Per value, how often it is read in chunks, and how often as a whole.
+        let mut readers: HashMap<ValueId, [usize; 2]> = HashMap::new();
+        for &id in order {
+            self.reads(graph, id).for_each(|(v, chunked)| readers.entry(v).or_default()[usize::from(!chunked)] += 1);
+        }
+        graph.outputs().iter().for_each(|(_, v)| readers.entry(*v).or_default()[1] += 1);
         for &id in order.iter().rev() {
             let (value, op) = (ValueId { node: id, port: 0 }, graph.node(id).op());
             if !self.nodes.contains_key(&id) || !op.is_some_and(|op| matches!(op.lower, Lower::View(_))) {
                 continue;
             }
-            let source = graph.operands(id)[0].expect("a view has a source");
-            let chunked = |v: ValueId, but: u32| {
-                !graph.is_output(v) && graph.users(v).iter().all(|&u| u == but || self.reads_chunks(graph, u, v))
-            };
-            let wanted = graph.users(value).iter().all(|&u| !self.reads_chunks(graph, u, value));
-            let there = !self.nodes.contains_key(&source.node) || !chunked(source, id);
+            let (source, chunked) = self.reads(graph, id).next().expect("a view has a source");
+            let wanted = readers.get(&value).is_none_or(|[chunked, _]| *chunked == 0);
+            let there = !self.nodes.contains_key(&source.node) || readers[&source][1] > 0;
             if wanted && (there || bytes(graph, source) <= bytes(graph, value)) {
                 self.nodes.remove(&id);
+                let [chunks, whole] = readers.get_mut(&source).expect("the view reads it");
+                *chunks -= usize::from(chunked);
+                *whole += usize::from(chunked);
             }
         }
     }
@@ -191,8 +200,8 @@ impl Region {
     fn stretches(&self, graph: &Graph, order: &[u32]) -> HashMap<u32, usize> {
         let mut stretches: HashMap<u32, usize> = order.iter().map(|&id| (id, 0)).collect();
         for &id in order.iter().rev() {
-            for value in graph.operands(id).into_iter().flatten() {
-                let whole = self.nodes.contains_key(&value.node) && !self.reads_chunks(graph, id, value);
+            for (value, chunked) in self.reads(graph, id) {
+                let whole = self.nodes.contains_key(&value.node) && !chunked;
                 let before = stretches[&id] + usize::from(whole);
                 let own = stretches.get_mut(&value.node).expect("every node is in the order");
                 *own = before.max(*own);
