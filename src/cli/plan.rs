@@ -24,7 +24,7 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Also say who is live at the peak, and what half the extents, other types, workspaces and kernels would take.
+    /// Also say who is live at the peak, and what half the extents, other types, workspaces, kernels and chunks would take.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the plan takes more than this, and say who is live at its peak. Unlike a limit,
