@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times plimsoll beside PyTorch on one NVIDIA GPU: the same models, inputs and card, in one run.
 
-    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
+    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--chunks N] [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
 
 FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type, batch:
 PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
@@ -233,7 +233,8 @@ def result(args, case, row, folder):
     """One run: its memory, and errors against PyTorch, against f32, and PyTorch's own against f32."""
     inputs = [f"--input={value.name}={folder / ('in.' + zoo.file_name(value.name))}" for value in row.inputs]
     found = folder / "found"
-    text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, "--backend", "cuda", "--json", "--output-dir", found)
+    flags = ["--backend", "cuda", "--chunks", args.chunks, "--json", "--output-dir", found]
+    text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, *flags)
     memory = json.loads(text)["memory"]
     errors = []
     for name in row.outputs:
@@ -310,7 +311,7 @@ def measure(args, row, model, dtype, batch):
         good, value = finish(*start(stored, row, model, batch))
         record.update({"stored": value} if good else {"notes": [*record.get("notes", []), f"stored: {value}"]})
     for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
-        attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend)
+        attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend, "--chunks", args.chunks)
     if "run" in record:
         memory, record["errors"] = record.pop("run")
         record["planned"] = memory["allocated_bytes"]
@@ -437,6 +438,7 @@ def main():
     parser.add_argument("--dtype", action="append", choices=("f32", *export_models.HALVES), help="only this type")
     parser.add_argument("--compile-seconds", type=float, default=0, help="torch.compile too, given so long")
     parser.add_argument("--jax", action="store_true", help="time jax.jit too")
+    parser.add_argument("--chunks", type=int, default=1, help="plimsoll computes models in so many chunks")
     parser.add_argument("--no-times", action="store_true", help="neither time models nor compare their results")
     parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
     parser.add_argument("--json", type=Path, help="append each measurement to this file as it is made")
