@@ -220,7 +220,7 @@ fn planned(file: &str, dims: &[(&str, usize)], target: &Target, chunks: usize) -
 fn chunks_shrink_activations() {
     for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
         for (file, dims) in [
-            ("digits.onnx", &[("batch", 64)][..]),
+            ("digits.onnx", &[("batch", 512)][..]),
             ("mlp.onnxtxt", &[("batch", 512)]),
             ("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]),
         ] {

@@ -227,7 +227,7 @@ fn product_sized(dtype: DType, [m, k, n]: [usize; 3]) -> Kernel {
 #[test]
 fn few_tiles_of_f32_are_rendered() {
     let target = Target::cuda();
-    let rendered = |target: &Target, dtype, extents| library::split(&product_sized(dtype, extents), target).is_none();
+    let rendered = |target: &Target, dtype, extents| library::call(&product_sized(dtype, extents), target).is_none();
     assert!(rendered(&target, DType::F32, [128, 768, 3072]));
     assert!(!rendered(&target, DType::F32, [4096, 768, 768]), "there are tiles for every multiprocessor");
     assert!(!rendered(&target, DType::F32, [128, 767, 768]), "rows start at odd addresses");
