@@ -11,6 +11,7 @@ mod fold;
 mod fuse;
 pub mod half;
 mod indexes;
+mod round;
 mod simplify;
 mod turn;
 
@@ -29,6 +30,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),
+    ("round", round::run),
 ];
 
 /// Runs the pipeline, and fuses unless told otherwise.
