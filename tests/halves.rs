@@ -1,4 +1,5 @@
-//! Halves that are rounded late and seldom: what is stored as `f32`, in how many steps, and that results become more exact.
+//! Halves that are rounded late and seldom: what is stored as `f32`, in how many steps, and that results become more exact. Products of
+//! halves side by side: which become one, and that it computes the same.
 
 use plimsoll::graph::Constant;
 use plimsoll::kernel::Template;
@@ -92,6 +93,12 @@ fn products(plan: &Plan) -> Vec<&MatMul> {
     plan.steps.iter().filter_map(call).collect()
 }
 
+/// How many products its plan has, attention's own not among them.
+fn count(graph: &Graph, target: &Target) -> usize {
+    let plan = planned(graph, target);
+    plan.steps.iter().filter(|step| plan.kernels[step.kernel].template == Template::MatMul).count()
+}
+
 /// The output of the graph of this type, passed or not, on the same numbers; halves are rounded at every node.
 fn result(dtype: DType, skip: Option<&str>) -> Vec<f64> {
     let mut graph = layers(dtype, LAYER, END);
@@ -173,4 +180,61 @@ fn factors_behind_a_normalisation_are_not_rounded_between() {
         let halves = kernel.body.code.iter().filter(|i| i.dtype == DType::BF16).count();
         assert_eq!(halves, 1, "the result alone: {:?}", kernel.body);
     }
+}
+
+/// Queries, keys and values of grouped heads, and what becomes of them.
+const QKV: &str =
+    "qkv (TYPE[2, 24, 64] x, TYPE[64, 64] wq, TYPE[64] bq, TYPE[64, 64] wk, TYPE[64] bk, TYPE[64, 64] wv, TYPE[64] bv)
+    => (TYPE[2, 24, 64] y) {
+    heads = Constant <value_ints = [0, 0, -1, 32]> ()  rows = Constant <value_ints = [0, 0, -1]> ()
+    q = MatMul (x, wq)  qb = Add (q, bq)  qh = Reshape (qb, heads)  qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+    k = MatMul (x, wk)  kb = Add (k, bk)  kh = Reshape (kb, heads)  kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    v = MatMul (x, wv)  vb = Add (v, bv)  vh = Reshape (vb, heads)  vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+    s = MatMul (qt, kt)  p = Softmax <axis = -1> (s)  o = MatMul (p, vt)
+    t = Transpose <perm = [0, 2, 1, 3]> (o)  y = Reshape (t, rows)\n}";
+
+#[test]
+fn products_of_one_value_are_one() {
+    let cuda = Target::cuda();
+    let graph = |dtype: &str, from: &str, to: &str| {
+        assert!(QKV.contains(from), "{from}");
+        parameterised(&QKV.replace(from, to).replace("TYPE", dtype))
+    };
+    let plain = graph("bfloat16", "", "");
+    let plan = planned(&plain, &cuda);
+    let names: Vec<_> = plan.steps.iter().map(|s| &s.name).collect();
+    assert_eq!((names.len(), products(&plan)[0].m), (3, 192), "a product, an attention, its rows: {names:?}");
+    assert_eq!(count(&graph("float16", "", ""), &cuda), 1);
+    // Without a bias; what is computed in between; another value.
+    for (from, to, left) in [
+        ("q = MatMul (x, wq)  qb = Add (q, bq)", "qb = MatMul (x, wq)", 2),
+        (
+            "k = MatMul (x, wk)",
+            "w = Transpose (x)  z = ReduceMax <keepdims = 0> (w)  i = Add (x, z)  k = MatMul (i, wk)",
+            3,
+        ),
+        ("k = MatMul (x, wk)", "z = Neg (x)  k = MatMul (z, wk)", 3),
+    ] {
+        assert_eq!(count(&graph("bfloat16", from, to), &cuda), left, "{to}");
+    }
+    // f32 and other devices are left alone, and what takes as many turns of the multiprocessors as before.
+    assert_eq!(count(&graph("float", "", ""), &cuda), 3);
+    assert_eq!(count(&plain, &Target::cpu(2)), 3);
+    let even = Target { multiprocessors: 1, ..cuda.clone() };
+    assert_eq!(count(&plain, &even), 3);
+
+    let mut merged = plain.clone();
+    PASSES.iter().for_each(|(_, pass)| pass(&mut merged, &cuda).expect("the passes run"));
+    let [apart, one] = [&plain, &merged].map(output);
+    let peak = apart.iter().fold(0f64, |peak, v| peak.max(v.abs()));
+    // The steps of a softmax are rounded one by one where it is taken apart.
+    assert!(apart.iter().zip(&one).all(|(a, b)| (a - b).abs() <= 0.02 * peak));
+}
+
+#[test]
+fn products_that_meet_again_stay_apart() {
+    let gated =
+        "gated (bfloat16[2, 24, 64] x, bfloat16[64, 128] wg, bfloat16[64, 128] wu) => (bfloat16[2, 24, 128] y) {
+        g = MatMul (x, wg)  s = Sigmoid (g)  a = Mul (g, s)  u = MatMul (x, wu)  y = Mul (a, u)\n}";
+    assert_eq!(count(&parameterised(gated), &Target::cuda()), 2);
 }

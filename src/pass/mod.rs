@@ -11,6 +11,7 @@ mod fold;
 mod fuse;
 pub mod half;
 mod indexes;
+mod merge;
 mod round;
 mod simplify;
 mod turn;
@@ -30,6 +31,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),
+    ("merge", merge::run),
     ("round", round::run),
 ];
 
