@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx::{self, Model};
-use crate::pass::{self, Pass, half};
+use crate::pass::{self, Pass, chunk, half};
 use crate::plan::bound::{Bound, bound};
 use crate::plan::peak::{Peak, peak};
 use crate::plan::{self, Class, Limits, Plan};
@@ -22,6 +22,8 @@ pub struct Case<'a> {
     pub target: Target,
     /// Whether neighbouring operators become one kernel.
     pub fuse: bool,
+    /// In how many chunks to compute what can be: see [`chunk::run`].
+    pub chunks: usize,
     /// Runs before the pipeline, if it is to.
     pub rewrite: Option<Pass>,
 }
@@ -38,6 +40,7 @@ impl Case<'_> {
             rewrite(&mut graph, &self.target)?;
         }
         pass::run(&mut graph, &self.target, self.fuse)?;
+        chunk::run(&mut graph, self.chunks)?;
         Ok(graph)
     }
 
@@ -255,6 +258,7 @@ pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("smaller workspaces", less_scratch),
     ("one lane", one_lane),
     ("fusion", other_fusion),
+    ("chunks", chunked),
 ];
 
 fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
@@ -300,6 +304,12 @@ fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let change = if case.fuse { "--no-fuse" } else { "without --no-fuse" };
     vec![(change.into(), Case { fuse: !case.fuse, ..case.clone() })]
+}
+
+fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+    let nodes = case.model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
+    let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.chunks && nodes * chunks <= MAX_SEARCHED);
+    more.map(|chunks| (format!("--chunks {chunks}"), Case { chunks, ..case.clone() })).collect()
 }
 
 /// A remedy that was planned.
@@ -419,6 +429,9 @@ pub struct Advice {
     /// What else was planned, and what it takes.
     pub remedies: Vec<Remedy>,
 }
+
+/// Numbers of chunks that are offered: each chunk's kernels have less to do at once.
+const CHUNKS: [usize; 2] = [2, 4];
 
 /// Above this many steps, the largest bindings that fit are not sought: each takes some twenty plans.
 const MAX_SEARCHED: usize = 20_000;

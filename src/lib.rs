@@ -56,6 +56,7 @@
 //! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
 //!   and a line in `tests/common`.
 //! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`].
+//! - What can be [computed in chunks](pass::chunk): a rule in the operator's row, [`part`](op::OpDef::part), unless its kind tells.
 //! - An order of the steps: one function and one line in [`plan::order::orders`].
 //! - A remedy: one function and one row in [`advise::REMEDIES`], where the place of rematerialisation is.
 //! - A target that goes by a name: one row in [`target::PRESETS`].

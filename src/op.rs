@@ -7,7 +7,7 @@
 mod exact;
 
 use crate::dtype::DType;
-use crate::expr::Expr;
+use crate::expr::{Body, Code, Expr};
 use crate::kernel::{Fold, Template};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
@@ -402,6 +402,30 @@ pub struct OpDef {
     /// Brings a node of an older opset to the newest form, before arity and attributes are checked. The slots are
     /// the node's inputs in the file's order.
     pub upgrade: Option<fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs)>,
+    /// How a part of the output along an axis is made, which falls into so many units: see [`Call::part`]. None where that follows from
+    /// `lower`, and where no part is made without the rest.
+    pub part: Option<fn(&Call, axis: usize, units: usize) -> Option<Part>>,
+}
+
+/// What a part of an output along one axis is made of: some consecutive of the equal units into which the axis falls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Per data input, the axis along which the same units of it are read; `None` for an input that is read whole.
+    pub inputs: Vec<Option<usize>>,
+    /// The attribute that lists the output's extents, if one does.
+    pub extents: Option<&'static str>,
+}
+
+impl Part {
+    /// A part that reads these inputs along these axes.
+    pub fn of(inputs: impl Into<Vec<Option<usize>>>) -> Option<Part> {
+        Some(Part { inputs: inputs.into(), extents: None })
+    }
+
+    /// The node's attributes where its output is a part of this shape.
+    pub fn attrs(&self, attrs: &Attrs, shape: &Shape) -> Attrs {
+        self.extents.into_iter().fold(attrs.clone(), |attrs, name| attrs.with(name, &shape[..]))
+    }
 }
 
 impl std::fmt::Debug for OpDef {
@@ -411,6 +435,11 @@ impl std::fmt::Debug for OpDef {
 }
 
 impl OpDef {
+    /// The row with a rule for parts of its output.
+    pub const fn part(self, part: fn(&Call, usize, usize) -> Option<Part>) -> OpDef {
+        OpDef { part: Some(part), ..self }
+    }
+
     /// How many data inputs a node must have at least and may have at most.
     pub fn arity(&self) -> (usize, usize) {
         let data = || self.inputs.iter().filter(|i| i.arity != Arity::Shaping);
@@ -438,6 +467,50 @@ pub fn reduced_axes(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 impl Call<'_> {
+    /// How a part of the one output along `axis`, which falls into `units` equal ones, is made of the same units of inputs: the row,
+    /// applied to these, computes it and nothing else. `None` where the row does not say so.
+    pub fn part(&self, axis: usize, units: usize) -> Option<Part> {
+        let facts = self.infer().ok()?;
+        let [Fact { shape, .. }] = &facts[..] else { return None };
+        let falls = |extent: usize| extent > 0 && extent.is_multiple_of(units);
+        if !falls(*shape.get(axis)?) {
+            return None;
+        }
+        let part = match (self.op.part, self.op.lower) {
+            (Some(rule), _) => rule(self, axis, units)?,
+            (None, Lower::Map(map)) if !self.uses_index(map) => self.broadcast_part(shape, axis),
+            (None, Lower::Reduce(_)) => {
+                let folded = reduced_axes(self).ok()?;
+                let mut kept = (0..self.shape(0).len()).filter(|k| !folded.contains(k));
+                let keeps = shape.len() == self.shape(0).len();
+                let from = if keeps { kept.find(|&k| k == axis) } else { kept.nth(axis) };
+                Part::of([Some(from?)])?
+            }
+            (None, Lower::Concat) if self.axis("axis", 0, self.shape(0)).ok()? != axis => {
+                Part::of(vec![Some(axis); self.inputs.len()])?
+            }
+            _ => return None,
+        };
+        let mut read = part.inputs.iter().zip(self.inputs).filter_map(|(k, fact)| Some(fact.as_ref()?.shape[(*k)?]));
+        read.all(falls).then_some(part)
+    }
+
+    /// A part of what inputs broadcast to: those that have one element along the axis are read whole.
+    pub fn broadcast_part(&self, shape: &Shape, axis: usize) -> Part {
+        let along = |fact: &Option<&Fact>| {
+            let own = &fact.as_ref()?.shape;
+            (axis + own.len()).checked_sub(shape.len()).filter(|&k| own[k] == shape[axis])
+        };
+        Part { inputs: self.inputs.iter().map(along).collect(), extents: None }
+    }
+
+    /// Whether an elementwise row's expression depends on the index, which only its own index space gives.
+    pub fn uses_index(&self, map: fn(&Args, &Call) -> Expr) -> bool {
+        let args: Vec<_> = self.inputs.iter().enumerate().map(|(i, f)| f.map(|f| Expr::input(i, f.dtype))).collect();
+        let body = Body::new(&[map(&Args(&args), self)]);
+        body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
+    }
+
     /// Evaluates the row's `f64` meaning: row-major values of every output. Integer and `bool` results are whole.
     ///
     /// # Errors

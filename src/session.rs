@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::{Constant, Graph};
 use crate::onnx;
-use crate::pass::{self, half};
+use crate::pass::{self, chunk, half};
 use crate::plan::range::{Family, Source};
 use crate::plan::{self, Limits, Plan};
 use crate::shape::{Extent, Shape};
@@ -48,6 +48,8 @@ pub struct Options {
     pub fuse: bool,
     /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
     pub f16: bool,
+    /// In how many chunks to compute what can be: see [`chunk::run`].
+    pub chunks: usize,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
 }
@@ -63,6 +65,7 @@ impl Default for Options {
             threads: 0,
             fuse: true,
             f16: false,
+            chunks: 1,
             memory_limit: None,
         }
     }
@@ -234,7 +237,7 @@ impl Session {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
         let source = if options.f16 { halved(source, backend.target().clone()) } else { source };
-        let family = Family::new(source, &options.dims, backend.target(), options.fuse, &limits)?;
+        let family = Family::new(source, &options.dims, backend.target(), options.fuse, options.chunks, &limits)?;
         let (plan, constants) = family.largest();
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
         let largest = family.dims().iter().map(|d| d.most).collect();
@@ -433,5 +436,6 @@ pub fn compile(mut graph: Graph, target: &Target, options: &Options) -> Result<(
         half::run(&mut graph, target)?;
     }
     pass::run(&mut graph, target, options.fuse)?;
+    chunk::run(&mut graph, options.chunks)?;
     plan::compile(&graph, target, &Limits { memory: options.memory_limit })
 }

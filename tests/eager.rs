@@ -53,7 +53,15 @@ fn cpu() -> Box<dyn Backend> {
 }
 
 fn compared(graph: &Graph, open: fn() -> Box<dyn Backend>, memory_limit: Option<u64>) -> Comparison {
-    let setup = Setup { open: &|| Ok(open()), memory_limit, iters: 2, poison: true, progress: &|_| {}, observe: None };
+    let setup = Setup {
+        open: &|| Ok(open()),
+        memory_limit,
+        iters: 2,
+        poison: true,
+        chunks: 1,
+        progress: &|_| {},
+        observe: None,
+    };
     compare(graph, &inputs(graph), &setup).expect("the graph is compared")
 }
 
@@ -268,6 +276,7 @@ proptest! {
             memory_limit: None,
             iters: 1,
             poison: true,
+            chunks: 1,
             progress: &|_| {},
             observe: None,
         };

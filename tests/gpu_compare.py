@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Times plimsoll beside PyTorch on one NVIDIA GPU: the same models, inputs and card, in one run.
 
-    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
+    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--chunks N] [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
 
-FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type and batch:
+FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type, batch:
 PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
-torch.compile(mode="max-autotune") as long as --compile-seconds last, and the steps of plimsoll's plan alone
-(replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in f32 on wgpu. Medians after a warm-up.
-JAX is not timed: it has none of these models.
+torch.compile(mode="max-autotune", in f32 with the libraries' products and convolutions alone) where that is done within
+--compile-seconds for all, with --jax the exported file under jax.jit (xla.py; calls in a row, as JAX has no events),
+and the steps of plimsoll's plan alone (replay_median_ms of `plimsoll bench`: inputs on the device too), on CUDA and in
+f32 on wgpu. Medians after a warm-up.
 
 Memory: what plimsoll planned, and took beside it (modules, libraries, graphs), against the smallest limit of
 torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searched in fresh processes. Neither counts
@@ -144,7 +145,7 @@ def eager(row, model, batch, folder):
 
 
 def stored(row, model, batch):
-    """The error that rounding the results of linear layers and convolutions to the model's type makes, all else exact."""
+    """The error of rounding the results of linear layers and convolutions to the model's type, all else exact."""
     model, inputs = on_card(row, model, batch)
     model, dtype = model.model.double(), model.dtype
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
@@ -156,9 +157,41 @@ def stored(row, model, batch):
 
 
 def compiled(row, model, batch):
+    if not isinstance(model, export_models.Half):
+        # Each of Triton's products in f32 takes minutes to compile.
+        from torch._inductor import config
+
+        config.max_autotune_gemm_backends = config.max_autotune_conv_backends = "ATEN"
     model, inputs = on_card(row, model, batch)
     model = torch.compile(model, mode="max-autotune")
     return median_ms(lambda: model(*inputs))
+
+
+def jitted(path, inputs, outputs):
+    """Milliseconds of XLA's program, and its error from PyTorch's results in f32."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+
+    import xla
+
+    # Or else products of f32 are of TF32.
+    jax.config.update("jax_default_matmul_precision", "highest")
+    function, weights = xla.load(path)
+    function = jax.jit(function)
+    weights = jax.device_put(weights)
+    inputs = {name: jax.device_put(np.load(file)) for name, file in inputs.items()}
+    found = [np.asarray(value).astype(np.float32) for value in function(weights, inputs)]
+    error = max(output_error(value, np.load(file)) for value, file in zip(found, outputs, strict=True))
+
+    def calls(count):
+        begin = time.perf_counter()
+        for _ in range(count):
+            last = function(weights, inputs)
+        jax.block_until_ready(last)
+        return 1e3 * (time.perf_counter() - begin) / count
+
+    calls(5)
+    return statistics.median(calls(20) for _ in range(7)), error
 
 
 def footprint(row, model, batch, limit=None):
@@ -200,7 +233,8 @@ def result(args, case, row, folder):
     """One run: its memory, and errors against PyTorch, against f32, and PyTorch's own against f32."""
     inputs = [f"--input={value.name}={folder / ('in.' + zoo.file_name(value.name))}" for value in row.inputs]
     found = folder / "found"
-    text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, "--backend", "cuda", "--json", "--output-dir", found)
+    flags = ["--backend", "cuda", "--chunks", args.chunks, "--json", "--output-dir", found]
+    text = zoo.plimsoll(args.plimsoll, "run", case, *inputs, *flags)
     memory = json.loads(text)["memory"]
     errors = []
     for name in row.outputs:
@@ -263,16 +297,42 @@ def measure(args, row, model, dtype, batch):
             attempt(record, "run", result, args, case, row, Path(folder))
         else:
             record["notes"] = [f"eager: {value}"]
+        if good and args.jax:
+            inputs, outputs = (
+                {name: Path(folder) / (part + zoo.file_name(name)) for name in names}
+                for part, names in (("in.", [value.name for value in row.inputs]), ("ref.", row.outputs))
+            )
+            good, value = finish(*start(jitted, case.model, inputs, list(outputs.values())))
+            if good:
+                record["jax"], record["jax_error"] = value
+            else:
+                record["notes"] = [*record.get("notes", []), f"jax: {value}"]
     if dtype in export_models.HALVES:
         good, value = finish(*start(stored, row, model, batch))
         record.update({"stored": value} if good else {"notes": [*record.get("notes", []), f"stored: {value}"]})
     for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
-        attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend)
+        attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend, "--chunks", args.chunks)
     if "run" in record:
         memory, record["errors"] = record.pop("run")
         record["planned"] = memory["allocated_bytes"]
         record["beside"] = memory["overhead"]
     return record
+
+
+def compile_all(args, records, case):
+    """Side by side first, for what the compiler keeps on disk; then each alone, for its time."""
+    deadline = time.monotonic() + args.compile_seconds
+    if args.compile_seconds:
+        probes = [start(compiled, *case(record)) for record in records]
+        for probe in probes:
+            finish(*probe, deadline - time.monotonic())
+    for record in records if args.compile_seconds else []:
+        good, value = finish(*start(compiled, *case(record)), 60)
+        if good:
+            record["compile"] = value
+        else:
+            record.setdefault("notes", []).append(f"torch.compile: {value}")
+        note(args, record)
 
 
 def number(record, key, digits=3):
@@ -290,11 +350,12 @@ def name(record):
 def print_tables(records):
     rows = []
     for r in records:
-        rows.append([name(r), number(r, "cuda"), number(r, "eager"), number(r, "compile"), number(r, "wgpu")])
-        rows[-1] += [ratio(r, "eager", "cuda"), ratio(r, "compile", "cuda"), ratio(r, "wgpu", "cuda")]
-    head = ["model", "plimsoll ms", "eager ms", "compiled ms", "wgpu ms"]
-    head += ["eager / ours", "compiled / ours", "wgpu / ours"]
-    print(zoo.table(head, rows, right=range(1, 8)), end="\n\n")
+        others = ("eager", "compile", "jax", "wgpu")
+        rows.append([name(r), *(number(r, key) for key in ("cuda", *others))])
+        rows[-1] += [ratio(r, key, "cuda") for key in others]
+    head = ["model", "plimsoll ms", "eager ms", "compiled ms", "jax ms", "wgpu ms"]
+    head += ["eager / ours", "compiled / ours", "jax / ours", "wgpu / ours"]
+    print(zoo.table(head, rows, right=range(1, 10)), end="\n\n")
 
     rows = []
     for r in (r for r in records if "planned" in r):
@@ -375,7 +436,9 @@ def print_bars(args):
 def main():
     parser = zoo.arguments(__doc__)
     parser.add_argument("--dtype", action="append", choices=("f32", *export_models.HALVES), help="only this type")
-    parser.add_argument("--compile-seconds", type=float, default=0, help="what torch.compile may take altogether")
+    parser.add_argument("--compile-seconds", type=float, default=0, help="torch.compile too, given so long")
+    parser.add_argument("--jax", action="store_true", help="time jax.jit too")
+    parser.add_argument("--chunks", type=int, default=1, help="plimsoll computes models in so many chunks")
     parser.add_argument("--no-times", action="store_true", help="neither time models nor compare their results")
     parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
     parser.add_argument("--json", type=Path, help="append each measurement to this file as it is made")
@@ -400,19 +463,7 @@ def main():
             key = record["model"], record["dtype"]
             attempt(record, "limit", smallest_limit, by_name[key[0]], models[key], record["batch"])
             note(args, record)
-    deadline = time.monotonic() + args.compile_seconds
-    for record in records:
-        left = deadline - time.monotonic()
-        if left < 5:
-            record.setdefault("notes", []).append("torch.compile: not run, no time left for it")
-            continue
-        key = record["model"], record["dtype"]
-        good, value = finish(*start(compiled, by_name[key[0]], models[key], record["batch"]), left)
-        if good:
-            record["compile"] = value
-        else:
-            record.setdefault("notes", []).append(f"torch.compile: {value}")
-        note(args, record)
+    compile_all(args, records, lambda r: (by_name[r["model"]], models[r["model"], r["dtype"]], r["batch"]))
     print()
     print_tables(records)
 

@@ -599,7 +599,7 @@ fn remedies_are_planned() {
                 planned(&[&["graphs/attention.onnxtxt", "--set", "batch=8"], &["--set", "sequence=64"]])
             }
             ["--set", "batch=4"] => planned(&[model, &["--set", "batch=4"]]),
-            ["--threads", "1"] | ["--no-fuse"] => {
+            ["--threads", "1"] | ["--no-fuse"] | ["--chunks", "2" | "4"] => {
                 let flags: Vec<&str> = change.split(' ').collect();
                 planned(&[model, &["--set", "batch=8"], &flags])
             }
@@ -660,6 +660,45 @@ fn remedies_name_flags_that_are_there() {
     }
 }
 
+/// Chunks are a flag of every command that plans; they make fit what does not.
+#[test]
+fn chunks_are_a_flag() {
+    let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=65"];
+    let chunks: &[&str] = &["--chunks", "2"];
+    let (whole, half) = (planned(&[digits]), planned(&[digits, chunks]));
+    assert!(half < whole, "{half} of {whole}");
+    let limit: &[&str] = &["--memory-limit", &half.to_string()];
+    for command in [&["run"][..], &["bench", "--iters", "1"]] {
+        assert_eq!(run(&[command, digits, limit, CPU]).code, Some(2), "{command:?}");
+        ok(&[command, digits, limit, chunks, CPU]);
+    }
+    let advice = refused(&[&["plan"], digits, limit]);
+    let remedies = advice["remedies"].as_array().expect("a list");
+    let found = remedies.iter().find(|r| r["change"] == "--chunks 2").expect("it is planned");
+    assert_eq!(bytes(&found["planned_bytes"]), half);
+    let compared = ok_json(&[&["compare", "--iters", "1", "--poison"], digits, chunks, CPU]);
+    let last = compared["columns"].as_array().and_then(|columns| columns.last()).expect("a column");
+    assert_eq!(bytes(&last["smallest_device_bytes"]), planned(&[digits, chunks, &["--threads", "2"]]));
+    let largest = |flags: &[&str]| {
+        let search: &[&str] = &["max-batch", digits[0], "--memory-limit", "4MiB"];
+        bytes(&ok_json(&[search, flags])["largest"]["extent"])
+    };
+    assert!(largest(chunks) > largest(&[]));
+    assert!(ok(&[&["emit", digits[0], "dot", "--set", "batch=65"], chunks]).contains("[1/2]"));
+
+    // Over a range: of an extent that has so many elements in all of it.
+    let range = |range: &str| run(&[&["run", digits[0], "--set", range], chunks, CPU]);
+    assert_eq!(range("batch=2..65").code, Some(0));
+    let refused = range("batch=1..65");
+    assert!(
+        refused.code == Some(1) && refused.err.contains("expected at least 2 elements for 2 chunks"),
+        "{}",
+        refused.err
+    );
+    assert!(refused.err.contains("'batch' up to 1 and above it"), "{}", refused.err);
+    fails(&[&["plan"], digits, &["--chunks", "0"]], &[]);
+}
+
 #[test]
 fn what_helps_is_pointed_to() {
     // No extent can be less; halves fit.
@@ -706,7 +745,7 @@ fn f16_values_take_less_and_mean_the_same() {
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
     // At small batches the workspaces of cuDNN's convolutions of halves outweigh what halves save.
     let dims = vec![("batch".to_owned(), 512)];
-    let case = Case { model: &model, dims, target: cuda, fuse: true, rewrite: None };
+    let case = Case { model: &model, dims, target: cuda, fuse: true, chunks: 1, rewrite: None };
     let advice = advise::advise(&case, None).expect("it is planned");
     let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");
     let Taken::Bytes(found) = remedy.bytes else { panic!("{remedy:?}") };

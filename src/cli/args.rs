@@ -5,7 +5,7 @@ use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::pass::half;
+use crate::pass::{Pass, half};
 use crate::plan::Plan;
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
@@ -36,6 +36,9 @@ pub(super) struct Model {
     /// Store f32 values as f16 inside; inputs and outputs stay f32. For CUDA; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
+    /// Compute what can be in N chunks of the batch (or of the next axis, where that is 1), one after another: less memory for activations.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) chunks: u32,
     /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
@@ -101,6 +104,7 @@ impl Model {
             threads: self.threads.map_or(0, usize::from),
             fuse: !self.no_fuse,
             f16: self.f16,
+            chunks: self.chunks as usize,
             memory_limit: self.memory_limit,
         }
     }
@@ -182,7 +186,8 @@ impl Model {
 
     /// The model as it is planned for a target.
     pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
-        Case { model, dims, target, fuse: !self.no_fuse, rewrite: self.f16.then_some(half::run) }
+        let rewrite: Option<Pass> = self.f16.then_some(half::run);
+        Case { model, dims, target, fuse: !self.no_fuse, chunks: self.chunks as usize, rewrite }
     }
 
     /// What the limit means for a plan that fits it, if there is a limit.

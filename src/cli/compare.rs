@@ -76,6 +76,7 @@ impl Compare {
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
             poison: self.poison,
+            chunks: options.chunks,
             progress: &|_| bar.inc(1),
             observe: self.html.is_some().then_some(&observe),
         };

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
-use crate::pass::{self, half};
+use crate::pass::{self, chunk, half};
 use crate::plan::{self, Limits};
 use crate::report;
 use crate::target::{Family, Target};
@@ -75,7 +75,10 @@ fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
     if command.model.f16 {
         half::run(&mut graph, target).map_err(|e| e.in_file(&command.model.model))?;
     }
-    pass::run(&mut graph, target, !command.model.no_fuse).map_err(|e| e.in_file(&command.model.model))?;
+    let passed = pass::run(&mut graph, target, !command.model.no_fuse);
+    passed
+        .and_then(|()| chunk::run(&mut graph, command.model.chunks as usize))
+        .map_err(|e| e.in_file(&command.model.model))?;
     Ok(graph)
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Also say who is live at the peak, and what half the extents, other types, workspaces and kernels would take.
+    /// Also say who is live at the peak, and what half the extents, other types, workspaces, kernels and chunks would take.
     #[arg(long)]
     advise: bool,
     /// For tests: fail with exit code 2 if the plan takes more than this, and say who is live at its peak. Unlike a limit,
@@ -57,7 +57,7 @@ impl Plan {
             }
             let source = session::source(model.clone());
             let source = if self.model.f16 { session::halved(source, case.target.clone()) } else { source };
-            let family = Family::new(source, &extents, &case.target, case.fuse, limits)?;
+            let family = Family::new(source, &extents, &case.target, case.fuse, case.chunks, limits)?;
             Ok((family.plan().clone(), Some(family)))
         };
         let plan = planned(&limits);

@@ -123,6 +123,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.node("Cast", &x[..1], Attrs::new().with("to", c.dtype(1).onnx()))?])
         }),
         upgrade: None,
+        part: None,
     },
 ];
 
@@ -135,7 +136,17 @@ const fn map(
     eval: fn(&[f64], &Call) -> f64,
     lower: fn(&Args, &Call) -> Expr,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs: &[], infer, eval: Eval::Scalar(eval), lower: Lower::Map(lower), upgrade: None }
+    OpDef {
+        name,
+        doc,
+        inputs,
+        attrs: &[],
+        infer,
+        eval: Eval::Scalar(eval),
+        lower: Lower::Map(lower),
+        upgrade: None,
+        part: None,
+    }
 }
 
 impl OpDef {

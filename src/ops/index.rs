@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Build, Call, Core, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, shaping,
+    Args, Attr, Attrs, Build, Call, Core, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping,
 };
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
@@ -59,7 +59,15 @@ pub(super) static OPS: &[OpDef] = &[
             let mut at = Access { strides: vec![0; shape.len()], ..indices.clone() };
             at.strides[axis..axis + indices.strides.len()].copy_from_slice(&indices.strides);
             Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
-        })),
+        }))
+        .part(|c, axis, _| {
+            let (at, rank) = (c.axis("axis", 0, c.shape(0)).ok()?, c.shape(1).len());
+            Part::of(match axis {
+                k if k < at => [Some(k), None],
+                k if k < at + rank => [None, Some(k - at)],
+                k => [Some(k + 1 - rank), None],
+            })
+        }),
     moving("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER, &["axis"],
         gather_elements,
         |x, c| {
@@ -74,7 +82,12 @@ pub(super) static OPS: &[OpDef] = &[
             let (axis, mut base) = (c.axis("axis", 0, c.shape(0))?, x[0].clone());
             base.strides[axis] = 0;
             Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
-        })),
+        }))
+        .part(|c, axis, _| {
+            let along = c.axis("axis", 0, c.shape(0)).ok()?;
+            let alike = c.shape(0)[axis] == c.shape(1)[axis];
+            if axis == along { Part::of([None, Some(axis)]) } else { Part::of([Some(axis); 2]).filter(|_| alike) }
+        }),
     moving("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER, &["batch_dims"],
         gather_nd,
         |x, c| {
@@ -97,7 +110,15 @@ pub(super) static OPS: &[OpDef] = &[
                 Access { strides, offset, shape: shape.clone() }
             };
             Ok(gather_core(data, batch..batch + tuple, shape.clone(), base, (0..tuple).map(at)))
-        })),
+        }))
+        .part(|c, axis, _| {
+            let ((batch, tuple), outer) = (tuples(c).ok()?, c.shape(1).len() - 1);
+            Part::of(match axis {
+                k if k < batch => [Some(k), Some(k)],
+                k if k < outer => [None, Some(k)],
+                k => [Some(k - outer + batch + tuple), None],
+            })
+        }),
     OpDef {
         upgrade: Some(|_, _, attrs| {
             // Before opset 11.
@@ -107,6 +128,7 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         ..row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, &["mode"], pad, pad_eval,
             Lower::Template(pad_core))
+            .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| pads(c).is_ok_and(|pads| pads[axis] == (0, 0))))
     },
     // Computed from the index
     row("OneHot", "`values[1]` where an index is the position along the new `axis`, else `values[0]`",
@@ -130,7 +152,8 @@ pub(super) static OPS: &[OpDef] = &[
             let keep = |i: &[usize]| if upper { diagonal(i) >= k } else { diagonal(i) <= k };
             Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
         },
-        Lower::Map(trilu_expr)),
+        Lower::Map(trilu_expr))
+        .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
 ];
 
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
@@ -144,7 +167,7 @@ const fn row(
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
 }
 
 /// A row that moves elements of its first input.
@@ -157,7 +180,7 @@ const fn moving(
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None, part: None }
 }
 
 /// A row that has no kernel: facts and attributes tell its value.
@@ -169,7 +192,7 @@ const fn known(
     infer: fn(&Call) -> OpResult<Vec<Fact>>,
     value: fn(&Call) -> OpResult<Tensor>,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Fold, upgrade: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Fold, upgrade: None, part: None }
 }
 
 /// The tensor that the attributes of a Constant hold, exactly.

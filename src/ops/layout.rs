@@ -2,7 +2,7 @@
 
 use super::{indices, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, shaping, variadic};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];
@@ -13,19 +13,28 @@ const SLICE: &[Input] = &[one("data"), shaping("starts"), shaping("ends"), shapi
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
-    row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, &["axis"], flatten, same, RESHAPE),
-    row("Identity", "The input", INPUT, &[], |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE),
+    row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, &["axis"], flatten, same, RESHAPE)
+        .part(regrouped),
+    row("Identity", "The input", INPUT, &[], |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+        .part(regrouped),
     row("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")],
-        &["allowzero"], reshape, same, RESHAPE),
-    row("Squeeze", "Without axes of extent 1", DATA_AXES, &[], squeeze, same, RESHAPE),
-    row("Unsqueeze", "With more axes of extent 1", DATA_AXES, &[], unsqueeze, same, RESHAPE),
+        &["allowzero"], reshape, same, RESHAPE)
+        .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
+    row("Squeeze", "Without axes of extent 1", DATA_AXES, &[], squeeze, same, RESHAPE)
+        // Which axes have one element is another question of a part.
+        .part(|c, axis, units| c.attrs.get("axes").and_then(|_| regrouped(c, axis, units))),
+    row("Unsqueeze", "With more axes of extent 1", DATA_AXES, &[], unsqueeze, same, RESHAPE)
+        .part(regrouped),
     // Views: other strides
     row("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], &[], expand,
         |x, c| rearrange(x, c, |index, shape| {
             let skip = index.len() - shape.len();
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
         }),
-        Lower::View(|c, a| Some(a.broadcast(&expand(c).ok()?[0].shape)))),
+        Lower::View(|c, a| Some(a.broadcast(&expand(c).ok()?[0].shape))))
+        .part(|c, axis, _| {
+            Some(Part { extents: Some("shape"), ..c.broadcast_part(&expand(c).ok()?[0].shape, axis) })
+        }),
     row("Slice", "From `starts` to `ends` along `axes`, every `steps`-th element", SLICE, &[], slice,
         |x, c| {
             let spans = spans(c)?;
@@ -35,7 +44,11 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::View(|c, a| {
             let spans = spans(c).ok()?;
             Some(spans.iter().enumerate().fold(a.clone(), |a, (k, s)| a.slice(k, s.start, s.step as isize, s.len)))
-        })),
+        }))
+        .part(|c, axis, _| {
+            let Span { start, step, len } = spans(c).ok()?.swap_remove(axis);
+            if (start, step, len) == (0, 1, c.shape(0)[axis]) { Part::of([Some(axis)]) } else { None }
+        }),
     row("Transpose", "The axes in the order of `perm`; reversed without it", DATA, &["perm"], transpose,
         |x, c| {
             let perm = permutation(c)?;
@@ -45,7 +58,8 @@ pub(super) static OPS: &[OpDef] = &[
                 source
             })
         },
-        Lower::View(|c, a| Some(a.permute(&permutation(c).ok()?)))),
+        Lower::View(|c, a| Some(a.permute(&permutation(c).ok()?))))
+        .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
     // Several inputs or outputs
     row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], &["axis"], concat, concat_eval,
         Lower::Concat),
@@ -150,11 +164,19 @@ const fn row(
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None, part: None }
 }
 
 /// The input's elements in their order, under the shape that the row infers.
 const RESHAPE: Lower = Lower::View(|call: &Call, access: &Access| access.reshape(&call.infer().ok()?[0].shape));
+
+/// A part of elements that stay in their order: an axis of the input falls into the same units if as many elements stand before it.
+fn regrouped(call: &Call, axis: usize, units: usize) -> Option<Part> {
+    let (from, to) = (call.shape(0), &call.infer().ok()?[0].shape);
+    let outer = |shape: &Shape, axis: usize| shape[..axis].iter().product::<usize>();
+    let same = |&k: &usize| outer(from, k) == outer(to, axis) && from[k].is_multiple_of(units);
+    Part::of([Some((0..from.len()).find(same)?)])
+}
 
 fn same(x: &[Option<&[f64]>], _: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![x[0].ok_or("the first input has no value")?.to_vec()])

@@ -2,7 +2,7 @@
 
 use super::{indices, output, same_float};
 use crate::kernel::Template;
-use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -15,6 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_matmul),
         lower: Lower::Template(lower_matmul),
         upgrade: None,
+        part: Some(part_matmul),
     },
     OpDef {
         name: "Gemm",
@@ -25,6 +26,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_gemm),
         lower: Lower::Decompose(decompose_gemm),
         upgrade: None,
+        part: None,
     },
 ];
 
@@ -97,6 +99,21 @@ fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         }
     }
     Ok(vec![y])
+}
+
+/// Rows of the product are made of rows of A, columns of columns of B, matrices of the matrices that they are the product of.
+fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
+    let (a, b) = (call.shape(0), call.shape(1));
+    let p = Product::new(call).ok()?;
+    let of_batch = |operand: &Shape| {
+        let own = operand.len().saturating_sub(2);
+        (axis + own).checked_sub(p.batch.len()).filter(|&k| operand[k] == p.batch[axis])
+    };
+    match axis.checked_sub(p.batch.len()) {
+        None => Part::of([of_batch(a), of_batch(b)]),
+        Some(0) if a.len() > 1 => Part::of([Some(a.len() - 2), None]),
+        Some(_) => Part::of([None, Some(b.len() - 1)]),
+    }
 }
 
 fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<Core> {

@@ -15,6 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_batch),
         lower: Lower::Decompose(decompose_batch),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "InstanceNormalization",
@@ -25,6 +26,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         lower: Lower::Decompose(decompose_instance),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "GroupNormalization",
@@ -35,6 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
         lower: Lower::Decompose(decompose_group),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "LayerNormalization",
@@ -45,6 +48,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
         lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "RMSNormalization",
@@ -57,6 +61,7 @@ pub(super) static OPS: &[OpDef] = &[
             decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())
         }),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "SimplifiedLayerNormalization",
@@ -67,6 +72,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
         lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "Softmax",
@@ -77,6 +83,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
         lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
         upgrade: Some(flattened),
+        part: None,
     },
     OpDef {
         name: "LogSoftmax",
@@ -87,6 +94,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
         lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
         upgrade: Some(flattened),
+        part: None,
     },
 ];
 

@@ -69,6 +69,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(running),
         lower: Lower::Decompose(running_sums),
         upgrade: None,
+        part: None,
     },
 ];
 
@@ -78,7 +79,7 @@ type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 /// A reduction over any axes.
 const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {
     let attrs = &["keepdims", "noop_with_empty_axes"];
-    OpDef { name, doc, inputs: DATA, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs: DATA, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
 }
 
 /// A search along one axis.
@@ -93,7 +94,7 @@ const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: L
             _ => output(DType::I64, reduced(c, &[axis])?),
         }
     };
-    OpDef { name, doc, inputs: ONE, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None }
+    OpDef { name, doc, inputs: ONE, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {

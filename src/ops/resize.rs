@@ -3,7 +3,7 @@
 use super::{indices, output, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
-use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, shaping};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
@@ -27,6 +27,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_resize),
         lower: Lower::Decompose(decompose_resize),
         upgrade: Some(upgrade_resize),
+        part: None,
     },
     OpDef {
         name: "plimsoll.Resize",
@@ -37,6 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_resize),
         lower: Lower::Template(lower_resize),
         upgrade: None,
+        part: Some(part_resize),
     },
     OpDef {
         name: "Upsample",
@@ -47,6 +49,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_resize),
         lower: Lower::Decompose(decompose_upsample),
         upgrade: None,
+        part: None,
     },
 ];
 
@@ -125,6 +128,19 @@ fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) 
         }
     }
     Ok(vec![y])
+}
+
+/// A part along an axis that is not resized.
+fn part_resize(call: &Call, axis: usize, _: usize) -> Option<Part> {
+    let own = axes(call).ok()?[axis];
+    let listed = call.ints("sizes").ok()?.is_some_and(|sizes| !sizes.is_empty());
+    let names = call.attrs.get("axes").is_some() && named_axes(call).ok()?.contains(&axis);
+    let stretches = call.str("keep_aspect_ratio_policy", "stretch").ok()? == "stretch";
+    if !own.stays() || own.crop || listed && (names || !stretches) {
+        return None;
+    }
+    let extents = (listed && call.attrs.get("axes").is_none()).then_some("sizes");
+    Some(Part { inputs: vec![Some(axis)], extents })
 }
 
 /// One axis of the data: output index `i` lies at the coordinate `i * step + offset`.

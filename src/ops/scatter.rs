@@ -24,6 +24,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef {
     eval: Eval::Tensor(scatter_nd_eval),
     lower: Lower::Decompose(scatter_nd_nodes),
     upgrade: None,
+    part: None,
 }];
 
 /// What becomes of an element and its updates.

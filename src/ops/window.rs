@@ -3,7 +3,7 @@
 use super::{indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
-use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::iter::zip;
@@ -22,6 +22,7 @@ pub(super) static OPS: &[OpDef] = &[
             decompose_biased(b, call, inputs, "plimsoll.Conv", attrs)
         }),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "plimsoll.Conv",
@@ -36,6 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
         upgrade: None,
+        part: Some(images),
     },
     OpDef {
         name: "ConvTranspose",
@@ -51,6 +53,7 @@ pub(super) static OPS: &[OpDef] = &[
             decompose_biased(b, call, inputs, "plimsoll.ConvTranspose", attrs)
         }),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "plimsoll.ConvTranspose",
@@ -65,6 +68,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
         upgrade: None,
+        part: Some(images),
     },
     OpDef {
         name: "MaxPool",
@@ -83,6 +87,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![values, b.node("plimsoll.MaxPoolIndices", &[inputs[0], Some(values)], call.attrs.clone())?])
         }),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "plimsoll.MaxPool",
@@ -93,6 +98,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(eval_max),
         lower: Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
         upgrade: None,
+        part: Some(planes),
     },
     OpDef {
         name: "plimsoll.MaxPoolIndices",
@@ -109,6 +115,7 @@ pub(super) static OPS: &[OpDef] = &[
         eval: Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
         lower: Lower::Decompose(decompose_indices),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "AveragePool",
@@ -126,6 +133,7 @@ pub(super) static OPS: &[OpDef] = &[
             lower_pool(call, at, mean)
         }),
         upgrade: None,
+        part: Some(planes),
     },
     OpDef {
         name: "GlobalMaxPool",
@@ -138,6 +146,7 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
         upgrade: None,
+        part: None,
     },
     OpDef {
         name: "GlobalAveragePool",
@@ -150,8 +159,19 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
         upgrade: None,
+        part: None,
     },
 ];
+
+/// Each image is convolved for itself.
+fn images(_: &Call, axis: usize, _: usize) -> Option<Part> {
+    if axis == 0 { Part::of([Some(0), None]) } else { None }
+}
+
+/// Each channel of an image is pooled for itself.
+fn planes(_: &Call, axis: usize, _: usize) -> Option<Part> {
+    if axis < 2 { Part::of([Some(axis)]) } else { None }
+}
 
 const MAX_POOL_ATTRS: &[&str] =
     &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"];

@@ -14,7 +14,7 @@
 use super::attention;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::expr::{Body, Code, Expr};
+use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
 use crate::shape::Shape;
@@ -232,8 +232,5 @@ pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr
     let n = graph.node(node);
     let operands = graph.operands(node);
     let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-    let call = Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts };
-    let args: Vec<_> = facts.iter().enumerate().map(|(i, f)| f.map(|f| Expr::input(i, f.dtype))).collect();
-    let body = Body::new(&[map(&Args(&args), &call)]);
-    body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
+    Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts }.uses_index(map)
 }

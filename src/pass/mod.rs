@@ -6,6 +6,7 @@ use crate::target::Target;
 
 pub mod attention;
 mod bind;
+pub mod chunk;
 mod decompose;
 mod fold;
 mod fuse;

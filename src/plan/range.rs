@@ -22,7 +22,7 @@ use super::{Arrangement, Class, Dim, Layout, Limits, Plan, arrange, assemble, ch
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
-use crate::pass;
+use crate::pass::{self, chunk};
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use std::collections::{BTreeSet, HashMap};
@@ -68,6 +68,7 @@ struct Maker {
     dims: Vec<Dim>,
     target: Target,
     fuse: bool,
+    chunks: usize,
 }
 
 /// A binding's graph, its draft, and the draft's buffers by their numbers in the range's draft.
@@ -85,7 +86,7 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Plans a range.
+    /// Plans a range; each binding of it in so many [chunks](chunk::run).
     ///
     /// # Errors
     /// [`Error::Usage`] for a dim that is set twice, and for a range whose graphs differ by more than extents; what any of the bindings
@@ -95,6 +96,7 @@ impl Family {
         dims: &[(String, Extent)],
         target: &Target,
         fuse: bool,
+        chunks: usize,
         limits: &Limits,
     ) -> Result<Family> {
         for (i, (name, extent)) in dims.iter().enumerate() {
@@ -115,7 +117,7 @@ impl Family {
                 None => ranges.push(Dim { name: name.clone(), least: extent.least(), most: extent.most() }),
             }
         }
-        let maker = Maker { source, fixed, dims: ranges, target: target.clone(), fuse };
+        let maker = Maker { source, fixed, dims: ranges, target: target.clone(), fuse, chunks };
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
         let arrangement = arrange(target, limits, |options| {
             let (record, whole, members) = maker.all(options)?;
@@ -287,6 +289,7 @@ impl Maker {
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
         let mut graph = (self.source)(&dims, choices)?;
         pass::run(&mut graph, &self.target, self.fuse)?;
+        chunk::run(&mut graph, self.chunks)?;
         let draft = super::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }

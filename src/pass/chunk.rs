@@ -1,0 +1,381 @@
+//! Computes a region of the graph in chunks along an axis, one chunk after another, so that what is live inside of it is a chunk's.
+//!
+//! ```text
+//! x [32, ..] --> nodes --> y [32, ..]   becomes   x[..16] --> nodes --> y[..16] --.
+//!                                                                                 Concat --> y
+//!                                                 x[16..] --> nodes --> y[16..] --'
+//! ```
+//!
+//! That a node's chunks make up what the node makes is for its row to say ([`Call::part`]); so every choice of nodes is right, and what
+//! is chosen is a matter of memory alone. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks
+//! is their concatenation; along the outermost axis neither moves a byte. Constants are shared.
+
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Kind};
+use crate::op::{Attrs, Call, Lower, Part, ValueId};
+use crate::ops;
+use crate::shape::Shape;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+
+/// Computes in so many chunks what can be, along the outermost axis of the inputs that has several elements: of the batch, or of what
+/// comes next where that is one. Runs behind the pipeline: kernels stay what they are.
+///
+/// # Errors
+/// [`Error::Usage`] when there is nothing that can be, or the axis has fewer elements than the choices that are followed ask for.
+pub fn run(graph: &mut Graph, chunks: usize) -> Result<()> {
+    if chunks < 2 {
+        return Ok(());
+    }
+    let order = graph.order()?;
+    let Some((region, chunks)) = chosen(graph, &order, chunks)? else {
+        let what = "nothing can be computed in chunks: no operator computes the elements of its inputs' outermost axis one by one";
+        return Err(Error::Usage(what.into()));
+    };
+    tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), "in chunks");
+    *graph = Chunking::new(graph, &region, chunks).build(&order)?;
+    graph.verify()
+}
+
+/// The region, and the units of each chunk.
+fn chosen(graph: &Graph, order: &[u32], chunks: usize) -> Result<Option<(Region, Vec<Range<usize>>)>> {
+    let choices = graph.choices();
+    let own = largest(graph, order);
+    let mut along = None;
+    for (input, &value) in graph.inputs().iter().enumerate() {
+        let shape = &graph.fact(value).shape;
+        let axis = own.as_ref().filter(|(first, _)| *first == input).and_then(|_| outermost(shape));
+        let axis =
+            choices.take("chunk along", value.node, axis.map(|axis| axis as u32), |k| (k as usize) < shape.len());
+        along = along.or(axis.map(|axis| (value, shape[axis as usize])));
+    }
+    let Some((input, units)) = along else { return Ok(None) };
+    let count = choices.take("chunks", input.node, Some(chunks.min(units) as u32), |_| true).map_or(0, |n| n as usize);
+    if units < count {
+        let (name, fact) = (graph.value_name(input), graph.fact(input));
+        return Err(Error::Usage(format!(
+            "input '{name}' ({fact}): expected at least {count} elements for {count} chunks"
+        )));
+    }
+    let mut region = Region { units, nodes: BTreeMap::new() };
+    for &id in order.iter().filter(|&&id| graph.node(id).op().is_some()) {
+        let axis = own.as_ref().and_then(|(_, region)| Some(region.nodes.get(&id)?.axis as u32));
+        let axis = choices.take("in chunks", id, axis, |axis| part(graph, id, axis as usize, units).is_some());
+        let mapped =
+            axis.and_then(|axis| Some(Mapped { axis: axis as usize, part: part(graph, id, axis as usize, units)? }));
+        region.nodes.extend(mapped.map(|mapped| (id, mapped)));
+    }
+    // The first ones are larger by one unit where the number of chunks does not divide that of the units.
+    let start = |chunk: usize| chunk * (units / count) + chunk.min(units % count);
+    Ok(Some((region, (0..count).map(|chunk| start(chunk)..start(chunk + 1)).collect())))
+}
+
+/// The region in which most bytes are computed, and the number of the first input along whose axis it is.
+fn largest(graph: &Graph, order: &[u32]) -> Option<(usize, Region)> {
+    let mut best: Option<(u64, usize, Region)> = None;
+    let mut tried = BTreeSet::new();
+    for (input, &value) in graph.inputs().iter().enumerate() {
+        let shape = &graph.fact(value).shape;
+        let Some(units) = outermost(shape).map(|axis| shape[axis]).filter(|&units| tried.insert(units)) else {
+            continue;
+        };
+        let region = Region::new(graph, order, units);
+        let bytes = region.bytes(graph);
+        if bytes > best.as_ref().map_or(0, |(bytes, ..)| *bytes) {
+            best = Some((bytes, input, region));
+        }
+    }
+    best.map(|(_, input, region)| (input, region))
+}
+
+/// The outermost axis with more than one element.
+fn outermost(shape: &Shape) -> Option<usize> {
+    shape.iter().position(|&extent| extent != 1).filter(|&axis| shape[axis] > 1)
+}
+
+/// How a node is computed in chunks.
+struct Mapped {
+    /// The axis of its output.
+    axis: usize,
+    part: Part,
+}
+
+/// Nodes that are computed in chunks.
+struct Region {
+    /// How many equal units each of their axes falls into; a chunk has some of them.
+    units: usize,
+    nodes: BTreeMap<u32, Mapped>,
+}
+
+impl Region {
+    /// All nodes that can be computed in chunks of inputs whose outermost axes have so many elements.
+    fn new(graph: &Graph, order: &[u32], units: usize) -> Region {
+        let mut region = Region { units, nodes: BTreeMap::new() };
+        let axis = |&v: &ValueId| {
+            let shape = &graph.fact(v).shape;
+            outermost(shape).filter(|&axis| shape[axis] == units).map(|axis| (v, axis))
+        };
+        let inputs = graph.inputs().iter().filter_map(axis).collect();
+        for &id in order {
+            let found = region.mapped(graph, id, &inputs);
+            region.nodes.extend(found.map(|mapped| (id, mapped)));
+        }
+        region.keep_groups(graph, order);
+        region.release_views(graph, order);
+        region
+    }
+
+    /// How to compute a node in chunks: the way in which most of what it reads is in chunks already.
+    fn mapped(&self, graph: &Graph, id: u32, inputs: &HashMap<ValueId, usize>) -> Option<Mapped> {
+        let operands = graph.operands(id);
+        let rank = graph.node(id).outputs.first()?.fact.shape.len();
+        let axis_of = |v: ValueId| inputs.get(&v).copied().or_else(|| Some(self.nodes.get(&v.node)?.axis));
+        let ways = (0..rank).filter_map(|axis| {
+            let part = part(graph, id, axis, self.units)?;
+            let reads = operands.iter().zip(&part.inputs).filter_map(|(v, along)| Some(((*v)?, (*along)?)));
+            let bytes =
+                reads.filter(|&(v, along)| axis_of(v) == Some(along)).map(|(v, _)| bytes(graph, v)).sum::<u64>();
+            (bytes > 0).then_some((bytes, Mapped { axis, part }))
+        });
+        ways.max_by_key(|(bytes, mapped)| (*bytes, Reverse(mapped.axis))).map(|(_, mapped)| mapped)
+    }
+
+    /// The values that a node reads, slot by slot, and whether of each it reads chunks that there are.
+    fn reads(&self, graph: &Graph, id: u32) -> impl Iterator<Item = (ValueId, bool)> {
+        let along = self.nodes.get(&id).map(|mapped| &mapped.part.inputs);
+        let read = move |(slot, value): (usize, Option<ValueId>)| {
+            let value = value?;
+            let own = self.nodes.get(&value.node).map(|mapped| mapped.axis);
+            Some((value, own.is_some() && along.is_some_and(|along| along[slot] == own)))
+        };
+        graph.operands(id).into_iter().enumerate().filter_map(read)
+    }
+
+    /// Leaves out kernels of which some nodes cannot be computed in chunks, or need more of another than a chunk.
+    fn keep_groups(&mut self, graph: &Graph, order: &[u32]) {
+        let group = |id: u32| graph.node(id).group;
+        let broken = |&&id: &&u32| {
+            !self.nodes.contains_key(&id)
+                || self.reads(graph, id).any(|(v, chunked)| group(v.node) == group(id) && !chunked)
+        };
+        let grouped = order.iter().filter(|&&id| group(id).is_some());
+        let broken: BTreeSet<_> = grouped.filter(broken).map(|&id| group(id)).collect();
+        self.nodes.retain(|&id, _| !broken.contains(&group(id)));
+    }
+
+    /// Leaves out views that are wanted as a whole and cost nothing as such.
+    fn release_views(&mut self, graph: &Graph, order: &[u32]) {
+        // Per value, how often it is read in chunks, and how often as a whole.
+        let mut readers: HashMap<ValueId, [usize; 2]> = HashMap::new();
+        for &id in order {
+            self.reads(graph, id).for_each(|(v, chunked)| readers.entry(v).or_default()[usize::from(!chunked)] += 1);
+        }
+        graph.outputs().iter().for_each(|(_, v)| readers.entry(*v).or_default()[1] += 1);
+        for &id in order.iter().rev() {
+            let (value, op) = (ValueId { node: id, port: 0 }, graph.node(id).op());
+            if !self.nodes.contains_key(&id) || !op.is_some_and(|op| matches!(op.lower, Lower::View(_))) {
+                continue;
+            }
+            let (source, chunked) = self.reads(graph, id).next().expect("a view has a source");
+            let wanted = readers.get(&value).is_none_or(|[chunked, _]| *chunked == 0);
+            let there = !self.nodes.contains_key(&source.node) || readers[&source][1] > 0;
+            if wanted && (there || bytes(graph, source) <= bytes(graph, value)) {
+                self.nodes.remove(&id);
+                let [chunks, whole] = readers.get_mut(&source).expect("the view reads it");
+                *chunks -= usize::from(chunked);
+                *whole += usize::from(chunked);
+            }
+        }
+    }
+
+    /// Bytes of the values that are computed in chunks.
+    fn bytes(&self, graph: &Graph) -> u64 {
+        let made = |id: &u32| !matches!(graph.node(*id).op().map(|op| &op.lower), Some(Lower::View(_)));
+        self.nodes.keys().filter(|id| made(id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
+    }
+
+    /// Per node, the stretch of chunks that it belongs to, counted from the last: who needs the whole of what chunks make waits for the
+    /// stretch that makes it. Every node goes with the first that needs it, so that chunks of little else are there meanwhile.
+    fn stretches(&self, graph: &Graph, order: &[u32]) -> HashMap<u32, usize> {
+        let mut stretches: HashMap<u32, usize> = order.iter().map(|&id| (id, 0)).collect();
+        for &id in order.iter().rev() {
+            for (value, chunked) in self.reads(graph, id) {
+                let whole = self.nodes.contains_key(&value.node) && !chunked;
+                let before = stretches[&id] + usize::from(whole);
+                let own = stretches.get_mut(&value.node).expect("every node is in the order");
+                *own = before.max(*own);
+            }
+        }
+        stretches
+    }
+}
+
+fn bytes(graph: &Graph, value: ValueId) -> u64 {
+    let fact = graph.fact(value);
+    (fact.shape.numel() * fact.dtype.size()) as u64
+}
+
+/// How a node makes a part of its output along an axis, if it does.
+fn part(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Part> {
+    let node = graph.node(id);
+    let operands = graph.operands(id);
+    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+    Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.part(axis, units)
+}
+
+/// The graph with a region in chunks, as it grows.
+struct Chunking<'a> {
+    from: &'a Graph,
+    region: &'a Region,
+    /// The units of each chunk.
+    chunks: Vec<Range<usize>>,
+    to: Graph,
+    /// What stands for values as a whole.
+    whole: HashMap<ValueId, ValueId>,
+    /// What stands for chunks of values along an axis.
+    parts: HashMap<(ValueId, usize, usize), ValueId>,
+    groups: BTreeMap<(u32, usize), u32>,
+}
+
+impl<'a> Chunking<'a> {
+    fn new(from: &'a Graph, region: &'a Region, chunks: Vec<Range<usize>>) -> Chunking<'a> {
+        let to = Graph::new(from.name.clone()).choosing(from.choices().clone());
+        let (whole, parts, groups) = (HashMap::new(), HashMap::new(), BTreeMap::new());
+        Chunking { from, region, chunks, to, whole, parts, groups }
+    }
+
+    fn build(mut self, order: &[u32]) -> Result<Graph> {
+        for &input in self.from.inputs() {
+            let made = self.to.input(self.from.value_name(input), self.from.fact(input).clone());
+            if let Some(indexes) = self.from.indexes(input) {
+                self.to.expect_indexes(made, indexes.clone());
+            }
+            self.whole.insert(input, made);
+        }
+        let stretches = self.region.stretches(self.from, order);
+        // Per node and chunk; what is computed as a whole goes first.
+        let mut turns = Vec::with_capacity(order.len());
+        for (at, id) in order.iter().enumerate().filter(|(_, id)| self.from.node(**id).op().is_some()) {
+            match self.region.nodes.contains_key(id) {
+                true => turns.extend((0..self.chunks.len()).map(|chunk| (Reverse(stretches[id]), Some(chunk), at))),
+                false => turns.push((Reverse(stretches[id]), None, at)),
+            }
+        }
+        turns.sort_unstable();
+        for (_, chunk, at) in turns {
+            self.to.append();
+            match chunk {
+                None => self.node(order[at])?,
+                Some(chunk) => self.chunk(order[at], chunk)?,
+            }
+        }
+        self.to.append();
+        for (name, value) in self.from.outputs() {
+            let made = self.whole(*value)?;
+            self.to.output(name.clone(), made);
+        }
+        Ok(self.to)
+    }
+
+    fn add(&mut self, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
+        let op = ops::find(op).expect("the table has a row for it");
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        Ok(ValueId { node: self.to.add(op, name, &inputs, attrs, &[])?, port: 0 })
+    }
+
+    /// All of a value.
+    fn whole(&mut self, value: ValueId) -> Result<ValueId> {
+        if let Some(&made) = self.whole.get(&value) {
+            return Ok(made);
+        }
+        let made = match (&self.from.node(value.node).kind, self.region.nodes.get(&value.node)) {
+            (Kind::Constant(constant), _) => self.to.constant(constant.clone()),
+            (_, Some(&Mapped { axis, .. })) => {
+                let parts = (0..self.chunks.len()).map(|chunk| self.parts[&(value, axis, chunk)]).collect::<Vec<_>>();
+                let attrs = Attrs::new().with("axis", axis as i64);
+                self.add("Concat", self.from.value_name(value), &parts, attrs)?
+            }
+            _ => unreachable!("a node follows what it reads"),
+        };
+        self.whole.insert(value, made);
+        Ok(made)
+    }
+
+    /// A chunk of a value along an axis.
+    fn part(&mut self, value: ValueId, axis: usize, chunk: usize) -> Result<ValueId> {
+        if let Some(&made) = self.parts.get(&(value, axis, chunk)) {
+            return Ok(made);
+        }
+        let whole = self.whole(value)?;
+        let range = self.range(value, axis, chunk);
+        let attrs = [("starts", range.start), ("ends", range.end), ("axes", axis)];
+        let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, at)| attrs.with(name, &[*at][..]));
+        let made = self.add("Slice", &self.name(self.from.value_name(value), chunk), &[whole], attrs)?;
+        self.parts.insert((value, axis, chunk), made);
+        Ok(made)
+    }
+
+    /// Where along an axis of a value a chunk lies.
+    fn range(&self, value: ValueId, axis: usize, chunk: usize) -> Range<usize> {
+        let size = self.from.fact(value).shape[axis] / self.region.units;
+        let Range { start, end } = self.chunks[chunk];
+        start * size..end * size
+    }
+
+    fn name(&self, name: &str, chunk: usize) -> String {
+        format!("{name} [{}/{}]", chunk + 1, self.chunks.len())
+    }
+
+    /// Adds a node that is computed as a whole.
+    fn node(&mut self, id: u32) -> Result<()> {
+        let node = self.from.node(id);
+        let op = node.op().expect("only operators are computed");
+        let mut inputs = Vec::new();
+        for value in self.from.operands(id) {
+            inputs.push(value.map(|value| self.whole(value)).transpose()?);
+        }
+        let names: Vec<&str> = node.outputs.iter().map(|o| o.name.as_str()).collect();
+        let made = self.to.add(op, &node.name, &inputs, node.attrs.clone(), &names)?;
+        self.join(id, 0, made);
+        for port in 0..node.outputs.len() as u32 {
+            self.whole.insert(ValueId { node: id, port }, ValueId { node: made, port });
+        }
+        Ok(())
+    }
+
+    /// Adds a chunk of a node.
+    fn chunk(&mut self, id: u32, chunk: usize) -> Result<()> {
+        let (node, Mapped { axis, part }) = (self.from.node(id), &self.region.nodes[&id]);
+        let op = node.op().expect("only operators are computed");
+        let mut inputs = Vec::new();
+        for (value, along) in self.from.operands(id).into_iter().zip(&part.inputs) {
+            inputs.push(match (value, along) {
+                (None, _) => None,
+                (Some(value), None) => Some(self.whole(value)?),
+                (Some(value), &Some(along)) => Some(self.part(value, along, chunk)?),
+            });
+        }
+        let value = ValueId { node: id, port: 0 };
+        let mut expected = self.from.fact(value).clone();
+        expected.shape[*axis] = self.range(value, *axis, chunk).len();
+        let attrs = part.attrs(&node.attrs, &expected.shape);
+        let made = self.to.add(op, &self.name(&node.name, chunk), &inputs, attrs, &[])?;
+        let made = ValueId { node: made, port: 0 };
+        if *self.to.fact(made) != expected {
+            let found = self.to.fact(made);
+            return Err(node.error(format!("a chunk along axis {axis} is {found}, expected {expected}")));
+        }
+        self.join(id, chunk, made.node);
+        self.parts.insert((value, *axis, chunk), made);
+        Ok(())
+    }
+
+    /// Puts a node into the kernel that its chunk of the group becomes.
+    fn join(&mut self, id: u32, chunk: usize, made: u32) {
+        if let Some(group) = self.from.node(id).group {
+            let next = self.groups.len() as u32;
+            self.to.set_group(made, Some(*self.groups.entry((group, chunk)).or_insert(next)));
+        }
+    }
+}

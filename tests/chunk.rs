@@ -1,0 +1,262 @@
+//! Computing in chunks: what rows say of parts, by their own meaning; graphs in chunks on every backend; what it saves.
+
+mod common;
+mod graphs;
+mod samples;
+
+use common::{Opener, agrees, backends};
+use plimsoll::exec::Exec;
+use plimsoll::graph::Graph;
+use plimsoll::op::{Call, Fact, Lower, ValueId};
+use plimsoll::pass::{self, chunk};
+use plimsoll::plan::range::Family;
+use plimsoll::plan::{Limits, Plan};
+use plimsoll::shape::{Access, Shape};
+use plimsoll::{Target, Tensor, onnx, ops, plan, reference, session};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The graph of a sample.
+fn graph(sample: &samples::Sample) -> Graph {
+    let mut graph = Graph::new(sample.op);
+    let mut input = |(i, input): (usize, &Option<samples::Input>)| {
+        input.as_ref().map(|t| graph.input(format!("x{i}"), Fact::new(t.dtype, t.shape.clone())))
+    };
+    let inputs: Vec<Option<ValueId>> = sample.inputs.iter().enumerate().map(&mut input).collect();
+    let op = ops::find(sample.op).expect("a row");
+    let node = graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]).expect("it is a call");
+    for port in 0..graph.node(node).outputs.len() as u32 {
+        graph.output(format!("y{port}"), ValueId { node, port });
+    }
+    graph
+}
+
+/// Row-major values of a part of a tensor.
+fn sliced(values: &[f64], shape: &Shape, axis: usize, start: usize, len: usize) -> Vec<f64> {
+    let whole = Access::contiguous(shape.clone());
+    let part = whole.slice(axis, start, 1, len);
+    let mut index = vec![0; shape.len()];
+    let next = |_| {
+        let value = values[part.at(&index) as usize];
+        plimsoll::shape::advance(&mut index, &part.shape);
+        value
+    };
+    (0..part.shape.numel()).map(next).collect()
+}
+
+/// Holds each part of a call's output that its row says to be made of parts against the same part of the whole; how many axes have parts.
+fn parts_are_parts(call: &Call, inputs: &[Option<Vec<f64>>]) -> usize {
+    let values = |inputs: &[Option<Vec<f64>>]| -> Vec<f64> {
+        let inputs: Vec<_> = inputs.iter().map(Option::as_deref).collect();
+        call.eval(&inputs).expect("it has a value").remove(0)
+    };
+    let (fact, whole) = (call.infer().expect("facts").remove(0), values(inputs));
+    let mut found = 0;
+    for axis in 0..fact.shape.len() {
+        let extent = fact.shape[axis];
+        for units in (2..=extent).filter(|units| extent.is_multiple_of(*units)) {
+            let Some(part) = call.part(axis, units) else { continue };
+            found += 1;
+            for (start, end) in [(0, 1), (1, units), (units / 2, units)] {
+                let (mut facts, mut read) = (Vec::new(), Vec::new());
+                for ((input, fact), along) in inputs.iter().zip(call.inputs).zip(&part.inputs) {
+                    let (mut fact, mut input) = (fact.cloned(), input.clone());
+                    if let (Some(fact), Some(values), &Some(axis)) = (&mut fact, &mut input, along) {
+                        let size = fact.shape[axis] / units;
+                        *values = sliced(values, &fact.shape, axis, start * size, (end - start) * size);
+                        fact.shape[axis] = (end - start) * size;
+                    }
+                    facts.push(fact);
+                    read.push(input);
+                }
+                let size = extent / units;
+                let mut expected = fact.clone();
+                expected.shape[axis] = (end - start) * size;
+                let attrs = part.attrs(call.attrs, &expected.shape);
+                let facts: Vec<_> = facts.iter().map(Option::as_ref).collect();
+                let own = Call { op: call.op, attrs: &attrs, inputs: &facts };
+                let what = format!("{} {:?}, {start}..{end} of {units} along {axis}", call.op.name, call.attrs);
+                assert_eq!(own.infer(), Ok(vec![expected]), "{what}");
+                let read: Vec<_> = read.iter().map(Option::as_deref).collect();
+                let values = own.eval(&read).expect("it has a value").remove(0);
+                let of_whole = sliced(&whole, &fact.shape, axis, start * size, (end - start) * size);
+                let same = |(a, b): (&f64, &f64)| {
+                    (a - b).abs() <= 1e-12 * b.abs().max(1.0) || a.is_nan() && b.is_nan() || a == b
+                };
+                assert!(values.iter().zip(&of_whole).all(same), "{what}: {values:?}, expected {of_whole:?}");
+            }
+        }
+    }
+    found
+}
+
+/// Rows with a kernel of which no part is made for itself.
+const WHOLE: &[&str] = &[];
+
+#[test]
+fn what_rows_say_of_parts_is_so() {
+    let (mut parted, mut with_kernel) = (BTreeSet::new(), BTreeSet::new());
+    for sample in samples::samples() {
+        let mut graph = graph(&sample);
+        let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
+        pass::run(&mut graph, &Target::cpu(1), false).expect("the passes run");
+        // Every value on the way, each node by its row.
+        let mut values = std::collections::HashMap::new();
+        for (&input, tensor) in graph.inputs().iter().zip(&inputs) {
+            values.insert(input, tensor.to_f64());
+        }
+        for id in graph.order().expect("it has an order") {
+            let node = graph.node(id);
+            let value = ValueId { node: id, port: 0 };
+            if let Some(constant) = graph.as_constant(value) {
+                values.insert(value, constant.value().expect("it is there").to_f64());
+            }
+            let Some(op) = node.op() else { continue };
+            let operands = graph.operands(id);
+            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            let read: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].clone())).collect();
+            let call = Call { op, attrs: &node.attrs, inputs: &facts };
+            if !matches!(op.lower, Lower::Decompose(_) | Lower::Fold) {
+                with_kernel.insert(op.name);
+            }
+            if parts_are_parts(&call, &read) > 0 {
+                parted.insert(op.name);
+            }
+            let read: Vec<_> = read.iter().map(Option::as_deref).collect();
+            values.insert(value, call.eval(&read).expect("it has a value").remove(0));
+        }
+    }
+    let whole: Vec<_> = with_kernel.difference(&parted).copied().collect();
+    assert_eq!(whole, WHOLE);
+}
+
+/// A graph in chunks, planned.
+fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize) -> plimsoll::Result<Graph> {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, fuse).expect("the passes run");
+    chunk::run(&mut graph, chunks)?;
+    Ok(graph)
+}
+
+/// Inputs that every row takes: whole numbers for what is not of floats.
+fn inputs(graph: &Graph, state: &mut u64) -> Vec<Tensor> {
+    let made = |&v: &ValueId| {
+        let fact = graph.fact(v);
+        let values = common::random(state, &fact.shape).to_f64();
+        let whole = |v: &f64| if fact.dtype.is_float() { *v } else { f64::from(u8::from(*v > 0.0)) };
+        Tensor::from_f64(fact.dtype, fact.shape.clone(), &values.iter().map(whole).collect::<Vec<_>>())
+    };
+    graph.inputs().iter().map(made).collect()
+}
+
+/// Runs a graph in chunks, on poisoned memory as well, and holds it against the reference of the whole.
+fn runs_in_chunks(graph: &Graph, inputs: &[Tensor], (name, open): &Opener, fuse: bool, chunks: usize) -> Option<Plan> {
+    let backend = open();
+    let passed = chunked(graph, backend.target(), fuse, chunks).ok()?;
+    let expected = reference::run(graph, inputs).expect("the reference runs");
+    let again = reference::run(&passed, inputs).expect("the reference runs");
+    let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
+    let found = exec.run_poisoned(inputs).expect("it runs");
+    for (found, expected) in found.iter().chain(&again).zip(expected.iter().chain(&expected)) {
+        agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{name}, {} in {chunks} chunks: {e}", graph.name));
+    }
+    Some(plan)
+}
+
+#[test]
+fn every_row_in_chunks_agrees_with_the_whole() {
+    for opener in backends() {
+        // Shaders take their time to compile.
+        let every = if opener.0 == "cpu" { 1 } else { 8 };
+        let mut ran = 0;
+        for sample in samples::samples().iter().step_by(every) {
+            let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
+            for chunks in [2, 3] {
+                ran += usize::from(runs_in_chunks(&graph(sample), &inputs, &opener, true, chunks).is_some());
+            }
+        }
+        eprintln!("{}: {ran} samples", opener.0);
+        assert!(ran > 300 / every, "{}: {ran}", opener.0);
+    }
+}
+
+/// Files in `graphs/` with several elements along an outer axis: of the batch, or where that is one, of the next.
+const GRAPHS: &[(&str, &[(&str, usize)])] = &[
+    ("attention.onnxtxt", &[("batch", 5), ("sequence", 16)]),
+    ("attention.onnxtxt", &[("batch", 1), ("sequence", 16)]),
+    ("decode.onnxtxt", &[("batch", 4), ("past", 15)]),
+    ("digits.onnx", &[("batch", 7)]),
+    ("experts.onnxtxt", &[("tokens", 8)]),
+    ("mlp.onnxtxt", &[("batch", 8)]),
+    ("residual.onnxtxt", &[("batch", 4), ("height", 8), ("width", 8)]),
+    ("unet.onnxtxt", &[("batch", 2), ("height", 16), ("width", 16)]),
+];
+
+#[test]
+fn graphs_in_chunks_agree_with_the_whole() {
+    for opener in backends() {
+        for &(file, dims) in GRAPHS {
+            let graph = graphs::import(file, dims);
+            let inputs = inputs(&graph, &mut 7);
+            for (fuse, chunks) in [(true, 2), (true, 3), (false, 3)] {
+                // Each unfused kernel is a shader, and those take their time.
+                if fuse || opener.0 == "cpu" {
+                    let plan = runs_in_chunks(&graph, &inputs, &opener, fuse, chunks);
+                    assert!(plan.is_some(), "{file} {dims:?} has no chunks");
+                }
+            }
+        }
+    }
+}
+
+fn planned(file: &str, dims: &[(&str, usize)], target: &Target, chunks: usize) -> Plan {
+    let graph = chunked(&graphs::import(file, dims), target, true, chunks).expect("it has chunks");
+    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+}
+
+/// Chunks run one after another, and nothing is copied for them.
+#[test]
+fn chunks_shrink_activations() {
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        for (file, dims) in [
+            ("digits.onnx", &[("batch", 512)][..]),
+            ("mlp.onnxtxt", &[("batch", 512)]),
+            ("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]),
+        ] {
+            let [whole, half, quarter] = [1, 2, 4].map(|chunks| planned(file, dims, &target, chunks));
+            let arena = |plan: &Plan| plan.summary.arena_bytes;
+            eprintln!("{} {file}: {} {} {}", target.name, arena(&whole), arena(&half), arena(&quarter));
+            assert!(arena(&half) < arena(&whole) && arena(&quarter) < arena(&half), "{} {file}", target.name);
+            assert!(half.steps.len() <= 2 * whole.steps.len(), "{} {file}: copies", target.name);
+            assert!(half.steps.iter().all(|step| !step.name.starts_with("copy")), "{} {file}", target.name);
+        }
+    }
+}
+
+#[test]
+fn chunks_of_a_range_are_those_of_its_largest_binding() {
+    let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs/digits.onnx")).expect("a graph");
+    let family = |range: std::ops::RangeInclusive<usize>, chunks| {
+        let dims = [("batch".to_owned(), range.into())];
+        Family::new(session::source(model.clone()), &dims, &Target::cpu(2), true, chunks, &Limits { memory: None })
+    };
+    let (whole, three) = (family(3..=64, 1).expect("it is planned"), family(3..=64, 3).expect("it is planned"));
+    assert!(three.plan().bytes() < whole.plan().bytes());
+    for batch in [3, 4, 5, 17, 63, 64] {
+        let (plan, _) = three.at(&[batch]).expect("it is in the range");
+        assert_eq!(plan.bytes(), three.plan().bytes());
+    }
+    let error = family(2..=64, 3).expect_err("two are not three").to_string();
+    assert!(error.contains("expected at least 3 elements for 3 chunks"), "{error}");
+}
+
+#[test]
+fn what_has_no_chunks_is_refused() {
+    let mut graph = common::graph("sum (float[8] x) => (float[1] y) { y = ReduceSum (x) }");
+    let error = chunk::run(&mut graph, 2).expect_err("all of it is needed").to_string();
+    assert!(error.contains("nothing can be computed in chunks"), "{error}");
+    let mut one = common::graph("one (float[1, 1] x) => (float[1, 1] y) { y = Relu (x) }");
+    assert!(chunk::run(&mut one, 2).is_err());
+    chunk::run(&mut one, 1).expect("one chunk is the whole");
+}
