@@ -51,6 +51,17 @@ fn halved(case: &Case, dtype: DType) -> Case {
     Case { name: format!("{} in {dtype}", case.name), kernel, inputs, in_place }
 }
 
+/// The case with halves as the operands of its core; what is added to it and stored is as it was.
+fn summed(case: &Case, dtype: DType) -> Case {
+    let core = case.kernel.template.core_reads();
+    let mut summed = halved(case, dtype);
+    summed.kernel.reads[core..].clone_from_slice(&case.kernel.reads[core..]);
+    summed.kernel.writes.clone_from(&case.kernel.writes);
+    summed.inputs[core..].clone_from_slice(&case.inputs[core..]);
+    summed.name += ", summed";
+    summed
+}
+
 /// Products that are large enough for every tile.
 fn products() -> Vec<Case> {
     let dense = |shape: &[usize]| Access::contiguous(Shape::new(shape));
@@ -225,6 +236,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         all.extend(
             plain.iter().filter(|c| !c.name.contains("rem") && !c.name.contains("resize")).map(|c| halved(c, dtype)),
         );
+        all.extend(products().iter().map(|c| summed(c, dtype)));
     }
     all.extend(plain.iter().cloned());
     all.retain(|case| case.is_hosted(&target));
