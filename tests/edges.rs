@@ -210,6 +210,36 @@ fn attention_of_halves_runs_where_there_are_none() {
     }
 }
 
+/// Of halves, exporters compute the softmax in f32.
+#[test]
+fn attention_of_halves_may_be_weighed_in_f32() {
+    let text = |narrow: u32, wide: u32| {
+        format!(
+            "g (float[3, 2] q, float[2, 4] k, float[4, 2] v) => (float[3, 2] y) {{
+                a = Cast <to = {narrow}> (q)
+                b = Cast <to = {narrow}> (k)
+                c = Cast <to = {narrow}> (v)
+                products = MatMul (a, b)
+                scores = Cast <to = {wide}> (products)
+                exact = Softmax <axis = -1> (scores)
+                weights = Cast <to = {narrow}> (exact)
+                z = MatMul (weights, c)
+                y = Cast <to = 1> (z)
+            }}"
+        )
+    };
+    let values = |n: usize| -> Vec<f32> { (0..n).map(|i| (i % 5) as f32 * 0.25 - 0.5).collect() };
+    let inputs =
+        [("q", tensor(&[3, 2], &values(6))), ("k", tensor(&[2, 4], &values(8))), ("v", tensor(&[4, 2], &values(8)))];
+    let (plain, one) = run(&text(1, 1), &inputs, true);
+    for half in [10, 16] {
+        let (found, steps) = run(&text(half, 1), &inputs, true);
+        assert!(found[0].iter().zip(&plain[0]).all(|(a, b)| (a - b).abs() < 1e-2), "{found:?}, {plain:?}");
+        let (_, alike) = run(&text(half, half), &inputs, true);
+        assert_eq!(steps, alike, "the casts around the softmax are of the kernel; of one type it is {one}");
+    }
+}
+
 /// Weights of the very values that they are computed from: the scores are needed twice.
 #[test]
 fn scores_may_be_the_values() {

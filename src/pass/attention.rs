@@ -9,9 +9,11 @@
 //!                                                                               MatMul
 //! ```
 //!
-//! Exporters of masked attention put `Where(IsNaN(weights), 0, weights)` before the second product: rows of which nothing is seen.
+//! Of halves, the softmax may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
+//! before the second product: rows of which nothing is seen.
 
 use super::fuse::uses_index;
+use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId, reduced_axes};
 use crate::target::Family;
@@ -37,6 +39,15 @@ pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> 
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
     };
     let &[mut weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+    // A softmax of halves may be computed in f32: so it is here.
+    let mut narrowed = None;
+    if let Some(&[wide]) = named(weights, "Cast").as_deref() {
+        if graph.fact(wide).dtype != DType::F32 || !matches!(graph.fact(weights).dtype, DType::F16 | DType::BF16) {
+            return None;
+        }
+        narrowed = Some(weights.node);
+        weights = wide;
+    }
     let mut guard = Vec::new();
     if let Some(&[is_nan, zero, plain]) = named(weights, "Where").as_deref() {
         if named(is_nan, "IsNaN")?[0] != plain || !is_zero(graph, zero) {
@@ -70,6 +81,7 @@ pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> 
     let mut nodes: HashSet<u32> = [weights, exp, sum, shifted, max].into_iter().map(|v| v.node).collect();
     nodes.insert(sink);
     nodes.extend(&guard);
+    nodes.extend(narrowed);
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
     let inside = |value: ValueId, nodes: &HashSet<u32>| {
@@ -112,7 +124,9 @@ pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> 
     if !graph.choices().pays("attend", sink, !copied || space[rank - 2] >= result[rank - 1]) {
         return None;
     }
-    let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;
+    let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
+    let half = matches!(multiplied, DType::F16 | DType::BF16);
+    let same_type = scored == multiplied || half && scored == DType::F32;
     (closed && same_type).then_some(Attention { products: products?, scores, guarded: !guard.is_empty(), nodes })
 }
 

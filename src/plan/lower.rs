@@ -884,9 +884,10 @@ impl Lowering<'_> {
         let access = split(&place.access, batch, &apart).ok_or_else(|| self.unreachable(sink))?;
         reads.push((place.buffer, self.operand(place.buffer, access)));
 
-        let dtype = graph.fact(value).dtype;
+        let products = ValueId { node: found.products, port: 0 };
+        let dtype = graph.fact(products).dtype;
         let mut code = Code { first: 1, ..Code::default() };
-        code.values.insert(ValueId { node: found.products, port: 0 }, Expr::input(0, dtype));
+        code.values.insert(products, Expr::input(0, dtype));
         let scoring = |&n: &u32| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
         let last = nodes.iter().position(|&n| n == found.scores.node).expect("the scores are of the group");
         let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
@@ -900,7 +901,7 @@ impl Lowering<'_> {
         let to = self.destination(value)?;
         let access = to.access.reshape(&shape).ok_or_else(|| self.unreachable(sink))?;
         let to = Place { buffer: to.buffer, access };
-        let recipe = Recipe::new(template, shape, Body::identity(dtype));
+        let recipe = Recipe::new(template, shape, Body::identity(graph.fact(value).dtype));
         self.step(graph.node(sink).name.clone(), recipe, reads, vec![to])
     }
 

@@ -309,7 +309,9 @@ fn check_bodies(kernel: &Kernel, value: Option<DType>, target: &Target) -> Verdi
         let operands = &reads[3..3 + further];
         scope.inputs.extend(operands.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
         let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
-        let gives = matches!((&types[..], value), (&[dtype], Some(value)) if stores(target, dtype, value));
+        // Scores of halves may be widened: all is computed in f32.
+        let gives = |dtype, value| dtype == DType::F32 || stores(target, dtype, value);
+        let gives = matches!((&types[..], value), (&[dtype], Some(value)) if gives(dtype, value));
         ensure(gives, || format!("score: expected one score, found {types:?}"))?;
     }
     if let Template::Row { inner, folds, per_row } = template {

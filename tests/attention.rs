@@ -1,0 +1,51 @@
+//! Which attentions are one kernel.
+
+use plimsoll::{Limits, Target, onnx, pass, plan};
+use std::path::Path;
+
+/// The templates of a graph's kernels on a target.
+fn kernels(text: &str, target: &Target) -> Vec<&'static str> {
+    let text = format!("<ir_version: 10, opset_import: [\"\" : 21]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    let mut graph = onnx::import(&model, &[]).expect("it is a graph");
+    pass::run(&mut graph, target, true).expect("passes run");
+    let plan = plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned");
+    plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
+}
+
+/// A step of six heads of queries to two heads of keys; `outputs` names more outputs than `y`.
+fn grouped(outputs: &str) -> String {
+    format!(
+        "g (float[1, 6, 1, 8] q, float[1, 2, 40, 8] k, float[1, 2, 40, 8] v) => (float[1, 6, 1, 8] y{outputs})
+        <int64[1] axis = {{2}}, int64[5] wide = {{1, 2, 3, 40, 8}}, int64[4] flat = {{1, 6, 40, 8}}> {{
+            k1 = Unsqueeze (k, axis)  k2 = Expand (k1, wide)  k3 = Reshape (k2, flat)
+            v1 = Unsqueeze (v, axis)  v2 = Expand (v1, wide)  v3 = Reshape (v2, flat)
+            kt = Transpose <perm = [0, 1, 3, 2]> (k3)
+            s = MatMul (q, kt)  w = Softmax <axis = -1> (s)  y = MatMul (w, v3)
+        }}"
+    )
+}
+
+#[test]
+fn a_step_of_grouped_queries_is_one_kernel_on_cuda() {
+    assert_eq!(kernels(&grouped(""), &Target::cuda()), ["attention"]);
+    // Copies that are stored anyway would be held beside the kernel.
+    let stored = kernels(&grouped(", float[1, 6, 40, 8] k3"), &Target::cuda());
+    assert!(!stored.contains(&"attention"), "{stored:?}");
+    // Elsewhere one row of scores is computed by many workgroups, as a product.
+    let elsewhere = kernels(&grouped(""), &Target::wgpu());
+    assert!(!elsewhere.contains(&"attention"), "{elsewhere:?}");
+}
+
+#[test]
+fn a_softmax_of_halves_in_f32_is_of_the_kernel() {
+    for (half, to) in [("float16", 10), ("bfloat16", 16)] {
+        let text = format!(
+            "g ({half}[2, 20, 8] q, {half}[2, 8, 30] k, {half}[2, 30, 8] v, float[20, 30] mask) => ({half}[2, 20, 8] y) {{
+                s = MatMul (q, k)  f = Cast <to = 1> (s)  m = Add (f, mask)  e = Softmax <axis = -1> (m)
+                w = Cast <to = {to}> (e)  y = MatMul (w, v)
+            }}"
+        );
+        assert_eq!(kernels(&text, &Target::cuda()), ["attention"], "{half}");
+    }
+}
