@@ -104,11 +104,6 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
     let closed = members.into_iter().all(|value| inside(value, &nodes));
-    let repeated = [graph.operands(products?)[1]?, values].iter().any(|&v| is_repeated(graph, v));
-    // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them.
-    if !graph.choices().pays("attend", sink, !repeated || space[rank - 2] >= result[rank - 1]) {
-        return None;
-    }
     let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;
     (closed && same_type).then_some(Attention { products: products?, scores, guarded: !guard.is_empty(), nodes })
 }
@@ -131,6 +126,15 @@ fn is_repeated(graph: &Graph, mut value: ValueId) -> bool {
 }
 
 impl Attention {
+    /// Whether one kernel is cheaper. Keys and values that are repeated would be copied as often and held at once; a few rows of scores are
+    /// smaller than one of them.
+    pub fn pays(&self, graph: &Graph, sink: u32) -> bool {
+        let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
+        let repeated = seconds.into_iter().flatten().any(|value| is_repeated(graph, value));
+        let result = &graph.node(sink).outputs[0].fact.shape;
+        !repeated || result[result.len() - 2] >= result[result.len() - 1]
+    }
+
     /// The values that the scores are made of beside the product, each once.
     pub fn further(&self, graph: &Graph) -> HashSet<ValueId> {
         let maps = self
