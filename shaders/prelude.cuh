@@ -36,7 +36,7 @@ struct bf16 {
     DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
 };
 
-struct vec4f {
+struct alignas(16) vec4f {
     f32 x, y, z, w;
     DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
     DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}

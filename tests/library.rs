@@ -216,6 +216,26 @@ fn only_what_is_added_may_be_overwritten() {
     assert_eq!((slots, map.reads.len()), (vec![2], 2));
 }
 
+/// A product of matrices of these extents.
+fn product_sized(dtype: DType, [m, k, n]: [usize; 3]) -> Kernel {
+    let operand = |shape: [usize; 2]| Operand { dtype, access: Access::contiguous(Shape::new(shape)), packed: false };
+    let reads = vec![operand([m, k]), operand([k, n])];
+    let body = Body::new(&[Expr::input(0, dtype)]);
+    Kernel { shape: Shape::new([m, n]), reads, writes: vec![operand([m, n])], body, ..product_of(dtype, x(0)) }
+}
+
+#[test]
+fn few_tiles_of_f32_are_rendered() {
+    let target = Target::cuda();
+    let rendered = |target: &Target, dtype, extents| library::split(&product_sized(dtype, extents), target).is_none();
+    assert!(rendered(&target, DType::F32, [128, 768, 3072]));
+    assert!(!rendered(&target, DType::F32, [4096, 768, 768]), "there are tiles for every multiprocessor");
+    assert!(!rendered(&target, DType::F32, [128, 767, 768]), "rows start at odd addresses");
+    assert!(!rendered(&target, DType::BF16, [128, 768, 768]), "tensor cores");
+    assert!(!rendered(&Target { allow_tf32: true, ..target.clone() }, DType::F32, [128, 768, 768]), "tensor cores");
+    assert!(!rendered(&Target { compute: 75, ..target }, DType::F32, [128, 768, 768]), "nothing is sent ahead there");
+}
+
 #[test]
 fn a_target_without_the_library_renders() {
     let target = Target { libraries: Default::default(), ..Target::cuda() };

@@ -63,6 +63,7 @@ kernels! {
     matmul_large "matmul_large.wgsl": "the same with 8 by 8 sums per invocation, for large products",
     matmul_deep "matmul_deep.wgsl": "the same with the inner axis shared too, for products of few tiles",
     matmul_tile "matmul_tile.cu": "the same with 8 by 8 sums per invocation, for large products",
+    matmul_split "matmul_split.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
     matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
     matmul_stream "matmul_stream.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",

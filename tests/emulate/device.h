@@ -50,6 +50,7 @@ static void workgroup(unsigned size) {
     }
 }
 inline void __syncthreads() { turn(); }
+inline void __syncwarp() { turn(); }
 // What each thread lays open for the others, until the next turn but one.
 static unsigned long long given[1024][8];
 template <class T> inline T __shfl_xor_sync(unsigned, T v, int lanes) {

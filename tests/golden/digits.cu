@@ -36,7 +36,7 @@ struct bf16 {
     DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
 };
 
-struct vec4f {
+struct alignas(16) vec4f {
     f32 x, y, z, w;
     DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
     DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
@@ -287,15 +287,15 @@ constexpr i32 TILES_N = 32;
 constexpr i32 SLICES = 16;
 constexpr i32 DEPTH = 4;
 constexpr i32 STEP = 64;
-constexpr i32 PITCH = 17;
-constexpr i32 RIGHT = 1088;
+constexpr i32 PITCH = 5;
+constexpr i32 RIGHT = 320;
 constexpr i32 A_M_STEP = 64;
 constexpr i32 A_K_STEP = 1;
 constexpr i32 B_N_STEP = 1;
-constexpr i32 B_K_STEP = 16;
+constexpr i32 B_K_STEP = 4;
 constexpr i32 SIZE = 256;
 extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
-    __shared__ __align__(16) f32 tile[4096];
+    __shared__ __align__(16) vec4f tile[1024];
 const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
     return b1[m * 144 + k];
 };
@@ -327,114 +327,68 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const i32 group = blockIdx.x + blockIdx.y * 64u;
     const i32 thread = threadIdx.x;
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
-    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
+    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
     const auto batch = group / (TILES_M * TILES_N);
     const auto m0 = group / TILES_N % TILES_M * TILE;
     const auto n0 = group % TILES_N * TILE;
     const auto place = thread % (TILE * TILE / 16);
     const auto slice = thread / (TILE * TILE / 16);
-    const auto row = place / (TILE / 4) * 4;
+    const auto row = place / (TILE / 4);
     const auto column = place % (TILE / 4);
+    const auto m4 = thread / A_M_STEP % (TILE / 4);
+    const auto n4 = thread / B_N_STEP % (TILE / 4);
+    const auto ka = thread / A_K_STEP % STEP;
+    const auto kb = thread / B_K_STEP % STEP;
+    const auto m = m0 + m4 * 4;
+    const auto n = n0 + n4 * 4;
     auto sum0 = vec4f(0.0f);
     auto sum1 = vec4f(0.0f);
     auto sum2 = vec4f(0.0f);
     auto sum3 = vec4f(0.0f);
     for (auto k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
-        const auto am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
-        const auto ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
-        const auto bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
-        const auto bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
-        auto left0 = 0.0f;
-        if (m0 + am0 < M && k0 + ak0 < K) {
-            left0 = a(batch, m0 + am0, k0 + ak0);
+        auto left = vec4f(0.0f);
+        if (k0 + ka < K) {
+            const auto k = k0 + ka;
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
         }
-        auto right0 = 0.0f;
-        if (n0 + bn0 < N && k0 + bk0 < K) {
-            right0 = b(batch, k0 + bk0, n0 + bn0);
-        }
-        const auto am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
-        const auto ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
-        const auto bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
-        const auto bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
-        auto left1 = 0.0f;
-        if (m0 + am1 < M && k0 + ak1 < K) {
-            left1 = a(batch, m0 + am1, k0 + ak1);
-        }
-        auto right1 = 0.0f;
-        if (n0 + bn1 < N && k0 + bk1 < K) {
-            right1 = b(batch, k0 + bk1, n0 + bn1);
-        }
-        const auto am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
-        const auto ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
-        const auto bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
-        const auto bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
-        auto left2 = 0.0f;
-        if (m0 + am2 < M && k0 + ak2 < K) {
-            left2 = a(batch, m0 + am2, k0 + ak2);
-        }
-        auto right2 = 0.0f;
-        if (n0 + bn2 < N && k0 + bk2 < K) {
-            right2 = b(batch, k0 + bk2, n0 + bn2);
-        }
-        const auto am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
-        const auto ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
-        const auto bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
-        const auto bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
-        auto left3 = 0.0f;
-        if (m0 + am3 < M && k0 + ak3 < K) {
-            left3 = a(batch, m0 + am3, k0 + ak3);
-        }
-        auto right3 = 0.0f;
-        if (n0 + bn3 < N && k0 + bk3 < K) {
-            right3 = b(batch, k0 + bk3, n0 + bn3);
+        auto right = vec4f(0.0f);
+        if (k0 + kb < K) {
+            const auto k = k0 + kb;
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
         }
         if (k0 > 0) {
             for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
-                const auto i = k * PITCH + row;
-                const auto j = RIGHT + k * PITCH + column;
-                const auto b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
-                sum0 = sum0 + tile[i] * b4;
-                sum1 = sum1 + tile[i + 1] * b4;
-                sum2 = sum2 + tile[i + 2] * b4;
-                sum3 = sum3 + tile[i + 3] * b4;
+                const auto a4 = tile[k * PITCH + row];
+                const auto b4 = tile[RIGHT + k * PITCH + column];
+                sum0 = sum0 + a4.x * b4;
+                sum1 = sum1 + a4.y * b4;
+                sum2 = sum2 + a4.z * b4;
+                sum3 = sum3 + a4.w * b4;
             }
         }
         workgroupBarrier();
-        tile[ak0 * PITCH + am0] = left0;
-        tile[RIGHT + bk0 * PITCH + bn0] = right0;
-        tile[ak1 * PITCH + am1] = left1;
-        tile[RIGHT + bk1 * PITCH + bn1] = right1;
-        tile[ak2 * PITCH + am2] = left2;
-        tile[RIGHT + bk2 * PITCH + bn2] = right2;
-        tile[ak3 * PITCH + am3] = left3;
-        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        tile[ka * PITCH + m4] = left;
+        tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    const auto part = slice * TILE * TILE + row * TILE + column;
-    tile[part + 0 * TILE] = sum0.x;
-    tile[part + 0 * TILE + TILE / 4] = sum0.y;
-    tile[part + 0 * TILE + TILE / 2] = sum0.z;
-    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
-    tile[part + 1 * TILE] = sum1.x;
-    tile[part + 1 * TILE + TILE / 4] = sum1.y;
-    tile[part + 1 * TILE + TILE / 2] = sum1.z;
-    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
-    tile[part + 2 * TILE] = sum2.x;
-    tile[part + 2 * TILE + TILE / 4] = sum2.y;
-    tile[part + 2 * TILE + TILE / 2] = sum2.z;
-    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
-    tile[part + 3 * TILE] = sum3.x;
-    tile[part + 3 * TILE + TILE / 4] = sum3.y;
-    tile[part + 3 * TILE + TILE / 2] = sum3.z;
-    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    const auto part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    tile[part] = sum0;
+    tile[part + TILE / 4] = sum1;
+    tile[part + TILE / 2] = sum2;
+    tile[part + TILE / 4 * 3] = sum3;
     workgroupBarrier();
-    for (auto s = thread; s < TILE * TILE; s = s + SIZE) {
-        auto total = 0.0f;
+    for (auto s = thread; s < TILE * TILE / 4; s = s + SIZE) {
+        auto total = vec4f(0.0f);
         for (auto t = 0; t < SLICES; t++) {
-            total = total + tile[t * TILE * TILE + s];
+            total = total + tile[t * (TILE * TILE / 4) + s];
         }
-        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+        const auto m = m0 + s / (TILE / 4);
+        const auto n = n0 + s % (TILE / 4) * 4;
+        store(batch, m, n, total.x);
+        store(batch, m, n + 1, total.y);
+        store(batch, m, n + 2, total.z);
+        store(batch, m, n + 3, total.w);
     }
 }
 
@@ -536,15 +490,15 @@ constexpr i32 TILES_N = 8;
 constexpr i32 SLICES = 16;
 constexpr i32 DEPTH = 4;
 constexpr i32 STEP = 64;
-constexpr i32 PITCH = 17;
-constexpr i32 RIGHT = 1088;
+constexpr i32 PITCH = 5;
+constexpr i32 RIGHT = 320;
 constexpr i32 A_M_STEP = 64;
 constexpr i32 A_K_STEP = 1;
 constexpr i32 B_N_STEP = 1;
-constexpr i32 B_K_STEP = 16;
+constexpr i32 B_K_STEP = 4;
 constexpr i32 SIZE = 256;
 extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
-    __shared__ __align__(16) f32 tile[4096];
+    __shared__ __align__(16) vec4f tile[1024];
 const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
     return b1[m * 288 + k];
 };
@@ -576,114 +530,68 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const i32 group = blockIdx.x + blockIdx.y * 24u;
     const i32 thread = threadIdx.x;
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
-    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
+    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
     const auto batch = group / (TILES_M * TILES_N);
     const auto m0 = group / TILES_N % TILES_M * TILE;
     const auto n0 = group % TILES_N * TILE;
     const auto place = thread % (TILE * TILE / 16);
     const auto slice = thread / (TILE * TILE / 16);
-    const auto row = place / (TILE / 4) * 4;
+    const auto row = place / (TILE / 4);
     const auto column = place % (TILE / 4);
+    const auto m4 = thread / A_M_STEP % (TILE / 4);
+    const auto n4 = thread / B_N_STEP % (TILE / 4);
+    const auto ka = thread / A_K_STEP % STEP;
+    const auto kb = thread / B_K_STEP % STEP;
+    const auto m = m0 + m4 * 4;
+    const auto n = n0 + n4 * 4;
     auto sum0 = vec4f(0.0f);
     auto sum1 = vec4f(0.0f);
     auto sum2 = vec4f(0.0f);
     auto sum3 = vec4f(0.0f);
     for (auto k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
-        const auto am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
-        const auto ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
-        const auto bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
-        const auto bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
-        auto left0 = 0.0f;
-        if (m0 + am0 < M && k0 + ak0 < K) {
-            left0 = a(batch, m0 + am0, k0 + ak0);
+        auto left = vec4f(0.0f);
+        if (k0 + ka < K) {
+            const auto k = k0 + ka;
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
         }
-        auto right0 = 0.0f;
-        if (n0 + bn0 < N && k0 + bk0 < K) {
-            right0 = b(batch, k0 + bk0, n0 + bn0);
-        }
-        const auto am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
-        const auto ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
-        const auto bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
-        const auto bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
-        auto left1 = 0.0f;
-        if (m0 + am1 < M && k0 + ak1 < K) {
-            left1 = a(batch, m0 + am1, k0 + ak1);
-        }
-        auto right1 = 0.0f;
-        if (n0 + bn1 < N && k0 + bk1 < K) {
-            right1 = b(batch, k0 + bk1, n0 + bn1);
-        }
-        const auto am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
-        const auto ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
-        const auto bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
-        const auto bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
-        auto left2 = 0.0f;
-        if (m0 + am2 < M && k0 + ak2 < K) {
-            left2 = a(batch, m0 + am2, k0 + ak2);
-        }
-        auto right2 = 0.0f;
-        if (n0 + bn2 < N && k0 + bk2 < K) {
-            right2 = b(batch, k0 + bk2, n0 + bn2);
-        }
-        const auto am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
-        const auto ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
-        const auto bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
-        const auto bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
-        auto left3 = 0.0f;
-        if (m0 + am3 < M && k0 + ak3 < K) {
-            left3 = a(batch, m0 + am3, k0 + ak3);
-        }
-        auto right3 = 0.0f;
-        if (n0 + bn3 < N && k0 + bk3 < K) {
-            right3 = b(batch, k0 + bk3, n0 + bn3);
+        auto right = vec4f(0.0f);
+        if (k0 + kb < K) {
+            const auto k = k0 + kb;
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
         }
         if (k0 > 0) {
             for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
-                const auto i = k * PITCH + row;
-                const auto j = RIGHT + k * PITCH + column;
-                const auto b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
-                sum0 = sum0 + tile[i] * b4;
-                sum1 = sum1 + tile[i + 1] * b4;
-                sum2 = sum2 + tile[i + 2] * b4;
-                sum3 = sum3 + tile[i + 3] * b4;
+                const auto a4 = tile[k * PITCH + row];
+                const auto b4 = tile[RIGHT + k * PITCH + column];
+                sum0 = sum0 + a4.x * b4;
+                sum1 = sum1 + a4.y * b4;
+                sum2 = sum2 + a4.z * b4;
+                sum3 = sum3 + a4.w * b4;
             }
         }
         workgroupBarrier();
-        tile[ak0 * PITCH + am0] = left0;
-        tile[RIGHT + bk0 * PITCH + bn0] = right0;
-        tile[ak1 * PITCH + am1] = left1;
-        tile[RIGHT + bk1 * PITCH + bn1] = right1;
-        tile[ak2 * PITCH + am2] = left2;
-        tile[RIGHT + bk2 * PITCH + bn2] = right2;
-        tile[ak3 * PITCH + am3] = left3;
-        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        tile[ka * PITCH + m4] = left;
+        tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    const auto part = slice * TILE * TILE + row * TILE + column;
-    tile[part + 0 * TILE] = sum0.x;
-    tile[part + 0 * TILE + TILE / 4] = sum0.y;
-    tile[part + 0 * TILE + TILE / 2] = sum0.z;
-    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
-    tile[part + 1 * TILE] = sum1.x;
-    tile[part + 1 * TILE + TILE / 4] = sum1.y;
-    tile[part + 1 * TILE + TILE / 2] = sum1.z;
-    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
-    tile[part + 2 * TILE] = sum2.x;
-    tile[part + 2 * TILE + TILE / 4] = sum2.y;
-    tile[part + 2 * TILE + TILE / 2] = sum2.z;
-    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
-    tile[part + 3 * TILE] = sum3.x;
-    tile[part + 3 * TILE + TILE / 4] = sum3.y;
-    tile[part + 3 * TILE + TILE / 2] = sum3.z;
-    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    const auto part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    tile[part] = sum0;
+    tile[part + TILE / 4] = sum1;
+    tile[part + TILE / 2] = sum2;
+    tile[part + TILE / 4 * 3] = sum3;
     workgroupBarrier();
-    for (auto s = thread; s < TILE * TILE; s = s + SIZE) {
-        auto total = 0.0f;
+    for (auto s = thread; s < TILE * TILE / 4; s = s + SIZE) {
+        auto total = vec4f(0.0f);
         for (auto t = 0; t < SLICES; t++) {
-            total = total + tile[t * TILE * TILE + s];
+            total = total + tile[t * (TILE * TILE / 4) + s];
         }
-        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+        const auto m = m0 + s / (TILE / 4);
+        const auto n = n0 + s % (TILE / 4) * 4;
+        store(batch, m, n, total.x);
+        store(batch, m, n + 1, total.y);
+        store(batch, m, n + 2, total.z);
+        store(batch, m, n + 3, total.w);
     }
 }
 
@@ -774,7 +682,141 @@ const auto store = [&](i32 i, f32 value) -> void {
 }
 
 // kernel 5, matmul: /Relu
-// {"mat_mul":{"m":28,"n":8,"k":192,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":28,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":192,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":28,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+// 256 invocations, [1, 1, 1] workgroups
+// matmul_split
+constexpr i32 M = 8;
+constexpr i32 K = 192;
+constexpr i32 N = 28;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 1;
+constexpr i32 TILE_M = 16;
+constexpr i32 SIZE = 256;
+extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile[9216];
+    const auto a_at = [&](i32 batch, i32 m, i32 k) -> const void* {
+        return b0 + (m * 192 + k);
+    };
+    const auto b_at = [&](i32 batch, i32 k, i32 n) -> const void* {
+        return b1 + (k * 28 + n);
+    };
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b0[m * 192 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    return b1[k * 28 + n];
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto v0 = value;
+        const auto v1 = b2[n];
+        const auto v2 = v0 + v1;
+        const auto v4 = max_f32(v2, 0.0f);
+        b3[m * 28 + n] = v4;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 1u;
+    const i32 thread = threadIdx.x;
+    // Products of few tiles, of f32 that lies 16 bytes at a time. Each warp sums its share of the inner axis for all of a tile of TILE_M x 32,
+    // TILE_M / 4 x 4 per lane: STEP slices at a time, which pass through workgroup memory of its own, where two of three stages are on
+    // their way while one is used. Warps wait for each other at the end alone, where what they have summed is added. Where 16 bytes of a line
+    // stand in a stage depends on the line, so that what eight lanes read at once is spread over all banks.
+    constexpr i32 TILE_N = 32, STEP = 8, STAGES = 3, STAGE = (TILE_M + TILE_N) * STEP, TEAMS = SIZE / 32, ROW = TILE_M / 4;
+    const i32 batch = group / (TILES_M * TILES_N);
+    const i32 m0 = group / TILES_N % TILES_M * TILE_M;
+    const i32 n0 = group % TILES_N * TILE_N;
+    const i32 lane = thread % 32;
+    const i32 row = lane / 8;
+    const i32 column = lane % 8;
+    f32* const own = tile + thread / 32 * STAGES * STAGE;
+    const auto along_k = [](i32 line, i32 k) { return line * STEP + (k / 4 ^ line / 4) % 2 * 4; };
+    const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + n; };
+    const auto place_b = [&](i32 piece) { return at_b(piece * 4 + lane / 8, lane % 8 * 4); };
+    // What a lane sends of each operand: where from, and how many slices of the inner axis it still has.
+    constexpr i32 LEFT = TILE_M / 16, RIGHT = TILE_N / 16;
+    const char* from[LEFT + RIGHT];
+    i32 left[LEFT + RIGHT];
+    const i32 first = thread / 32 * STEP;
+    #pragma unroll
+    for (i32 p = 0; p < LEFT; p++) {
+        const i32 m = m0 + p * 16 + lane / 2;
+        from[p] = (const char*)a_at(batch, m < M ? m : 0, 0) + (first + lane % 2 * 4) * 4;
+        left[p] = m < M ? K - first - lane % 2 * 4 : 0;
+    }
+    const i64 b_step = (const char*)b_at(batch, 1, 0) - (const char*)b_at(batch, 0, 0);
+    #pragma unroll
+    for (i32 p = 0; p < RIGHT; p++) {
+        const i32 k = first + p * 4 + lane / 8;
+        const i32 n = n0 + lane % 8 * 4;
+        from[LEFT + p] = (const char*)b_at(batch, 0, n < N ? n : 0) + k * b_step;
+        left[LEFT + p] = n < N ? K - k : 0;
+    }
+    const auto fetch = [&](f32* stage) {
+        #pragma unroll
+        for (i32 p = 0; p < LEFT + RIGHT; p++) {
+            const i32 place = p < LEFT ? along_k(p * 16 + lane / 2, lane % 2 * 4) : place_b(p - LEFT);
+            send(stage + place, from[p], left[p] > 0);
+            from[p] += TEAMS * STEP * (p < LEFT ? 4 : b_step);
+            left[p] -= TEAMS * STEP;
+        }
+    };
+    f32 sum[ROW][4];
+    #pragma unroll
+    for (i32 i = 0; i < ROW * 4; i++) {
+        sum[i / 4][i % 4] = 0.0f;
+    }
+    #pragma unroll
+    for (i32 s = 0; s < STAGES - 1; s++) {
+        fetch(own + s * STAGE);
+        post();
+    }
+    i32 used = 0;
+    for (i32 k0 = 0; k0 < K; k0 += TEAMS * STEP) {
+        arrive<STAGES - 2>();
+        __syncwarp();
+        if (k0 + (STAGES - 1) * TEAMS * STEP < K) {
+            fetch(own + (used + STAGES - 1) % STAGES * STAGE);
+        }
+        post();
+        const f32* const stage = own + used * STAGE;
+        used = (used + 1) % STAGES;
+        #pragma unroll
+        for (i32 k = 0; k < STEP; k += 4) {
+            wide<f32, 4> y[4];
+            #pragma unroll
+            for (i32 v = 0; v < 4; v++) {
+                y[v] = read<f32, 4>(stage + at_b(k + v, column * 4));
+            }
+            #pragma unroll
+            for (i32 i = 0; i < ROW; i++) {
+                const auto x = read<f32, 4>(stage + along_k(i * 4 + row, k));
+                #pragma unroll
+                for (i32 v = 0; v < 4; v++) {
+                    #pragma unroll
+                    for (i32 j = 0; j < 4; j++) {
+                        sum[i][j] += x.v[v] * y[v].v[j];
+                    }
+                }
+            }
+        }
+    }
+    arrive();
+    __syncthreads();
+    #pragma unroll
+    for (i32 i = 0; i < ROW * 4; i++) {
+        const i32 n = column * 4 + i % 4;
+        tile[(thread / 32 * TILE_M + i / 4 * 4 + row) * TILE_N + n] = sum[i / 4][i % 4];
+    }
+    __syncthreads();
+    #pragma unroll
+    for (i32 s = thread; s < TILE_M * TILE_N; s += SIZE) {
+        f32 total = 0.0f;
+        #pragma unroll
+        for (i32 t = 0; t < TEAMS; t++) {
+            total += tile[t * TILE_M * TILE_N + s];
+        }
+        store(batch, m0 + s / TILE_N, n0 + s % TILE_N, total);
+    }
+}
 
 // kernel 6, matmul: /out/Gemm/Add
 // {"mat_mul":{"m":10,"n":8,"k":28,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":10,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":28,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":10,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"none","tf32":false}}

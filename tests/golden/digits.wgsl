@@ -125,13 +125,13 @@ const TILES_N: i32 = 32;
 const SLICES: i32 = 16;
 const DEPTH: i32 = 4;
 const STEP: i32 = 64;
-const PITCH: i32 = 17;
-const RIGHT: i32 = 1088;
+const PITCH: i32 = 5;
+const RIGHT: i32 = 320;
 const A_M_STEP: i32 = 64;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 16;
-var<workgroup> tile: array<f32, 4096>;
+const B_K_STEP: i32 = 4;
+var<workgroup> tile: array<vec4f, 1024>;
 fn max_f32(x: f32, y: f32) -> f32 {
     if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
     if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
@@ -170,114 +170,68 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let group = i32(id.x + id.y * 64u);
     let thread = i32(index);
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
-    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
+    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
     let batch = group / (TILES_M * TILES_N);
     let m0 = group / TILES_N % TILES_M * TILE;
     let n0 = group % TILES_N * TILE;
     let place = thread % (TILE * TILE / 16);
     let slice = thread / (TILE * TILE / 16);
-    let row = place / (TILE / 4) * 4;
+    let row = place / (TILE / 4);
     let column = place % (TILE / 4);
+    let m4 = thread / A_M_STEP % (TILE / 4);
+    let n4 = thread / B_N_STEP % (TILE / 4);
+    let ka = thread / A_K_STEP % STEP;
+    let kb = thread / B_K_STEP % STEP;
+    let m = m0 + m4 * 4;
+    let n = n0 + n4 * 4;
     var sum0 = vec4f(0.0f);
     var sum1 = vec4f(0.0f);
     var sum2 = vec4f(0.0f);
     var sum3 = vec4f(0.0f);
     for (var k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
-        let am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
-        let ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
-        let bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
-        let bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
-        var left0 = 0.0f;
-        if (m0 + am0 < M && k0 + ak0 < K) {
-            left0 = a(batch, m0 + am0, k0 + ak0);
+        var left = vec4f(0.0f);
+        if (k0 + ka < K) {
+            let k = k0 + ka;
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
         }
-        var right0 = 0.0f;
-        if (n0 + bn0 < N && k0 + bk0 < K) {
-            right0 = b(batch, k0 + bk0, n0 + bn0);
-        }
-        let am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
-        let ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
-        let bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
-        let bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
-        var left1 = 0.0f;
-        if (m0 + am1 < M && k0 + ak1 < K) {
-            left1 = a(batch, m0 + am1, k0 + ak1);
-        }
-        var right1 = 0.0f;
-        if (n0 + bn1 < N && k0 + bk1 < K) {
-            right1 = b(batch, k0 + bk1, n0 + bn1);
-        }
-        let am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
-        let ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
-        let bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
-        let bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
-        var left2 = 0.0f;
-        if (m0 + am2 < M && k0 + ak2 < K) {
-            left2 = a(batch, m0 + am2, k0 + ak2);
-        }
-        var right2 = 0.0f;
-        if (n0 + bn2 < N && k0 + bk2 < K) {
-            right2 = b(batch, k0 + bk2, n0 + bn2);
-        }
-        let am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
-        let ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
-        let bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
-        let bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
-        var left3 = 0.0f;
-        if (m0 + am3 < M && k0 + ak3 < K) {
-            left3 = a(batch, m0 + am3, k0 + ak3);
-        }
-        var right3 = 0.0f;
-        if (n0 + bn3 < N && k0 + bk3 < K) {
-            right3 = b(batch, k0 + bk3, n0 + bn3);
+        var right = vec4f(0.0f);
+        if (k0 + kb < K) {
+            let k = k0 + kb;
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
         }
         if (k0 > 0) {
             for (var k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
-                let i = k * PITCH + row;
-                let j = RIGHT + k * PITCH + column;
-                let b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
-                sum0 = sum0 + tile[i] * b4;
-                sum1 = sum1 + tile[i + 1] * b4;
-                sum2 = sum2 + tile[i + 2] * b4;
-                sum3 = sum3 + tile[i + 3] * b4;
+                let a4 = tile[k * PITCH + row];
+                let b4 = tile[RIGHT + k * PITCH + column];
+                sum0 = sum0 + a4.x * b4;
+                sum1 = sum1 + a4.y * b4;
+                sum2 = sum2 + a4.z * b4;
+                sum3 = sum3 + a4.w * b4;
             }
         }
         workgroupBarrier();
-        tile[ak0 * PITCH + am0] = left0;
-        tile[RIGHT + bk0 * PITCH + bn0] = right0;
-        tile[ak1 * PITCH + am1] = left1;
-        tile[RIGHT + bk1 * PITCH + bn1] = right1;
-        tile[ak2 * PITCH + am2] = left2;
-        tile[RIGHT + bk2 * PITCH + bn2] = right2;
-        tile[ak3 * PITCH + am3] = left3;
-        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        tile[ka * PITCH + m4] = left;
+        tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    let part = slice * TILE * TILE + row * TILE + column;
-    tile[part + 0 * TILE] = sum0.x;
-    tile[part + 0 * TILE + TILE / 4] = sum0.y;
-    tile[part + 0 * TILE + TILE / 2] = sum0.z;
-    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
-    tile[part + 1 * TILE] = sum1.x;
-    tile[part + 1 * TILE + TILE / 4] = sum1.y;
-    tile[part + 1 * TILE + TILE / 2] = sum1.z;
-    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
-    tile[part + 2 * TILE] = sum2.x;
-    tile[part + 2 * TILE + TILE / 4] = sum2.y;
-    tile[part + 2 * TILE + TILE / 2] = sum2.z;
-    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
-    tile[part + 3 * TILE] = sum3.x;
-    tile[part + 3 * TILE + TILE / 4] = sum3.y;
-    tile[part + 3 * TILE + TILE / 2] = sum3.z;
-    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    let part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    tile[part] = sum0;
+    tile[part + TILE / 4] = sum1;
+    tile[part + TILE / 2] = sum2;
+    tile[part + TILE / 4 * 3] = sum3;
     workgroupBarrier();
-    for (var s = thread; s < TILE * TILE; s = s + SIZE) {
-        var total = 0.0f;
+    for (var s = thread; s < TILE * TILE / 4; s = s + SIZE) {
+        var total = vec4f(0.0f);
         for (var t = 0; t < SLICES; t++) {
-            total = total + tile[t * TILE * TILE + s];
+            total = total + tile[t * (TILE * TILE / 4) + s];
         }
-        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+        let m = m0 + s / (TILE / 4);
+        let n = n0 + s % (TILE / 4) * 4;
+        store(batch, m, n, total.x);
+        store(batch, m, n + 1, total.y);
+        store(batch, m, n + 2, total.z);
+        store(batch, m, n + 3, total.w);
     }
 }
 
@@ -392,13 +346,13 @@ const TILES_N: i32 = 8;
 const SLICES: i32 = 16;
 const DEPTH: i32 = 4;
 const STEP: i32 = 64;
-const PITCH: i32 = 17;
-const RIGHT: i32 = 1088;
+const PITCH: i32 = 5;
+const RIGHT: i32 = 320;
 const A_M_STEP: i32 = 64;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 16;
-var<workgroup> tile: array<f32, 4096>;
+const B_K_STEP: i32 = 4;
+var<workgroup> tile: array<vec4f, 1024>;
 fn max_f32(x: f32, y: f32) -> f32 {
     if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
     if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
@@ -437,114 +391,68 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let group = i32(id.x + id.y * 24u);
     let thread = i32(index);
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
-    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
+    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
     let batch = group / (TILES_M * TILES_N);
     let m0 = group / TILES_N % TILES_M * TILE;
     let n0 = group % TILES_N * TILE;
     let place = thread % (TILE * TILE / 16);
     let slice = thread / (TILE * TILE / 16);
-    let row = place / (TILE / 4) * 4;
+    let row = place / (TILE / 4);
     let column = place % (TILE / 4);
+    let m4 = thread / A_M_STEP % (TILE / 4);
+    let n4 = thread / B_N_STEP % (TILE / 4);
+    let ka = thread / A_K_STEP % STEP;
+    let kb = thread / B_K_STEP % STEP;
+    let m = m0 + m4 * 4;
+    let n = n0 + n4 * 4;
     var sum0 = vec4f(0.0f);
     var sum1 = vec4f(0.0f);
     var sum2 = vec4f(0.0f);
     var sum3 = vec4f(0.0f);
     for (var k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
-        let am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
-        let ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
-        let bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
-        let bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
-        var left0 = 0.0f;
-        if (m0 + am0 < M && k0 + ak0 < K) {
-            left0 = a(batch, m0 + am0, k0 + ak0);
+        var left = vec4f(0.0f);
+        if (k0 + ka < K) {
+            let k = k0 + ka;
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
         }
-        var right0 = 0.0f;
-        if (n0 + bn0 < N && k0 + bk0 < K) {
-            right0 = b(batch, k0 + bk0, n0 + bn0);
-        }
-        let am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
-        let ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
-        let bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
-        let bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
-        var left1 = 0.0f;
-        if (m0 + am1 < M && k0 + ak1 < K) {
-            left1 = a(batch, m0 + am1, k0 + ak1);
-        }
-        var right1 = 0.0f;
-        if (n0 + bn1 < N && k0 + bk1 < K) {
-            right1 = b(batch, k0 + bk1, n0 + bn1);
-        }
-        let am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
-        let ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
-        let bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
-        let bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
-        var left2 = 0.0f;
-        if (m0 + am2 < M && k0 + ak2 < K) {
-            left2 = a(batch, m0 + am2, k0 + ak2);
-        }
-        var right2 = 0.0f;
-        if (n0 + bn2 < N && k0 + bk2 < K) {
-            right2 = b(batch, k0 + bk2, n0 + bn2);
-        }
-        let am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
-        let ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
-        let bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
-        let bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
-        var left3 = 0.0f;
-        if (m0 + am3 < M && k0 + ak3 < K) {
-            left3 = a(batch, m0 + am3, k0 + ak3);
-        }
-        var right3 = 0.0f;
-        if (n0 + bn3 < N && k0 + bk3 < K) {
-            right3 = b(batch, k0 + bk3, n0 + bn3);
+        var right = vec4f(0.0f);
+        if (k0 + kb < K) {
+            let k = k0 + kb;
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
         }
         if (k0 > 0) {
             for (var k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
-                let i = k * PITCH + row;
-                let j = RIGHT + k * PITCH + column;
-                let b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
-                sum0 = sum0 + tile[i] * b4;
-                sum1 = sum1 + tile[i + 1] * b4;
-                sum2 = sum2 + tile[i + 2] * b4;
-                sum3 = sum3 + tile[i + 3] * b4;
+                let a4 = tile[k * PITCH + row];
+                let b4 = tile[RIGHT + k * PITCH + column];
+                sum0 = sum0 + a4.x * b4;
+                sum1 = sum1 + a4.y * b4;
+                sum2 = sum2 + a4.z * b4;
+                sum3 = sum3 + a4.w * b4;
             }
         }
         workgroupBarrier();
-        tile[ak0 * PITCH + am0] = left0;
-        tile[RIGHT + bk0 * PITCH + bn0] = right0;
-        tile[ak1 * PITCH + am1] = left1;
-        tile[RIGHT + bk1 * PITCH + bn1] = right1;
-        tile[ak2 * PITCH + am2] = left2;
-        tile[RIGHT + bk2 * PITCH + bn2] = right2;
-        tile[ak3 * PITCH + am3] = left3;
-        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        tile[ka * PITCH + m4] = left;
+        tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    let part = slice * TILE * TILE + row * TILE + column;
-    tile[part + 0 * TILE] = sum0.x;
-    tile[part + 0 * TILE + TILE / 4] = sum0.y;
-    tile[part + 0 * TILE + TILE / 2] = sum0.z;
-    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
-    tile[part + 1 * TILE] = sum1.x;
-    tile[part + 1 * TILE + TILE / 4] = sum1.y;
-    tile[part + 1 * TILE + TILE / 2] = sum1.z;
-    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
-    tile[part + 2 * TILE] = sum2.x;
-    tile[part + 2 * TILE + TILE / 4] = sum2.y;
-    tile[part + 2 * TILE + TILE / 2] = sum2.z;
-    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
-    tile[part + 3 * TILE] = sum3.x;
-    tile[part + 3 * TILE + TILE / 4] = sum3.y;
-    tile[part + 3 * TILE + TILE / 2] = sum3.z;
-    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    let part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    tile[part] = sum0;
+    tile[part + TILE / 4] = sum1;
+    tile[part + TILE / 2] = sum2;
+    tile[part + TILE / 4 * 3] = sum3;
     workgroupBarrier();
-    for (var s = thread; s < TILE * TILE; s = s + SIZE) {
-        var total = 0.0f;
+    for (var s = thread; s < TILE * TILE / 4; s = s + SIZE) {
+        var total = vec4f(0.0f);
         for (var t = 0; t < SLICES; t++) {
-            total = total + tile[t * TILE * TILE + s];
+            total = total + tile[t * (TILE * TILE / 4) + s];
         }
-        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+        let m = m0 + s / (TILE / 4);
+        let n = n0 + s % (TILE / 4) * 4;
+        store(batch, m, n, total.x);
+        store(batch, m, n + 1, total.y);
+        store(batch, m, n + 2, total.z);
+        store(batch, m, n + 3, total.w);
     }
 }
 
@@ -659,13 +567,13 @@ const TILES_N: i32 = 2;
 const SLICES: i32 = 16;
 const DEPTH: i32 = 4;
 const STEP: i32 = 64;
-const PITCH: i32 = 17;
-const RIGHT: i32 = 1088;
+const PITCH: i32 = 5;
+const RIGHT: i32 = 320;
 const A_M_STEP: i32 = 64;
 const A_K_STEP: i32 = 1;
 const B_N_STEP: i32 = 1;
-const B_K_STEP: i32 = 16;
-var<workgroup> tile: array<f32, 4096>;
+const B_K_STEP: i32 = 4;
+var<workgroup> tile: array<vec4f, 1024>;
 fn max_f32(x: f32, y: f32) -> f32 {
     if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
     if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
@@ -691,114 +599,68 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let group = i32(id.x + id.y * 2u);
     let thread = i32(index);
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows that follow each other,
-    // columns that are TILE / 4 apart. The next slices are on their way while those in workgroup memory are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
+    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
     let batch = group / (TILES_M * TILES_N);
     let m0 = group / TILES_N % TILES_M * TILE;
     let n0 = group % TILES_N * TILE;
     let place = thread % (TILE * TILE / 16);
     let slice = thread / (TILE * TILE / 16);
-    let row = place / (TILE / 4) * 4;
+    let row = place / (TILE / 4);
     let column = place % (TILE / 4);
+    let m4 = thread / A_M_STEP % (TILE / 4);
+    let n4 = thread / B_N_STEP % (TILE / 4);
+    let ka = thread / A_K_STEP % STEP;
+    let kb = thread / B_K_STEP % STEP;
+    let m = m0 + m4 * 4;
+    let n = n0 + n4 * 4;
     var sum0 = vec4f(0.0f);
     var sum1 = vec4f(0.0f);
     var sum2 = vec4f(0.0f);
     var sum3 = vec4f(0.0f);
     for (var k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
-        let am0 = (thread + 0 * SIZE) / A_M_STEP % TILE;
-        let ak0 = (thread + 0 * SIZE) / A_K_STEP % STEP;
-        let bn0 = (thread + 0 * SIZE) / B_N_STEP % TILE;
-        let bk0 = (thread + 0 * SIZE) / B_K_STEP % STEP;
-        var left0 = 0.0f;
-        if (m0 + am0 < M && k0 + ak0 < K) {
-            left0 = a(batch, m0 + am0, k0 + ak0);
+        var left = vec4f(0.0f);
+        if (k0 + ka < K) {
+            let k = k0 + ka;
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
         }
-        var right0 = 0.0f;
-        if (n0 + bn0 < N && k0 + bk0 < K) {
-            right0 = b(batch, k0 + bk0, n0 + bn0);
-        }
-        let am1 = (thread + 1 * SIZE) / A_M_STEP % TILE;
-        let ak1 = (thread + 1 * SIZE) / A_K_STEP % STEP;
-        let bn1 = (thread + 1 * SIZE) / B_N_STEP % TILE;
-        let bk1 = (thread + 1 * SIZE) / B_K_STEP % STEP;
-        var left1 = 0.0f;
-        if (m0 + am1 < M && k0 + ak1 < K) {
-            left1 = a(batch, m0 + am1, k0 + ak1);
-        }
-        var right1 = 0.0f;
-        if (n0 + bn1 < N && k0 + bk1 < K) {
-            right1 = b(batch, k0 + bk1, n0 + bn1);
-        }
-        let am2 = (thread + 2 * SIZE) / A_M_STEP % TILE;
-        let ak2 = (thread + 2 * SIZE) / A_K_STEP % STEP;
-        let bn2 = (thread + 2 * SIZE) / B_N_STEP % TILE;
-        let bk2 = (thread + 2 * SIZE) / B_K_STEP % STEP;
-        var left2 = 0.0f;
-        if (m0 + am2 < M && k0 + ak2 < K) {
-            left2 = a(batch, m0 + am2, k0 + ak2);
-        }
-        var right2 = 0.0f;
-        if (n0 + bn2 < N && k0 + bk2 < K) {
-            right2 = b(batch, k0 + bk2, n0 + bn2);
-        }
-        let am3 = (thread + 3 * SIZE) / A_M_STEP % TILE;
-        let ak3 = (thread + 3 * SIZE) / A_K_STEP % STEP;
-        let bn3 = (thread + 3 * SIZE) / B_N_STEP % TILE;
-        let bk3 = (thread + 3 * SIZE) / B_K_STEP % STEP;
-        var left3 = 0.0f;
-        if (m0 + am3 < M && k0 + ak3 < K) {
-            left3 = a(batch, m0 + am3, k0 + ak3);
-        }
-        var right3 = 0.0f;
-        if (n0 + bn3 < N && k0 + bk3 < K) {
-            right3 = b(batch, k0 + bk3, n0 + bn3);
+        var right = vec4f(0.0f);
+        if (k0 + kb < K) {
+            let k = k0 + kb;
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
         }
         if (k0 > 0) {
             for (var k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
-                let i = k * PITCH + row;
-                let j = RIGHT + k * PITCH + column;
-                let b4 = vec4f(tile[j], tile[j + TILE / 4], tile[j + TILE / 2], tile[j + TILE / 4 * 3]);
-                sum0 = sum0 + tile[i] * b4;
-                sum1 = sum1 + tile[i + 1] * b4;
-                sum2 = sum2 + tile[i + 2] * b4;
-                sum3 = sum3 + tile[i + 3] * b4;
+                let a4 = tile[k * PITCH + row];
+                let b4 = tile[RIGHT + k * PITCH + column];
+                sum0 = sum0 + a4.x * b4;
+                sum1 = sum1 + a4.y * b4;
+                sum2 = sum2 + a4.z * b4;
+                sum3 = sum3 + a4.w * b4;
             }
         }
         workgroupBarrier();
-        tile[ak0 * PITCH + am0] = left0;
-        tile[RIGHT + bk0 * PITCH + bn0] = right0;
-        tile[ak1 * PITCH + am1] = left1;
-        tile[RIGHT + bk1 * PITCH + bn1] = right1;
-        tile[ak2 * PITCH + am2] = left2;
-        tile[RIGHT + bk2 * PITCH + bn2] = right2;
-        tile[ak3 * PITCH + am3] = left3;
-        tile[RIGHT + bk3 * PITCH + bn3] = right3;
+        tile[ka * PITCH + m4] = left;
+        tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    let part = slice * TILE * TILE + row * TILE + column;
-    tile[part + 0 * TILE] = sum0.x;
-    tile[part + 0 * TILE + TILE / 4] = sum0.y;
-    tile[part + 0 * TILE + TILE / 2] = sum0.z;
-    tile[part + 0 * TILE + TILE / 4 * 3] = sum0.w;
-    tile[part + 1 * TILE] = sum1.x;
-    tile[part + 1 * TILE + TILE / 4] = sum1.y;
-    tile[part + 1 * TILE + TILE / 2] = sum1.z;
-    tile[part + 1 * TILE + TILE / 4 * 3] = sum1.w;
-    tile[part + 2 * TILE] = sum2.x;
-    tile[part + 2 * TILE + TILE / 4] = sum2.y;
-    tile[part + 2 * TILE + TILE / 2] = sum2.z;
-    tile[part + 2 * TILE + TILE / 4 * 3] = sum2.w;
-    tile[part + 3 * TILE] = sum3.x;
-    tile[part + 3 * TILE + TILE / 4] = sum3.y;
-    tile[part + 3 * TILE + TILE / 2] = sum3.z;
-    tile[part + 3 * TILE + TILE / 4 * 3] = sum3.w;
+    let part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    tile[part] = sum0;
+    tile[part + TILE / 4] = sum1;
+    tile[part + TILE / 2] = sum2;
+    tile[part + TILE / 4 * 3] = sum3;
     workgroupBarrier();
-    for (var s = thread; s < TILE * TILE; s = s + SIZE) {
-        var total = 0.0f;
+    for (var s = thread; s < TILE * TILE / 4; s = s + SIZE) {
+        var total = vec4f(0.0f);
         for (var t = 0; t < SLICES; t++) {
-            total = total + tile[t * TILE * TILE + s];
+            total = total + tile[t * (TILE * TILE / 4) + s];
         }
-        store(batch, m0 + s / TILE, n0 + s % TILE, total);
+        let m = m0 + s / (TILE / 4);
+        let n = n0 + s % (TILE / 4) * 4;
+        store(batch, m, n, total.x);
+        store(batch, m, n + 1, total.y);
+        store(batch, m, n + 2, total.z);
+        store(batch, m, n + 3, total.w);
     }
 }
 

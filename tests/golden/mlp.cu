@@ -36,7 +36,7 @@ struct bf16 {
     DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
 };
 
-struct vec4f {
+struct alignas(16) vec4f {
     f32 x, y, z, w;
     DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
     DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
@@ -176,7 +176,141 @@ template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 
 // kernel 0, matmul: hidden
-// {"mat_mul":{"m":100,"n":8,"k":784,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":100,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":784,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":100,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"relu","tf32":false}}
+// 256 invocations, [4, 1, 1] workgroups
+// matmul_split
+constexpr i32 M = 8;
+constexpr i32 K = 784;
+constexpr i32 N = 100;
+constexpr i32 TILES_M = 1;
+constexpr i32 TILES_N = 4;
+constexpr i32 TILE_M = 16;
+constexpr i32 SIZE = 256;
+extern "C" __global__ void __launch_bounds__(256) kernel(const f32* __restrict__ b0, const f32* __restrict__ b1, const f32* __restrict__ b2, f32* __restrict__ b3) {
+    __shared__ __align__(16) f32 tile[9216];
+    const auto a_at = [&](i32 batch, i32 m, i32 k) -> const void* {
+        return b0 + (m * 784 + k);
+    };
+    const auto b_at = [&](i32 batch, i32 k, i32 n) -> const void* {
+        return b1 + (k * 100 + n);
+    };
+const auto a = [&](i32 batch, i32 m, i32 k) -> f32 {
+    return b0[m * 784 + k];
+};
+const auto b = [&](i32 batch, i32 k, i32 n) -> f32 {
+    return b1[k * 100 + n];
+};
+const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
+    if (m < M && n < N) {
+        const auto v0 = value;
+        const auto v1 = b2[n];
+        const auto v2 = v0 + v1;
+        const auto v4 = max_f32(v2, 0.0f);
+        b3[m * 100 + n] = v4;
+    }
+};
+    const i32 group = blockIdx.x + blockIdx.y * 4u;
+    const i32 thread = threadIdx.x;
+    // Products of few tiles, of f32 that lies 16 bytes at a time. Each warp sums its share of the inner axis for all of a tile of TILE_M x 32,
+    // TILE_M / 4 x 4 per lane: STEP slices at a time, which pass through workgroup memory of its own, where two of three stages are on
+    // their way while one is used. Warps wait for each other at the end alone, where what they have summed is added. Where 16 bytes of a line
+    // stand in a stage depends on the line, so that what eight lanes read at once is spread over all banks.
+    constexpr i32 TILE_N = 32, STEP = 8, STAGES = 3, STAGE = (TILE_M + TILE_N) * STEP, TEAMS = SIZE / 32, ROW = TILE_M / 4;
+    const i32 batch = group / (TILES_M * TILES_N);
+    const i32 m0 = group / TILES_N % TILES_M * TILE_M;
+    const i32 n0 = group % TILES_N * TILE_N;
+    const i32 lane = thread % 32;
+    const i32 row = lane / 8;
+    const i32 column = lane % 8;
+    f32* const own = tile + thread / 32 * STAGES * STAGE;
+    const auto along_k = [](i32 line, i32 k) { return line * STEP + (k / 4 ^ line / 4) % 2 * 4; };
+    const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + n; };
+    const auto place_b = [&](i32 piece) { return at_b(piece * 4 + lane / 8, lane % 8 * 4); };
+    // What a lane sends of each operand: where from, and how many slices of the inner axis it still has.
+    constexpr i32 LEFT = TILE_M / 16, RIGHT = TILE_N / 16;
+    const char* from[LEFT + RIGHT];
+    i32 left[LEFT + RIGHT];
+    const i32 first = thread / 32 * STEP;
+    #pragma unroll
+    for (i32 p = 0; p < LEFT; p++) {
+        const i32 m = m0 + p * 16 + lane / 2;
+        from[p] = (const char*)a_at(batch, m < M ? m : 0, 0) + (first + lane % 2 * 4) * 4;
+        left[p] = m < M ? K - first - lane % 2 * 4 : 0;
+    }
+    const i64 b_step = (const char*)b_at(batch, 1, 0) - (const char*)b_at(batch, 0, 0);
+    #pragma unroll
+    for (i32 p = 0; p < RIGHT; p++) {
+        const i32 k = first + p * 4 + lane / 8;
+        const i32 n = n0 + lane % 8 * 4;
+        from[LEFT + p] = (const char*)b_at(batch, 0, n < N ? n : 0) + k * b_step;
+        left[LEFT + p] = n < N ? K - k : 0;
+    }
+    const auto fetch = [&](f32* stage) {
+        #pragma unroll
+        for (i32 p = 0; p < LEFT + RIGHT; p++) {
+            const i32 place = p < LEFT ? along_k(p * 16 + lane / 2, lane % 2 * 4) : place_b(p - LEFT);
+            send(stage + place, from[p], left[p] > 0);
+            from[p] += TEAMS * STEP * (p < LEFT ? 4 : b_step);
+            left[p] -= TEAMS * STEP;
+        }
+    };
+    f32 sum[ROW][4];
+    #pragma unroll
+    for (i32 i = 0; i < ROW * 4; i++) {
+        sum[i / 4][i % 4] = 0.0f;
+    }
+    #pragma unroll
+    for (i32 s = 0; s < STAGES - 1; s++) {
+        fetch(own + s * STAGE);
+        post();
+    }
+    i32 used = 0;
+    for (i32 k0 = 0; k0 < K; k0 += TEAMS * STEP) {
+        arrive<STAGES - 2>();
+        __syncwarp();
+        if (k0 + (STAGES - 1) * TEAMS * STEP < K) {
+            fetch(own + (used + STAGES - 1) % STAGES * STAGE);
+        }
+        post();
+        const f32* const stage = own + used * STAGE;
+        used = (used + 1) % STAGES;
+        #pragma unroll
+        for (i32 k = 0; k < STEP; k += 4) {
+            wide<f32, 4> y[4];
+            #pragma unroll
+            for (i32 v = 0; v < 4; v++) {
+                y[v] = read<f32, 4>(stage + at_b(k + v, column * 4));
+            }
+            #pragma unroll
+            for (i32 i = 0; i < ROW; i++) {
+                const auto x = read<f32, 4>(stage + along_k(i * 4 + row, k));
+                #pragma unroll
+                for (i32 v = 0; v < 4; v++) {
+                    #pragma unroll
+                    for (i32 j = 0; j < 4; j++) {
+                        sum[i][j] += x.v[v] * y[v].v[j];
+                    }
+                }
+            }
+        }
+    }
+    arrive();
+    __syncthreads();
+    #pragma unroll
+    for (i32 i = 0; i < ROW * 4; i++) {
+        const i32 n = column * 4 + i % 4;
+        tile[(thread / 32 * TILE_M + i / 4 * 4 + row) * TILE_N + n] = sum[i / 4][i % 4];
+    }
+    __syncthreads();
+    #pragma unroll
+    for (i32 s = thread; s < TILE_M * TILE_N; s += SIZE) {
+        f32 total = 0.0f;
+        #pragma unroll
+        for (i32 t = 0; t < TEAMS; t++) {
+            total += tile[t * TILE_M * TILE_N + s];
+        }
+        store(batch, m0 + s / TILE_N, n0 + s % TILE_N, total);
+    }
+}
 
 // kernel 1, matmul: scores
 // {"mat_mul":{"m":10,"n":8,"k":100,"batch":1,"a":{"slot":1,"dtype":"f32","offset":0,"transposed":false,"leading":10,"stride":0},"b":{"slot":0,"dtype":"f32","offset":0,"transposed":false,"leading":100,"stride":0},"d":{"slot":3,"dtype":"f32","offset":0,"transposed":false,"leading":10,"stride":0},"alpha":1.0,"bias":{"slot":2,"offset":0},"activation":"none","tf32":false}}

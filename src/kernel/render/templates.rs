@@ -131,11 +131,10 @@ impl Module<'_> {
             let mut right = beside.clone().chain([1]);
             right.all(|slot| self.access(slot).shape[axis] == 1 || self.access(slot).strides[axis] == 0)
         };
-        // What multiprocessors of CUDA devices read again comes from their caches; tiles on tensor cores want to be full.
-        match self.dialect == Dialect::Wgsl || self.storage[0].size() == 2 {
-            true => (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch),
-            false => batch,
-        }
+        let first = (0..batch).rev().take_while(|&axis| still(axis)).last().unwrap_or(batch);
+        // The right operand of a few rows comes from the caches of CUDA devices; more workgroups ask for it sooner.
+        let few = self.kernel.shape[first..=batch].iter().product::<usize>() <= THIN;
+        if self.dialect == Dialect::Cuda && self.storage[0].size() > 2 && few { batch } else { first }
     }
 
     pub(super) fn matmul(&mut self) -> Launch {
@@ -193,22 +192,36 @@ impl Module<'_> {
             None if swap => !dense(0, rank - 2),
             None => !dense(1, rank - 1) && dense(1, rank - 2),
         };
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k, Some([&spaces[0], &spaces[1]]))
+        // What lies 16 bytes at a time can be sent to workgroup memory by instructions of compute capability 8.0.
+        let lie = match self.storage[0].size() {
+            2 => ["A_WIDE", "B_WIDE"].iter().all(|flag| self.flags.contains(flag)),
+            _ => self.split_operands(a_along_k, b_along_k),
+        };
+        let sent = lie && !swap && self.dialect == Dialect::Cuda && self.target.compute >= 80;
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, sent.then_some([&spaces[0], &spaces[1]]))
+    }
+
+    /// Whether both operands of a product are `f32` as they lie in memory, 16 bytes at a time, the left one along the inner axis.
+    fn split_operands(&self, a_along_k: bool, b_along_k: bool) -> bool {
+        let last = self.kernel.shape.len() - 1;
+        let plain = |slot: usize| self.storage[slot] == F32 && self.kernel.prologue(slot).is_none();
+        let lies = |slot: usize, axis: usize| plain(slot) && self.lies(slot, axis, 4);
+        a_along_k && lies(0, last) && lies(1, if b_along_k { last - 1 } else { last })
     }
 
     /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
-    /// where they lie in memory as they are multiplied.
+    /// where those can be sent to workgroup memory, 16 bytes at a time.
     fn product(
         &mut self,
         mut space: Space,
         [batch, m, k, n]: [usize; 4],
         a_k: bool,
         b_k: bool,
-        operands: Option<[&Space; 2]>,
+        sent: Option<[&Space; 2]>,
     ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
-        let wide = self.tile(batch, m, n, k);
+        let wide = self.tile([batch, m, k, n], sent.is_some());
         let core = if wide == Some(Tile::Plain(F64)) { F64 } else { F32 };
         self.store(&space, Some(core), Some("m < M && n < N"), &[])?;
         [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
@@ -224,7 +237,7 @@ impl Module<'_> {
         }
         let tiles = |tm: usize, tn: usize| m.div_ceil(tm) * n.div_ceil(tn);
         if let Some(tile) = wide {
-            return self.tiled(tile, [batch, m, n], [a_k, b_k], operands);
+            return self.tiled(tile, [batch, m, n], [a_k, b_k], sent);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
         if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
@@ -249,8 +262,8 @@ impl Module<'_> {
             // Sixteen teams where larger tiles would leave much of a large device idle.
             let (tile, depth) = if batch * tiles(32, 32) >= 128 { (32, 8) } else { (16, 4) };
             let slices = 256 * 16 / (tile * tile);
-            let (step, pitch) = (slices * depth, tile + 1);
-            let along = |inner: bool| if inner { (step, 1) } else { (1, tile) };
+            let (step, pitch) = (slices * depth, tile / 4 + 1);
+            let along = |inner: bool| if inner { (step, 1) } else { (1, tile / 4) };
             let ((am, ak), (bn, bk)) = (along(a_k), along(b_k));
             let constants = [
                 ("TILE", tile),
@@ -267,9 +280,7 @@ impl Module<'_> {
                 ("B_K_STEP", bk),
             ];
             constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.lists.insert("load", vec![Vec::new(); tile * step / 256]);
-            self.lists.insert("row", vec![Vec::new(); 4]);
-            self.shared.push(("tile", F32, (2 * step * pitch).max(slices * tile * tile)));
+            self.shared.push(("tile", Vec4, (2 * step * pitch).max(slices * tile * tile / 4)));
             return Ok(("matmul_deep", 256, (batch * tiles(tile, tile)) as u64));
         }
         let (tile_m, tile_n) = match () {

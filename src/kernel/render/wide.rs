@@ -8,6 +8,7 @@ use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
 use crate::expr::{Body, Code};
 use crate::kernel::RowFold;
+use crate::kernel::library::{SPLIT_TILE, few_tiles};
 use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,6 +78,8 @@ fn indexed(body: &Body) -> bool {
 pub(super) enum Tile {
     /// With 8 by 8 sums of this type per invocation.
     Plain(Type),
+    /// In tiles of this many rows, whose inner axis warps share.
+    Split(usize),
     /// On tensor cores, in tiles of this many rows and columns, from elements of this type.
     Halves(usize, Type),
 }
@@ -87,8 +90,8 @@ pub(super) fn matrix([first, second]: [&'static str; 2]) -> [(&'static str, Type
 }
 
 impl Module<'_> {
-    /// Whether a product is large enough for CUDA's tiles.
-    pub(super) fn tile(&self, batch: usize, m: usize, n: usize, k: usize) -> Option<Tile> {
+    /// The tiles of CUDA for a product, `sent` if its operands lie 16 bytes at a time.
+    pub(super) fn tile(&self, [batch, m, k, n]: [usize; 4], sent: bool) -> Option<Tile> {
         let tiles = |size: usize| batch * m.div_ceil(size) * n.div_ceil(size);
         let element = self.storage[0];
         if self.dialect != Dialect::Cuda || m <= THIN || n <= THIN {
@@ -99,6 +102,10 @@ impl Module<'_> {
                 Some(Tile::Halves(if tiles(128) >= 96 { 128 } else { 64 }, element))
             }
             F64 if m > 16 && n > 16 => Some(Tile::Plain(F64)),
+            F32 if sent && few_tiles(tiles(SPLIT_TILE) as u64, &self.target) => {
+                let full = m > 16 && tiles(SPLIT_TILE) >= self.target.multiprocessors as usize;
+                Some(Tile::Split(if full { SPLIT_TILE } else { SPLIT_TILE / 2 }))
+            }
             _ if tiles(128) >= 96 => Some(Tile::Plain(self.value[0])),
             _ => None,
         }
@@ -165,19 +172,21 @@ impl Module<'_> {
         tile: Tile,
         [batch, m, n]: [usize; 3],
         [a_k, b_k]: [bool; 2],
-        operands: Option<[&Space; 2]>,
+        sent: Option<[&Space; 2]>,
     ) -> Result<(&'static str, u32, u64), String> {
-        // What lies 16 bytes at a time can be sent to workgroup memory by instructions of compute capability 8.0.
-        let wide = ["A_WIDE", "B_WIDE"].iter().all(|flag| self.flags.contains(flag));
-        let sent = operands.filter(|_| matches!(tile, Tile::Halves(..)) && wide && self.target.compute >= 80);
         let (rows, columns) = match tile {
             Tile::Plain(_) => (128, 128),
+            Tile::Split(rows) => (rows, SPLIT_TILE),
             Tile::Halves(size, _) => (if sent.is_some() && m <= 64 { 64 } else { size }, size),
         };
         let (tiles_m, tiles_n) = (m.div_ceil(rows), n.div_ceil(columns));
         self.int("TILES_M", tiles_m as isize);
         self.int("TILES_N", tiles_n as isize);
         let groups = (batch * tiles_m * tiles_n) as u64;
+        if let Some([a, b]) = sent.filter(|_| !matches!(tile, Tile::Plain(_))) {
+            self.address_function("a_at", 0, a, ["m", "k"]);
+            self.address_function("b_at", 1, b, ["k", "n"]);
+        }
         match tile {
             Tile::Plain(ty) => {
                 self.declarations.push(format!("typedef {} value;", ty.name()));
@@ -190,6 +199,14 @@ impl Module<'_> {
                 self.shared.push(("tile_b", ty, 2 * 8 * 132));
                 Ok(("matmul_tile", 256, groups))
             }
+            Tile::Split(_) => {
+                self.int("TILE_M", rows as isize);
+                if !b_k {
+                    self.flags.push("B_ROWS");
+                }
+                self.shared.push(("tile", F32, 8 * (rows + columns).saturating_mul(3 * 8).max(rows * columns)));
+                Ok(("matmul_split", 256, groups))
+            }
             Tile::Halves(_, element) => {
                 self.declarations.push(format!("typedef {} element;", element.name()));
                 self.int("TILE_M", rows as isize);
@@ -197,9 +214,7 @@ impl Module<'_> {
                 if !b_k {
                     self.flags.push("B_ROWS");
                 }
-                if let Some([a, b]) = sent {
-                    self.address_function("a_at", 0, a, ["m", "k"]);
-                    self.address_function("b_at", 1, b, ["k", "n"]);
+                if sent.is_some() {
                     let stages = 3 * (rows + columns) * 32;
                     let sums = 2 * (rows / 2) * (columns + 8);
                     self.shared.push(("tile", element, stages.max(sums)));
