@@ -30,8 +30,12 @@ pub fn run(graph: &mut Graph, chunks: usize) -> Result<()> {
     }
     let order = graph.order()?;
     let Some((region, chunks)) = chosen(graph, &order, chunks)? else {
-        let what = "nothing can be computed in chunks: no operator computes the elements of its inputs' outermost axis one by one";
-        return Err(Error::Usage(what.into()));
+        let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
+        let inputs = inputs.collect::<Vec<_>>().join(", ");
+        return Err(Error::Usage(format!(
+            "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
+             those of a batch, found {inputs}; bind a larger batch, or do without chunks"
+        )));
     };
     tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), "in chunks");
     *graph = Chunking::new(graph, &region, chunks).build(&order)?;
