@@ -697,6 +697,9 @@ fn chunks_are_a_flag() {
     );
     assert!(refused.err.contains("'batch' up to 1 and above it"), "{}", refused.err);
     fails(&[&["plan"], digits, &["--chunks", "0"]], &[]);
+    let one: &[&str] = &["plan", digits[0], "--set", "batch=1"];
+    fails(&[one, chunks], &["nothing can be computed in chunks", "found 'image' f32[1,1,8,8]; bind a larger batch"]);
+    assert_eq!(ok(&[one, &["--advise"]]).matches("no help: chunks").count(), 1);
 }
 
 #[test]

@@ -16,8 +16,9 @@ use plimsoll::graph::Graph;
 use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::op::{Fact, ValueId};
+use plimsoll::pass::{self, chunk};
 use plimsoll::target::{Libraries, Target};
-use plimsoll::{Limits, ops, pass, plan};
+use plimsoll::{Limits, ops, plan};
 use std::collections::BTreeMap;
 
 /// Kernels per program: many enough that a program's fixed cost does not count, few enough that threads share the work.
@@ -39,9 +40,9 @@ fn collect(name: &str, kernels: &[Kernel], into: &mut BTreeMap<String, String>) 
     }
 }
 
-fn planned(name: &str, graph: &mut Graph, into: &mut BTreeMap<String, String>) {
-    let planned =
-        pass::run(graph, &target(), true).and_then(|()| plan::plan(graph, &target(), &Limits { memory: None }));
+fn planned(name: &str, graph: &mut Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
+    let passed = pass::run(graph, &target(), true).and_then(|()| chunk::run(graph, chunks));
+    let planned = passed.and_then(|()| plan::plan(graph, &target(), &Limits { memory: None }));
     collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, into);
 }
 
@@ -71,14 +72,14 @@ fn texts() -> BTreeMap<String, String> {
             for port in 0..graph.node(node).outputs.len() as u32 {
                 graph.output(format!("y{port}"), ValueId { node, port });
             }
-            planned(&name, &mut graph, &mut texts);
+            planned(&name, &mut graph, 1, &mut texts);
         }
     }
     for case in kernels::cases() {
         collect(&case.name, &[case.kernel], &mut texts);
     }
     for (file, dims) in graphs::GRAPHS {
-        planned(file, &mut graphs::import(file, dims), &mut texts);
+        (1..=2).for_each(|chunks| planned(file, &mut graphs::import(file, dims), chunks, &mut texts));
     }
     texts
 }

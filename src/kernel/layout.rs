@@ -139,13 +139,23 @@ pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
+/// The matrices of an access without the batch axes along which they are repeated.
+pub fn unrepeated(access: &Access) -> Access {
+    let batch = access.shape.len().saturating_sub(2);
+    let moves = |k: &usize| *k >= batch || access.strides[*k] != 0;
+    let kept: Vec<usize> = (0..access.shape.len()).filter(moves).collect();
+    access.permute(&kept)
+}
+
 /// Whether two kernels want the same bytes of a constant operand that is packed for both.
 pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
+    if a.template == Template::MatMul {
+        let form =
+            |kernel: &Kernel| kernel.reads.get(operand).map(|read| (read.dtype, read.packed, unrepeated(&read.access)));
+        return a.template == b.template && form(a) == form(b);
+    }
     if a.reads.get(operand) != b.reads.get(operand) {
         return false;
-    }
-    if a.template == Template::MatMul {
-        return a.template == b.template;
     }
     let weights = |kernel: &Kernel| {
         let windowed = Windowed::new(kernel).ok()?;

@@ -32,8 +32,8 @@ pub struct Attention {
     pub nodes: HashSet<u32>,
 }
 
-/// The attention that ends in a matrix product, if nothing else reads what it computes on the way and a kernel of it pays on this family.
-pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> {
+/// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
+pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let named = |value: ValueId, name: &str| {
         let node = graph.node(value.node);
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
@@ -117,13 +117,6 @@ pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> 
     }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
     let closed = members.into_iter().all(|value| inside(value, &nodes));
-    // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them. Where nothing else
-    // reads the copies there are none, and CUDA's kernel reads each key once for all its queries.
-    let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
-    let copied = [graph.operands(products?)[1]?, values].into_iter().any(copied);
-    if !graph.choices().pays("attend", sink, !copied || space[rank - 2] >= result[rank - 1]) {
-        return None;
-    }
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
     let half = matches!(multiplied, DType::F16 | DType::BF16);
     let same_type = scored == multiplied || half && scored == DType::F32;
@@ -150,6 +143,16 @@ fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
 }
 
 impl Attention {
+    /// Whether one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
+    /// scores are smaller than one of them. Where nothing else reads the copies there are none: CUDA's kernel reads each key once for all
+    /// its queries.
+    pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
+        let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
+        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
+        let result = &graph.node(sink).outputs[0].fact.shape;
+        !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
+    }
+
     /// The values that the scores are made of beside the product, each once.
     pub fn further(&self, graph: &Graph) -> HashSet<ValueId> {
         let maps = self

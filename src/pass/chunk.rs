@@ -30,8 +30,12 @@ pub fn run(graph: &mut Graph, chunks: usize) -> Result<()> {
     }
     let order = graph.order()?;
     let Some((region, chunks)) = chosen(graph, &order, chunks)? else {
-        let what = "nothing can be computed in chunks: no operator computes the elements of its inputs' outermost axis one by one";
-        return Err(Error::Usage(what.into()));
+        let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
+        let inputs = inputs.collect::<Vec<_>>().join(", ");
+        return Err(Error::Usage(format!(
+            "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
+             those of a batch, found {inputs}; bind a larger batch, or do without chunks"
+        )));
     };
     tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), "in chunks");
     *graph = Chunking::new(graph, &region, chunks).build(&order)?;
@@ -61,10 +65,9 @@ fn chosen(graph: &Graph, order: &[u32], chunks: usize) -> Result<Option<(Region,
     let mut region = Region { units, nodes: BTreeMap::new() };
     for &id in order.iter().filter(|&&id| graph.node(id).op().is_some()) {
         let axis = own.as_ref().and_then(|(_, region)| Some(region.nodes.get(&id)?.axis as u32));
-        let axis = choices.take("in chunks", id, axis, |axis| part(graph, id, axis as usize, units).is_some());
-        let mapped =
-            axis.and_then(|axis| Some(Mapped { axis: axis as usize, part: part(graph, id, axis as usize, units)? }));
-        region.nodes.extend(mapped.map(|mapped| (id, mapped)));
+        let mapped = |axis: u32| Mapped::new(graph, id, axis as usize, units);
+        let axis = choices.take("in chunks", id, axis, |axis| mapped(axis).is_some());
+        region.nodes.extend(axis.and_then(mapped).map(|mapped| (id, mapped)));
     }
     // The first ones are larger by one unit where the number of chunks does not divide that of the units.
     let start = |chunk: usize| chunk * (units / count) + chunk.min(units % count);
@@ -101,6 +104,16 @@ struct Mapped {
     part: Part,
 }
 
+impl Mapped {
+    /// Along this axis, which falls into so many units, if the node's row says how.
+    fn new(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Mapped> {
+        let (node, operands) = (graph.node(id), graph.operands(id));
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+        let part = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.part(axis, units)?;
+        Some(Mapped { axis, part })
+    }
+}
+
 /// Nodes that are computed in chunks.
 struct Region {
     /// How many equal units each of their axes falls into; a chunk has some of them.
@@ -122,6 +135,8 @@ impl Region {
             region.nodes.extend(found.map(|mapped| (id, mapped)));
         }
         region.keep_groups(graph, order);
+        region.add_sources(graph, order);
+        region.keep_groups(graph, order);
         region.release_views(graph, order);
         region
     }
@@ -132,11 +147,11 @@ impl Region {
         let rank = graph.node(id).outputs.first()?.fact.shape.len();
         let axis_of = |v: ValueId| inputs.get(&v).copied().or_else(|| Some(self.nodes.get(&v.node)?.axis));
         let ways = (0..rank).filter_map(|axis| {
-            let part = part(graph, id, axis, self.units)?;
-            let reads = operands.iter().zip(&part.inputs).filter_map(|(v, along)| Some(((*v)?, (*along)?)));
+            let mapped = Mapped::new(graph, id, axis, self.units)?;
+            let reads = operands.iter().zip(&mapped.part.inputs).filter_map(|(v, along)| Some(((*v)?, (*along)?)));
             let bytes =
                 reads.filter(|&(v, along)| axis_of(v) == Some(along)).map(|(v, _)| bytes(graph, v)).sum::<u64>();
-            (bytes > 0).then_some((bytes, Mapped { axis, part }))
+            (bytes > 0).then_some((bytes, mapped))
         });
         ways.max_by_key(|(bytes, mapped)| (*bytes, Reverse(mapped.axis))).map(|(_, mapped)| mapped)
     }
@@ -162,6 +177,25 @@ impl Region {
         let grouped = order.iter().filter(|&&id| group(id).is_some());
         let broken: BTreeSet<_> = grouped.filter(broken).map(|&id| group(id)).collect();
         self.nodes.retain(|&id, _| !broken.contains(&group(id)));
+    }
+
+    /// Adds what no chunk of an input goes into, but of which nothing is read beside chunks: embeddings of constants, masks.
+    fn add_sources(&mut self, graph: &Graph, order: &[u32]) {
+        // Per value that is read, the one axis along which all read chunks of it.
+        let mut axes: HashMap<ValueId, Option<usize>> = graph.outputs().iter().map(|(_, v)| (*v, None)).collect();
+        for &id in order.iter().rev() {
+            let axis = axes.get(&ValueId { node: id, port: 0 }).copied().flatten();
+            if let (Some(axis), false) = (axis, self.nodes.contains_key(&id)) {
+                let found = Mapped::new(graph, id, axis, self.units);
+                self.nodes.extend(found.map(|mapped| (id, mapped)));
+            }
+            let along = self.nodes.get(&id).map(|mapped| &mapped.part.inputs);
+            for (slot, value) in graph.operands(id).into_iter().enumerate() {
+                let axis = along.and_then(|along| along[slot]);
+                let known = value.map(|value| axes.entry(value).or_insert(axis));
+                known.into_iter().filter(|known| **known != axis).for_each(|known| *known = None);
+            }
+        }
     }
 
     /// Leaves out views that are wanted as a whole and cost nothing as such.
@@ -214,14 +248,6 @@ impl Region {
 fn bytes(graph: &Graph, value: ValueId) -> u64 {
     let fact = graph.fact(value);
     (fact.shape.numel() * fact.dtype.size()) as u64
-}
-
-/// How a node makes a part of its output along an axis, if it does.
-fn part(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Part> {
-    let node = graph.node(id);
-    let operands = graph.operands(id);
-    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-    Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.part(axis, units)
 }
 
 /// The graph with a region in chunks, as it grows.

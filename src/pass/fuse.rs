@@ -100,7 +100,10 @@ impl Fuser<'_> {
 
     /// Makes a group of the attention that ends in a node, if one does.
     fn attend(&mut self, sink: u32) {
-        let Some(attention) = attention::ending_in(self.graph, sink, self.family) else { return };
+        let Some(attention) = attention::ending_in(self.graph, sink) else { return };
+        if !self.graph.choices().pays("attend", sink, attention.pays(self.graph, sink, self.family)) {
+            return;
+        }
         let free = attention.nodes.iter().all(|n| !self.groups.contains_key(n));
         if free && 3 + attention.further(self.graph).len() <= self.max_reads {
             self.seal(&attention.nodes.into_iter().collect::<Vec<_>>());

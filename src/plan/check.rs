@@ -15,6 +15,7 @@ use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Template, layout};
+use crate::shape::Access;
 use crate::target::Memory;
 use kernel::{Needs, Touch, is_countable, stores};
 use lanes::Clock;
@@ -42,6 +43,13 @@ type Verdict<T = ()> = std::result::Result<T, String>;
 
 fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(what()) }
+}
+
+/// Which elements a packed product holds: where they begin, and the axes along which they move, the matrix's own among them.
+fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
+    let axes = access.shape.iter().copied().zip(access.strides.iter().copied()).enumerate();
+    let held = axes.filter(|(k, (_, stride))| *stride != 0 || k + 2 >= access.shape.len());
+    (access.offset, held.map(|(_, axis)| axis).collect())
 }
 
 struct Checker<'a> {
@@ -391,8 +399,13 @@ impl<'a> Checker<'a> {
             })?;
             let layout = |(k, o): (usize, usize)| {
                 let packed = &plan.kernels[k];
-                let space = kernel.template == Template::MatMul || packed.shape == kernel.shape;
-                o == i && space && packed.template == kernel.template && packed.reads[o] == *operand
+                let same = match kernel.template {
+                    // A matrix that is repeated is packed once.
+                    Template::MatMul => packs(&packed.reads[o].access) == packs(&operand.access),
+                    // Weights are packed for what they slide over, not for how many of these there are.
+                    _ => packed.reads[o] == *operand && packed.shape.get(1..) == kernel.shape.get(1..),
+                };
+                o == i && same && packed.template == kernel.template && packed.reads[o].dtype == operand.dtype
             };
             let fits = match self.packed[b] {
                 Some(at) => operand.packed && layout(at),

@@ -865,7 +865,7 @@ impl Lowering<'_> {
     /// Makes one kernel of an attention.
     fn attention(&mut self, nodes: &[u32], sink: u32) -> Result<()> {
         let graph = self.graph;
-        let found = attention::ending_in(graph, sink, self.target.family);
+        let found = attention::ending_in(graph, sink);
         let found = found.ok_or_else(|| graph.node(sink).error("a group of two products is an attention"))?;
         let value = ValueId { node: sink, port: 0 };
         let values = graph.operands(sink)[1].expect("a product has two operands");
@@ -1247,9 +1247,12 @@ impl Lowering<'_> {
             let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
             let constant = self.draft.constants[at].constant.clone();
             let read = &mut kernel.reads[operand];
-            // A window's weights are packed for the image they slide over.
-            let space = if kernel.template == Template::MatMul { None } else { Some(&kernel.shape) };
-            let layout = format!("{operand} {:?} {:?} {space:?}", read.access, kernel.template);
+            // A window's weights are packed for the image they slide over, a product's matrices once each.
+            let (access, space) = match kernel.template {
+                Template::MatMul => (layout::unrepeated(&read.access), None),
+                _ => (read.access.clone(), kernel.shape.get(1..)),
+            };
+            let layout = format!("{operand} {access:?} {:?} {space:?}", kernel.template);
             let key = (Arc::as_ptr(&constant), Some(layout));
             read.packed = true;
             *slot = match self.constants.get(&key) {

@@ -133,6 +133,8 @@ fn remedies(advice: &Advice) -> String {
     }
     let table = table.to_string();
     let mut text = if table.is_empty() { String::new() } else { format!("what would help\n{table}") };
+    // What is offered in several sizes may fail for one reason.
+    vain.dedup();
     for line in vain {
         text += &format!("no help: {line}\n");
     }
