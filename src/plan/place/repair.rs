@@ -250,3 +250,22 @@ fn lightest(offsets: impl Iterator<Item = u64>, size: u64, near: &[Near], ends: 
     };
     offsets.map(weigh).min().unwrap_or(((u32::MAX, 0), 0))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Item;
+    use super::super::effort::Effort;
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_lowered_by_a_unit_is_given_up() {
+        let item = |size| Item { lower: 0, upper: 1, size, align: 1 };
+        let problem = Problem::new(vec![item(2), item(3)], 1).unwrap();
+        let time = Timeline::new(&problem);
+        let mut repair = Repair::new(&problem, &time, vec![0, 2], 0..1);
+        let mut meter = Meter::new(Effort::Steps(1_000_000));
+        assert!(!repair.lower(4, 10_000, u64::MAX, &mut meter));
+        assert!(!meter.is_over(), "{}", meter.spent());
+        assert_eq!(repair.offsets, [0, 2]);
+    }
+}
