@@ -341,8 +341,9 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const i32 group = blockIdx.x + blockIdx.y * 64u;
     const i32 thread = threadIdx.x;
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
-    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows and columns that are TILE / 4 apart, so that
+    // neighbours read and write neighbours. Slices pass through workgroup memory as vectors of four rows, or of four columns; the next ones
+    // are on their way while those are summed.
     const auto batch = group / (TILES_M * TILES_N);
     const auto m0 = group / TILES_N % TILES_M * TILE;
     const auto n0 = group % TILES_N * TILE;
@@ -354,8 +355,8 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const auto n4 = thread / B_N_STEP % (TILE / 4);
     const auto ka = thread / A_K_STEP % STEP;
     const auto kb = thread / B_K_STEP % STEP;
-    const auto m = m0 + m4 * 4;
-    const auto n = n0 + n4 * 4;
+    const auto m = m0 + m4;
+    const auto n = n0 + n4;
     auto sum0 = vec4f(0.0f);
     auto sum1 = vec4f(0.0f);
     auto sum2 = vec4f(0.0f);
@@ -364,12 +365,12 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
         auto left = vec4f(0.0f);
         if (k0 + ka < K) {
             const auto k = k0 + ka;
-            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + TILE / 4, M - 1), k), a(batch, min(m + TILE / 2, M - 1), k), a(batch, min(m + TILE / 4 * 3, M - 1), k));
         }
         auto right = vec4f(0.0f);
         if (k0 + kb < K) {
             const auto k = k0 + kb;
-            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + TILE / 4, N - 1)), b(batch, k, min(n + TILE / 2, N - 1)), b(batch, k, min(n + TILE / 4 * 3, N - 1)));
         }
         if (k0 > 0) {
             for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
@@ -386,11 +387,11 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
         tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    const auto part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    const auto part = (slice * TILE + row) * (TILE / 4) + column;
     tile[part] = sum0;
-    tile[part + TILE / 4] = sum1;
-    tile[part + TILE / 2] = sum2;
-    tile[part + TILE / 4 * 3] = sum3;
+    tile[part + TILE * TILE / 16] = sum1;
+    tile[part + TILE * TILE / 8] = sum2;
+    tile[part + TILE * TILE / 16 * 3] = sum3;
     workgroupBarrier();
     for (auto s = thread; s < TILE * TILE / 4; s = s + SIZE) {
         auto total = vec4f(0.0f);
@@ -398,11 +399,11 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
             total = total + tile[t * (TILE * TILE / 4) + s];
         }
         const auto m = m0 + s / (TILE / 4);
-        const auto n = n0 + s % (TILE / 4) * 4;
+        const auto n = n0 + s % (TILE / 4);
         store(batch, m, n, total.x);
-        store(batch, m, n + 1, total.y);
-        store(batch, m, n + 2, total.z);
-        store(batch, m, n + 3, total.w);
+        store(batch, m, n + TILE / 4, total.y);
+        store(batch, m, n + TILE / 2, total.z);
+        store(batch, m, n + TILE / 4 * 3, total.w);
     }
 }
 
@@ -544,8 +545,9 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const i32 group = blockIdx.x + blockIdx.y * 24u;
     const i32 thread = threadIdx.x;
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
-    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows and columns that are TILE / 4 apart, so that
+    // neighbours read and write neighbours. Slices pass through workgroup memory as vectors of four rows, or of four columns; the next ones
+    // are on their way while those are summed.
     const auto batch = group / (TILES_M * TILES_N);
     const auto m0 = group / TILES_N % TILES_M * TILE;
     const auto n0 = group % TILES_N * TILE;
@@ -557,8 +559,8 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     const auto n4 = thread / B_N_STEP % (TILE / 4);
     const auto ka = thread / A_K_STEP % STEP;
     const auto kb = thread / B_K_STEP % STEP;
-    const auto m = m0 + m4 * 4;
-    const auto n = n0 + n4 * 4;
+    const auto m = m0 + m4;
+    const auto n = n0 + n4;
     auto sum0 = vec4f(0.0f);
     auto sum1 = vec4f(0.0f);
     auto sum2 = vec4f(0.0f);
@@ -567,12 +569,12 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
         auto left = vec4f(0.0f);
         if (k0 + ka < K) {
             const auto k = k0 + ka;
-            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + TILE / 4, M - 1), k), a(batch, min(m + TILE / 2, M - 1), k), a(batch, min(m + TILE / 4 * 3, M - 1), k));
         }
         auto right = vec4f(0.0f);
         if (k0 + kb < K) {
             const auto k = k0 + kb;
-            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + TILE / 4, N - 1)), b(batch, k, min(n + TILE / 2, N - 1)), b(batch, k, min(n + TILE / 4 * 3, N - 1)));
         }
         if (k0 > 0) {
             for (auto k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
@@ -589,11 +591,11 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
         tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    const auto part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    const auto part = (slice * TILE + row) * (TILE / 4) + column;
     tile[part] = sum0;
-    tile[part + TILE / 4] = sum1;
-    tile[part + TILE / 2] = sum2;
-    tile[part + TILE / 4 * 3] = sum3;
+    tile[part + TILE * TILE / 16] = sum1;
+    tile[part + TILE * TILE / 8] = sum2;
+    tile[part + TILE * TILE / 16 * 3] = sum3;
     workgroupBarrier();
     for (auto s = thread; s < TILE * TILE / 4; s = s + SIZE) {
         auto total = vec4f(0.0f);
@@ -601,11 +603,11 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
             total = total + tile[t * (TILE * TILE / 4) + s];
         }
         const auto m = m0 + s / (TILE / 4);
-        const auto n = n0 + s % (TILE / 4) * 4;
+        const auto n = n0 + s % (TILE / 4);
         store(batch, m, n, total.x);
-        store(batch, m, n + 1, total.y);
-        store(batch, m, n + 2, total.z);
-        store(batch, m, n + 3, total.w);
+        store(batch, m, n + TILE / 4, total.y);
+        store(batch, m, n + TILE / 2, total.z);
+        store(batch, m, n + TILE / 4 * 3, total.w);
     }
 }
 

@@ -47,8 +47,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let group = i32(id.x + id.y * 7u);
     let thread = i32(index);
     // For products of few tiles: a workgroup of 256 computes a tile of TILE x TILE, and the invocations share the inner axis too.
-    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile. Slices pass through workgroup memory as
-    // vectors of four rows, or of four columns; the next ones are on their way while those are summed.
+    // Each of SLICES teams sums DEPTH of every STEP slices, an invocation 4 x 4 of the tile: rows and columns that are TILE / 4 apart, so that
+    // neighbours read and write neighbours. Slices pass through workgroup memory as vectors of four rows, or of four columns; the next ones
+    // are on their way while those are summed.
     let batch = group / (TILES_M * TILES_N);
     let m0 = group / TILES_N % TILES_M * TILE;
     let n0 = group % TILES_N * TILE;
@@ -60,8 +61,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     let n4 = thread / B_N_STEP % (TILE / 4);
     let ka = thread / A_K_STEP % STEP;
     let kb = thread / B_K_STEP % STEP;
-    let m = m0 + m4 * 4;
-    let n = n0 + n4 * 4;
+    let m = m0 + m4;
+    let n = n0 + n4;
     var sum0 = vec4f(0.0f);
     var sum1 = vec4f(0.0f);
     var sum2 = vec4f(0.0f);
@@ -70,12 +71,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
         var left = vec4f(0.0f);
         if (k0 + ka < K) {
             let k = k0 + ka;
-            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
+            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + TILE / 4, M - 1), k), a(batch, min(m + TILE / 2, M - 1), k), a(batch, min(m + TILE / 4 * 3, M - 1), k));
         }
         var right = vec4f(0.0f);
         if (k0 + kb < K) {
             let k = k0 + kb;
-            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
+            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + TILE / 4, N - 1)), b(batch, k, min(n + TILE / 2, N - 1)), b(batch, k, min(n + TILE / 4 * 3, N - 1)));
         }
         if (k0 > 0) {
             for (var k = slice * DEPTH; k < slice * DEPTH + DEPTH; k++) {
@@ -92,11 +93,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
         tile[RIGHT + kb * PITCH + n4] = right;
         workgroupBarrier();
     }
-    let part = (slice * TILE + row * 4) * (TILE / 4) + column;
+    let part = (slice * TILE + row) * (TILE / 4) + column;
     tile[part] = sum0;
-    tile[part + TILE / 4] = sum1;
-    tile[part + TILE / 2] = sum2;
-    tile[part + TILE / 4 * 3] = sum3;
+    tile[part + TILE * TILE / 16] = sum1;
+    tile[part + TILE * TILE / 8] = sum2;
+    tile[part + TILE * TILE / 16 * 3] = sum3;
     workgroupBarrier();
     for (var s = thread; s < TILE * TILE / 4; s = s + SIZE) {
         var total = vec4f(0.0f);
@@ -104,11 +105,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
             total = total + tile[t * (TILE * TILE / 4) + s];
         }
         let m = m0 + s / (TILE / 4);
-        let n = n0 + s % (TILE / 4) * 4;
+        let n = n0 + s % (TILE / 4);
         store(batch, m, n, total.x);
-        store(batch, m, n + 1, total.y);
-        store(batch, m, n + 2, total.z);
-        store(batch, m, n + 3, total.w);
+        store(batch, m, n + TILE / 4, total.y);
+        store(batch, m, n + TILE / 2, total.z);
+        store(batch, m, n + TILE / 4 * 3, total.w);
     }
 }
 
