@@ -14,6 +14,7 @@
 use super::fuse::uses_index;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId, reduced_axes};
+use crate::target::Family;
 use std::collections::HashSet;
 
 /// The nodes of an attention.
@@ -29,8 +30,8 @@ pub struct Attention {
     pub nodes: HashSet<u32>,
 }
 
-/// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
-pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
+/// The attention that ends in a matrix product, if nothing else reads what it computes on the way and a kernel of it pays on this family.
+pub fn ending_in(graph: &Graph, sink: u32, family: Family) -> Option<Attention> {
     let named = |value: ValueId, name: &str| {
         let node = graph.node(value.node);
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
@@ -104,9 +105,11 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
     let closed = members.into_iter().all(|value| inside(value, &nodes));
-    let repeated = [graph.operands(products?)[1]?, values].iter().any(|&v| is_repeated(graph, v));
-    // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them.
-    if !graph.choices().pays("attend", sink, !repeated || space[rank - 2] >= result[rank - 1]) {
+    // Keys and values that are copied so often would be held at once; a few rows of scores are smaller than one of them. Where nothing else
+    // reads the copies there are none, and CUDA's kernel reads each key once for all its queries.
+    let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
+    let copied = [graph.operands(products?)[1]?, values].into_iter().any(copied);
+    if !graph.choices().pays("attend", sink, !copied || space[rank - 2] >= result[rank - 1]) {
         return None;
     }
     let same_type = graph.fact(scores).dtype == graph.node(products?).outputs[0].fact.dtype;
@@ -118,16 +121,18 @@ fn is_zero(graph: &Graph, value: ValueId) -> bool {
     constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == 0.0))
 }
 
-/// Whether a value is a view that holds elements several times, as the keys of grouped queries.
-fn is_repeated(graph: &Graph, mut value: ValueId) -> bool {
+/// Whether a value is a view that holds elements several times, as the keys of grouped queries; if so, whether it is read by one node alone.
+fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
+    let mut alone = true;
     while let Some(Lower::View(_)) = graph.node(value.node).op().map(|op| &op.lower) {
-        let Some(source) = graph.operands(value.node)[0] else { return false };
+        let source = graph.operands(value.node)[0]?;
+        alone &= !graph.is_output(value) && graph.users(value).len() == 1;
         if graph.fact(source).shape.numel() < graph.fact(value).shape.numel() {
-            return true;
+            return Some(alone);
         }
         value = source;
     }
-    false
+    None
 }
 
 impl Attention {

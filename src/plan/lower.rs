@@ -865,7 +865,7 @@ impl Lowering<'_> {
     /// Makes one kernel of an attention.
     fn attention(&mut self, nodes: &[u32], sink: u32) -> Result<()> {
         let graph = self.graph;
-        let found = attention::ending_in(graph, sink);
+        let found = attention::ending_in(graph, sink, self.target.family);
         let found = found.ok_or_else(|| graph.node(sink).error("a group of two products is an attention"))?;
         let value = ValueId { node: sink, port: 0 };
         let values = graph.operands(sink)[1].expect("a product has two operands");
