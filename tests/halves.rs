@@ -223,8 +223,19 @@ fn products_of_one_value_are_one() {
     let even = Target { multiprocessors: 1, ..cuda.clone() };
     assert_eq!(count(&plain, &even), 3);
 
-    let mut merged = plain.clone();
-    PASSES.iter().for_each(|(_, pass)| pass(&mut merged, &cuda).expect("the passes run"));
+    let passed = |target: &Target| {
+        let mut graph = plain.clone();
+        PASSES.iter().for_each(|(_, pass)| pass(&mut graph, target).expect("the passes run"));
+        graph
+    };
+    // What a binding holds apart, but not together, is not merged either.
+    let nodes = |graph: &Graph| {
+        let order = graph.order().expect("it has no cycle");
+        order.iter().filter(|&&node| graph.node(node).op_name() == "MatMul").count()
+    };
+    assert_eq!(nodes(&passed(&Target { max_binding: 16 << 10, ..cuda.clone() })), 5);
+    let merged = passed(&cuda);
+    assert_eq!(nodes(&merged), 3);
     let [apart, one] = [&plain, &merged].map(output);
     let peak = apart.iter().fold(0f64, |peak, v| peak.max(v.abs()));
     // The steps of a softmax are rounded one by one where it is taken apart.

@@ -123,7 +123,13 @@ fn pays(graph: &Graph, row: &[Product], target: &Target) -> bool {
     let apart: usize = row.iter().map(|p| turns(tiles(p))).sum();
     let mut seen = BTreeSet::new();
     let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
-    turns(row.iter().map(tiles).sum()) < apart && separate
+    // What no binding holds would be cut again.
+    let bytes = |value: fn(&Product) -> ValueId| {
+        let facts = row.iter().map(|p| graph.fact(value(p)));
+        facts.map(|fact| fact.shape.numel() as u64 * fact.dtype.size() as u64).sum::<u64>()
+    };
+    let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
+    turns(row.iter().map(tiles).sum()) < apart && separate && bound
 }
 
 /// The elementwise nodes that compute with a value, and with what those make of it, however it is seen.
