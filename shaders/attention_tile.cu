@@ -2,10 +2,11 @@
 // the keys, COLUMNS at a time: their scores, of which an invocation has COLUMN neighbours, the largest score and the sum of powers so
 // far, and the values weighted by the powers. What was summed before is scaled down when a larger score appears. Weights take the place of
 // keys in workgroup memory, where four rows of theirs stand elsewhere for each invocation that writes them, so that banks are shared
-// evenly.
+// evenly. CLUSTER neighbouring workgroups take turns at the keys of the same rows.
 constexpr i32 ROW = ROWS / 8, COLUMN = COLUMNS / 16, PIECES = WIDTH / 16 / EACH, SIDE = ROW < 4 ? ROW : 4;
-const i32 batch = group / GROUPS;
-const i32 m0 = group % GROUPS * ROWS;
+const i32 rank = group % CLUSTER;
+const i32 batch = group / CLUSTER / GROUPS;
+const i32 m0 = group / CLUSTER % GROUPS * ROWS;
 const i32 lane = thread % 16;
 const i32 row = thread / 16 * ROW;
 f32* const queries = tile;
@@ -44,7 +45,7 @@ for (i32 i = 0; i < ROW; i++) {
         sum[i][e] = 0.0f;
     }
 }
-for (i32 n0 = 0; n0 < N; n0 += COLUMNS) {
+for (i32 n0 = rank * COLUMNS; n0 < N; n0 += CLUSTER * COLUMNS) {
     __syncthreads();
     //@ if B_WIDE
     for (i32 s = thread; s < COLUMNS * K / 4; s += SIZE) {
@@ -109,9 +110,14 @@ for (i32 n0 = 0; n0 < N; n0 += COLUMNS) {
         for (i32 j = 0; j < COLUMN; j++) {
             const i32 n = n0 + lane * COLUMN + j;
             if (j % 2 == 0) {
-                look(batch, m0 + row + i, n);
+                look(batch, m0 + row + i, n, 0);
             }
-            score_of[i][j] = score(batch, m0 + row + i, n, j % 2, score_of[i][j]);
+            score_of[i][j] = score(batch, m0 + row + i, n, 0, j % 2, score_of[i][j]);
+            //@ if RAGGED
+            if (n >= N) {
+                score_of[i][j] = bitcast<f32>(0xff800000u);
+            }
+            //@ end
             largest = max(largest, score_of[i][j]);
         }
         #pragma unroll
@@ -170,6 +176,48 @@ for (i32 i = 0; i < ROW; i++) {
     for (i32 lanes = 8; lanes > 0; lanes /= 2) {
         total[i] += __shfl_xor_sync(0xffffffffu, total[i], lanes);
     }
+}
+//@ if CLUSTERED
+// Every workgroup leaves what it found in its keys; then each collects some of the columns.
+constexpr i32 HELD = PIECES * EACH;
+__syncthreads();
+f32* const kept = tile + thread;
+#pragma unroll
+for (i32 i = 0; i < ROW; i++) {
+    kept[i * SIZE] = top[i];
+    kept[(ROW + i) * SIZE] = total[i];
+    #pragma unroll
+    for (i32 e = 0; e < HELD; e++) {
+        kept[(2 * ROW + i * HELD + e) * SIZE] = sum[i][e];
+    }
+}
+meet_cluster();
+for (i32 at = rank; at < ROW * HELD; at += CLUSTER) {
+    const i32 i = at / HELD;
+    const i32 e = at % HELD;
+    f32 largest = LOWEST, whole = 0.0f, value = 0.0f;
+    #pragma unroll
+    for (i32 other = 0; other < CLUSTER; other++) {
+        largest = max(largest, neighbours(kept, other)[i * SIZE]);
+    }
+    #pragma unroll
+    for (i32 other = 0; other < CLUSTER; other++) {
+        const f32* const theirs = neighbours(kept, other);
+        const f32 weight = decay(theirs[i * SIZE] - largest);
+        whole += theirs[(ROW + i) * SIZE] * weight;
+        value += theirs[(2 * ROW + at) * SIZE] * weight;
+    }
+    value /= whole;
+    //@ if GUARDED
+    value = whole > 0.0f ? value : 0.0f;
+    //@ end
+    store(batch, m0 + row + i, (e / EACH * 16 + lane) * EACH + e % EACH, value);
+}
+// What a neighbour still reads stays until then.
+meet_cluster();
+//@ else
+#pragma unroll
+for (i32 i = 0; i < ROW; i++) {
     const f32 scale = 1.0f / total[i];
     #pragma unroll
     for (i32 e = 0; e < PIECES * EACH; e++) {
@@ -191,3 +239,4 @@ for (i32 i = 0; i < ROW; i++) {
         //@ end
     }
 }
+//@ end

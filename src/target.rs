@@ -249,7 +249,7 @@ impl Target {
             // A kernel takes 4 KiB of parameters.
             max_bindings: 500,
             max_workgroup: 1024,
-            max_shared: 48 << 10,
+            max_shared: 227 << 10,
             max_groups: i32::MAX as u32,
             lanes: 4,
             threads: 1,

@@ -51,6 +51,17 @@ fn halved(case: &Case, dtype: DType) -> Case {
     Case { name: format!("{} in {dtype}", case.name), kernel, inputs, in_place }
 }
 
+/// The case with halves as the operands of its core; what is added to it and stored is as it was.
+fn summed(case: &Case, dtype: DType) -> Case {
+    let core = case.kernel.template.core_reads();
+    let mut summed = halved(case, dtype);
+    summed.kernel.reads[core..].clone_from_slice(&case.kernel.reads[core..]);
+    summed.kernel.writes.clone_from(&case.kernel.writes);
+    summed.inputs[core..].clone_from_slice(&case.inputs[core..]);
+    summed.name += ", summed";
+    summed
+}
+
 /// Products that are large enough for every tile.
 fn products() -> Vec<Case> {
     let dense = |shape: &[usize]| Access::contiguous(Shape::new(shape));
@@ -207,6 +218,8 @@ fn run(library: &Library, number: usize, case: &Case, source: &Source) -> Result
 #[test]
 fn cuda_kernels_compute_what_the_interpreter_does() {
     let target = Target { libraries: Libraries::default(), ..Target::cuda() };
+    // Where there is one multiprocessor, small cases fill it, too.
+    let small_target = Target { multiprocessors: 1, ..target.clone() };
     // Contexts that take turns are slow.
     let small = |c: &Case| c.kernel.template != Template::MatMul || c.kernel.shape.numel() < 20_000;
     let plain: Vec<Case> = cases()
@@ -223,19 +236,28 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         all.extend(
             plain.iter().filter(|c| !c.name.contains("rem") && !c.name.contains("resize")).map(|c| halved(c, dtype)),
         );
+        all.extend(products().iter().map(|c| summed(c, dtype)));
     }
-    all.extend(plain);
+    all.extend(plain.iter().cloned());
     all.retain(|case| case.is_hosted(&target));
+    let attends = |case: &Case| {
+        let rows = case.kernel.shape.iter().rev().nth(1);
+        matches!(case.kernel.template, Template::Attention { .. }) && rows > Some(&32) && case.kernel.shape[0] < 100
+    };
+    let again = plain.iter().flat_map(|case| [case.clone(), halved(case, DType::F16)]).filter(attends);
+    let mut all: Vec<(Case, &Target)> = all.into_iter().map(|case| (case, &target)).collect();
+    all.extend(again.map(|case| (case, &small_target)));
     let mut text = DEVICE.replace("PRELUDE", PRELUDE.split("// What only PTX can say.").next().expect("it is there"));
     let mut sources = Vec::new();
-    for (i, case) in all.iter().enumerate() {
-        let source = render(&case.kernel, &target, &bindings(case), Dialect::Cuda);
+    for (i, (case, target)) in all.iter().enumerate() {
+        let source = render(&case.kernel, target, &bindings(case), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         if !source.text.is_empty() {
             let kernel = source.text.replacen(PRELUDE, "", 1).replacen(" kernel(", &format!(" kernel_{i}("), 1);
             writeln!(text, "namespace n{i} {{\n{kernel}}}").expect("a string");
             let head = format!("extern \"C\" void run_{i}(void** a, unsigned x, unsigned y, unsigned size)");
-            writeln!(text, "{head} {{ launch(n{i}::kernel_{i}, a, x, y, size); }}").expect("a string");
+            writeln!(text, "{head} {{ launch(n{i}::kernel_{i}, a, x, y, size, {}); }}", source.cluster)
+                .expect("a string");
         }
         sources.push(source);
     }
@@ -245,7 +267,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     std::fs::write(&file, text).expect("the text is written");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let built = Command::new(&compiler)
-        .args(["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", "-o"])
+        .args(["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-pthread", "-shared", "-fPIC", "-o"])
         .args([&object, &file])
         .output();
     let Ok(built) = built else {
@@ -260,9 +282,11 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         .iter()
         .zip(&sources)
         .enumerate()
-        .filter_map(|(i, (case, source))| {
+        .filter_map(|(i, ((case, target), source))| {
             let name = source.text.lines().next().unwrap_or_default();
-            run(&library, i, case, source).err().map(|e| format!("{} ({name}): {e}", case.name))
+            run(&library, i, case, source)
+                .err()
+                .map(|e| format!("{} ({name}, {} multiprocessors): {e}", case.name, target.multiprocessors))
         })
         .collect();
     drop(library);

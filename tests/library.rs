@@ -197,6 +197,22 @@ fn an_activation_is_known_by_its_values() {
     let half = |tanh| gelu(&Expr::input(0, DType::F16), tanh);
     assert_eq!(activation(&product_of(DType::F16, half(true))), Some(Activation::GeluTanh));
     assert_eq!(activation(&product_of(DType::F16, half(false))), None, "the exact GELU is another function");
+    // As exporters write it, with factors that are as exact as the file's type.
+    for (dtype, outer, cube) in [(DType::BF16, 0.796875, 0.044677734375), (DType::F16, 0.7978515625, 0.044708251953125)]
+    {
+        let x = &Expr::input(0, dtype);
+        let cubed = ((x.pow(&x.like(3.0)) * cube + x) * outer).tanh();
+        let factored = (x * outer * (x * x * cube + 1.0)).tanh();
+        for tanh in [cubed, factored] {
+            assert_eq!(activation(&product_of(dtype, (tanh + 1.0) * x * 0.5)), Some(Activation::GeluTanh), "{dtype}");
+        }
+        assert_eq!(activation(&product_of(dtype, gelu(x, false))), None, "{dtype}");
+        let other = ((x * x * x * 0.05 + x) * outer).tanh();
+        assert_eq!(activation(&product_of(dtype, (other + 1.0) * x * 0.5)), None, "{dtype}: other factors");
+    }
+    let narrow = ((x(0) * x(0) * x(0) * 0.044677734375 + x(0)) * 0.796875).tanh();
+    let narrow = product_of(DType::F32, (narrow + 1.0) * x(0) * 0.5);
+    assert_eq!(activation(&narrow), None, "f32 has its factors in f32");
     assert_eq!(activation(&product_of(DType::F32, gelu(&x(0), true))), None, "the library's is too inexact for f32");
     let zero = x(0).like(0.0);
     assert_eq!(activation(&product_of(DType::F32, zero.lt(&x(0)).select(&x(0), &zero))), Some(Activation::Relu));
@@ -227,7 +243,7 @@ fn product_sized(dtype: DType, [m, k, n]: [usize; 3]) -> Kernel {
 #[test]
 fn few_tiles_of_f32_are_rendered() {
     let target = Target::cuda();
-    let rendered = |target: &Target, dtype, extents| library::split(&product_sized(dtype, extents), target).is_none();
+    let rendered = |target: &Target, dtype, extents| library::call(&product_sized(dtype, extents), target).is_none();
     assert!(rendered(&target, DType::F32, [128, 768, 3072]));
     assert!(!rendered(&target, DType::F32, [4096, 768, 768]), "there are tiles for every multiprocessor");
     assert!(!rendered(&target, DType::F32, [128, 767, 768]), "rows start at odd addresses");

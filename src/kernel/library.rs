@@ -66,6 +66,12 @@ pub struct MatMul {
 }
 
 impl MatMul {
+    /// Bytes of what sixteen shares of the inner axis sum to.
+    fn partial_sums(&self) -> u64 {
+        let elements = self.batch.saturating_mul(self.m).saturating_mul(self.n);
+        elements.saturating_mul(64).checked_next_multiple_of(256).unwrap_or(u64::MAX)
+    }
+
     /// Squares of so many rows and columns that the results are made of.
     fn tiles(&self, size: u64) -> u64 {
         self.batch.saturating_mul(self.m.div_ceil(size)).saturating_mul(self.n.div_ceil(size))
@@ -198,9 +204,7 @@ impl Call {
     /// For products NVIDIA recommends 32 MiB from Hopper on; what splits the inner axis needs is a multiple of the result.
     pub fn workspace(&self) -> u64 {
         match self {
-            Call::MatMul(p) => {
-                (64 * p.batch.saturating_mul(p.m).saturating_mul(p.n)).clamp(MIB, 32 * MIB).next_multiple_of(256)
-            }
+            Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
             Call::Conv(c) => {
                 let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
                 bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
@@ -217,7 +221,7 @@ impl Call {
     pub fn least_workspace(&self) -> u64 {
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
-            Call::MatMul(_) => self.workspace().min(8 * MIB),
+            Call::MatMul(p) => p.partial_sums().clamp(64 << 10, 8 * MIB),
             Call::Conv(c) if c.x.dtype.size() == 2 && !(c.channels_last && c.w.dims[1].is_multiple_of(8)) => {
                 self.workspace()
             }

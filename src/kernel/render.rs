@@ -125,6 +125,10 @@ pub struct Source {
     pub size: u32,
     /// Workgroups along each dimension; zero when there is nothing to compute.
     pub groups: [u32; 3],
+    /// Neighbouring workgroups that share their memory.
+    pub cluster: u32,
+    /// Bytes of workgroup memory that the launch has to ask for.
+    pub shared: u32,
 }
 
 /// Renders a kernel. A pure function of its arguments.
@@ -151,18 +155,19 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
             Template::Resize { scales, offsets, mode } => module.resize(scales, offsets, *mode),
         }?;
         if groups == 0 {
-            return Ok(Source { text: String::new(), size, groups: [0; 3] });
+            return Ok(Source { text: String::new(), size, groups: [0; 3], cluster: 1, shared: 0 });
         }
         // A grid of one dimension stops at the target's limit: fold it.
         let y = groups.div_ceil(u64::from(target.max_groups));
-        let x = groups.div_ceil(y);
+        let x = groups.div_ceil(y).next_multiple_of(u64::from(module.cluster));
         if y > u64::from(target.max_groups) || groups > i32::MAX as u64 {
             return Err(format!("{groups} workgroups are more than '{}' runs at once", target.name));
         }
         let def = KERNELS.iter().find(|def| def.name == name).expect("every template has its row");
         let body = module.expand(def.text);
         let frame = Frame { module: &module, dialect, name, body, size, x, groups };
-        Ok(Source { text: frame.to_string(), size, groups: [x as u32, y as u32, 1] })
+        let (cluster, shared) = (module.cluster, frame.pool());
+        Ok(Source { text: frame.to_string(), size, groups: [x as u32, y as u32, 1], cluster, shared })
     };
     render().map_err(|what| Error::Backend {
         backend: if dialect == Dialect::Wgsl { "wgpu" } else { "cuda" },
@@ -197,6 +202,8 @@ struct Module<'a> {
     declarations: Vec<String>,
     functions: Vec<Function>,
     flags: Vec<&'static str>,
+    /// Neighbouring workgroups that share their memory.
+    cluster: u32,
     /// Per `each` list, per element, what is replaced in the repeated lines beside `$`.
     lists: BTreeMap<&'static str, Vec<Vec<(&'static str, &'static str)>>>,
 }
@@ -245,6 +252,7 @@ impl<'a> Module<'a> {
             declarations: Vec::new(),
             functions: Vec::new(),
             flags: Vec::new(),
+            cluster: 1,
             lists: BTreeMap::new(),
         })
     }

@@ -26,6 +26,7 @@ impl Call<'_> {
                 }
             }
             (_, Eval::Known(f)) => return Ok(vec![f(self)?]),
+            (Lower::Concat, _) => return self.join(&facts[0], inputs).map(|t| vec![t]),
             (_, Eval::Move(f)) => return self.move_elements(f, &facts, inputs),
             (Lower::Map(f), _) if ints => return self.map_ints(f, &facts[0], inputs).map(|t| vec![t]),
             (Lower::Reduce(fold), _) if ints => return self.fold_ints(fold, &facts[0], inputs).map(|t| vec![t]),
@@ -35,6 +36,20 @@ impl Call<'_> {
         let values: Vec<_> = values.iter().map(Option::as_deref).collect();
         let tensor = |(fact, values): (&Fact, Vec<f64>)| Tensor::from_f64(fact.dtype, fact.shape.clone(), &values);
         Ok(facts.iter().zip(self.eval(&values)?).map(tensor).collect())
+    }
+
+    /// Puts the elements of the inputs one behind the other along an axis, in runs.
+    fn join(&self, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
+        let outer: usize = fact.shape[..self.axis("axis", 0, &fact.shape)?].iter().product();
+        let mut bytes = Vec::with_capacity(fact.shape.numel() * fact.dtype.size());
+        for o in 0..outer {
+            for (slot, input) in inputs.iter().enumerate() {
+                let input = input.ok_or_else(|| format!("input {slot} has no value"))?.bytes();
+                let run = input.len() / outer;
+                bytes.extend_from_slice(&input[o * run..][..run]);
+            }
+        }
+        Tensor::new(fact.dtype, fact.shape.clone(), bytes).map_err(|e| e.to_string())
     }
 
     /// Moves the numbers of the elements, then the elements to where their numbers went.

@@ -14,6 +14,7 @@
 use super::fuse::uses_index;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId, reduced_axes};
+use crate::target::Family;
 use std::collections::HashSet;
 
 /// The nodes of an attention.
@@ -113,26 +114,29 @@ fn is_zero(graph: &Graph, value: ValueId) -> bool {
     constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == 0.0))
 }
 
-/// Whether a value is a view that holds elements several times, as the keys of grouped queries.
-fn is_repeated(graph: &Graph, mut value: ValueId) -> bool {
+/// Whether a value is a view that holds elements several times, as the keys of grouped queries; if so, whether it is read by one node alone.
+fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
+    let mut alone = true;
     while let Some(Lower::View(_)) = graph.node(value.node).op().map(|op| &op.lower) {
-        let Some(source) = graph.operands(value.node)[0] else { return false };
+        let source = graph.operands(value.node)[0]?;
+        alone &= !graph.is_output(value) && graph.users(value).len() == 1;
         if graph.fact(source).shape.numel() < graph.fact(value).shape.numel() {
-            return true;
+            return Some(alone);
         }
         value = source;
     }
-    false
+    None
 }
 
 impl Attention {
-    /// Whether one kernel is cheaper. Keys and values that are repeated would be copied as often and held at once; a few rows of scores are
-    /// smaller than one of them.
-    pub fn pays(&self, graph: &Graph, sink: u32) -> bool {
+    /// Whether one kernel pays on this family. Keys and values that are copied so often would be held at once; a few rows of scores are
+    /// smaller than one of them. Where nothing else reads the copies there are none, and CUDA's kernel reads each key once for all its
+    /// queries.
+    pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
+        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
         let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
-        let repeated = seconds.into_iter().flatten().any(|value| is_repeated(graph, value));
         let result = &graph.node(sink).outputs[0].fact.shape;
-        !repeated || result[result.len() - 2] >= result[result.len() - 1]
+        !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 
     /// The values that the scores are made of beside the product, each once.

@@ -18,7 +18,7 @@ use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
 use crate::shape::Shape;
-use crate::target::Target;
+use crate::target::{Family, Target};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A group may read this many values from outside, less what the target can bind.
@@ -35,6 +35,7 @@ struct Fuser<'a> {
     groups: HashMap<u32, u32>,
     next: u32,
     max_reads: usize,
+    family: Family,
 }
 
 /// What a growing group iterates over.
@@ -50,7 +51,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     let order = graph.order()?;
     let position = order.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let max_reads = MAX_READS.min((target.max_bindings as usize).saturating_sub(2));
-    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads };
+    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads, family: target.family };
     let is = |f: fn(&Lower) -> bool| {
         let graph = &*fuser.graph;
         order.iter().copied().filter(move |&n| graph.node(n).op().is_some_and(|op| f(&op.lower))).collect::<Vec<_>>()
@@ -100,7 +101,7 @@ impl Fuser<'_> {
     /// Makes a group of the attention that ends in a node, if one does.
     fn attend(&mut self, sink: u32) {
         let Some(attention) = attention::ending_in(self.graph, sink) else { return };
-        if !self.graph.choices().pays("attend", sink, attention.pays(self.graph, sink)) {
+        if !self.graph.choices().pays("attend", sink, attention.pays(self.graph, sink, self.family)) {
             return;
         }
         let free = attention.nodes.iter().all(|n| !self.groups.contains_key(n));

@@ -12,6 +12,8 @@ mod fold;
 mod fuse;
 pub mod half;
 mod indexes;
+mod merge;
+mod round;
 mod simplify;
 mod turn;
 
@@ -30,6 +32,8 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),
+    ("merge", merge::run),
+    ("round", round::run),
 ];
 
 /// Runs the pipeline, and fuses unless told otherwise.

@@ -106,7 +106,7 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
 }
 
 /// A node with one reader, no output of the graph, of the given operator.
-fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
+pub(super) fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
     matches!(graph.node(value.node).kind, Kind::Op(op) if ops.contains(&op.name))
         && graph.users(value).len() == 1
         && !graph.is_output(value)
@@ -142,7 +142,7 @@ fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
 }
 
 /// What a sum of floats adds a constant to, and the constant.
-fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
+pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
     let node = graph.node(id);
     if node.op()?.name != "Add" || !node.outputs[0].fact.dtype.is_float() {
         return None;
@@ -158,16 +158,21 @@ fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
 }
 
 /// A product of rows that were collected for it and are taken apart behind it is one of the rows where they are:
-/// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it.
+/// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it. Where exporters have made one reshape
+/// of several, as behind an attention's heads, `x` is seen in the rows that the result has.
 fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
     let found = collected(graph, id);
     if !graph.choices().holds("rows", id, found.is_some()) {
         return Ok(());
     }
-    let Some((rows, weights, bias)) = found else { return Ok(()) };
+    let Some(Collected { source, rows, weights, bias }) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let mut result = add(graph, &name, "MatMul", &[Some(rows), Some(weights)], Attrs::new())?;
+    let source = match graph.fact(source).shape == rows {
+        true => source,
+        false => add(graph, &name, "Reshape", &[Some(source)], Attrs::new().with("shape", rows.as_slice()))?,
+    };
+    let mut result = add(graph, &name, "MatMul", &[Some(source), Some(weights)], Attrs::new())?;
     if let Some(bias) = bias {
         graph.insert_at(id);
         result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
@@ -176,8 +181,18 @@ fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// What is multiplied by a matrix, apart from a reshape on both sides; the matrix; the constant that is added to each row, if one is.
-fn collected(graph: &Graph, id: u32) -> Option<(ValueId, ValueId, Option<ValueId>)> {
+/// A product of rows that were collected for it.
+struct Collected {
+    /// What is multiplied, and its shape in the rows of the result.
+    source: ValueId,
+    rows: Shape,
+    weights: ValueId,
+    /// What is added to each row.
+    bias: Option<ValueId>,
+}
+
+/// The product between a reshape and this one, if that is all there is between them.
+fn collected(graph: &Graph, id: u32) -> Option<Collected> {
     let reshaped = |id: u32| {
         let node = graph.node(id);
         (node.op()?.name == "Reshape").then(|| graph.operands(id)[0])?
@@ -197,12 +212,13 @@ fn collected(graph: &Graph, id: u32) -> Option<(ValueId, ValueId, Option<ValueId
         return None;
     }
     let &[Some(left), Some(weights)] = &graph.operands(product.node)[..] else { return None };
-    let rows = reshaped(left.node)?;
-    let (shape, result) = (&graph.fact(rows).shape, &graph.node(id).outputs[0].fact.shape);
-    let matrices = graph.fact(left).shape.len() == 2 && graph.fact(weights).shape.len() == 2;
-    let ([outer @ .., depth], [kept @ .., width]) = (&shape[..], &result[..]) else { return None };
-    let same = outer == kept && [*depth, *width] == graph.fact(weights).shape[..];
-    (matrices && same && !outer.is_empty()).then_some((rows, weights, bias))
+    let source = reshaped(left.node)?;
+    let (left, result) = (&graph.fact(left).shape, &graph.node(id).outputs[0].fact.shape);
+    let (&[_, depth], &[_, width]) = (&left[..], &graph.fact(weights).shape[..]) else { return None };
+    let [outer @ .., last] = &result[..] else { return None };
+    let rows: Shape = outer.iter().copied().chain([depth]).collect();
+    let same = *last == width && rows.numel() == left.numel() && !outer.is_empty();
+    same.then_some(Collected { source, rows, weights, bias })
 }
 
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix

@@ -1,18 +1,24 @@
-// CUDA C++ as a host compiler takes it: the threads of a workgroup are contexts that take turns, from one barrier to the next.
+// CUDA C++ as a host compiler takes it: the threads of a workgroup are contexts that take turns, from one barrier to the next. The
+// workgroups of a cluster are threads of the host.
 #include <cmath>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
+#include <thread>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
 #define __device__
 #define __forceinline__ inline
 #define __global__
-#define __shared__ static
+#define __shared__ static thread_local
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(n)
+#define __cluster_dims__(x, y, z)
+#define POOL(bytes) __shared__ __align__(16) u8 pool[bytes]
 using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::floor; using std::fmod;
 using std::log; using std::memcpy; using std::pow; using std::rint; using std::sin; using std::sqrt; using std::tanh;
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
@@ -20,15 +26,15 @@ template <class T> inline T max(T a, T b) { return a < b ? b : a; }
 struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Dim { unsigned x, y, z; };
-static Dim blockIdx, threadIdx;
-static ucontext_t scheduler;
-static std::vector<ucontext_t> contexts;
-static std::vector<char> finished;
+static thread_local Dim blockIdx, threadIdx;
+static thread_local ucontext_t scheduler;
+static thread_local std::vector<ucontext_t> contexts;
+static thread_local std::vector<char> finished;
 static void (*entry)();
 static void turn() { swapcontext(&contexts[threadIdx.x], &scheduler); }
 static void run_thread() { entry(); finished[threadIdx.x] = 1; swapcontext(&contexts[threadIdx.x], &scheduler); }
 static void workgroup(unsigned size) {
-    static std::vector<std::vector<char>> stacks;
+    static thread_local std::vector<std::vector<char>> stacks;
     while (stacks.size() < size) stacks.emplace_back(256 << 10);
     contexts.resize(1024);
     finished.assign(size, 0);
@@ -52,7 +58,7 @@ static void workgroup(unsigned size) {
 inline void __syncthreads() { turn(); }
 inline void __syncwarp() { turn(); }
 // What each thread lays open for the others, until the next turn but one.
-static unsigned long long given[1024][8];
+static thread_local unsigned long long given[1024][8];
 template <class T> inline T __shfl_xor_sync(unsigned, T v, int lanes) {
     memcpy(given[threadIdx.x], &v, sizeof v);
     turn();
@@ -108,11 +114,12 @@ template <class T> inline u32 pair(f32 low, f32 high) {
     memcpy(&bits, halves, 4);
     return bits;
 }
+inline f32 power_of_two(f32 v) { return std::exp2(v); }
 inline f32 decay(f32 v) { return exp(v); }
 // What is sent is there when it is waited for, and not before.
 struct Parcel { void* to; unsigned char bytes[16]; int post; };
-static std::vector<Parcel> parcels[1024];
-static int posts[1024];
+static thread_local std::vector<Parcel> parcels[1024];
+static thread_local int posts[1024];
 inline void send(void* to, const void* from, bool there) {
     Parcel parcel = {to, {}, posts[threadIdx.x]};
     if (there) memcpy(parcel.bytes, from, 16);
@@ -129,18 +136,45 @@ inline void deliver(int until) {
 }
 inline void arrive() { deliver(posts[threadIdx.x] + 1); }
 template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
+// The workgroups of a cluster: where each has its memory, and how many of them are at the barrier.
+static std::mutex lock;
+static std::condition_variable all_here;
+static unsigned cluster_size, here, meetings;
+static char* memories[16];
+static thread_local char memory;
+inline void meet_cluster() {
+    turn();
+    if (threadIdx.x == 0) {
+        std::unique_lock<std::mutex> held(lock);
+        const unsigned meeting = meetings;
+        if (++here == cluster_size) { here = 0; meetings++; all_here.notify_all(); }
+        all_here.wait(held, [&] { return meetings != meeting; });
+    }
+    turn();
+}
+template <class T> inline const T* neighbours(const T* p, i32 rank) {
+    return reinterpret_cast<const T*>(memories[rank] + (reinterpret_cast<const char*>(p) - &memory));
+}
 template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel((A)args[I]...);
 }
-template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x, unsigned y, unsigned size) {
+template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x, unsigned y, unsigned size, unsigned cluster) {
     static void (*function)(A...);
     static void** arguments;
     function = kernel;
     arguments = args;
     entry = [] { call(function, arguments, std::index_sequence_for<A...>()); };
-    for (unsigned g = 0; g < x * y; g++) {
+    cluster_size = cluster;
+    const auto group = [=](unsigned g) {
+        memories[g % cluster] = &memory;
         blockIdx = {g % x, g / x, 0};
         for (auto& own : parcels) own.clear();
         workgroup(size);
+    };
+    for (unsigned g = 0; g < x * y; g += cluster) {
+        std::vector<std::thread> others;
+        for (unsigned rank = 1; rank < cluster; rank++) others.emplace_back(group, g + rank);
+        group(g);
+        for (auto& other : others) other.join();
     }
 }

@@ -159,12 +159,14 @@ template <> DEVICE u32 pair<bf16>(f32 low, f32 high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
-// The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
-DEVICE f32 decay(f32 v) {
+// Two to the power of what is not positive, or hardly: what is tiny beside 1 is 0.
+DEVICE f32 power_of_two(f32 v) {
     f32 power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * 1.4426950409f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
+// The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
+DEVICE f32 decay(f32 v) { return power_of_two(v * 1.4426950409f); }
 // 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
 // or all but the last few posts.
 DEVICE void send(void* to, const void* from, bool there) {
@@ -174,6 +176,18 @@ DEVICE void send(void* to, const void* from, bool there) {
 DEVICE void post() { asm volatile("cp.async.commit_group;"); }
 template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+// Workgroup memory that is as large as the launch says.
+#define POOL(bytes) extern __shared__ __align__(16) u8 pool[]
+// Waits for all workgroups of a cluster; what they wrote to workgroup memory is seen by all.
+DEVICE void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" : : : "memory");
+}
+// Where the workgroup of this rank in the cluster has what this one has here.
+template <class T> DEVICE const T* neighbours(const T* p, i32 rank) {
+    u64 at;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(p), "r"(rank));
+    return reinterpret_cast<const T*>(at);
+}
 
 // kernel 0, row: normed/Add
 // 128 invocations, [8, 1, 1] workgroups
@@ -447,6 +461,7 @@ constexpr i32 ROWS = 16;
 constexpr i32 COLUMNS = 64;
 constexpr i32 WIDTH = 16;
 constexpr i32 EACH = 1;
+constexpr i32 CLUSTER = 1;
 constexpr i32 GROUPS = 1;
 constexpr i32 A_M_STEP = 16;
 constexpr i32 A_K_STEP = 1;
@@ -487,15 +502,13 @@ const auto c = [&](i32 batch, i32 n, i32 e) -> f32 {
     if (e < 16) { value = b2[batch_0 * 1024 + batch_1 * 16 + n * 64 + e]; }
     return value;
 };
-const auto look = [&](i32 batch, i32 m, i32 n) -> void {
+const auto look = [&](i32 batch, i32 m, i32 n, i32 pair) -> void {
 };
-const auto score = [&](i32 batch, i32 m, i32 n, i32 v, f32 value) -> f32 {
-    auto result = bitcast<f32>(0xff800000u);
-    if (n < N) {
-        const auto v0 = value;
-        const auto v2 = v0 * 0.25f;
-        result = v2;
-    }
+const auto score = [&](i32 batch, i32 m, i32 n, i32 pair, i32 v, f32 value) -> f32 {
+    auto result = value;
+    const auto v0 = value;
+    const auto v2 = v0 * 0.25f;
+    result = v2;
     return result;
 };
 const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
@@ -512,10 +525,11 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
     // the keys, COLUMNS at a time: their scores, of which an invocation has COLUMN neighbours, the largest score and the sum of powers so
     // far, and the values weighted by the powers. What was summed before is scaled down when a larger score appears. Weights take the place of
     // keys in workgroup memory, where four rows of theirs stand elsewhere for each invocation that writes them, so that banks are shared
-    // evenly.
+    // evenly. CLUSTER neighbouring workgroups take turns at the keys of the same rows.
     constexpr i32 ROW = ROWS / 8, COLUMN = COLUMNS / 16, PIECES = WIDTH / 16 / EACH, SIDE = ROW < 4 ? ROW : 4;
-    const i32 batch = group / GROUPS;
-    const i32 m0 = group % GROUPS * ROWS;
+    const i32 rank = group % CLUSTER;
+    const i32 batch = group / CLUSTER / GROUPS;
+    const i32 m0 = group / CLUSTER % GROUPS * ROWS;
     const i32 lane = thread % 16;
     const i32 row = thread / 16 * ROW;
     f32* const queries = tile;
@@ -546,7 +560,7 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
             sum[i][e] = 0.0f;
         }
     }
-    for (i32 n0 = 0; n0 < N; n0 += COLUMNS) {
+    for (i32 n0 = rank * COLUMNS; n0 < N; n0 += CLUSTER * COLUMNS) {
         __syncthreads();
         for (i32 s = thread; s < COLUMNS * K / 4; s += SIZE) {
             const i32 n = s % COLUMNS;
@@ -595,9 +609,12 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
             for (i32 j = 0; j < COLUMN; j++) {
                 const i32 n = n0 + lane * COLUMN + j;
                 if (j % 2 == 0) {
-                    look(batch, m0 + row + i, n);
+                    look(batch, m0 + row + i, n, 0);
                 }
-                score_of[i][j] = score(batch, m0 + row + i, n, j % 2, score_of[i][j]);
+                score_of[i][j] = score(batch, m0 + row + i, n, 0, j % 2, score_of[i][j]);
+                if (n >= N) {
+                    score_of[i][j] = bitcast<f32>(0xff800000u);
+                }
                 largest = max(largest, score_of[i][j]);
             }
             #pragma unroll
@@ -656,6 +673,9 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
         for (i32 lanes = 8; lanes > 0; lanes /= 2) {
             total[i] += __shfl_xor_sync(0xffffffffu, total[i], lanes);
         }
+    }
+    #pragma unroll
+    for (i32 i = 0; i < ROW; i++) {
         const f32 scale = 1.0f / total[i];
         #pragma unroll
         for (i32 e = 0; e < PIECES * EACH; e++) {

@@ -159,12 +159,14 @@ template <> DEVICE u32 pair<bf16>(f32 low, f32 high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
     return bits;
 }
-// The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
-DEVICE f32 decay(f32 v) {
+// Two to the power of what is not positive, or hardly: what is tiny beside 1 is 0.
+DEVICE f32 power_of_two(f32 v) {
     f32 power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v * 1.4426950409f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(v));
     return power;
 }
+// The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
+DEVICE f32 decay(f32 v) { return power_of_two(v * 1.4426950409f); }
 // 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
 // or all but the last few posts.
 DEVICE void send(void* to, const void* from, bool there) {
@@ -174,6 +176,18 @@ DEVICE void send(void* to, const void* from, bool there) {
 DEVICE void post() { asm volatile("cp.async.commit_group;"); }
 template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+// Workgroup memory that is as large as the launch says.
+#define POOL(bytes) extern __shared__ __align__(16) u8 pool[]
+// Waits for all workgroups of a cluster; what they wrote to workgroup memory is seen by all.
+DEVICE void meet_cluster() {
+    asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" : : : "memory");
+}
+// Where the workgroup of this rank in the cluster has what this one has here.
+template <class T> DEVICE const T* neighbours(const T* p, i32 rank) {
+    u64 at;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"(p), "r"(rank));
+    return reinterpret_cast<const T*>(at);
+}
 
 // kernel 0, map: norm1/Mul, norm2/Mul
 // 128 invocations, [1, 1, 1] workgroups

@@ -12,6 +12,7 @@ use plimsoll::shape::{Access, Shape};
 use plimsoll::target::Target;
 
 /// A kernel and what its operands hold.
+#[derive(Clone)]
 pub struct Case {
     pub name: String,
     pub kernel: Kernel,
@@ -782,9 +783,23 @@ fn attention(c: &mut Cases) {
     let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.1), &x(0).like(-1e9));
     let case = c.add("attention of grouped queries", a(chosen, 1), &[2, 2, 3, 33, 16], reads, &[x(0)]);
     case.inputs[3].iter_mut().enumerate().for_each(|(i, v)| *v = f64::from(i % 64 <= i / 64 + 20));
+    // A row each of seven heads to a head of many keys, which several workgroups and their warps share.
+    let shared =
+        |matrix: [usize; 2]| dense(&[2, 1, matrix[0], matrix[1]]).broadcast(&Shape::new([2, 7, matrix[0], matrix[1]]));
+    let mut keys = dense(&[2, 1, 600, 24]).permute(&[0, 1, 3, 2]);
+    (keys.shape[1], keys.strides[1]) = (7, 0);
+    let reads = vec![
+        f32s(dense(&[2, 7, 1, 24])),
+        f32s(keys),
+        f32s(shared([600, 40])),
+        f32s(spread(&[2, 1, 1, 600], &[2, 7, 1, 600])),
+    ];
+    c.add("attention of a step", a(x(0) * 0.2 + x(1), 1), &[2, 7, 1, 40], reads, &[x(0)]);
     let many = three(&[270], [40, 16, 24, 8]);
     c.add("attention of many heads", a(x(0) * 0.25, 0), &[270, 40, 8], many, &[x(0)]);
     c.add("attention of long vectors", a(x(0) * 0.05, 0), &[20, 256], three(&[], [20, 200, 40, 256]), &[x(0)]);
+    c.add("attention of wide heads", a(x(0) * 0.1, 0), &[2, 70, 96], three(&[2], [70, 90, 40, 96]), &[x(0)]);
+    c.add("attention of wider heads", a(x(0) * 0.1, 0), &[2, 66, 136], three(&[2], [66, 136, 24, 136]), &[x(0)]);
     c.add("attention of wide values", a(x(0) * 0.3, 0), &[2, 70, 300], three(&[2], [70, 9, 40, 300]), &[x(0)]);
 }
 

@@ -140,6 +140,7 @@ table! {
         fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void);
         fn cuModuleUnload(module: CUmodule);
         fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);
+        fn cuFuncSetAttribute(function: CUfunction, attribute: c_int, value: c_int);
         fn cuLaunchKernel(
             function: CUfunction,
             grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

@@ -191,7 +191,7 @@ fn describe(driver: &Driver, index: c_int) -> Result<Device, Refusal> {
         max_segment: memory & !255,
         max_binding: memory & !255,
         max_workgroup: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
-        max_shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+        max_shared: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
         compute: 10 * major + minor,
         multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         ..Target::cuda()

@@ -11,7 +11,7 @@ use crate::kernel::library::Call;
 use crate::kernel::render::{self, Bindings, Dialect, Source};
 use crate::target::Target;
 use cudarc::driver::sys::{
-    CUdeviceptr, CUevent, CUfunction, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
+    CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -20,11 +20,12 @@ use std::sync::Arc;
 
 /// A launch that is ready.
 enum Step {
-    /// Function, grid, block, addresses.
+    /// Function, grid, block, bytes of workgroup memory that its text does not declare, addresses.
     Kernel {
         function: CUfunction,
         groups: [u32; 3],
         size: u32,
+        shared: u32,
         pointers: Vec<CUdeviceptr>,
     },
     Product(Product),
@@ -133,11 +134,16 @@ impl Cuda {
             notes.push(note);
         }
         self.build(&texts.all())?;
+        for Source { text, shared, .. } in texts.sources.iter().filter(|source| source.shared > 0) {
+            let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;
+            // SAFETY: the function's module is loaded until the backend is dropped.
+            unsafe { self.driver.cuFuncSetAttribute(self.functions[text], most, *shared as i32) }.map_err(failed)?;
+        }
         let step = |bound: Bound| match bound {
             Bound::Ready(step) => step,
             Bound::Text(number, pointers) => {
-                let Source { text, size, groups } = &texts.sources[number];
-                Step::Kernel { function: self.functions[text], groups: *groups, size: *size, pointers }
+                let &Source { ref text, size, groups, shared, .. } = &texts.sources[number];
+                Step::Kernel { function: self.functions[text], groups, size, shared, pointers }
             }
         };
         let steps: Vec<Step> = bound.into_iter().map(step).collect();
@@ -168,7 +174,7 @@ impl Cuda {
             }
         }
         let number = texts.number(id, &self.kernels[id.0 as usize], bindings, &self.info.target)?;
-        let Source { text, size, groups } = &texts.sources[number];
+        let Source { text, size, groups, .. } = &texts.sources[number];
         if *groups == [0; 3] {
             return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
         }
@@ -235,8 +241,8 @@ impl Cuda {
     }
 
     fn launch(&self, step: &Step, stream: CUstream) -> Result<(), Refusal> {
-        let (function, [x, y, z], size, pointers) = match step {
-            Step::Kernel { function, groups, size, pointers } => (*function, *groups, *size, pointers),
+        let (function, [x, y, z], size, shared, pointers) = match step {
+            Step::Kernel { function, groups, size, shared, pointers } => (*function, *groups, *size, *shared, pointers),
             Step::Product(product) => return product.launch(stream),
             Step::Convolution(convolution) => return convolution.launch(stream),
             Step::Nothing => return Ok(()),
@@ -253,7 +259,7 @@ impl Cuda {
                 size,
                 1,
                 1,
-                0,
+                shared,
                 stream,
                 params.as_mut_ptr(),
                 std::ptr::null_mut(),

@@ -5,6 +5,7 @@ use super::split::{operands, part};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
 use crate::kernel::{Kernel, Operand};
+use crate::tensor::Tensor;
 
 /// What of a body an epilogue computes.
 pub(super) struct Epilogue {
@@ -128,20 +129,27 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
         if placed || !inputs.is_empty() {
             return None;
         }
-        let is = |f: fn(f64) -> f64| {
+        let is = |f: &dyn Fn(f64) -> f64| {
             PROBES.iter().all(|&x| {
                 let (found, expected) = (function.eval(&[x], &[], &[])[0], f(x));
                 (found - expected).abs() <= 1e-6 * x.abs().max(1.0)
             })
         };
+        let dtype = body.code[value as usize].dtype;
+        // A file in halves has its constants in halves, too.
+        let rounded = |v: f64| Tensor::from_f64(dtype, [1], &[v]).to_f64()[0];
+        let gelu_tanh = || is(&|x| gelu_tanh(x, GELU_TANH)) || is(&|x| gelu_tanh(x, GELU_TANH.map(rounded)));
         match () {
-            () if is(|x| x.max(0.0)) => Some((Activation::Relu, end)),
-            () if gelu && is(gelu_tanh) => Some((Activation::GeluTanh, end)),
+            () if is(&|x| x.max(0.0)) => Some((Activation::Relu, end)),
+            () if gelu && gelu_tanh() => Some((Activation::GeluTanh, end)),
             () => None,
         }
     })
 }
 
-fn gelu_tanh(x: f64) -> f64 {
-    0.5 * x * (1.0 + (std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x * x * x)).tanh())
+/// The factors of a GELU's tanh approximation: the square root of 2 / pi, and that of the cube.
+const GELU_TANH: [f64; 2] = [0.797_884_560_802_865_4, 0.044_715];
+
+fn gelu_tanh(x: f64, [outer, cube]: [f64; 2]) -> f64 {
+    0.5 * x * (1.0 + (outer * (x + cube * x * x * x)).tanh())
 }

@@ -6,7 +6,8 @@ use super::scalar::convert;
 use super::templates::Launch;
 use super::wide::{BYTES, matrix};
 use super::{Dialect, Input, Module};
-use crate::expr::Body;
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sums that an invocation holds at most.
@@ -14,33 +15,65 @@ const SUMS: usize = 16;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 const STEP: usize = 16;
 
-/// Extents of an attention: heads, rows of queries, columns of queries, rows and columns of values.
+/// Extents of an attention: heads of keys, rows of all queries that share one, columns of queries, rows and columns of values.
 struct Extents {
     batch: usize,
     m: usize,
     k: usize,
     n: usize,
     e: usize,
+    /// Axes in front of the rows along which keys and values stand still, as those of grouped queries: rows like any other.
+    grouped: usize,
+}
+
+impl Extents {
+    /// A batch of matrices, walked by these names. Rows are called `m`, but keys and values have none.
+    fn space(&self, extents: &[usize], names: [&'static str; 2]) -> Space {
+        let rank = extents.len();
+        let first = rank - 2 - self.grouped;
+        let rows = if names[0] == "m" { first } else { rank - 2 };
+        vec![
+            over("batch", extents, 0..first),
+            over(names[0], extents, rows..rank - 1),
+            over(names[1], extents, [rank - 1]),
+        ]
+    }
 }
 
 /// How an attention is cut into workgroups, and what these hold.
 enum Cut {
     /// Scores pass through workgroup memory.
     Plain,
-    /// Rows of the result and keys at a time; scores and sums are held in registers.
-    Tile { rows: usize, columns: usize },
+    /// Scores and sums are held in registers.
+    Tile(Tile),
     /// The same on tensor cores.
     Warps(Warps),
 }
 
+/// What a workgroup of invocations with registers has of an attention.
+struct Tile {
+    /// Rows of the result.
+    rows: usize,
+    /// Keys at a time.
+    columns: usize,
+    /// Workgroups that share these rows, each with keys of its own.
+    cluster: usize,
+}
+
 /// How an attention of halves is shared among the warps of a workgroup.
 struct Warps {
-    /// Rows of the result; a warp has 16.
+    /// Rows of the result.
     rows: usize,
+    /// Of which a warp has so many times 16.
+    each: usize,
     /// Warps that share these rows, each with keys of its own.
     teams: usize,
     /// Keys of a team at a time.
     columns: usize,
+    /// Stripes of keys and values in workgroup memory: what is used, and what is on its way.
+    stages: usize,
+    /// Workgroups that share the rows, each with keys of its own.
+    cluster: usize,
 }
 
 impl Module<'_> {
@@ -57,18 +90,22 @@ impl Module<'_> {
     pub(super) fn attention(&mut self, score: &Body, guarded: bool) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
+        let still =
+            |axis: &usize| shape[*axis] == 1 || [1, 2].iter().all(|&slot| self.access(slot).strides[*axis] == 0);
+        let grouped = (0..rank - 2).rev().take_while(still).count();
         let extents = Extents {
-            batch: shape[..rank - 2].iter().product(),
-            m: shape[rank - 2],
+            batch: shape[..rank - 2 - grouped].iter().product(),
+            m: shape[rank - 2 - grouped..rank - 1].iter().product(),
             k: self.access(0).shape[rank - 1],
             n: self.access(1).shape[rank - 1],
             e: shape[rank - 1],
+            grouped,
         };
         if !self.value[..3].iter().all(|ty| *ty == F32) {
             return Err("attention is of floats".into());
         }
         for (slot, name, names) in [(0, "a", ["m", "k"]), (1, "b", ["k", "n"]), (2, "c", ["n", "e"])] {
-            let (mut body, address) = self.address(slot, &space(&self.access(slot).shape, names));
+            let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, names));
             let load = self.load(slot, &address);
             if name == "c" {
                 // The last lanes may have no column.
@@ -88,51 +125,75 @@ impl Module<'_> {
         }
         let cut = self.cut(&extents);
         match &cut {
-            Cut::Plain => self.score_each(score, n)?,
-            &Cut::Tile { rows, columns } => self.score_pairs(score, &extents, [rows, columns])?,
-            Cut::Warps(warps) => self.score_pairs(score, &extents, [warps.rows, warps.teams * warps.columns])?,
+            Cut::Plain => self.score_each(score, &extents)?,
+            Cut::Tile(tile) => self.score_pairs(score, &extents, [tile.rows, tile.columns], [1, 1])?,
+            Cut::Warps(warps) => {
+                // The powers of what is only scaled take one instruction to prepare.
+                let (identity, scale) = (Body::identity(DType::F32), scale(score));
+                let score = if scale.is_some() { &identity } else { score };
+                self.constant("UNIT", scale.unwrap_or(1.0) * std::f64::consts::LOG2_E, F32);
+                if scale.is_some() {
+                    self.flags.push("LINEAR");
+                }
+                let tiles = warps.columns / 8;
+                let pairs = [2 * warps.each * tiles, tiles];
+                self.score_pairs(score, &extents, [warps.rows, warps.teams * warps.columns], pairs)?;
+            }
         }
-        let outs: Vec<Var> = space(shape, ["m", "n"]);
+        let outs: Vec<Var> = extents.space(shape, ["m", "n"]);
         self.store(&outs, Some(F32), Some("m < M && n < COLUMNS_OUT"), &[])?;
         match &cut {
             Cut::Plain => self.attention_plain(&extents),
-            &Cut::Tile { rows, columns } => self.attention_tile(&extents, [rows, columns]),
+            Cut::Tile(tile) => self.attention_tile(&extents, tile),
             Cut::Warps(warps) => self.attention_mma(&extents, warps),
         }
     }
 
     /// CUDA's kernels take as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
     fn cut(&self, extents: &Extents) -> Cut {
-        let &Extents { batch, m, k, e, .. } = extents;
-        if self.dialect != Dialect::Cuda || m <= FEW || k == 0 {
+        if self.dialect != Dialect::Cuda || extents.k == 0 {
             return Cut::Plain;
         }
         if let Some(warps) = self.warps(extents) {
             return Cut::Warps(warps);
         }
-        let most = self.target.max_shared as usize;
-        let fits = |&(rows, columns): &(usize, usize)| {
-            let width = tile_width(e).0;
-            rows / 8 * (width / 16) <= 64 && 4 * tile_len(rows, columns, k, width) <= most
+        self.in_registers(extents).map_or(Cut::Plain, Cut::Tile)
+    }
+
+    /// How invocations with registers compute an attention whose scores and sums fit there, and of which a few rows and keys fit in workgroup
+    /// memory: with as many rows as there are and as still occupy all multiprocessors.
+    fn in_registers(&self, extents: &Extents) -> Option<Tile> {
+        let &Extents { batch, m, k, e, n, .. } = extents;
+        let (most, width) = (self.target.max_shared as usize, tile_width(e).0);
+        let room = 2 * self.target.multiprocessors as usize;
+        let fits = |tile: &Tile| tile.rows / 8 * (width + tile.columns) / 16 <= 112 && 4 * tile.len(k, e) <= most;
+        let spread = |rows: usize, columns: usize| {
+            let cluster = self.cluster(batch * m.div_ceil(rows), n.div_ceil(columns), room);
+            Tile { rows, columns, cluster }
         };
-        let cuts = [(64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32)].into_iter().filter(fits);
-        let busy = |rows: usize| batch * m.div_ceil(rows) >= 2 * self.target.multiprocessors as usize;
-        let enough = cuts.clone().find(|&(rows, _)| m > rows / 2 && busy(rows));
-        match enough.or_else(|| cuts.clone().find(|&(rows, _)| rows == 16)) {
-            Some((rows, columns)) => Cut::Tile { rows, columns },
-            None => Cut::Plain,
-        }
+        let sizes = [(64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (8, 64), (8, 32)];
+        let all = || sizes.into_iter().map(|(rows, columns)| spread(rows, columns)).filter(fits);
+        let busy = |tile: &Tile| 2 * batch * m.div_ceil(tile.rows) * tile.cluster >= room;
+        let enough = all().find(|tile| (m > tile.rows / 2 || tile.rows == 8) && busy(tile));
+        enough.or_else(|| all().find(|tile| tile.rows <= m.next_power_of_two().clamp(8, 16)))
+    }
+
+    /// How many workgroups share the stripes of keys of each of `groups`, where these are fewer than there is room for. Clusters came with
+    /// compute capability 9.0, and 8 workgroups are the most that every device has.
+    fn cluster(&self, groups: usize, stripes: usize, room: usize) -> usize {
+        let fits = |cluster: &usize| self.target.compute >= 90 && groups * cluster <= room && *cluster <= stripes;
+        [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
     /// A function `score(batch, m, n, value)`; what is outside is lowest.
-    fn score_each(&mut self, score: &Body, n: usize) -> Result<(), String> {
+    fn score_each(&mut self, score: &Body, extents: &Extents) -> Result<(), String> {
         let mut columns = self.kernel.shape.clone();
-        columns[self.kernel.shape.len() - 1] = n;
+        columns[self.kernel.shape.len() - 1] = extents.n;
         let input = |j: u32| match j {
             0 => Input::Value("value".into(), F32),
             _ => Input::Slot(2 + j as usize),
         };
-        let code = self.body(score, &space(&columns, ["m", "n"]), input, &[], &[])?;
+        let code = self.body(score, &extents.space(&columns, ["m", "n"]), input, &[], &[])?;
         let (value, from) = &code.results[0];
         let mut body = vec!["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()];
         body.extend(code.statements.iter().map(|line| format!("    {line}")));
@@ -180,40 +241,76 @@ impl Module<'_> {
     /// How tensor cores compute an attention: of halves, by instructions that came with compute capability 8.0,
     /// whose sums, scores and queries fit in registers, and of whose keys and values some fit in workgroup memory. Rows are shared among
     /// more workgroups, and their keys among the warps of each, where multiprocessors would be idle.
-    fn warps(&self, &Extents { batch, m, k, n, e }: &Extents) -> Option<Warps> {
+    fn warps(&self, &Extents { batch, m, k, n, e, .. }: &Extents) -> Option<Warps> {
         let element = self.storage[0];
         let halves = matches!(element, F16 | BF16) && self.storage[..3].iter().all(|ty| *ty == element);
         if self.target.compute < 80 || !halves || k.max(e) > WIDEST {
             return None;
         }
-        let busy = |rows: usize| batch * m.div_ceil(rows) >= 2 * self.target.multiprocessors as usize;
-        let rows = [64, 32].into_iter().find(|&rows| m > rows / 2 && busy(rows)).unwrap_or(16);
-        let all = [64, 32, 16].into_iter().flat_map(|columns| [4, 2, 1].map(|teams| Warps { rows, teams, columns }));
-        let fits = |w: &Warps| {
-            w.teams * rows <= 64
-                && w.teams * w.columns < n + 16 * w.teams
-                && w.columns * k.max(e) <= 64 * 128
-                && w.bytes(k, e) <= self.target.max_shared as usize
+        let (room, d) = (self.target.multiprocessors as usize, k.max(e));
+        let groups = |rows: usize| batch * m.div_ceil(rows);
+        // Rows, times 16 per warp, teams, keys of a team, stages: what was fastest where it fills the card, the more rows the better.
+        let (rows, each, teams, columns, stages) = match d {
+            ..=80 if m > 64 && groups(128) >= 2 * room => (128, 2, 1, 64, 2),
+            ..=128 if m > 64 && groups(128) >= 2 * room => (128, 2, 1, 16, 3),
+            129.. if m > 64 && groups(128) >= 2 * room => (128, 1, 1, 64, 2),
+            ..=128 if m > 32 && groups(64) >= room => (64, 1, 1, 64, 2),
+            _ if m > 16 && 2 * groups(32) >= room => (32, 1, 2, 64, 2),
+            // Where a cluster shares the keys, fewer teams have less to collect.
+            _ if 2 * groups(16) <= room => (16, 1, 2, 32, 4),
+            _ => (16, 1, 4, 32, 2),
         };
-        let keys = |w: &Warps| w.teams * w.columns;
-        // The more keys at a time, the fewer barriers; of as many, in more teams.
-        all.filter(fits).max_by_key(|w| (keys(w).min(128), w.teams))
+        // No more keys at a time than there are, and no more than fit.
+        let narrower = (0..3).flat_map(|by| [teams, 2, 1].map(|teams| (columns >> by, teams)));
+        let narrower = narrower.filter(|&(columns, other)| columns >= 16 && other <= teams);
+        let all = narrower.map(|(columns, teams)| Warps { rows, each, teams, columns, stages, cluster: 1 });
+        let fits = |w: &Warps| {
+            let (stripe, least) = (w.teams * w.columns, w.teams == 1 && w.columns == 16);
+            let held = w.columns * d <= 64 * 160;
+            held && (least || stripe < n + 16 * w.teams) && w.bytes(k, e) <= self.target.max_shared as usize
+        };
+        let warps = all.into_iter().find(fits)?;
+        let cluster = self.cluster(groups(rows), n.div_ceil(warps.teams * warps.columns), room);
+        Some(Warps { cluster, ..warps }).filter(fits).or(Some(warps))
     }
 }
 
-/// An attention of so few rows has next to nothing that could stay in registers.
-const FEW: usize = 4;
 /// The widest queries and results that are held in registers.
 const WIDEST: usize = 256;
 
 impl Warps {
-    /// Bytes of workgroup memory: keys and values, in whose place teams leave what they found.
+    /// Bytes of workgroup memory: keys and values, in whose place warps leave what they found.
     fn bytes(&self, k: usize, e: usize) -> usize {
         let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
-        let tiles = 2 * self.teams * self.columns * (depth + 8 + width + 8);
-        let kept = 4 * (self.teams - 1) * (4 + width / 2) * self.rows * 2;
+        let tiles = 2 * self.stages * self.teams * self.columns * (depth + 8 + width + 8);
+        let found = 4 * self.rows * 2 * (4 + width / 2);
+        let kept = match (self.teams, self.cluster) {
+            (1, 1) => 0,
+            (teams, cluster) => (teams + usize::from(cluster > 1)) * found,
+        };
         tiles.max(kept)
     }
+}
+
+/// What a score is times its product, if it is nothing more, and so little that the lowest value times it has a power of two.
+fn scale(score: &Body) -> Option<f64> {
+    let at = |mut i: u32| {
+        // All is computed in one type.
+        while let Code::Cast(from) = score.code[i as usize].code {
+            i = from;
+        }
+        score.code[i as usize].code
+    };
+    let scaled = |value: u32, by: u32| match (at(value), at(by)) {
+        (Code::Input(0), Code::Const(by)) => Some(by),
+        _ => None,
+    };
+    let factor = match at(*score.results.first()?) {
+        Code::Input(0) => 1.0,
+        Code::Binary(Binary::Mul, a, b) => scaled(a, b).or_else(|| scaled(b, a))?,
+        _ => return None,
+    };
+    (factor > 0.0 && factor <= 0.5).then_some(factor)
 }
 
 /// Columns of the values in workgroup memory for a result of `e`, and how many neighbours an invocation has.
@@ -222,14 +319,20 @@ fn tile_width(e: usize) -> (usize, usize) {
     (e.next_multiple_of(16 * each), each)
 }
 
-/// Elements of workgroup memory: queries, keys or else weights, values.
-fn tile_len(rows: usize, columns: usize, k: usize, width: usize) -> usize {
-    k * rows + k.max(rows) * columns + columns * width
+impl Tile {
+    /// Elements of workgroup memory: queries, keys or else weights, values, in whose place workgroups of a cluster leave what they found.
+    fn len(&self, k: usize, e: usize) -> usize {
+        let &Tile { rows, columns, cluster } = self;
+        let width = tile_width(e).0;
+        let tiles = k * rows + k.max(rows) * columns + columns * width;
+        if cluster > 1 { tiles.max(rows * (32 + width)) } else { tiles }
+    }
 }
 
 impl Module<'_> {
-    fn attention_tile(&mut self, extents: &Extents, [rows, columns]: [usize; 2]) -> Launch {
+    fn attention_tile(&mut self, extents: &Extents, tile: &Tile) -> Launch {
         let &Extents { batch, m, k, e, .. } = extents;
+        let &Tile { rows, columns, cluster } = tile;
         let rank = self.kernel.shape.len();
         let (width, each) = tile_width(e);
         for (slot, name, flag, names, axis) in [
@@ -238,14 +341,14 @@ impl Module<'_> {
             (2, "c_wide", "C_WIDE", ["n", "e"], rank - 1),
         ] {
             if self.storage[slot] == F32 && self.lies(slot, axis, 4) {
-                let (mut body, address) = self.address(slot, &space(&self.access(slot).shape, names));
+                let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, names));
                 body.push(format!("return {};", self.read_wide(slot, 4, &address)));
                 self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
                 self.flags.push(flag);
             }
         }
         if each > 1 {
-            self.store_pairs(e);
+            self.store_pairs(extents);
         }
         let groups = m.div_ceil(rows);
         let first = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
@@ -257,6 +360,7 @@ impl Module<'_> {
             ("COLUMNS", columns),
             ("WIDTH", width),
             ("EACH", each),
+            ("CLUSTER", cluster),
             ("GROUPS", groups),
             ("A_M_STEP", am),
             ("A_K_STEP", ak),
@@ -264,17 +368,25 @@ impl Module<'_> {
             ("B_K_STEP", bk),
         ];
         constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-        self.shared.push(("tile", F32, tile_len(rows, columns, k, width)));
-        Ok(("attention_tile", 128, (batch * groups) as u64))
+        self.clustered(cluster);
+        self.shared.push(("tile", F32, tile.len(k, e)));
+        Ok(("attention_tile", 128, (batch * groups * cluster) as u64))
+    }
+
+    fn clustered(&mut self, cluster: usize) {
+        self.cluster = cluster as u32;
+        if cluster > 1 {
+            self.flags.push("CLUSTERED");
+        }
     }
 
     fn attention_mma(&mut self, extents: &Extents, warps: &Warps) -> Launch {
         let &Extents { batch, m, k, e, .. } = extents;
-        let &Warps { rows, teams, columns } = warps;
+        let &Warps { rows, each, teams, columns, stages, cluster } = warps;
         let (rank, element) = (self.kernel.shape.len(), self.storage[0]);
         self.declarations.push(format!("typedef {} element;", element.name()));
         if self.lies(0, rank - 1, 2) {
-            let (mut body, address) = self.address(0, &space(&self.access(0).shape, ["m", "k"]));
+            let (mut body, address) = self.address(0, &extents.space(&self.access(0).shape, ["m", "k"]));
             body.push(format!("return {};", self.read_wide(0, 2, &address)));
             self.wide_function("a_wide", &matrix(["m", "k"]), "wide<element, 2>".into(), body);
             self.flags.push("A_WIDE");
@@ -284,18 +396,21 @@ impl Module<'_> {
             [(1, "b_at", "B_WIDE", ["k", "n"], rank - 2), (2, "c_at", "C_WIDE", ["n", "e"], rank - 1)]
         {
             if self.lies(slot, axis, wide) {
-                self.address_function(name, slot, &space(&self.access(slot).shape, names), names);
+                self.address_function(name, slot, &extents.space(&self.access(slot).shape, names), names);
                 self.flags.push(flag);
             }
         }
-        self.store_pairs(e);
+        self.store_pairs(extents);
         let groups = m.div_ceil(rows);
         let keys_first = self.access(1).strides[rank - 1] == 1;
         let stripe = teams * columns;
         let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
         let constants = [
             ("ROWS", rows),
+            ("EACH", each),
             ("COLUMNS", columns),
+            ("STAGES", stages),
+            ("CLUSTER", cluster),
             ("TEAMS", teams),
             ("STRIPE", stripe),
             ("DEPTH", depth),
@@ -305,23 +420,31 @@ impl Module<'_> {
             ("B_K_STEP", if keys_first { stripe } else { 1 }),
         ];
         constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-        if teams > 1 {
-            self.flags.push("TEAMS");
+        if teams * cluster > 1 {
+            self.flags.push("PARTS");
         }
+        self.clustered(cluster);
         self.shared.push(("tile", element, warps.bytes(k, e) / 2));
-        Ok(("attention_mma", (rows / 16 * teams * 32) as u32, (batch * groups) as u64))
+        Ok(("attention_mma", (rows / 16 / each * teams * 32) as u32, (batch * groups * cluster) as u64))
     }
 
-    /// Functions for two scores side by side: `look(batch, m, n)` reads what they are made of beside products, where it lies side by
-    /// side, and `score(batch, m, n, v, value)` makes the one at `n`, the second if `v` is 1. What is outside never weighs.
-    fn score_pairs(&mut self, score: &Body, extents: &Extents, [rows, keys]: [usize; 2]) -> Result<(), String> {
+    /// Functions for two scores side by side, of which an invocation has `pairs`, so many of them `along` the keys: `look(batch, m, n, pair)`
+    /// reads what they are made of beside products, where it lies side by side, and `score(batch, m, n, pair, v, value)` makes the one at
+    /// `n`, the second if `v` is 1. What is outside is for the template to mend where keys are `RAGGED`.
+    fn score_pairs(
+        &mut self,
+        score: &Body,
+        extents: &Extents,
+        [rows, keys]: [usize; 2],
+        [pairs, along]: [usize; 2],
+    ) -> Result<(), String> {
         let rank = self.kernel.shape.len();
         let mut columns = self.kernel.shape.clone();
         columns[rank - 1] = extents.n;
-        let space = space(&columns, ["m", "n"]);
+        let space = extents.space(&columns, ["m", "n"]);
         let further = 3..self.kernel.template.core_reads();
-        let pairs: Vec<usize> = further.filter(|&slot| self.lies(slot, rank - 1, 2)).collect();
-        let accesses: Vec<_> = pairs.iter().map(|&slot| self.access(slot)).collect();
+        let side: Vec<usize> = further.clone().filter(|&slot| self.lies(slot, rank - 1, 2)).collect();
+        let accesses: Vec<_> = side.iter().map(|&slot| self.access(slot)).collect();
         let located = locate(&space, &accesses, &BTreeSet::new());
         let guard = |body: Vec<String>| {
             let ragged = |extent: usize, step: usize, text| (!extent.is_multiple_of(step)).then_some(text);
@@ -333,16 +456,23 @@ impl Module<'_> {
             let head = format!("if ({}) {{", inside.join(" && "));
             [head].into_iter().chain(body.into_iter().map(|line| format!("    {line}"))).chain(["}".into()]).collect()
         };
-        let mut body = if pairs.is_empty() { Vec::new() } else { located.statements };
+        let mut body = if side.is_empty() { Vec::new() } else { located.statements };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
-        for (&slot, address) in pairs.iter().zip(&located.addresses) {
+        for (&slot, address) in side.iter().zip(&located.addresses) {
             let ty = self.storage[slot];
-            self.declarations.push(format!("wide<{}, 2> x{slot};", ty.name()));
-            body.push(format!("x{slot} = {};", self.read_wide(slot, 2, address)));
-            names.insert(slot, convert(&format!("x{slot}.v[v]"), ty, self.value[slot]));
+            // As many at a time as lie so, and as an invocation has along the keys.
+            let mut width = (BYTES / ty.size()).min(2 * along);
+            while width > 2 && !self.lies(slot, rank - 1, width) {
+                width /= 2;
+            }
+            self.declarations.push(format!("wide<{}, {width}> x{slot}[{}];", ty.name(), 2 * pairs / width));
+            let read = self.read_wide(slot, width, address);
+            body.push(format!("if (pair * 2 % {width} == 0) {{ x{slot}[pair * 2 / {width}] = {read}; }}"));
+            let element = format!("x{slot}[(pair * 2 + v) / {width}].v[(pair * 2 + v) % {width}]");
+            names.insert(slot, convert(&element, ty, self.value[slot]));
         }
         let [b, first, second] = matrix(["m", "n"]);
-        self.function("look", &[b, first, second], None, guard(body));
+        self.function("look", &[b, first, second, ("pair", I32)], None, guard(body));
         let input = |j: u32| match (j, 2 + j as usize) {
             (0, _) => Input::Value("value".into(), F32),
             (_, slot) => match names.get(&slot) {
@@ -354,14 +484,20 @@ impl Module<'_> {
         let (value, from) = &code.results[0];
         let mut body = code.statements;
         body.push(format!("result = {};", convert(value, *from, F32)));
-        let lines = ["var result = bitcast<f32>(0xff800000u);".to_owned()].into_iter();
-        let lines = lines.chain(guard(body)).chain(["return result;".into()]).collect();
-        self.function("score", &[b, first, second, ("v", I32), ("value", F32)], Some(F32), lines);
+        // Nothing outside may be read.
+        let body = if further.len() > side.len() { guard(body) } else { body };
+        let lines = ["var result = value;".to_owned()].into_iter();
+        let lines = lines.chain(body).chain(["return result;".into()]).collect();
+        let params = [b, first, second, ("pair", I32), ("v", I32), ("value", F32)];
+        self.function("score", &params, Some(F32), lines);
+        if !extents.n.is_multiple_of(keys) {
+            self.flags.push("RAGGED");
+        }
         Ok(())
     }
 
     /// A function that stores two elements side by side, where the result is stored as it is, and so lies.
-    fn store_pairs(&mut self, e: usize) {
+    fn store_pairs(&mut self, extents: &Extents) {
         let (slot, rank) = (self.kernel.reads.len(), self.kernel.shape.len());
         let Some(b) = self.bindings.of[slot] else { return };
         let ty = self.storage[slot];
@@ -369,21 +505,14 @@ impl Module<'_> {
         if !same || self.kernel.writes.len() != 1 || !self.lies(slot, rank - 1, 2) {
             return;
         }
-        let (mut body, address) = self.address(slot, &space(&self.kernel.shape, ["m", "n"]));
+        let (mut body, address) = self.address(slot, &extents.space(&self.kernel.shape, ["m", "n"]));
         let [low, high] = ["low", "high"].map(|value| convert(value, F32, ty));
         body.push(format!("write(b{b} + ({address}), wide<{}, 2>{{{low}, {high}}});", ty.name()));
         body.iter_mut().for_each(|line| line.insert_str(0, "    "));
-        body.insert(0, format!("if (m < M && n < {e}) {{"));
+        body.insert(0, format!("if (m < M && n < {}) {{", extents.e));
         body.push("}".into());
         let [batch, first, second] = matrix(["m", "n"]);
         self.function("store_wide", &[batch, first, second, ("low", F32), ("high", F32)], None, body);
         self.flags.push("STORE_WIDE");
     }
-}
-
-/// A batch of matrices, walked by these names.
-fn space(extents: &[usize], names: [&'static str; 2]) -> Space {
-    let rank = extents.len();
-    let matrix = [over(names[0], extents, [rank - 2]), over(names[1], extents, [rank - 1])];
-    [over("batch", extents, 0..rank - 2)].into_iter().chain(matrix).collect()
 }

@@ -15,7 +15,17 @@ pub(super) struct Frame<'a> {
     pub(super) groups: u64,
 }
 
+/// Bytes of workgroup memory that CUDA's kernels can declare. More is asked for when they are launched.
+const DECLARED: usize = 48 << 10;
+
 impl Frame<'_> {
+    /// Bytes of workgroup memory that a launch has to ask for: none where the kernel's text declares it.
+    pub(super) fn pool(&self) -> u32 {
+        let bytes = |(_, ty, len): &(_, Type, usize)| (len * ty.size()).next_multiple_of(16);
+        let all: usize = self.module.shared.iter().map(bytes).sum();
+        if self.dialect == Dialect::Cuda && all > DECLARED { all as u32 } else { 0 }
+    }
+
     /// Helpers that the module's functions call.
     fn helpers(&self) -> impl Iterator<Item = &Helper> {
         let calls = |name: &str| {
@@ -119,9 +129,23 @@ impl Frame<'_> {
             format!("{}{}* __restrict__ b{b}", if *read_only { "const " } else { "" }, ty.name())
         });
         let params = params.collect::<Vec<_>>().join(", ");
-        writeln!(f, "extern \"C\" __global__ void __launch_bounds__({}) kernel({params}) {{", self.size)?;
+        let bounds = match module.cluster {
+            1 => format!("__launch_bounds__({})", self.size),
+            cluster => format!("__launch_bounds__({}) __cluster_dims__({cluster}, 1, 1)", self.size),
+        };
+        writeln!(f, "extern \"C\" __global__ void {bounds} kernel({params}) {{")?;
+        if self.pool() > 0 {
+            writeln!(f, "    POOL({});", self.pool())?;
+        }
+        let mut start = 0;
         for (name, ty, len) in &module.shared {
-            writeln!(f, "    __shared__ __align__(16) {} {name}[{len}];", ty.name())?;
+            let bytes = len * ty.size();
+            let ty = ty.name();
+            match self.pool() {
+                0 => writeln!(f, "    __shared__ __align__(16) {ty} {name}[{len}];")?,
+                _ => writeln!(f, "    {ty}* const {name} = reinterpret_cast<{ty}*>(pool + {start});")?,
+            }
+            start += bytes.next_multiple_of(16);
         }
         for (name, ty) in &module.private {
             writeln!(f, "    {} {name};", ty.name())?;

@@ -102,7 +102,7 @@ impl Module<'_> {
                 Some(Tile::Halves(if tiles(128) >= 96 { 128 } else { 64 }, element))
             }
             F64 if m > 16 && n > 16 => Some(Tile::Plain(F64)),
-            F32 if sent && few_tiles(tiles(SPLIT_TILE) as u64, &self.target) => {
+            F32 if sent && few_tiles(tiles(SPLIT_TILE) as u64, self.target) => {
                 let full = m > 16 && tiles(SPLIT_TILE) >= self.target.multiprocessors as usize;
                 Some(Tile::Split(if full { SPLIT_TILE } else { SPLIT_TILE / 2 }))
             }

@@ -1,5 +1,6 @@
 //! How long to search.
 
+use std::thread;
 use std::time::Instant;
 
 /// When [`place`](super::place) stops, unless it cannot do better before.
@@ -23,6 +24,8 @@ pub(super) struct Meter {
     /// When to look at the clock again.
     look: u64,
     over: bool,
+    /// Whether two may work side by side.
+    threads: bool,
 }
 
 impl Meter {
@@ -30,7 +33,13 @@ impl Meter {
     const LOOK: u64 = 1 << 17;
 
     pub fn new(effort: Effort) -> Meter {
-        Meter { effort, spent: 0, look: 0, over: false }
+        Meter { effort, spent: 0, look: 0, over: false, threads: true }
+    }
+
+    /// The same meter for one core, which leads to the same result.
+    #[cfg(test)]
+    pub fn without_threads(self) -> Meter {
+        Meter { threads: false, ..self }
     }
 
     /// Counts steps. True when it is time to stop, and from then on.
@@ -47,21 +56,29 @@ impl Meter {
         self.over
     }
 
-    /// A meter for each of two that work side by side, with half of what is left.
-    pub fn halves(&self) -> [Meter; 2] {
+    /// Does two pieces of work side by side, each within half of what is left. Where time was up for one it is up.
+    pub fn both<T: Send>(&mut self, work: impl Fn(usize, &mut Meter) -> T + Sync) -> [T; 2] {
+        let [mut first, mut second] = self.halves();
+        let mut beside = || work(1, &mut second);
+        let (one, other) = thread::scope(|scope| {
+            let other = self.threads.then(|| thread::Builder::new().spawn_scoped(scope, &mut beside).ok()).flatten();
+            (work(0, &mut first), other.map(|other| other.join().expect("what places items does not panic")))
+        });
+        // A system that gives no thread gets the same answer, later.
+        let other = other.unwrap_or_else(beside);
+        for half in [first, second] {
+            self.spend(half.spent);
+            self.over |= half.over;
+        }
+        [one, other]
+    }
+
+    fn halves(&self) -> [Meter; 2] {
         let effort = match self.effort {
             Effort::Steps(limit) => Effort::Steps(limit.saturating_sub(self.spent) / 2),
             until => until,
         };
-        [(); 2].map(|()| Meter { over: self.over, ..Meter::new(effort) })
-    }
-
-    /// Counts what they have spent. Where time was up for one it is up.
-    pub fn join(&mut self, halves: [Meter; 2]) {
-        for half in halves {
-            self.spend(half.spent);
-            self.over |= half.over;
-        }
+        [(); 2].map(|()| Meter { over: self.over, threads: self.threads, ..Meter::new(effort) })
     }
 
     pub fn is_over(&self) -> bool {

@@ -1,80 +1,215 @@
-//! The greedy pass: packs from the bottom up in a given order.
+//! The greedy pass: packs from the bottom up, or lays into the lowest room, in several orders.
 
 use super::core::fill;
 use super::effort::{Effort, Meter};
 use super::exact::Block;
-use super::pack::Packer;
+use super::pack::{Level, Packer, Recipe};
 use super::time::Timeline;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
 
-/// The best of several orders, each packed from the bottom up or laid item by item into the lowest room.
+/// Beyond so many items a pass takes a second or more, and laying them one by one several.
+pub(super) const GIANT: usize = 200_000;
+/// Up to so many items the search makes up for whatever a pass has missed.
+const SMALL: usize = 2000;
+
+/// What is tried, the most successful first.
+const FOR_SMALL: [Pass; 8] = [
+    Pass::Pack(Key::Start),
+    Pass::Pack(Key::BusySections),
+    Pass::Pack(Key::BusyArea),
+    Pass::Pack(Key::Area),
+    Pass::Pack(Key::AreaSections),
+    Pass::Pack(Key::Sections),
+    Pass::Pack(Key::Size),
+    Pass::Pack(Key::End),
+];
+const FOR_LARGE: [Pass; 12] = [
+    Pass::Pack(Key::Start),
+    Pass::Pack(Key::Area),
+    Pass::Pack(Key::BusyArea),
+    Pass::Lay(Key::BusyArea),
+    Pass::Pack(Key::BusySections),
+    Pass::Pack(Key::Worth(32)),
+    Pass::Level(32, 16),
+    Pass::Level(64, 8),
+    Pass::Pack(Key::AreaSections),
+    Pass::Pack(Key::Sections),
+    Pass::Pack(Key::Size),
+    Pass::Pack(Key::End),
+];
+/// The first pass, then those of either core.
+const FOR_GIANT: [Pass; 11] = [
+    Pass::Pack(Key::Worth(32)),
+    Pass::Level(32, 16),
+    Pass::Level(64, 8),
+    Pass::Pack(Key::Start),
+    Pass::Level(64, 8),
+    Pass::Level(32, 16),
+    Pass::Level(64, 8),
+    Pass::Pack(Key::BusySections),
+    Pass::Level(64, 8),
+    Pass::Level(32, 16),
+    Pass::Level(64, 8),
+];
+
+/// A pass over all items.
+#[derive(Clone, Copy)]
+enum Pass {
+    Pack(Key),
+    /// Packs by worth, and lifts a stretch where that costs one part in so many of what it gains.
+    Level(u64, u32),
+    Lay(Key),
+}
+
+/// What comes first: the greatest of these.
+#[derive(Clone, Copy)]
+enum Key {
+    Start,
+    End,
+    Size,
+    Sections,
+    Area,
+    AreaSections,
+    /// The largest live sum of its sections, then how many they are, or its area.
+    BusySections,
+    BusyArea,
+    /// How much room in its sections is worth, see [`Timeline::worth`].
+    Worth(u64),
+}
+
+/// The best of several passes, and what it was packed by. The first is made whatever the effort.
 pub(super) fn greedy(
     problem: &Problem,
     time: &Timeline,
     blocks: &[Block],
     enough: u64,
     meter: &mut Meter,
-) -> (Solution, Vec<u32>) {
+) -> (Solution, Recipe) {
+    let tried: &[Pass] = match blocks.len() {
+        0..=SMALL => &FOR_SMALL,
+        ..=GIANT => &FOR_LARGE,
+        _ => &FOR_GIANT,
+    };
+    let greedy = Greedy { problem, time, blocks, enough };
     let mut packer = Packer::new(time.live.len(), blocks);
-    let mut best: Option<(Solution, Vec<u32>)> = None;
-    let mut free = Meter::new(Effort::Steps(u64::MAX));
-    for (which, order) in orders(problem, time) {
-        let peak = match &best {
-            None => packer.pack(&order, u64::MAX, &mut free),
-            Some((best, _)) => packer.pack(&order, best.peak - 1, meter),
-        };
-        if let Ok(peak) = peak {
-            best = Some((Solution { offsets: packer.offsets.clone(), peak, proved: 0 }, order.clone()));
-        }
-        let reached = |best: &Option<(Solution, Vec<u32>)>| best.as_ref().is_some_and(|(best, _)| best.peak <= enough);
-        if meter.spend(problem.items.len() as u64) || reached(&best) {
-            break;
-        }
-        if which == 2 && (2001..=GIANT).contains(&problem.items.len()) {
-            let (roof, filled) = (
-                best.as_ref().map_or(u64::MAX, |(best, _)| best.peak),
-                order.iter().copied().filter(|&item| !time.spans[item as usize].is_empty()).collect(),
-            );
-            if let Ok(solution) = fill(problem, time, vec![None; order.len()], &filled, roof, meter) {
-                best = Some((solution, order));
-            }
-            if meter.is_over() || reached(&best) {
-                break;
-            }
-        }
-    }
-    best.expect("the first order has no limit")
+    let mut first = None;
+    greedy.run(&mut packer, tried[..1].iter(), &mut first, &mut Meter::new(Effort::Steps(u64::MAX)));
+    meter.spend(blocks.len() as u64);
+    let found = if blocks.len() <= GIANT {
+        greedy.run(&mut packer, tried[1..].iter(), &mut first, meter);
+        first
+    } else {
+        drop(packer);
+        let found = meter.both(|side, meter| {
+            let (mut packer, mut best) = (Packer::new(time.live.len(), blocks), first.clone());
+            greedy.run(&mut packer, tried[1 + side..].iter().step_by(2), &mut best, meter);
+            best
+        });
+        found.into_iter().flatten().min_by_key(|(solution, _)| solution.peak)
+    };
+    found.expect("the first pass has no limit")
 }
 
-/// Beyond so many items a pass takes a second or more, and laying them one by one several.
-pub(super) const GIANT: usize = 200_000;
-/// Orders worth trying, the most successful first. Lazy: a problem that the first one solves costs one sort.
-fn orders<'a>(problem: &'a Problem, time: &'a Timeline) -> impl Iterator<Item = (usize, Vec<u32>)> + 'a {
-    let items = &problem.items;
-    let busy = time.busiest();
-    let tried: &[usize] = match items.len() {
-        0..=2000 => &[0, 1, 2, 3, 4, 5, 6, 7],
-        2001..=GIANT => &[0, 3, 2, 1, 4, 5, 6, 7],
-        _ => &[0, 1],
-    };
-    tried.iter().map(move |&which| {
+/// What all passes share.
+struct Greedy<'a> {
+    problem: &'a Problem,
+    time: &'a Timeline,
+    blocks: &'a [Block],
+    enough: u64,
+}
+
+impl Greedy<'_> {
+    /// Makes passes as long as there is something to gain and time is left.
+    fn run<'p>(
+        &self,
+        packer: &mut Packer,
+        passes: impl Iterator<Item = &'p Pass>,
+        best: &mut Option<(Solution, Recipe)>,
+        meter: &mut Meter,
+    ) {
+        let mut lacking = vec![0; self.time.live.len()];
+        for &pass in passes {
+            let peak = best.as_ref().map_or(u64::MAX, |(best, _)| best.peak);
+            if meter.is_over() || peak <= self.enough {
+                return;
+            }
+            let found = self.pass(packer, pass, peak, &lacking, meter);
+            if let (Some((solution, _)), Pass::Level(..)) = (&found, pass) {
+                self.learn(solution, self.enough.midpoint(peak.min(solution.peak)), &mut lacking);
+            }
+            if let Some(found) = found.filter(|(solution, _)| solution.peak < peak) {
+                *best = Some(found);
+            }
+            meter.spend(self.blocks.len() as u64);
+        }
+    }
+
+    /// Counts, by section, the bytes above a roof: the next pass by worth takes care of them.
+    fn learn(&self, solution: &Solution, roof: u64, lacking: &mut [u64]) {
+        let mut change = vec![0u64; lacking.len() + 1];
+        for (Block { span, size, .. }, offset) in self.blocks.iter().zip(&solution.offsets) {
+            let above = (offset + size).saturating_sub(roof).min(*size);
+            change[span.start] = change[span.start].wrapping_add(above);
+            change[span.end] = change[span.end].wrapping_sub(above);
+        }
+        let mut above: u64 = 0;
+        for (lacking, change) in lacking.iter_mut().zip(change) {
+            above = above.wrapping_add(change);
+            *lacking = lacking.saturating_add(above);
+        }
+    }
+
+    /// A pass that stops when the peak is not below `roof`, unless something is to be learnt from it.
+    fn pass(
+        &self,
+        packer: &mut Packer,
+        pass: Pass,
+        roof: u64,
+        lacking: &[u64],
+        meter: &mut Meter,
+    ) -> Option<(Solution, Recipe)> {
+        let (recipe, roof) = match pass {
+            Pass::Pack(key) | Pass::Lay(key) => (Recipe { order: self.order(key, &[]), level: None }, roof),
+            Pass::Level(of_bound, parts) => {
+                let order = self.order(Key::Worth(of_bound), lacking);
+                let level = Some(Level { worth: self.time.worth(of_bound, lacking), parts });
+                (Recipe { order, level }, u64::MAX)
+            }
+        };
+        let solution = if let Pass::Lay(_) = pass {
+            let sized = |&item: &u32| !self.blocks[item as usize].span.is_empty();
+            let order = recipe.order.iter().copied().filter(sized).collect();
+            fill(self.problem, self.time, vec![None; self.blocks.len()], &order, roof, meter).ok()?
+        } else {
+            let peak = packer.pack(&recipe, roof - 1, meter).ok()?;
+            Solution { offsets: packer.offsets.clone(), peak, proved: 0 }
+        };
+        Some((solution, recipe))
+    }
+
+    fn order(&self, key: Key, lacking: &[u64]) -> Vec<u32> {
+        let (items, time) = (&self.problem.items, self.time);
+        let busy = || time.busiest();
+        let worth = if let Key::Worth(parts) = key { time.worth(parts, lacking) } else { Vec::new() };
         let mut order: Vec<u32> = (0..items.len() as u32).collect();
         order.sort_by_cached_key(|&index| {
             let (item, index) = (items[index as usize], index as usize);
             let (size, life) = (u128::from(item.size), u128::from(item.upper - item.lower));
-            let (sections, busy) = (time.spans[index].len() as u128, u128::from(busy[index]));
-            Reverse(match which {
-                0 => (u128::from(u64::MAX - item.lower), size),
-                1 => (busy, sections),
-                2 => (busy, size * life),
-                3 => (size * life, size),
-                4 => (size * sections, size),
-                5 => (sections, size),
-                6 => (size, life),
-                _ => (u128::from(item.upper), size),
+            let span = &time.spans[index];
+            let sections = span.len() as u128;
+            Reverse(match key {
+                Key::Start => (u128::from(u64::MAX - item.lower), size),
+                Key::End => (u128::from(item.upper), size),
+                Key::Size => (size, life),
+                Key::Sections => (sections, size),
+                Key::Area => (size * life, size),
+                Key::AreaSections => (size * sections, size),
+                Key::BusySections => (u128::from(busy()[index]), sections),
+                Key::BusyArea => (u128::from(busy()[index]), size * life),
+                Key::Worth(_) => (u128::from(worth[span.end] - worth[span.start]), size),
             })
         });
-        (which, order)
-    })
+        order
+    }
 }

@@ -4,8 +4,8 @@ use super::core::Core;
 use super::effort::Meter;
 use super::exact::{Block, Focus, Manner, Outcome, Search, mix};
 use super::greedy::GIANT;
-use super::pack::{Packer, Stuck};
-use super::repair::repair;
+use super::pack::{Packer, Recipe, Stuck};
+use super::repair::{move_steps, repair};
 use super::time::Timeline;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
@@ -18,8 +18,9 @@ const BETWEEN: u64 = 3;
 const FIRST: u64 = 1 << 21;
 const LAST: u64 = 1 << 34;
 
-/// Steps of a repair of one place on the first level.
+/// Steps of a repair of one place on the first level, at least; and how many moves they are to suffice for.
 const ATTEMPT: u64 = 1 << 21;
+const MOVES: u64 = 256;
 
 /// Improves a solution in rounds that grow, until it is within the range's start, nothing better exists or the meter says stop. Peaks
 /// from the range's end on are of no interest.
@@ -31,7 +32,7 @@ pub(super) fn hunt(
     time: &Timeline,
     blocks: &[Block],
     best: Solution,
-    order: Vec<u32>,
+    recipe: Recipe,
     range: Range<u64>,
     meter: &mut Meter,
 ) -> Solution {
@@ -49,8 +50,9 @@ pub(super) fn hunt(
         best,
         bar: range.end,
         first,
+        attempt: ATTEMPT.max(MOVES * move_steps(time.crowd())),
         targets,
-        order,
+        recipe,
         core,
         searches,
     };
@@ -76,11 +78,12 @@ struct Hunt<'a> {
     meter: &'a mut Meter,
     best: Solution,
     bar: u64,
-    /// Steps of a round of the first level.
+    /// Steps of a round of the first level, and of a repair of one place.
     first: u64,
+    attempt: u64,
     targets: Targets,
-    /// The order of the best packing.
-    order: Vec<u32>,
+    /// What led to the best packing.
+    recipe: Recipe,
     core: Core,
     searches: [Search; 2],
 }
@@ -89,16 +92,19 @@ impl Hunt<'_> {
     /// False when it is over.
     fn round(&mut self, level: u64, turn: u64) -> bool {
         let slice = (self.first << level.min(32)).min(LAST);
-        let enough = self.targets.least;
         // A small problem is decided before it is worth a repair, of a large one the search takes up but a part.
         if self.core.whole && turn == 1 {
             self.squeeze(slice);
-            repair(self.problem, self.time, &mut self.best, enough, ATTEMPT << level.min(16), slice, self.meter);
+            self.repair(level, slice);
         }
         if !self.core.whole && turn == 0 {
-            self.squeeze(slice);
+            if self.blocks.len() <= GIANT {
+                self.squeeze(slice);
+            }
             // The exact search soon settles what is not too large for it.
-            self.repair_two(level, if self.blocks.len() > GIANT { 16 } else { 4 } * slice);
+            let steps = if self.blocks.len() > GIANT { 16 } else { 4 } * slice;
+            self.repair_halves(level, steps);
+            self.repair(level, steps / 4);
         }
         if !self.core.whole && turn < LOWEST {
             // The rounds of a level take up ever more sections.
@@ -114,36 +120,34 @@ impl Hunt<'_> {
         (0..slice / short).all(|part| self.probe(level, turn, part, short))
     }
 
-    /// Repairs the best solution and, on another core, one that lays long lives low: what is too high there is short and has few
-    /// neighbours.
-    fn repair_two(&mut self, level: u64, steps: u64) {
-        let Hunt { problem, time, blocks, .. } = *self;
-        let (enough, attempt) = (self.targets.least, ATTEMPT << level.min(16));
-        let [mut first, mut second] = self.meter.halves();
-        let mut long_first = || {
-            let noise = |index: u32| 1024 + if level == 0 { 0 } else { mix(level << 32 | u64::from(index)) % 307 };
-            let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
-            order.sort_by_cached_key(|&index| {
-                let Block { span, size, .. } = &blocks[index as usize];
-                Reverse((span.len() as u64 * noise(index), *size))
-            });
-            let mut packer = Packer::new(time.live.len(), blocks);
-            let peak = packer.pack(&order, u64::MAX, &mut second).ok()?;
-            let mut other = Solution { offsets: packer.offsets, peak, proved: 0 };
-            repair(problem, time, &mut other, enough, attempt, steps, &mut second);
-            Some(other)
-        };
-        let beside = std::thread::scope(|scope| {
-            let other = std::thread::Builder::new().spawn_scoped(scope, &mut long_first).ok();
-            repair(problem, time, &mut self.best, enough, attempt, steps, &mut first);
-            other.map(|other| other.join().expect("a repair does not panic"))
-        });
-        // A system that gives no thread gets the same answer, later.
-        let other = beside.unwrap_or_else(long_first);
-        self.meter.join([first, second]);
-        if let Some(other) = other.filter(|other| other.peak < self.best.peak) {
-            self.best = other;
+    /// Repairs the best solution.
+    fn repair(&mut self, level: u64, steps: u64) {
+        let Hunt { problem, time, .. } = *self;
+        let (offsets, home) = (std::mem::take(&mut self.best.offsets), 0..time.live.len());
+        let (enough, attempt) = (self.targets.least, self.attempt << level.min(16));
+        self.best = Solution::new(problem, repair(problem, time, offsets, home, enough, attempt, steps, self.meter));
+    }
+
+    /// Repairs the best solution on two cores: one takes what lives before a point in time, the other what lives behind it. There is as
+    /// much to do on either side.
+    fn repair_halves(&mut self, level: u64, steps: u64) {
+        let Hunt { problem, time, .. } = *self;
+        let (enough, attempt) = (self.targets.least, self.attempt << level.min(16));
+        let over = |&item: &usize| self.best.offsets[item] + problem.size(item) > enough;
+        let mut over: Vec<usize> = (0..time.spans.len()).filter(over).map(|item| time.spans[item].start).collect();
+        if over.is_empty() {
+            return;
         }
+        let middle = over.len() / 2;
+        let cut = *over.select_nth_unstable(middle).1;
+        let homes = [0..cut, cut..time.live.len()];
+        let [mut first, second] = self.meter.both(|side, meter| {
+            let (offsets, home) = (self.best.offsets.clone(), homes[side].clone());
+            repair(problem, time, offsets, home, enough, attempt, steps, meter)
+        });
+        let behind = (0..first.len()).filter(|&item| time.spans[item].start >= cut);
+        behind.for_each(|item| first[item] = second[item]);
+        self.best = Solution::new(problem, first);
     }
 
     /// Packs all items anew in about so many steps, those that found no room under a lower roof earlier each time.
@@ -151,15 +155,16 @@ impl Hunt<'_> {
         let end = self.meter.spent() + steps;
         while self.meter.spent() < end && self.best.peak > self.targets.least {
             let roof = self.best.peak - (self.best.peak - self.targets.least).div_ceil(16);
-            match self.packer.pack(&self.order, roof, self.meter) {
+            match self.packer.pack(&self.recipe, roof, self.meter) {
                 Ok(peak) => self.best = Solution { offsets: self.packer.offsets.clone(), peak, proved: 0 },
                 Err(Stuck::Late) => return,
                 Err(Stuck::At(item)) => {
-                    let at = self.order.iter().position(|&other| other == item).expect("the order has every item");
+                    let order = &mut self.recipe.order;
+                    let at = order.iter().position(|&other| other == item).expect("the order has every item");
                     if at == 0 {
                         return;
                     }
-                    self.order[at / 2..=at].rotate_right(1);
+                    order[at / 2..=at].rotate_right(1);
                 }
             }
         }

@@ -176,20 +176,24 @@ pub fn place(problem: &Problem, effort: Effort) -> Solution {
 pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
     let time = Timeline::new(problem);
     let effort = if time.bound() < bar { effort } else { Effort::Steps(0) };
+    search(problem, &time, bar, Meter::new(effort))
+}
+
+fn search(problem: &Problem, time: &Timeline, bar: u64, mut meter: Meter) -> Solution {
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar.saturating_sub(1));
-    let blocks = problem.blocks(&time);
-    let mut meter = Meter::new(effort);
-    let (mut best, order) = greedy(problem, &time, &blocks, enough, &mut meter);
+    let blocks = problem.blocks(time);
+    let (mut best, recipe) = greedy(problem, time, &blocks, enough, &mut meter);
     best.proved = time.bound();
     if best.peak > enough && !meter.is_over() {
-        best = hunt(problem, &time, &blocks, best, order, enough..bar, &mut meter);
+        best = hunt(problem, time, &blocks, best, recipe, enough..bar, &mut meter);
     }
     best
 }
 
 #[cfg(test)]
 mod tests {
-    use super::pack::{Packer, Stuck};
+    use super::greedy::GIANT;
+    use super::pack::{Packer, Recipe, Stuck};
     use super::*;
     use std::path::Path;
 
@@ -251,6 +255,43 @@ mod tests {
     }
 
     #[test]
+    fn one_core_gives_what_two_give() {
+        let mut random = XorShift(3);
+        // Large enough for two cores to repair it, and to pack it.
+        for (count, steps) in [(6000, 100_000_000), (GIANT as u64 + 1, 900_000_000)] {
+            let mut item = |lower| Item {
+                lower,
+                upper: lower + 1 + random.below(200) as u64,
+                size: 1 + random.below(1 << 20) as u64,
+                align: 1,
+            };
+            let problem = Problem::new((0..count).map(&mut item).collect(), 1).unwrap();
+            let time = Timeline::new(&problem);
+            let meter = || Meter::new(Effort::Steps(steps));
+            let found = search(&problem, &time, u64::MAX, meter());
+            assert_eq!(found, search(&problem, &time, u64::MAX, meter().without_threads()));
+            let first = search(&problem, &time, u64::MAX, Meter::new(Effort::Steps(0)));
+            assert!(found.peak < first.peak && found.peak > time.bound(), "{} {}", found.peak, first.peak);
+        }
+    }
+
+    #[test]
+    fn small_units_are_placed_as_large_ones_are() {
+        // Peaks far below what a repair takes for a small gain.
+        let mut random = XorShift(5);
+        let items: Vec<Item> = (0..1500)
+            .map(|lower| Item {
+                lower,
+                upper: lower + 1 + random.below(60) as u64,
+                size: 1 + random.below(3) as u64,
+                align: 1,
+            })
+            .collect();
+        let solution = place(&Problem::new(items, 1).unwrap(), Effort::Steps(100_000_000));
+        assert!(solution.peak <= solution.proved + 1, "{} for {}", solution.peak, solution.proved);
+    }
+
+    #[test]
     fn small_known_problems_reach_their_optimum() {
         // Alignment lifts the last one's optimum above its bound of 2.
         type Case = (Vec<(u64, u64, u64, u64)>, u64);
@@ -278,12 +319,12 @@ mod tests {
         let blocks = problem.blocks(&time);
         let mut packer = Packer::new(time.live.len(), &blocks);
         let mut meter = Meter::new(Effort::PLAN);
-        let order = [0, 1, 2, 3, 4, 5];
-        assert_eq!(packer.pack(&order, 7, &mut meter), Ok(7));
+        let in_order = |order: [u32; 6]| Recipe { order: order.to_vec(), level: None };
+        assert_eq!(packer.pack(&in_order([0, 1, 2, 3, 4, 5]), 7, &mut meter), Ok(7));
         assert_eq!(packer.offsets, [0, 0, 0, 1, 2, 4]);
-        assert_eq!(packer.pack(&order, 6, &mut meter), Err(Stuck::At(5)));
+        assert_eq!(packer.pack(&in_order([0, 1, 2, 3, 4, 5]), 6, &mut meter), Err(Stuck::At(5)));
         // With 4 first, the stretch beside it is lifted to carry 3 and 1.
-        assert_eq!(packer.pack(&[4, 3, 5, 0, 1, 2], 7, &mut meter), Ok(7));
+        assert_eq!(packer.pack(&in_order([4, 3, 5, 0, 1, 2]), 7, &mut meter), Ok(7));
         assert_eq!(packer.offsets, [0, 2, 0, 1, 0, 4]);
     }
 

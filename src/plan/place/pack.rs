@@ -14,6 +14,35 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+/// How to pack.
+#[derive(Clone, Default)]
+pub(super) struct Recipe {
+    /// The blocks, first come first served.
+    pub order: Vec<u32>,
+    /// What it may cost to widen a stretch.
+    pub level: Option<Level>,
+}
+
+/// When a stretch is lifted to its wall though a block lives within it: a little room is lost under the stretch, but what the block
+/// would leave beside it is often too narrow for any other.
+#[derive(Clone)]
+pub(super) struct Level {
+    /// How much room matters in the sections before each, in sum.
+    pub worth: Vec<u64>,
+    /// Of the room beside the block, one part in so many may be lost.
+    pub parts: u32,
+}
+
+impl Level {
+    /// Whether to lift a stretch by so much rather than to put a block there.
+    fn lifts(&self, stretch: &Range<usize>, by: u64, block: &Block) -> bool {
+        let worth = |span: &Range<usize>| u128::from(self.worth[span.end] - self.worth[span.start]);
+        let (under, beside) = (worth(stretch), worth(stretch) - worth(&block.span));
+        // Bytes have 64 bits, worth 59, and of parts there are few.
+        u128::from(by) * under * u128::from(self.parts) < u128::from(block.size) * beside
+    }
+}
+
 /// Steps for a node that is looked at, about.
 const STEPS: u64 = 8;
 
@@ -53,8 +82,8 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// Finds the offsets that an order of the blocks leads to; the highest end of those that are not fixed.
-    pub fn pack(&mut self, order: &[u32], limit: u64, meter: &mut Meter) -> Result<u64, Stuck> {
+    /// Finds the offsets that a recipe leads to; the highest end of those that are not fixed.
+    pub fn pack(&mut self, Recipe { order, level }: &Recipe, limit: u64, meter: &mut Meter) -> Result<u64, Stuck> {
         order.iter().enumerate().for_each(|(rank, &block)| self.rank[block as usize] = rank as u32);
         self.waiting.reset(&self.rank);
         self.skyline.reset(self.sections);
@@ -76,7 +105,10 @@ impl<'a> Packer<'a> {
             if meter.spend(STEPS * (8 + seen)) {
                 return Err(Stuck::Late);
             }
-            let Some(index) = found else {
+            let up = || self.skyline.wall(&stretch).min(above) - floor;
+            let stays =
+                |&index: &usize| level.as_ref().is_none_or(|level| !level.lifts(&stretch, up(), &blocks[index]));
+            let Some(index) = found.filter(stays) else {
                 self.skyline.lift(stretch, above);
                 continue;
             };
@@ -127,11 +159,16 @@ impl Skyline {
         None
     }
 
-    /// Lifts a stretch to the lowest of its walls and what is `above` it, or forgets it if there is nothing.
-    fn lift(&mut self, stretch: Range<usize>, above: u64) {
+    /// The lowest of the walls of a stretch, or no address if it has none.
+    fn wall(&self, stretch: &Range<usize>) -> u64 {
         let left = stretch.start.checked_sub(1).map_or(u64::MAX, |last| self.floor[self.begin[last]]);
         let right = self.floor.get(stretch.end).copied().unwrap_or(u64::MAX);
-        let wall = left.min(right).min(above);
+        left.min(right)
+    }
+
+    /// Lifts a stretch to the lowest of its walls and what is `above` it, or forgets it if there is nothing.
+    fn lift(&mut self, stretch: Range<usize>, above: u64) {
+        let wall = self.wall(&stretch).min(above);
         if wall < u64::MAX {
             self.set(stretch, wall);
         }

@@ -10,12 +10,13 @@
 //! An item weighs more each time that it is driven out, so no two take each other's place for ever. In a large problem that was packed
 //! well only a few places are too high, and each is mended among the items around it.
 
+use super::Problem;
 use super::core::Placed;
 use super::effort::Meter;
 use super::time::Timeline;
 use super::window::clear;
-use super::{Problem, Solution};
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 /// A gain of less than one part in so many is not worth an attempt.
 const LEAST: u64 = 4000;
@@ -23,39 +24,44 @@ const LEAST: u64 = 4000;
 /// Of the distance to what is enough, two to the power of minus this is tried at once.
 const LARGEST: u32 = 3;
 
-/// Lowers the peak in about so many steps, an `attempt` of them for an item at first.
+/// Lowers the highest end of what lives within some sections, in about so many steps, an `attempt` of them for an item at first. All else
+/// stays.
 pub(super) fn repair(
     problem: &Problem,
     time: &Timeline,
-    best: &mut Solution,
+    offsets: Vec<u64>,
+    home: Range<usize>,
     enough: u64,
     mut attempt: u64,
     steps: u64,
     meter: &mut Meter,
-) {
+) -> Vec<u64> {
     let end = meter.spent().saturating_add(steps);
-    let mut repair = Repair::new(problem, time, best);
+    let mut repair = Repair::new(problem, time, offsets, home);
     meter.spend(64 * time.spans.len() as u64);
     let mut part = LARGEST;
-    while best.peak > enough && meter.spent() < end && !meter.is_over() {
-        let roof = best.peak - ((best.peak - enough) >> part).max(1);
+    let mut peak = repair.peak();
+    while peak > enough && meter.spent() < end && !meter.is_over() {
+        let roof = peak - ((peak - enough) >> part).max(1);
         let done = repair.lower(roof, attempt, end, meter);
-        best.peak = repair.peak();
+        peak = repair.peak();
         if done {
             part = LARGEST.max(part - 1);
-        } else if (best.peak - enough) >> part > best.peak / LEAST {
+        } else if (peak - enough) >> part > peak / LEAST {
             part += 1;
         } else {
             (part, attempt) = (LARGEST, attempt.saturating_mul(4));
         }
     }
-    best.offsets = repair.offsets;
+    repair.offsets
 }
 
 /// A placement that is being repaired.
 struct Repair<'a> {
     problem: &'a Problem,
     time: &'a Timeline,
+    /// Only what lives within these sections is moved.
+    home: Range<usize>,
     offsets: Vec<u64>,
     placed: Placed<'a>,
     /// By item, how often it was driven out.
@@ -64,30 +70,50 @@ struct Repair<'a> {
     pool: BinaryHeap<(u128, u32)>,
     /// What was moved in this attempt, and from where.
     moved: Vec<(u32, u64)>,
-    /// Where those begin and end that share time with what is put somewhere.
-    starts: Vec<(u64, u32)>,
-    ends: Vec<(u64, u32)>,
+    /// What shares time with the item that is put somewhere, by start.
+    near: Vec<Near>,
+    /// Its places there, by end.
+    ends: Vec<u32>,
+}
+
+/// Steps for a move of an item that shares time with so many others, about.
+pub(super) fn move_steps(others: u64) -> u64 {
+    64 + 40 * others
+}
+
+/// What is in the way somewhere: how many items that stay, and the weight of the others.
+type Weight = (u32, u128);
+
+/// An item that may be in the way.
+struct Near {
+    start: u64,
+    end: u64,
+    item: u32,
+    weight: Weight,
 }
 
 impl<'a> Repair<'a> {
-    fn new(problem: &'a Problem, time: &'a Timeline, solution: &Solution) -> Repair<'a> {
+    fn new(problem: &'a Problem, time: &'a Timeline, offsets: Vec<u64>, home: Range<usize>) -> Repair<'a> {
         let mut repair = Repair {
             problem,
             time,
-            offsets: solution.offsets.clone(),
+            home,
+            offsets,
             placed: Placed::new(time),
             driven: vec![0; time.spans.len()],
             pool: BinaryHeap::new(),
             moved: Vec::new(),
-            starts: Vec::new(),
+            near: Vec::new(),
             ends: Vec::new(),
         };
         (0..time.spans.len()).filter(|&item| !time.spans[item].is_empty()).for_each(|item| repair.placed.insert(item));
         repair
     }
 
-    fn is_sized(&self, item: usize) -> bool {
-        !self.time.spans[item].is_empty()
+    /// Whether an item is to be moved.
+    fn is_free(&self, item: usize) -> bool {
+        let Range { start, end } = self.time.spans[item];
+        start < end && self.home.start <= start && end <= self.home.end
     }
 
     fn top(&self, item: usize) -> u64 {
@@ -99,14 +125,14 @@ impl<'a> Repair<'a> {
     }
 
     fn peak(&self) -> u64 {
-        let sized = (0..self.offsets.len()).filter(|&item| self.is_sized(item));
-        sized.map(|item| self.top(item)).max().unwrap_or(0)
+        let free = (0..self.offsets.len()).filter(|&item| self.is_free(item));
+        free.map(|item| self.top(item)).max().unwrap_or(0)
     }
 
     /// Brings all items under a roof, the earliest first. Where that cannot be done the roof is raised, so that what was gained stays.
     /// Whether that was never so.
     fn lower(&mut self, mut roof: u64, attempt: u64, end: u64, meter: &mut Meter) -> bool {
-        let reaches = |&item: &usize| self.is_sized(item) && self.top(item) > roof;
+        let reaches = |&item: &usize| self.is_free(item) && self.top(item) > roof;
         let mut over: Vec<usize> = (0..self.offsets.len()).filter(reaches).collect();
         over.sort_by_key(|&item| self.time.spans[item].start);
         meter.spend(4 * self.offsets.len() as u64);
@@ -116,10 +142,12 @@ impl<'a> Repair<'a> {
                 let end = |meter: &Meter| meter.spent().saturating_add(attempt);
                 if !self.bring(item, roof, end(meter), meter) && !self.clear(item, roof, end(meter), meter) {
                     done = false;
-                    roof = roof.midpoint(self.top(item));
-                    if self.top(item) - roof < roof / LEAST {
+                    let raised = roof.midpoint(self.top(item));
+                    // Below so many units all gains are large, but at last there is none.
+                    if raised == roof || self.top(item) - raised < raised / LEAST {
                         return false;
                     }
+                    roof = raised;
                 }
             }
         }
@@ -142,7 +170,7 @@ impl<'a> Repair<'a> {
 
     /// Brings an item and all that is around it under the roof until so many steps were spent, or leaves all as it was.
     fn clear(&mut self, item: usize, roof: u64, end: u64, meter: &mut Meter) -> bool {
-        clear(self.problem, self.time, &self.placed, &mut self.offsets, item, roof, end, meter)
+        clear(self.problem, self.time, &self.placed, &mut self.offsets, item, &self.home, roof, end, meter)
     }
 
     fn take(&mut self, item: usize) {
@@ -162,62 +190,63 @@ impl<'a> Repair<'a> {
     fn put(&mut self, item: usize, roof: u64, meter: &mut Meter) -> bool {
         let Some(offset) = self.cheapest(item, roof, meter) else { return false };
         self.offsets[item] = offset;
-        let (top, starts) = (self.top(item), std::mem::take(&mut self.starts));
-        for &(_, other) in starts.iter().take_while(|&&(start, _)| start < top) {
-            if offset < self.top(other as usize) {
-                self.driven[other as usize] += 1;
-                self.take(other as usize);
-            }
+        let (top, near) = (self.top(item), std::mem::take(&mut self.near));
+        for other in near.iter().take_while(|other| other.start < top).filter(|other| offset < other.end) {
+            self.driven[other.item as usize] += 1;
+            self.take(other.item as usize);
         }
-        self.starts = starts;
+        self.near = near;
         self.placed.insert(item);
         true
     }
 
     /// The offset under the roof at which the least weight is in the way, the lowest among equals: beside a neighbour, on the ground or
-    /// right under the roof.
+    /// right under the roof. Nothing if it is none that can be moved.
     fn cheapest(&mut self, item: usize, roof: u64, meter: &mut Meter) -> Option<u64> {
         let (size, align) = (self.problem.size(item), self.problem.items()[item].align.max(self.problem.align()));
         let down = |offset: u64| offset & !(align - 1);
         let highest = roof.checked_sub(size).map(down)?;
-        let (mut starts, mut ends) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.ends));
-        starts.clear();
-        self.placed.meeting(&self.time.spans[item], &mut |other| starts.push((self.offsets[other], other as u32)));
-        starts.sort_unstable();
-        ends.clear();
-        ends.extend(starts.iter().map(|&(_, other)| (self.top(other as usize), other)));
-        ends.sort_unstable();
-        meter.spend(64 + 40 * starts.len() as u64);
-        let above = ends.iter().map(|&(end, _)| end.next_multiple_of(align));
-        let below = starts.iter().filter_map(|&(start, _)| start.checked_sub(size).map(down));
-        let above =
-            self.lightest(std::iter::once(0).chain(above).take_while(|&at| at <= highest), size, &starts, &ends);
-        let below = self.lightest(below.take_while(|&at| at < highest).chain([highest]), size, &starts, &ends);
-        (self.starts, self.ends) = (starts, ends);
-        Some(above.min(below).1)
+        let mut near = std::mem::take(&mut self.near);
+        near.clear();
+        self.placed.meeting(&self.time.spans[item], &mut |other| near.push(self.near(other)));
+        near.sort_unstable_by_key(|other| (other.start, other.item));
+        self.ends.clear();
+        self.ends.extend(0..near.len() as u32);
+        self.ends.sort_unstable_by_key(|&at| near[at as usize].end);
+        meter.spend(move_steps(near.len() as u64));
+        let above = self.ends.iter().map(|&at| near[at as usize].end.next_multiple_of(align));
+        let below = near.iter().filter_map(|other| other.start.checked_sub(size).map(down));
+        let above = std::iter::once(0).chain(above).take_while(|&at| at <= highest);
+        let below = below.take_while(|&at| at < highest).chain([highest]);
+        let ((held, _), offset) =
+            lightest(above, size, &near, &self.ends).min(lightest(below, size, &near, &self.ends));
+        self.near = near;
+        (held == 0).then_some(offset)
     }
 
-    /// Of rising offsets the one with the least weight in the way, and that: what begins below the end and does not end by the offset.
-    fn lightest(
-        &self,
-        offsets: impl Iterator<Item = u64>,
-        size: u64,
-        starts: &[(u64, u32)],
-        ends: &[(u64, u32)],
-    ) -> (u128, u64) {
-        let (mut starts, mut ends) = (starts.iter().peekable(), ends.iter().peekable());
+    fn near(&self, item: usize) -> Near {
         // All bytes together have 64 bits, sections and drives 32 each.
-        let weight = |other: u32| self.area(other as usize) * (1 + u128::from(self.driven[other as usize]));
-        let mut inside = 0;
-        let weigh = |offset: u64| {
-            while let Some(&(_, other)) = starts.next_if(|&&(start, _)| start < offset + size) {
-                inside += weight(other);
-            }
-            while let Some(&(_, other)) = ends.next_if(|&&(end, _)| end <= offset) {
-                inside -= weight(other);
-            }
-            (inside, offset)
+        let weight = match self.is_free(item) {
+            true => (0, self.area(item) * (1 + u128::from(self.driven[item]))),
+            false => (1, 0),
         };
-        offsets.map(weigh).min().unwrap_or((u128::MAX, 0))
+        Near { start: self.offsets[item], end: self.top(item), item: item as u32, weight }
     }
+}
+
+/// Of rising offsets the one with the least weight in the way, and that: what begins below the end and does not end by the offset.
+fn lightest(offsets: impl Iterator<Item = u64>, size: u64, near: &[Near], ends: &[u32]) -> (Weight, u64) {
+    let mut starts = near.iter().peekable();
+    let mut ends = ends.iter().map(|&at| &near[at as usize]).peekable();
+    let mut inside: Weight = (0, 0);
+    let weigh = |offset: u64| {
+        while let Some(Near { weight: (held, free), .. }) = starts.next_if(|other| other.start < offset + size) {
+            inside = (inside.0 + held, inside.1 + free);
+        }
+        while let Some(Near { weight: (held, free), .. }) = ends.next_if(|other| other.end <= offset) {
+            inside = (inside.0 - held, inside.1 - free);
+        }
+        (inside, offset)
+    };
+    offsets.map(weigh).min().unwrap_or(((u32::MAX, 0), 0))
 }

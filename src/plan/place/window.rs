@@ -12,7 +12,7 @@ use super::Problem;
 use super::core::Placed;
 use super::effort::Meter;
 use super::exact::{Block, Focus, Manner, Outcome, Search};
-use super::pack::{Packer, Stuck};
+use super::pack::{Packer, Recipe, Stuck};
 use super::time::Timeline;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -20,31 +20,35 @@ use std::ops::Range;
 /// The most items of a window, free or not, and of one that is searched.
 const LARGEST: usize = 1 << 16;
 const EXACT: usize = 600;
+/// Steps for an item of a window that is packed, about.
+const PACKING: u64 = 1000;
 /// Steps of one attempt at a window.
 const ATTEMPT: u64 = 2_000_000;
 /// The most attempts to pack the blocks of a window in one order.
 const SQUEEZES: usize = 10;
 
-/// Brings an item and all that share a window with it under the roof until so many steps were spent, or changes nothing.
+/// Brings an item and all that share a window with it, at most these sections, under the roof until so many steps were spent, or changes
+/// nothing.
 pub(super) fn clear(
     problem: &Problem,
     time: &Timeline,
     placed: &Placed,
     offsets: &mut [u64],
     item: usize,
+    most: &Range<usize>,
     roof: u64,
     end: u64,
     meter: &mut Meter,
 ) -> bool {
-    let sections = time.live.len();
     let span = time.spans[item].clone();
     let mut margin = span.len().max(8);
     let mut last = 0;
     while meter.spent() < end && !meter.is_over() {
-        let window = span.start.saturating_sub(margin)..(span.end + margin).min(sections);
+        let window = span.start.saturating_sub(margin).max(most.start)..(span.end + margin).min(most.end);
         let mut items = Vec::new();
         placed.meeting(&window, &mut |other| items.push(other));
-        if last > 0 && (items.len() > LARGEST || items.len() == last) {
+        let steps = PACKING * items.len() as u64;
+        if last > 0 && (items.len() > LARGEST || items.len() == last) || meter.spent().saturating_add(steps) > end {
             return false;
         }
         let crossing = items.iter().filter(|&&i| time.spans[i].start < window.start || time.spans[i].end > window.end);
@@ -100,10 +104,10 @@ fn squeeze(
     let mut packer = Packer::new(sections, blocks);
     let free: Vec<u32> = (0..blocks.len() as u32).filter(|&at| blocks[at as usize].fixed.is_none()).collect();
     for which in 0..4 {
-        let mut order = free.clone();
-        order.sort_by_cached_key(|&at| {
+        let mut recipe = Recipe { order: free.clone(), level: None };
+        recipe.order.sort_by_cached_key(|&at| {
             let Block { span, size, .. } = &blocks[at as usize];
-            let busy = time.live[time.spans[items[at as usize]].clone()].iter().copied().max().unwrap_or(0);
+            let busy = time.busiest()[items[at as usize]];
             let width = span.len() as u64;
             Reverse(match which {
                 0 => (u128::from(busy), width),
@@ -116,10 +120,11 @@ fn squeeze(
             if meter.spent() >= end {
                 return None;
             }
-            match packer.pack(&order, roof, meter) {
+            match packer.pack(&recipe, roof, meter) {
                 Ok(_) => return Some(packer.offsets),
                 Err(Stuck::Late) => return None,
                 Err(Stuck::At(block)) => {
+                    let order = &mut recipe.order;
                     let at = order.iter().position(|&other| other == block).expect("it is one of them");
                     if at == 0 {
                         break;

@@ -1,0 +1,143 @@
+//! Products of halves by several matrices become one by all of them side by side, as those that make queries, keys and values:
+//! each alone is short, and leaves multiprocessors idle.
+//!
+//! ```text
+//! x -+- MatMul wq - Add bq -          x - MatMul [wq wk wv] - Add [bq bk bv] -+- Slice -
+//!    +- MatMul wk - Add bk -                                                  +- Slice -
+//!    `- MatMul wv - Add bv -                                                  `- Slice -
+//! ```
+
+use super::round::is_half;
+use super::simplify::{add, addend};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::op::{Attrs, Lower, ValueId};
+use crate::target::{Family, Target};
+use std::collections::BTreeSet;
+
+/// Rows and columns of a result that a multiprocessor computes at a time.
+const TILE: usize = 128;
+/// Elementwise nodes are followed over this many steps.
+const DEPTH: usize = 16;
+
+/// A product by a constant matrix.
+#[derive(Clone)]
+struct Product {
+    node: u32,
+    weights: ValueId,
+    /// What is added to each row.
+    bias: Option<ValueId>,
+    /// The product, or the sum of it and the bias.
+    end: ValueId,
+}
+
+/// Merges products of one value that stand side by side in the order of the graph.
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    if target.family != Family::Cuda {
+        return Ok(());
+    }
+    let mut row: Vec<Product> = Vec::new();
+    for id in graph.order()? {
+        // Others in between would run while all of the results are kept.
+        let computes = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Template(_) | Lower::Reduce(_)));
+        if !computes {
+            continue;
+        }
+        let product = product(graph, id);
+        if !product.as_ref().is_some_and(|p| row.first().is_some_and(|first| joins(graph, first, p))) {
+            merge(graph, &std::mem::take(&mut row), target)?;
+        }
+        row.extend(product);
+    }
+    merge(graph, &row, target)?;
+    graph.sweep();
+    Ok(())
+}
+
+fn product(graph: &Graph, node: u32) -> Option<Product> {
+    let result = ValueId { node, port: 0 };
+    let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
+    let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
+    let matrix = graph.fact(weights).shape.len() == 2 && is_half(graph.fact(result).dtype);
+    if !multiplies || !matrix || graph.is_output(result) {
+        return None;
+    }
+    let biased = || {
+        let [user] = graph.users(result)[..] else { return None };
+        let (inner, bias) = addend(graph, user)?;
+        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..];
+        (inner == result && row).then_some((ValueId { node: user, port: 0 }, bias))
+    };
+    let (end, bias) = biased().map_or((result, None), |(end, bias)| (end, Some(bias)));
+    (!graph.is_output(end)).then_some(Product { node, weights, bias, end })
+}
+
+/// Whether both multiply one value, and are alike otherwise.
+fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
+    let left = |p: &Product| graph.operands(p.node)[0];
+    let depth = |p: &Product| graph.fact(p.weights).shape[0];
+    left(first) == left(other) && depth(first) == depth(other) && first.bias.is_some() == other.bias.is_some()
+}
+
+fn merge(graph: &mut Graph, row: &[Product], target: &Target) -> Result<()> {
+    let [first, _, ..] = row else { return Ok(()) };
+    if !graph.choices().pays("merge", first.node, pays(graph, row, target)) {
+        return Ok(());
+    }
+    let (left, name) = (graph.operands(first.node)[0], graph.node(first.node).name.clone());
+    graph.insert_at(first.node);
+    let beside = |graph: &mut Graph, parts: Vec<Option<ValueId>>| {
+        add(graph, &name, "Concat", &parts, Attrs::new().with("axis", -1))
+    };
+    let weights = beside(graph, row.iter().map(|p| Some(p.weights)).collect())?;
+    let bias = match first.bias {
+        Some(_) => Some(beside(graph, row.iter().map(|p| p.bias).collect())?),
+        None => None,
+    };
+    graph.insert_at(first.node);
+    let mut whole = add(graph, &name, "MatMul", &[left, Some(weights)], Attrs::new())?;
+    if let Some(bias) = bias {
+        whole = add(graph, &name, "Add", &[Some(whole), Some(bias)], Attrs::new())?;
+    }
+    let mut start = 0;
+    for product in row {
+        let end = start + graph.fact(product.weights).shape[1] as i64;
+        let attrs = Attrs::new().with("starts", vec![start]).with("ends", vec![end]).with("axes", vec![-1i64]);
+        let name = graph.value_name(product.end).to_owned();
+        let slice = add(graph, &name, "Slice", &[Some(whole)], attrs)?;
+        graph.replace(product.end, slice);
+        start = end;
+    }
+    Ok(())
+}
+
+/// Whether one product takes fewer turns of the multiprocessors than these, whose results go separate ways: what an elementwise node makes
+/// of several could take the place of one of them.
+fn pays(graph: &Graph, row: &[Product], target: &Target) -> bool {
+    let tiles = |p: &Product| {
+        let shape = &graph.fact(p.end).shape;
+        let columns = shape.last().copied().unwrap_or(1);
+        (shape.numel() / columns.max(1)).div_ceil(TILE) * columns.div_ceil(TILE)
+    };
+    let turns = |tiles: usize| tiles.div_ceil((target.multiprocessors as usize).max(1));
+    let apart: usize = row.iter().map(|p| turns(tiles(p))).sum();
+    let mut seen = BTreeSet::new();
+    let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
+    turns(row.iter().map(tiles).sum()) < apart && separate
+}
+
+/// The elementwise nodes that compute with a value, and with what those make of it, however it is seen.
+fn followers(graph: &Graph, value: ValueId) -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut values = vec![value];
+    for _ in 0..DEPTH {
+        let users: Vec<u32> = values.drain(..).flat_map(|value| graph.users(value)).collect();
+        for user in users {
+            let lower = graph.node(user).op().map(|op| &op.lower);
+            if matches!(lower, Some(Lower::Map(_) | Lower::View(_))) && found.insert(user) {
+                values.push(ValueId { node: user, port: 0 });
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,167 @@
+//! Halves are rounded where they are stored, and what would be rounded again and again is stored in `f32`.
+//!
+//! - Constants that scale and shift what was computed in `f32`, as behind a normalisation, do so before it is rounded:
+//!   `Cast (x) * w + b` becomes `Cast (x * w + b)`.
+//! - A *stream* is a sum that products are added to, one after another, and that others read on the way. Its sums are `f32`, which products
+//!   are summed in anyway: rounded each time, their errors would add up.
+//!
+//! ```text
+//! x ---+-----------------------------------------+-> Add ---+-------------..
+//!      `-> normalisation -> .. -> MatMul -> Add -'          `-> normalisation -> ..
+//! ```
+
+use super::simplify::{add, addend, only};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::op::{Attrs, Lower, ValueId};
+use crate::target::Target;
+use std::collections::HashMap;
+
+/// Rounds later, and less often.
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    let stored = |dtype: &DType| is_half(*dtype) && target.storage(*dtype).is_ok_and(is_half);
+    if !graph.dtypes().iter().any(stored) {
+        return Ok(());
+    }
+    let mut streams = Streams::default();
+    for id in graph.order()? {
+        round_last(graph, id)?;
+        streams.widen(graph, id)?;
+    }
+    graph.sweep();
+    Ok(())
+}
+
+pub(super) fn is_half(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+/// The first output.
+fn result(node: u32) -> ValueId {
+    ValueId { node, port: 0 }
+}
+
+fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType) -> Result<ValueId> {
+    add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
+}
+
+/// What a value was before it was rounded from `f32`, if it was.
+fn unrounded(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    let source = (graph.node(value.node).op()?.name == "Cast").then(|| graph.operands(value.node)[0])??;
+    (is_half(graph.fact(value).dtype) && graph.fact(source).dtype == DType::F32).then_some(source)
+}
+
+/// Lets a factor or an addend that is constant act on what was rounded before it was.
+fn round_last(graph: &mut Graph, id: u32) -> Result<()> {
+    let Some(op) = graph.node(id).op().filter(|op| matches!(op.name, "Add" | "Mul")) else { return Ok(()) };
+    let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return Ok(()) };
+    let rounded = match [a, b].map(|v| graph.as_constant(v).is_some()) {
+        [false, true] => a,
+        [true, false] => b,
+        _ => return Ok(()),
+    };
+    let Some(source) = unrounded(graph, rounded).filter(|_| only(graph, rounded, &["Cast"])) else { return Ok(()) };
+    let (fact, name) = (graph.fact(result(id)).clone(), graph.node(id).name.clone());
+    if !graph.choices().holds("round", id, graph.fact(source).shape == fact.shape) {
+        return Ok(());
+    }
+    graph.insert_at(id);
+    let mut operands = [a, b];
+    for operand in &mut operands {
+        *operand = if *operand == rounded { source } else { cast(graph, &name, *operand, DType::F32)? };
+    }
+    let wide = add(graph, &name, op.name, &operands.map(Some), Attrs::new())?;
+    let value = cast(graph, &name, wide, fact.dtype)?;
+    graph.replace(result(id), value);
+    Ok(())
+}
+
+/// Sums of streams: rounded, and as they are stored.
+#[derive(Default)]
+struct Streams(HashMap<ValueId, ValueId>);
+
+impl Streams {
+    /// Keeps a sum in `f32` if it is one of a stream.
+    fn widen(&mut self, graph: &mut Graph, id: u32) -> Result<()> {
+        let Some(operands) = sum(graph, id) else { return Ok(()) };
+        let follows = residual(graph, id).is_some_and(|stream| self.0.contains_key(&stream));
+        if graph.is_output(result(id)) || !follows && !goes_on(graph, result(id)) {
+            return Ok(());
+        }
+        let (name, dtype) = (graph.node(id).name.clone(), graph.fact(result(id)).dtype);
+        graph.insert_at(id);
+        let mut wide = [None; 2];
+        for (wide, operand) in wide.iter_mut().zip(operands) {
+            *wide = Some(self.wide(graph, &name, operand)?);
+        }
+        let wide = add(graph, &name, "Add", &wide, Attrs::new())?;
+        let rounded = cast(graph, &name, wide, dtype)?;
+        graph.replace(result(id), rounded);
+        for user in graph.users(rounded) {
+            if widens(graph, user) {
+                graph.replace(result(user), wide);
+            }
+        }
+        self.0.insert(rounded, wide);
+        Ok(())
+    }
+
+    /// A value in `f32`; what a constant is added to is so before.
+    fn wide(&self, graph: &mut Graph, name: &str, value: ValueId) -> Result<ValueId> {
+        if let Some(&wide) = self.0.get(&value) {
+            return Ok(wide);
+        }
+        match addend(graph, value.node) {
+            Some((product, constant)) if is_product(graph, value) => {
+                let product = cast(graph, name, product, DType::F32)?;
+                let constant = cast(graph, name, constant, DType::F32)?;
+                add(graph, name, "Add", &[Some(product), Some(constant)], Attrs::new())
+            }
+            _ => match graph.users(value).into_iter().find(|&user| widens(graph, user)) {
+                Some(user) => Ok(result(user)),
+                None => cast(graph, name, value, DType::F32),
+            },
+        }
+    }
+}
+
+/// Whether a node makes `f32` of what it reads.
+fn widens(graph: &Graph, id: u32) -> bool {
+    graph.node(id).op_name() == "Cast" && graph.fact(result(id)).dtype == DType::F32
+}
+
+/// What a sum of halves adds.
+fn sum(graph: &Graph, id: u32) -> Option<[ValueId; 2]> {
+    let node = graph.node(id);
+    let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return None };
+    (node.op()?.name == "Add" && is_half(node.outputs[0].fact.dtype)).then_some([a, b])
+}
+
+/// Whether this is a matrix product, perhaps with a constant added, that nothing else reads.
+fn is_product(graph: &Graph, value: ValueId) -> bool {
+    let biased = || Some(addend(graph, value.node)?.0).filter(|_| only(graph, value, &["Add"]));
+    only(graph, value, &["MatMul"]) || biased().is_some_and(|inner| only(graph, inner, &["MatMul"]))
+}
+
+/// What a node adds a product to, if it does.
+fn residual(graph: &Graph, id: u32) -> Option<ValueId> {
+    let (stream, product) = match sum(graph, id)? {
+        [stream, product] if is_product(graph, product) => (stream, product),
+        [product, stream] if is_product(graph, product) => (stream, product),
+        _ => return None,
+    };
+    let whole = [stream, product].iter().all(|&v| graph.fact(v).shape == graph.fact(result(id)).shape);
+    graph.choices().holds("stream", id, whole).then_some(stream)
+}
+
+/// Whether a value is read on the way to the sum of it and a product, by what can as well read `f32`.
+fn goes_on(graph: &Graph, value: ValueId) -> bool {
+    let users = graph.users(value);
+    let reads = |&user: &u32| {
+        let lower = graph.node(user).op().map(|op| &op.lower);
+        matches!(lower, Some(Lower::Map(_) | Lower::Reduce(_)))
+    };
+    let added = |&&user: &&u32| residual(graph, user) == Some(value);
+    users.iter().all(reads) && (1..users.len()).contains(&users.iter().filter(added).count())
+}

@@ -1,0 +1,240 @@
+//! Halves that are rounded late and seldom: what is stored as `f32`, in how many steps, and that results become more exact. Products of
+//! halves side by side: which become one, and that it computes the same.
+
+use plimsoll::graph::Constant;
+use plimsoll::kernel::Template;
+use plimsoll::kernel::library::{Activation, Call, MatMul};
+use plimsoll::pass::PASSES;
+use plimsoll::plan::Limits;
+use plimsoll::{DType, Graph, Plan, Shape, Target, Tensor, onnx, pass, plan, reference};
+use std::fmt::Write;
+use std::path::Path;
+
+const LAYERS: usize = 6;
+
+/// A decoder's layers without attention: a normalisation, and two products with a GELU between them, which add to a stream. `TYPE` is the
+/// type of all, `FROM` and `TO` are a layer's numbers.
+const LAYER: &str = "
+    nFROM = LayerNormalization (xFROM, sFROM, hFROM)
+    pFROM = MatMul (nFROM, vFROM)  fFROM = Add (pFROM, bFROM)
+    qFROM = Pow (fFROM, three)  rFROM = Mul (qFROM, cube)  tFROM = Add (fFROM, rFROM)  uFROM = Mul (tFROM, outer)
+    yFROM = Tanh (uFROM)  zFROM = Add (yFROM, one)  gFROM = Mul (fFROM, half)  eFROM = Mul (gFROM, zFROM)
+    oFROM = MatMul (eFROM, wFROM)  aFROM = Add (oFROM, cFROM)  xTO = Add (xFROM, aFROM)";
+/// Its parameters, of which there are as many as layers.
+const PARAMETERS: &str =
+    "TYPE[64] sFROM, TYPE[64] hFROM, TYPE[64, 128] vFROM, TYPE[128] bFROM, TYPE[128, 64] wFROM, TYPE[64] cFROM";
+
+/// Layers between `head` and `tail`, in which `LAST` is the stream behind them.
+fn layers(dtype: DType, layer: &str, tail: &str) -> Graph {
+    let mut body = String::new();
+    for (name, value) in [("half", 0.5), ("one", 1.0), ("outer", 0.797_884_6), ("cube", 0.044_715), ("three", 3.0)] {
+        let cast = format!("{name} = Cast <to = {}> ({name}wide)", dtype.onnx());
+        writeln!(body, "{name}wide = Constant <value_float = {value:?}> ()  {cast}").expect("a string");
+    }
+    let mut head = "TYPE[2, 24, 64] start, TYPE[24, 64] place".to_owned();
+    body += "x0 = Add (start, place)";
+    for l in 0..LAYERS {
+        let number = |text: &str| text.replace("FROM", &l.to_string()).replace("TO", &(l + 1).to_string());
+        write!(head, ", {}", number(PARAMETERS)).expect("a string");
+        body += &number(layer);
+    }
+    let tail = tail.replace("LAST", &format!("x{LAYERS}"));
+    let name = if dtype == DType::F32 { "float" } else { "bfloat16" };
+    let text = format!("layers ({head}) => (TYPE[2, 24, 64] y) {{\n{body}\n{tail}\n}}");
+    parameterised(&text.replace("TYPE", name))
+}
+
+/// The graph of a text, whose inputs but for the first are constants.
+fn parameterised(text: &str) -> Graph {
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    let mut graph = onnx::import(&model, &[]).expect("it is a graph");
+    let mut random = Random(7);
+    let parameters = graph.inputs()[1..].to_vec();
+    for value in parameters {
+        let fact = graph.fact(value);
+        let constant = Constant::new(graph.value_name(value), random.tensor(fact.dtype, &fact.shape));
+        graph.insert_at(value.node);
+        let constant = graph.constant(constant);
+        graph.replace(value, constant);
+    }
+    graph
+}
+
+struct Random(u64);
+
+impl Random {
+    /// Numbers that any of the types holds, such that products are as large as what is multiplied.
+    fn tensor(&mut self, dtype: DType, shape: &Shape) -> Tensor {
+        let scale = if shape.len() == 2 && shape[0] >= 64 { (3.0 / shape[0] as f64).sqrt() } else { 1.0 };
+        let mut next = || {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((self.0 >> 40) as f64 / f64::from(1 << 23) - 1.0) * scale
+        };
+        let values: Vec<f64> = (0..shape.numel()).map(|_| next()).collect();
+        let values = Tensor::from_f64(DType::BF16, shape.clone(), &values).to_f64();
+        Tensor::from_f64(dtype, shape.clone(), &values)
+    }
+}
+
+const END: &str = "y = LayerNormalization (LAST, s0, h0)";
+
+fn planned(graph: &Graph, target: &Target) -> Plan {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, true).expect("the passes run");
+    plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked").0
+}
+
+fn products(plan: &Plan) -> Vec<&MatMul> {
+    let call = |step: &plan::Step| match &plan.kernels[step.kernel].call {
+        Some(Call::MatMul(call)) => Some(call),
+        _ => None,
+    };
+    plan.steps.iter().filter_map(call).collect()
+}
+
+/// How many products its plan has, attention's own not among them.
+fn count(graph: &Graph, target: &Target) -> usize {
+    let plan = planned(graph, target);
+    plan.steps.iter().filter(|step| plan.kernels[step.kernel].template == Template::MatMul).count()
+}
+
+/// The output of the graph of this type, passed or not, on the same numbers; halves are rounded at every node.
+fn result(dtype: DType, skip: Option<&str>) -> Vec<f64> {
+    let mut graph = layers(dtype, LAYER, END);
+    for (_, pass) in PASSES.iter().filter(|(name, _)| Some(*name) != skip) {
+        pass(&mut graph, &Target::cuda()).expect("the passes run");
+    }
+    output(&graph)
+}
+
+/// What the reference makes of the same numbers in any type.
+fn output(graph: &Graph) -> Vec<f64> {
+    let mut random = Random(11);
+    let facts = graph.inputs().iter().map(|&v| graph.fact(v));
+    let inputs: Vec<_> = facts.map(|fact| random.tensor(fact.dtype, &fact.shape)).collect();
+    reference::run(graph, &inputs).expect("the reference runs")[0].to_f64()
+}
+
+#[test]
+fn a_stream_is_rounded_to_f32() {
+    let plan = planned(&layers(DType::BF16, LAYER, END), &Target::cuda());
+    // The start; three steps a layer: the normalisation, and products with all that follows; the last normalisation.
+    assert_eq!(plan.steps.len(), 2 + 3 * LAYERS);
+    let products = products(&plan);
+    assert_eq!(products.len(), 2 * LAYERS);
+    for pair in products.chunks(2) {
+        let [inner, outer] = pair else { unreachable!("two a layer") };
+        let seen = (inner.d.dtype, inner.activation, inner.bias.is_some(), inner.c.is_some());
+        assert_eq!(seen, (DType::BF16, Activation::GeluTanh, true, false));
+        let seen = (outer.d.dtype, outer.a.dtype, outer.bias.is_some(), outer.c.as_ref().map(|c| c.dtype));
+        assert_eq!(seen, (DType::F32, DType::BF16, true, Some(DType::F32)));
+    }
+    let sums: Vec<_> = plan.steps.iter().filter(|s| plan.kernels[s.kernel].writes[0].dtype == DType::F32).collect();
+    assert_eq!(sums.len(), 1 + LAYERS, "the start and each layer's sum");
+    let place = |step: &plan::Step| {
+        let buffer = &plan.buffers[step.writes[0]];
+        (buffer.segment, buffer.offset)
+    };
+    assert!(sums.iter().all(|step| place(step) == place(sums[0])), "each sum takes the place of the one before it");
+}
+
+#[test]
+fn results_are_more_exact() {
+    let exact = result(DType::F32, None);
+    let distance = |found: Vec<f64>| {
+        let squares = found.iter().zip(&exact).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+        (squares / exact.iter().map(|v| v * v).sum::<f64>()).sqrt()
+    };
+    let [often, seldom] = [Some("round"), None].map(|skip| distance(result(DType::BF16, skip)));
+    assert!(seldom < 0.7 * often, "an error of {seldom:.1e}, and of {often:.1e} where all is rounded");
+}
+
+#[test]
+fn other_sums_stay_halves() {
+    let wide = |graph: &Graph, target: &Target| {
+        let plan = planned(graph, target);
+        plan.steps.iter().filter(|s| plan.kernels[s.kernel].writes[0].dtype == DType::F32).count()
+    };
+    // Products read them as they are: each would need a copy in halves.
+    let read = LAYER.replace("MatMul (nFROM, vFROM)", "MatMul (xFROM, vFROM)");
+    assert_eq!(wide(&layers(DType::BF16, &read, END), &Target::cuda()), 0);
+    // Nothing is added to a sum that is normalised first.
+    let post = LAYER.replace("xTO = Add (xFROM, aFROM)", "dFROM = Add (nFROM, aFROM)  xTO = Relu (dFROM)");
+    assert_eq!(wide(&layers(DType::BF16, &post, END), &Target::cuda()), 0);
+    // An output is stored in its own type.
+    let plan = planned(&layers(DType::BF16, LAYER, "y = Identity (LAST)"), &Target::cuda());
+    let last = plan.steps.last().expect("there are steps");
+    assert_eq!(plan.kernels[last.kernel].writes[0].dtype, DType::BF16);
+    // Targets without halves store all of it as `f32` anyway.
+    let graph = layers(DType::F32, LAYER, END);
+    let before = planned(&graph, &Target::cuda());
+    assert!(before.kernels.iter().all(|k| k.body.code.iter().all(|i| i.dtype == DType::F32)), "f32 is left alone");
+}
+
+#[test]
+fn factors_behind_a_normalisation_are_not_rounded_between() {
+    let plan = planned(&layers(DType::BF16, LAYER, END), &Target::cuda());
+    let rows = plan.kernels.iter().filter(|k| matches!(k.template, Template::Row { .. }));
+    for kernel in rows {
+        let halves = kernel.body.code.iter().filter(|i| i.dtype == DType::BF16).count();
+        assert_eq!(halves, 1, "the result alone: {:?}", kernel.body);
+    }
+}
+
+/// Queries, keys and values of grouped heads, and what becomes of them.
+const QKV: &str =
+    "qkv (TYPE[2, 24, 64] x, TYPE[64, 64] wq, TYPE[64] bq, TYPE[64, 64] wk, TYPE[64] bk, TYPE[64, 64] wv, TYPE[64] bv)
+    => (TYPE[2, 24, 64] y) {
+    heads = Constant <value_ints = [0, 0, -1, 32]> ()  rows = Constant <value_ints = [0, 0, -1]> ()
+    q = MatMul (x, wq)  qb = Add (q, bq)  qh = Reshape (qb, heads)  qt = Transpose <perm = [0, 2, 1, 3]> (qh)
+    k = MatMul (x, wk)  kb = Add (k, bk)  kh = Reshape (kb, heads)  kt = Transpose <perm = [0, 2, 3, 1]> (kh)
+    v = MatMul (x, wv)  vb = Add (v, bv)  vh = Reshape (vb, heads)  vt = Transpose <perm = [0, 2, 1, 3]> (vh)
+    s = MatMul (qt, kt)  p = Softmax <axis = -1> (s)  o = MatMul (p, vt)
+    t = Transpose <perm = [0, 2, 1, 3]> (o)  y = Reshape (t, rows)\n}";
+
+#[test]
+fn products_of_one_value_are_one() {
+    let cuda = Target::cuda();
+    let graph = |dtype: &str, from: &str, to: &str| {
+        assert!(QKV.contains(from), "{from}");
+        parameterised(&QKV.replace(from, to).replace("TYPE", dtype))
+    };
+    let plain = graph("bfloat16", "", "");
+    let plan = planned(&plain, &cuda);
+    let names: Vec<_> = plan.steps.iter().map(|s| &s.name).collect();
+    assert_eq!((names.len(), products(&plan)[0].m), (3, 192), "a product, an attention, its rows: {names:?}");
+    assert_eq!(count(&graph("float16", "", ""), &cuda), 1);
+    // Without a bias; what is computed in between; another value.
+    for (from, to, left) in [
+        ("q = MatMul (x, wq)  qb = Add (q, bq)", "qb = MatMul (x, wq)", 2),
+        (
+            "k = MatMul (x, wk)",
+            "w = Transpose (x)  z = ReduceMax <keepdims = 0> (w)  i = Add (x, z)  k = MatMul (i, wk)",
+            3,
+        ),
+        ("k = MatMul (x, wk)", "z = Neg (x)  k = MatMul (z, wk)", 3),
+    ] {
+        assert_eq!(count(&graph("bfloat16", from, to), &cuda), left, "{to}");
+    }
+    // f32 and other devices are left alone, and what takes as many turns of the multiprocessors as before.
+    assert_eq!(count(&graph("float", "", ""), &cuda), 3);
+    assert_eq!(count(&plain, &Target::cpu(2)), 3);
+    let even = Target { multiprocessors: 1, ..cuda.clone() };
+    assert_eq!(count(&plain, &even), 3);
+
+    let mut merged = plain.clone();
+    PASSES.iter().for_each(|(_, pass)| pass(&mut merged, &cuda).expect("the passes run"));
+    let [apart, one] = [&plain, &merged].map(output);
+    let peak = apart.iter().fold(0f64, |peak, v| peak.max(v.abs()));
+    // The steps of a softmax are rounded one by one where it is taken apart.
+    assert!(apart.iter().zip(&one).all(|(a, b)| (a - b).abs() <= 0.02 * peak));
+}
+
+#[test]
+fn products_that_meet_again_stay_apart() {
+    let gated =
+        "gated (bfloat16[2, 24, 64] x, bfloat16[64, 128] wg, bfloat16[64, 128] wu) => (bfloat16[2, 24, 128] y) {
+        g = MatMul (x, wg)  s = Sigmoid (g)  a = Mul (g, s)  u = MatMul (x, wu)  y = Mul (a, u)\n}";
+    assert_eq!(count(&parameterised(gated), &Target::cuda()), 2);
+}
