@@ -243,7 +243,7 @@ fn chunks_shrink_activations() {
     let rendered = Target { libraries: Default::default(), lanes: 1, ..Target::cuda() };
     for target in [Target::cpu(2), rendered, Target::wgpu()] {
         for (file, dims) in [
-            ("digits.onnx", &[("batch", 65)][..]),
+            ("digits.onnx", &[("batch", 513)][..]),
             ("mlp.onnxtxt", &[("batch", 511)]),
             ("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]),
         ] {
