@@ -272,11 +272,12 @@ impl Node {
     }
 }
 
-/// Output `port` of the source feeds input `slot` of the target.
+/// Output `port` of the source feeds input `slot` of the target. What was [replaced](Graph::replace) feeds none, until it is
+/// [swept](Graph::sweep): where thousands read one value, edges are cheaper removed at once.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     port: u32,
-    slot: u32,
+    slot: Option<u32>,
 }
 
 /// A compute graph.
@@ -344,7 +345,7 @@ impl Graph {
         let node = self.dag.add_node(Node { name, kind, attrs, outputs, group: None, slots, position });
         for (slot, input) in inputs.iter().enumerate() {
             if let Some(value) = input {
-                self.dag.add_edge(index(value.node), node, Use { port: value.port, slot: slot as u32 });
+                self.dag.add_edge(index(value.node), node, Use { port: value.port, slot: Some(slot as u32) });
             }
         }
         node.index() as u32
@@ -499,18 +500,23 @@ impl Graph {
     /// The values a node reads, by slot.
     pub fn operands(&self, node: u32) -> Vec<Option<ValueId>> {
         let mut operands = vec![None; self.node(node).slots as usize];
-        for edge in self.dag.edges_directed(index(node), Direction::Incoming) {
-            let Use { port, slot } = *edge.weight();
-            operands[slot as usize] = Some(ValueId { node: edge.source().index() as u32, port });
+        for (source, _, port, slot) in self.uses(index(node), Direction::Incoming) {
+            operands[slot as usize] = Some(ValueId { node: source.index() as u32, port });
         }
         operands
     }
 
+    /// Source, target, port and slot of each use of a node's values, or of each that a node makes of others'.
+    fn uses(&self, node: NodeIndex, direction: Direction) -> impl Iterator<Item = (NodeIndex, NodeIndex, u32, u32)> {
+        let edges = self.dag.edges_directed(node, direction);
+        edges.filter_map(|edge| Some((edge.source(), edge.target(), edge.weight().port, edge.weight().slot?)))
+    }
+
     /// The nodes that read a value, once per use. Graph outputs are not among them.
     pub fn users(&self, value: ValueId) -> Vec<u32> {
-        let edges = self.dag.edges_directed(index(value.node), Direction::Outgoing);
+        let uses = self.uses(index(value.node), Direction::Outgoing);
         let mut users: Vec<_> =
-            edges.filter(|e| e.weight().port == value.port).map(|e| e.target().index() as u32).collect();
+            uses.filter(|(_, _, port, _)| *port == value.port).map(|(_, user, ..)| user.index() as u32).collect();
         users.sort_unstable();
         users
     }
@@ -522,15 +528,12 @@ impl Graph {
 
     /// Lets every reader of `old`, outputs of the graph included, read `new` instead.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
-        let edges: Vec<_> = self
-            .dag
-            .edges_directed(index(old.node), Direction::Outgoing)
-            .filter(|e| e.weight().port == old.port)
-            .map(|e| (e.id(), e.target(), e.weight().slot))
-            .collect();
-        for (edge, target, slot) in edges {
-            self.dag.remove_edge(edge);
-            self.dag.add_edge(index(new.node), target, Use { port: new.port, slot });
+        let edges = self.dag.edges_directed(index(old.node), Direction::Outgoing);
+        let edges: Vec<_> = edges.filter(|e| e.weight().port == old.port).map(|e| (e.id(), e.target())).collect();
+        for (edge, target) in edges {
+            if let Some(slot) = self.dag[edge].slot.take() {
+                self.dag.add_edge(index(new.node), target, Use { port: new.port, slot: Some(slot) });
+            }
         }
         for (_, value) in &mut self.outputs {
             if *value == old {
@@ -545,11 +548,12 @@ impl Graph {
         let mut stack: Vec<u32> = self.outputs.iter().map(|(_, v)| v.node).collect();
         while let Some(node) = stack.pop() {
             if live.insert(node) {
-                let sources = self.dag.neighbors_directed(index(node), Direction::Incoming);
-                stack.extend(sources.map(|n| n.index() as u32));
+                stack.extend(self.uses(index(node), Direction::Incoming).map(|(source, ..)| source.index() as u32));
             }
         }
-        self.dag.retain_nodes(|_, n| live.contains(&(n.index() as u32)));
+        let kept = |node: NodeIndex, weight| live.contains(&(node.index() as u32)).then_some(weight);
+        let dag = std::mem::take(&mut self.dag);
+        self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
     }
 
     /// Nodes such that each follows what it reads, otherwise in the order of the file.
@@ -560,7 +564,7 @@ impl Graph {
         let mut missing: HashMap<NodeIndex, usize> = HashMap::with_capacity(self.len());
         let mut ready = BinaryHeap::new();
         for node in self.dag.node_indices() {
-            let reads = self.dag.edges_directed(node, Direction::Incoming).count();
+            let reads = self.uses(node, Direction::Incoming).count();
             missing.insert(node, reads);
             if reads == 0 {
                 ready.push(Reverse((self.dag[node].position, node)));
@@ -569,7 +573,7 @@ impl Graph {
         let mut order = Vec::with_capacity(self.len());
         while let Some(Reverse((_, node))) = ready.pop() {
             order.push(node.index() as u32);
-            for target in self.dag.neighbors_directed(node, Direction::Outgoing) {
+            for (_, target, ..) in self.uses(node, Direction::Outgoing) {
                 let reads = missing.get_mut(&target).expect("every node was counted");
                 *reads -= 1;
                 if *reads == 0 {
@@ -623,9 +627,8 @@ impl Graph {
         for id in self.order()? {
             let node = self.node(id);
             let mut fed = HashSet::new();
-            for edge in self.dag.edges_directed(index(id), Direction::Incoming) {
-                let Use { port, slot } = *edge.weight();
-                if port as usize >= self.dag[edge.source()].outputs.len() {
+            for (source, _, port, slot) in self.uses(index(id), Direction::Incoming) {
+                if port as usize >= self.dag[source].outputs.len() {
                     return Err(node.error(format!("input {slot} reads a port that does not exist")));
                 }
                 if slot >= node.slots || !fed.insert(slot) {
