@@ -88,7 +88,7 @@ pub(super) fn greedy(
 ) -> (Solution, Recipe) {
     let tried: &[Pass] = match blocks.len() {
         0..=SMALL => &FOR_SMALL,
-        ..=GIANT => &FOR_LARGE,
+        _ if blocks.len() <= GIANT => &FOR_LARGE,
         _ => &FOR_GIANT,
     };
     let greedy = Greedy { problem, time, blocks, enough };
