@@ -91,7 +91,7 @@ for (var n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
 }
 //@ each sum
 //@ if GUARDED
-store(batch, m0 + row, lane + $ * LANES, select(0.0f, sum$ / total, total > 0.0f));
+store(batch, m0 + row, lane + $ * LANES, select(0.0f, sum$ / total, total > 0.0f && top > LOWEST));
 //@ else
 store(batch, m0 + row, lane + $ * LANES, sum$ / total);
 //@ end

@@ -309,7 +309,11 @@ fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let nodes = case.model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
     let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.chunks && nodes * chunks <= MAX_SEARCHED);
-    more.map(|chunks| (format!("--chunks {chunks}"), Case { chunks, ..case.clone() })).collect()
+    let whole = (case.chunks > 1).then(|| ("without --chunks".into(), Case { chunks: 1, ..case.clone() }));
+    whole
+        .into_iter()
+        .chain(more.map(|chunks| (format!("--chunks {chunks}"), Case { chunks, ..case.clone() })))
+        .collect()
 }
 
 /// A remedy that was planned.

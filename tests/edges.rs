@@ -271,3 +271,23 @@ fn scores_may_hold_an_operand_of_their_product() {
     // The scores are (0, 0, 0), (3, 3, 3), (-1, -1, -1), and c is the identity.
     assert!(found[0].iter().all(|y| (y - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
 }
+
+/// Groups of heads that share a matrix are axes of their own until they are joined, whatever the rank, and differently on both sides.
+#[test]
+fn heads_share_matrices_in_groups() {
+    let joined = "g (float[1, 4, 1, 2] q, float[2, 1, 2, 1] v) => (float[1, 4, 1, 1] y)
+        <int64[4] wide = {2, 2, 2, 1}, int64[4] flat = {1, 4, 2, 1}> {
+            e = Expand (v, wide)  r = Reshape (e, flat)  y = MatMul (q, r)
+        }";
+    let inputs =
+        [("q", tensor(&[1, 4, 1, 2], &[1.0, 0.0].repeat(4))), ("v", tensor(&[2, 1, 2, 1], &[3.0, 4.0, 5.0, 6.0]))];
+    assert_eq!(outputs(joined, &inputs), [[3.0, 3.0, 5.0, 5.0]]);
+    let both = "g (float[1, 2, 1, 1] k, float[1, 4, 1, 1] v) => (float[1, 8, 1, 1] y)
+        <int64[1] axis = {2}, int64[5] fours = {1, 2, 4, 1, 1}, int64[5] twos = {1, 4, 2, 1, 1}, int64[4] flat = {1, 8, 1, 1}> {
+            k1 = Unsqueeze (k, axis)  k2 = Expand (k1, fours)  k3 = Reshape (k2, flat)
+            v1 = Unsqueeze (v, axis)  v2 = Expand (v1, twos)  v3 = Reshape (v2, flat)
+            y = MatMul (k3, v3)
+        }";
+    let inputs = [("k", tensor(&[1, 2, 1, 1], &[10.0, 20.0])), ("v", tensor(&[1, 4, 1, 1], &[1.0, 2.0, 3.0, 4.0]))];
+    assert_eq!(outputs(both, &inputs), [[10.0, 10.0, 20.0, 20.0, 60.0, 60.0, 80.0, 80.0]]);
+}

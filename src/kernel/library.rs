@@ -297,7 +297,9 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
     let lie = left.access.lies(row + 1, 4) && (right.access.lies(row, 4) || right.access.lies(row + 1, 4));
     let plain = call.a.dtype == DType::F32 && !call.tf32 && kernel.shape[row + 1] as u64 > WARP_ROWS;
-    plain && lie && target.compute >= 80 && few_tiles(call.tiles(SPLIT_TILE as u64), target)
+    // Rendered kernels count elements in 32 bits.
+    let near = [left, right].iter().all(|o| o.access.span().is_none_or(|(_, last)| i32::try_from(last).is_ok()));
+    plain && lie && near && target.compute >= 80 && few_tiles(call.tiles(SPLIT_TILE as u64), target)
 }
 
 /// Rows and columns of a tile whose inner axis warps share.

@@ -23,7 +23,7 @@ use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{Space, locate, over};
 use scalar::Type::{self, BF16, F16, F32, I32};
-use scalar::{binary, convert, literal, unary};
+use scalar::{binary, constant, convert, literal, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
@@ -347,7 +347,7 @@ impl<'a> Module<'a> {
             }
             let value = match instr.code {
                 Code::Const(v) => {
-                    names.push((literal(v, ty), ty));
+                    names.push((constant(v, ty, self.dialect), ty));
                     continue;
                 }
                 Code::Index(axis) => convert(&located.coordinates[&(axis as usize)], I32, ty),

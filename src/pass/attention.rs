@@ -15,7 +15,7 @@
 use super::fuse::uses_index;
 use crate::dtype::DType;
 use crate::graph::Graph;
-use crate::op::{Call, Lower, ValueId, reduced_axes};
+use crate::op::{Call, Fact, Lower, ValueId, reduced_axes};
 use crate::target::Family;
 use std::collections::HashSet;
 
@@ -149,7 +149,11 @@ impl Attention {
     pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
         let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
         let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
-        let result = &graph.node(sink).outputs[0].fact.shape;
+        let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
+        if family == Family::Cuda && *dtype == DType::F64 {
+            // Its kernels sum in f32.
+            return false;
+        }
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 

@@ -19,6 +19,8 @@ use std::collections::BTreeSet;
 const TILE: usize = 128;
 /// Elementwise nodes are followed over this many steps.
 const DEPTH: usize = 16;
+/// So many nodes are looked at for one that needs all of the results.
+const NEAR: usize = 64;
 
 /// A product by a constant matrix.
 #[derive(Clone)]
@@ -58,14 +60,16 @@ fn product(graph: &Graph, node: u32) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
-    let matrix = graph.fact(weights).shape.len() == 2 && is_half(graph.fact(result).dtype);
+    // What others read, too, would be held twice.
+    let alone = |constant: ValueId| graph.users(constant).len() == 1 && !graph.is_output(constant);
+    let matrix = graph.fact(weights).shape.len() == 2 && is_half(graph.fact(result).dtype) && alone(weights);
     if !multiplies || !matrix || graph.is_output(result) {
         return None;
     }
     let biased = || {
         let [user] = graph.users(result)[..] else { return None };
         let (inner, bias) = addend(graph, user)?;
-        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..];
+        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && alone(bias);
         (inner == result && row).then_some((ValueId { node: user, port: 0 }, bias))
     };
     let (end, bias) = biased().map_or((result, None), |(end, bias)| (end, Some(bias)));
@@ -129,7 +133,26 @@ fn pays(graph: &Graph, row: &[Product], target: &Target) -> bool {
         facts.map(|fact| fact.shape.numel() as u64 * fact.dtype.size() as u64).sum::<u64>()
     };
     let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
-    turns(row.iter().map(tiles).sum()) < apart && separate && bound
+    turns(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, row)
+}
+
+/// Whether something needs all of the results at once, none of them reduced: else one could be gone before the next is made.
+fn together(graph: &Graph, row: &[Product]) -> bool {
+    let mut needed = row.iter().map(|p| {
+        let (mut found, mut values) = (BTreeSet::new(), vec![p.end]);
+        while let Some(value) = values.pop().filter(|_| found.len() < NEAR) {
+            for user in graph.users(value) {
+                let reduces = graph.node(user).op().is_none_or(|op| matches!(op.lower, Lower::Reduce(_)));
+                if !reduces && found.insert(user) {
+                    values.insert(0, ValueId { node: user, port: 0 });
+                }
+            }
+        }
+        found
+    });
+    let first = needed.next().unwrap_or_default();
+    let common = needed.fold(first, |common, own| common.intersection(&own).copied().collect());
+    !common.is_empty()
 }
 
 /// The elementwise nodes that compute with a value, and with what those make of it, however it is seen.

@@ -62,6 +62,9 @@ fn round_last(graph: &mut Graph, id: u32) -> Result<()> {
         _ => return Ok(()),
     };
     let Some(source) = unrounded(graph, rounded).filter(|_| only(graph, rounded, &["Cast"])) else { return Ok(()) };
+    if [a, b].iter().any(|&v| v != rounded && !is_slight(graph, v)) {
+        return Ok(());
+    }
     let (fact, name) = (graph.fact(result(id)).clone(), graph.node(id).name.clone());
     if !graph.choices().holds("round", id, graph.fact(source).shape == fact.shape) {
         return Ok(());
@@ -113,7 +116,7 @@ impl Streams {
             return Ok(wide);
         }
         match addend(graph, value.node) {
-            Some((product, constant)) if is_product(graph, value) => {
+            Some((product, constant)) if is_product(graph, value) && is_slight(graph, constant) => {
                 let product = cast(graph, name, product, DType::F32)?;
                 let constant = cast(graph, name, constant, DType::F32)?;
                 add(graph, name, "Add", &[Some(product), Some(constant)], Attrs::new())
@@ -124,6 +127,11 @@ impl Streams {
             },
         }
     }
+}
+
+/// Whether a constant may be stored in `f32`, twice the bytes and beside the half that others may read: scales and shifts of a row are.
+fn is_slight(graph: &Graph, constant: ValueId) -> bool {
+    graph.choices().pays("widen", constant.node, graph.fact(constant).shape.numel() <= 1 << 16)
 }
 
 /// Whether a node makes `f32` of what it reads.

@@ -512,7 +512,7 @@ impl Lowering<'_> {
         let shape = &graph.node(id).outputs[0].fact.shape;
         let rank = shape.len();
         let before = &graph.fact(graph.operands(id)[0]?).shape;
-        if source.shape.len() > before.len() {
+        if source.shape != *before {
             // It is apart already: only the matrix may be turned.
             let mut axes: Vec<usize> = (0..source.shape.len()).collect();
             let last = axes.len() - 2;
@@ -548,18 +548,26 @@ impl Lowering<'_> {
         Some(source.clone())
     }
 
-    /// The batch axes that products of these values have apart, if one of them is read so.
+    /// The batch axes that products of these values have apart, if one of them is read so. What has others apart is copied.
     fn apart(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
+        let mut found: Option<Shape> = None;
         for &value in values {
             if self.hosted.contains_key(&value) {
                 continue;
             }
-            let access = self.place(value)?.access;
-            if access.shape.len() > self.graph.fact(value).shape.len() {
-                return Ok(Some(access.shape[..access.shape.len() - 2].into()));
+            let (place, shape) = (self.place(value)?, self.graph.fact(value).shape.clone());
+            if place.access.shape == shape {
+                continue;
+            }
+            let batch: Shape = place.access.shape[..place.access.shape.len() - 2].into();
+            if found.as_ref().is_some_and(|first| *first != batch) {
+                let copy = self.contiguous(value, &place)?;
+                self.places.insert(value, Place { access: Access::contiguous(shape), ..copy });
+            } else {
+                found = Some(batch);
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// A row-major copy of a value in a buffer of its own.
@@ -1327,7 +1335,8 @@ fn split(access: &Access, batch: &[usize], apart: &Shape) -> Option<Access> {
     if access.shape == of(apart) {
         return Some(access.clone());
     }
-    access.broadcast(&of(batch)).reshape(&of(apart))
+    let whole = of(batch);
+    (access.shape.len() <= whole.len()).then(|| access.broadcast(&whole))?.reshape(&of(apart))
 }
 
 /// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.

@@ -96,7 +96,8 @@ fn live(body: &Body) -> Vec<bool> {
     live
 }
 
-/// Arguments at which activations are told apart; none of them lies where two spellings of one function could differ by rounding.
+/// Arguments at which activations are told apart, beside those around a function's own constants; none of them lies where two spellings of
+/// one function could differ by rounding.
 const PROBES: [f64; 16] = [-1e30, -1e4, -9.0, -5.5, -3.25, -2.0, -1.1, -0.7, -0.3, 0.0, 0.2, 0.9, 1.6, 2.8, 7.5, 1e4];
 
 /// The first instruction through which all goes that becomes of `value`, and which is an activation of it. However it is spelled, it is
@@ -129,18 +130,22 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
         if placed || !inputs.is_empty() {
             return None;
         }
-        let is = |f: &dyn Fn(f64) -> f64| {
-            PROBES.iter().all(|&x| {
+        let steps = function.code.iter().filter_map(|i| if let Code::Const(c) = i.code { Some(c) } else { None });
+        let around = steps.flat_map(|c| [c, -c, c * 0.999, c * 1.001, c - 1e-3, c + 1e-3]).filter(|c| c.is_finite());
+        let probes: Vec<f64> = PROBES.into_iter().chain(around).collect();
+        let is = |f: &dyn Fn(f64) -> f64, tolerance: f64| {
+            probes.iter().all(|&x| {
                 let (found, expected) = (function.eval(&[x], &[], &[])[0], f(x));
-                (found - expected).abs() <= 1e-6 * x.abs().max(1.0)
+                (found - expected).abs() <= tolerance * x.abs().max(1.0)
             })
         };
         let dtype = body.code[value as usize].dtype;
         // A file in halves has its constants in halves, too.
         let rounded = |v: f64| Tensor::from_f64(dtype, [1], &[v]).to_f64()[0];
-        let gelu_tanh = || is(&|x| gelu_tanh(x, GELU_TANH)) || is(&|x| gelu_tanh(x, GELU_TANH.map(rounded)));
+        let gelu_tanh =
+            || is(&|x| gelu_tanh(x, GELU_TANH), 1e-6) || is(&|x| gelu_tanh(x, GELU_TANH.map(rounded)), 1e-6);
         match () {
-            () if is(&|x| x.max(0.0)) => Some((Activation::Relu, end)),
+            () if is(&|x| x.max(0.0), 0.0) => Some((Activation::Relu, end)),
             () if gelu && gelu_tanh() => Some((Activation::GeluTanh, end)),
             () => None,
         }

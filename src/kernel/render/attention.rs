@@ -151,7 +151,7 @@ impl Module<'_> {
 
     /// CUDA's kernels take as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
     fn cut(&self, extents: &Extents) -> Cut {
-        if self.dialect != Dialect::Cuda || extents.k == 0 {
+        if self.dialect != Dialect::Cuda || extents.k == 0 || extents.e == 0 {
             return Cut::Plain;
         }
         if let Some(warps) = self.warps(extents) {
@@ -295,8 +295,10 @@ impl Warps {
 /// What a score is times its product, if it is nothing more, and so little that the lowest value times it has a power of two.
 fn scale(score: &Body) -> Option<f64> {
     let at = |mut i: u32| {
-        // All is computed in one type.
-        while let Code::Cast(from) = score.code[i as usize].code {
+        // All floats are computed in one type.
+        while let Code::Cast(from) = score.code[i as usize].code
+            && [i, from].iter().all(|&value| score.code[value as usize].dtype.is_float())
+        {
             i = from;
         }
         score.code[i as usize].code

@@ -1,5 +1,6 @@
 //! Scalar code: types, literals, instructions, and the functions that devices lack.
 
+use super::Dialect;
 use crate::dtype::DType;
 use crate::expr::{Binary, Unary};
 use crate::target::Family;
@@ -105,6 +106,17 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
         (F32 | F64, Bool) => format!("({value} != 0.0f)"),
         (I32 | I64, Bool) => format!("({value} != 0)"),
         _ => format!("{}({value})", to.name()),
+    }
+}
+
+/// A constant of a kernel's body: on CUDA to the bit.
+pub(super) fn constant(value: f64, ty: Type, dialect: Dialect) -> String {
+    match ty {
+        F32 if dialect == Dialect::Cuda && !(value as f32).is_finite() => {
+            format!("bitcast<f32>({:#x}u)", (value as f32).to_bits())
+        }
+        F64 if dialect == Dialect::Cuda && !value.is_finite() => format!("bitcast<f64>({:#x}ull)", value.to_bits()),
+        _ => literal(value, ty),
     }
 }
 
