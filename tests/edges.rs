@@ -291,3 +291,20 @@ fn heads_share_matrices_in_groups() {
     let inputs = [("k", tensor(&[1, 2, 1, 1], &[10.0, 20.0])), ("v", tensor(&[1, 4, 1, 1], &[1.0, 2.0, 3.0, 4.0]))];
     assert_eq!(outputs(both, &inputs), [[10.0, 10.0, 20.0, 20.0, 60.0, 60.0, 80.0, 80.0]]);
 }
+
+/// What indices choose from and what they make are parts of one concatenation.
+#[test]
+fn a_part_is_chosen_from_its_neighbour() {
+    for (axis, [rows, columns], expected) in
+        [(1, [2, 3], vec![1.0, 2.0, 2.0, 3.0, 4.0, 4.0]), (0, [3, 2], vec![1.0, 2.0, 3.0, 4.0, 3.0, 4.0])]
+    {
+        let text = format!(
+            "g (float[2, 2] x, int64[1] i) => (float[{rows}, {columns}] y) {{
+                c = Abs (x)  g = Gather <axis = {axis}> (c, i)  y = Concat <axis = {axis}> (c, g)
+            }}"
+        );
+        let index = Tensor::from_i64([1], &[1]).expect("one index");
+        let found = outputs(&text, &[("x", tensor(&[2, 2], &[-1.0, 2.0, -3.0, 4.0])), ("i", index)]);
+        assert_eq!(found, [expected], "axis {axis}");
+    }
+}

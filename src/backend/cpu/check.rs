@@ -47,12 +47,18 @@ fn is_apart(template: &Template, number: usize, read: &Operand, write: &Operand)
     if write.access.shape.contains(&0) {
         return Ok(true);
     }
-    let scattered = matches!(template, Template::Gather { .. }) && number == 0;
-    if scattered || read.packed || read.dtype.size() != write.dtype.size() {
+    if read.packed || read.dtype.size() != write.dtype.size() {
         return Ok(false);
     }
-    let set = |operand: &Operand| Set::new(&operand.access, std::iter::empty());
-    Ok(matches!((set(read)?, set(write)?), (Some(a), Some(b)) if a.is_apart(&b)))
+    // Where indices choose, any element along the axes that they choose from may be read.
+    let chosen: Vec<_> = match template {
+        Template::Gather { strides, extents } if number == 0 => {
+            extents.iter().copied().zip(strides.iter().copied()).collect()
+        }
+        _ => Vec::new(),
+    };
+    let (read, write) = (Set::new(&read.access, chosen.into_iter())?, Set::new(&write.access, std::iter::empty())?);
+    Ok(matches!((read, write), (Some(a), Some(b)) if a.is_apart(&b)))
 }
 
 /// Instructions of a body use earlier ones, and its results are instructions.
