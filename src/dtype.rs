@@ -79,6 +79,11 @@ impl DType {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
 
+    /// Whether values are floating-point numbers of two bytes.
+    pub const fn is_half(self) -> bool {
+        matches!(self, DType::F16 | DType::BF16)
+    }
+
     /// Whether values are integers (`bool` is not).
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::U8 | DType::I8)

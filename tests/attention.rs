@@ -49,3 +49,12 @@ fn a_softmax_of_halves_in_f32_is_of_the_kernel() {
         assert_eq!(kernels(&text, &Target::cuda()), ["attention"], "{half}");
     }
 }
+
+#[test]
+fn f64_is_two_products_where_kernels_sum_in_f32() {
+    let text = "g (double[2, 20, 8] q, double[2, 8, 30] k, double[2, 30, 8] v) => (double[2, 20, 8] y) {
+        s = MatMul (q, k)  w = Softmax <axis = -1> (s)  y = MatMul (w, v)
+    }";
+    assert!(!kernels(text, &Target::cuda()).contains(&"attention"));
+    assert_eq!(kernels(&text.replace("double", "float"), &Target::cuda()), ["attention"]);
+}

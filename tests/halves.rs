@@ -249,3 +249,29 @@ fn products_that_meet_again_stay_apart() {
         g = MatMul (x, wg)  s = Sigmoid (g)  a = Mul (g, s)  u = MatMul (x, wu)  y = Mul (a, u)\n}";
     assert_eq!(count(&parameterised(gated), &Target::cuda()), 2);
 }
+
+#[test]
+fn results_that_nothing_needs_together_stay_apart() {
+    // Each can be gone before the next is made.
+    let fan = "fan (bfloat16[2, 24, 64] x, bfloat16[64, 64] wa, bfloat16[64, 64] wb) => (bfloat16[2, 24] y, bfloat16[2, 24] z) {
+        a = MatMul (x, wa)  y = ReduceMax <keepdims = 0, axes = [2]> (a)
+        b = MatMul (x, wb)  z = ReduceMax <keepdims = 0, axes = [2]> (b)\n}";
+    assert_eq!(count(&parameterised(fan), &Target::cuda()), 2);
+    // Weights that others read, too, would be held twice.
+    let shared =
+        QKV.replace("TYPE", "bfloat16").replace("y = Reshape (t, rows)", "r = Reshape (t, rows)  y = MatMul (r, wk)");
+    assert_eq!(count(&parameterised(&shared), &Target::cuda()), 4);
+}
+
+#[test]
+fn large_constants_are_not_widened() {
+    let bytes = |rows: usize| {
+        let text = format!(
+            "g (float[{rows}, 256] x, bfloat16[{rows}, 256] c) => (bfloat16[{rows}, 256] y) {{
+                e = Exp (x)  h = Cast <to = 16> (e)  y = Add (h, c)
+            }}"
+        );
+        planned(&parameterised(&text), &Target::cuda()).summary.constant_bytes
+    };
+    assert_eq!((bytes(256), bytes(512)), (4 * 256 * 256, 2 * 512 * 256));
+}

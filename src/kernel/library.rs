@@ -317,7 +317,7 @@ const WARP_ROWS: u64 = 16;
 
 /// Whether libraries compute products of this type on tensor cores.
 pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16) || target.allow_tf32 && dtype == DType::F32
+    dtype.is_half() || target.allow_tf32 && dtype == DType::F32
 }
 
 /// Rows and columns of a tile of an f32 convolution.

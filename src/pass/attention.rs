@@ -42,7 +42,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     // A softmax of halves may be computed in f32: so it is here.
     let mut narrowed = None;
     if let Some(&[wide]) = named(weights, "Cast").as_deref() {
-        if graph.fact(wide).dtype != DType::F32 || !matches!(graph.fact(weights).dtype, DType::F16 | DType::BF16) {
+        if graph.fact(wide).dtype != DType::F32 || !graph.fact(weights).dtype.is_half() {
             return None;
         }
         narrowed = Some(weights.node);
@@ -118,8 +118,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
-    let half = matches!(multiplied, DType::F16 | DType::BF16);
-    let same_type = scored == multiplied || half && scored == DType::F32;
+    let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
     (closed && same_type).then_some(Attention { products: products?, scores, guarded: !guard.is_empty(), nodes })
 }
 
@@ -147,13 +146,13 @@ impl Attention {
     /// scores are smaller than one of them. Where nothing else reads the copies there are none: CUDA's kernel reads each key once for all
     /// its queries.
     pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
-        let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
-        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
         if family == Family::Cuda && *dtype == DType::F64 {
             // Its kernels sum in f32.
             return false;
         }
+        let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
+        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 

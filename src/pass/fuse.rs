@@ -180,7 +180,7 @@ impl Fuser<'_> {
         let value = ValueId { node, port: 0 };
         let (graph, operands) = (self.graph, self.graph.operands(node));
         let [Some(from)] = operands[..] else { return false };
-        let half = matches!(graph.fact(from).dtype, DType::F16 | DType::BF16);
+        let half = graph.fact(from).dtype.is_half();
         let cast = graph.node(node).op().is_some_and(|op| op.name == "Cast") && graph.fact(value).dtype == DType::F32;
         let takes =
             |user: &u32| matches!(graph.node(*user).op().map(|op| &op.lower), Some(Lower::Map(_) | Lower::Reduce(_)));

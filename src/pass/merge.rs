@@ -7,7 +7,6 @@
 //!    `- MatMul wv - Add bv -                                                  `- Slice -
 //! ```
 
-use super::round::is_half;
 use super::simplify::{add, addend};
 use crate::error::Result;
 use crate::graph::Graph;
@@ -62,7 +61,7 @@ fn product(graph: &Graph, node: u32) -> Option<Product> {
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
     // What others read, too, would be held twice.
     let alone = |constant: ValueId| graph.users(constant).len() == 1 && !graph.is_output(constant);
-    let matrix = graph.fact(weights).shape.len() == 2 && is_half(graph.fact(result).dtype) && alone(weights);
+    let matrix = graph.fact(weights).shape.len() == 2 && graph.fact(result).dtype.is_half() && alone(weights);
     if !multiplies || !matrix || graph.is_output(result) {
         return None;
     }

@@ -20,7 +20,7 @@ use std::collections::HashMap;
 
 /// Rounds later, and less often.
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    let stored = |dtype: &DType| is_half(*dtype) && target.storage(*dtype).is_ok_and(is_half);
+    let stored = |dtype: &DType| dtype.is_half() && target.storage(*dtype).is_ok_and(DType::is_half);
     if !graph.dtypes().iter().any(stored) {
         return Ok(());
     }
@@ -31,10 +31,6 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     }
     graph.sweep();
     Ok(())
-}
-
-pub(super) fn is_half(dtype: DType) -> bool {
-    matches!(dtype, DType::F16 | DType::BF16)
 }
 
 /// The first output.
@@ -49,7 +45,7 @@ fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType) -> Result<V
 /// What a value was before it was rounded from `f32`, if it was.
 fn unrounded(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let source = (graph.node(value.node).op()?.name == "Cast").then(|| graph.operands(value.node)[0])??;
-    (is_half(graph.fact(value).dtype) && graph.fact(source).dtype == DType::F32).then_some(source)
+    (graph.fact(value).dtype.is_half() && graph.fact(source).dtype == DType::F32).then_some(source)
 }
 
 /// Lets a factor or an addend that is constant act on what was rounded before it was.
@@ -143,7 +139,7 @@ fn widens(graph: &Graph, id: u32) -> bool {
 fn sum(graph: &Graph, id: u32) -> Option<[ValueId; 2]> {
     let node = graph.node(id);
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return None };
-    (node.op()?.name == "Add" && is_half(node.outputs[0].fact.dtype)).then_some([a, b])
+    (node.op()?.name == "Add" && node.outputs[0].fact.dtype.is_half()).then_some([a, b])
 }
 
 /// Whether this is a matrix product, perhaps with a constant added, that nothing else reads.

@@ -12,7 +12,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);
     let [x, w, ..] = &kernel.reads[..] else { return None };
     let dtype = x.dtype;
-    let half = matches!(dtype, DType::F16 | DType::BF16);
+    let half = dtype.is_half();
     if !(half || dtype == DType::F32) || [w.dtype, write.dtype] != [dtype; 2] || w.packed {
         return None;
     }

@@ -86,7 +86,7 @@ pub(super) fn call(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let (rows, columns) = (shape[rows_axis], shape[rows_axis + 1]);
     let k = *left.access.shape.last()?;
     let dtype = left.dtype;
-    let wide = dtype == write.dtype || write.dtype == DType::F32 && matches!(dtype, DType::F16 | DType::BF16);
+    let wide = dtype == write.dtype || write.dtype == DType::F32 && dtype.is_half();
     if !dtype.is_float() || right.dtype != dtype || !wide || left.packed || right.packed || k == 0 {
         return None;
     }

@@ -265,7 +265,7 @@ mod tests {
                 size: 1 + random.below(1 << 20) as u64,
                 align: 1,
             };
-            let problem = Problem::new((0..count).map(&mut item).collect(), 1).unwrap();
+            let problem = Problem::new((0..count).map(&mut item).collect(), 1).expect("sizes are small");
             let time = Timeline::new(&problem);
             let meter = || Meter::new(Effort::Steps(steps));
             let found = search(&problem, &time, u64::MAX, meter());

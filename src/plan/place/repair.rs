@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn what_cannot_be_lowered_by_a_unit_is_given_up() {
         let item = |size| Item { lower: 0, upper: 1, size, align: 1 };
-        let problem = Problem::new(vec![item(2), item(3)], 1).unwrap();
+        let problem = Problem::new(vec![item(2), item(3)], 1).expect("sizes are small");
         let time = Timeline::new(&problem);
         let mut repair = Repair::new(&problem, &time, vec![0, 2], 0..1);
         let mut meter = Meter::new(Effort::Steps(1_000_000));
