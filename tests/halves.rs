@@ -253,9 +253,10 @@ fn products_that_meet_again_stay_apart() {
 #[test]
 fn results_that_nothing_needs_together_stay_apart() {
     // Each can be gone before the next is made.
-    let fan = "fan (bfloat16[2, 24, 64] x, bfloat16[64, 64] wa, bfloat16[64, 64] wb) => (bfloat16[2, 24] y, bfloat16[2, 24] z) {
-        a = MatMul (x, wa)  y = ReduceMax <keepdims = 0, axes = [2]> (a)
-        b = MatMul (x, wb)  z = ReduceMax <keepdims = 0, axes = [2]> (b)\n}";
+    let fan = "fan (bfloat16[2, 24, 64] x, bfloat16[64, 64] wa, bfloat16[64, 64] wb)
+        => (bfloat16[2, 24] y, bfloat16[2, 24] z) {
+        a = MatMul (x, wa)  b = MatMul (x, wb)
+        y = ReduceMax <keepdims = 0, axes = [2]> (a)  z = ReduceMax <keepdims = 0, axes = [2]> (b)\n}";
     assert_eq!(count(&parameterised(fan), &Target::cuda()), 2);
     // Weights that others read, too, would be held twice.
     let shared =
