@@ -128,7 +128,7 @@ fn channels_last() -> Vec<Case> {
 
 /// Guarded attention: rows of which nothing is seen, or something is no number, weigh nothing. Of many rows and of few, which are kernels
 /// of their own.
-fn guarded() -> [Case; 3] {
+fn guarded() -> [Case; 2] {
     let find = |name: &str| {
         let mut case = cases().into_iter().find(|c| c.name == name).expect("it is one of the cases");
         let Template::Attention { guarded, .. } = &mut case.kernel.template else { unreachable!("{name}") };
@@ -142,17 +142,10 @@ fn guarded() -> [Case; 3] {
         many.inputs[3][row * keys..(row + 1) * keys].fill(f64::NEG_INFINITY);
     }
     many.inputs[3][keys] = f64::NAN;
-    // The same, where the kernel's own text says that nothing is seen.
-    let (product, mask) = (Expr::input(0, DType::F32), Expr::input(1, DType::F32));
-    let unseen = mask.lt(&mask.like(-1e9));
-    let mut literal = many.clone();
-    literal.name += " by a literal";
-    let Template::Attention { score, .. } = &mut literal.kernel.template else { unreachable!("it is one") };
-    *score = Body::new(&[unseen.select(&product.like(f64::NEG_INFINITY), &product)]);
     let mut few = find("attention of one row");
     let depth = few.kernel.reads[0].access.shape[2];
     few.inputs[0][depth] = f64::NAN;
-    [many, literal, few]
+    [many, few]
 }
 
 fn bytes(operand: &Operand, values: &[f64]) -> Vec<u8> {

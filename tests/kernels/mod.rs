@@ -783,6 +783,13 @@ fn attention(c: &mut Cases) {
     let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.1), &x(0).like(-1e9));
     let case = c.add("attention of grouped queries", a(chosen, 1), &[2, 2, 3, 33, 16], reads, &[x(0)]);
     case.inputs[3].iter_mut().enumerate().for_each(|(i, v)| *v = f64::from(i % 64 <= i / 64 + 20));
+    // Guarded rows that see nothing weigh nothing, also where the kernel's own text says so.
+    let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.3), &x(0).like(f64::NEG_INFINITY));
+    let guarded = Template::Attention { score: Body::new(&[chosen]), further: 1, guarded: true };
+    let mut reads = three(&[2], [21, 24, 45, 40]);
+    reads.push(typed(DType::Bool, dense(&[2, 21, 45])));
+    let case = c.add("attention of rows that see nothing", guarded, &[2, 21, 40], reads, &[x(0)]);
+    [0, 5, 20, 33].iter().for_each(|row| case.inputs[3][row * 45..][..45].fill(0.0));
     // A row each of seven heads to a head of many keys, which several workgroups and their warps share.
     let shared =
         |matrix: [usize; 2]| dense(&[2, 1, matrix[0], matrix[1]]).broadcast(&Shape::new([2, 7, matrix[0], matrix[1]]));
