@@ -217,8 +217,10 @@ fn products_of_one_value_are_one() {
     ] {
         assert_eq!(count(&graph("bfloat16", from, to), &cuda), left, "{to}");
     }
-    // f32 and other devices are left alone, and what takes as many turns of the multiprocessors as before.
+    // f32 is left alone but on wgpu, whose products run one after another, and so is what takes as many turns of the device as before.
     assert_eq!(count(&graph("float", "", ""), &cuda), 3);
+    assert_eq!(count(&graph("float", "", ""), &Target::wgpu()), 1);
+    assert_eq!(count(&graph("float", "2, 24, 64", "2, 1024, 64"), &Target::wgpu()), 3);
     assert_eq!(count(&plain, &Target::cpu(2)), 3);
     let even = Target { multiprocessors: 1, ..cuda.clone() };
     assert_eq!(count(&plain, &even), 3);

@@ -1,5 +1,5 @@
-//! Products of halves by several matrices become one by all of them side by side, as those that make queries, keys and values:
-//! each alone is short, and leaves multiprocessors idle.
+//! Products by several matrices become one by all of them side by side, as those that make queries, keys and values: each alone is
+//! short, and leaves much of a GPU idle. On CUDA those of halves: short ones of `f32` run side by side as they are.
 //!
 //! ```text
 //! x -+- MatMul wq - Add bq -          x - MatMul [wq wk wv] - Add [bq bk bv] -+- Slice -
@@ -8,14 +8,36 @@
 //! ```
 
 use super::simplify::{add, addend};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
-use crate::target::{Family, Target};
+use crate::target::{FEW_TILES, Family, Target};
 use std::collections::BTreeSet;
 
-/// Rows and columns of a result that a multiprocessor computes at a time.
-const TILE: usize = 128;
+/// What a GPU computes at a time.
+struct Turn {
+    /// Rows and columns of a result that a multiprocessor has.
+    tile: usize,
+    multiprocessors: usize,
+    halves: bool,
+}
+
+impl Turn {
+    fn of(target: &Target) -> Option<Turn> {
+        match target.family {
+            Family::Cuda => Some(Turn { tile: 128, multiprocessors: target.multiprocessors as usize, halves: true }),
+            // A device that does not say how many it has.
+            Family::Wgpu => Some(Turn { tile: 32, multiprocessors: FEW_TILES, halves: false }),
+            Family::Cpu => None,
+        }
+    }
+
+    fn count(&self, tiles: usize) -> usize {
+        tiles.div_ceil(self.multiprocessors.max(1))
+    }
+}
+
 /// Elementwise nodes are followed over this many steps.
 const DEPTH: usize = 16;
 /// So many nodes are looked at for one that needs all of the results.
@@ -34,9 +56,7 @@ struct Product {
 
 /// Merges products of one value that stand side by side in the order of the graph.
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    if target.family != Family::Cuda {
-        return Ok(());
-    }
+    let Some(turn) = Turn::of(target) else { return Ok(()) };
     let mut row: Vec<Product> = Vec::new();
     for id in graph.order()? {
         // Others in between would run while all of the results are kept.
@@ -44,24 +64,26 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         if !computes {
             continue;
         }
-        let product = product(graph, id);
+        let product = product(graph, id, turn.halves);
         if !product.as_ref().is_some_and(|p| row.first().is_some_and(|first| joins(graph, first, p))) {
-            merge(graph, &std::mem::take(&mut row), target)?;
+            merge(graph, &std::mem::take(&mut row), &turn, target)?;
         }
         row.extend(product);
     }
-    merge(graph, &row, target)?;
+    merge(graph, &row, &turn, target)?;
     graph.sweep();
     Ok(())
 }
 
-fn product(graph: &Graph, node: u32) -> Option<Product> {
+fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
     // What others read, too, would be held twice.
     let alone = |constant: ValueId| graph.users(constant).len() == 1 && !graph.is_output(constant);
-    let matrix = graph.fact(weights).shape.len() == 2 && graph.fact(result).dtype.is_half() && alone(weights);
+    let dtype = graph.fact(result).dtype;
+    let typed = if halves { dtype.is_half() } else { dtype == DType::F32 };
+    let matrix = graph.fact(weights).shape.len() == 2 && typed && alone(weights);
     if !multiplies || !matrix || graph.is_output(result) {
         return None;
     }
@@ -82,9 +104,9 @@ fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
     left(first) == left(other) && depth(first) == depth(other) && first.bias.is_some() == other.bias.is_some()
 }
 
-fn merge(graph: &mut Graph, row: &[Product], target: &Target) -> Result<()> {
+fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, target: &Target) -> Result<()> {
     let [first, _, ..] = row else { return Ok(()) };
-    if !graph.choices().pays("merge", first.node, pays(graph, row, target)) {
+    if !graph.choices().pays("merge", first.node, pays(graph, row, turn, target)) {
         return Ok(());
     }
     let (left, name) = (graph.operands(first.node)[0], graph.node(first.node).name.clone());
@@ -116,14 +138,13 @@ fn merge(graph: &mut Graph, row: &[Product], target: &Target) -> Result<()> {
 
 /// Whether one product takes fewer turns of the multiprocessors than these, whose results go separate ways: what an elementwise node makes
 /// of several could take the place of one of them.
-fn pays(graph: &Graph, row: &[Product], target: &Target) -> bool {
+fn pays(graph: &Graph, row: &[Product], turn: &Turn, target: &Target) -> bool {
     let tiles = |p: &Product| {
         let shape = &graph.fact(p.end).shape;
         let columns = shape.last().copied().unwrap_or(1);
-        (shape.numel() / columns.max(1)).div_ceil(TILE) * columns.div_ceil(TILE)
+        (shape.numel() / columns.max(1)).div_ceil(turn.tile) * columns.div_ceil(turn.tile)
     };
-    let turns = |tiles: usize| tiles.div_ceil((target.multiprocessors as usize).max(1));
-    let apart: usize = row.iter().map(|p| turns(tiles(p))).sum();
+    let apart: usize = row.iter().map(|p| turn.count(tiles(p))).sum();
     let mut seen = BTreeSet::new();
     let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
     // What no binding holds would be cut again.
@@ -132,7 +153,7 @@ fn pays(graph: &Graph, row: &[Product], target: &Target) -> bool {
         facts.map(|fact| fact.shape.numel() as u64 * fact.dtype.size() as u64).sum::<u64>()
     };
     let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
-    turns(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, row)
+    turn.count(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, row)
 }
 
 /// Whether something needs all of the results at once, none of them reduced: else one could be gone before the next is made.

@@ -8,7 +8,7 @@ use super::wide::Tile;
 use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
-use crate::target::Family;
+use crate::target::{FEW_TILES, Family};
 use std::collections::BTreeSet;
 
 /// A template's text, invocations per workgroup, workgroups.
@@ -260,7 +260,7 @@ impl Module<'_> {
         }
         if k >= DEEP && self.target.max_workgroup >= 256 && most >= 16 << 10 {
             // Sixteen teams where larger tiles would leave much of a large device idle.
-            let (tile, depth) = if batch * tiles(32, 32) >= 128 { (32, 8) } else { (16, 4) };
+            let (tile, depth) = if batch * tiles(32, 32) >= FEW_TILES { (32, 8) } else { (16, 4) };
             let slices = 256 * 16 / (tile * tile);
             let (step, pitch) = (slices * depth, tile / 4 + 1);
             let along = |inner: bool| if inner { (step, 1) } else { (1, tile / 4) };
