@@ -25,7 +25,7 @@ use crate::target::Target;
 /// So many thresholds are tried at most, equally far apart.
 const TRIED: usize = 16;
 /// Of a large graph so many that all that are planned have about this many nodes together, and at least one.
-const NODES: usize = 1 << 17;
+const NODES: usize = 1 << 16;
 /// Without a limit, chunks are worth it if they save one in so many bytes of the arena, and a lower threshold if it saves that much more.
 const WORTH: u64 = 16;
 
