@@ -22,7 +22,7 @@ pub struct Case<'a> {
     pub target: Target,
     /// Whether neighbouring operators become one kernel.
     pub fuse: bool,
-    /// In how many chunks to compute what can be: see [`chunks::run`].
+    /// In how many chunks to compute what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// Runs before the pipeline, if it is to.
     pub rewrite: Option<Pass>,

@@ -48,7 +48,7 @@ pub struct Options {
     pub fuse: bool,
     /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
     pub f16: bool,
-    /// In how many chunks to compute what can be: see [`chunks::run`].
+    /// In how many chunks to compute what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,

@@ -214,10 +214,10 @@ fn graphs_in_chunks_agree_with_the_whole() {
             let graph = graphs::import(file, dims);
             let inputs = inputs(&graph, &mut 7);
             for (fuse, chunks, least) in
-                [(true, 2, ALL), (true, 3, ALL), (false, 3, ALL), (true, 2, HALF), (true, 3, PEAK), (false, 2, HALF)]
+                [(true, 2, ALL), (true, 3, ALL), (false, 3, ALL), (true, 3, HALF), (false, 2, HALF), (true, 2, PEAK)]
             {
-                // Each unfused kernel is a shader, and those take their time.
-                if fuse || opener.0 == "cpu" {
+                // Shaders take their time to compile.
+                if opener.0 == "cpu" || fuse && chunks == 3 {
                     let plan = runs_in_chunks(&graph, &inputs, &opener, fuse, (chunks, least));
                     assert!(plan.is_some(), "{file} {dims:?} has no chunks");
                 }

@@ -21,7 +21,7 @@ pub struct Setup<'a> {
     pub iters: usize,
     /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
     pub poison: bool,
-    /// In how many chunks the fused plan computes what it can: see [`chunks::run`].
+    /// In how many chunks the fused plan computes what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
