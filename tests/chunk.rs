@@ -381,7 +381,7 @@ fn what_has_no_chunks_is_refused() {
     let mut one = common::graph("one (float[1, 1] x) => (float[1, 1] y) { y = Relu (x) }");
     assert!(chunk::run(&mut one, 2, 0).is_err());
     chunk::run(&mut one, 1, 0).expect("one chunk is the whole");
-    let mut many = common::graph("many (float[1000000, 1] x) => (float[1000000, 1] y) { y = Relu (x) }");
+    let mut many = common::graph("many (float[2000000, 1] x) => (float[2000000, 1] y) { y = Relu (x) }");
     let error = chunks::run(&mut many, &Target::cpu(1), &FREE, u32::MAX as usize).expect_err("too many").to_string();
     assert!(error.contains("ask for fewer chunks"), "{error}");
 }

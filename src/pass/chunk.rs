@@ -20,8 +20,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-/// No graph becomes larger than this many nodes.
-const MOST_NODES: usize = 1 << 18;
+/// No graph becomes larger than this many nodes: it would take long to plan.
+const MOST_NODES: usize = 1 << 20;
 
 /// Computes in so many chunks what can be and runs while at least `least` bytes are live ([`levels`] knows them), along the outermost axis
 /// of the inputs that has several elements: of the batch, or of what comes next where that is one. As many chunks as that axis has

@@ -122,6 +122,7 @@ impl Family {
         let target = target.clone();
         let mut maker = Maker { source, fixed, dims: ranges, target, fuse, chunks, chunked: None };
         if chunks > 1 {
+            // Other bindings may add to what the largest takes: whatever the limit, all is in chunks that saves.
             let largest = maker.graph(&maker.largest(), Choices::default())?;
             maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, chunks)?;
         }
