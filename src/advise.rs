@@ -3,10 +3,10 @@
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx::{self, Model};
-use crate::pass::{self, Pass, chunk, half};
+use crate::pass::{self, Pass, half};
 use crate::plan::bound::{Bound, bound};
 use crate::plan::peak::{Peak, peak};
-use crate::plan::{self, Class, Limits, Plan};
+use crate::plan::{self, Class, Limits, Plan, chunks};
 use crate::target::{Family, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,25 +22,25 @@ pub struct Case<'a> {
     pub target: Target,
     /// Whether neighbouring operators become one kernel.
     pub fuse: bool,
-    /// In how many chunks to compute what can be: see [`chunk::run`].
+    /// In how many chunks to compute what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// Runs before the pipeline, if it is to.
     pub rewrite: Option<Pass>,
 }
 
 impl Case<'_> {
-    /// The graph after all passes.
+    /// The graph after all passes, as it is to be planned under a limit.
     ///
     /// # Errors
     /// When the model cannot be imported with these bindings, or a pass refuses it.
-    pub fn graph(&self) -> Result<Graph> {
+    pub fn graph(&self, limit: Option<u64>) -> Result<Graph> {
         let mut graph = onnx::import(self.model, &self.dims)?;
         if let Some(rewrite) = self.rewrite {
             graph.verify()?;
             rewrite(&mut graph, &self.target)?;
         }
         pass::run(&mut graph, &self.target, self.fuse)?;
-        chunk::run(&mut graph, self.chunks)?;
+        chunks::run(&mut graph, &self.target, &Limits { memory: limit }, self.chunks)?;
         Ok(graph)
     }
 
@@ -52,7 +52,7 @@ impl Case<'_> {
         // What an import warns of was said when the case itself was imported.
         let silent = tracing::subscriber::NoSubscriber::default();
         let planned = tracing::subscriber::with_default(silent, || {
-            plan::plan(&self.graph()?, &self.target, &Limits { memory: limit })
+            plan::plan(&self.graph(limit)?, &self.target, &Limits { memory: limit })
         });
         match planned {
             Ok(plan) => Ok(plan.bytes()),
@@ -445,7 +445,7 @@ const MAX_SEARCHED: usize = 20_000;
 /// # Errors
 /// When the case cannot be planned at all.
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
-    let graph = case.graph()?;
+    let graph = case.graph(limit)?;
     let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
         // The planner takes one lane before it gives up.
         Err(Error::Fit { .. }) => {

@@ -291,6 +291,7 @@ pub struct Graph {
     cursor: u32,
     choices: Choices,
     indexes: HashMap<ValueId, Indexes>,
+    sparing: bool,
 }
 
 /// What the elements of an input look up.
@@ -326,6 +327,16 @@ impl Graph {
     /// What an input's elements look up, if that was noted.
     pub fn indexes(&self, input: ValueId) -> Option<&Indexes> {
         self.indexes.get(&input)
+    }
+
+    /// Puts memory before time: the graph's plan takes no more of it for steps to run side by side.
+    pub fn spare_memory(&mut self) {
+        self.sparing = true;
+    }
+
+    /// Whether memory comes before time.
+    pub fn spares_memory(&self) -> bool {
+        self.sparing
     }
 
     /// What is chosen by extents.

@@ -27,6 +27,7 @@
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
 //!          kernel::render              WGSL and CUDA C++ from shaders/
 //! plan     plan::{lower, order, lanes, live, place, spare, check}
+//!          plan::chunks                what is worth computing in chunks: found by planning
 //!          plan::range                 one plan for a range of extents; the largest binding's choices are followed
 //!          plan::{bound, lives, peak, diff}    what can be said of plans: the least, who lives when, what became of one
 //! devices  backend::{cpu, cuda, wgpu} exec eager

@@ -5,9 +5,9 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::{Constant, Graph};
 use crate::onnx;
-use crate::pass::{self, chunk, half};
+use crate::pass::{self, half};
 use crate::plan::range::{Family, Source};
-use crate::plan::{self, Limits, Plan};
+use crate::plan::{self, Limits, Plan, chunks};
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -48,7 +48,7 @@ pub struct Options {
     pub fuse: bool,
     /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
     pub f16: bool,
-    /// In how many chunks to compute what can be: see [`chunk::run`].
+    /// In how many chunks to compute what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
@@ -436,6 +436,7 @@ pub fn compile(mut graph: Graph, target: &Target, options: &Options) -> Result<(
         half::run(&mut graph, target)?;
     }
     pass::run(&mut graph, target, options.fuse)?;
-    chunk::run(&mut graph, options.chunks)?;
-    plan::compile(&graph, target, &Limits { memory: options.memory_limit })
+    let limits = Limits { memory: options.memory_limit };
+    chunks::run(&mut graph, target, &limits, options.chunks)?;
+    plan::compile(&graph, target, &limits)
 }

@@ -10,7 +10,7 @@ use plimsoll::graph::Graph;
 use plimsoll::op::{Call, Fact, Lower, ValueId};
 use plimsoll::pass::{self, chunk};
 use plimsoll::plan::range::Family;
-use plimsoll::plan::{Limits, Plan};
+use plimsoll::plan::{Limits, Plan, chunks};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::{Target, Tensor, onnx, ops, plan, reference, session};
 use std::collections::BTreeSet;
@@ -130,11 +130,19 @@ fn what_rows_say_of_parts_is_so() {
     assert_eq!(whole, WHOLE);
 }
 
-/// A graph in chunks, planned.
-fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize) -> plimsoll::Result<Graph> {
+/// From how many live bytes on a graph is computed in chunks.
+type Least = fn(&[u64]) -> u64;
+
+const ALL: Least = |_| 0;
+const HALF: Least = |levels| levels[levels.len() / 2];
+const PEAK: Least = |levels| levels[levels.len() - 1];
+
+/// A graph in chunks.
+fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize, least: Least) -> plimsoll::Result<Graph> {
     let mut graph = graph.clone();
     pass::run(&mut graph, target, fuse).expect("the passes run");
-    chunk::run(&mut graph, chunks)?;
+    let (_, levels) = chunk::levels(&graph)?;
+    chunk::run(&mut graph, chunks, least(&levels))?;
     Ok(graph)
 }
 
@@ -150,9 +158,15 @@ fn inputs(graph: &Graph, state: &mut u64) -> Vec<Tensor> {
 }
 
 /// Runs a graph in chunks, on poisoned memory as well, and holds it against the reference of the whole.
-fn runs_in_chunks(graph: &Graph, inputs: &[Tensor], (name, open): &Opener, fuse: bool, chunks: usize) -> Option<Plan> {
+fn runs_in_chunks(
+    graph: &Graph,
+    inputs: &[Tensor],
+    (name, open): &Opener,
+    fuse: bool,
+    (chunks, least): (usize, Least),
+) -> Option<Plan> {
     let backend = open();
-    let passed = chunked(graph, backend.target(), fuse, chunks).ok()?;
+    let passed = chunked(graph, backend.target(), fuse, chunks, least).ok()?;
     let expected = reference::run(graph, inputs).expect("the reference runs");
     let again = reference::run(&passed, inputs).expect("the reference runs");
     let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
@@ -173,7 +187,7 @@ fn every_row_in_chunks_agrees_with_the_whole() {
         for sample in samples::samples().iter().step_by(every) {
             let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
             for chunks in [2, 3] {
-                ran += usize::from(runs_in_chunks(&graph(sample), &inputs, &opener, true, chunks).is_some());
+                ran += usize::from(runs_in_chunks(&graph(sample), &inputs, &opener, true, (chunks, ALL)).is_some());
             }
         }
         eprintln!("{}: {ran} samples", opener.0);
@@ -199,10 +213,12 @@ fn graphs_in_chunks_agree_with_the_whole() {
         for &(file, dims) in GRAPHS {
             let graph = graphs::import(file, dims);
             let inputs = inputs(&graph, &mut 7);
-            for (fuse, chunks) in [(true, 2), (true, 3), (false, 3)] {
-                // Each unfused kernel is a shader, and those take their time.
-                if fuse || opener.0 == "cpu" {
-                    let plan = runs_in_chunks(&graph, &inputs, &opener, fuse, chunks);
+            for (fuse, chunks, least) in
+                [(true, 2, ALL), (true, 3, ALL), (false, 3, ALL), (true, 3, HALF), (false, 2, HALF), (true, 2, PEAK)]
+            {
+                // Shaders take their time to compile.
+                if opener.0 == "cpu" || fuse && chunks == 3 {
+                    let plan = runs_in_chunks(&graph, &inputs, &opener, fuse, (chunks, least));
                     assert!(plan.is_some(), "{file} {dims:?} has no chunks");
                 }
             }
@@ -210,9 +226,11 @@ fn graphs_in_chunks_agree_with_the_whole() {
     }
 }
 
-fn planned(file: &str, dims: &[(&str, usize)], target: &Target, chunks: usize) -> Plan {
-    let graph = chunked(&graphs::import(file, dims), target, true, chunks).expect("it has chunks");
-    plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
+fn planned(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Plan {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, true).expect("the passes run");
+    chunks::run(&mut graph, target, limits, chunks).expect("it has chunks");
+    plan::plan(&graph, target, limits).expect("it is planned")
 }
 
 /// Keys that several heads share, of which a chunk has fewer rows of scores than would make one kernel pay.
@@ -230,11 +248,18 @@ fn attentions_stay_one_kernel() {
     );
     let inputs = inputs(&graph, &mut 3);
     for opener in backends() {
-        let plan = runs_in_chunks(&graph, &inputs, &opener, true, 4).expect("it has chunks");
+        let plan = runs_in_chunks(&graph, &inputs, &opener, true, (4, ALL)).expect("it has chunks");
         let attentions = plan.steps.iter().filter(|step| plan.kernels[step.kernel].template.name() == "attention");
         assert_eq!(attentions.count(), 4, "{}: {:?}", opener.0, plan.steps);
     }
 }
+
+fn all_in_chunks(graph: &Graph, target: &Target, chunks: usize) -> Plan {
+    let graph = chunked(graph, target, true, chunks, ALL).expect("it has chunks");
+    plan::plan(&graph, target, &FREE).expect("it is planned")
+}
+
+const FREE: Limits = Limits { memory: None };
 
 /// Chunks run one after another, and nothing is copied for them.
 #[test]
@@ -247,7 +272,9 @@ fn chunks_shrink_activations() {
             ("mlp.onnxtxt", &[("batch", 511)]),
             ("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]),
         ] {
-            let [whole, half, quarter] = [1, 2, 4].map(|chunks| planned(file, dims, &target, chunks));
+            let graph = graphs::import(file, dims);
+            let [half, quarter] = [2, 4].map(|chunks| all_in_chunks(&graph, &target, chunks));
+            let whole = planned(&graph, &target, &FREE, 1);
             let arena = |plan: &Plan| plan.summary.arena_bytes;
             eprintln!("{} {file}: {} {} {}", target.name, arena(&whole), arena(&half), arena(&quarter));
             assert!(arena(&half) < arena(&whole) && arena(&quarter) < arena(&half), "{} {file}", target.name);
@@ -256,6 +283,77 @@ fn chunks_shrink_activations() {
             assert!(half.steps.iter().all(|step| !step.name.starts_with("copy")), "{} {file}", target.name);
         }
     }
+}
+
+/// What is made between two large values is in chunks; a long tail of small ones is not.
+#[test]
+fn what_is_not_at_the_peak_stays_whole() {
+    let tail: String = (0..20).map(|i| format!("t{} = MatMul (t{i}, w)\n", i + 1)).collect();
+    let graph = common::graph(&format!(
+        "stretch (float[64, 4] x) => (float[64, 4] t20) <float[4, 512] a = {{{}}}, float[512, 4] b = {{{}}}, float[4, 4] w = {{{}}}> {{
+           h = MatMul (x, a)  e = Tanh (h)  t0 = MatMul (e, b)
+           {tail}
+         }}",
+        vec!["0.1"; 2048].join(", "),
+        vec!["0.1"; 2048].join(", "),
+        vec!["0.1"; 16].join(", "),
+    ));
+    for target in [Target::cpu(2), Target { libraries: Default::default(), ..Target::cuda() }, Target::wgpu()] {
+        let (whole, half) = (planned(&graph, &target, &FREE, 1), planned(&graph, &target, &FREE, 2));
+        let all = all_in_chunks(&graph, &Target { lanes: 1, ..target.clone() }, 2);
+        let saved = |plan: &Plan| whole.bytes().saturating_sub(plan.bytes());
+        eprintln!("{}: {} half {} all {}", target.name, whole.bytes(), half.bytes(), all.bytes());
+        assert!(saved(&all) > 0 && saved(&half) >= saved(&all) - saved(&all) / 16, "{}", target.name);
+        assert!(half.steps.len() <= whole.steps.len() + 3, "{}: {} steps", target.name, half.steps.len());
+        assert!(all.steps.len() >= 2 * whole.steps.len(), "{}: {} steps", target.name, all.steps.len());
+    }
+}
+
+/// Whatever is asked for, no plan is larger than that of the whole; and where chunks save nothing, it is that of the whole.
+#[test]
+fn no_plan_grows_with_chunks() {
+    for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
+        for &(file, dims) in GRAPHS {
+            let graph = graphs::import(file, dims);
+            let whole = planned(&graph, &target, &FREE, 1);
+            for chunks in [2, 3, 4] {
+                let plan = planned(&graph, &target, &FREE, chunks);
+                assert!(plan.bytes() <= whole.bytes(), "{} {file} {dims:?} in {chunks} chunks", target.name);
+                assert!(plan.steps.len() >= whole.steps.len(), "{} {file} {dims:?}", target.name);
+            }
+        }
+        // The result takes the bytes of the input, of which slices would keep all.
+        let graph = common::graph("one (float[64, 64] x) => (float[64, 64] y) { y = Relu (x) }");
+        let target = Target { lanes: 1, ..target };
+        assert_eq!(planned(&graph, &target, &FREE, 2), planned(&graph, &target, &FREE, 1));
+    }
+}
+
+#[test]
+fn a_limit_has_no_more_in_chunks_than_it_takes() {
+    let graph = graphs::import("digits.onnx", &[("batch", 512)]);
+    let target = Target::cpu(2);
+    let (whole, least) = (planned(&graph, &target, &FREE, 1), planned(&graph, &target, &FREE, 4));
+    assert!(least.bytes() < whole.bytes());
+    let steps = |plan: &Plan| plan.steps.iter().filter(|step| step.name.contains("/4]")).count();
+    let mut most = steps(&least);
+    for limit in (least.bytes()..=whole.bytes()).step_by(4096).chain([whole.bytes()]) {
+        let plan = planned(&graph, &target, &Limits { memory: Some(limit) }, 4);
+        assert!(plan.bytes() <= limit && steps(&plan) <= most, "{limit}: {} of {most} steps", steps(&plan));
+        most = steps(&plan);
+    }
+    assert_eq!(most, 0, "the whole fits");
+}
+
+#[test]
+fn lanes_take_back_nothing_that_chunks_save() {
+    let graph = graphs::import("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]);
+    let one = Target { lanes: 1, ..Target::cuda() };
+    for chunks in [2, 4] {
+        let (plan, alone) = (planned(&graph, &Target::cuda(), &FREE, chunks), planned(&graph, &one, &FREE, chunks));
+        assert_eq!(plan.bytes(), alone.bytes(), "{chunks} chunks");
+    }
+    assert!(planned(&graph, &Target::cuda(), &FREE, 1).bytes() > planned(&graph, &one, &FREE, 1).bytes());
 }
 
 #[test]
@@ -278,9 +376,12 @@ fn chunks_of_a_range_are_those_of_its_largest_binding() {
 #[test]
 fn what_has_no_chunks_is_refused() {
     let mut graph = common::graph("sum (float[8] x) => (float[1] y) { y = ReduceSum (x) }");
-    let error = chunk::run(&mut graph, 2).expect_err("all of it is needed").to_string();
+    let error = chunk::run(&mut graph, 2, 0).expect_err("all of it is needed").to_string();
     assert!(error.contains("nothing can be computed in chunks"), "{error}");
     let mut one = common::graph("one (float[1, 1] x) => (float[1, 1] y) { y = Relu (x) }");
-    assert!(chunk::run(&mut one, 2).is_err());
-    chunk::run(&mut one, 1).expect("one chunk is the whole");
+    assert!(chunk::run(&mut one, 2, 0).is_err());
+    chunk::run(&mut one, 1, 0).expect("one chunk is the whole");
+    let mut many = common::graph("many (float[2000000, 1] x) => (float[2000000, 1] y) { y = Relu (x) }");
+    let error = chunks::run(&mut many, &Target::cpu(1), &FREE, u32::MAX as usize).expect_err("too many").to_string();
+    assert!(error.contains("ask for fewer chunks"), "{error}");
 }

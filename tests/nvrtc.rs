@@ -42,7 +42,7 @@ fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<
 }
 
 fn planned(name: &str, graph: &mut Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
-    let passed = pass::run(graph, &target(), true).and_then(|()| chunk::run(graph, chunks));
+    let passed = pass::run(graph, &target(), true).and_then(|()| chunk::run(graph, chunks, 0));
     let planned = passed.and_then(|()| plan::plan(graph, &target(), &Limits { memory: None }));
     collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, &target(), into);
 }

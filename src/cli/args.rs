@@ -36,7 +36,8 @@ pub(super) struct Model {
     /// Store f32 values as f16 inside; inputs and outputs stay f32. For CUDA; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
-    /// Compute what can be in N chunks of the batch (or of the next axis, where that is 1), one after another: less memory for activations.
+    /// Compute what holds the most in N chunks of the batch (or of the next axis, where that is 1), one after another: less memory for
+    /// activations. Under a limit no more than it takes to fit; what saves nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
     /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.

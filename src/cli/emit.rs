@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
-use crate::pass::{self, chunk, half};
-use crate::plan::{self, Limits};
+use crate::pass::{self, half};
+use crate::plan::{self, Limits, chunks};
 use crate::report;
 use crate::target::{Family, Target};
 use clap::{Args, ValueEnum};
@@ -75,9 +75,9 @@ fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
     if command.model.f16 {
         half::run(&mut graph, target).map_err(|e| e.in_file(&command.model.model))?;
     }
-    let passed = pass::run(&mut graph, target, !command.model.no_fuse);
-    passed
-        .and_then(|()| chunk::run(&mut graph, command.model.chunks as usize))
+    let limits = Limits { memory: command.model.memory_limit };
+    pass::run(&mut graph, target, !command.model.no_fuse)
+        .and_then(|()| chunks::run(&mut graph, target, &limits, command.model.chunks as usize))
         .map_err(|e| e.in_file(&command.model.model))?;
     Ok(graph)
 }

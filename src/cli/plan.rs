@@ -48,8 +48,8 @@ impl Plan {
         let (model, extents) = self.model.load_range(&[])?;
         let dims = args::largest(&extents);
         let case = self.model.case(&model, dims, target);
-        let graph = case.graph().map_err(in_file)?;
         let limit = self.model.memory_limit;
+        let graph = case.graph(limit).map_err(in_file)?;
         let (limits, refuse) = (Limits { memory: limit }, |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
             if !self.model.has_range() {

@@ -6,8 +6,8 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
-use crate::pass::{self, chunk};
-use crate::plan::{self, Class, Limits, Plan};
+use crate::pass;
+use crate::plan::{self, Class, Limits, Plan, chunks};
 use crate::tensor::Tensor;
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ pub struct Setup<'a> {
     pub iters: usize,
     /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
     pub poison: bool,
-    /// In how many chunks the fused plan computes what it can: see [`chunk::run`].
+    /// In how many chunks the fused plan computes what is worth it: see [`chunks::run`].
     pub chunks: usize,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
@@ -150,7 +150,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
     pass::run(&mut unfused, &target, false)?;
     let mut fused = graph.clone();
     pass::run(&mut fused, &target, true)?;
-    chunk::run(&mut fused, setup.chunks)?;
+    chunks::run(&mut fused, &target, &Limits { memory: setup.memory_limit }, setup.chunks)?;
     let program = Program::new(&unfused, &target)?;
     let names: Vec<&str> = program.outputs.iter().map(|p| p.name.as_str()).collect();
 

@@ -7,8 +7,9 @@
 //! ```
 //!
 //! That a node's chunks make up what the node makes is for its row to say ([`Call::part`]); so every choice of nodes is right, and what
-//! is chosen is a matter of memory alone. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks
-//! is their concatenation; along the outermost axis neither moves a byte. Constants are shared.
+//! is chosen is a matter of memory alone: all that runs while so many bytes are live, a threshold that [plans](crate::plan::chunks) are
+//! asked for. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks is their concatenation; along
+//! the outermost axis neither moves a byte. Constants are shared.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
@@ -19,33 +20,63 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-/// Computes in so many chunks what can be, along the outermost axis of the inputs that has several elements: of the batch, or of what
-/// comes next where that is one. Runs behind the pipeline: kernels stay what they are.
+/// No graph becomes larger than this many nodes: it would take long to plan.
+const MOST_NODES: usize = 1 << 20;
+
+/// Computes in so many chunks what can be and runs while at least `least` bytes are live ([`levels`] knows them), along the outermost axis
+/// of the inputs that has several elements: of the batch, or of what comes next where that is one. As many chunks as that axis has
+/// elements are the most. Runs behind the pipeline: kernels stay what they are.
 ///
 /// # Errors
-/// [`Error::Usage`] when there is nothing that can be, or the axis has fewer elements than the choices that are followed ask for.
-pub fn run(graph: &mut Graph, chunks: usize) -> Result<()> {
+/// [`Error::Usage`] when there is nothing that can be, the axis has fewer elements than the choices that are followed ask for, or the graph
+/// would become too large.
+pub fn run(graph: &mut Graph, chunks: usize, least: u64) -> Result<()> {
     if chunks < 2 {
         return Ok(());
     }
     let order = graph.order()?;
-    let Some((region, chunks)) = chosen(graph, &order, chunks)? else {
-        let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
-        let inputs = inputs.collect::<Vec<_>>().join(", ");
+    let (region, chunks) = chosen(graph, &order, chunks, least)?.ok_or_else(|| nothing(graph))?;
+    let nodes = region.nodes.len().saturating_mul(chunks.len()).saturating_add(order.len());
+    if nodes > MOST_NODES {
+        let (of, chunks) = (region.nodes.len(), chunks.len());
         return Err(Error::Usage(format!(
-            "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
-             those of a batch, found {inputs}; bind a larger batch, or do without chunks"
+            "{chunks} chunks of {of} operators: expected a graph of at most {MOST_NODES} nodes, found {nodes}; ask for fewer chunks"
         )));
-    };
-    tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), "in chunks");
+    }
+    tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), least, "in chunks");
     *graph = Chunking::new(graph, &region, chunks).build(&order)?;
     graph.verify()
 }
 
+/// The most chunks that there can be, and how many bytes are live while what they can be of runs as a whole, in the order of the file: each
+/// figure once, the smallest first.
+///
+/// # Errors
+/// [`Error::Usage`] when nothing can be computed in chunks.
+pub fn levels(graph: &Graph) -> Result<(usize, Vec<u64>)> {
+    let order = graph.order()?;
+    let (_, region) = largest(graph, &order).ok_or_else(|| nothing(graph))?;
+    let live = live(graph, &order);
+    let levels: BTreeSet<u64> = region.nodes.keys().filter(|&&id| makes(graph, id)).map(|id| live[id]).collect();
+    Ok((region.units, levels.into_iter().collect()))
+}
+
+fn nothing(graph: &Graph) -> Error {
+    let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
+    let inputs = inputs.collect::<Vec<_>>().join(", ");
+    Error::Usage(format!(
+        "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
+         those of a batch, found {inputs}; bind a larger batch, or do without chunks"
+    ))
+}
+
 /// The region, and the units of each chunk.
-fn chosen(graph: &Graph, order: &[u32], chunks: usize) -> Result<Option<(Region, Vec<Range<usize>>)>> {
+fn chosen(graph: &Graph, order: &[u32], chunks: usize, least: u64) -> Result<Option<(Region, Vec<Range<usize>>)>> {
     let choices = graph.choices();
-    let own = largest(graph, order);
+    let mut own = largest(graph, order);
+    if let Some((_, region)) = &mut own {
+        region.keep_live(graph, order, least);
+    }
     let mut along = None;
     for (input, &value) in graph.inputs().iter().enumerate() {
         let shape = &graph.fact(value).shape;
@@ -179,6 +210,14 @@ impl Region {
         self.nodes.retain(|&id, _| !broken.contains(&group(id)));
     }
 
+    /// Leaves out what runs while fewer bytes are live.
+    fn keep_live(&mut self, graph: &Graph, order: &[u32], least: u64) {
+        let live = live(graph, order);
+        let alone = |id| !makes(graph, id) && graph.node(id).group.is_none();
+        self.nodes.retain(|&id, _| alone(id) || live[&id] >= least);
+        self.release_views(graph, order);
+    }
+
     /// Adds what no chunk of an input goes into, but of which nothing is read beside chunks: embeddings of constants, masks.
     fn add_sources(&mut self, graph: &Graph, order: &[u32]) {
         // Per value that is read, the one axis along which all read chunks of it.
@@ -225,8 +264,7 @@ impl Region {
 
     /// Bytes of the values that are computed in chunks.
     fn bytes(&self, graph: &Graph) -> u64 {
-        let made = |id: &u32| !matches!(graph.node(*id).op().map(|op| &op.lower), Some(Lower::View(_)));
-        self.nodes.keys().filter(|id| made(id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
+        self.nodes.keys().filter(|&&id| makes(graph, id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
     }
 
     /// Per node, the stretch of chunks that it belongs to, counted from the last: who needs the whole of what chunks make waits for the
@@ -248,6 +286,51 @@ impl Region {
 fn bytes(graph: &Graph, value: ValueId) -> u64 {
     let fact = graph.fact(value);
     (fact.shape.numel() * fact.dtype.size()) as u64
+}
+
+/// Whether a node makes bytes, and no view of such.
+fn makes(graph: &Graph, id: u32) -> bool {
+    !matches!(graph.node(id).op().map(|op| &op.lower), Some(Lower::View(_)))
+}
+
+/// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Concatenations are
+/// taken to be written in place, and nothing else to be.
+fn live(graph: &Graph, order: &[u32]) -> HashMap<u32, u64> {
+    // A kernel of several nodes runs where the last of them stands.
+    let group = |id: u32| graph.node(id).group;
+    let ends: HashMap<u32, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
+    let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
+    // Per value, the last kernel that reads it, or what stands for it.
+    let mut last: HashMap<ValueId, usize> = graph.outputs().iter().map(|(_, v)| (*v, order.len())).collect();
+    let mut change = vec![0i128; order.len() + 2];
+    for (at, &id) in order.iter().enumerate().rev() {
+        let (runs, node) = (runs(id, at), graph.node(id));
+        let stands = node.op().is_some_and(|op| matches!(op.lower, Lower::View(_) | Lower::Concat));
+        let until = last.get(&ValueId { node: id, port: 0 }).copied().filter(|_| stands).unwrap_or(runs);
+        for value in graph.operands(id).into_iter().flatten() {
+            let last = last.entry(value).or_insert(until);
+            *last = until.max(*last);
+        }
+        if stands || matches!(node.kind, Kind::Constant(_)) {
+            continue;
+        }
+        let from = if matches!(node.kind, Kind::Input) { 0 } else { runs };
+        for value in (0..node.outputs.len() as u32).map(|port| ValueId { node: id, port }) {
+            // What only its own kernel reads is never stored.
+            let until = last.get(&value).copied().filter(|&until| until > runs || group(id).is_none());
+            if let Some(until) = until {
+                change[from] += i128::from(bytes(graph, value));
+                change[until + 1] -= i128::from(bytes(graph, value));
+            }
+        }
+    }
+    let mut now = 0;
+    let sums = change.into_iter().map(|change| {
+        now += change;
+        u64::try_from(now).unwrap_or(u64::MAX)
+    });
+    let sums: Vec<u64> = sums.collect();
+    order.iter().enumerate().map(|(at, &id)| (id, sums[runs(id, at)])).collect()
 }
 
 /// The graph with a region in chunks, as it grows.

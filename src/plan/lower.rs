@@ -87,6 +87,8 @@ pub struct Draft {
     pub outputs: Vec<(String, ValueId, usize)>,
     /// Whether there are concatenations, on which [`Options::join`] has a bearing.
     pub concatenates: bool,
+    /// Whether the graph [spares memory](Graph::spares_memory).
+    pub sparing: bool,
 }
 
 impl Draft {
@@ -176,7 +178,7 @@ pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> 
     let mut lowering = Lowering {
         graph,
         target,
-        draft: Draft::default(),
+        draft: Draft { sparing: graph.spares_memory(), ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),
         channels_last: HashMap::new(),

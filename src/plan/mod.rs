@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub mod bound;
 pub mod check;
+pub mod chunks;
 pub mod diff;
 pub mod lanes;
 pub mod live;
@@ -486,10 +487,11 @@ fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, V
 /// which no device is short of.
 const LANES_COST: u64 = 1 << 20;
 
-/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory.
+/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory: none, where the graph
+/// spares it.
 fn widen(draft: &Draft, target: &Target, layout: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
-    let most = LANES_COST.max(layout.peak / 4).max(constants / 32);
+    let most = if draft.sparing { 0 } else { LANES_COST.max(layout.peak / 4).max(constants / 32) };
     let bar = layout.peak.saturating_add(most).saturating_add(1);
     let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;

@@ -18,7 +18,7 @@
 //! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
 
 use super::lower::{Draft, Options};
-use super::{Arrangement, Class, Dim, Layout, Limits, Plan, arrange, assemble, check, layout, spare};
+use super::{Arrangement, Class, Dim, Layout, Limits, Plan, arrange, assemble, check, chunks, layout, spare};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::{Constant, Graph};
@@ -69,6 +69,8 @@ struct Maker {
     target: Target,
     fuse: bool,
     chunks: usize,
+    /// The live bytes from which on there are chunks, if there are any.
+    chunked: Option<u64>,
 }
 
 /// A binding's graph, its draft, and the draft's buffers by their numbers in the range's draft.
@@ -86,7 +88,7 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Plans a range; each binding of it in so many [chunks](chunk::run).
+    /// Plans a range; each binding of it in so many [chunks](chunks::run).
     ///
     /// # Errors
     /// [`Error::Usage`] for a dim that is set twice, and for a range whose graphs differ by more than extents; what any of the bindings
@@ -117,9 +119,15 @@ impl Family {
                 None => ranges.push(Dim { name: name.clone(), least: extent.least(), most: extent.most() }),
             }
         }
-        let maker = Maker { source, fixed, dims: ranges, target: target.clone(), fuse, chunks };
+        let target = target.clone();
+        let mut maker = Maker { source, fixed, dims: ranges, target, fuse, chunks, chunked: None };
+        if chunks > 1 {
+            // Other bindings may add to what the largest takes: whatever the limit, all is in chunks that saves.
+            let largest = maker.graph(&maker.largest(), Choices::default())?;
+            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, chunks)?;
+        }
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
-        let arrangement = arrange(target, limits, |options| {
+        let arrangement = arrange(&maker.target, limits, |options| {
             let (record, whole, members) = maker.all(options)?;
             found.push((options, record, members));
             Ok(whole)
@@ -284,12 +292,23 @@ impl Maker {
         self.differs(binding, &format!("it has another structure{at}"))
     }
 
-    fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
+    /// The graph of a binding, as a whole.
+    fn graph(&self, binding: &[usize], choices: Choices) -> Result<Graph> {
         let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
         let mut graph = (self.source)(&dims, choices)?;
         pass::run(&mut graph, &self.target, self.fuse)?;
-        chunk::run(&mut graph, self.chunks)?;
+        Ok(graph)
+    }
+
+    fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
+        let mut graph = self.graph(binding, choices)?;
+        if let Some(least) = self.chunked {
+            chunk::run(&mut graph, self.chunks, least)?;
+        }
+        if self.chunks > 1 {
+            graph.spare_memory();
+        }
         let draft = super::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }
