@@ -82,27 +82,27 @@ enum Key {
 pub(super) fn greedy(
     problem: &Problem,
     time: &Timeline,
-    blocks: &[Block],
+    packer: &mut Packer,
     enough: u64,
     meter: &mut Meter,
 ) -> (Solution, Recipe) {
+    let blocks = packer.blocks();
     let tried: &[Pass] = match blocks.len() {
         0..=SMALL => &FOR_SMALL,
         _ if blocks.len() <= GIANT => &FOR_LARGE,
         _ => &FOR_GIANT,
     };
     let greedy = Greedy { problem, time, blocks, enough };
-    let mut packer = Packer::new(time.live.len(), blocks);
     let mut first = None;
-    greedy.run(&mut packer, tried[..1].iter(), &mut first, &mut Meter::new(Effort::Steps(u64::MAX)));
+    greedy.run(packer, tried[..1].iter(), &mut first, &mut Meter::new(Effort::Steps(u64::MAX)));
     meter.spend(blocks.len() as u64);
     let found = if blocks.len() <= GIANT {
-        greedy.run(&mut packer, tried[1..].iter(), &mut first, meter);
+        greedy.run(packer, tried[1..].iter(), &mut first, meter);
         first
     } else {
-        drop(packer);
+        let packer = &*packer;
         let found = meter.both(|side, meter| {
-            let (mut packer, mut best) = (Packer::new(time.live.len(), blocks), first.clone());
+            let (mut packer, mut best) = (packer.clone(), first.clone());
             greedy.run(&mut packer, tried[1 + side..].iter().step_by(2), &mut best, meter);
             best
         });
