@@ -39,18 +39,20 @@ const FOR_LARGE: [Pass; 12] = [
     Pass::Pack(Key::End),
 ];
 /// The first pass, then those of either core.
-const FOR_GIANT: [Pass; 11] = [
+const FOR_GIANT: [Pass; 13] = [
     Pass::Pack(Key::Worth(32)),
     Pass::Level(32, 16),
     Pass::Level(64, 8),
+    Pass::Level(64, 8),
+    Pass::Level(32, 16),
     Pass::Pack(Key::Start),
-    Pass::Level(64, 8),
-    Pass::Level(32, 16),
-    Pass::Level(64, 8),
+    Pass::Again,
+    Pass::Again,
+    Pass::Again,
     Pass::Pack(Key::BusySections),
-    Pass::Level(64, 8),
-    Pass::Level(32, 16),
-    Pass::Level(64, 8),
+    Pass::Again,
+    Pass::Again,
+    Pass::Again,
 ];
 
 /// A pass over all items.
@@ -59,6 +61,8 @@ enum Pass {
     Pack(Key),
     /// Packs by worth, and lifts a stretch where that costs one part in so many of what it gains.
     Level(u64, u32),
+    /// The levels that have led to the lowest peak of all levels so far, with what was learnt since.
+    Again,
     Lay(Key),
 }
 
@@ -82,27 +86,27 @@ enum Key {
 pub(super) fn greedy(
     problem: &Problem,
     time: &Timeline,
-    blocks: &[Block],
+    packer: &mut Packer,
     enough: u64,
     meter: &mut Meter,
 ) -> (Solution, Recipe) {
+    let blocks = packer.blocks();
     let tried: &[Pass] = match blocks.len() {
         0..=SMALL => &FOR_SMALL,
         _ if blocks.len() <= GIANT => &FOR_LARGE,
         _ => &FOR_GIANT,
     };
     let greedy = Greedy { problem, time, blocks, enough };
-    let mut packer = Packer::new(time.live.len(), blocks);
     let mut first = None;
-    greedy.run(&mut packer, tried[..1].iter(), &mut first, &mut Meter::new(Effort::Steps(u64::MAX)));
+    greedy.run(packer, tried[..1].iter(), &mut first, &mut Meter::new(Effort::Steps(u64::MAX)));
     meter.spend(blocks.len() as u64);
     let found = if blocks.len() <= GIANT {
-        greedy.run(&mut packer, tried[1..].iter(), &mut first, meter);
+        greedy.run(packer, tried[1..].iter(), &mut first, meter);
         first
     } else {
-        drop(packer);
+        let packer = &*packer;
         let found = meter.both(|side, meter| {
-            let (mut packer, mut best) = (Packer::new(time.live.len(), blocks), first.clone());
+            let (mut packer, mut best) = (packer.clone(), first.clone());
             greedy.run(&mut packer, tried[1 + side..].iter().step_by(2), &mut best, meter);
             best
         });
@@ -129,7 +133,9 @@ impl Greedy<'_> {
         meter: &mut Meter,
     ) {
         let mut lacking = vec![0; self.time.live.len()];
+        let mut lowest = (u64::MAX, Pass::Level(64, 8));
         for &pass in passes {
+            let pass = if let Pass::Again = pass { lowest.1 } else { pass };
             let peak = best.as_ref().map_or(u64::MAX, |(best, _)| best.peak);
             if meter.is_over() || peak <= self.enough {
                 return;
@@ -137,6 +143,9 @@ impl Greedy<'_> {
             let found = self.pass(packer, pass, peak, &lacking, meter);
             if let (Some((solution, _)), Pass::Level(..)) = (&found, pass) {
                 self.learn(solution, self.enough.midpoint(peak.min(solution.peak)), &mut lacking);
+                if solution.peak < lowest.0 {
+                    lowest = (solution.peak, pass);
+                }
             }
             if let Some(found) = found.filter(|(solution, _)| solution.peak < peak) {
                 *best = Some(found);
@@ -176,6 +185,8 @@ impl Greedy<'_> {
                 let level = Some(Level { worth: self.time.worth(of_bound, lacking), parts });
                 (Recipe { order, level }, u64::MAX)
             }
+            // Stands for another pass.
+            Pass::Again => return None,
         };
         let solution = if let Pass::Lay(_) = pass {
             let sized = |&item: &u32| !self.blocks[item as usize].span.is_empty();

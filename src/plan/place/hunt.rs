@@ -2,7 +2,7 @@
 
 use super::core::Core;
 use super::effort::Meter;
-use super::exact::{Block, Focus, Manner, Outcome, Search, mix};
+use super::exact::{Focus, Manner, Outcome, Search, mix};
 use super::greedy::GIANT;
 use super::pack::{Packer, Recipe, Stuck};
 use super::repair::{move_steps, repair};
@@ -30,7 +30,7 @@ const MOVES: u64 = 256;
 pub(super) fn hunt(
     problem: &Problem,
     time: &Timeline,
-    blocks: &[Block],
+    packer: Packer,
     best: Solution,
     recipe: Recipe,
     range: Range<u64>,
@@ -44,8 +44,7 @@ pub(super) fn hunt(
     let mut hunt = Hunt {
         problem,
         time,
-        blocks,
-        packer: Packer::new(time.live.len(), blocks),
+        packer,
         meter,
         best,
         bar: range.end,
@@ -73,7 +72,6 @@ fn searches(core: &Core) -> [Search; 2] {
 struct Hunt<'a> {
     problem: &'a Problem,
     time: &'a Timeline,
-    blocks: &'a [Block],
     packer: Packer<'a>,
     meter: &'a mut Meter,
     best: Solution,
@@ -98,11 +96,11 @@ impl Hunt<'_> {
             self.repair(level, slice);
         }
         if !self.core.whole && turn == 0 {
-            if self.blocks.len() <= GIANT {
+            if self.problem.items().len() <= GIANT {
                 self.squeeze(slice);
             }
             // The exact search soon settles what is not too large for it.
-            let steps = if self.blocks.len() > GIANT { 16 } else { 4 } * slice;
+            let steps = if self.problem.items().len() > GIANT { 16 } else { 4 } * slice;
             self.repair_halves(level, steps);
             self.repair(level, steps / 4);
         }

@@ -31,6 +31,7 @@ use effort::Meter;
 use exact::Block;
 use greedy::greedy;
 use hunt::hunt;
+use pack::Packer;
 use std::ops::Range;
 use time::Timeline;
 
@@ -182,10 +183,11 @@ pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
 fn search(problem: &Problem, time: &Timeline, bar: u64, mut meter: Meter) -> Solution {
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar.saturating_sub(1));
     let blocks = problem.blocks(time);
-    let (mut best, recipe) = greedy(problem, time, &blocks, enough, &mut meter);
+    let mut packer = Packer::new(time.live.len(), &blocks);
+    let (mut best, recipe) = greedy(problem, time, &mut packer, enough, &mut meter);
     best.proved = time.bound();
     if best.peak > enough && !meter.is_over() {
-        best = hunt(problem, time, &blocks, best, recipe, enough..bar, &mut meter);
+        best = hunt(problem, time, packer, best, recipe, enough..bar, &mut meter);
     }
     best
 }
@@ -193,7 +195,7 @@ fn search(problem: &Problem, time: &Timeline, bar: u64, mut meter: Meter) -> Sol
 #[cfg(test)]
 mod tests {
     use super::greedy::GIANT;
-    use super::pack::{Packer, Recipe, Stuck};
+    use super::pack::{Recipe, Stuck};
     use super::*;
     use std::path::Path;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   +---+        +--
-//!   |   | stretch|       the lowest stretch of the skyline takes the first block, in the order, that lives within it;
+//!   |   |  basin |       a basin of the skyline takes the first block, in the order, that lives within it;
 //!   |   +--------+       where none does it is lifted to the lower of its walls, or to the fixed block above it
 //!   +---------------
 //! ```
@@ -11,7 +11,6 @@ use super::NONE;
 use super::effort::Meter;
 use super::exact::Block;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// How to pack.
@@ -47,6 +46,7 @@ impl Level {
 const STEPS: u64 = 8;
 
 /// Packs the same blocks in one order after another.
+#[derive(Clone)]
 pub(super) struct Packer<'a> {
     blocks: &'a [Block],
     sections: usize,
@@ -82,6 +82,11 @@ impl<'a> Packer<'a> {
         }
     }
 
+    /// What it packs.
+    pub fn blocks(&self) -> &'a [Block] {
+        self.blocks
+    }
+
     /// Finds the offsets that a recipe leads to; the highest end of those that are not fixed.
     pub fn pack(&mut self, Recipe { order, level }: &Recipe, limit: u64, meter: &mut Meter) -> Result<u64, Stuck> {
         order.iter().enumerate().for_each(|(rank, &block)| self.rank[block as usize] = rank as u32);
@@ -89,7 +94,7 @@ impl<'a> Packer<'a> {
         self.skyline.reset(self.sections);
         self.ceiling.reset(self.blocks);
         let mut peak = 0;
-        while let Some((floor, stretch)) = self.skyline.lowest() {
+        while let Some((floor, stretch)) = self.skyline.basin() {
             let (above, fixed) = self.ceiling.over(&stretch);
             if above == floor {
                 let Block { span, size, .. } = &self.blocks[fixed as usize];
@@ -127,85 +132,89 @@ impl<'a> Packer<'a> {
 
 /// The lowest free address of each section, as stretches of sections that share one. Neighbours differ, so a stretch is all the
 /// room that there is between two walls.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Skyline {
-    /// By a stretch's first section: its address. `u64::MAX` where no stretch begins.
+    /// By a stretch's first section: its address.
     floor: Vec<u64>,
     /// By a stretch's first section: the section after its last.
     end: Vec<usize>,
     /// By a stretch's last section: its first.
     begin: Vec<usize>,
-    /// The stretches, lowest first, among some that are gone.
-    heap: BinaryHeap<Reverse<(u64, usize)>>,
+    /// The first section of the stretch from which the next basin is looked for, unless all is done.
+    at: Option<usize>,
 }
 
 impl Skyline {
     fn reset(&mut self, sections: usize) {
-        self.floor.clear();
-        self.floor.resize(sections, u64::MAX);
+        self.floor.resize(sections, 0);
         self.end.resize(sections, 0);
         self.begin.resize(sections, 0);
-        self.heap.clear();
-        self.set(0..sections, 0);
+        self.at = (sections > 0).then(|| self.set(0..sections, 0, 0..sections));
     }
 
-    /// The lowest stretch and its address. It is to be lifted or raised next.
-    fn lowest(&mut self) -> Option<(u64, Range<usize>)> {
-        while let Some(Reverse((floor, begin))) = self.heap.pop() {
-            if self.floor[begin] == floor {
-                return Some((floor, begin..self.end[begin]));
+    /// A basin, a stretch between higher walls, and its address: the next one downhill. It is to be lifted or raised next. What happens in
+    /// one basin has no bearing on another, so their order does not matter, and one close by is still in the cache.
+    fn basin(&mut self) -> Option<(u64, Range<usize>)> {
+        let mut at = self.at?;
+        loop {
+            let (floor, stretch) = (self.floor[at], at..self.end[at]);
+            let lower = |other: &usize| self.floor[*other] < floor;
+            match self.left(&stretch).filter(lower).or_else(|| self.right(&stretch).filter(lower)) {
+                Some(other) => at = other,
+                None => return Some((floor, stretch)),
             }
         }
-        None
+    }
+
+    /// The first sections of the stretches beside one.
+    fn left(&self, stretch: &Range<usize>) -> Option<usize> {
+        stretch.start.checked_sub(1).map(|last| self.begin[last])
+    }
+
+    fn right(&self, stretch: &Range<usize>) -> Option<usize> {
+        (stretch.end < self.floor.len()).then_some(stretch.end)
     }
 
     /// The lowest of the walls of a stretch, or no address if it has none.
     fn wall(&self, stretch: &Range<usize>) -> u64 {
-        let left = stretch.start.checked_sub(1).map_or(u64::MAX, |last| self.floor[self.begin[last]]);
-        let right = self.floor.get(stretch.end).copied().unwrap_or(u64::MAX);
-        left.min(right)
+        let floor = |other: Option<usize>| other.map_or(u64::MAX, |other| self.floor[other]);
+        floor(self.left(stretch)).min(floor(self.right(stretch)))
     }
 
-    /// Lifts a stretch to the lowest of its walls and what is `above` it, or forgets it if there is nothing.
+    /// Lifts a stretch to the lowest of its walls and what is `above` it. If there is nothing all is done.
     fn lift(&mut self, stretch: Range<usize>, above: u64) {
         let wall = self.wall(&stretch).min(above);
-        if wall < u64::MAX {
-            self.set(stretch, wall);
-        }
+        self.at = (wall < u64::MAX).then(|| self.set(stretch.clone(), wall, stretch));
     }
 
     /// Raises a part of a stretch; what remains on either side keeps its floor.
     fn raise(&mut self, stretch: Range<usize>, part: &Range<usize>, floor: u64) {
         let old = self.floor[stretch.start];
-        self.set(stretch.start..part.start, old);
-        self.set(part.clone(), floor);
-        self.set(part.end..stretch.end, old);
+        self.at = Some(self.set(part.clone(), floor, stretch.clone()));
+        for rest in [part.end..stretch.end, stretch.start..part.start].into_iter().filter(|rest| !rest.is_empty()) {
+            self.at = Some(self.set(rest.clone(), old, rest));
+        }
     }
 
-    /// Makes a stretch, joined with neighbours of the same height. The sections before it must belong to stretches already.
-    fn set(&mut self, stretch: Range<usize>, floor: u64) {
-        if stretch.is_empty() {
-            return;
+    /// Makes a stretch of a part of one, joined with neighbours of the same height beyond it, and gives its first section.
+    fn set(&mut self, part: Range<usize>, floor: u64, whole: Range<usize>) -> usize {
+        let Range { start: mut begin, mut end } = part;
+        if let Some(right) = self.right(&whole).filter(|&right| end == whole.end && self.floor[right] == floor) {
+            end = self.end[right];
         }
-        let (mut begin, mut end) = (stretch.start, stretch.end);
-        if end < self.floor.len() && self.floor[end] == floor {
-            self.floor[end] = u64::MAX;
-            end = self.end[end];
+        if let Some(left) = self.left(&whole).filter(|&left| begin == whole.start && self.floor[left] == floor) {
+            begin = left;
         }
-        if begin > 0 && self.floor[self.begin[begin - 1]] == floor {
-            self.floor[begin] = u64::MAX;
-            begin = self.begin[begin - 1];
-        } else {
-            self.floor[begin] = floor;
-            self.heap.push(Reverse((floor, begin)));
-        }
+        self.floor[begin] = floor;
         self.end[begin] = end;
         self.begin[end - 1] = begin;
+        begin
     }
 }
 
 /// The blocks that are not placed yet, under a tree that halves them by start and by end in turns: what lives side by side and as long
 /// is under one node.
+#[derive(Clone)]
 struct Waiting {
     /// By leaf, its block.
     blocks: Vec<u32>,
@@ -218,7 +227,7 @@ struct Waiting {
 }
 
 /// What there is below a node.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 struct Below {
     last_start: u32,
     first_end: u32,
@@ -243,10 +252,14 @@ impl Waiting {
             let block = &blocks[index as usize];
             !block.span.is_empty() && block.fixed.is_none()
         };
-        let mut free: Vec<u32> = (0..blocks.len() as u32).filter(open).collect();
+        let end_points = |index: u32| {
+            let Range { start, end } = blocks[index as usize].span;
+            [start as u32, end as u32, index]
+        };
+        let mut free: Vec<[u32; 3]> = (0..blocks.len() as u32).filter(open).map(end_points).collect();
         let leaves = free.len().next_power_of_two();
         let mut by_leaf = vec![NONE; leaves];
-        halve(blocks, &mut free, &mut by_leaf, true);
+        halve(&mut free, &mut by_leaf, true);
         let (mut leaf, mut full) = (vec![NONE; blocks.len()], vec![Below::NOTHING; leaves]);
         for (at, &index) in by_leaf.iter().enumerate().filter(|&(_, &index)| index != NONE) {
             let Range { start, end } = blocks[index as usize].span;
@@ -273,7 +286,11 @@ impl Waiting {
         self.nodes[node] = Below::NOTHING;
         while node > 1 {
             node /= 2;
-            self.nodes[node] = self.nodes[2 * node].join(self.nodes[2 * node + 1]);
+            let below = self.nodes[2 * node].join(self.nodes[2 * node + 1]);
+            if below == self.nodes[node] {
+                return;
+            }
+            self.nodes[node] = below;
         }
     }
 
@@ -312,23 +329,22 @@ impl Waiting {
     }
 }
 
-/// Spreads blocks over leaves, at least as many: the first half of them, by start or by end, goes to the first half of the leaves.
-fn halve(blocks: &[Block], free: &mut [u32], leaves: &mut [u32], by_start: bool) {
+/// Spreads blocks (start, end and which) over leaves, at least as many: the first half of them, by start or by end, goes to the first half
+/// of the leaves.
+fn halve(free: &mut [[u32; 3]], leaves: &mut [u32], by_start: bool) {
     if free.len() <= 1 {
-        leaves[..free.len()].copy_from_slice(free);
+        leaves.iter_mut().zip(free).for_each(|(leaf, &mut [_, _, index])| *leaf = index);
         return;
     }
     let middle = free.len().div_ceil(2);
-    free.select_nth_unstable_by_key(middle - 1, |&index| {
-        let Range { start, end } = blocks[index as usize].span;
-        (if by_start { start } else { end }, index)
-    });
+    free.select_nth_unstable_by_key(middle - 1, |&[start, end, index]| (if by_start { start } else { end }, index));
     let (free, leaves) = (free.split_at_mut(middle), leaves.split_at_mut(leaves.len() / 2));
-    halve(blocks, free.0, leaves.0, !by_start);
-    halve(blocks, free.1, leaves.1, !by_start);
+    halve(free.0, leaves.0, !by_start);
+    halve(free.1, leaves.1, !by_start);
 }
 
 /// The fixed blocks that are not in the skyline yet: how much room they leave above it.
+#[derive(Clone)]
 struct Ceiling {
     /// Those that begin with the first section, by end, and the others, by start; the farthest first.
     left: Vec<(usize, u32)>,

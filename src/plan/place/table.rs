@@ -2,8 +2,8 @@
 
 use super::{Item, Problem, Solution};
 use crate::error::{Error, Result};
-use std::collections::HashMap;
 use std::fmt::Write;
+use std::hash::{BuildHasher, RandomState};
 use std::num::IntErrorKind;
 use std::path::Path;
 
@@ -34,12 +34,12 @@ impl Table {
         let (line, header) = lines.next().ok_or_else(|| fault(1, 1, format!("expected the columns {COLUMNS}")))?;
         let header = header.trim_start_matches('\u{feff}');
         let names: Vec<&str> = fields(header).map(|(_, name)| name).collect();
-        for (column, name) in fields(header) {
+        for (from, name) in fields(header) {
             if !matches!(name, "id" | "lower" | "upper" | "size" | "alignment" | "offset") {
-                return Err(fault(line, column, format!("unknown column '{name}': expected {COLUMNS}")));
+                return Err(fault(line, column(header, from), format!("unknown column '{name}': expected {COLUMNS}")));
             }
             if names.iter().filter(|&&other| other == name).count() > 1 {
-                return Err(fault(line, column, format!("column '{name}' appears twice")));
+                return Err(fault(line, column(header, from), format!("column '{name}' appears twice")));
             }
         }
         let position = |name: &str| names.iter().position(|&other| other == name);
@@ -50,31 +50,35 @@ impl Table {
         let alignment = position("alignment");
 
         let (mut ids, mut items, mut origins) = (Vec::new(), Vec::new(), Vec::new());
-        let mut seen = HashMap::new();
+        let mut found: Vec<(usize, &str)> = Vec::new();
         for (line, text) in lines {
-            let fields: Vec<(usize, &str)> = fields(text).collect();
-            if fields.len() != names.len() {
-                return Err(fault(line, 1, format!("expected {} fields, found {}", names.len(), fields.len())));
+            found.clear();
+            found.extend(fields(text));
+            if found.len() != names.len() {
+                return Err(fault(line, 1, format!("expected {} fields, found {}", names.len(), found.len())));
             }
             let number = |at: usize| {
-                let (column, text) = fields[at];
-                text.parse::<u64>().map_err(|error| {
+                let (from, digits) = found[at];
+                digits.parse::<u64>().map_err(|error| {
                     let why = match error.kind() {
                         IntErrorKind::PosOverflow => "does not fit in 64 bits",
-                        _ if text.starts_with('-') => "is negative",
+                        _ if digits.starts_with('-') => "is negative",
                         _ => "is not a whole number",
                     };
-                    fault(line, column, format!("{} '{text}' {why}", names[at]))
+                    fault(line, column(text, from), format!("{} '{digits}' {why}", names[at]))
                 })
             };
             let align = alignment.map_or(Ok(1), number)?;
             items.push(Item { lower: number(lower)?, upper: number(upper)?, size: number(size)?, align });
-            let name = fields[id].1;
-            if let Some(first) = seen.insert(name, line) {
-                return Err(fault(line, fields[id].0, format!("id '{name}' appears on line {first} already")));
-            }
-            ids.push(name.to_owned());
+            ids.push(found[id].1.to_owned());
             origins.push(line);
+        }
+        if let Some([first, second]) = twice(&ids) {
+            let (line, name) = (origins[second], &ids[second]);
+            let row = text.lines().nth(line - 1).expect("it was read");
+            let (from, _) = fields(row).nth(id).expect("it has all fields");
+            let what = format!("id '{name}' appears on line {} already", origins[first]);
+            return Err(fault(line, column(row, from), what));
         }
         let problem = Problem::checked(items, align).map_err(|(index, what)| match index {
             Some(index) => fault(origins[index], 1, what),
@@ -99,12 +103,35 @@ impl Table {
 
 const COLUMNS: &str = "id, lower, upper, size and perhaps alignment";
 
-/// The fields of a line, each with its 1-based column.
+/// The fields of a line, each with the byte at which it begins.
 fn fields(line: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut column = 1;
+    let mut from = 0;
     line.split(',').map(move |field| {
-        let at = column;
-        column += field.chars().count() + 1;
+        let at = from;
+        from += field.len() + 1;
         (at, field.trim())
     })
+}
+
+/// The 1-based column of a byte of a line.
+fn column(line: &str, byte: usize) -> usize {
+    1 + line[..byte].chars().count()
+}
+
+/// The first two that have the same name, by the later one. Sorting numbers is faster than a table of a million names.
+fn twice(names: &[String]) -> Option<[usize; 2]> {
+    let state = RandomState::new();
+    let hash = |(index, name): (usize, &String)| (state.hash_one(name), index);
+    let mut hashes: Vec<(u64, usize)> = names.iter().enumerate().map(hash).collect();
+    hashes.sort_unstable();
+    let equal = hashes.chunk_by(|a, b| a.0 == b.0).filter(|equal| equal.len() > 1);
+    let pairs = equal.flat_map(|equal| {
+        let pair = |at: usize| {
+            let (_, second) = equal[at];
+            let first = equal[..at].iter().find(|&&(_, first)| names[first] == names[second])?;
+            Some([first.1, second])
+        };
+        (1..equal.len()).find_map(pair)
+    });
+    pairs.min_by_key(|&[_, second]| second)
 }
