@@ -329,7 +329,12 @@ fn weight_factor(op: &str, factor: &Shape, result: &Shape, rank: usize) -> Optio
         return None;
     }
     let mut shape = vec![1; rank];
-    let along = if op == "MatMul" { rank.checked_sub(1)? } else { 0 };
+    let along = match op {
+        // A vector has no columns: the last axis of the result is the other operand's rows.
+        "MatMul" if rank < 2 && varies(axis) => return None,
+        "MatMul" => rank.checked_sub(1)?,
+        _ => 0,
+    };
     shape[along] = if varies(axis) { result[axis] } else { 1 };
     Some(shape)
 }
