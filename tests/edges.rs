@@ -183,6 +183,22 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
 
+/// A zero with more rows than the weights have repeats them.
+#[test]
+fn a_guard_may_repeat_rows() {
+    let text =
+        "g (float[1, 1, 2] q, float[1, 2, 4] k, float[1, 4, 8] v) => (float[1, 4, 8] y) <float[1, 4, 1] zero = {0, 0, 0, 0}> {
+        s = MatMul (q, k)
+        p = Softmax <axis = -1> (s)
+        none = IsNaN (p)
+        w = Where (none, zero, p)
+        y = MatMul (w, v)
+    }";
+    let given = |name, shape: &[usize]| (name, tensor(shape, &vec![0.5; shape.iter().product()]));
+    let inputs = [given("q", &[1, 1, 2]), given("k", &[1, 2, 4]), given("v", &[1, 4, 8])];
+    assert_eq!(outputs(text, &inputs)[0], [0.5; 32]);
+}
+
 /// The host has no halves: it holds them as `f32`, scores among them.
 #[test]
 fn attention_of_halves_runs_where_there_are_none() {
