@@ -68,3 +68,19 @@ fn constants_around_products_keep_their_meaning() {
     }
     assert!(count > 1000, "{count}");
 }
+
+/// A table of embeddings whose transpose makes the logits: a factor behind these does not make a second table.
+#[test]
+fn weights_that_others_read_are_held_once() {
+    let tied = |behind: &str| {
+        let text = format!(
+            "g (int64[4] i, float[4, 64] h) => (float[4, 64] e, float[4, 256] y)
+            <float[256, 64] table = {{{}}}, float s = {{0.125}}> {{
+                e = Gather (table, i)  t = Transpose (table)  p = MatMul (h, t)  {behind}
+            }}",
+            (0..256 * 64).map(|i| format!("{}", i % 97)).collect::<Vec<_>>().join(", ")
+        );
+        common::planned(&common::graph(&text), &Target::cuda()).summary.constant_bytes
+    };
+    assert_eq!(tied("y = Mul (p, s)"), tied("y = Relu (p)"));
+}

@@ -59,16 +59,15 @@ fn product(graph: &Graph, node: u32) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
+    let matrix = graph.fact(weights).shape.len() == 2 && graph.fact(result).dtype.is_half();
     // What others read, too, would be held twice.
-    let alone = |constant: ValueId| graph.users(constant).len() == 1 && !graph.is_output(constant);
-    let matrix = graph.fact(weights).shape.len() == 2 && graph.fact(result).dtype.is_half() && alone(weights);
-    if !multiplies || !matrix || graph.is_output(result) {
+    if !multiplies || !matrix || graph.is_output(result) || !graph.is_alone(weights) {
         return None;
     }
     let biased = || {
         let [user] = graph.users(result)[..] else { return None };
         let (inner, bias) = addend(graph, user)?;
-        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && alone(bias);
+        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && graph.is_alone(bias);
         (inner == result && row).then_some((ValueId { node: user, port: 0 }, bias))
     };
     let (end, bias) = biased().map_or((result, None), |(end, bias)| (end, Some(bias)));

@@ -291,7 +291,8 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     let weights = operands[0].and(operands[1]).filter(|&w| graph.as_constant(w).is_some())?;
     let op = graph.node(product.node).op()?.name;
     let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
-    Some(Scaling { product, factor, bias, along })
+    // What others read, too, would be held twice.
+    graph.is_alone(weights).then_some(Scaling { product, factor, bias, along })
 }
 
 /// A constant times another, rounded to its type once.
