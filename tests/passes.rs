@@ -4,6 +4,7 @@ mod common;
 
 use plimsoll::trace::Trace;
 use plimsoll::{DType, Graph, Shape, Target, pass, reference};
+use std::collections::HashMap;
 
 fn passed(graph: &Graph, target: &Target) -> Graph {
     let mut graph = graph.clone();
@@ -83,4 +84,28 @@ fn weights_that_others_read_are_held_once() {
         common::planned(&common::graph(&text), &Target::cuda()).summary.constant_bytes
     };
     assert_eq!(tied("y = Mul (p, s)"), tied("y = Relu (p)"));
+}
+
+/// A kernel's code does not grow with the length of a chain.
+#[test]
+fn groups_are_bounded() {
+    let chain = |core: &str, tail: &str| {
+        let ops: String = (0..300).map(|i| format!("c{} = {} (c{i}) ", i + 1, ["Cos", "Sin"][i % 2])).collect();
+        format!("g (float[2, 4, 4] x) => (float[2, 4, 4] y) {{ {core} {ops} {tail} }}")
+    };
+    for (core, tail) in [
+        ("c0 = MatMul (x, x)", "y = Neg (c300)"),
+        ("c0 = Neg (x)", "y = Neg (c300)"),
+        ("c0 = Neg (x)", "y = Softmax (c300)"),
+        ("c0 = Softmax (x)", "y = Neg (c300)"),
+        ("c0 = MatMul (x, x)", "w = Softmax <axis = -1> (c300) y = MatMul (w, x)"),
+    ] {
+        let graph = passed(&common::graph(&chain(core, tail)), &Target::cuda());
+        let mut groups: HashMap<u32, usize> = HashMap::new();
+        for group in graph.order().expect("no cycle").iter().filter_map(|&node| graph.node(node).group) {
+            *groups.entry(group).or_default() += 1;
+        }
+        let largest = groups.values().max().expect("there are groups");
+        assert!((32..=64).contains(largest), "{core} .. {tail}: {largest} nodes");
+    }
 }
