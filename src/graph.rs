@@ -82,6 +82,15 @@ impl Constant {
         }
     }
 
+    /// The constant whose elements this one's are, seen through any number of [views](Self::view).
+    pub fn root(self: &Arc<Constant>) -> &Arc<Constant> {
+        let mut root = self;
+        while let Some((.., source)) = root.view() {
+            root = source;
+        }
+        root
+    }
+
     /// The same elements with axis `axes[k]` as axis `k`.
     ///
     /// # Errors
@@ -535,6 +544,19 @@ impl Graph {
     /// Whether a value is an output of the graph.
     pub fn is_output(&self, value: ValueId) -> bool {
         self.outputs.iter().any(|(_, v)| *v == value)
+    }
+
+    /// Whether a constant's one reader could read another in its place without more being held: nothing else reads it, and what is read of
+    /// the same data takes no more apart than together.
+    pub fn is_alone(&self, value: ValueId) -> bool {
+        let Some(constant) = self.as_constant(value).filter(|_| self.users(value).len() == 1) else { return false };
+        let root = constant.root();
+        let read = |node: &NodeIndex| self.uses(*node, Direction::Outgoing).next().is_some();
+        let forms = self.dag.node_indices().filter_map(|node| match &self.dag[node].kind {
+            Kind::Constant(form) if Arc::ptr_eq(form.root(), root) && read(&node) => Some(form.fact.shape.numel()),
+            _ => None,
+        });
+        !self.is_output(value) && forms.sum::<usize>() <= root.fact.shape.numel()
     }
 
     /// Lets every reader of `old`, outputs of the graph included, read `new` instead.

@@ -1,7 +1,7 @@
 //! Graphs at the edges of what ONNX allows, on the CPU against results worked out by hand: no elements, NaN, images backwards.
 
 use plimsoll::session::{Choice, Options, Session};
-use plimsoll::{Tensor, onnx};
+use plimsoll::{DType, Tensor, onnx};
 use std::path::Path;
 
 /// A graph's outputs and how many steps they took.
@@ -72,6 +72,38 @@ fn indices_of_what_is_not_there() {
     }
     let json = session.plan().to_json();
     assert_eq!(&plimsoll::Plan::from_json(&json, Path::new("plan.json")).expect("its own JSON"), session.plan());
+}
+
+/// What a Cast makes of an input's elements is looked up, not they.
+#[test]
+fn indices_may_be_cast() {
+    for (from, to, values, expected) in [
+        ("int64", 9, [3.0, 0.0], "1 0"),
+        ("int64", 2, [256.0, 257.0], "0 1"),
+        ("int32", 3, [255.0, 256.0], "1 0"),
+        ("uint8", 3, [255.0, 1.0], "1 1"),
+        ("float", 7, [1.5, 0.5], "1 0"),
+    ] {
+        let text = format!(
+            "g (float[2] table, {from}[2] m) => (float[2] y) {{ b = Cast <to = {to}> (m)  i = Cast <to = 7> (b)  y = Gather (table, i) }}"
+        );
+        let dtype = match from {
+            "int64" => DType::I64,
+            "int32" => DType::I32,
+            "uint8" => DType::U8,
+            _ => DType::F32,
+        };
+        let m = Tensor::from_f64(dtype, [2], &values);
+        let found = outputs(&text, &[("table", tensor(&[2], &[0.0, 1.0])), ("m", m)]);
+        assert_eq!(shown(&found[0]), expected, "{from} to {to}");
+    }
+    let text = "g (float[2] table, int32[2] m) => (float[2] y) { i = Cast <to = 7> (m)  y = Gather (table, i) }";
+    let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("it is planned");
+    let beyond = [("table", tensor(&[2], &[0.0, 1.0])), ("m", Tensor::from_f64(DType::I32, [2], &[0.0, 2.0]))];
+    assert!(session.run(&beyond).expect_err("there are two").to_string().contains("found 2 (element 1)"));
 }
 
 #[test]
@@ -181,6 +213,22 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(fused[6..12].iter().all(|&y| y == 0.0), "{fused:?}");
     let open = &run(&text("guarded = Identity (weights)"), &inputs, true).0[0];
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
+}
+
+/// A zero with more rows than the weights have repeats them.
+#[test]
+fn a_guard_may_repeat_rows() {
+    let text =
+        "g (float[1, 1, 2] q, float[1, 2, 4] k, float[1, 4, 8] v) => (float[1, 4, 8] y) <float[1, 4, 1] zero = {0, 0, 0, 0}> {
+        s = MatMul (q, k)
+        p = Softmax <axis = -1> (s)
+        none = IsNaN (p)
+        w = Where (none, zero, p)
+        y = MatMul (w, v)
+    }";
+    let given = |name, shape: &[usize]| (name, tensor(shape, &vec![0.5; shape.iter().product()]));
+    let inputs = [given("q", &[1, 1, 2]), given("k", &[1, 2, 4]), given("v", &[1, 4, 8])];
+    assert_eq!(outputs(text, &inputs)[0], [0.5; 32]);
 }
 
 /// The host has no halves: it holds them as `f32`, scores among them.

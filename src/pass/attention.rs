@@ -53,6 +53,10 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         if named(is_nan, "IsNaN")?[0] != plain || !is_zero(graph, zero) {
             return None;
         }
+        // A larger zero repeats the rows.
+        if !graph.choices().holds("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
+            return None;
+        }
         guard = vec![weights.node, is_nan.node];
         weights = plain;
     }

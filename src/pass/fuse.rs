@@ -105,6 +105,7 @@ impl Fuser<'_> {
             return;
         }
         let free = attention.nodes.iter().all(|n| !self.groups.contains_key(n));
+        let free = free && attention.nodes.len() <= MAX_NODES;
         if free && 3 + attention.further(self.graph).len() <= self.max_reads {
             self.seal(&attention.nodes.into_iter().collect::<Vec<_>>());
         }
@@ -151,11 +152,11 @@ impl Fuser<'_> {
         let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
         let mut kept = 1;
         let mut joined = seed;
-        loop {
+        while nodes.len() < MAX_NODES {
             let readers = self.graph.users(ValueId { node: joined, port: 0 });
             let free = readers.into_iter().filter(|u| !members.contains(u) && !self.groups.contains_key(u));
             frontier.extend(free.map(|u| (self.position[&u], u)));
-            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.reads(&nodes, Some(n)) <= self.max_reads;
+            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.reads(&members, n) <= self.max_reads;
             let Some(next) = frontier.iter().copied().find(fits) else { break };
             frontier.remove(&next);
             joined = next.1;
@@ -165,7 +166,7 @@ impl Fuser<'_> {
                 1 if self.leaves(joined, &members) && self.only_widens(joined, seed) => {}
                 1 if self.leaves(joined, &members) => kept = nodes.len(),
                 // Too many values would have to be kept on the way; what follows is unlikely to take them all in.
-                n if n > MAX_LEAVING || nodes.len() == MAX_NODES => break,
+                n if n > MAX_LEAVING => break,
                 _ => {}
             }
         }
@@ -198,9 +199,9 @@ impl Fuser<'_> {
     }
 
     /// How many values from outside a group reads, with `more` added to it.
-    fn reads(&self, nodes: &[u32], more: Option<u32>) -> usize {
-        let inside = |n: u32| nodes.contains(&n) || more == Some(n);
-        let operands = nodes.iter().copied().chain(more).flat_map(|n| self.graph.operands(n)).flatten();
+    fn reads(&self, members: &HashSet<u32>, more: u32) -> usize {
+        let inside = |n: u32| members.contains(&n) || more == n;
+        let operands = members.iter().copied().chain([more]).flat_map(|n| self.graph.operands(n)).flatten();
         operands.filter(|v| !inside(v.node)).collect::<HashSet<_>>().len()
     }
 
@@ -209,8 +210,9 @@ impl Fuser<'_> {
         let group = self.groups[&nodes[0]];
         let has_row =
             nodes.iter().any(|&n| matches!(self.graph.node(n).op().map(|o| &o.lower), Some(Lower::Reduce(_))));
+        let mut members: HashSet<u32> = nodes.iter().copied().collect();
         let mut next = 0;
-        while next < nodes.len() && nodes.len() < MAX_NODES {
+        while next < nodes.len() {
             let node = nodes[next];
             next += 1;
             for value in self.graph.operands(node).into_iter().flatten() {
@@ -218,11 +220,13 @@ impl Fuser<'_> {
                 let Some(Lower::Map(map)) = self.graph.node(producer).op().map(|op| &op.lower) else { continue };
                 let free = !self.groups.contains_key(&producer) && !self.graph.is_output(value);
                 if free
+                    && nodes.len() < MAX_NODES
                     && self.graph.choices().holds("grow", producer, self.shape(producer) == full)
-                    && self.graph.users(value).iter().all(|u| nodes.contains(u))
+                    && self.graph.users(value).iter().all(|u| members.contains(u))
                     && !(has_row && uses_index(self.graph, producer, *map))
-                    && self.reads(&nodes, Some(producer)) <= self.max_reads
+                    && self.reads(&members, producer) <= self.max_reads
                 {
+                    members.insert(producer);
                     self.groups.insert(producer, group);
                     nodes.push(producer);
                 }

@@ -1,6 +1,7 @@
 //! What the graph's inputs may hold where they say what is looked up: a caller who gives something else has made a mistake, and is told
 //! before the run. Kernels, which cannot tell, take the nearest element.
 
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Indexes};
 use crate::op::{Call, Lower, ValueId};
@@ -14,6 +15,16 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a Cast leaves all that can be an index as it is: others wrap around, or become a truth value.
+fn keeps_indexes(from: DType, to: DType) -> bool {
+    match from {
+        DType::I64 | DType::I32 => matches!(to, DType::I64 | DType::I32),
+        DType::U8 | DType::I8 => to == from || matches!(to, DType::I64 | DType::I32),
+        DType::Bool => to.is_int(),
+        _ => false,
+    }
 }
 
 /// The shortest axis along which a value's elements are looked up, as they are.
@@ -36,7 +47,7 @@ fn looked_up(graph: &Graph, input: ValueId) -> Option<Indexes> {
                         found = Some(Indexes { extent, node: node.name.clone() });
                     }
                 }
-                "Cast" if !graph.fact(result).dtype.is_float() => values.push(result),
+                "Cast" if keeps_indexes(graph.fact(value).dtype, graph.fact(result).dtype) => values.push(result),
                 "Slice" => {}
                 _ if matches!(op.lower, Lower::View(_)) && keeps() => values.push(result),
                 _ => {}

@@ -79,18 +79,17 @@ fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
     let multiplies = graph.node(node).op()?.name == "MatMul" && graph.as_constant(weights).is_some();
-    // What others read, too, would be held twice.
-    let alone = |constant: ValueId| graph.users(constant).len() == 1 && !graph.is_output(constant);
     let dtype = graph.fact(result).dtype;
     let typed = if halves { dtype.is_half() } else { dtype == DType::F32 };
-    let matrix = graph.fact(weights).shape.len() == 2 && typed && alone(weights);
-    if !multiplies || !matrix || graph.is_output(result) {
+    let matrix = graph.fact(weights).shape.len() == 2 && typed;
+    // What others read, too, would be held twice.
+    if !multiplies || !matrix || graph.is_output(result) || !graph.is_alone(weights) {
         return None;
     }
     let biased = || {
         let [user] = graph.users(result)[..] else { return None };
         let (inner, bias) = addend(graph, user)?;
-        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && alone(bias);
+        let row = graph.fact(bias).shape[..] == graph.fact(weights).shape[1..] && graph.is_alone(bias);
         (inner == result && row).then_some((ValueId { node: user, port: 0 }, bias))
     };
     let (end, bias) = biased().map_or((result, None), |(end, bias)| (end, Some(bias)));

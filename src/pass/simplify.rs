@@ -291,7 +291,8 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     let weights = operands[0].and(operands[1]).filter(|&w| graph.as_constant(w).is_some())?;
     let op = graph.node(product.node).op()?.name;
     let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
-    Some(Scaling { product, factor, bias, along })
+    // What others read, too, would be held twice.
+    graph.is_alone(weights).then_some(Scaling { product, factor, bias, along })
 }
 
 /// A constant times another, rounded to its type once.
@@ -329,7 +330,12 @@ fn weight_factor(op: &str, factor: &Shape, result: &Shape, rank: usize) -> Optio
         return None;
     }
     let mut shape = vec![1; rank];
-    let along = if op == "MatMul" { rank.checked_sub(1)? } else { 0 };
+    let along = match op {
+        // A vector has no columns: the last axis of the result is the other operand's rows.
+        "MatMul" if rank < 2 && varies(axis) => return None,
+        "MatMul" => rank.checked_sub(1)?,
+        _ => 0,
+    };
     shape[along] = if varies(axis) { result[axis] } else { 1 };
     Some(shape)
 }

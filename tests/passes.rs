@@ -1,0 +1,111 @@
+//! What passes make of a graph: it means what it meant, and takes no more.
+
+mod common;
+
+use plimsoll::trace::Trace;
+use plimsoll::{DType, Graph, Shape, Target, pass, reference};
+use std::collections::HashMap;
+
+fn passed(graph: &Graph, target: &Target) -> Graph {
+    let mut graph = graph.clone();
+    pass::run(&mut graph, target, true).unwrap_or_else(|e| panic!("{}: {e}", graph.name));
+    graph
+}
+
+/// Shapes that broadcast to this one: of each rank up to its own, with each axis or without it.
+fn below(shape: &[usize]) -> Vec<Vec<usize>> {
+    let suffixes = (0..=shape.len()).map(|skip| &shape[skip..]);
+    let masked = |suffix: &[usize], mask: usize| {
+        suffix.iter().enumerate().map(|(k, &d)| if mask >> k & 1 == 1 { d } else { 1 }).collect()
+    };
+    let mut all: Vec<Vec<usize>> =
+        suffixes.flat_map(|suffix| (0..1 << suffix.len()).map(move |mask| masked(suffix, mask))).collect();
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// A product of something and weights on one of its sides, a scalar factor before it, and these operators with constants of a shape behind.
+fn product([left, right]: [&[usize]; 2], weights: usize, tail: &[&str], shape: &[usize], state: &mut u64) -> Graph {
+    let g = Trace::new(&format!("{left:?} x {right:?}, weights {weights}, {tail:?} {shape:?}"));
+    let mut constant = |shape: &[usize]| g.constant("c", common::random(state, &Shape::new(shape.to_vec())));
+    let x = g.input("x", DType::F32, [left, right][1 - weights].to_vec()) * constant(&[1]);
+    let w = constant([left, right][weights]);
+    let product = if weights == 1 { x.matmul(w) } else { w.matmul(x) };
+    let result = tail.iter().fold(product, |y, &op| match op {
+        "Mul" => y * constant(shape),
+        "Div" => y / constant(shape),
+        _ => y + constant(shape),
+    });
+    g.output("y", result);
+    g.finish().expect("the graph is sound")
+}
+
+#[test]
+fn constants_around_products_keep_their_meaning() {
+    let shapes: [&[usize]; 7] = [&[3], &[1, 3], &[3, 1], &[3, 3], &[2, 3], &[3, 2], &[2, 3, 3]];
+    let tails = [&["Mul"][..], &["Div"], &["Add", "Mul"], &["Mul", "Add"], &["Mul", "Mul"]];
+    let targets = [Target::cpu(1), Target::cuda()];
+    let (mut state, mut count) = (7, 0);
+    for sides in shapes.iter().flat_map(|&left| shapes.iter().map(move |&right| [left, right])) {
+        let [left, right] = sides;
+        if left[left.len() - 1] != right[right.len().saturating_sub(2)] {
+            continue;
+        }
+        let whole = product(sides, 1, &[], &[], &mut state);
+        let whole = whole.fact(whole.outputs()[0].1).shape.clone();
+        for shape in below(&whole) {
+            for (weights, tail) in [0, 1].into_iter().flat_map(|w| tails.map(|tail| (w, tail))) {
+                let graph = product(sides, weights, tail, &shape, &mut state);
+                let inputs = [common::random(&mut state, &graph.fact(graph.inputs()[0]).shape)];
+                let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+                for target in &targets {
+                    let found = &reference::run(&passed(&graph, target), &inputs).expect("it has a meaning")[0];
+                    common::agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{}: {e}", graph.name));
+                    count += 1;
+                }
+            }
+        }
+    }
+    assert!(count > 1000, "{count}");
+}
+
+/// A table of embeddings whose transpose makes the logits: a factor behind these does not make a second table.
+#[test]
+fn weights_that_others_read_are_held_once() {
+    let tied = |behind: &str| {
+        let text = format!(
+            "g (int64[4] i, float[4, 64] h) => (float[4, 64] e, float[4, 256] y)
+            <float[256, 64] table = {{{}}}, float s = {{0.125}}> {{
+                e = Gather (table, i)  t = Transpose (table)  p = MatMul (h, t)  {behind}
+            }}",
+            (0..256 * 64).map(|i| format!("{}", i % 97)).collect::<Vec<_>>().join(", ")
+        );
+        common::planned(&common::graph(&text), &Target::cuda()).summary.constant_bytes
+    };
+    assert_eq!(tied("y = Mul (p, s)"), tied("y = Relu (p)"));
+}
+
+/// A kernel's code does not grow with the length of a chain.
+#[test]
+fn groups_are_bounded() {
+    let chain = |core: &str, tail: &str| {
+        let ops: String = (0..300).map(|i| format!("c{} = {} (c{i}) ", i + 1, ["Cos", "Sin"][i % 2])).collect();
+        format!("g (float[2, 4, 4] x) => (float[2, 4, 4] y) {{ {core} {ops} {tail} }}")
+    };
+    for (core, tail) in [
+        ("c0 = MatMul (x, x)", "y = Neg (c300)"),
+        ("c0 = Neg (x)", "y = Neg (c300)"),
+        ("c0 = Neg (x)", "y = Softmax (c300)"),
+        ("c0 = Softmax (x)", "y = Neg (c300)"),
+        ("c0 = MatMul (x, x)", "w = Softmax <axis = -1> (c300) y = MatMul (w, x)"),
+    ] {
+        let graph = passed(&common::graph(&chain(core, tail)), &Target::cuda());
+        let mut groups: HashMap<u32, usize> = HashMap::new();
+        for group in graph.order().expect("no cycle").iter().filter_map(|&node| graph.node(node).group) {
+            *groups.entry(group).or_default() += 1;
+        }
+        let largest = groups.values().max().expect("there are groups");
+        assert!((32..=64).contains(largest), "{core} .. {tail}: {largest} nodes");
+    }
+}
