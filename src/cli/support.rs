@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use crate::{ops, pass};
 
 /// Shapes of a call's inputs; the last one goes on.
-const SHAPES: [&[&[usize]]; 8] = [
+const SHAPES: [&[&[usize]]; 11] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -23,6 +23,9 @@ const SHAPES: [&[&[usize]]; 8] = [
     &[&[4], &[2]],
     &[&[4, 1]],
     &[&[4, 4, 4], &[4, 4, 3]],
+    &[&[4, 4, 4], &[1, 4, 4]],
+    &[&[4, 4, 4], &[1, 12, 4]],
+    &[&[4, 4, 4], &[1, 16, 4]],
 ];
 
 /// What a row does on a target.
@@ -92,12 +95,14 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
     let rank = shape.len();
     let number = |v: f64| Attr::shaping(&Tensor::from_f64(dtype, vec![], &[v]));
     let one = Tensor::from_f64(dtype, [1], &[1.0]);
-    let some: [(&str, Attr); 18] = [
+    let some: [(&str, Attr); 20] = [
+        ("K", 2.into()),
         ("axis", 0.into()),
         ("blocksize", 2.into()),
         ("delta", number(1.0)),
         ("depth", 2.into()),
         ("ends", vec![1].into()),
+        ("equation", "...->".into()),
         ("input", vec![2].into()),
         ("kernel_shape", vec![2; rank.saturating_sub(2)].into()),
         ("limit", number(1.0)),

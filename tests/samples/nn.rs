@@ -1,5 +1,6 @@
 use super::Sample;
 use plimsoll::dtype::DType::F32;
+use plimsoll::op::Attr;
 
 /// A call with inputs of these shapes, random between -1 and 1.
 fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
@@ -7,7 +8,18 @@ fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
 }
 
 pub fn samples() -> Vec<Sample> {
-    [products(), convolutions(), transposed(), pools(), normalizations(), softmax(), resizes()].concat()
+    [
+        products(),
+        equations(),
+        recurrences(),
+        convolutions(),
+        transposed(),
+        pools(),
+        normalizations(),
+        softmax(),
+        resizes(),
+    ]
+    .concat()
 }
 
 fn products() -> Vec<Sample> {
@@ -37,6 +49,52 @@ fn products() -> Vec<Sample> {
         call("Gemm", &[&[33, 65], &[40, 65], &[40]]).attr("transB", 1),
     ]);
     samples
+}
+
+/// Products with none, one or several letters of a kind, as views and not, of one to three inputs.
+fn equations() -> Vec<Sample> {
+    let equations: [(&str, &[&[usize]]); 15] = [
+        ("ij,jk->ik", &[&[2, 3], &[3, 4]]),
+        ("bsd,hde->bhse", &[&[2, 5, 6], &[3, 6, 4]]),
+        ("bhse,bhte->bhst", &[&[2, 3, 5, 4], &[2, 3, 6, 4]]),
+        ("bhst,bhte,hed->bsd", &[&[2, 3, 5, 4], &[2, 3, 4, 6], &[3, 6, 2]]),
+        ("nhwpqc->nchpwq", &[&[2, 3, 3, 2, 2, 4]]),
+        ("abcd,cdae->be", &[&[2, 3, 4, 5], &[4, 5, 2, 3]]),
+        ("i,j->ij", &[&[3], &[4]]),
+        ("ij,ij->ij", &[&[3, 4], &[3, 1]]),
+        ("ij,ij->i", &[&[3, 4], &[1, 4]]),
+        ("ij,kl->l", &[&[2, 3], &[4, 5]]),
+        ("...ij,...jk->...ik", &[&[2, 1, 3, 4], &[5, 4, 2]]),
+        ("...d,d", &[&[2, 3, 4], &[4]]),
+        ("ij->j", &[&[3, 4]]),
+        ("ij,jk->", &[&[3, 4], &[4, 2]]),
+        (",ij->ji", &[&[], &[3, 4]]),
+    ];
+    equations.iter().map(|(equation, shapes)| call("Einsum", shapes).attr("equation", *equation)).collect()
+}
+
+/// Every cell both ways, with and without what may be left out.
+fn recurrences() -> Vec<Sample> {
+    let mut all = Vec::new();
+    for (op, gates) in [("RNN", 1), ("GRU", 3), ("LSTM", 4)] {
+        let (input, hidden) = (3, 5);
+        let rows = gates * hidden;
+        let plain = |steps: usize, directions: usize| {
+            call(op, &[&[steps, 2, input], &[directions, rows, input], &[directions, rows, hidden]])
+        };
+        all.push(plain(4, 1));
+        all.push(plain(3, 1).attr("direction", "reverse").attr("hidden_size", hidden as i64));
+        all.push(plain(1, 1).input(F32, &[1, 2 * rows], -1.0, 1.0).attr("linear_before_reset", 1));
+        let mut both = plain(3, 2).input(F32, &[2, 2 * rows], -1.0, 1.0).attr("direction", "bidirectional");
+        for _ in 0..if op == "LSTM" { 2 } else { 1 } {
+            both = both.input(F32, &[2, 2, hidden], -1.0, 1.0);
+        }
+        all.push(both.clone());
+        all.push(both.attr("linear_before_reset", 1).ints("sequence_lens", &[3, 3]));
+        all.push(plain(2, 1).omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
+    }
+    all.push(call("RNN", &[&[3, 2, 4], &[1, 5, 4], &[1, 5, 5]]).attr("activations", Attr::Strs(vec!["Relu".into()])));
+    all
 }
 
 fn convolutions() -> Vec<Sample> {
