@@ -6,10 +6,12 @@ use crate::shape::{Shape, advance};
 
 mod einsum;
 mod elementwise;
+mod grid;
 mod index;
 mod layout;
 mod linear;
 mod norm;
+mod quantize;
 mod recurrent;
 mod reduce;
 mod resize;
@@ -18,7 +20,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 12] = [
+pub static OPS: [&[OpDef]; 14] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -31,6 +33,8 @@ pub static OPS: [&[OpDef]; 12] = [
     norm::OPS,
     recurrent::OPS,
     resize::OPS,
+    grid::OPS,
+    quantize::OPS,
 ];
 
 /// Every row, in order of the families.

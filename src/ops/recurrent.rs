@@ -278,7 +278,7 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
     }
     let found = activations(call)?;
     let is = |expected: &&[&str]| found.chunks(expected.len()).all(|part| part == *expected);
-    if !cell.activations.iter().any(|expected| is(expected)) {
+    if !cell.activations.iter().any(is) {
         let expected: Vec<_> = cell.activations.iter().map(|list| list.join(", ")).collect();
         let (expected, found) = (expected.join(" or "), found.join(", "));
         return Err(format!("attribute 'activations': expected {expected} per direction, found {found}"));
