@@ -65,9 +65,14 @@ ended() {
     return "$1"
 }
 
+# The graphs here, each held against what the CPU made of it; what follows the backend goes to plimsoll run.
+graphs=(digits.onnx:batch=64 mlp.onnxtxt:batch=8 attention.onnxtxt:batch=2,sequence=64 residual.onnxtxt:batch=2,height=8,width=8
+    decode.onnxtxt:batch=2,past=100 experts.onnxtxt:tokens=16 unet.onnxtxt:batch=1,height=16,width=16)
+
 run_graphs() {
     local backend=$1 model
-    for model in digits.onnx:batch=64 mlp.onnxtxt:batch=8 attention.onnxtxt:batch=2,sequence=16 residual.onnxtxt:batch=2,height=8,width=8; do
+    shift
+    for model in "${graphs[@]}"; do
         local flags=() dim
         for dim in $(tr , ' ' <<<"${model#*:}"); do flags+=(--set "$dim"); done
         local file=$root/graphs/${model%%:*} out=$logs/${model%%:*}
@@ -75,8 +80,15 @@ run_graphs() {
         local expect=() array
         for array in "$out"/*.npy; do expect+=(--expect "$(basename "$array" .npy)=$array"); done
         echo "# $model on $backend"
-        "$plimsoll" run "$file" "${flags[@]}" --backend "$backend" "${expect[@]}" --rtol 1e-4 --atol 1e-4 --placement || return 1
+        "$plimsoll" run "$file" "${flags[@]}" --backend "$backend" "${expect[@]}" --rtol 1e-4 --atol 1e-4 "$@" || return 1
     done
+}
+
+# One plan for a range of shapes: its bindings in turn, and the bytes that it keeps.
+ranges() {
+    local turn=32,16,64,1,32
+    "$plimsoll" bench "$root/graphs/digits.onnx" --set batch=1..64 --at batch=$turn --iters 1000 --backend "$1" &&
+        "$plimsoll" bench "$root/graphs/attention.onnxtxt" --set batch=2 --set sequence=1..64 --at sequence=$turn --iters 1000 --backend "$1"
 }
 
 digits() {
@@ -109,7 +121,9 @@ cat "$logs/devices"
 
 # Of the backends, only the one in question; and it must be there.
 with=(PLIMSOLL_BACKENDS=cuda PLIMSOLL_REQUIRE_CUDA=1)
-step "graphs on CUDA" run_graphs cuda
+step "graphs on CUDA" run_graphs cuda --placement
+step "graphs on CUDA, dead memory spoilt" run_graphs cuda --poison
+step "ranges on CUDA" ranges cuda
 step "digits on CUDA" digits cuda
 # These start the program where cargo built it, which is on another machine, and ask for the CPU.
 built_here=(--skip every_sample_is_of_a_type_that_the_table_lists --skip rows_without_a_softmax_are_found)
@@ -119,27 +133,33 @@ tested "kernel cases on CUDA" backend cuda
 tested "memory audit" cuda audit --nocapture
 # Side by side: they take long, and nothing is timed.
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
-ops=$(binary ops)
-tables=(every_row_agrees_with_the_reference_on_every_backend every_row_agrees_with_the_reference_in_halves)
 names=() pids=()
-for tool in memcheck racecheck initcheck synccheck; do
-    for table in "${tables[@]}"; do
-        name="$tool of the op table${table##*reference}"
-        name=${name//_/ }
-        if [[ -z $sanitizer || -z $ops ]]; then
+# sanitized NAME PROGRAM ARGUMENTS...: by each of the sanitizer's tools.
+sanitized() {
+    local of=$1 tool name
+    shift
+    for tool in memcheck racecheck initcheck synccheck; do
+        name="$tool of $of"
+        if [[ -z $sanitizer || -z $1 ]]; then
             skip "$name" "compute-sanitizer or the test is missing"
             continue
         fi
-        env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$ops" "$table" >"$logs/${name// /_}.found" 2>&1 &
+        env "${with[@]}" timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 9 "$@" >"$logs/${name// /_}.found" 2>&1 &
         names+=("$name") pids+=($!)
     done
-done
+}
+sanitized "the op table in f32" "$(binary ops)" every_row_agrees_with_the_reference_on_every_backend
+sanitized "the op table in halves" "$(binary ops)" every_row_agrees_with_the_reference_in_halves
+sanitized "the kernel cases" "$(binary backend)" every_case_agrees_on_cuda
+sanitized "a decoder's step" "$plimsoll" run "$root/graphs/decode.onnxtxt" --set batch=1 --set past=2000 --backend cuda
 for i in "${!names[@]}"; do
     wait "${pids[$i]}"
     step "${names[$i]}" ended $? "$logs/${names[$i]// /_}.found"
 done
 with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
-step "graphs on wgpu" run_graphs wgpu
+step "graphs on wgpu" run_graphs wgpu --placement
+step "graphs on wgpu, dead memory spoilt" run_graphs wgpu --poison
+step "ranges on wgpu" ranges wgpu
 tested "op table on wgpu" ops "${built_here[@]}"
 tested "kernel cases on wgpu" backend wgpu
 step "start-up" start_up
@@ -162,7 +182,7 @@ report() {
     echo "|---|---|---|"
     printf '%s\n' "${summary[@]}"
     local name
-    for name in devices memory_audit start_up bench against_pytorch; do
+    for name in devices memory_audit ranges_on_cuda ranges_on_wgpu start_up bench against_pytorch; do
         [[ -s $logs/$name ]] && printf '\n## %s\n```\n%s\n```\n' "$name" "$(cat "$logs/$name")"
     done
 }

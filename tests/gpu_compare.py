@@ -15,8 +15,8 @@ torch.cuda.set_per_process_memory_fraction under which PyTorch eager runs, searc
 the context; the limit leaves out PyTorch's modules and libraries too.
 
 Results: the largest difference over the peak, from PyTorch's on the card and from PyTorch's in f32 with the same
-weights. For halves also what no executor goes below that stores them: the same distance where all arithmetic is in f64
-and only what linear layers and convolutions make is rounded to the type.
+weights. For halves also what no executor goes below that multiplies in the type: the same distance where all arithmetic
+is in f64 and only what linear layers and convolutions take is rounded to it.
 
 Then a chain of elementwise operators over 1 GiB against the card's copy rate, an 8192^3 bf16 product against
 PyTorch's, and the time from the start of the program to the first result of ResNet-50 with a warm kernel cache.
@@ -144,15 +144,15 @@ def eager(row, model, batch, folder):
     return elapsed
 
 
-def stored(row, model, batch):
-    """The error of rounding the results of linear layers and convolutions to the model's type, all else exact."""
+def rounded(row, model, batch):
+    """The error of rounding what linear layers and convolutions take to the model's type, all else exact."""
     model, inputs = on_card(row, model, batch)
     model, dtype = model.model.double(), model.dtype
     inputs = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
     exact = tensors(model(*inputs))
     for module in model.modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d, transformers.pytorch_utils.Conv1D)):
-            module.register_forward_hook(lambda _module, _inputs, output: output.to(dtype).double())
+            module.register_forward_pre_hook(lambda _module, operands: tuple(x.to(dtype).double() for x in operands))
     return max(output_error(found, reference) for found, reference in zip(tensors(model(*inputs)), exact, strict=True))
 
 
@@ -308,8 +308,8 @@ def measure(args, row, model, dtype, batch):
             else:
                 record["notes"] = [*record.get("notes", []), f"jax: {value}"]
     if dtype in export_models.HALVES:
-        good, value = finish(*start(stored, row, model, batch))
-        record.update({"stored": value} if good else {"notes": [*record.get("notes", []), f"stored: {value}"]})
+        good, value = finish(*start(rounded, row, model, batch))
+        record.update({"rounded": value} if good else {"notes": [*record.get("notes", []), f"rounded: {value}"]})
     for backend in ("cuda", "wgpu") if dtype == "f32" else ("cuda",):
         attempt(record, backend, bench, args, case.model, *sizes, "--backend", backend, "--chunks", args.chunks)
     if "run" in record:
@@ -368,10 +368,10 @@ def print_tables(records):
     head = ["model", "planned MB", "beside MB", "PyTorch MB", "planned / PyTorch", "with beside / PyTorch"]
     print(zoo.table(head, rows, right=range(1, 6)), end="\n\n")
 
-    stored = [f"{r['stored']:.1e}" if "stored" in r else "-" for r in records if "errors" in r]
+    floors = [f"{r['rounded']:.1e}" if "rounded" in r else "-" for r in records if "errors" in r]
     rows = [[name(r), *(f"{error:.1e}" for error in r["errors"])] for r in records if "errors" in r]
-    head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32", "stored - exact"]
-    print(zoo.table(head, [[*row, floor] for row, floor in zip(rows, stored)], right=(1, 2, 3, 4)), end="\n\n")
+    head = ["model", "plimsoll - PyTorch", "plimsoll - f32", "PyTorch - f32", "rounded - exact"]
+    print(zoo.table(head, [[*row, floor] for row, floor in zip(rows, floors)], right=(1, 2, 3, 4)), end="\n\n")
     for r in records:
         for text in r.get("notes", []):
             print(f"{name(r)}: {text}")

@@ -1,7 +1,6 @@
 //! Every CUDA kernel of the op table, of the kernel cases and of the golden graphs, in every type, compiled by NVRTC: it needs no GPU.
 //!
-//! The library is the one that the program itself finds. Without one the test says that it was skipped, unless
-//! `PLIMSOLL_REQUIRE_NVRTC` is set: then it fails.
+//! Without the library the test says that it was skipped, unless `PLIMSOLL_REQUIRE_NVRTC` is set: then it fails.
 #![cfg(feature = "cuda")]
 
 mod graphs;
@@ -9,6 +8,7 @@ mod kernels;
 #[allow(dead_code, reason = "the samples serve other tests as well")]
 mod samples;
 
+use kernels::variants;
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::machine_code;
 use plimsoll::dtype::DType;
@@ -20,6 +20,7 @@ use plimsoll::pass::{self, chunk};
 use plimsoll::target::{Libraries, Target};
 use plimsoll::{Limits, ops, plan};
 use std::collections::BTreeMap;
+use std::slice;
 
 /// Kernels per program: many enough that a program's fixed cost does not count, few enough that threads share the work.
 const BATCH: usize = 60;
@@ -29,10 +30,10 @@ fn target() -> Target {
     Target { libraries: Libraries::default(), ..Target::cuda() }
 }
 
-/// What is rendered of a plan's kernels, by text.
-fn collect(name: &str, kernels: &[Kernel], into: &mut BTreeMap<String, String>) {
+/// What is rendered of kernels, by text.
+fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<String, String>) {
     for kernel in kernels.iter().filter(|k| k.call.is_none() && !k.reads.iter().any(|r| r.packed)) {
-        let source = render(kernel, &target(), &Bindings::distinct(kernel), Dialect::Cuda);
+        let source = render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{name}: {e}"));
         if !source.text.is_empty() {
             into.entry(source.text).or_insert_with(|| name.to_owned());
@@ -43,7 +44,7 @@ fn collect(name: &str, kernels: &[Kernel], into: &mut BTreeMap<String, String>) 
 fn planned(name: &str, graph: &mut Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
     let passed = pass::run(graph, &target(), true).and_then(|()| chunk::run(graph, chunks));
     let planned = passed.and_then(|()| plan::plan(graph, &target(), &Limits { memory: None }));
-    collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, into);
+    collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, &target(), into);
 }
 
 /// Every text, with the name of what it is for.
@@ -75,8 +76,12 @@ fn texts() -> BTreeMap<String, String> {
             planned(&name, &mut graph, 1, &mut texts);
         }
     }
-    for case in kernels::cases() {
-        collect(&case.name, &[case.kernel], &mut texts);
+    let plain = variants::plain();
+    // Where there is one multiprocessor, small cases fill it, too.
+    let targets = [target(), Target { multiprocessors: 1, ..target() }];
+    for case in [variants::halves(&plain), plain].concat() {
+        let hosts = targets.iter().filter(|target| case.is_hosted(target));
+        hosts.for_each(|target| collect(&case.name, slice::from_ref(&case.kernel), target, &mut texts));
     }
     for (file, dims) in graphs::GRAPHS {
         (1..=2).for_each(|chunks| planned(file, &mut graphs::import(file, dims), chunks, &mut texts));
@@ -84,27 +89,25 @@ fn texts() -> BTreeMap<String, String> {
     texts
 }
 
-#[test]
-fn every_kernel_compiles() {
-    let search = Search::here();
-    if let Err(error) = machine_code(&search, "sm_90", &[]) {
-        assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
-        eprintln!("SKIPPED: {error}; tests/test.sh installs it");
-        return;
-    }
-    let texts = texts();
-    let all: Vec<(&str, &str)> = texts.iter().map(|(text, name)| (text.as_str(), name.as_str())).collect();
+/// The library that the program itself finds, and the oldest that it takes, where `PLIMSOLL_OLDEST_NVRTC` names its folder.
+fn searches() -> Vec<Search> {
+    let oldest = std::env::var_os("PLIMSOLL_OLDEST_NVRTC");
+    let oldest = oldest.map(|folder| Search { loader: false, folders: vec![folder.into()] });
+    [Search::here()].into_iter().chain(oldest).collect()
+}
+
+/// What a library says of texts that it does not compile, and of which.
+fn failures(search: &Search, all: &[(&str, &str)]) -> Vec<String> {
     let failure = |batch: &[(&str, &str)]| {
         let compile = |batch: &[(&str, &str)]| {
-            machine_code(&search, "sm_90", &batch.iter().map(|(text, _)| *text).collect::<Vec<_>>()).err()
+            machine_code(search, "sm_90", &batch.iter().map(|(text, _)| *text).collect::<Vec<_>>()).err()
         };
         compile(batch)?;
-        // Which of them it is.
-        let alone = batch.iter().find_map(|one| Some(format!("{}: {}", one.1, compile(std::slice::from_ref(one))?)));
+        let alone = batch.iter().find_map(|one| Some(format!("{}: {}", one.1, compile(slice::from_ref(one))?)));
         Some(alone.unwrap_or_else(|| "kernels that compile apart do not compile together".into()))
     };
     let batches: Vec<_> = all.chunks(BATCH).collect();
-    let failures: Vec<String> = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)
             .map(|worker| {
                 let (batches, failure) = (&batches, &failure);
@@ -112,7 +115,22 @@ fn every_kernel_compiles() {
             })
             .collect();
         workers.into_iter().flat_map(|w| -> Vec<String> { w.join().expect("it compiles to the end") }).collect()
-    });
-    eprintln!("{} kernels in {} programs", all.len(), batches.len());
-    assert!(failures.is_empty(), "{} programs fail\n{}", failures.len(), failures.join("\n\n"));
+    })
+}
+
+#[test]
+fn every_kernel_compiles() {
+    let searches = searches();
+    if let Err(error) = searches.iter().try_for_each(|search| machine_code(search, "sm_90", &[]).map(drop)) {
+        assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
+        eprintln!("SKIPPED: {error}; tests/test.sh installs it");
+        return;
+    }
+    let texts = texts();
+    let all: Vec<(&str, &str)> = texts.iter().map(|(text, name)| (text.as_str(), name.as_str())).collect();
+    for search in searches {
+        let failures = failures(&search, &all);
+        eprintln!("{} kernels in programs of {BATCH}", all.len());
+        assert!(failures.is_empty(), "{} programs fail\n{}", failures.len(), failures.join("\n\n"));
+    }
 }

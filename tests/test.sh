@@ -52,20 +52,22 @@ if [[ -z "${XDG_RUNTIME_DIR:-}" ]]; then
 fi
 
 # NVRTC compiles the CUDA kernels, and needs no GPU. Its wheels are a zip each.
+# nvrtc FOLDER PACKAGE: installs it there, unless it is, and prints the folder of the library.
 nvrtc() {
-    local folder=${CARGO_TARGET_DIR:-target}/nvrtc
-    compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" | grep -v builtins | grep -v alt && return
-    echo "test.sh: installing NVRTC to $folder" >&2
-    python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" nvidia-cuda-nvrtc >&2 || return 1
-    compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" | grep -v builtins | grep -v alt
+    local folder=${CARGO_TARGET_DIR:-target}/$1 found
+    compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" >/dev/null || {
+        echo "test.sh: installing $2 to $folder" >&2
+        python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$folder" "$2" >&2 || return 1
+    }
+    found=$(compgen -G "$folder/nvidia/*/lib/libnvrtc.so.*" | head -n 1) && dirname "$(realpath "$found")"
 }
 
-if [[ $(uname -s) == Linux && -z "${PLIMSOLL_NVRTC:-}" ]] && ! /sbin/ldconfig -p | grep -F libnvrtc.so >/dev/null; then
-    if found=$(nvrtc | head -n 1) && [[ -n "$found" ]]; then
-        PLIMSOLL_NVRTC=$(realpath "$found")
-        # One of the places where the program itself looks for it.
-        CUDA_PATH=${CUDA_PATH:-$(dirname "$(dirname "$PLIMSOLL_NVRTC")")}
-        export PLIMSOLL_NVRTC CUDA_PATH
+if [[ $(uname -s) == Linux ]]; then
+    # One of the places where the program itself looks for it, and the oldest version that it takes.
+    if { /sbin/ldconfig -p | grep -F libnvrtc.so >/dev/null || [[ -n "${CUDA_PATH:-}" ]] ||
+        { found=$(nvrtc nvrtc nvidia-cuda-nvrtc) && CUDA_PATH=$(dirname "$found") && export CUDA_PATH; }; } &&
+        PLIMSOLL_OLDEST_NVRTC=$(nvrtc nvrtc-oldest 'nvidia-cuda-nvrtc-cu12==12.0.*'); then
+        export PLIMSOLL_OLDEST_NVRTC
     else
         echo "test.sh: no NVRTC and no way to install it: the CUDA kernels are not compiled." >&2
         echo "test.sh: to compile them: python3 -m pip install nvidia-cuda-nvrtc" >&2

@@ -2,6 +2,8 @@
 //! backend but the definition of [`Kernel`].
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod variants;
+
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::layout::prologue;
@@ -10,6 +12,7 @@ use plimsoll::kernel::{
 };
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::Target;
+use plimsoll::tensor::Tensor;
 
 /// A kernel and what its operands hold.
 #[derive(Clone)]
@@ -27,6 +30,50 @@ impl Case {
     pub fn is_hosted(&self, target: &Target) -> bool {
         self.kernel.prologues.iter().all(|p| prologue::hosts(&self.kernel, p.operand, target))
     }
+
+    /// Holds what a write left in its buffer against the interpreter. The kernel is the case's, with operands in types that were stored:
+    /// sums of `f32` are held to 1e-5 of the largest value, those with halves anywhere to 1e-2.
+    pub fn judge(&self, kernel: &Kernel, write: usize, found: Vec<u8>) -> Result<(), String> {
+        let operand = &kernel.writes[write];
+        let len = elements(&operand.access);
+        let found = Tensor::new(operand.dtype, [len], found).expect("whole elements").to_f64();
+        let exact = interpret(&self.kernel, &self.inputs).swap_remove(write);
+        let half = kernel.reads.iter().chain(&kernel.writes).any(|o| matches!(o.dtype, DType::F16 | DType::BF16));
+        // What is beyond a half's range is infinite in it.
+        let expected = if half { Tensor::from_f64(operand.dtype, [exact.len()], &exact).to_f64() } else { exact };
+        let peak = expected.iter().filter(|v| v.is_finite()).fold(1e-30f64, |p, v| p.max(v.abs()));
+        let room = match operand.dtype.is_float() {
+            true if half => 1e-2 * peak,
+            true => 1e-5 * peak,
+            false => 0.0,
+        };
+        let mut touched = vec![false; len];
+        for (index, want) in indices(&operand.access.shape).iter().zip(expected) {
+            let address = operand.access.at(index) as usize;
+            touched[address] = true;
+            let got = found[address];
+            let none = got.is_nan() && want.is_nan();
+            if got != want && !none && ((got - want).is_nan() || (got - want).abs() > room) {
+                return Err(format!("write {write} at {index:?}: expected {want}, found {got} (peak {peak})"));
+            }
+        }
+        let in_place = self.in_place.is_some_and(|(w, _)| w == write);
+        let stray = touched.iter().zip(&found).position(|(t, v)| !t && *v != UNTOUCHED && !in_place);
+        stray.map_or(Ok(()), |address| Err(format!("write {write} touched element {address}, which is not its own")))
+    }
+}
+
+/// What a buffer holds before a kernel writes to it.
+const UNTOUCHED: f64 = 77.0;
+
+/// The bytes of an operand's buffer before a kernel writes to it.
+pub fn untouched(operand: &Operand) -> Vec<u8> {
+    encode(operand, &vec![UNTOUCHED; elements(&operand.access)])
+}
+
+/// The bytes of an operand's buffer.
+pub fn encode(operand: &Operand, values: &[f64]) -> Vec<u8> {
+    Tensor::from_f64(operand.dtype, [values.len()], values).bytes().to_vec()
 }
 
 /// Every index of a shape, in row-major order.

@@ -53,7 +53,9 @@ pub(super) fn join(texts: &[&str]) -> (String, Vec<String>) {
 impl Compiler {
     /// The machine code of a program, from the cache if it is there.
     pub(super) fn build(&self, program: &str) -> Result<Vec<u8>> {
-        let options = [format!("--gpu-architecture={}", self.arch), "--std=c++17".into()];
+        // Before 13.1, NVRTC took generic lambdas for functions of the host.
+        let device = "--device-as-default-execution-space".into();
+        let options = [format!("--gpu-architecture={}", self.arch), "--std=c++17".into(), device];
         let key = format!("nvrtc {}\n{}\n{program}", self.version, options.join(" "));
         let path = self.cache.as_ref().map(|folder| folder.join(format!("{:032x}.cubin", fnv(key.as_bytes()))));
         if let Some(image) = path.as_deref().and_then(|path| load(path, &key)) {

@@ -1,0 +1,133 @@
+//! The cases in more forms: in halves, as larger products, with channels last, guarded.
+
+use super::{Case, cases, elements, unordered};
+use plimsoll::dtype::DType;
+use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::shape::{Access, Shape};
+use plimsoll::tensor::Tensor;
+
+/// The cases and their forms, in `f32`.
+pub fn plain() -> Vec<Case> {
+    [cases(), products(), unordered(), channels_last(), guarded().into()].concat()
+}
+
+/// Those with halves for `f32`. Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
+pub fn halves(plain: &[Case]) -> Vec<Case> {
+    let exact = plain.iter().filter(|c| !c.name.contains("rem") && !c.name.contains("resize"));
+    let in_type = |dtype| {
+        exact.clone().map(move |c| halved(c, dtype)).chain(products().into_iter().map(move |c| summed(&c, dtype)))
+    };
+    in_type(DType::F16).chain(in_type(DType::BF16)).collect()
+}
+
+/// The case with halves where it has `f32`.
+pub fn halved(case: &Case, dtype: DType) -> Case {
+    let mut kernel = case.kernel.clone();
+    for operand in kernel.reads.iter_mut().chain(&mut kernel.writes).filter(|o| o.dtype == DType::F32) {
+        operand.dtype = dtype;
+    }
+    let round =
+        |(values, operand): (&Vec<f64>, &Operand)| Tensor::from_f64(operand.dtype, [values.len()], values).to_f64();
+    let inputs = case.inputs.iter().zip(&kernel.reads).map(round).collect();
+    let fits = |&(w, r): &(usize, usize)| kernel.writes[w].dtype.size() == kernel.reads[r].dtype.size();
+    let in_place = case.in_place.filter(fits);
+    Case { name: format!("{} in {dtype}", case.name), kernel, inputs, in_place }
+}
+
+/// The case with halves as the operands of its core; what is added to it and stored is as it was.
+fn summed(case: &Case, dtype: DType) -> Case {
+    let core = case.kernel.template.core_reads();
+    let mut summed = halved(case, dtype);
+    summed.kernel.reads[core..].clone_from_slice(&case.kernel.reads[core..]);
+    summed.kernel.writes.clone_from(&case.kernel.writes);
+    summed.inputs[core..].clone_from_slice(&case.inputs[core..]);
+    summed.name += ", summed";
+    summed
+}
+
+/// Products that are large enough for every tile.
+fn products() -> Vec<Case> {
+    let dense = |shape: &[usize]| Access::contiguous(Shape::new(shape));
+    let mut state = 1u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        f64::from(((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0) as f32)
+    };
+    let mut list = Vec::new();
+    for (batch, [m, k, n], flips) in [
+        (1, [70, 72, 88], [false, false]),
+        (2, [70, 72, 88], [false, true]),
+        (1, [50, 40, 33], [true, false]),
+        (1, [33, 37, 41], [false, true]),
+        (1, [1, 96, 136], [false, false]),
+        (2, [3, 72, 41], [false, true]),
+        (1, [70, 64, 2], [false, false]),
+        (1, [72, 64, 3], [true, true]),
+        (24, [130, 19, 136], [false, false]),
+        (24, [130, 24, 131], [false, true]),
+        (24, [129, 33, 136], [true, true]),
+    ] {
+        let matrix = |flip: bool, rows: usize, columns: usize| match flip {
+            true => dense(&[batch, columns, rows]).permute(&[0, 2, 1]),
+            false => dense(&[batch, rows, columns]),
+        };
+        let operand = |access| Operand { dtype: DType::F32, access, packed: false };
+        let bias = dense(&[n]).broadcast(&Shape::new([batch, m, n]));
+        let reads: Vec<_> = [matrix(flips[0], m, k), matrix(flips[1], k, n), bias].into_iter().map(operand).collect();
+        let inputs = reads.iter().map(|r| (0..elements(&r.access)).map(|_| random()).collect()).collect();
+        let x = |i| Expr::input(i, DType::F32);
+        let kernel = Kernel {
+            template: Template::MatMul,
+            shape: Shape::new([batch, m, n]),
+            reads,
+            writes: vec![operand(dense(&[batch, m, n]))],
+            prologues: Vec::new(),
+            body: Body::new(&[x(0) * 0.5 + x(1)]),
+            workspace: 0,
+            call: None,
+        };
+        list.push(Case { name: format!("product {batch}x{m}x{k}x{n} {flips:?}"), kernel, inputs, in_place: None });
+    }
+    list
+}
+
+/// Convolutions and windows over images whose channels come last.
+fn channels_last() -> Vec<Case> {
+    let mut list = cases();
+    list.retain(|c| matches!(c.kernel.template, Template::Conv { .. } | Template::Pool { .. }));
+    for case in &mut list {
+        let Kernel { template, reads, writes, .. } = &mut case.kernel;
+        let core = template.core_reads();
+        for operand in reads[..core].iter_mut().chain(writes.iter_mut().filter(|_| case.in_place.is_none())) {
+            operand.access = Access::channels_last(operand.access.shape.clone());
+        }
+        for (operand, values) in reads.iter().zip(&mut case.inputs) {
+            values.resize(elements(&operand.access), 0.25);
+        }
+        case.name += ", channels last";
+    }
+    list
+}
+
+/// Guarded attention: rows of which nothing is seen, or something is no number, weigh nothing. Of many rows and of few, which are kernels
+/// of their own.
+fn guarded() -> [Case; 2] {
+    let find = |name: &str| {
+        let mut case = cases().into_iter().find(|c| c.name == name).expect("it is one of the cases");
+        let Template::Attention { guarded, .. } = &mut case.kernel.template else { unreachable!("{name}") };
+        *guarded = true;
+        case.name += ", guarded";
+        case
+    };
+    let mut many = find("attention of odd extents");
+    let keys = many.kernel.reads[1].access.shape[2];
+    for row in [0, 5, 36] {
+        many.inputs[3][row * keys..(row + 1) * keys].fill(f64::NEG_INFINITY);
+    }
+    many.inputs[3][keys] = f64::NAN;
+    let mut few = find("attention of one row");
+    let depth = few.kernel.reads[0].access.shape[2];
+    few.inputs[0][depth] = f64::NAN;
+    [many, few]
+}
