@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 use crate::{ops, pass};
 
 /// Shapes of a call's inputs; the last one goes on.
-const SHAPES: [&[&[usize]]; 8] = [
+const SHAPES: [&[&[usize]]; 12] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -23,6 +23,10 @@ const SHAPES: [&[&[usize]]; 8] = [
     &[&[4], &[2]],
     &[&[4, 1]],
     &[&[4, 4, 4], &[4, 4, 3]],
+    &[&[4, 4, 4], &[1, 4, 4]],
+    &[&[4, 4, 4], &[1, 12, 4]],
+    &[&[4, 4, 4], &[1, 16, 4]],
+    &[&[4, 4, 4, 4], &[4, 4, 4, 2]],
 ];
 
 /// What a row does on a target.
@@ -65,6 +69,7 @@ fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
     // What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
     let types = [[dtype; 3], [dtype, DType::I64, DType::I64], [dtype, DType::I64, dtype]];
     let types = types.into_iter().chain([DType::Bool, DType::I64].map(|first| [first, dtype, dtype]));
+    let types = types.chain([[dtype, DType::F32, DType::F32]]);
     let types: Vec<[DType; 3]> = types.collect();
     let types = if count < 2 { &types[..1] } else { &types[..] };
     for shapes in SHAPES {
@@ -92,12 +97,14 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
     let rank = shape.len();
     let number = |v: f64| Attr::shaping(&Tensor::from_f64(dtype, vec![], &[v]));
     let one = Tensor::from_f64(dtype, [1], &[1.0]);
-    let some: [(&str, Attr); 18] = [
+    let some: [(&str, Attr); 21] = [
+        ("K", 2.into()),
         ("axis", 0.into()),
         ("blocksize", 2.into()),
         ("delta", number(1.0)),
         ("depth", 2.into()),
         ("ends", vec![1].into()),
+        ("equation", "...->".into()),
         ("input", vec![2].into()),
         ("kernel_shape", vec![2; rank.saturating_sub(2)].into()),
         ("limit", number(1.0)),
@@ -106,6 +113,7 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
         ("repeats", vec![1; rank].into()),
         ("scales", vec![2.0; rank].into()),
         ("shape", shape.into()),
+        ("size", 2.into()),
         ("start", number(0.0)),
         ("starts", vec![0].into()),
         ("storage_order", 0.into()),

@@ -96,6 +96,9 @@ pub(super) static OPS: &[OpDef] = &[
     map("Equal", "Whether a = b", AB, equality, |x, _| truth(x[0] == x[1]), |x, _| x[0].eq(&x[1])),
     map("Greater", "Whether a > b", AB, comparison, |x, _| truth(x[0] > x[1]), |x, _| x[1].lt(&x[0])),
     map("GreaterOrEqual", "Whether a >= b", AB, comparison, |x, _| truth(x[0] >= x[1]), |x, _| x[1].le(&x[0])),
+    map("IsInf", "Whether x is infinite, of a sign that `detect_negative` and `detect_positive` do not exclude", X, undefined,
+        |x, c| truth(x[0].is_infinite() && param(c, if x[0] < 0.0 { NEGATIVE } else { POSITIVE }, 1.0) != 0.0),
+        infinite).attrs(&[NEGATIVE, POSITIVE]),
     map("IsNaN", "Whether x is not a number", X, undefined, |x, _| truth(x[0].is_nan()), |x, _| x[0].eq(&x[0]).not()),
     map("Less", "Whether a < b", AB, comparison, |x, _| truth(x[0] < x[1]), |x, _| x[0].lt(&x[1])),
     map("LessOrEqual", "Whether a <= b", AB, comparison, |x, _| truth(x[0] <= x[1]), |x, _| x[0].le(&x[1])),
@@ -301,15 +304,33 @@ fn pow_infer(call: &Call) -> OpResult<Vec<Fact>> {
     output(expect_dtype(call, 0, "a float or integer type", number)?, broadcast(call)?)
 }
 
-/// The square root; of minus infinity, as of a power, infinity.
-fn root(x: &Expr) -> Expr {
-    let most = match x.dtype() {
+/// The largest finite value of a float type.
+fn most(dtype: DType) -> f64 {
+    match dtype {
         DType::F16 => f64::from(half::f16::MAX),
         DType::BF16 => f64::from(half::bf16::MAX),
         DType::F64 => f64::MAX,
         _ => f64::from(f32::MAX),
-    };
-    x.lt(&x.like(-most)).select(&x.abs(), &x.sqrt())
+    }
+}
+
+const NEGATIVE: &str = "detect_negative";
+const POSITIVE: &str = "detect_positive";
+
+fn infinite(x: &Args, call: &Call) -> Expr {
+    let (x, most) = (&x[0], most(x[0].dtype()));
+    let (above, below) = (x.like(most).lt(x), x.lt(&x.like(-most)));
+    match (param(call, NEGATIVE, 1.0) != 0.0, param(call, POSITIVE, 1.0) != 0.0) {
+        (true, true) => above.or(&below),
+        (true, false) => below,
+        (false, true) => above,
+        (false, false) => above.and(&below),
+    }
+}
+
+/// The square root; of minus infinity, as of a power, infinity.
+fn root(x: &Expr) -> Expr {
+    x.lt(&x.like(-most(x.dtype()))).select(&x.abs(), &x.sqrt())
 }
 
 /// Powers that occur in models, as products and roots; any other as it stands.

@@ -4,27 +4,37 @@ use crate::dtype::DType;
 use crate::op::{Arity, Call, Fact, OpDef, OpResult};
 use crate::shape::{Shape, advance};
 
+mod einsum;
 mod elementwise;
+mod grid;
 mod index;
 mod layout;
 mod linear;
 mod norm;
+mod quantize;
+mod recurrent;
 mod reduce;
 mod resize;
 mod scatter;
+mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 9] = [
+pub static OPS: [&[OpDef]; 14] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
     index::OPS,
     scatter::OPS,
+    sort::OPS,
     linear::OPS,
+    einsum::OPS,
     window::OPS,
     norm::OPS,
+    recurrent::OPS,
     resize::OPS,
+    grid::OPS,
+    quantize::OPS,
 ];
 
 /// Every row, in order of the families.

@@ -75,6 +75,17 @@ pub(super) static OPS: &[OpDef] = &[
         part: None,
     },
     OpDef {
+        name: "LRN",
+        doc: "x / (bias + alpha m)^beta with the mean square m of the `size` channels around each, zeros beyond the first and the last",
+        inputs: &[one("X")],
+        attrs: &["alpha", "beta", "bias", "size"],
+        infer: |call| neighbours(call).map(|_| vec![call.fact(0).clone()]),
+        eval: Eval::Tensor(eval_neighbours),
+        lower: Lower::Decompose(decompose_neighbours),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
         name: "Softmax",
         doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
         inputs: &[one("input")],
@@ -384,6 +395,53 @@ fn decompose_layer(
     Ok([Some(y), mean, Some(inverse)].into_iter().flatten().collect())
 }
 
+/// How many channels count, and how many of those stand before the one they are for.
+fn neighbours(call: &Call) -> OpResult<(usize, usize)> {
+    expect_dtype(call, 0, "a floating-point type", DType::is_float)?;
+    for name in ["alpha", "beta", "bias"] {
+        call.float(name, 0.0)?;
+    }
+    let (shape, size) = (call.shape(0), call.int("size", 0)?);
+    if shape.len() < 2 {
+        return Err(format!("input 'X': expected [n, c, spatial..], found {shape}"));
+    }
+    match usize::try_from(size) {
+        Ok(size @ 1..=0xffff) => Ok((size, (size - 1) / 2)),
+        _ => Err(format!("attribute 'size': expected 1 to 65535 channels, found {size}")),
+    }
+}
+
+fn eval_neighbours(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
+    let (alpha, beta, bias) = (call.float("alpha", 1e-4)?, call.float("beta", 0.75)?, call.float("bias", 1.0)?);
+    let (channels, inner): (usize, usize) = (shape[1], shape[2..].iter().product());
+    let scaled = |(i, value): (usize, &f64)| {
+        let c = i / inner % channels;
+        let around = c.saturating_sub(before)..channels.min(c + size - before);
+        let squares: f64 = around.map(|k| x[i + k * inner - c * inner].powi(2)).sum();
+        value / (bias + alpha * squares / size as f64).powf(beta)
+    };
+    Ok(vec![x.iter().enumerate().map(scaled).collect()])
+}
+
+/// The mean over channels is a pool's, for which they are rows of an image.
+fn decompose_neighbours(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
+    let square = binary(b, "Mul", x, x)?;
+    let rows = reshape(b, square, &[shape[0], 1, shape[1], shape[2..].iter().product()])?;
+    let window = Attrs::new()
+        .with("kernel_shape", vec![size as i64, 1])
+        .with("pads", vec![before as i64, 0, (size - 1 - before) as i64, 0])
+        .with("count_include_pad", 1);
+    let mean = b.op("AveragePool", &[rows], window)?;
+    let mut sum = reshape(b, mean, shape)?;
+    for (op, name, default) in [("Mul", "alpha", 1e-4), ("Add", "bias", 1.0), ("Pow", "beta", 0.75)] {
+        let parameter = b.scalar(call.float(name, default)?, call.dtype(0));
+        sum = binary(b, op, sum, parameter)?;
+    }
+    Ok(vec![binary(b, "Div", x, sum)?])
+}
+
 /// Before opset 13 the input is flattened to two axes at `axis`, by default 1.
 fn flattened(opset: i64, _: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
     if opset < 13 {
@@ -449,4 +507,24 @@ fn decompose_softmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>],
     } else {
         binary(b, "Div", exp, sum)?
     }])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::F32;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn neighbours_stand_on_both_sides() {
+        let of = |size: i64| {
+            let attrs = Attrs::new().with("size", size).with("alpha", size as f64).with("beta", 1.0).with("bias", 0.0);
+            eval("LRN", &[(F32, &[1, 3, 1], &[1.0, 2.0, 4.0])], &attrs).1
+        };
+        assert_eq!(of(1), [1.0, 0.5, 0.25]);
+        assert_eq!(of(2), [1.0 / 5.0, 2.0 / 20.0, 4.0 / 16.0], "an even one out stands behind");
+        assert_eq!(of(3), [1.0 / 5.0, 2.0 / 21.0, 4.0 / 20.0]);
+        let found = refused("LRN", &[(F32, &[1, 3])], &Attrs::new());
+        assert_eq!(found, "attribute 'size': expected 1 to 65535 channels, found 0");
+    }
 }

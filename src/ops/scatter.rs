@@ -1,6 +1,6 @@
-//! The row that writes where an index says.
+//! The rows that write where an index says.
 //!
-//! It becomes rows that ask, for each place of the data, which of the updates goes there, so that no two invocations write one place and
+//! They become rows that ask, for each place of the data, which of the updates goes there, so that no two invocations write one place and
 //! the result is the same everywhere:
 //!
 //! ```text
@@ -14,18 +14,32 @@ use crate::expr::{maximum, minimum};
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
 use crate::tensor::Tensor;
 
-pub(super) static OPS: &[OpDef] = &[OpDef {
-    name: "ScatterND",
-    doc: "The data with updates at the places that the tuples along the last axis of the indices name; the last of several where nothing \
-          is reduced, none where an index is outside",
-    inputs: &[one("data"), one("indices"), one("updates")],
-    attrs: &["reduction"],
-    infer: scatter_nd,
-    eval: Eval::Tensor(scatter_nd_eval),
-    lower: Lower::Decompose(scatter_nd_nodes),
-    upgrade: None,
-    part: None,
-}];
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "ScatterND",
+        doc: "The data with updates at the places that the tuples along the last axis of the indices name; the last of several where \
+              nothing is reduced, none where an index is outside",
+        inputs: &[one("data"), one("indices"), one("updates")],
+        attrs: &["reduction"],
+        infer: scatter_nd,
+        eval: Eval::Tensor(scatter_nd_eval),
+        lower: Lower::Decompose(scatter_nd_nodes),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "ScatterElements",
+        doc: "The data with each update at its own place but along `axis`, where its index says; the last of several where nothing is \
+              reduced, none where an index is outside",
+        inputs: &[one("data"), one("indices"), one("updates")],
+        attrs: &["axis", "reduction"],
+        infer: scatter_elements,
+        eval: Eval::Tensor(scatter_elements_eval),
+        lower: Lower::Decompose(scatter_elements_nodes),
+        upgrade: None,
+        part: None,
+    },
+];
 
 /// What becomes of an element and its updates.
 #[derive(Clone, Copy, PartialEq)]
@@ -49,6 +63,43 @@ fn reduction(call: &Call) -> OpResult<Reduction> {
     }
 }
 
+impl Reduction {
+    /// What an update makes of an element.
+    fn apply(self, old: f64, update: f64) -> f64 {
+        match self {
+            Reduction::None => update,
+            Reduction::Add => old + update,
+            Reduction::Mul => old * update,
+            Reduction::Max => maximum(old, update),
+            Reduction::Min => minimum(old, update),
+        }
+    }
+
+    /// The rows that reduce updates and join the result to the data; and what stands where there is no update: the data itself for the
+    /// largest and the smallest, a number else.
+    fn rows(self) -> (&'static str, &'static str, Option<f64>) {
+        match self {
+            Reduction::None | Reduction::Add => ("ReduceSum", "Add", Some(0.0)),
+            Reduction::Mul => ("ReduceProd", "Mul", Some(1.0)),
+            Reduction::Max => ("ReduceMax", "Max", None),
+            Reduction::Min => ("ReduceMin", "Min", None),
+        }
+    }
+}
+
+/// The type of the data and the updates, which some reductions restrict.
+fn updated(call: &Call) -> OpResult<DType> {
+    expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
+    let dtype = match reduction(call)? {
+        Reduction::None => call.dtype(0),
+        _ => expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?,
+    };
+    match call.dtype(2) == dtype {
+        true => Ok(dtype),
+        false => Err(format!("input 'updates': expected {dtype} as input 'data', found {}", call.dtype(2))),
+    }
+}
+
 /// The length of the tuples.
 fn tuple(call: &Call) -> OpResult<usize> {
     let (data, at) = (call.shape(0), call.shape(1));
@@ -59,14 +110,7 @@ fn tuple(call: &Call) -> OpResult<usize> {
 }
 
 fn scatter_nd(call: &Call) -> OpResult<Vec<Fact>> {
-    expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    let dtype = match reduction(call)? {
-        Reduction::None => call.dtype(0),
-        _ => expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?,
-    };
-    if call.dtype(2) != dtype {
-        return Err(format!("input 'updates': expected {dtype} as input 'data', found {}", call.dtype(2)));
-    }
+    let dtype = updated(call)?;
     let (data, at) = (call.shape(0), call.shape(1));
     let expected = [&at[..at.len() - usize::from(!at.is_empty())], &data[tuple(call)?..]].concat();
     match call.shape(2)[..] == expected[..] {
@@ -89,13 +133,7 @@ fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
         let Some(mut place) = (0..tuple).map(named).collect::<Option<Vec<_>>>() else { continue };
         place.extend(&index[outer..]);
         let old = &mut result[position(&place, shape)];
-        *old = match reduction {
-            Reduction::None => update,
-            Reduction::Add => *old + update,
-            Reduction::Mul => *old * update,
-            Reduction::Max => maximum(*old, update),
-            Reduction::Min => minimum(*old, update),
-        };
+        *old = reduction.apply(*old, update);
     }
     Ok(vec![result])
 }
@@ -129,18 +167,94 @@ fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> Op
     }
     let turned: Vec<i64> = (1..=rest.len() as i64).chain([0]).collect();
     let updates = b.op("Transpose", &[updates], Attrs::new().with("perm", turned))?;
-    let dtype = call.dtype(0);
-    let (fold, join, neutral) = match reduction {
-        Reduction::Mul => ("ReduceProd", "Mul", b.scalar(1.0, dtype)),
-        Reduction::Max | Reduction::Min => {
-            let wide = Attrs::new().with("axes", vec![shape.len() as i64]);
-            let old = b.op("Unsqueeze", &[data], wide)?;
-            if reduction == Reduction::Max { ("ReduceMax", "Max", old) } else { ("ReduceMin", "Min", old) }
-        }
-        _ => ("ReduceSum", "Add", b.scalar(0.0, dtype)),
+    let (fold, join, neutral) = reduction.rows();
+    let neutral = match neutral {
+        Some(number) => b.scalar(number, call.dtype(0)),
+        None => b.op("Unsqueeze", &[data], Attrs::new().with("axes", vec![shape.len() as i64]))?,
     };
     let update = b.op("Where", &[hit, updates, neutral], Attrs::new())?;
     let update = b.op(fold, &[update], last(0))?;
+    Ok(vec![b.op(join, &[data, update], Attrs::new())?])
+}
+
+fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
+    let (dtype, data, at) = (updated(call)?, call.shape(0), call.shape(1));
+    let axis = call.axis("axis", 0, data)?;
+    if data.len() != at.len() || (0..data.len()).any(|k| k != axis && at[k] > data[k]) {
+        return Err(format!("input 'indices': expected extents within {data} but for axis {axis}, found {at}"));
+    }
+    match call.shape(2) == at {
+        true => output(dtype, data.clone()),
+        false => Err(format!("input 'updates': expected {at} as input 'indices', found {}", call.shape(2))),
+    }
+}
+
+fn scatter_elements_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (reduction, shape) = (reduction(call)?, call.shape(0));
+    let axis = call.axis("axis", 0, shape)?;
+    let mut result = data.to_vec();
+    for ((mut index, &named), &update) in indices(call.shape(1)).zip(at).zip(updates) {
+        let extent = shape[axis] as f64;
+        let place = if named < 0.0 { named + extent } else { named };
+        if (0.0..extent).contains(&place) {
+            index[axis] = place as usize;
+            let old = &mut result[position(&index, shape)];
+            *old = reduction.apply(*old, update);
+        }
+    }
+    Ok(vec![result])
+}
+
+/// As a ScatterND, but an update only ever meets the places along the axis: `hit [.., places, updates, ..]`.
+fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (reduction, shape, given) = (reduction(call)?, call.shape(0), call.shape(1));
+    let axis = call.axis("axis", 0, shape)?;
+    if given.contains(&0) || shape.contains(&0) {
+        return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
+    }
+    let (count, extent, dtype) = (given[axis], shape[axis], call.dtype(1));
+    let (zero, extents) = (b.scalar(0.0, dtype), b.scalar(extent as f64, dtype));
+    let below = b.op("Less", &[at, zero], Attrs::new())?;
+    let raised = b.op("Add", &[at, extents], Attrs::new())?;
+    let at = b.op("Where", &[below, raised, at], Attrs::new())?;
+    // Beside the updates, where the data goes on without them, no index is inside.
+    let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
+    let pads = [vec![0; shape.len()], missing].concat();
+    let pad = |b: &mut dyn Build, value: ValueId, filler: f64| match pads.iter().all(|&n| n == 0) {
+        true => Ok(value),
+        false => b.op("Pad", &[value], Attrs::new().with("pads", pads.clone()).with("constant_value", filler)),
+    };
+    let (at, updates) = (pad(b, at, -1.0)?, pad(b, updates, 0.0)?);
+    let wide = |b: &mut dyn Build, value: ValueId, axis: usize| {
+        b.op("Unsqueeze", &[value], Attrs::new().with("axes", vec![axis as i64]))
+    };
+    let numbers = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
+        let numbers: Vec<_> = (0..along[0] * along[1]).map(|i| i as f64).collect();
+        let dims = [&along[..], &vec![1; shape.len() - axis - 1]].concat();
+        b.constant(Tensor::from_f64(dtype, dims, &numbers))
+    };
+    let (at, places) = (wide(b, at, axis)?, numbers(b, dtype, [extent, 1]));
+    let hit = b.op("Equal", &[at, places], Attrs::new())?;
+    let over = || Attrs::new().with("axes", vec![axis as i64 + 1]).with("keepdims", 0);
+    if reduction == Reduction::None {
+        let (number, none) = (numbers(b, DType::I64, [1, count]), b.scalar(-1.0, DType::I64));
+        let number = b.op("Where", &[hit, number, none], Attrs::new())?;
+        let number = b.op("ReduceMax", &[number], over())?;
+        // Where there is none, any update will do.
+        let update = b.op("GatherElements", &[updates, number], Attrs::new().with("axis", axis as i64))?;
+        let found = b.op("Greater", &[number, none], Attrs::new())?;
+        return Ok(vec![b.op("Where", &[found, update, data], Attrs::new())?]);
+    }
+    let (fold, join, neutral) = reduction.rows();
+    let neutral = match neutral {
+        Some(number) => b.scalar(number, call.dtype(0)),
+        None => wide(b, data, axis + 1)?,
+    };
+    let update = wide(b, updates, axis)?;
+    let update = b.op("Where", &[hit, update, neutral], Attrs::new())?;
+    let update = b.op(fold, &[update], over())?;
     Ok(vec![b.op(join, &[data, update], Attrs::new())?])
 }
 
@@ -211,6 +325,14 @@ mod tests {
             let found = eval("ScatterND", &[nan, (I64, &[1, 1], &[0.0]), (F32, &[1], &[1.0])], &how);
             assert!(found.1[0].is_nan(), "{found:?}");
         }
+        let row = (F32, &[1, 5][..], &[1.0, 2.0, 3.0, 4.0, 5.0][..]);
+        let along = |at: [f64; 2], how: &str| {
+            let attrs = Attrs::new().with("axis", 1).with("reduction", how);
+            eval("ScatterElements", &[row, (I64, &[1, 2], &at), (F32, &[1, 2], &[1.1, 2.1])], &attrs).1
+        };
+        assert_eq!(along([1.0, -2.0], "none"), [1.0, 1.1, 3.0, 2.1, 5.0]);
+        assert_eq!(along([1.0, 1.0], "add"), [1.0, 2.0 + 1.1 + 2.1, 3.0, 4.0, 5.0]);
+        assert_eq!(along([5.0, -6.0], "none"), row.2, "what is outside goes nowhere");
         let outside = eval("ScatterND", &[data, (I64, &[2, 1], &[8.0, -9.0]), (F32, &[2], &[0.0, 0.0])], &Attrs::new());
         assert_eq!(outside.1, data.2, "what is outside goes nowhere");
         let wrong = refused("ScatterND", &[(F32, &[8]), (I64, &[4, 1]), (F32, &[3])], &Attrs::new());

@@ -19,6 +19,7 @@ pub fn samples() -> Vec<Sample> {
         ("Gelu", -5.0, 5.0),
         ("HardSigmoid", -4.0, 4.0),
         ("HardSwish", -5.0, 5.0),
+        ("IsInf", -3.0, 3.0),
         ("IsNaN", -3.0, 3.0),
         ("LeakyRelu", -3.0, 3.0),
         ("Log", 0.1, 9.0),

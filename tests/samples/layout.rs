@@ -3,7 +3,7 @@ use plimsoll::dtype::DType::{self, *};
 use plimsoll::tensor::Tensor;
 
 pub fn samples() -> Vec<Sample> {
-    [views(), several(), reductions(), known(), gathers(), scatters(), pads()].concat()
+    [views(), several(), reductions(), known(), gathers(), scatters(), scatters_along(), tops(), pads()].concat()
 }
 
 fn data(op: &'static str, shape: &[usize]) -> Sample {
@@ -200,6 +200,40 @@ fn scatters() -> Vec<Sample> {
         all.push(scatter(F32, &[3], &[2, 0], 1.0, &[2, 3]).attr("reduction", how));
     }
     all
+}
+
+/// Indices that go on as far as the data and not, the same place twice, places outside.
+fn scatters_along() -> Vec<Sample> {
+    let scatter = |dtype: DType, shape: &[usize], at: &[usize], extent: f64| {
+        let given = Sample::new("ScatterElements").input(dtype, shape, -3.0, 3.0).input(I64, at, -extent, extent - 1.0);
+        given.input(dtype, at, -3.0, 3.0)
+    };
+    let mut all = vec![
+        scatter(F32, &[5], &[3], 7.0),
+        scatter(F32, &[3, 4, 2], &[2, 6, 1], 4.0).attr("axis", 1),
+        scatter(F32, &[3, 4], &[3, 0], 4.0).attr("axis", -1),
+        scatter(Bool, &[4, 3], &[2, 3], 4.0),
+        Sample::new("ScatterElements").input(F32, &[3], 0.0, 1.0).given(I32, &[1], &[-1.0]).input(F32, &[1], 2.0, 3.0),
+    ];
+    for how in ["none", "add", "mul", "max", "min"] {
+        all.push(scatter(F32, &[3, 4], &[2, 6], 4.0).attr("axis", 1).attr("reduction", how));
+        all.push(scatter(I32, &[4, 3], &[3, 3], 4.0).attr("reduction", how));
+    }
+    all
+}
+
+/// Distinct values, equal ones, either end, any axis, all and none.
+fn tops() -> Vec<Sample> {
+    let top = |dtype: DType, shape: &[usize], k: i64| Sample::new("TopK").input(dtype, shape, -2.0, 2.0).attr("K", k);
+    vec![
+        top(F32, &[9], 4),
+        top(F32, &[2, 7], 7).attr("largest", 0),
+        top(I64, &[3, 9], 5),
+        top(I32, &[9, 2, 3], 3).attr("axis", 0).attr("sorted", 0),
+        top(U8, &[2, 6, 2], 2).attr("axis", -2).attr("largest", 0),
+        top(F32, &[2, 3], 0),
+        top(F32, &[2, 3], 1),
+    ]
 }
 
 fn gathers() -> Vec<Sample> {

@@ -1,5 +1,6 @@
 use super::Sample;
-use plimsoll::dtype::DType::F32;
+use plimsoll::dtype::DType::{self, *};
+use plimsoll::op::Attr;
 
 /// A call with inputs of these shapes, random between -1 and 1.
 fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
@@ -7,7 +8,21 @@ fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
 }
 
 pub fn samples() -> Vec<Sample> {
-    [products(), convolutions(), transposed(), pools(), normalizations(), softmax(), resizes()].concat()
+    [
+        products(),
+        equations(),
+        recurrences(),
+        convolutions(),
+        transposed(),
+        pools(),
+        normalizations(),
+        softmax(),
+        resizes(),
+        neighbours(),
+        grids(),
+        quantized(),
+    ]
+    .concat()
 }
 
 fn products() -> Vec<Sample> {
@@ -37,6 +52,96 @@ fn products() -> Vec<Sample> {
         call("Gemm", &[&[33, 65], &[40, 65], &[40]]).attr("transB", 1),
     ]);
     samples
+}
+
+/// Products with none, one or several letters of a kind, as views and not, of one to three inputs.
+fn equations() -> Vec<Sample> {
+    let equations: [(&str, &[&[usize]]); 15] = [
+        ("ij,jk->ik", &[&[2, 3], &[3, 4]]),
+        ("bsd,hde->bhse", &[&[2, 5, 6], &[3, 6, 4]]),
+        ("bhse,bhte->bhst", &[&[2, 3, 5, 4], &[2, 3, 6, 4]]),
+        ("bhst,bhte,hed->bsd", &[&[2, 3, 5, 4], &[2, 3, 4, 6], &[3, 6, 2]]),
+        ("nhwpqc->nchpwq", &[&[2, 3, 3, 2, 2, 4]]),
+        ("abcd,cdae->be", &[&[2, 3, 4, 5], &[4, 5, 2, 3]]),
+        ("i,j->ij", &[&[3], &[4]]),
+        ("ij,ij->ij", &[&[3, 4], &[3, 1]]),
+        ("ij,ij->i", &[&[3, 4], &[1, 4]]),
+        ("ij,kl->l", &[&[2, 3], &[4, 5]]),
+        ("...ij,...jk->...ik", &[&[2, 1, 3, 4], &[5, 4, 2]]),
+        ("...d,d", &[&[2, 3, 4], &[4]]),
+        ("ij->j", &[&[3, 4]]),
+        ("ij,jk->", &[&[3, 4], &[4, 2]]),
+        (",ij->ji", &[&[], &[3, 4]]),
+    ];
+    equations.iter().map(|(equation, shapes)| call("Einsum", shapes).attr("equation", *equation)).collect()
+}
+
+/// Every cell both ways, with and without what may be left out.
+fn recurrences() -> Vec<Sample> {
+    let mut all = Vec::new();
+    for (op, gates) in [("RNN", 1), ("GRU", 3), ("LSTM", 4)] {
+        let (input, hidden) = (3, 5);
+        let rows = gates * hidden;
+        let plain = |steps: usize, directions: usize| {
+            call(op, &[&[steps, 2, input], &[directions, rows, input], &[directions, rows, hidden]])
+        };
+        all.push(plain(4, 1));
+        all.push(plain(3, 1).attr("direction", "reverse").attr("hidden_size", hidden as i64));
+        all.push(plain(1, 1).input(F32, &[1, 2 * rows], -1.0, 1.0).attr("linear_before_reset", 1));
+        let mut both = plain(3, 2).input(F32, &[2, 2 * rows], -1.0, 1.0).attr("direction", "bidirectional");
+        for _ in 0..if op == "LSTM" { 2 } else { 1 } {
+            both = both.input(F32, &[2, 2, hidden], -1.0, 1.0);
+        }
+        all.push(both.clone());
+        all.push(both.attr("linear_before_reset", 1).ints("sequence_lens", &[3, 3]));
+        all.push(plain(2, 1).omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
+    }
+    all.push(call("RNN", &[&[3, 2, 4], &[1, 5, 4], &[1, 5, 5]]).attr("activations", Attr::Strs(vec!["Relu".into()])));
+    all
+}
+
+/// Points inside, at the edges and beyond them.
+fn grids() -> Vec<Sample> {
+    let grid = |image: &[usize], grid: &[usize]| {
+        Sample::new("GridSample").input(F32, image, -1.0, 1.0).input(F32, grid, -1.3, 1.3)
+    };
+    vec![
+        grid(&[2, 3, 5, 4], &[2, 3, 6, 2]),
+        grid(&[2, 3, 5, 4], &[2, 3, 6, 2]).attr("align_corners", 1).attr("mode", "bilinear"),
+        grid(&[1, 2, 4, 6], &[1, 5, 5, 2]).attr("padding_mode", "border"),
+        grid(&[2, 1, 3, 3], &[2, 4, 4, 2]).attr("mode", "nearest"),
+        grid(&[1, 2, 1, 1], &[1, 2, 2, 2]).attr("mode", "nearest").attr("padding_mode", "border"),
+        grid(&[1, 2, 3, 4], &[1, 0, 2, 2]),
+    ]
+}
+
+/// To and from both types, with one parameter and with many, and without a zero point.
+fn quantized() -> Vec<Sample> {
+    let floats = || Sample::new("QuantizeLinear").input(F32, &[2, 3, 4], -9.0, 9.0);
+    let whole = |dtype: DType| Sample::new("DequantizeLinear").input(dtype, &[2, 3, 4], 0.0, 99.0);
+    vec![
+        floats().given(F32, &[], &[0.3]),
+        floats().given(F32, &[], &[0.011]).given(U8, &[], &[128.0]),
+        floats().given(F32, &[1], &[0.05]).given(I8, &[1], &[-3.0]).attr("axis", 0),
+        floats().given(F32, &[3], &[0.05, 0.5, 2.0]).given(I8, &[3], &[0.0, 1.0, -2.0]),
+        floats().given(F32, &[4], &[0.05, 0.5, 2.0, 0.1]).attr("axis", -1).attr("output_dtype", I8.onnx()),
+        whole(U8).given(F32, &[], &[0.25]),
+        whole(I8).given(F32, &[2], &[0.25, 3.0]).given(I8, &[2], &[7.0, -1.0]).attr("axis", 0),
+        whole(I32).given(F32, &[1], &[0.5]),
+        whole(I32).given(F32, &[1], &[0.5]).given(I32, &[], &[4.0]),
+        whole(U8).given(F32, &[3], &[0.25, 1.0, 2.0]).given(U8, &[3], &[128.0, 0.0, 1.0]),
+    ]
+}
+
+/// Windows of odd and even sizes, longer than the channels, of one; behind them none to three axes.
+fn neighbours() -> Vec<Sample> {
+    let lrn = |shape: &[usize], size: i64| call("LRN", &[shape]).attr("size", size);
+    vec![
+        lrn(&[2, 7, 3, 2], 5),
+        lrn(&[1, 5, 4], 2).attr("alpha", 0.5).attr("beta", 0.3).attr("bias", 2.0),
+        lrn(&[2, 3], 9).attr("alpha", 1.0),
+        lrn(&[1, 4, 2, 1, 3], 1).attr("beta", 0.5),
+    ]
 }
 
 fn convolutions() -> Vec<Sample> {

@@ -1,0 +1,180 @@
+//! The row that samples an image at the points of a grid.
+
+use super::{indices, output, position, same_float};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
+
+pub(super) static OPS: &[OpDef] = &[OpDef {
+    name: "GridSample",
+    doc: "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's value, or a mean of four",
+    inputs: &[one("X"), one("grid")],
+    attrs: &["align_corners", "mode", "padding_mode"],
+    infer: |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
+    eval: Eval::Tensor(eval),
+    lower: Lower::Decompose(nodes),
+    upgrade: None,
+    part: None,
+}];
+
+/// How a grid is read.
+#[derive(Clone, Copy)]
+struct Sampling {
+    /// -1 and 1 are the centres of the outer elements, not their edges.
+    corners: bool,
+    nearest: bool,
+    /// Points outside read the border, not zero.
+    border: bool,
+}
+
+impl Sampling {
+    /// With the output's fact.
+    fn of(call: &Call) -> OpResult<(Sampling, Fact)> {
+        let dtype = same_float(call)?;
+        let nearest = match call.str("mode", "linear")? {
+            "linear" | "bilinear" => false,
+            "nearest" => true,
+            other => return Err(format!("attribute 'mode': expected linear or nearest, found {other}")),
+        };
+        let border = match call.str("padding_mode", "zeros")? {
+            "zeros" => false,
+            "border" => true,
+            other => return Err(format!("attribute 'padding_mode': expected zeros or border, found {other}")),
+        };
+        let corners = call.int("align_corners", 0)? != 0;
+        let (x, grid) = (call.shape(0), call.shape(1));
+        let (&[n, c, h, w], &[points, rows, columns, 2]) = (&x[..], &grid[..]) else {
+            return Err(format!("expected an image [n, c, h, w] and a grid [n, .., .., 2], found {x} and {grid}"));
+        };
+        if h == 0 || w == 0 {
+            return Err(format!("input 'X': expected elements along h and w, found {x}"));
+        }
+        if points != n {
+            return Err(format!("input 'grid': expected one per image of {x}, found {grid}"));
+        }
+        Ok((Sampling { corners, nearest, border }, output(dtype, [n, c, rows, columns])?.remove(0)))
+    }
+
+    /// Factor and summand that take -1..1 to positions among this many elements.
+    fn scale(self, extent: usize) -> (f64, f64) {
+        let last = extent as f64 - 1.0;
+        (if self.corners { last / 2.0 } else { extent as f64 / 2.0 }, last / 2.0)
+    }
+}
+
+fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let [image, grid] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (sampling, fact) = Sampling::of(call)?;
+    let (shape, points) = (call.shape(0), call.shape(1));
+    let element = |index: &[usize]| {
+        let at = |axis: usize| {
+            let (factor, summand) = sampling.scale(shape[axis]);
+            // The last axis of an image comes first in a point.
+            let v = grid[position(&[index[0], index[2], index[3], 3 - axis], points)] * factor + summand;
+            if sampling.border { v.clamp(0.0, shape[axis] as f64 - 1.0) } else { v }
+        };
+        let (y, x) = (at(2), at(3));
+        let read = |y: f64, x: f64| {
+            let inside = |v: f64, axis: usize| (0.0..shape[axis] as f64).contains(&v);
+            match inside(y, 2) && inside(x, 3) {
+                true => image[position(&[index[0], index[1], y as usize, x as usize], shape)],
+                false => 0.0,
+            }
+        };
+        if sampling.nearest {
+            return read(y.round_ties_even(), x.round_ties_even());
+        }
+        let (top, left) = (y.floor(), x.floor());
+        let row = |y: f64| read(y, left) * (left + 1.0 - x) + read(y, left + 1.0) * (x - left);
+        row(top) * (top + 1.0 - y) + row(top + 1.0) * (y - top)
+    };
+    Ok(vec![indices(&fact.shape).map(|index| element(&index)).collect()])
+}
+
+/// The elements along one axis that a point reads: each one's position, and its weight unless that is 1.
+fn along(
+    b: &mut dyn Build,
+    sampling: Sampling,
+    grid: ValueId,
+    part: i64,
+    extent: usize,
+) -> OpResult<Vec<(ValueId, Option<ValueId>)>> {
+    let dtype = b.fact(grid).dtype;
+    let part = Attrs::new().with("axes", vec![3]).with("starts", vec![part]).with("ends", vec![part + 1]);
+    let at = b.op("Slice", &[grid], part)?;
+    let (factor, summand) = sampling.scale(extent);
+    let (factor, summand) = (b.scalar(factor, dtype), b.scalar(summand, dtype));
+    let at = b.op("Mul", &[at, factor], Attrs::new())?;
+    let mut at = b.op("Add", &[at, summand], Attrs::new())?;
+    if sampling.border {
+        at = b.op("Clip", &[at], Attrs::new().with("min", 0.0).with("max", extent as f64 - 1.0))?;
+    }
+    if sampling.nearest {
+        return Ok(vec![(b.op("Round", &[at], Attrs::new())?, None)]);
+    }
+    let one = b.scalar(1.0, dtype);
+    let first = b.op("Floor", &[at], Attrs::new())?;
+    let second = b.op("Add", &[first, one], Attrs::new())?;
+    let behind = b.op("Sub", &[at, first], Attrs::new())?;
+    let before = b.op("Sub", &[one, behind], Attrs::new())?;
+    Ok(vec![(first, Some(before)), (second, Some(behind))])
+}
+
+fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [image, grid] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let ((sampling, _), shape) = (Sampling::of(call)?, call.shape(0));
+    let turned = |b: &mut dyn Build, value, perm: [i64; 4]| {
+        b.op("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
+    };
+    let image = turned(b, image, [0, 2, 3, 1])?;
+    let rows = along(b, sampling, grid, 1, shape[2])?;
+    let columns = along(b, sampling, grid, 0, shape[3])?;
+    let mut sum: Option<ValueId> = None;
+    for &(y, by_row) in &rows {
+        for &(x, by_column) in &columns {
+            let (mut index, mut inside) = (Vec::new(), Vec::new());
+            for (at, extent) in [(y, shape[2]), (x, shape[3])] {
+                let held = b.op("Clip", &[at], Attrs::new().with("min", 0.0).with("max", extent as f64 - 1.0))?;
+                inside.push(b.op("Equal", &[at, held], Attrs::new())?);
+                index.push(b.op("Cast", &[held], Attrs::new().with("to", DType::I64.onnx()))?);
+            }
+            let index = b.op("Concat", &index, Attrs::new().with("axis", 3))?;
+            let mut value = b.op("GatherND", &[image, index], Attrs::new().with("batch_dims", 1))?;
+            for weight in [by_row, by_column].into_iter().flatten() {
+                value = b.op("Mul", &[value, weight], Attrs::new())?;
+            }
+            let inside = b.op("And", &inside, Attrs::new())?;
+            let zero = b.scalar(0.0, call.dtype(0));
+            let value = b.op("Where", &[inside, value, zero], Attrs::new())?;
+            sum = Some(match sum {
+                Some(others) => b.op("Add", &[others, value], Attrs::new())?,
+                None => value,
+            });
+        }
+    }
+    let sum = sum.expect("a point reads at least one element");
+    Ok(vec![turned(b, sum, [0, 3, 1, 2])?])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn points_follow_the_specification() {
+        let image = (F32, &[1, 1, 2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]);
+        let points = (F32, &[1, 1, 4, 2][..], &[0.0, 0.0, -0.5, 0.5, 1.0, -0.5, 3.0, 0.0][..]);
+        let at = |attrs: Attrs| eval("GridSample", &[image, points], &attrs);
+        // The middle; an element's centre; half outside; beyond.
+        assert_eq!(at(Attrs::new()), ("f32[1,1,1,4]".into(), vec![2.5, 3.0, 1.0, 0.0]));
+        assert_eq!(at(Attrs::new().with("padding_mode", "border")).1, [2.5, 3.0, 2.0, 3.0]);
+        assert_eq!(at(Attrs::new().with("align_corners", 1)).1, [2.5, 2.75, 2.5, 0.0]);
+        assert_eq!(at(Attrs::new().with("mode", "nearest")).1, [1.0, 3.0, 0.0, 0.0]);
+        let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 3])], &Attrs::new());
+        assert!(found.ends_with("found [1,1,2,2] and [1,1,4,3]"), "{found}");
+        let cubic = Attrs::new().with("mode", "cubic");
+        let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 2])], &cubic);
+        assert_eq!(found, "attribute 'mode': expected linear or nearest, found cubic");
+    }
+}

@@ -1,0 +1,193 @@
+//! Rows between numbers and the small integers that stand for them: `x = (q - zero point) scale`.
+
+use super::{expect_dtype, indices, output};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::Shape;
+
+const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")];
+const DEQUANTIZE: &[Input] = &[one("x"), one("x_scale"), optional("x_zero_point")];
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "QuantizeLinear",
+        doc: "x / y_scale, rounded, plus the zero point, within the bounds of u8 or i8; parameters may differ along `axis`",
+        inputs: QUANTIZE,
+        attrs: &["axis", "block_size", "output_dtype", "precision", "saturate"],
+        infer: quantize,
+        eval: Eval::Tensor(|x, call| {
+            let (low, high) = bounds(quantize(call)?[0].dtype);
+            let number = |x: f64, scale: f64, zero: f64| ((x / scale).round_ties_even() + zero).clamp(low, high);
+            each(x, call, number)
+        }),
+        lower: Lower::Decompose(|b, call, x| {
+            let to = quantize(call)?[0].dtype;
+            let ([x, scale, zero], (low, high)) = (operands(b, call, x, DType::is_float)?, bounds(to));
+            let x = x.expect("a required input is present: arity is checked first");
+            let ratio = b.node("Div", &[Some(x), scale], Attrs::new())?;
+            let mut whole = b.op("Round", &[ratio], Attrs::new())?;
+            if zero.is_some() {
+                whole = b.node("Add", &[Some(whole), zero], Attrs::new())?;
+            }
+            let held = b.op("Clip", &[whole], Attrs::new().with("min", low).with("max", high))?;
+            Ok(vec![b.op("Cast", &[held], Attrs::new().with("to", to.onnx()))?])
+        }),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "DequantizeLinear",
+        doc: "(x - the zero point) x_scale; parameters may differ along `axis`",
+        inputs: DEQUANTIZE,
+        attrs: &["axis", "block_size", "output_dtype"],
+        infer: dequantize,
+        eval: Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
+        lower: Lower::Decompose(|b, call, x| {
+            let [x, scale, zero] = operands(b, call, x, |_| false)?;
+            let x = match zero {
+                Some(_) => b.node("Sub", &[x, zero], Attrs::new())?,
+                None => x.expect("a required input is present: arity is checked first"),
+            };
+            Ok(vec![b.node("Mul", &[Some(x), scale], Attrs::new())?])
+        }),
+        upgrade: None,
+        part: None,
+    },
+];
+
+/// The least and the greatest of a small integer type.
+fn bounds(dtype: DType) -> (f64, f64) {
+    match dtype {
+        DType::I8 => (i8::MIN.into(), i8::MAX.into()),
+        _ => (u8::MIN.into(), u8::MAX.into()),
+    }
+}
+
+/// The axis along which parameters differ, if they do; refuses those that do not fit.
+fn axis(call: &Call) -> OpResult<Option<usize>> {
+    let (x, scale) = (call.shape(0), call.shape(1));
+    if call.int("block_size", 0)? != 0 {
+        return Err("attribute 'block_size': expected 0, found blocks, which are not supported".into());
+    }
+    let axis = match scale[..] {
+        [] | [1] => None,
+        [n] => Some(call.axis("axis", 1, x)?).filter(|&axis| x[axis] == n),
+        _ => None,
+    };
+    if axis.is_none() && scale.numel() != 1 {
+        return Err(format!(
+            "input '{}': expected one scale or one along the axis of {x}, found {scale}",
+            call.op.inputs[1].name
+        ));
+    }
+    // One zero point is one whether it has an axis or not.
+    let alike = |zero: &Shape| zero == scale || (zero.len() < 2 && zero.numel() == 1 && axis.is_none());
+    if call.has(2) && !alike(call.shape(2)) {
+        let (name, found) = (call.op.inputs[2].name, call.shape(2));
+        return Err(format!("input '{name}': expected {scale} as the scale, found {found}"));
+    }
+    Ok(axis)
+}
+
+fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
+    expect_dtype(call, 1, "a float type", DType::is_float)?;
+    axis(call)?;
+    let to = match (call.has(2), call.int("output_dtype", 0)?) {
+        (true, _) => Some(call.dtype(2)),
+        (false, 0) => Some(DType::U8),
+        (false, code) => DType::from_onnx(code),
+    };
+    match to.filter(|to| matches!(to, DType::U8 | DType::I8)) {
+        Some(to) if call.dtype(1) == dtype => output(to, call.shape(0).clone()),
+        Some(_) => Err(format!("input 'y_scale': expected {dtype} as input 'x', found {}", call.dtype(1))),
+        None => Err("expected a zero point, or 'output_dtype', of u8 or i8".into()),
+    }
+}
+
+fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = expect_dtype(call, 0, "u8, i8 or i32", |d| matches!(d, DType::U8 | DType::I8 | DType::I32))?;
+    let to = expect_dtype(call, 1, "a float type", DType::is_float)?;
+    axis(call)?;
+    if call.has(2) && call.dtype(2) != dtype {
+        return Err(format!("input 'x_zero_point': expected {dtype} as input 'x', found {}", call.dtype(2)));
+    }
+    match call.int("output_dtype", 0)? {
+        code if code == 0 || code == to.onnx() => output(to, call.shape(0).clone()),
+        code => Err(format!("attribute 'output_dtype': expected {} as the scale has it, found {code}", to.onnx())),
+    }
+}
+
+/// Every element with its scale and its zero point.
+fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
+    let [values, scale] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let (axis, zero) = (axis(call)?, x.get(2).copied().flatten());
+    let one = |(index, &x): (Vec<usize>, &f64)| {
+        let at = axis.map_or(0, |axis| index[axis]);
+        number(x, scale[at], zero.map_or(0.0, |zero| zero[at]))
+    };
+    Ok(vec![indices(call.shape(0)).zip(values).map(one).collect()])
+}
+
+/// The data, the scale and the zero point in the scale's type, such that they broadcast; the data stays where `keep` holds.
+fn operands(
+    b: &mut dyn Build,
+    call: &Call,
+    x: &[Option<ValueId>],
+    keep: fn(DType) -> bool,
+) -> OpResult<[Option<ValueId>; 3]> {
+    let to = Attrs::new().with("to", call.dtype(1).onnx());
+    let behind = axis(call)?.map_or(0, |axis| call.shape(0).len() - axis - 1);
+    let mut operands = [x[0], x[1], x.get(2).copied().flatten()];
+    for (i, operand) in operands.iter_mut().enumerate() {
+        let Some(value) = operand else { continue };
+        let Fact { dtype, shape } = b.fact(*value);
+        if i != 1 && !keep(dtype) {
+            *value = b.op("Cast", &[*value], to.clone())?;
+        }
+        let along = match shape.numel() {
+            _ if i == 0 => continue,
+            1 => Vec::new(),
+            n => [&[n][..], &vec![1; behind]].concat(),
+        };
+        *value = b.op("Reshape", &[*value], Attrs::new().with("shape", &along[..]))?;
+    }
+    Ok(operands)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn there_and_back() {
+        let x = (F32, &[2, 3][..], &[0.0, 2.0, 3.0, 1000.0, -254.0, -1000.0][..]);
+        let none = Attrs::new();
+        let small = eval("QuantizeLinear", &[x, (F32, &[], &[2.0]), (U8, &[], &[128.0])], &none);
+        assert_eq!(small, ("u8[2,3]".into(), vec![128.0, 129.0, 130.0, 255.0, 1.0, 0.0]));
+        let rows = Attrs::new().with("axis", 0);
+        let each = eval("QuantizeLinear", &[x, (F32, &[2], &[1.0, 10.0]), (I8, &[2], &[0.0, 1.0])], &rows);
+        assert_eq!(each, ("i8[2,3]".into(), vec![0.0, 2.0, 3.0, 101.0, -24.0, -99.0]));
+        let q = (I8, &[2, 3][..], &each.1[..]);
+        let back = eval("DequantizeLinear", &[q, (F32, &[2], &[1.0, 10.0]), (I8, &[2], &[0.0, 1.0])], &rows);
+        assert_eq!(back, ("f32[2,3]".into(), vec![0.0, 2.0, 3.0, 1000.0, -250.0, -1000.0]));
+        assert_eq!(eval("QuantizeLinear", &[x, (F32, &[1], &[1.0])], &none).0, "u8[2,3]");
+        let bias =
+            eval("DequantizeLinear", &[(I32, &[2], &[3.0, -4.0]), (F32, &[1], &[0.5]), (I32, &[], &[1.0])], &none);
+        assert_eq!(bias.1, [1.0, -2.5], "one parameter has an axis or not");
+    }
+
+    #[test]
+    fn parameters_fit_the_axis_and_each_other() {
+        let of = |scale: &[usize], zero: &[usize]| {
+            refused("DequantizeLinear", &[(U8, &[2, 3]), (F32, scale), (U8, zero)], &Attrs::new())
+        };
+        assert_eq!(of(&[2], &[2]), "input 'x_scale': expected one scale or one along the axis of [2,3], found [2]");
+        assert_eq!(of(&[3], &[1]), "input 'x_zero_point': expected [3] as the scale, found [1]");
+        assert_eq!(of(&[3], &[2]), "input 'x_zero_point': expected [3] as the scale, found [2]");
+        let wide = refused("QuantizeLinear", &[(F32, &[2]), (F32, &[]), (I32, &[])], &Attrs::new());
+        assert_eq!(wide, "expected a zero point, or 'output_dtype', of u8 or i8");
+    }
+}

@@ -1,0 +1,507 @@
+//! Recurrent rows: a cell walks along the sequence with its state.
+//!
+//! A plan knows how long the sequence is, so a row becomes as many cells, one after another. What the cells take of the input is one
+//! product for all of them; what is left for each is the product with its state:
+//!
+//! ```text
+//! X [s, b, i] --x W'--> [s, b, gates h] --slice t--+--> gates --> state t --Concat--> Y [s, directions, b, h]
+//!                               state t-1 --x R'---'
+//! ```
+
+use super::{output, same_float};
+use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional, shaping};
+use crate::tensor::Tensor;
+
+/// The longest sequence: each of its elements is a cell of the graph.
+const LONGEST: usize = 1 << 12;
+
+const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), shaping("sequence_lens"), optional("initial_h")];
+const LSTM: &[Input] = &[
+    one("X"),
+    one("W"),
+    one("R"),
+    optional("B"),
+    shaping("sequence_lens"),
+    optional("initial_h"),
+    optional("initial_c"),
+    optional("P"),
+];
+
+pub(super) static OPS: &[OpDef] = &[
+    row(
+        "RNN",
+        "h = tanh(x W' + h R' + B), or relu of that, along a sequence: every h, and the last",
+        RNN,
+        |call| infer(call, &SIMPLE),
+        |x, call| eval(x, call, &SIMPLE),
+        |b, call, x| nodes(b, call, x, &SIMPLE),
+    ),
+    row(
+        "GRU",
+        "Gated recurrent units along a sequence: every hidden state, and the last",
+        RNN,
+        |call| infer(call, &GATED),
+        |x, call| eval(x, call, &GATED),
+        |b, call, x| nodes(b, call, x, &GATED),
+    ),
+    row(
+        "LSTM",
+        "Long short-term memory along a sequence: every hidden state, the last, and the last cell",
+        LSTM,
+        |call| infer(call, &LONG),
+        |x, call| eval(x, call, &LONG),
+        |b, call, x| nodes(b, call, x, &LONG),
+    ),
+];
+
+type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
+type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
+
+const fn row(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    eval: Tensors,
+    nodes: Nodes,
+) -> OpDef {
+    let attrs = &["activations", "direction", "hidden_size", "input_forget", "layout", "linear_before_reset"];
+    let (eval, lower) = (Eval::Tensor(eval), Lower::Decompose(nodes));
+    OpDef { name, doc, inputs, attrs, infer, eval, lower, upgrade: None, part: None }
+}
+
+/// What tells the cells apart.
+struct Cell {
+    /// How many rows of W and R belong to each hidden element.
+    gates: usize,
+    /// How many tensors a state has: the hidden one, and the cell's.
+    states: usize,
+    /// The lists of activations that it has.
+    activations: &'static [&'static [&'static str]],
+    /// The next state of one row in `f64`: what the gates take of the input, with its bias, and of the old state.
+    step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>) -> OpResult<State>,
+    /// The next state.
+    nodes: fn(&mut dyn Build, &Call, ValueId, &[ValueId], &Recurrence) -> OpResult<Vec<ValueId>>,
+}
+
+/// A row's hidden state, and its cell's.
+type State = [Vec<f64>; 2];
+
+static SIMPLE: Cell = Cell {
+    gates: 1,
+    states: 1,
+    activations: &[&["tanh"], &["relu"]],
+    step: |call, x, [h, _], recur| {
+        let relu = relu(call);
+        let next = |(x, r): (&f64, f64)| if relu { (x + r).max(0.0) } else { (x + r).tanh() };
+        Ok([x.iter().zip(recur(h)).map(next).collect(), Vec::new()])
+    },
+    nodes: |b, call, x, state, recurrence| {
+        let sum = recurrence.product(b, state[0], 0..1)?;
+        let sum = b.op("Add", &[x, sum], Attrs::new())?;
+        Ok(vec![b.op(if relu(call) { "Relu" } else { "Tanh" }, &[sum], Attrs::new())?])
+    },
+};
+
+/// Gates z, r and h.
+static GATED: Cell = Cell {
+    gates: 3,
+    states: 1,
+    activations: &[&["sigmoid", "tanh"]],
+    step: |call, x, [h, _], recur| {
+        let (n, linear) = (h.len(), call.int("linear_before_reset", 0)? != 0);
+        let old = recur(h);
+        let z: Vec<_> = (0..n).map(|j| sigmoid(x[j] + old[j])).collect();
+        let r: Vec<_> = (n..2 * n).map(|j| sigmoid(x[j] + old[j])).collect();
+        let reset: Vec<_> = r.iter().zip(h).map(|(r, h)| r * h).collect();
+        let reset = recur(&reset);
+        let hidden = |j: usize| {
+            let k = 2 * n + j;
+            (x[k] + if linear { r[j] * old[k] } else { reset[k] }).tanh()
+        };
+        Ok([(0..n).map(|j| (1.0 - z[j]) * hidden(j) + z[j] * h[j]).collect(), Vec::new()])
+    },
+    nodes: |b, call, x, state, recurrence| {
+        let (h, linear) = (state[0], call.int("linear_before_reset", 0)? != 0);
+        let old = recurrence.product(b, h, 0..if linear { 3 } else { 2 })?;
+        let gate = |b: &mut dyn Build, k: usize| {
+            let (x, old) = (recurrence.gate(b, x, k)?, recurrence.gate(b, old, k)?);
+            let sum = b.op("Add", &[x, old], Attrs::new())?;
+            b.op("Sigmoid", &[sum], Attrs::new())
+        };
+        let (z, r) = (gate(b, 0)?, gate(b, 1)?);
+        let reset = match linear {
+            true => {
+                let old = recurrence.gate(b, old, 2)?;
+                b.op("Mul", &[r, old], Attrs::new())?
+            }
+            false => {
+                let reset = b.op("Mul", &[r, h], Attrs::new())?;
+                recurrence.product(b, reset, 2..3)?
+            }
+        };
+        let x = recurrence.gate(b, x, 2)?;
+        let hidden = b.op("Add", &[x, reset], Attrs::new())?;
+        let hidden = b.op("Tanh", &[hidden], Attrs::new())?;
+        // (1 - z) hidden + z h
+        let change = b.op("Sub", &[h, hidden], Attrs::new())?;
+        let change = b.op("Mul", &[z, change], Attrs::new())?;
+        Ok(vec![b.op("Add", &[hidden, change], Attrs::new())?])
+    },
+};
+
+/// Gates i, o, f and c.
+static LONG: Cell = Cell {
+    gates: 4,
+    states: 2,
+    activations: &[&["sigmoid", "tanh", "tanh"]],
+    step: |_, x, [h, c], recur| {
+        let (n, old) = (h.len(), recur(h));
+        let gate = |k: usize, j: usize| x[k * n + j] + old[k * n + j];
+        let cell = |j: usize| sigmoid(gate(2, j)) * c[j] + sigmoid(gate(0, j)) * gate(3, j).tanh();
+        let c: Vec<_> = (0..n).map(cell).collect();
+        Ok([(0..n).map(|j| sigmoid(gate(1, j)) * c[j].tanh()).collect(), c])
+    },
+    nodes: |b, _, x, state, recurrence| {
+        let old = recurrence.product(b, state[0], 0..4)?;
+        let sum = b.op("Add", &[x, old], Attrs::new())?;
+        let gate = |b: &mut dyn Build, k: usize, op: &str| {
+            let gate = recurrence.gate(b, sum, k)?;
+            b.op(op, &[gate], Attrs::new())
+        };
+        let (i, o) = (gate(b, 0, "Sigmoid")?, gate(b, 1, "Sigmoid")?);
+        let (f, g) = (gate(b, 2, "Sigmoid")?, gate(b, 3, "Tanh")?);
+        let kept = b.op("Mul", &[f, state[1]], Attrs::new())?;
+        let added = b.op("Mul", &[i, g], Attrs::new())?;
+        let c = b.op("Add", &[kept, added], Attrs::new())?;
+        let shown = b.op("Tanh", &[c], Attrs::new())?;
+        Ok(vec![b.op("Mul", &[o, shown], Attrs::new())?, c])
+    },
+};
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+/// The names of the activations, lower-case; none is given where they are the usual ones.
+fn activations(call: &Call) -> OpResult<Vec<String>> {
+    match call.attrs.get("activations") {
+        None => Ok(Vec::new()),
+        Some(Attr::Strs(names)) => Ok(names.iter().map(|name| name.to_lowercase()).collect()),
+        Some(other) => Err(format!("attribute 'activations': expected strings, found {}", other.kind())),
+    }
+}
+
+fn relu(call: &Call) -> bool {
+    activations(call).is_ok_and(|names| names.first().is_some_and(|name| name == "relu"))
+}
+
+/// The extents of a recurrent row.
+struct Extents {
+    steps: usize,
+    batch: usize,
+    input: usize,
+    hidden: usize,
+    /// Per direction, whether it walks from the end.
+    reversed: &'static [bool],
+}
+
+impl Extents {
+    fn of(call: &Call, cell: &Cell) -> OpResult<Extents> {
+        let reversed: &[bool] = match call.str("direction", "forward")? {
+            "forward" => &[false],
+            "reverse" => &[true],
+            "bidirectional" => &[false, true],
+            other => {
+                return Err(format!(
+                    "attribute 'direction': expected forward, reverse or bidirectional, found '{other}'"
+                ));
+            }
+        };
+        let [steps, batch, input] = call.shape(0)[..] else {
+            return Err(format!("input 'X': expected [sequence, batch, input], found {}", call.shape(0)));
+        };
+        let &[_, _, hidden] = &call.shape(2)[..] else {
+            return Err(format!("input 'R': expected [directions, gates, hidden], found {}", call.shape(2)));
+        };
+        let extents = Extents { steps, batch, input, hidden, reversed };
+        extents.check(call, cell)?;
+        Ok(extents)
+    }
+
+    fn check(&self, call: &Call, cell: &Cell) -> OpResult<()> {
+        let (directions, rows) = (self.reversed.len(), cell.gates.saturating_mul(self.hidden));
+        let state = [directions, self.batch, self.hidden];
+        let expected: [(usize, &str, &[usize]); 5] = [
+            (1, "W", &[directions, rows, self.input]),
+            (2, "R", &[directions, rows, self.hidden]),
+            (3, "B", &[directions, rows.saturating_mul(2)]),
+            (4, "initial_h", &state),
+            (5, "initial_c", &state),
+        ];
+        for (input, name, expected) in expected {
+            if call.has(input) && call.shape(input)[..] != *expected {
+                return Err(format!("input '{name}': expected {expected:?}, found {}", call.shape(input)));
+            }
+        }
+        let given = call.int("hidden_size", self.hidden as i64)?;
+        if given != self.hidden as i64 {
+            return Err(format!("attribute 'hidden_size': expected {} as R has it, found {given}", self.hidden));
+        }
+        if !(1..=LONGEST).contains(&self.steps) || self.hidden == 0 {
+            let found = call.shape(0);
+            return Err(format!(
+                "input 'X': expected a sequence of 1 to {LONGEST} and a state with elements, found {found}"
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
+    let dtype = same_float(call)?;
+    let Extents { steps, batch, hidden, reversed, .. } = Extents::of(call, cell)?;
+    if call.has(6) {
+        return Err("input 'P': expected none, found peepholes, which are not supported".into());
+    }
+    for (name, meaning) in [("layout", "the sequence first"), ("input_forget", "gates of their own")] {
+        match call.int(name, 0)? {
+            0 => {}
+            found => return Err(format!("attribute '{name}': expected 0 ({meaning}), found {found}")),
+        }
+    }
+    call.int("linear_before_reset", 0)?;
+    if let Some(lengths) = call.ints("sequence_lens")?
+        && let Some(length) = lengths.iter().find(|&&length| length != steps as i64)
+    {
+        return Err(format!("input 'sequence_lens': expected each of X's length {steps}, found {length}"));
+    }
+    let found = activations(call)?;
+    let is = |expected: &&[&str]| found.chunks(expected.len()).all(|part| part == *expected);
+    if !cell.activations.iter().any(is) {
+        let expected: Vec<_> = cell.activations.iter().map(|list| list.join(", ")).collect();
+        let (expected, found) = (expected.join(" or "), found.join(", "));
+        return Err(format!("attribute 'activations': expected {expected} per direction, found {found}"));
+    }
+    let mut facts = output(dtype, [steps, reversed.len(), batch, hidden])?;
+    facts.resize(1 + cell.states, Fact::new(dtype, [reversed.len(), batch, hidden]));
+    Ok(facts)
+}
+
+fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>>> {
+    let Extents { steps, batch, input, hidden, reversed } = Extents::of(call, cell)?;
+    let rows = cell.gates * hidden;
+    let part = |i: usize, at: usize, len: usize| x.get(i).copied().flatten().map(|v| &v[at * len..][..len]);
+    let times = |matrix: &[f64], vector: &[f64], bias: Option<&[f64]>| -> Vec<f64> {
+        let row = |k: usize| matrix[k * vector.len()..][..vector.len()].iter().zip(vector).map(|(a, b)| a * b);
+        (0..rows).map(|k| row(k).sum::<f64>() + bias.map_or(0.0, |bias| bias[k])).collect()
+    };
+    let mut y = vec![0.0; steps * reversed.len() * batch * hidden];
+    let mut last = vec![Vec::new(); cell.states];
+    for (d, &reversed_here) in reversed.iter().enumerate() {
+        let w = part(1, d, rows * input).ok_or("input 'W' has no value")?;
+        let r = part(2, d, rows * hidden).ok_or("input 'R' has no value")?;
+        let (own, recurrent) = part(3, d, 2 * rows).map(|bias| bias.split_at(rows)).unzip();
+        for row in 0..batch {
+            let start = |i: usize| part(i, d * batch + row, hidden).map_or(vec![0.0; hidden], <[f64]>::to_vec);
+            let mut state = [start(4), start(5)];
+            for t in 0..steps {
+                let t = if reversed_here { steps - 1 - t } else { t };
+                let x = part(0, t * batch + row, input).ok_or("input 'X' has no value")?;
+                state = (cell.step)(call, &times(w, x, own), &state, &|h| times(r, h, recurrent))?;
+                y[((t * reversed.len() + d) * batch + row) * hidden..][..hidden].copy_from_slice(&state[0]);
+            }
+            last.iter_mut().zip(state).for_each(|(last, state)| last.extend(state));
+        }
+    }
+    Ok([vec![y], last].concat())
+}
+
+/// What the cells of one direction share.
+struct Recurrence {
+    /// `[hidden, gates hidden]`.
+    weights: ValueId,
+    /// `[gates hidden]`.
+    bias: Option<ValueId>,
+    hidden: usize,
+}
+
+impl Recurrence {
+    /// What these gates take of a state `[batch, hidden]`.
+    fn product(&self, b: &mut dyn Build, state: ValueId, gates: std::ops::Range<usize>) -> OpResult<ValueId> {
+        let (from, to) = (gates.start * self.hidden, gates.end * self.hidden);
+        let weights = slice(b, self.weights, 1, from, to)?;
+        let product = b.op("MatMul", &[state, weights], Attrs::new())?;
+        let Some(bias) = self.bias else { return Ok(product) };
+        let bias = slice(b, bias, 0, from, to)?;
+        b.op("Add", &[product, bias], Attrs::new())
+    }
+
+    /// One gate of `[batch, gates hidden]`.
+    fn gate(&self, b: &mut dyn Build, gates: ValueId, gate: usize) -> OpResult<ValueId> {
+        slice(b, gates, 1, gate * self.hidden, (gate + 1) * self.hidden)
+    }
+}
+
+fn slice(b: &mut dyn Build, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
+    if (from, to) == (0, b.fact(value).shape[axis]) {
+        return Ok(value);
+    }
+    let at = |n: usize| vec![n as i64];
+    b.op("Slice", &[value], Attrs::new().with("axes", at(axis)).with("starts", at(from)).with("ends", at(to)))
+}
+
+/// One element along axis 0, without that axis.
+fn element(b: &mut dyn Build, value: ValueId, at: usize) -> OpResult<ValueId> {
+    let value = slice(b, value, 0, at, at + 1)?;
+    b.op("Squeeze", &[value], Attrs::new().with("axes", vec![0]))
+}
+
+/// The values one after another along a new axis, behind `before` further ones of extent 1.
+fn stack(b: &mut dyn Build, values: &[ValueId], axis: usize, new: &[usize]) -> OpResult<ValueId> {
+    let mut wide = Vec::with_capacity(values.len());
+    for &value in values {
+        wide.push(match new {
+            [] => value,
+            new => b.op("Unsqueeze", &[value], Attrs::new().with("axes", new))?,
+        });
+    }
+    b.op("Concat", &wide, Attrs::new().with("axis", axis as i64))
+}
+
+fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], cell: &Cell) -> OpResult<Vec<ValueId>> {
+    let extents = Extents::of(call, cell)?;
+    let (mut all, mut last) = (Vec::new(), vec![Vec::new(); cell.states]);
+    for d in 0..extents.reversed.len() {
+        let (states, end) = direction(b, call, x, cell, &extents, d)?;
+        all.push(stack(b, &states, 0, &[0, 1])?);
+        last.iter_mut().zip(end).for_each(|(last, state)| last.push(state));
+    }
+    let mut outputs = vec![stack(b, &all, 1, &[])?];
+    for states in last {
+        outputs.push(stack(b, &states, 0, &[0])?);
+    }
+    Ok(outputs)
+}
+
+/// The hidden states of one direction, in order of the sequence, and the last state.
+fn direction(
+    b: &mut dyn Build,
+    call: &Call,
+    x: &[Option<ValueId>],
+    cell: &Cell,
+    extents: &Extents,
+    d: usize,
+) -> OpResult<(Vec<ValueId>, Vec<ValueId>)> {
+    let [input, w, r] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let given = |i: usize| x.get(i).copied().flatten();
+    let (hidden, rows) = (extents.hidden, cell.gates * extents.hidden);
+    let turned = |b: &mut dyn Build, weights| {
+        let weights = element(b, weights, d)?;
+        b.op("Transpose", &[weights], Attrs::new().with("perm", vec![1, 0]))
+    };
+    let (w, weights) = (turned(b, w)?, turned(b, r)?);
+    let mut inputs = b.op("MatMul", &[input, w], Attrs::new())?;
+    let mut bias = None;
+    if let Some(both) = given(3) {
+        let both = element(b, both, d)?;
+        let own = slice(b, both, 0, 0, rows)?;
+        inputs = b.op("Add", &[inputs, own], Attrs::new())?;
+        bias = Some(slice(b, both, 0, rows, 2 * rows)?);
+    }
+    let recurrence = Recurrence { weights, bias, hidden };
+    let mut state = Vec::with_capacity(cell.states);
+    for i in 0..cell.states {
+        state.push(match given(4 + i) {
+            Some(initial) => element(b, initial, d)?,
+            // One row for all: it is no larger where the batch is.
+            None => b.constant(Tensor::from_f64(call.dtype(0), [1, hidden], &vec![0.0; hidden])),
+        });
+    }
+    let mut steps = Vec::with_capacity(extents.steps);
+    for t in 0..extents.steps {
+        let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
+        let input = element(b, inputs, t)?;
+        state = (cell.nodes)(b, call, input, &state, &recurrence)?;
+        steps.push(state[0]);
+    }
+    if extents.reversed[d] {
+        steps.reverse();
+    }
+    Ok((steps, state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sigmoid;
+    use crate::dtype::DType::*;
+    use crate::op::{Attr, Attrs};
+    use crate::ops::tests::{Input, outputs, refused};
+
+    fn attrs(direction: &str) -> Attrs {
+        Attrs::new().with("direction", direction)
+    }
+
+    /// One row of two elements, and weights of 1 and 0.5.
+    fn run(op: &str, gates: usize, attrs: Attrs) -> Vec<(String, Vec<f64>)> {
+        let directions =
+            if matches!(attrs.get("direction"), Some(Attr::Str(d)) if d == "bidirectional") { 2 } else { 1 };
+        let (w, r) = (vec![1.0; gates * directions], vec![0.5; gates * directions]);
+        let shape = [directions, gates, 1];
+        let inputs: [Input; 3] = [(F32, &[2, 1, 1], &[1.0, 2.0]), (F32, &shape, &w), (F32, &shape, &r)];
+        outputs(op, &inputs, &attrs)
+    }
+
+    #[test]
+    fn cells_follow_the_specification() {
+        let first = 1f64.tanh();
+        let found = run("RNN", 1, attrs("forward"));
+        assert_eq!(found[0], ("f32[2,1,1,1]".into(), vec![first, (2.0 + 0.5 * first).tanh()]));
+        assert_eq!(found[1], ("f32[1,1,1]".into(), vec![(2.0 + 0.5 * first).tanh()]));
+        let relu = Attr::Strs(vec!["Relu".into()]);
+        assert_eq!(run("RNN", 1, Attrs::new().with("activations", relu))[0].1, [1.0, 2.5]);
+
+        let first = (1.0 - sigmoid(1.0)) * 1f64.tanh();
+        let (z, r) = (sigmoid(2.0 + 0.5 * first), sigmoid(2.0 + 0.5 * first));
+        let second = (1.0 - z) * (2.0 + 0.5 * (r * first)).tanh() + z * first;
+        assert_eq!(run("GRU", 3, attrs("forward"))[0].1, [first, second]);
+
+        let (c, gate) = (sigmoid(1.0) * 1f64.tanh(), |h: f64| 2.0 + 0.5 * h);
+        let h = sigmoid(1.0) * c.tanh();
+        let next = sigmoid(gate(h)) * c + sigmoid(gate(h)) * gate(h).tanh();
+        let found = run("LSTM", 4, attrs("forward"));
+        assert_eq!(found[0].1, [h, sigmoid(gate(h)) * next.tanh()]);
+        assert_eq!(found[2], ("f32[1,1,1]".into(), vec![next]));
+    }
+
+    #[test]
+    fn a_sequence_is_walked_both_ways() {
+        let (one, two) = (1f64.tanh(), 2f64.tanh());
+        let back = (1.0 + 0.5 * two).tanh();
+        let found = run("RNN", 1, attrs("reverse"));
+        assert_eq!((&found[0].1[..], &found[1].1[..]), (&[back, two][..], &[back][..]));
+        let found = run("RNN", 1, attrs("bidirectional"));
+        let ahead = (2.0 + 0.5 * one).tanh();
+        assert_eq!(found[0], ("f32[2,2,1,1]".into(), vec![one, back, ahead, two]));
+        assert_eq!(found[1], ("f32[2,1,1]".into(), vec![ahead, back]));
+    }
+
+    #[test]
+    fn what_cells_do_not_know_is_refused() {
+        let refused = |op: &str, gates: usize, attrs: Attrs| {
+            refused(op, &[(F32, &[2, 3, 4]), (F32, &[1, gates, 4]), (F32, &[1, gates, 5])], &attrs)
+        };
+        let found = refused("LSTM", 16, Attrs::new());
+        assert_eq!(found, "input 'W': expected [1, 20, 4], found [1,16,4]");
+        let found = refused("RNN", 5, Attrs::new().with("sequence_lens", vec![2, 1, 2]));
+        assert_eq!(found, "input 'sequence_lens': expected each of X's length 2, found 1");
+        let affine = Attr::Strs(vec!["Affine".into()]);
+        let found = refused("RNN", 5, Attrs::new().with("activations", affine));
+        assert_eq!(found, "attribute 'activations': expected tanh or relu per direction, found affine");
+        let found = refused("LSTM", 20, Attrs::new().with("input_forget", 1));
+        assert_eq!(found, "attribute 'input_forget': expected 0 (gates of their own), found 1");
+        assert!(refused("RNN", 5, Attrs::new().with("layout", 1)).starts_with("attribute 'layout'"));
+        assert!(refused("RNN", 5, attrs("up")).ends_with("found 'up'"));
+        assert!(refused("RNN", 5, Attrs::new().with("hidden_size", 6)).starts_with("attribute 'hidden_size'"));
+    }
+}

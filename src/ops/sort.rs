@@ -1,0 +1,148 @@
+//! The row that sorts.
+//!
+//! An element's rank is the number of those that come before it; so every element finds its place by itself, no two write one place, and
+//! the result is the same everywhere:
+//!
+//! ```text
+//! x [n, 1] --.
+//!            comes before --sum over n--> rank [n] --equal 0..k--> hit [k, n] --the one that hits--> index [k] --GatherElements--> value
+//! x [1, n] --'
+//! ```
+
+use super::{expect_dtype, indices, position};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::tensor::Tensor;
+use std::cmp::Ordering;
+
+/// The longest axis that is sorted: each of its elements is compared with every other.
+const LONGEST: usize = 1 << 14;
+
+pub(super) static OPS: &[OpDef] = &[OpDef {
+    name: "TopK",
+    doc: "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; and their indices",
+    inputs: &[one("X"), shaping("K")],
+    attrs: &["axis", "largest", "sorted"],
+    infer: |call| {
+        let (axis, k) = extent(call)?;
+        let mut shape = call.shape(0).clone();
+        shape[axis] = k;
+        Ok(vec![Fact::new(call.dtype(0), shape.clone()), Fact::new(DType::I64, shape)])
+    },
+    eval: Eval::Tensor(eval),
+    lower: Lower::Decompose(nodes),
+    upgrade: Some(|_, _, attrs| {
+        // Before opset 10.
+        if let Some(k) = attrs.remove("k") {
+            attrs.set("K", k);
+        }
+    }),
+    part: None,
+}];
+
+/// The axis, and how many elements of it are taken.
+fn extent(call: &Call) -> OpResult<(usize, usize)> {
+    expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
+    let shape = call.shape(0);
+    let axis = call.axis("axis", -1, shape)?;
+    call.int("largest", 1)?;
+    call.int("sorted", 1)?;
+    let (k, n) = (call.int("K", -1)?, shape[axis]);
+    match usize::try_from(k) {
+        _ if n > LONGEST => Err(format!("input 'X': expected at most {LONGEST} elements along axis {axis}, found {n}")),
+        Ok(k) if k <= n => Ok((axis, k)),
+        _ => Err(format!("'K' is required and must be a constant of 0 to {n}, found {k}")),
+    }
+}
+
+fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let (x, shape) = (x[0].ok_or("input 'X' has no value")?, call.shape(0));
+    let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
+    let (n, inner) = (shape[axis], shape[axis + 1..].iter().product::<usize>());
+    let taken = call.infer()?.swap_remove(0).shape;
+    let (mut values, mut at) = (vec![0.0; taken.numel()], vec![0.0; taken.numel()]);
+    for index in indices(&taken).filter(|index| index[axis] == 0) {
+        let first = position(&index, shape);
+        let mut order: Vec<usize> = (0..n).collect();
+        let by_value = |&i: &usize, &j: &usize| {
+            let (a, b) = (x[first + i * inner], x[first + j * inner]);
+            let order = if largest { b.partial_cmp(&a) } else { a.partial_cmp(&b) };
+            order.unwrap_or(Ordering::Equal)
+        };
+        order.sort_by(by_value);
+        let place = position(&index, &taken);
+        for (rank, &i) in order[..k].iter().enumerate() {
+            (values[place + rank * inner], at[place + rank * inner]) = (x[first + i * inner], i as f64);
+        }
+    }
+    Ok(vec![values, at])
+}
+
+fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (x, shape) = (x[0].expect("a required input is present: arity is checked first"), call.shape(0));
+    let ((axis, k), largest) = (extent(call)?, call.int("largest", 1)? != 0);
+    let n = shape[axis];
+    // Numbers of type `dtype` along the axis, behind which there are as many as in the input.
+    let count = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
+        let numbers: Vec<_> = (0..along[0] * along[1]).map(|i| i as f64).collect();
+        let dims = [&along[..], &vec![1; shape.len() - axis - 1]].concat();
+        b.constant(Tensor::from_f64(dtype, dims, &numbers))
+    };
+    let at = |axis: usize| Attrs::new().with("axes", vec![axis as i64]);
+    // [.., each, others, ..]
+    let each = b.op("Unsqueeze", &[x], at(axis + 1))?;
+    let others = b.op("Unsqueeze", &[x], at(axis))?;
+    let before = b.op(if largest { "Greater" } else { "Less" }, &[others, each], Attrs::new())?;
+    let equal = b.op("Equal", &[others, each], Attrs::new())?;
+    let (rows, columns) = (count(b, DType::I32, [n, 1]), count(b, DType::I32, [1, n]));
+    let earlier = b.op("Less", &[columns, rows], Attrs::new())?;
+    let tie = b.op("And", &[equal, earlier], Attrs::new())?;
+    let before = b.op("Or", &[before, tie], Attrs::new())?;
+    let before = b.op("Cast", &[before], Attrs::new().with("to", DType::I32.onnx()))?;
+    let rank = b.op("ReduceSum", &[before], at(axis + 1).with("keepdims", 0))?;
+    // [.., places, each, ..]
+    let rank = b.op("Unsqueeze", &[rank], at(axis))?;
+    let places = count(b, DType::I32, [k, 1]);
+    let hit = b.op("Equal", &[rank, places], Attrs::new())?;
+    let (numbers, none) = (count(b, DType::I64, [1, n]), b.scalar(0.0, DType::I64));
+    let index = b.op("Where", &[hit, numbers, none], Attrs::new())?;
+    let index = b.op("ReduceMax", &[index], at(axis + 1).with("keepdims", 0))?;
+    let value = b.op("GatherElements", &[x, index], Attrs::new().with("axis", axis as i64))?;
+    Ok(vec![value, index])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::find;
+    use crate::ops::tests::{outputs, refused};
+
+    #[test]
+    fn the_first_of_equal_ones_comes_first() {
+        let x: &[_] = &[(F32, &[2, 4][..], &[3.0, 7.0, 7.0, 1.0, 0.0, -1.0, -1.0, -2.0][..])];
+        let top = |attrs: Attrs| outputs("TopK", x, &attrs);
+        let found = top(Attrs::new().with("K", 3));
+        assert_eq!(found[0], ("f32[2,3]".into(), vec![7.0, 7.0, 3.0, 0.0, -1.0, -1.0]));
+        assert_eq!(found[1], ("i64[2,3]".into(), vec![1.0, 2.0, 0.0, 0.0, 1.0, 2.0]));
+        assert_eq!(top(Attrs::new().with("K", 2).with("largest", 0))[1].1, [3.0, 0.0, 3.0, 1.0]);
+        let columns = top(Attrs::new().with("K", 1).with("axis", 0));
+        assert_eq!(columns[1], ("i64[1,4]".into(), vec![0.0; 4]));
+    }
+
+    #[test]
+    fn too_many_are_refused() {
+        let attrs = |k: i64| Attrs::new().with("K", k);
+        let found = refused("TopK", &[(F32, &[2, 3])], &attrs(4));
+        assert_eq!(found, "'K' is required and must be a constant of 0 to 3, found 4");
+        let found = refused("TopK", &[(F32, &[20_000])], &attrs(1));
+        assert_eq!(found, "input 'X': expected at most 16384 elements along axis 0, found 20000");
+    }
+
+    #[test]
+    fn before_opset_10_how_many_was_an_attribute() {
+        let mut attrs = Attrs::new().with("k", 2);
+        find("TopK").and_then(|op| op.upgrade).expect("an upgrade")(9, &mut Vec::new(), &mut attrs);
+        assert_eq!(outputs("TopK", &[(F32, &[3], &[1.0, 3.0, 2.0])], &attrs)[0].1, [3.0, 2.0]);
+    }
+}
