@@ -21,9 +21,10 @@ pub struct Exec {
     segments: Vec<SegmentId>,
     kernels: Vec<KernelId>,
     record: RecordId,
-    /// Whether a run overwrites the inputs, and whether that has happened.
+    /// Whether a run overwrites the inputs.
     consumes: bool,
-    consumed: bool,
+    /// Whether the inputs are there.
+    ready: bool,
     shared: Option<Box<Shared>>,
 }
 
@@ -70,11 +71,11 @@ impl std::fmt::Debug for Exec {
 }
 
 impl Exec {
-    /// Allocates the plan's segments, uploads constants (one per entry of [`Plan::constants`]) and records the steps.
+    /// Allocates the plan's segments, uploads constants (one per entry of [`Plan::constants`]), clears the state and records the steps.
     /// `progress` is told of each constant as it arrives.
     ///
     /// # Errors
-    /// When a constant cannot be fetched or the device refuses. Everything taken is given back.
+    /// When these are not the plan's constants, one cannot be fetched, or the device refuses. Everything taken is given back.
     pub fn load(
         mut backend: Box<dyn Backend>,
         plan: Plan,
@@ -84,8 +85,8 @@ impl Exec {
         let mut segments = Vec::with_capacity(plan.segments.len());
         match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
             Ok((kernels, record)) => {
-                let consumes = plan.consumes_inputs();
-                Ok(Exec { backend, plan, segments, kernels, record, consumes, consumed: consumes, shared: None })
+                let (consumes, ready) = (plan.consumes_inputs(), plan.inputs.is_empty());
+                Ok(Exec { backend, plan, segments, kernels, record, consumes, ready, shared: None })
             }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
@@ -101,6 +102,7 @@ impl Exec {
         segments: &mut Vec<SegmentId>,
         progress: &dyn Fn(usize),
     ) -> Result<(Vec<KernelId>, RecordId)> {
+        are_constants(plan, constants)?;
         let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
         if let Some(room) = backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
@@ -115,6 +117,10 @@ impl Exec {
             write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
+        for port in &plan.state {
+            let (_, at) = place(plan, segments, port.buffer);
+            backend.write(at, &vec![0; at.bytes as usize])?;
+        }
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
             kernels.push(backend.compile(kernel)?);
@@ -128,11 +134,15 @@ impl Exec {
     /// `first`, has number 0. Which plan runs is as before.
     ///
     /// # Errors
-    /// When the plan has other segments, or the device refuses.
+    /// When the plan has other segments, either list is not of its plan's constants, or the device refuses.
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
         let (expected, found) = (&self.plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::Plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
+        }
+        are_constants(&plan, constants)?;
+        if self.shared.is_none() {
+            are_constants(&self.plan, first)?;
         }
         let key =
             |kernel: &Kernel| serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
@@ -195,7 +205,7 @@ impl Exec {
             let before = std::mem::replace(&mut self.consumes, consumes);
             idle[*current] = Some(Loaded { plan, kernels, record, consumes: before });
             *current = number;
-            self.consumed = self.consumes;
+            self.ready = self.plan.inputs.is_empty();
         }
         Ok(())
     }
@@ -221,19 +231,19 @@ impl Exec {
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, plan, segments, .. } = self;
         write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
-        self.consumed = false;
+        self.ready = true;
         Ok(())
     }
 
-    /// Runs all steps once.
+    /// Runs all steps once, on the inputs that were written last.
     ///
     /// # Errors
-    /// When the device fails, or an earlier run has overwritten the inputs.
+    /// When the device fails, no inputs were written since the plan was loaded or selected, or an earlier run has overwritten them.
     pub fn replay(&mut self) -> Result<()> {
-        if self.consumed {
+        if !self.ready {
             return Err(Error::Usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
-        self.consumed = self.consumes;
+        self.ready = !self.consumes;
         self.backend.replay(self.record)
     }
 
@@ -242,7 +252,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
-        self.consumed = self.consumes;
+        self.ready &= !self.consumes;
         let start = self.backend.start()?;
         self.backend.replay(self.record)?;
         self.backend.stop(start)
@@ -253,7 +263,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
-        self.consumed = self.consumes;
+        self.ready &= !self.consumes;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
@@ -352,6 +362,24 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
     let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
     let whole = place(plan, segments, buffer).1;
     step.windows.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
+}
+
+/// Refuses what are not a plan's constants: without one of them it would run on whatever lies there.
+fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
+    let (expected, found) = (plan.constants.len(), constants.len());
+    if expected != found {
+        return Err(Error::Plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
+    }
+    for (port, constant) in plan.constants.iter().zip(constants) {
+        let shape = &plan.buffers[port.buffer].shape;
+        let Constant { name, fact, .. } = &**constant;
+        if (&port.name, port.dtype, shape.numel()) != (name, fact.dtype, fact.shape.numel()) {
+            let (expected, dtype) = (&port.name, port.dtype);
+            let what = format!("expected constant '{expected}' ({dtype}{shape}), found '{name}' ({fact})");
+            return Err(Error::Plan(format!("'{}': {what}", plan.name)));
+        }
+    }
+    Ok(())
 }
 
 fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {

@@ -140,6 +140,75 @@ fn the_host_provides_the_memory() {
     assert!(load(lines - 1).is_err(), "it does not fit into less");
 }
 
+/// Two products of one input: no step writes where it lies.
+fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::graph::Constant>>) {
+    let g = Trace::new("kept");
+    let x = g.input("x", DType::F32, [6, 40]);
+    g.output("y", x.matmul(g.constant("w", random([40, 24], 2))));
+    g.output("z", x.matmul(g.constant("v", random([40, 5], 3))));
+    let mut graph = g.finish().expect("the graph is sound");
+    let target = Target::cpu(2);
+    pass::run(&mut graph, &target, true).expect("the passes run");
+    plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned")
+}
+
+#[test]
+fn inputs_are_written_before_the_first_run() {
+    let (plan, constants) = kept();
+    assert!(!plan.consumes_inputs());
+    let mut exec = Exec::load(cpu(), plan, &constants, &|_| {}).expect("it loads");
+    let refused = |exec: &mut Exec| {
+        let error = exec.replay().expect_err("the input is not there").to_string();
+        assert!(error.contains("written before each run"), "{error}");
+    };
+    refused(&mut exec);
+    let inputs = [random([6, 40], 1)];
+    let found = exec.run(&inputs).expect("it runs");
+    // They stay.
+    exec.replay().expect("it runs again");
+    assert_eq!(exec.read().expect("it is there"), found);
+    exec.run_poisoned(&inputs).expect("nothing reads dead memory");
+    refused(&mut exec);
+}
+
+#[test]
+fn constants_are_those_of_the_plan() {
+    let (plan, constants) = kept();
+    let refused = |constants: &[_], words: &str| {
+        let error =
+            Exec::load(cpu(), plan.clone(), constants, &|_| {}).expect_err("they are not the plan's").to_string();
+        assert!(error.contains(words), "{error}");
+    };
+    refused(&[], "expected 2 constants, found 0");
+    let swapped: Vec<_> = constants.iter().rev().cloned().collect();
+    refused(&swapped, "expected constant 'w' (f32[40,24]), found 'v' (f32[40,5])");
+    let short = std::sync::Arc::new(plimsoll::graph::Constant::new("w", random([40, 23], 2)));
+    refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
+}
+
+/// What is kept between runs starts as zeros, whatever lay there before.
+#[test]
+fn state_starts_as_zeros() {
+    let g = Trace::new("sum");
+    let [x, total] = ["x", "total"].map(|name| g.input(name, DType::F32, [6, 40]));
+    g.output("y", x.matmul(g.constant("w", random([40, 40], 2))) + total);
+    let mut graph = g.finish().expect("the graph is sound");
+    let target = Target::cpu(1);
+    pass::run(&mut graph, &target, true).expect("the passes run");
+    let (mut plan, constants) = plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned");
+    let port = plan.inputs.remove(1);
+    let (segment, buffer) = (plan.segments.len(), &mut plan.buffers[port.buffer]);
+    (buffer.class, buffer.segment, buffer.offset) = (Class::State, segment, 0);
+    let bytes = buffer.bytes;
+    plan.segments.push(plan::Segment { class: Class::State, memory: plimsoll::target::Memory::Device, bytes });
+    plan.state.push(port);
+    let lines: u64 = plan.segments.iter().map(|s| s.bytes.div_ceil(256)).sum();
+    let memory = Region::new(vec![Line([0xff; 256]); lines as usize]);
+    let mut exec = Exec::load(Box::new(Cpu::with_arena(1, memory)), plan, &constants, &|_| {}).expect("it loads");
+    let zeros = exec.run(&[Tensor::from_f64(DType::F32, [6, 40], &[0.0; 240])]).expect("it runs");
+    assert!(zeros[0].to_f64().iter().all(|&y| y == 0.0), "{:?}", zeros[0].to_f64());
+}
+
 /// The README's example, word for word.
 mod readme {
     #[rustfmt::skip]

@@ -80,6 +80,8 @@ impl Exec {
             notes.push(self.note(at)?);
         }
         fill(self, records.len())?;
+        // What is dead by now holds the fill, inputs among it.
+        self.ready = self.plan.inputs.is_empty();
         Ok(Trace { notes, outputs: self.read()? })
     }
 

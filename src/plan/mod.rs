@@ -43,7 +43,7 @@ pub const VERSION: u32 = 1;
 pub enum Class {
     /// Written once when the plan is loaded.
     Constant,
-    /// Kept from one run to the next and written by steps.
+    /// Zeros when the plan is loaded, kept from one run to the next and written by steps.
     State,
     /// Written by the caller before each run; no step writes it. In the arena until its last reader has run.
     Input,
