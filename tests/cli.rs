@@ -284,13 +284,42 @@ fn runs_are_timed() {
 fn graphs_are_emitted() {
     for model in GRAPHS {
         for (form, words) in [("dot", "digraph"), ("wgsl", "@compute"), ("onnxtxt", "ir_version")] {
-            let args: &[&[&str]] = &[&["emit"], *model, &[form]];
+            // The file as it is takes no extents.
+            let model = if form == "onnxtxt" { &model[..1] } else { *model };
+            let args: &[&[&str]] = &[&["emit"], model, &[form]];
             let text = ok(args);
             assert!(text.contains(words), "{words} missing in\n{text}");
             let found = ok_json(args);
             assert_eq!((&found["form"], &found["text"]), (&json!(form), &json!(text)));
         }
     }
+}
+
+#[test]
+fn flags_that_a_form_has_no_use_for_are_refused() {
+    let flags: [&[&str]; 6] = [
+        &["--set", "batch=3"],
+        &["--target", "wgpu"],
+        &["--f16"],
+        &["--chunks", "4"],
+        &["--threads", "2"],
+        &["--no-fuse"],
+    ];
+    for flag in flags {
+        fails(1, &[&["emit", MLP[0], "onnxtxt"], flag], &[flag[0], "as it is"]);
+    }
+    fails(1, &[&["emit"], MLP, &["dot", "--memory-limit", "1GiB"]], &["--memory-limit", "`plan`"]);
+}
+
+/// Of a range, the plan that ran is shown: as text, too.
+#[test]
+fn a_run_in_a_range_shows_its_own_plan() {
+    let range: &[&str] = &["run", "graphs/attention.onnxtxt", "--set", "batch=1..4", "--set", "sequence=1..64"];
+    let small: &[&str] = &["--input", "x=1x2x64xf32=0.5"];
+    let found = &ok_json(&[range, small, CPU])["memory"]["input_bytes"];
+    let text = ok(&[range, small, CPU]).replace(',', "");
+    let shown = text.lines().find(|line| line.contains("inputs in it")).expect("there are inputs");
+    assert!(shown.contains(&format!(" {found} bytes")), "{shown}, expected {found}");
 }
 
 #[test]

@@ -122,6 +122,21 @@ impl Model {
         Ok(target)
     }
 
+    /// A flag that is given and says what is made of the model: none where the model alone counts.
+    pub(super) fn flag(&self) -> Option<&'static str> {
+        let Model { model: _, dims, memory_limit, no_fuse, f16, chunks, threads, no_libraries } = self;
+        let flags = [
+            ("--set", !dims.is_empty()),
+            ("--memory-limit", memory_limit.is_some()),
+            ("--no-fuse", *no_fuse),
+            ("--f16", *f16),
+            ("--chunks", *chunks > 1),
+            ("--threads", threads.is_some()),
+            ("--no-libraries", *no_libraries),
+        ];
+        flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
+    }
+
     /// Whether a dim has a range.
     pub(super) fn has_range(&self) -> bool {
         self.dims.iter().any(|(_, extent)| extent.fixed().is_none())

@@ -36,10 +36,8 @@ pub(super) enum Form {
 
 impl Emit {
     pub(super) fn run(&self, json: bool) -> Result<String> {
+        self.refuse_flags()?;
         let (form, text) = match self.form {
-            Form::Onnxtxt if self.target.is_some() => {
-                return Err(Error::Usage("--target: a file as text is of no target".into()));
-            }
             Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&self.model.model)?.proto)),
             Form::Dot => ("dot", report::dot(&emitted(self, &self.target(None)?)?)?),
             Form::Wgsl => ("wgsl", kernels(self, &self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?),
@@ -53,6 +51,21 @@ impl Emit {
 }
 
 impl Emit {
+    /// Refuses flags that the form has no use for.
+    fn refuse_flags(&self) -> Result<()> {
+        let target = self.target.as_ref().map(|_| "--target");
+        match (self.form, target.or(self.model.flag())) {
+            (Form::Onnxtxt, Some(flag)) => {
+                let what = format!("{flag}: onnxtxt is the file as it is; `emit MODEL dot` shows what is made of it");
+                Err(Error::Usage(what))
+            }
+            (Form::Dot, _) if self.model.memory_limit.is_some() => {
+                Err(Error::Usage("--memory-limit: a graph has no size before it is planned; see `plan`".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The target that is asked for, of this family if kernels are wanted.
     fn target(&self, family: Option<Family>) -> Result<Target> {
         let Some(name) = &self.target else {

@@ -119,7 +119,7 @@ impl Run {
         } else {
             let placement = report::placement(&plan, session.device(), &notes);
             let placement = if self.placement { placement + "\n" } else { String::new() };
-            let text = placement + &run_text(&session, &outputs, score.as_ref(), usage);
+            let text = placement + &run_text(&session, &plan, &outputs, score.as_ref(), usage);
             Ok(text + &self.model.answer_text(&plan))
         }
     }
@@ -148,8 +148,14 @@ fn memory(plan: &Plan, usage: Usage) -> Value {
     value
 }
 
-fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Score>, usage: Usage) -> String {
-    let mut text = format!("{} on {}\n\n", session.plan().name, session.device());
+fn run_text(
+    session: &Session,
+    plan: &Plan,
+    outputs: &[(String, Tensor)],
+    score: Option<&Score>,
+    usage: Usage,
+) -> String {
+    let mut text = format!("{} on {}\n\n", plan.name, session.device());
     let mut table = Table::new("<<<>");
     table.row(["output", "type", "shape", "min", "mean", "max"]);
     for (name, tensor) in outputs {
@@ -167,7 +173,7 @@ fn run_text(session: &Session, outputs: &[(String, Tensor)], score: Option<&Scor
         let of = score.predicted.len();
         text += &format!("accuracy {:.2} % ({} of {of} right)\n", 100.0 * score.right as f64 / of as f64, score.right);
     }
-    text + "\n" + &report::memory(session.plan(), Some(usage)) + &report::overhead(&session.overhead())
+    text + "\n" + &report::memory(plan, Some(usage)) + &report::overhead(&session.overhead())
 }
 
 /// Smallest, mean and largest element; none of an empty tensor.
