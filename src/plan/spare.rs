@@ -62,11 +62,17 @@ pub(super) fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
         }
         given[kernel] = given[kernel].min(ranges[own].bytes);
     }
-    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+    for (kernel, &bytes) in draft.kernels.iter_mut().zip(&given).filter(|(k, _)| k.call.is_some()) {
         kernel.workspace = bytes;
     }
     resize(draft);
-    // A workspace that lay behind all else has perhaps left its place.
+    for &step in &layout.order {
+        let DraftStep { kernel, .. } = draft.steps[step];
+        if let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) {
+            layout.live.ranges[own].bytes = given[kernel];
+        }
+    }
+    // A workspace that lay behind all else has perhaps left its place, or ends before it did.
     let mut ends = vec![0; layout.segments.len()];
     for (range, &(segment, offset)) in layout.live.ranges.iter().zip(&layout.offsets) {
         ends[segment] = ends[segment].max(offset + range.bytes);
@@ -126,5 +132,53 @@ fn resize(draft: &mut Draft) {
             draft.buffers[buffer].bytes = bytes;
             draft.buffers[buffer].shape = Shape::new([bytes as usize]);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::lanes::Lanes;
+    use crate::plan::live::live;
+    use crate::plan::lower::Options;
+    use crate::trace::Trace;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The first of two calls of one kernel has room at the end of the arena that the second has not: both get the second's, and the arena
+    /// ends where its last buffer then does.
+    #[test]
+    fn calls_of_one_kernel_leave_what_only_one_has_room_for() {
+        let g = Trace::new("twice");
+        let [x, w] = [("x", 512), ("w", 1024)].map(|(name, rows)| g.input(name, DType::F16, [rows, 1024]));
+        g.output("y", x.matmul(w).matmul(w));
+        let (graph, target) = (g.finish().expect("the graph is sound"), Target::cuda());
+        let mut draft = crate::plan::draft(&graph, &target, Options { join: true }).expect("it is lowered");
+        assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
+        let order = vec![0, 1];
+        let lanes = Lanes::new(&draft, &order, 1);
+        let live = live(&draft, &order, &lanes);
+        let range = |b: usize| live.range[b].expect("it lies in the arena");
+        let mut offsets = vec![(0, u64::MAX); live.ranges.len()];
+        let (inputs, writes) = (&draft.inputs, |s: usize| draft.steps[s].writes[0]);
+        // The result stands between the intermediate and the end.
+        let end = 6 * MIB;
+        for (b, offset) in [(inputs[0].1, 0), (inputs[1].1, MIB), (writes(0), 3 * MIB), (writes(1), 4 * MIB + MIB / 4)]
+        {
+            offsets[range(b)] = (0, offset);
+        }
+        let own = [0, 1].map(|s| range(draft.workspace(s).expect("it is a library's call")));
+        own.iter().for_each(|&r| offsets[r] = (0, end));
+        let mut layout = Layout { order, lanes, live, offsets, segments: vec![end], bound: 0, peak: end };
+        own.iter().for_each(|&r| layout.live.ranges[r].bytes = 0);
+        grow(&mut draft, &mut layout, &target);
+        let placed = |b: usize| layout.live.range[b].map(|r| layout.offsets[r].1 + draft.buffers[b].bytes);
+        assert_eq!(layout.segments, [(0..draft.buffers.len()).filter_map(placed).max().expect("there are buffers")]);
+        assert!(
+            layout.segments[0] < end && own.iter().all(|&r| layout.live.ranges[r].bytes == MIB),
+            "{:?}",
+            layout.segments
+        );
     }
 }
