@@ -298,12 +298,7 @@ impl Session {
     /// # Errors
     /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
     pub fn run(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
-        let ordered = arrange(&self.plan, inputs)?;
-        let outputs = self.lend(|state| {
-            self.choose(state, &ordered)?;
-            state.exec.run(&ordered)
-        })?;
-        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+        self.run_by(inputs, Exec::run)
     }
 
     /// As [`run`](Self::run), and with dead memory poisoned: see [`Exec::run_poisoned`].
@@ -311,18 +306,24 @@ impl Session {
     /// # Errors
     /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
     pub fn run_poisoned(&self, inputs: &[(&str, Tensor)]) -> Result<Vec<(String, Tensor)>> {
-        let ordered = arrange(&self.plan, inputs)?;
-        let outputs = self.lend(|state| {
-            self.choose(state, &ordered)?;
-            state.exec.run_poisoned(&ordered)
-        })?;
-        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
+        self.run_by(inputs, Exec::run_poisoned)
     }
 
-    fn choose(&self, state: &mut State, inputs: &[Tensor]) -> Result<()> {
-        let Some(family) = &self.family else { return Ok(()) };
-        let shapes: Vec<_> = inputs.iter().map(|tensor| Some(tensor.shape())).collect();
-        state.select(family, &family.binding(&shapes)?)
+    /// One run, of the binding that the inputs' shapes tell.
+    fn run_by(
+        &self,
+        inputs: &[(&str, Tensor)],
+        run: fn(&mut Exec, &[Tensor]) -> Result<Vec<Tensor>>,
+    ) -> Result<Vec<(String, Tensor)>> {
+        let ordered = arrange(&self.plan, inputs)?;
+        let outputs = self.lend(|state| {
+            if let Some(family) = &self.family {
+                let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
+                state.select(family, &family.binding(&shapes)?)?;
+            }
+            run(&mut state.exec, &ordered)
+        })?;
+        Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
     /// The binding of the range that inputs of these shapes ask for; a dim that they do not tell has its largest extent. Empty where no dim

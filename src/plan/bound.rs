@@ -42,24 +42,21 @@ pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
 }
 
 fn of(draft: &Draft, target: &Target) -> Bound {
-    let mut used = vec![false; draft.buffers.len()];
-    let steps = draft.steps.iter().flat_map(|s| s.reads.iter().chain(&s.writes).copied());
-    let ports = draft.inputs.iter().map(|p| p.1).chain(draft.outputs.iter().map(|p| p.2));
-    steps.chain(ports).for_each(|b| used[b] = true);
+    let used = draft.used();
     let sum = |class: Class| -> u64 {
         let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
         kept.map(|(b, _)| b.bytes).sum()
     };
     let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
     let staging: u64 = moved.staging(target).map(|s| s.bytes).sum();
-    let lasting = Class::ALL.into_iter().filter(|class| class.segment() != Class::Activation);
+    let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
     let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);
     let worst = (0..draft.steps.len()).map(|s| (touched(draft, target, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.
     let worst = worst.max_by_key(|&(bytes, s)| (bytes, Reverse(s)));
     // All inputs are there before the first step, and all outputs behind the last one.
-    let within = |class: Class| if class.segment() == Class::Activation { sum(class) } else { 0 };
+    let within = |class: Class| if class.in_arena() { sum(class) } else { 0 };
     let ends = within(Class::Input).max(within(Class::Output));
     let (arena_bytes, step) = match worst {
         Some((bytes, s)) if bytes >= ends && bytes > 0 => (bytes, Some(draft.steps[s].name.clone())),
@@ -69,7 +66,7 @@ fn of(draft: &Draft, target: &Target) -> Bound {
 }
 
 fn in_arena(draft: &Draft, buffer: usize) -> bool {
-    draft.buffers[buffer].class.segment() == Class::Activation
+    draft.buffers[buffer].class.in_arena()
 }
 
 /// Bytes that a step's own operands take in the arena at the least.

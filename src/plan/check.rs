@@ -164,7 +164,7 @@ impl<'a> Checker<'a> {
     }
 
     fn is_arena(&self, buffer: usize) -> bool {
-        self.plan.buffers[buffer].class.segment() == Class::Activation
+        self.plan.buffers[buffer].class.in_arena()
     }
 
     /// What so many bytes take of the arena.

@@ -28,7 +28,7 @@ pub struct Live {
 /// until the end.
 pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
     let class = |b: usize| draft.buffers[b].class;
-    let arena = |b: usize| class(b).segment() == Class::Activation;
+    let arena = |b: usize| class(b).in_arena();
     let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];

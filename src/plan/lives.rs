@@ -26,7 +26,7 @@ impl Lives {
     /// Reads a plan that [`check`](super::check::check) has passed. O(n log n).
     pub fn of(plan: &Plan) -> Lives {
         let clock = Clock::new(plan).expect("a plan's lanes are checked");
-        let arena = |b: usize| plan.buffers[b].class.segment() == Class::Activation;
+        let arena = |b: usize| plan.buffers[b].class.in_arena();
         let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
         let mut held: Vec<Option<Range<usize>>> = vec![None; plan.buffers.len()];
         for (s, step) in plan.steps.iter().enumerate() {

@@ -89,6 +89,11 @@ impl Class {
             lasting => lasting,
         }
     }
+
+    /// Whether buffers of this class lie in the arena.
+    pub fn in_arena(self) -> bool {
+        self.segment() == Class::Activation
+    }
 }
 
 /// One allocation.
@@ -740,7 +745,7 @@ fn assemble(
         input_bytes: plan.buffer_bytes(Class::Input),
         output_bytes: plan.buffer_bytes(Class::Output),
         staging_bytes: plan.class_bytes(Class::Staging),
-        unshared_bytes: plan.buffers.iter().filter(|b| b.class.segment() == Class::Activation).map(aligned).sum(),
+        unshared_bytes: plan.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
         steps: plan.steps.len(),
         orders: orders.clone(),
     };

@@ -1,6 +1,6 @@
 //! Whether steps that run side by side keep out of each other's way.
 
-use super::{Class, Plan, Verdict, ensure};
+use super::{Plan, Verdict, ensure};
 
 /// When steps run, as far as the plan fixes it.
 pub struct Clock {
@@ -90,7 +90,7 @@ impl Clock {
             }
         }
         let mut arena: Vec<usize> = (0..plan.buffers.len())
-            .filter(|&b| plan.buffers[b].class.segment() == Class::Activation && plan.buffers[b].bytes > 0)
+            .filter(|&b| plan.buffers[b].class.in_arena() && plan.buffers[b].bytes > 0)
             .collect();
         arena.sort_by_key(|&b| (plan.buffers[b].segment, plan.buffers[b].offset));
         // Everything of `a` is over when anything of `b` starts. A step may pass bytes on to its own result.

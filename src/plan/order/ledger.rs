@@ -21,7 +21,7 @@ pub(super) struct Uses {
 impl Uses {
     /// Nothing if all buffers together exceed what is counted with here.
     pub fn new(draft: &Draft, align: u64) -> Option<Uses> {
-        let arena = |b: usize| draft.buffers[b].class.segment() == Class::Activation;
+        let arena = |b: usize| draft.buffers[b].class.in_arena();
         let rounded = |b| if arena(b) { draft.buffers[b].bytes.checked_next_multiple_of(align) } else { Some(0) };
         let bytes = (0..draft.buffers.len()).map(rounded).collect::<Option<Vec<u64>>>()?;
         let sum = bytes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes))?;
