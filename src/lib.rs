@@ -56,7 +56,8 @@
 //! - A library's call: a variant of [`kernel::library::Call`], which the checker derives again, and its execution in `backend/cuda/`.
 //! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
 //!   and a line in `tests/common`.
-//! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`].
+//! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`];
+//!   only `pass/bind.rs` cuts by what a binding holds without asking: a range whose ends it cuts differently is refused.
 //! - What can be [computed in chunks](pass::chunk): a rule in the operator's row, [`part`](op::OpDef::part), unless its kind tells.
 //! - An order of the steps: one function and one line in [`plan::order::orders`].
 //! - A remedy: one function and one row in [`advise::REMEDIES`], where the place of rematerialisation is.

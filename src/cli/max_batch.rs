@@ -9,13 +9,14 @@ use clap::Args;
 use serde_json::json;
 
 #[derive(Args)]
+#[command(after_help = args::targets())]
 pub(super) struct MaxBatch {
     #[command(flatten)]
     model: Model,
     /// The dim. Default: the one that --set leaves open.
     #[arg(long, value_name = "DIM")]
     dim: Option<String>,
-    /// What to plan for: cpu, cuda (an H200), wgpu (the WebGPU baseline), or a target's JSON file (`devices cuda:0`).
+    /// What to plan for: one of the targets below.
     #[arg(long, default_value = "cpu")]
     target: String,
 }

@@ -39,7 +39,8 @@ pub(super) struct Run {
     /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Run again step by step, with dead memory full of what is no number, and then of what is a large one: exit code 3 when that is seen.
+    /// After the run, repeat it step by step with unused memory filled first with NaN, then with a large number; exit code 3 if any
+    /// result changes.
     #[arg(long)]
     poison: bool,
     /// Print which device and kernel each step got, and why.

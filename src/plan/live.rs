@@ -62,8 +62,8 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
                 let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));
                 (dies && owner[range] == r).then_some(range)
             };
-            let heir = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
-            match heir {
+            let taken = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
+            match taken {
                 Some(range) => {
                     let upper = &mut live.ranges[range].upper;
                     *upper = ends(b).max(*upper);

@@ -17,7 +17,7 @@ pub struct Lives {
     /// lanes may run at the same time as those. Inputs hold them from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
     /// Per buffer, the one whose bytes it takes over in place.
-    pub heirs: Vec<Option<usize>>,
+    pub takes_from: Vec<Option<usize>>,
     /// Per half step, the bytes that are held.
     live: Vec<u64>,
 }
@@ -50,7 +50,7 @@ impl Lives {
             }
         }
         let class = |b: usize| plan.buffers[b].class;
-        let mut heirs = vec![None; plan.buffers.len()];
+        let mut takes_from = vec![None; plan.buffers.len()];
         for (s, step) in plan.steps.iter().enumerate() {
             let there = |b: usize, first: usize| first < s || class(b) == Class::Input;
             let over = |b: usize, last: usize| last == s && class(b) != Class::Output;
@@ -59,7 +59,7 @@ impl Lives {
             let dying: Vec<usize> = step.reads.iter().copied().filter(dying).collect();
             for &heir in step.writes.iter().filter(|&&b| arena(b) && uses[b].is_some_and(|(first, _)| first == s)) {
                 for &from in dying.iter().filter(|&&from| plan.buffers[from].overlaps(&plan.buffers[heir])) {
-                    heirs[heir] = Some(from);
+                    takes_from[heir] = Some(from);
                     if let Some(held) = &mut held[from] {
                         held.end = 2 * s + 1;
                     }
@@ -81,7 +81,7 @@ impl Lives {
             now += change;
             u64::try_from(now.min(most)).expect("what is held lies in the arena")
         });
-        Lives { live: live.collect(), uses, held, heirs }
+        Lives { live: live.collect(), uses, held, takes_from }
     }
 
     /// Bytes of the arena that are held during a step: each buffer rounded up to the target's alignment, and all together no more than

@@ -146,9 +146,6 @@ struct Hosting {
 /// its operands alive until the core has run.
 const SMALLER: u64 = 8;
 
-/// Constants of one element are literals in the code up to this many bytes of fetching.
-const LITERAL: usize = 1;
-
 struct Lowering<'a> {
     graph: &'a Graph,
     target: &'a Target,
@@ -801,7 +798,7 @@ impl Lowering<'_> {
     /// The literal that a value is, if it is a constant of one element that code can hold exactly.
     fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
         match self.graph.as_constant(value) {
-            Some(c) if c.fact.shape.numel() == LITERAL => {
+            Some(c) if c.fact.shape.numel() == 1 => {
                 const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
                 let tensor = c.value()?;
                 let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));

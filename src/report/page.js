@@ -56,7 +56,7 @@
     if (using.writes.length) out.push(["operator", operator(scene.steps[using.writes[0]])]);
     if (item.uses) out.push(["life", item.uses[0] === item.uses[1] ? `step ${item.uses[0]}` : `steps ${item.uses[0]} to ${item.uses[1]}`]);
     out.push(["address", several && !scene.planned ? `byte ${grouped(item.offset)} of its segment` : `segment ${item.segment}, byte ${grouped(item.offset)}`]);
-    if (item.heir !== null) out.push(["in place of", scene.buffers[item.heir].name]);
+    if (item.takes_from !== null) out.push(["in place of", scene.buffers[item.takes_from].name]);
     return out;
   }
 

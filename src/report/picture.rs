@@ -175,7 +175,7 @@ pub struct Item {
     /// The first and the last step that use it.
     pub uses: Option<(usize, usize)>,
     /// The buffer whose bytes it takes over in place.
-    pub heir: Option<usize>,
+    pub takes_from: Option<usize>,
 }
 
 /// A buffer's bytes over time. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`.
@@ -280,7 +280,7 @@ impl Scene {
             segment: buffer.segment,
             offset: buffer.offset,
             uses: lives.uses[b],
-            heir: lives.heirs[b],
+            takes_from: lives.takes_from[b],
         };
         let buffers = plan.buffers.iter().zip(kinds).enumerate().map(item).collect();
         let end = 2 * steps.len();
@@ -371,7 +371,7 @@ impl Scene {
                 segment: 0,
                 offset: 0,
                 uses: None,
-                heir: None,
+                takes_from: None,
             })
             .collect();
         for (s, step) in draft.steps.iter().enumerate() {
