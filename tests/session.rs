@@ -3,12 +3,14 @@
 mod common;
 
 use plimsoll::backend::cpu::{Cpu, Line, Region};
-use plimsoll::backend::{Backend, Usage};
+use plimsoll::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
 use plimsoll::exec::Exec;
+use plimsoll::kernel::Kernel;
 use plimsoll::plan::{Class, Limits, Plan, Step, check};
 use plimsoll::session::{Choice, Options, Session};
+use plimsoll::target::Memory;
 use plimsoll::trace::{Trace, Var};
 use plimsoll::{DType, Error, Graph, Target, Tensor, pass, plan, reference};
 use proptest::prelude::*;
@@ -186,6 +188,41 @@ fn constants_are_those_of_the_plan() {
     refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
 }
 
+/// A device whose memory is full of what is no number.
+struct Used(Cpu);
+
+impl Backend for Used {
+    fn target(&self) -> &Target {
+        self.0.target()
+    }
+    fn usage(&self) -> Usage {
+        self.0.usage()
+    }
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> plimsoll::Result<SegmentId> {
+        let segment = self.0.alloc(bytes, memory)?;
+        self.0.write(Slice { segment, offset: 0, bytes }, &vec![0xff; bytes as usize])?;
+        Ok(segment)
+    }
+    fn free(&mut self, segment: SegmentId) {
+        self.0.free(segment);
+    }
+    fn write(&mut self, at: Slice, data: &[u8]) -> plimsoll::Result<()> {
+        self.0.write(at, data)
+    }
+    fn read(&mut self, at: Slice, data: &mut [u8]) -> plimsoll::Result<()> {
+        self.0.read(at, data)
+    }
+    fn compile(&mut self, kernel: &Kernel) -> plimsoll::Result<KernelId> {
+        self.0.compile(kernel)
+    }
+    fn record(&mut self, launches: &[Launch]) -> plimsoll::Result<RecordId> {
+        self.0.record(launches)
+    }
+    fn replay(&mut self, record: RecordId) -> plimsoll::Result<()> {
+        self.0.replay(record)
+    }
+}
+
 /// What is kept between runs starts as zeros, whatever lay there before.
 #[test]
 fn state_starts_as_zeros() {
@@ -200,11 +237,9 @@ fn state_starts_as_zeros() {
     let (segment, buffer) = (plan.segments.len(), &mut plan.buffers[port.buffer]);
     (buffer.class, buffer.segment, buffer.offset) = (Class::State, segment, 0);
     let bytes = buffer.bytes;
-    plan.segments.push(plan::Segment { class: Class::State, memory: plimsoll::target::Memory::Device, bytes });
+    plan.segments.push(plan::Segment { class: Class::State, memory: Memory::Device, bytes });
     plan.state.push(port);
-    let lines: u64 = plan.segments.iter().map(|s| s.bytes.div_ceil(256)).sum();
-    let memory = Region::new(vec![Line([0xff; 256]); lines as usize]);
-    let mut exec = Exec::load(Box::new(Cpu::with_arena(1, memory)), plan, &constants, &|_| {}).expect("it loads");
+    let mut exec = Exec::load(Box::new(Used(Cpu::new(1))), plan, &constants, &|_| {}).expect("it loads");
     let zeros = exec.run(&[Tensor::from_f64(DType::F32, [6, 40], &[0.0; 240])]).expect("it runs");
     assert!(zeros[0].to_f64().iter().all(|&y| y == 0.0), "{:?}", zeros[0].to_f64());
 }
