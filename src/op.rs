@@ -342,6 +342,14 @@ impl dyn Build + '_ {
         self.node(op, &inputs, attrs)
     }
 
+    /// The value in another type.
+    pub fn cast(&mut self, value: ValueId, dtype: DType) -> OpResult<ValueId> {
+        if self.fact(value).dtype == dtype {
+            return Ok(value);
+        }
+        self.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
+    }
+
     /// Adds a scalar constant.
     pub fn scalar(&mut self, value: f64, dtype: DType) -> ValueId {
         self.constant(Tensor::from_f64(dtype, Shape::default(), &[value]))

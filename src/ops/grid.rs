@@ -125,6 +125,9 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let turned = |b: &mut dyn Build, value, perm: [i64; 4]| {
         b.op("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
     };
+    // Halves cannot tell the places of a large image apart.
+    let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
+    let grid = b.cast(grid, wide)?;
     let image = turned(b, image, [0, 2, 3, 1])?;
     let rows = along(b, sampling, grid, 1, shape[2])?;
     let columns = along(b, sampling, grid, 0, shape[3])?;
@@ -139,11 +142,12 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
             }
             let index = b.op("Concat", &index, Attrs::new().with("axis", 3))?;
             let mut value = b.op("GatherND", &[image, index], Attrs::new().with("batch_dims", 1))?;
+            value = b.cast(value, wide)?;
             for weight in [by_row, by_column].into_iter().flatten() {
                 value = b.op("Mul", &[value, weight], Attrs::new())?;
             }
             let inside = b.op("And", &inside, Attrs::new())?;
-            let zero = b.scalar(0.0, call.dtype(0));
+            let zero = b.scalar(0.0, wide);
             let value = b.op("Where", &[inside, value, zero], Attrs::new())?;
             sum = Some(match sum {
                 Some(others) => b.op("Add", &[others, value], Attrs::new())?,
@@ -151,7 +155,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
             });
         }
     }
-    let sum = sum.expect("a point reads at least one element");
+    let sum = b.cast(sum.expect("a point reads at least one element"), call.dtype(0))?;
     Ok(vec![turned(b, sum, [0, 3, 1, 2])?])
 }
 

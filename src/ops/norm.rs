@@ -120,14 +120,6 @@ fn stash(call: &Call) -> OpResult<DType> {
     float.ok_or_else(|| format!("attribute 'stash_type': expected a floating-point type such as 1 (f32), found {code}"))
 }
 
-/// The value in another type.
-fn cast(b: &mut dyn Build, value: ValueId, dtype: DType) -> OpResult<ValueId> {
-    if b.fact(value).dtype == dtype {
-        return Ok(value);
-    }
-    b.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
-}
-
 fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
     if b.fact(value).shape[..] == *shape {
         return Ok(value);
@@ -228,7 +220,7 @@ fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     let [scale, bias, mean, var] = {
         // Halves are rounded once, at the end.
         let common = if call.dtype(3).size() < 4 { DType::F32 } else { call.dtype(3) };
-        let mut cast = |v| cast(b, v, common);
+        let mut cast = |v| b.cast(v, common);
         [cast(scale)?, cast(bias)?, cast(mean)?, cast(var)?]
     };
     let inverse = inverse_deviation(b, var, epsilon(call)?)?;
@@ -240,7 +232,7 @@ fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
         if call.shape(1).len() == 1 && call.shape(0).len() > 1 {
             *p = along_channels(b, *p, call.shape(0).len())?;
         }
-        *p = cast(b, *p, call.dtype(0))?;
+        *p = b.cast(*p, call.dtype(0))?;
     }
     let y = binary(b, "Mul", x, parameters[0])?;
     Ok(vec![binary(b, "Add", y, parameters[1])?])
@@ -312,9 +304,9 @@ fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     split.splice(1..2, [groups, shape[1] / groups]);
     let axes: Vec<usize> = (2..split.len()).collect();
     let x = reshape(b, x, &split)?;
-    let x = cast(b, x, stash(call)?)?;
+    let x = b.cast(x, stash(call)?)?;
     let (y, ..) = normalize(b, x, &axes, epsilon(call)?, true)?;
-    let mut y = cast(b, y, dtype)?;
+    let mut y = b.cast(y, dtype)?;
     for (op, p, len) in [("Mul", scale, call.shape(1)[0]), ("Add", bias, call.shape(2)[0])] {
         let mut per_group = vec![1; split.len() - 1];
         per_group[..2].copy_from_slice(&[groups, len / groups]);
@@ -384,9 +376,9 @@ fn decompose_layer(
 ) -> OpResult<Vec<ValueId>> {
     let shape = call.shape(0);
     let axes: Vec<usize> = (call.axis("axis", -1, shape)?..shape.len()).collect();
-    let x = cast(b, inputs[0].expect("required"), stash(call)?)?;
+    let x = b.cast(inputs[0].expect("required"), stash(call)?)?;
     let (y, mean, inverse) = normalize(b, x, &axes, epsilon(call)?, centred)?;
-    let mut y = cast(b, y, call.dtype(0))?;
+    let mut y = b.cast(y, call.dtype(0))?;
     for (op, p) in ["Mul", "Add"].iter().zip(&inputs[1..]) {
         if let Some(p) = *p {
             y = binary(b, op, y, p)?;
@@ -427,6 +419,9 @@ fn eval_neighbours(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f
 /// The mean over channels is a pool's, for which they are rows of an image.
 fn decompose_neighbours(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
+    if shape.numel() == 0 {
+        return Ok(vec![b.op("Identity", &[x], Attrs::new())?]);
+    }
     let square = binary(b, "Mul", x, x)?;
     let rows = reshape(b, square, &[shape[0], 1, shape[1], shape[2..].iter().product()])?;
     let window = Attrs::new()

@@ -9,6 +9,7 @@
 //! ```
 
 use super::{output, same_float};
+use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional, shaping};
 use crate::tensor::Tensor;
 
@@ -317,13 +318,17 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
     Ok([vec![y], last].concat())
 }
 
-/// What the cells of one direction share.
+/// What the cells of one direction share. Products of halves are of halves; gates and states are `f32` then.
 struct Recurrence {
     /// `[hidden, gates hidden]`.
     weights: ValueId,
-    /// `[gates hidden]`.
+    /// `[gates hidden]`, of the states' type.
     bias: Option<ValueId>,
     hidden: usize,
+    /// The weights' type.
+    stored: DType,
+    /// The states' type.
+    wide: DType,
 }
 
 impl Recurrence {
@@ -331,7 +336,9 @@ impl Recurrence {
     fn product(&self, b: &mut dyn Build, state: ValueId, gates: std::ops::Range<usize>) -> OpResult<ValueId> {
         let (from, to) = (gates.start * self.hidden, gates.end * self.hidden);
         let weights = slice(b, self.weights, 1, from, to)?;
+        let state = b.cast(state, self.stored)?;
         let product = b.op("MatMul", &[state, weights], Attrs::new())?;
+        let product = b.cast(product, self.wide)?;
         let Some(bias) = self.bias else { return Ok(product) };
         let bias = slice(b, bias, 0, from, to)?;
         b.op("Add", &[product, bias], Attrs::new())
@@ -401,21 +408,28 @@ fn direction(
         b.op("Transpose", &[weights], Attrs::new().with("perm", vec![1, 0]))
     };
     let (w, weights) = (turned(b, w)?, turned(b, r)?);
-    let mut inputs = b.op("MatMul", &[input, w], Attrs::new())?;
+    let stored = call.dtype(0);
+    let wide = if stored.is_half() { DType::F32 } else { stored };
+    let inputs = b.op("MatMul", &[input, w], Attrs::new())?;
+    let mut inputs = b.cast(inputs, wide)?;
     let mut bias = None;
     if let Some(both) = given(3) {
         let both = element(b, both, d)?;
+        let both = b.cast(both, wide)?;
         let own = slice(b, both, 0, 0, rows)?;
         inputs = b.op("Add", &[inputs, own], Attrs::new())?;
         bias = Some(slice(b, both, 0, rows, 2 * rows)?);
     }
-    let recurrence = Recurrence { weights, bias, hidden };
+    let recurrence = Recurrence { weights, bias, hidden, stored, wide };
     let mut state = Vec::with_capacity(cell.states);
     for i in 0..cell.states {
         state.push(match given(4 + i) {
-            Some(initial) => element(b, initial, d)?,
+            Some(initial) => {
+                let initial = element(b, initial, d)?;
+                b.cast(initial, wide)?
+            }
             // One row for all: it is no larger where the batch is.
-            None => b.constant(Tensor::from_f64(call.dtype(0), [1, hidden], &vec![0.0; hidden])),
+            None => b.constant(Tensor::from_f64(wide, [1, hidden], &vec![0.0; hidden])),
         });
     }
     let mut steps = Vec::with_capacity(extents.steps);
@@ -423,10 +437,13 @@ fn direction(
         let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
         let input = element(b, inputs, t)?;
         state = (cell.nodes)(b, call, input, &state, &recurrence)?;
-        steps.push(state[0]);
+        steps.push(b.cast(state[0], stored)?);
     }
     if extents.reversed[d] {
         steps.reverse();
+    }
+    for state in &mut state {
+        *state = b.cast(*state, stored)?;
     }
     Ok((steps, state))
 }
