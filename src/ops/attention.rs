@@ -81,7 +81,7 @@ impl Extents {
                 "expected queries, keys and values of one batch that fit each other, found {q}, {k} and {v}"
             ));
         }
-        if heads == 0 || !q_heads.is_multiple_of(heads) {
+        if heads == 0 || q_heads == 0 || !q_heads.is_multiple_of(heads) {
             return Err(format!("expected a multiple of the {heads} heads of input 'K', found {q_heads} of input 'Q'"));
         }
         let mut past = 0;
@@ -154,6 +154,7 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
     scale(call, &e)?;
     call.float("softcap", 0.0)?;
+    call.int("is_causal", 0)?;
     precision(call)?;
     if !(0..4).contains(&call.int("qk_matmul_output_mode", 0)?) {
         return Err("attribute 'qk_matmul_output_mode': expected 0 to 3".into());
@@ -390,7 +391,7 @@ impl Rotation {
         let pairs = rotated / 2;
         for input in [1, 2] {
             let fits = match (call.has(3), &call.shape(input)[..]) {
-                (true, &[_, n]) => n == pairs,
+                (true, &[positions, n]) => n == pairs && positions > 0 && call.shape(input) == call.shape(1),
                 (false, found) => *found == [batch, sequence, pairs],
                 _ => false,
             };
@@ -422,11 +423,11 @@ fn rotate(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
             3 => at / heads,
             _ => at / heads / sequence * sequence + at % sequence,
         };
+        // As Gather has it: from the end where negative, and held within the caches.
+        let positions = (cos.len() / r.pairs.max(1)) as f64;
         let place = x.get(3).copied().flatten().map_or(row as f64, |ids| ids[row]);
-        if !(0.0..(cos.len().min(sin.len()) / r.pairs.max(1)) as f64).contains(&place) && r.pairs > 0 {
-            return Err(format!("input 'position_ids': expected positions that the caches have, found {place}"));
-        }
-        let angle = place as usize * r.pairs;
+        let place = if place < 0.0 { place + positions } else { place };
+        let angle = place.clamp(0.0, positions.max(1.0) - 1.0) as usize * r.pairs;
         for pair in 0..r.pairs {
             let (i, j) = if r.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + r.pairs) };
             let (a, b, c, s) = (data[start + i], data[start + j], cos[angle + pair], sin[angle + pair]);
@@ -482,4 +483,47 @@ fn rotation(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpRes
     }
     let y = b.op("Concat", &parts, Attrs::new().with("axis", 3))?;
     Ok(vec![reshape(b, y, shape)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{Input, eval, outputs, refused};
+
+    #[test]
+    fn queries_take_the_values_of_the_keys_that_they_see() {
+        // Two queries, a key before them and two of their own; all products are equal.
+        let zeros = (F32, &[1, 1, 2, 1][..], &[0.0, 0.0][..]);
+        let (values, past) = ((F32, &[1, 1, 2, 1][..], &[4.0, 9.0][..]), (F32, &[1, 1, 1, 1][..], &[2.0][..]));
+        let mask = (Bool, &[2, 3][..], &[1.0, 1.0, 1.0, 1.0, 0.0, 1.0][..]);
+        let inputs: [Input; 6] = [zeros, zeros, values, mask, past, past];
+        let found = outputs("Attention", &inputs, &Attrs::new().with("is_causal", 1).with("qk_matmul_output_mode", 3));
+        assert_eq!(found[0], ("f32[1,1,2,1]".into(), vec![3.0, 5.5]));
+        assert_eq!(found[2], ("f32[1,1,3,1]".into(), vec![2.0, 4.0, 9.0]));
+        assert_eq!(found[3], ("f32[1,1,2,3]".into(), vec![0.5, 0.5, 0.0, 0.5, 0.0, 0.5]));
+        let none = (Bool, &[1][..], &[0.0][..]);
+        assert_eq!(outputs("Attention", &[zeros, zeros, values, none], &Attrs::new())[0].1, [0.0, 0.0]);
+    }
+
+    #[test]
+    fn pairs_stand_apart_or_side_by_side() {
+        let (x, right) = ((F32, &[1, 1, 1, 4][..], &[1.0, 2.0, 3.0, 4.0][..]), (F32, &[1, 1, 2][..], &[0.0, 1.0][..]));
+        let turn = (F32, &[1, 1, 2][..], &[1.0, 0.0][..]);
+        let of = |attrs| eval("RotaryEmbedding", &[x, right, turn], &attrs).1;
+        assert_eq!(of(Attrs::new()), [-3.0, 2.0, 1.0, 4.0]);
+        assert_eq!(of(Attrs::new().with("interleaved", 1)), [-2.0, 1.0, 3.0, 4.0]);
+        let found =
+            refused("RotaryEmbedding", &[(F32, &[1, 1, 4]), (F32, &[1, 1, 2]), (F32, &[1, 1, 2])], &Attrs::new());
+        assert!(found.ends_with("found [1,1,4] with 0"), "{found}");
+    }
+
+    #[test]
+    fn heads_and_masks_fit() {
+        let q = (F32, &[1, 3, 2, 4][..]);
+        let found = refused("Attention", &[q, (F32, &[1, 2, 2, 4]), (F32, &[1, 2, 2, 4])], &Attrs::new());
+        assert_eq!(found, "expected a multiple of the 2 heads of input 'K', found 3 of input 'Q'");
+        let found = refused("Attention", &[q, q, q, (F32, &[2, 3])], &Attrs::new());
+        assert_eq!(found, "input 'attn_mask': expected a shape that broadcasts to [1,3,2,2], found f32[2,3]");
+    }
 }

@@ -341,3 +341,43 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
     }
     Ok(parts)
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn zero_points_belong_to_rows_columns_and_filters() {
+        let (a, b) = ((U8, &[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]), (I8, &[2, 2][..], &[1.0, -1.0, 0.0, 2.0][..]));
+        let none = Attrs::new();
+        assert_eq!(eval("MatMulInteger", &[a, b], &none), ("i32[2,2]".into(), vec![1.0, 3.0, 3.0, 5.0]));
+        let points = [a, b, (U8, &[2], &[1.0, 3.0]), (I8, &[2], &[1.0, 0.0])];
+        assert_eq!(eval("MatMulInteger", &points, &none).1, [-1.0, 2.0, -1.0, 2.0]);
+        let found = refused("MatMulInteger", &[(U8, &[2, 2]), (I8, &[2, 2]), (I8, &[])], &none);
+        assert_eq!(found, "input 'a_zero_point': expected u8 as its operand, found i8");
+        let filters = [
+            (U8, &[1, 1, 2][..], &[5.0, 6.0][..]),
+            (U8, &[2, 1, 1], &[1.0, 2.0]),
+            (U8, &[], &[5.0]),
+            (U8, &[2], &[0.0, 1.0]),
+        ];
+        assert_eq!(eval("ConvInteger", &filters, &none).1, [0.0, 1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn results_are_rounded_and_held() {
+        let one = |scale: f64| {
+            let (scale, zero) = ([scale], [0.0]);
+            let number = |value| (F32, &[][..], value);
+            let x = (U8, &[1, 2][..], &[200.0, 3.0][..]);
+            let w = (I8, &[2, 1][..], &[1.0, 1.0][..]);
+            let (zero_u8, zero_i8) = ((U8, &[][..], &zero[..]), (I8, &[][..], &zero[..]));
+            let one = number(&[1.0][..]);
+            eval("QLinearMatMul", &[x, one, zero_u8, w, one, zero_i8, number(&scale[..]), zero_u8], &Attrs::new())
+        };
+        assert_eq!(one(2.0), ("u8[1,1]".into(), vec![102.0]), "101.5 is as near to 101, which is odd");
+        assert_eq!(one(0.5).1, [255.0]);
+    }
+}

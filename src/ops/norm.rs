@@ -142,7 +142,10 @@ pub(super) static OPS: &[OpDef] = &[
         doc: "1 for the first largest element along `axis`, 0 for the others; with flatten (opsets before 13), along all axes from `axis` on",
         inputs: &[one("input")],
         attrs: &["axis", "flatten"],
-        infer: infer_softmax,
+        infer: |call| match softmax_axes(call)?.iter().find(|&&axis| call.shape(0)[axis] == 0) {
+            Some(axis) => Err(format!("input 'input': expected elements along axis {axis}, found {}", call.shape(0))),
+            None => infer_softmax(call),
+        },
         eval: Eval::Tensor(eval_hardmax),
         lower: Lower::Decompose(decompose_hardmax),
         upgrade: Some(flattened),
