@@ -450,10 +450,11 @@ impl OpDef {
 
     /// How many data inputs a node must have at least and may have at most.
     pub fn arity(&self) -> (usize, usize) {
-        let data = || self.inputs.iter().filter(|i| i.arity != Arity::Shaping);
-        let min = data().filter(|i| matches!(i.arity, Arity::One | Arity::Variadic)).count();
-        let variadic = data().any(|i| i.arity == Arity::Variadic);
-        (min, if variadic { usize::MAX } else { data().count() })
+        let all: Vec<_> = self.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+        // Optional ones may stand before required ones.
+        let min = all.iter().rposition(|i| i.arity != Arity::Optional).map_or(0, |last| last + 1);
+        let variadic = all.iter().any(|i| i.arity == Arity::Variadic);
+        (min, if variadic { usize::MAX } else { all.len() })
     }
 }
 

@@ -70,8 +70,16 @@ fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
     let count = op.arity().0;
     // What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
     let (d, f, i) = (dtype, DType::F32, DType::I64);
-    let types: [&[DType]; 7] =
-        [&[d], &[d, i, i], &[d, i, d], &[DType::Bool, d], &[i, d], &[d, f], &[d, f, d, d, f, d, f, d]];
+    let types: [&[DType]; 8] = [
+        &[d],
+        &[d, i, i],
+        &[d, i, d],
+        &[DType::Bool, d],
+        &[i, d],
+        &[d, f],
+        &[d, f, d, f, d],
+        &[d, f, d, d, f, d, f, d],
+    ];
     let types = if count < 2 { &types[..1] } else { &types[..] };
     for shapes in SHAPES {
         let facts = |types: &[DType]| {

@@ -60,6 +60,9 @@ pub(super) static OPS: &[OpDef] = &[
     map("Tan", "The tangent of x in radians", IN, float, |x, _| x[0].tan(), |x, _| x[0].sin() / x[0].cos()),
     map("Tanh", "The hyperbolic tangent", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh()),
     // Activations
+    map("BiasGelu", "Gelu of the sum a + b", AB, float,
+        |x, _| gelu(x[0] + x[1], false),
+        |x, _| gelu_expr(&(&x[0] + &x[1]), false)),
     map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
         |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0))).attrs(&["alpha"]),
@@ -67,8 +70,12 @@ pub(super) static OPS: &[OpDef] = &[
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0)).attrs(&["alpha"]),
-    map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer, gelu,
-        gelu_expr).attrs(&["approximate"]),
+    map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", &[one("X"), optional("bias")], float,
+        |x, c| gelu(if c.has(1) { x[0] + x[1] } else { x[0] }, true),
+        |x, _| gelu_expr(&x.get(1).map_or(x[0].clone(), |bias| &x[0] + bias), true)),
+    map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer,
+        |x, c| gelu(x[0], approximate(c)),
+        |x, c| gelu_expr(&x[0], approximate(c))).attrs(&["approximate"]),
     map("HardSigmoid", "alpha x + beta within 0..1", X, float,
         |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
         |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5))).attrs(&["alpha", "beta"]),
@@ -82,6 +89,9 @@ pub(super) static OPS: &[OpDef] = &[
     map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
+    map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
+        |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.702) * x[0]).exp()),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702)))).attrs(&["alpha"]),
     map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
         |x, c| {
@@ -273,20 +283,23 @@ fn gelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-fn gelu(x: &[f64], call: &Call) -> f64 {
-    let x = x[0];
-    let cdf = match call.str("approximate", "none") {
-        Ok("tanh") => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
-        _ => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
+/// Whether a Gelu is approximated.
+fn approximate(call: &Call) -> bool {
+    call.str("approximate", "none") == Ok("tanh")
+}
+
+fn gelu(x: f64, approximate: bool) -> f64 {
+    let cdf = match approximate {
+        true => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        false => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
     };
     x * cdf
 }
 
-fn gelu_expr(args: &Args, call: &Call) -> Expr {
-    let x = &args[0];
-    let odd = match call.str("approximate", "none") {
-        Ok("tanh") => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
-        _ => (x * FRAC_1_SQRT_2).erf(),
+fn gelu_expr(x: &Expr, approximate: bool) -> Expr {
+    let odd = match approximate {
+        true => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
+        false => (x * FRAC_1_SQRT_2).erf(),
     };
     x * 0.5 * (odd + 1.0)
 }

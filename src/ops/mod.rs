@@ -17,13 +17,14 @@ mod quantize;
 mod recurrent;
 mod reduce;
 mod resize;
+mod runtime;
 mod scatter;
 mod select;
 mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 17] = [
+pub static OPS: [&[OpDef]; 18] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -41,6 +42,7 @@ pub static OPS: [&[OpDef]; 17] = [
     quantize::OPS,
     integer::OPS,
     attention::OPS,
+    runtime::OPS,
 ];
 
 /// Every row, in order of the families.

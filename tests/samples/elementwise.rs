@@ -23,6 +23,7 @@ pub fn samples() -> Vec<Sample> {
         ("Erf", -3.0, 3.0),
         ("Exp", -5.0, 3.0),
         ("Floor", -3.0, 3.0),
+        ("FastGelu", -5.0, 5.0),
         ("Gelu", -5.0, 5.0),
         ("HardSigmoid", -4.0, 4.0),
         ("HardSwish", -5.0, 5.0),
@@ -32,6 +33,7 @@ pub fn samples() -> Vec<Sample> {
         ("Log", 0.1, 9.0),
         ("Mish", -6.0, 6.0),
         ("Neg", -3.0, 3.0),
+        ("QuickGelu", -5.0, 5.0),
         ("Reciprocal", 0.2, 3.0),
         ("Relu", -3.0, 3.0),
         ("Round", -3.0, 3.0),
@@ -79,6 +81,9 @@ pub fn samples() -> Vec<Sample> {
     all.push(Sample::new("Selu").input(F32, &[64], -3.0, 3.0).attr("alpha", 1.25).attr("gamma", 0.75));
     all.push(Sample::new("HardSigmoid").input(F32, &[64], -3.0, 3.0).attr("alpha", 0.5).attr("beta", 0.25));
     all.push(Sample::new("Gelu").input(F32, &[64], -5.0, 5.0).attr("approximate", "tanh"));
+    for op in ["BiasGelu", "FastGelu"] {
+        all.push(Sample::new(op).input(F32, &[3, 8], -3.0, 3.0).input(F32, &[8], -2.0, 2.0));
+    }
     all.push(Sample::new("Not").input(Bool, &[3, 5], 0.0, 1.0));
     for op in ["Abs", "Neg", "Sign", "Relu"] {
         all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));

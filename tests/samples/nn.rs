@@ -24,6 +24,8 @@ pub fn samples() -> Vec<Sample> {
         integers(),
         attentions(),
         rotations(),
+        between_numbers(),
+        skips(),
     ]
     .concat()
 }
@@ -186,6 +188,41 @@ fn integers() -> Vec<Sample> {
     all.push(filters(U8, U8, 1).given(I32, &[4], &[0.0, -3000.0, 20000.0, 1.0]).ints("strides", &[2, 1]));
     all.push(filters(I8, I8, 4).given(I32, &[4], &[5.0, 0.0, 20000.0, -1.0]));
     all
+}
+
+/// Both types, with zero points and without. Scales are powers of two.
+fn between_numbers() -> Vec<Sample> {
+    let data = |s: Sample, dtype: DType, shape: &[usize], scale: f64, zero: f64| {
+        s.input(dtype, shape, 0.0, 120.0).given(F32, &[], &[scale]).given(dtype, &[], &[zero])
+    };
+    let one = |op, dtype: DType, shape: &[usize]| data(Sample::new(op), dtype, shape, 0.0625, 60.0);
+    let result = |s: Sample, dtype: DType, scale: f64| s.given(F32, &[1], &[scale]).given(dtype, &[1], &[3.0]);
+    let mut all = Vec::new();
+    for op in ["QLinearAdd", "QLinearMul"] {
+        all.push(result(data(one(op, U8, &[2, 3, 5]), U8, &[3, 1], 0.125, 7.0), U8, 0.25));
+        all.push(data(one(op, I8, &[4]), I8, &[4], 0.125, -7.0).given(F32, &[], &[0.25]));
+    }
+    all.push(result(one("QLinearSigmoid", U8, &[3, 7]), U8, 0.0078125));
+    all.push(result(one("QLinearLeakyRelu", I8, &[3, 7]).attr("alpha", 0.25), I8, 0.0625));
+    all.push(Sample::new("QLinearLeakyRelu").input(U8, &[9], 0.0, 255.0).given(F32, &[], &[0.5]).omitted().given(
+        F32,
+        &[],
+        &[1.0],
+    ));
+    all.push(result(one("QLinearAveragePool", U8, &[1, 2, 6, 5]), U8, 0.0625).ints("kernel_shape", &[2, 2]));
+    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625));
+    all
+}
+
+fn skips() -> Vec<Sample> {
+    let (x, one): (&[usize], &[usize]) = (&[2, 3, 8], &[8]);
+    vec![
+        call("SkipLayerNormalization", &[x, x, one]),
+        call("SkipLayerNormalization", &[x, &[1, 3, 8], one, one, one]).attr("epsilon", 0.1),
+        call("SkipLayerNormalization", &[x, x, one]).omitted().input(F32, one, -1.0, 1.0),
+        call("SkipSimplifiedLayerNormalization", &[x, x, one]),
+        call("SkipSimplifiedLayerNormalization", &[x, &[3, 8], one, one]).attr("epsilon", 0.1),
+    ]
 }
 
 /// With and without heads of their own, shared keys, a past, masks of both types, and everything that may be shown.
