@@ -615,7 +615,7 @@ impl Lowering<'_> {
         let name = format!("copy of {}", self.graph.value_name(value));
         let shape = from.access.shape.clone();
         let read = (from.buffer, self.operand(from.buffer, from.access.clone()));
-        self.step(name, Recipe::new(Template::Map, shape, Body::identity(dtype)), vec![read], vec![to])
+        self.step(name, Outline::new(Template::Map, shape, Body::identity(dtype)), vec![read], vec![to])
     }
 
     fn concat(&mut self, id: u32) -> Result<()> {
@@ -838,8 +838,8 @@ impl Lowering<'_> {
             let to = self.destination(value)?;
             let access = to.access.reshape(&core.shape);
             let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
-            let recipe = Recipe { prologues, ..Recipe::new(core.template, core.shape, Body::new(&[result])) };
-            self.step(name, recipe, reads, vec![to])
+            let outline = Outline { prologues, ..Outline::new(core.template, core.shape, Body::new(&[result])) };
+            self.step(name, outline, reads, vec![to])
         } else if let Some(reduction) = reduction {
             let row = self.row(reduction);
             let result = self.compute(nodes, &mut code, &|access, rank| {
@@ -861,11 +861,11 @@ impl Lowering<'_> {
             };
             let to = Place { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
             let template = Template::Row { inner: row.inner, folds: code.folds, per_row };
-            self.step(name, Recipe::new(template, space, Body::new(&[result])), code.reads, vec![to])
+            self.step(name, Outline::new(template, space, Body::new(&[result])), code.reads, vec![to])
         } else {
             let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;
             let to = self.destination(value)?;
-            self.step(name, Recipe::new(Template::Map, shape, Body::new(&[result])), code.reads, vec![to])
+            self.step(name, Outline::new(Template::Map, shape, Body::new(&[result])), code.reads, vec![to])
         }
     }
 
@@ -908,8 +908,8 @@ impl Lowering<'_> {
         let to = self.destination(value)?;
         let access = to.access.reshape(&shape).ok_or_else(|| self.unreachable(sink))?;
         let to = Place { buffer: to.buffer, access };
-        let recipe = Recipe::new(template, shape, Body::identity(graph.fact(value).dtype));
-        self.step(graph.node(sink).name.clone(), recipe, reads, vec![to])
+        let outline = Outline::new(template, shape, Body::identity(graph.fact(value).dtype));
+        self.step(graph.node(sink).name.clone(), outline, reads, vec![to])
     }
 
     fn unreachable(&self, node: u32) -> Error {
@@ -1086,7 +1086,7 @@ impl Lowering<'_> {
     fn step(
         &mut self,
         name: String,
-        Recipe { template, shape, prologues, body }: Recipe,
+        Outline { template, shape, prologues, body }: Outline,
         reads: Vec<Read>,
         writes: Vec<Place>,
     ) -> Result<()> {
@@ -1282,16 +1282,16 @@ impl Lowering<'_> {
 type Read = (usize, Operand);
 
 /// A kernel without its operands.
-struct Recipe {
+struct Outline {
     template: Template,
     shape: Shape,
     prologues: Vec<Prologue>,
     body: Body,
 }
 
-impl Recipe {
-    fn new(template: Template, shape: Shape, body: Body) -> Recipe {
-        Recipe { template, shape, prologues: Vec::new(), body }
+impl Outline {
+    fn new(template: Template, shape: Shape, body: Body) -> Outline {
+        Outline { template, shape, prologues: Vec::new(), body }
     }
 }
 
