@@ -5,8 +5,7 @@ use crate::advise::{Answer, Case, advise};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::pass::{Pass, half};
-use crate::plan::Plan;
+use crate::plan::{Limits, Plan, Recipe};
 use crate::report::{Table, human};
 use crate::session::{self, Choice, Options, Session};
 use crate::shape::{Extent, Shape};
@@ -103,11 +102,19 @@ impl Model {
             allow_tf32: on.allow_tf32,
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
-            fuse: !self.no_fuse,
-            f16: self.f16,
-            chunks: self.chunks as usize,
+            recipe: self.recipe(),
             memory_limit: self.memory_limit,
         }
+    }
+
+    /// What the flags ask of the graph.
+    pub(super) fn recipe(&self) -> Recipe {
+        Recipe { f16: self.f16, fuse: !self.no_fuse, chunks: self.chunks as usize }
+    }
+
+    /// What the plan is held to.
+    pub(super) fn limits(&self) -> Limits {
+        Limits { memory: self.memory_limit }
     }
 
     /// The target of this name, as the flags change it.
@@ -202,8 +209,7 @@ impl Model {
 
     /// The model as it is planned for a target.
     pub(super) fn case<'a>(&self, model: &'a onnx::Model, dims: Vec<(String, usize)>, target: Target) -> Case<'a> {
-        let rewrite: Option<Pass> = self.f16.then_some(half::run);
-        Case { model, dims, target, fuse: !self.no_fuse, chunks: self.chunks as usize, rewrite }
+        Case { model, dims, target, recipe: self.recipe() }
     }
 
     /// What the limit means for a plan that fits it, if there is a limit.

@@ -16,6 +16,7 @@ use lanes::Lanes;
 use live::Live;
 use lower::{Draft, DraftBuffer, DraftStep, Options, lower};
 use place::{Effort, Item, Problem};
+pub use recipe::Recipe;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ pub mod order;
 pub mod peak;
 pub mod place;
 pub mod range;
+mod recipe;
 mod spare;
 
 /// The version of the plan's file format.
@@ -345,6 +347,9 @@ impl Plan {
     }
 }
 
+/// A plan and the data of its constants: one entry per entry of [`Plan::constants`].
+pub type Compiled = (Plan, Vec<Arc<Constant>>);
+
 /// What a plan must keep to.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -364,7 +369,7 @@ impl Limits {
     }
 }
 
-/// Plans a graph whose passes have run: exact bytes, before any device is touched.
+/// Plans a graph that a [`Recipe`] made: exact bytes, before any device is touched.
 ///
 /// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
 /// saves enough, or where the plan would not fit without. On a target with lanes its steps are then spread over them, as long as that
@@ -377,11 +382,11 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
     Ok(compile(graph, target, limits)?.0)
 }
 
-/// As [`plan`], with the data of the plan's constants: one entry per entry of [`Plan::constants`].
+/// As [`plan`], with the data of the plan's constants.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<(Plan, Vec<Arc<Constant>>)> {
+pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
     let found = arrange(target, limits, |options| draft(graph, target, options))?;
     let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
     let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
