@@ -40,10 +40,13 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        if self.model.no_fuse {
+            return Err(Error::Usage("--no-fuse: both ways of it are compared".into()).into());
+        }
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
-        let options = self.model.options(&self.on);
+        let options = self.model.options(&self.on)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
