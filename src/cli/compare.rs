@@ -66,10 +66,10 @@ impl Compare {
         let scenes = RefCell::new(Vec::new());
         let observe = |name: &str, graph: &Graph, observed: Observed| {
             let scene = match observed {
-                Observed::Eager(program, log) => Scene::eager(program, log, Some(graph)),
-                Observed::Planned(plan) => Ok(Scene::whole(plan, Some(graph))),
+                Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
+                Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
             };
-            scenes.borrow_mut().push(scene.map(|scene| Scene { name: name.to_owned(), ..scene }));
+            scenes.borrow_mut().push(scene);
         };
         let setup = Setup {
             open: &open,
