@@ -10,7 +10,7 @@ const INDENT: usize = 3;
 /// Columns after which lists are wrapped.
 const WIDTH: usize = 110;
 
-/// Writes a model. [`parse`] and, unless it needs what this module adds, `onnx.parser` make the same of it again.
+/// Writes a model. [`parse`](super::parse) and, unless it needs what this module adds, `onnx.parser` make the same of it again.
 ///
 /// Raw data comes back as the same values in typed fields. For want of a syntax, these are not written: documentation
 /// and metadata of graphs, nodes and values, metadata of functions, denotations, quantization annotations, sparse
