@@ -3,10 +3,9 @@
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx::{self, Model};
-use crate::pass::{self, Pass, half};
 use crate::plan::bound::{Bound, bound};
 use crate::plan::peak::{Peak, peak};
-use crate::plan::{self, Class, Limits, Plan, chunks};
+use crate::plan::{self, Class, Limits, Plan, Recipe};
 use crate::target::{Family, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,28 +19,17 @@ pub struct Case<'a> {
     pub dims: Vec<(String, usize)>,
     /// What to plan for.
     pub target: Target,
-    /// Whether neighbouring operators become one kernel.
-    pub fuse: bool,
-    /// In how many chunks to compute what is worth it: see [`chunks::run`].
-    pub chunks: usize,
-    /// Runs before the pipeline, if it is to.
-    pub rewrite: Option<Pass>,
+    /// What is made of the graph before it is planned.
+    pub recipe: Recipe,
 }
 
 impl Case<'_> {
-    /// The graph after all passes, as it is to be planned under a limit.
+    /// The graph as it is lowered when it is planned under a limit.
     ///
     /// # Errors
     /// When the model cannot be imported with these bindings, or a pass refuses it.
     pub fn graph(&self, limit: Option<u64>) -> Result<Graph> {
-        let mut graph = onnx::import(self.model, &self.dims)?;
-        if let Some(rewrite) = self.rewrite {
-            graph.verify()?;
-            rewrite(&mut graph, &self.target)?;
-        }
-        pass::run(&mut graph, &self.target, self.fuse)?;
-        chunks::run(&mut graph, &self.target, &Limits { memory: limit }, self.chunks)?;
-        Ok(graph)
+        self.recipe.graph(onnx::import(self.model, &self.dims)?, &self.target, &Limits { memory: limit })
     }
 
     /// Bytes that the case takes under a limit; more than the limit if it does not fit.
@@ -59,6 +47,11 @@ impl Case<'_> {
             Err(Error::Fit { needed, .. }) => Ok(needed),
             Err(error) => Err(error),
         }
+    }
+
+    /// This case by another recipe.
+    fn with(&self, recipe: Recipe) -> Self {
+        Case { recipe, ..self.clone() }
     }
 
     /// This case at another extent of a dim.
@@ -249,8 +242,8 @@ pub type Change<'a> = (String, Case<'a>);
 
 /// What might help: a name, and the cases that come of it, if it applies. What a row offers can be given on the command line.
 ///
-/// Rematerialisation, which is not there yet, is one more row: a [`rewrite`](Case::rewrite) that lets values be computed again near a late
-/// reader instead of kept for it. Nodes that it adds are ordered, placed and judged like all others, so that this is its one place here;
+/// Rematerialisation, which is not there yet, is one more row, and a field of the [recipe](Recipe): a pass that lets values be computed again near
+/// a late reader instead of kept for it. Nodes that it adds are ordered, placed and judged like all others, so that this is its one place here;
 /// what it may add it decides by the [bytes across](crate::plan::peak) the peak.
 pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
@@ -272,9 +265,8 @@ fn halved<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 }
 
 fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    let offered = case.rewrite.is_none();
-    let change = || ("--f16".into(), Case { rewrite: Some(half::run), ..case.clone() });
-    offered.then(change).into_iter().collect()
+    let change = || ("--f16".into(), case.with(Recipe { f16: true, ..case.recipe }));
+    (!case.recipe.f16).then(change).into_iter().collect()
 }
 
 fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
@@ -302,18 +294,17 @@ fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 }
 
 fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
-    let change = if case.fuse { "--no-fuse" } else { "without --no-fuse" };
-    vec![(change.into(), Case { fuse: !case.fuse, ..case.clone() })]
+    let Recipe { fuse, .. } = case.recipe;
+    let change = if fuse { "--no-fuse" } else { "without --no-fuse" };
+    vec![(change.into(), case.with(Recipe { fuse: !fuse, ..case.recipe }))]
 }
 
 fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let nodes = case.model.proto.graph.as_ref().map_or(0, |graph| graph.node.len());
-    let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.chunks && nodes * chunks <= MAX_SEARCHED);
-    let whole = (case.chunks > 1).then(|| ("without --chunks".into(), Case { chunks: 1, ..case.clone() }));
-    whole
-        .into_iter()
-        .chain(more.map(|chunks| (format!("--chunks {chunks}"), Case { chunks, ..case.clone() })))
-        .collect()
+    let more = CHUNKS.into_iter().filter(|&chunks| chunks > case.recipe.chunks && nodes * chunks <= MAX_SEARCHED);
+    let into = |chunks: usize| case.with(Recipe { chunks, ..case.recipe });
+    let whole = (case.recipe.chunks > 1).then(|| ("without --chunks".into(), into(1)));
+    whole.into_iter().chain(more.map(|chunks| (format!("--chunks {chunks}"), into(chunks)))).collect()
 }
 
 /// A remedy that was planned.

@@ -27,7 +27,9 @@
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
 //!          kernel::render              WGSL and CUDA C++ from shaders/
 //! plan     plan::{lower, order, lanes, live, place, spare, check}
+//!          plan::{arrange, layout, assemble}    tries them all; where everything lies; the plan of the best
 //!          plan::chunks                what is worth computing in chunks: found by planning
+//!          plan::recipe                from what was asked to what is lowered: f16, passes, fusion, chunks
 //!          plan::range                 one plan for a range of extents; the largest binding's choices are followed
 //!          plan::{bound, lives, peak, diff}    what can be said of plans: the least, who lives when, what became of one
 //! devices  backend::{cpu, cuda, wgpu} exec eager
@@ -56,7 +58,7 @@
 //! - A library's call: a variant of [`kernel::library::Call`], which the checker derives again, and its execution in `backend/cuda/`.
 //! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
 //!   and a line in `tests/common`.
-//! - A pass: one function and one line in [`pass::PASSES`]. What it decides by extents goes through [`choices`];
+//! - A pass: one function and one line in [`pass::PASSES`], or, if it runs on request, a field of [`Recipe`]. What it decides by extents goes through [`choices`];
 //!   only `pass/bind.rs` cuts by what a binding holds without asking: a range whose ends it cuts differently is refused.
 //! - What can be [computed in chunks](pass::chunk): a rule in the operator's row, [`part`](op::OpDef::part), unless its kind tells.
 //! - An order of the steps: one function and one line in [`plan::order::orders`].
@@ -93,7 +95,7 @@ pub mod trace;
 pub use dtype::DType;
 pub use error::{Error, Result};
 pub use graph::Graph;
-pub use plan::{Limits, Plan};
+pub use plan::{Limits, Plan, Recipe};
 pub use session::Session;
 pub use shape::Shape;
 pub use target::Target;

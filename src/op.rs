@@ -49,7 +49,7 @@ pub struct ValueId {
 }
 
 /// The value of an attribute.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Attr {
     Int(i64),
@@ -89,7 +89,7 @@ impl Attr {
 }
 
 /// The attributes of a node, by name, in a fixed order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attrs(BTreeMap<String, Attr>);
 
 impl Attrs {

@@ -3,17 +3,15 @@
 use crate::backend::{Backend, Usage, cpu::Cpu};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::onnx;
-use crate::pass::{self, half};
 use crate::plan::range::{Family, Source};
-use crate::plan::{self, Limits, Plan, chunks};
+use crate::plan::{self, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
-use crate::target::Target;
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Which device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,12 +42,8 @@ pub struct Options {
     pub dims: Vec<(String, Extent)>,
     /// Threads of the CPU backend; 0 means as many as the host has cores.
     pub threads: usize,
-    /// Whether neighbouring operators become one kernel.
-    pub fuse: bool,
-    /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
-    pub f16: bool,
-    /// In how many chunks to compute what is worth it: see [`chunks::run`].
-    pub chunks: usize,
+    /// What is made of the graph before it is planned.
+    pub recipe: Recipe,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
 }
@@ -63,9 +57,7 @@ impl Default for Options {
             allow_tf32: false,
             dims: Vec::new(),
             threads: 0,
-            fuse: true,
-            f16: false,
-            chunks: 1,
+            recipe: Recipe::default(),
             memory_limit: None,
         }
     }
@@ -236,8 +228,7 @@ impl Session {
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
-        let source = if options.f16 { halved(source, backend.target().clone()) } else { source };
-        let family = Family::new(source, &options.dims, backend.target(), options.fuse, options.chunks, &limits)?;
+        let family = Family::new(source, &options.dims, backend.target(), options.recipe, &limits)?;
         let (plan, constants) = family.largest();
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
         let largest = family.dims().iter().map(|d| d.most).collect();
@@ -267,7 +258,8 @@ impl Session {
         progress: &dyn Fn(usize, usize),
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
-        let (plan, constants) = compile(graph, backend.target(), options)?;
+        let limits = Limits { memory: options.memory_limit };
+        let (plan, constants) = options.recipe.compile(graph, backend.target(), &limits)?;
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         let state = State { exec, ready: BTreeMap::new() };
         Ok(Session { plan, device, family: None, state: Mutex::new(state) })
@@ -399,15 +391,6 @@ pub fn source(model: onnx::Model) -> Source {
     Box::new(move |dims, choices| onnx::import_as(&model, dims, choices))
 }
 
-/// The same graphs with `f16` inside.
-pub fn halved(source: Source, target: Target) -> Source {
-    Box::new(move |dims, choices| {
-        let mut graph = source(dims, choices)?;
-        half::run(&mut graph, &target)?;
-        Ok(graph)
-    })
-}
-
 /// Inputs given by name, in the order of the plan.
 ///
 /// # Errors
@@ -426,18 +409,4 @@ pub fn arrange(plan: &Plan, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
     let find = |name: &str| inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
     let missing = |p: &plan::Port| Error::Usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
     plan.inputs.iter().map(|p| find(&p.name).ok_or_else(|| missing(p))).collect()
-}
-
-/// Runs the passes over a graph and plans it; with the data of the plan's constants.
-///
-/// # Errors
-/// When the graph cannot be lowered to the target, or the plan exceeds the limit.
-pub fn compile(mut graph: Graph, target: &Target, options: &Options) -> Result<(Plan, Vec<Arc<Constant>>)> {
-    if options.f16 {
-        half::run(&mut graph, target)?;
-    }
-    pass::run(&mut graph, target, options.fuse)?;
-    let limits = Limits { memory: options.memory_limit };
-    chunks::run(&mut graph, target, &limits, options.chunks)?;
-    plan::compile(&graph, target, &limits)
 }

@@ -113,12 +113,13 @@ fn replay_allocates_nothing() {
 fn a_range_of_bindings_allocates_nothing() {
     use plimsoll::exec::Exec;
     use plimsoll::plan::range::Family;
-    use plimsoll::{DType, Limits, Tensor, onnx, session};
+    use plimsoll::{DType, Limits, Recipe, Tensor, onnx, session};
     let _alone = ALONE.lock();
     let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
     let dims = [("batch".to_owned(), (1..=64).into())];
     let limits = Limits { memory: None };
-    let family = Family::new(session::source(model), &dims, &Target::cpu(2), true, 1, &limits).expect("it is planned");
+    let family =
+        Family::new(session::source(model), &dims, &Target::cpu(2), Recipe::default(), &limits).expect("it is planned");
     let (plan, constants) = family.largest();
     let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
     let turns = [32, 16, 64, 1, 32].map(|batch| {

@@ -10,7 +10,7 @@ use plimsoll::graph::Graph;
 use plimsoll::op::{Call, Fact, Lower, ValueId};
 use plimsoll::pass::{self, chunk};
 use plimsoll::plan::range::Family;
-use plimsoll::plan::{Limits, Plan, chunks};
+use plimsoll::plan::{Limits, Plan, Recipe, chunks};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::{Target, Tensor, onnx, ops, plan, reference, session};
 use std::collections::BTreeSet;
@@ -361,7 +361,13 @@ fn chunks_of_a_range_are_those_of_its_largest_binding() {
     let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs/digits.onnx")).expect("a graph");
     let family = |range: std::ops::RangeInclusive<usize>, chunks| {
         let dims = [("batch".to_owned(), range.into())];
-        Family::new(session::source(model.clone()), &dims, &Target::cpu(2), true, chunks, &Limits { memory: None })
+        Family::new(
+            session::source(model.clone()),
+            &dims,
+            &Target::cpu(2),
+            Recipe { chunks, ..Recipe::default() },
+            &Limits { memory: None },
+        )
     };
     let (whole, three) = (family(3..=64, 1).expect("it is planned"), family(3..=64, 3).expect("it is planned"));
     assert!(three.plan().bytes() < whole.plan().bytes());

@@ -8,7 +8,7 @@ use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, com
 use plimsoll::eager::{Eager, Program};
 use plimsoll::graph::{Constant, Graph};
 use plimsoll::op::{Attrs, Fact, ValueId};
-use plimsoll::{DType, Error, Limits, Result, Shape, Target, Tensor, onnx, ops, pass, plan, reference, report};
+use plimsoll::{DType, Error, Limits, Recipe, Result, Shape, Target, Tensor, onnx, ops, pass, plan, reference, report};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ fn compared(graph: &Graph, open: fn() -> Box<dyn Backend>, memory_limit: Option<
         memory_limit,
         iters: 2,
         poison: true,
-        chunks: 1,
+        recipe: Recipe::default(),
         progress: &|_| {},
         observe: None,
     };
@@ -276,7 +276,7 @@ proptest! {
             memory_limit: None,
             iters: 1,
             poison: true,
-            chunks: 1,
+            recipe: Recipe::default(),
             progress: &|_| {},
             observe: None,
         };

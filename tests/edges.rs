@@ -1,5 +1,6 @@
 //! Graphs at the edges of what ONNX allows, on the CPU against results worked out by hand: no elements, NaN, images backwards.
 
+use plimsoll::plan::Recipe;
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::{DType, Tensor, onnx};
 use std::path::Path;
@@ -9,7 +10,8 @@ fn run(text: &str, inputs: &[(&str, Tensor)], fuse: bool) -> (Vec<Vec<f64>>, usi
     let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
     let graph = onnx::import(&model, &[]).expect("it is a graph");
-    let options = Options { threads: 2, fuse, ..Options::default() }.on(Choice::Cpu);
+    let options =
+        Options { threads: 2, recipe: Recipe { fuse, ..Recipe::default() }, ..Options::default() }.on(Choice::Cpu);
     let session = Session::from_graph(graph, &options).expect("it is planned");
     let outputs = session.run(inputs).expect("it runs");
     (outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect(), session.plan().steps.len())

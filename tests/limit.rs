@@ -10,7 +10,7 @@ use plimsoll::plan::live::live;
 use plimsoll::plan::lower::{Options, lower};
 use plimsoll::plan::order::Dag;
 use plimsoll::plan::peak::peak;
-use plimsoll::plan::{Candidate, Class, Limits, Plan, plan};
+use plimsoll::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
 use plimsoll::target::Target;
 use plimsoll::trace::Trace;
 use plimsoll::{DType, Error, Graph, Tensor, onnx, reference};
@@ -748,7 +748,7 @@ fn f16_values_take_less_and_mean_the_same() {
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
     // At small batches the workspaces of cuDNN's convolutions of halves outweigh what halves save.
     let dims = vec![("batch".to_owned(), 512)];
-    let case = Case { model: &model, dims, target: cuda, fuse: true, chunks: 1, rewrite: None };
+    let case = Case { model: &model, dims, target: cuda, recipe: Recipe::default() };
     let advice = advise::advise(&case, None).expect("it is planned");
     let remedy = advice.remedies.iter().find(|r| r.name == "f16 values").expect("it is tried");
     let Taken::Bytes(found) = remedy.bytes else { panic!("{remedy:?}") };

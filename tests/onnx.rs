@@ -5,6 +5,7 @@ use plimsoll::exec::Exec;
 use plimsoll::graph::{Graph, Kind};
 use plimsoll::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
 use plimsoll::onnx::{Model, export, import, load, text};
+use plimsoll::plan::Recipe;
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::{Limits, Target, Tensor, npy, pass, plan, reference};
 use prost::Message;
@@ -493,7 +494,7 @@ fn integers_stay_exact_from_the_file_to_the_outputs() {
         max = i64::MAX
     );
     for fuse in [true, false] {
-        let options = Options { fuse, ..Options::default().on(Choice::Cpu) };
+        let options = Options { recipe: Recipe { fuse, ..Recipe::default() }, ..Options::default().on(Choice::Cpu) };
         let session = Session::from_graph(graph(&source, &[]), &options).expect("it is planned");
         let outputs = session.run(&[("x", Tensor::from_i64([1], &[-1]).expect("one number"))]).expect("it runs");
         let ends = [ODD, i64::MIN, i64::MAX];

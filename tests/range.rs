@@ -10,7 +10,7 @@ use plimsoll::onnx;
 use plimsoll::op::ValueId;
 use plimsoll::plan::check::check;
 use plimsoll::plan::range::{Family, Source};
-use plimsoll::plan::{Buffer, Class, Plan};
+use plimsoll::plan::{Buffer, Class, Plan, Recipe};
 use plimsoll::session::{Choice, Options};
 use plimsoll::shape::{Extent, Shape};
 use plimsoll::trace::{Trace, Var};
@@ -290,7 +290,8 @@ fn bindings_have_the_parts_of_the_largest() {
     for (name, open) in common::backends() {
         let backend = open();
         let target = Target { max_binding: 4096, lanes: 1, ..backend.target().clone() };
-        let family = Family::new(source(&make), &dims, &target, true, 1, &Limits { memory: None }).expect("plans");
+        let family =
+            Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
         let parts = family.plan().steps.iter().filter(|step| !step.windows.is_empty()).count();
         assert!(parts >= 16, "{parts} parts on {name}");
         replays(&family, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
@@ -302,7 +303,8 @@ fn bindings_have_the_parts_of_the_largest() {
         Ok(g.finish()?.choosing(choices))
     });
     let target = Target { max_binding: 4096, ..Target::wgpu() };
-    let error = Family::new(source(&make), &dims, &target, true, 1, &Limits { memory: None }).expect_err("refused");
+    let error =
+        Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect_err("refused");
     let error = error.to_string();
     let words = ["(f32[2,1024]) takes 8192 bytes", "is not split as at the largest binding", "'batch' up to 7"];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -321,7 +323,7 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     });
     let plan = |most: usize| {
         let dims = [("length".to_owned(), Extent::from(1..=most)), ("of".to_owned(), most.into())];
-        Family::new(source(&make), &dims, &Target::cpu(2), true, 1, &Limits { memory: None })
+        Family::new(source(&make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
     };
     let family = plan(100).expect("all are tried");
     assert_eq!(family.tried().len(), 100);
@@ -351,7 +353,7 @@ fn an_odd_binding_is_placed_within_the_segments() {
     };
     let dims = [("length".to_owned(), Extent::from(1..=1000))];
     let plan = |make: &Make| {
-        Family::new(source(make), &dims, &Target::cpu(2), true, 1, &Limits { memory: None }).expect("plans")
+        Family::new(source(make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None }).expect("plans")
     };
     let make = odd(777, 2000);
     let family = plan(&make);
@@ -409,7 +411,8 @@ fn the_plan_of_a_range_is_a_file() {
     let dims = [("batch".to_owned(), Extent::from(1..=8)), ("sequence".to_owned(), Extent::from(1..=300))];
     for target in ["cpu", "cuda", "wgpu"] {
         let target = Target::preset(target).expect("a preset");
-        let plan = || Family::new(source(&make), &dims, &target, true, 1, &Limits { memory: None }).expect("plans");
+        let plan =
+            || Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
         let family = plan();
         let range = family.plan();
         let named: Vec<_> = range.dims.iter().map(|d| (d.name.as_str(), d.least, d.most)).collect();

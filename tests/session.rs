@@ -8,7 +8,7 @@ use plimsoll::eager::alloc::Kind;
 use plimsoll::eager::{Eager, Program};
 use plimsoll::exec::Exec;
 use plimsoll::kernel::Kernel;
-use plimsoll::plan::{Class, Limits, Plan, Step, check};
+use plimsoll::plan::{Class, Limits, Plan, Recipe, Step, check};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::target::Memory;
 use plimsoll::trace::{Trace, Var};
@@ -398,7 +398,7 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
 }
 
 fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool, backend: Box<dyn Backend>) -> (Plan, Vec<Tensor>) {
-    let options = Options { fuse, ..options() };
+    let options = Options { recipe: Recipe { fuse, ..Recipe::default() }, ..options() };
     let session = Session::on_backend(graph.clone(), backend, "test".into(), &options, &|_, _| {}).expect("it loads");
     assert_eq!(session.usage().bytes, session.plan().bytes());
     (session.plan().clone(), session.with(|exec| exec.run_poisoned(inputs)).expect("it runs"))

@@ -4,9 +4,9 @@ use super::args::{self, Inputs, Model, On};
 use super::{Failure, line, print};
 use crate::eager::compare::{Observed, Setup, compare};
 use crate::error::{Error, Result};
-use crate::pass::half;
+use crate::graph::Graph;
 use crate::report::picture::{Scene, comparison_page};
-use crate::session::{self, Options};
+use crate::session;
 use crate::{file, report};
 use clap::Args;
 use serde_json::json;
@@ -40,23 +40,23 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        if self.model.no_fuse {
+            return Err(Error::Usage("--no-fuse: both ways of it are compared".into()).into());
+        }
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;
-        let mut graph = self.model.import(&model, &dims, &given)?;
-        let (device, name) = session::open(&self.model.options(&self.on))?;
-        if self.model.f16 {
-            half::run(&mut graph, device.target()).map_err(|e| e.in_file(&self.model.model))?;
-        }
-        let options = Options { f16: false, ..self.model.options(&self.on) };
+        let graph = self.model.import(&model, &dims, &given)?;
+        let options = self.model.options(&self.on)?;
+        let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
         // Where not even the plan fits there is nothing to compare.
-        let compiled = session::compile(graph.clone(), device.target(), &options);
+        let planned = options.recipe.plan(graph.clone(), device.target(), &self.model.limits());
         let refuse = |e: Error| {
             let case = self.model.case(&model, dims, device.target().clone());
             args::refuse(&case, e.in_file(&self.model.model), json)
         };
-        let (plan, _) = compiled.map_err(refuse)?;
+        let plan = planned.map_err(refuse)?;
         let inputs = args::fill(&plan, given, self.inputs.seed)?;
         let ways = WAYS + u64::from(device.pools());
         drop(device);
@@ -64,19 +64,19 @@ impl Compare {
         let bar = args::progress("ways");
         bar.set_length(ways);
         let scenes = RefCell::new(Vec::new());
-        let observe = |name: &str, observed: Observed| {
+        let observe = |name: &str, graph: &Graph, observed: Observed| {
             let scene = match observed {
-                Observed::Eager(program, log) => Scene::eager(program, log, Some(&graph)),
-                Observed::Planned(plan) => Ok(Scene::whole(plan, Some(&graph))),
+                Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
+                Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
             };
-            scenes.borrow_mut().push(scene.map(|scene| Scene { name: name.to_owned(), ..scene }));
+            scenes.borrow_mut().push(scene);
         };
         let setup = Setup {
             open: &open,
             memory_limit: self.model.memory_limit,
             iters: self.iters as usize,
             poison: self.poison,
-            chunks: options.chunks,
+            recipe: options.recipe,
             progress: &|_| bar.inc(1),
             observe: self.html.is_some().then_some(&observe),
         };

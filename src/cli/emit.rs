@@ -3,11 +3,8 @@
 use super::args::{self, Model};
 use super::line;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
-use crate::pass::{self, half};
-use crate::plan::{self, Limits, chunks};
 use crate::report;
 use crate::target::{Family, Target};
 use clap::{Args, ValueEnum};
@@ -39,9 +36,9 @@ impl Emit {
         self.refuse_flags()?;
         let (form, text) = match self.form {
             Form::Onnxtxt => ("onnxtxt", text::print(&onnx::load(&self.model.model)?.proto)),
-            Form::Dot => ("dot", report::dot(&emitted(self, &self.target(None)?)?)?),
-            Form::Wgsl => ("wgsl", kernels(self, &self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?),
-            Form::Cuda => ("cuda", kernels(self, &self.target(Some(Family::Cuda))?, Dialect::Cuda)?),
+            Form::Dot => ("dot", self.dot(&self.target(None)?)?),
+            Form::Wgsl => ("wgsl", self.kernels(&self.target(Some(Family::Wgpu))?, Dialect::Wgsl)?),
+            Form::Cuda => ("cuda", self.kernels(&self.target(Some(Family::Cuda))?, Dialect::Cuda)?),
         };
         if json {
             return Ok(line(&json!({"model": self.model.model.display().to_string(), "form": form, "text": text})));
@@ -80,39 +77,34 @@ impl Emit {
             _ => Ok(target),
         }
     }
-}
 
-/// The graph after the passes for a target.
-fn emitted(command: &Emit, target: &Target) -> Result<Graph> {
-    let mut graph = command.model.graph(&[])?;
-    if command.model.f16 {
-        half::run(&mut graph, target).map_err(|e| e.in_file(&command.model.model))?;
+    /// The graph after the passes.
+    fn dot(&self, target: &Target) -> Result<String> {
+        let graph = self.model.graph(&[])?;
+        let made = self.model.recipe().graph(graph, target, &self.model.limits());
+        report::dot(&made.map_err(|e| e.in_file(&self.model.model))?)
     }
-    let limits = Limits { memory: command.model.memory_limit };
-    pass::run(&mut graph, target, !command.model.no_fuse)
-        .and_then(|()| chunks::run(&mut graph, target, &limits, command.model.chunks as usize))
-        .map_err(|e| e.in_file(&command.model.model))?;
-    Ok(graph)
-}
 
-/// The text of a plan's kernels; of one that is a library call, the call.
-fn kernels(command: &Emit, target: &Target, dialect: Dialect) -> Result<String> {
-    let limits = Limits { memory: command.model.memory_limit };
-    let plan = plan::plan(&emitted(command, target)?, target, &limits).map_err(|e| e.in_file(&command.model.model))?;
-    let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
-    for (number, kernel) in plan.kernels.iter().enumerate() {
-        let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
-        // Names come from the file: none of them may end the comment.
-        let users = users.join(", ").replace(char::is_control, " ");
-        text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
-        if let Some(call) = &kernel.call {
-            let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
-            text += &format!("// {call}\n\n");
-            continue;
+    /// The text of a plan's kernels; of one that is a library call, the call.
+    fn kernels(&self, target: &Target, dialect: Dialect) -> Result<String> {
+        let graph = self.model.graph(&[])?;
+        let plan = self.model.recipe().plan(graph, target, &self.model.limits());
+        let plan = plan.map_err(|e| e.in_file(&self.model.model))?;
+        let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
+        for (number, kernel) in plan.kernels.iter().enumerate() {
+            let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
+            // Names come from the file: none of them may end the comment.
+            let users = users.join(", ").replace(char::is_control, " ");
+            text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
+            if let Some(call) = &kernel.call {
+                let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
+                text += &format!("// {call}\n\n");
+                continue;
+            }
+            let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
+            let own = source.text.replacen(PRELUDE, "", 1);
+            text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
         }
-        let source = render(kernel, target, &Bindings::distinct(kernel), dialect)?;
-        let own = source.text.replacen(PRELUDE, "", 1);
-        text += &format!("// {} invocations, {:?} workgroups\n{own}\n", source.size, source.groups);
+        Ok(text)
     }
-    Ok(text)
 }

@@ -50,14 +50,13 @@ impl Plan {
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;
         let graph = case.graph(limit).map_err(in_file)?;
-        let (limits, refuse) = (Limits { memory: limit }, |e| args::refuse(&case, in_file(e), json));
+        let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
             if !self.model.has_range() {
                 return Ok((plan::plan(&graph, &case.target, limits)?, None));
             }
             let source = session::source(model.clone());
-            let source = if self.model.f16 { session::halved(source, case.target.clone()) } else { source };
-            let family = Family::new(source, &extents, &case.target, case.fuse, case.chunks, limits)?;
+            let family = Family::new(source, &extents, &case.target, case.recipe, limits)?;
             Ok((family.plan().clone(), Some(family)))
         };
         let plan = planned(&limits);

@@ -8,10 +8,10 @@ use crate::graph::Graph;
 use crate::kernel::Kernel;
 use crate::kernel::render::{Bindings, Dialect, render};
 use crate::op::{Arity, Attr, Attrs, Fact, Input, OpDef, ValueId};
-use crate::plan::{Limits, plan};
+use crate::ops;
+use crate::plan::{Limits, Recipe};
 use crate::target::{Family, Target};
 use crate::tensor::Tensor;
-use crate::{ops, pass};
 
 /// Shapes of a call's inputs; the last one goes on, as does the last of their types below.
 const SHAPES: [&[&[usize]]; 14] = [
@@ -142,8 +142,7 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
 }
 
 fn runs(graph: &Graph, target: &Target, cpu: &mut Cpu) -> bool {
-    let mut graph = graph.clone();
-    let planned = pass::run(&mut graph, target, true).and_then(|()| plan(&graph, target, &Limits { memory: None }));
+    let planned = Recipe::default().plan(graph.clone(), target, &Limits { memory: None });
     let mut compiles = |kernel: &Kernel| match target.family {
         Family::Cpu => cpu.compile(kernel).is_ok(),
         Family::Wgpu => render(kernel, target, &Bindings::distinct(kernel), Dialect::Wgsl).is_ok(),

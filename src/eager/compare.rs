@@ -6,8 +6,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
-use crate::pass;
-use crate::plan::{self, Class, Limits, Plan, chunks};
+use crate::plan::{self, Class, Limits, Plan, Recipe};
 use crate::tensor::Tensor;
 use serde::Serialize;
 
@@ -21,12 +20,12 @@ pub struct Setup<'a> {
     pub iters: usize,
     /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
     pub poison: bool,
-    /// In how many chunks the fused plan computes what is worth it: see [`chunks::run`].
-    pub chunks: usize,
+    /// What is made of the graph. Both ways of fusion are compared, and only what is fused is in chunks.
+    pub recipe: Recipe,
     /// Is told the name of each column as it begins.
     pub progress: &'a dyn Fn(&str),
-    /// Is shown the memory of each column that ran. Without it, nothing is logged.
-    pub observe: Option<&'a dyn Fn(&str, Observed)>,
+    /// Is shown the memory of each column that ran, and the graph that was lowered for it. Without it, nothing is logged.
+    pub observe: Option<&'a dyn Fn(&str, &Graph, Observed)>,
 }
 
 /// What is where in a column's memory, and when.
@@ -146,11 +145,9 @@ impl Comparison {
 /// When the graph cannot be lowered, an input does not fit, or the device fails. A column that does not fit is a result.
 pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Comparison> {
     let (target, pools) = (setup.open)().map(|device| (device.target().clone(), device.pools()))?;
-    let mut unfused = graph.clone();
-    pass::run(&mut unfused, &target, false)?;
-    let mut fused = graph.clone();
-    pass::run(&mut fused, &target, true)?;
-    chunks::run(&mut fused, &target, &Limits { memory: setup.memory_limit }, setup.chunks)?;
+    let unfused = Recipe { fuse: false, ..setup.recipe }.whole(graph.clone(), &target)?;
+    let fused = Recipe { fuse: true, ..setup.recipe };
+    let fused = fused.graph(graph.clone(), &target, &Limits { memory: setup.memory_limit })?;
     let program = Program::new(&unfused, &target)?;
     let names: Vec<&str> = program.outputs.iter().map(|p| p.name.as_str()).collect();
 
@@ -183,7 +180,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         let ran = load(&program, (setup.open)()?, kind, setup.memory_limit).and_then(|mut eager| {
             let ran = measure(&mut eager, inputs, setup.iters)?;
             if let (Some(observe), Some(log)) = (setup.observe, eager.log()) {
-                observe(&name, Observed::Eager(&program, log));
+                observe(&name, &unfused, Observed::Eager(&program, log));
             }
             Ok(ran)
         });
@@ -207,7 +204,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
                     exec.run_poisoned(inputs)?;
                 }
                 if let Some(observe) = setup.observe {
-                    observe(name, Observed::Planned(exec.plan()));
+                    observe(name, graph, Observed::Planned(exec.plan()));
                 }
                 Ok(measured)
             }),

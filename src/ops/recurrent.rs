@@ -17,9 +17,10 @@ use crate::tensor::Tensor;
 const LONGEST: usize = 1 << 12;
 
 const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), optional("sequence_lens"), optional("initial_h")];
-/// Where the lengths are among the inputs, and the first of the initial states.
+/// Where the lengths are among the inputs, the first of the initial states, and the cells' weights.
 const LENGTHS: usize = 4;
 const INITIAL: usize = 5;
+const PEEPHOLES: usize = 7;
 const LSTM: &[Input] = &[
     one("X"),
     one("W"),
@@ -82,8 +83,8 @@ struct Cell {
     states: usize,
     /// The lists of activations that it has.
     activations: &'static [&'static [&'static str]],
-    /// The next state of one row in `f64`: what the gates take of the input, with its bias, and of the old state.
-    step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>) -> OpResult<State>,
+    /// The next state of one row in `f64`: what the gates take of the input, with its bias, of the old state, and of the cell's.
+    step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>, Option<&[f64]>) -> OpResult<State>,
     /// The next state.
     nodes: fn(&mut dyn Build, &Call, ValueId, &[ValueId], &Recurrence) -> OpResult<Vec<ValueId>>,
 }
@@ -95,7 +96,7 @@ static SIMPLE: Cell = Cell {
     gates: 1,
     states: 1,
     activations: &[&["tanh"], &["relu"]],
-    step: |call, x, [h, _], recur| {
+    step: |call, x, [h, _], recur, _| {
         let relu = relu(call);
         let next = |(x, r): (&f64, f64)| if relu { (x + r).max(0.0) } else { (x + r).tanh() };
         Ok([x.iter().zip(recur(h)).map(next).collect(), Vec::new()])
@@ -112,7 +113,7 @@ static GATED: Cell = Cell {
     gates: 3,
     states: 1,
     activations: &[&["sigmoid", "tanh"]],
-    step: |call, x, [h, _], recur| {
+    step: |call, x, [h, _], recur, _| {
         let (n, linear) = (h.len(), call.int("linear_before_reset", 0)? != 0);
         let old = recur(h);
         let z: Vec<_> = (0..n).map(|j| sigmoid(x[j] + old[j])).collect();
@@ -159,25 +160,33 @@ static LONG: Cell = Cell {
     gates: 4,
     states: 2,
     activations: &[&["sigmoid", "tanh", "tanh"]],
-    step: |_, x, [h, c], recur| {
+    step: |_, x, [h, c], recur, peepholes| {
         let (n, old) = (h.len(), recur(h));
-        let gate = |k: usize, j: usize| x[k * n + j] + old[k * n + j];
-        let cell = |j: usize| sigmoid(gate(2, j)) * c[j] + sigmoid(gate(0, j)) * gate(3, j).tanh();
+        let sum = |k: usize, j: usize| x[k * n + j] + old[k * n + j];
+        let gate = |k: usize, j: usize, c: f64| sigmoid(sum(k, j) + peepholes.map_or(0.0, |p| p[k * n + j] * c));
+        let cell = |j: usize| gate(2, j, c[j]) * c[j] + gate(0, j, c[j]) * sum(3, j).tanh();
         let c: Vec<_> = (0..n).map(cell).collect();
-        Ok([(0..n).map(|j| sigmoid(gate(1, j)) * c[j].tanh()).collect(), c])
+        Ok([(0..n).map(|j| gate(1, j, c[j]) * c[j].tanh()).collect(), c])
     },
     nodes: |b, _, x, state, recurrence| {
         let old = recurrence.product(b, state[0], 0..4)?;
         let sum = b.op("Add", &[x, old], Attrs::new())?;
-        let gate = |b: &mut dyn Build, k: usize, op: &str| {
-            let gate = recurrence.gate(b, sum, k)?;
-            b.op(op, &[gate], Attrs::new())
+        let gate = |b: &mut dyn Build, k: usize, c: ValueId| {
+            let mut gate = recurrence.gate(b, sum, k)?;
+            if let Some(peepholes) = recurrence.peepholes {
+                let peephole = slice(b, peepholes, 0, k * recurrence.hidden, (k + 1) * recurrence.hidden)?;
+                let seen = b.op("Mul", &[peephole, c], Attrs::new())?;
+                gate = b.op("Add", &[gate, seen], Attrs::new())?;
+            }
+            b.op("Sigmoid", &[gate], Attrs::new())
         };
-        let (i, o) = (gate(b, 0, "Sigmoid")?, gate(b, 1, "Sigmoid")?);
-        let (f, g) = (gate(b, 2, "Sigmoid")?, gate(b, 3, "Tanh")?);
+        let (i, f) = (gate(b, 0, state[1])?, gate(b, 2, state[1])?);
+        let g = recurrence.gate(b, sum, 3)?;
+        let g = b.op("Tanh", &[g], Attrs::new())?;
         let kept = b.op("Mul", &[f, state[1]], Attrs::new())?;
         let added = b.op("Mul", &[i, g], Attrs::new())?;
         let c = b.op("Add", &[kept, added], Attrs::new())?;
+        let o = gate(b, 1, c)?;
         let shown = b.op("Tanh", &[c], Attrs::new())?;
         Ok(vec![b.op("Mul", &[o, shown], Attrs::new())?, c])
     },
@@ -236,12 +245,13 @@ impl Extents {
     fn check(&self, call: &Call, cell: &Cell) -> OpResult<()> {
         let (directions, rows) = (self.reversed.len(), cell.gates.saturating_mul(self.hidden));
         let state = [directions, self.batch, self.hidden];
-        let expected: [(usize, &str, &[usize]); 5] = [
+        let expected: [(usize, &str, &[usize]); 6] = [
             (1, "W", &[directions, rows, self.input]),
             (2, "R", &[directions, rows, self.hidden]),
             (3, "B", &[directions, rows.saturating_mul(2)]),
             (INITIAL, "initial_h", &state),
             (INITIAL + 1, "initial_c", &state),
+            (PEEPHOLES, "P", &[directions, self.hidden.saturating_mul(3)]),
         ];
         for (input, name, expected) in expected {
             if call.has(input) && call.shape(input)[..] != *expected {
@@ -267,9 +277,6 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
     floats.iter_mut().skip(LENGTHS).take(1).for_each(|lengths| *lengths = None);
     let dtype = same_float(&Call { inputs: &floats, ..*call })?;
     let Extents { steps, batch, hidden, reversed, .. } = Extents::of(call, cell)?;
-    if call.has(INITIAL + 2) {
-        return Err("input 'P': expected none, found peepholes, which are not supported".into());
-    }
     for (name, meaning) in [("layout", "the sequence first"), ("input_forget", "gates of their own")] {
         match call.int(name, 0)? {
             0 => {}
@@ -316,7 +323,13 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
                     continue;
                 }
                 let x = part(0, t * batch + row, input).ok_or("input 'X' has no value")?;
-                state = (cell.step)(call, &times(w, x, own), &state, &|h| times(r, h, recurrent))?;
+                state = (cell.step)(
+                    call,
+                    &times(w, x, own),
+                    &state,
+                    &|h| times(r, h, recurrent),
+                    part(PEEPHOLES, d, 3 * hidden),
+                )?;
                 y[((t * reversed.len() + d) * batch + row) * hidden..][..hidden].copy_from_slice(&state[0]);
             }
             last.iter_mut().zip(state).for_each(|(last, state)| last.extend(state));
@@ -331,6 +344,8 @@ struct Recurrence {
     weights: ValueId,
     /// `[gates hidden]`, of the states' type.
     bias: Option<ValueId>,
+    /// `[3 hidden]`, of the states' type: what the gates i, o and f take of the cell.
+    peepholes: Option<ValueId>,
     hidden: usize,
     /// The weights' type.
     stored: DType,
@@ -427,7 +442,14 @@ fn direction(
         inputs = b.op("Add", &[inputs, own], Attrs::new())?;
         bias = Some(slice(b, both, 0, rows, 2 * rows)?);
     }
-    let recurrence = Recurrence { weights, bias, hidden, stored, wide };
+    let peepholes = match given(PEEPHOLES) {
+        Some(all) => {
+            let own = element(b, all, d)?;
+            Some(b.cast(own, wide)?)
+        }
+        None => None,
+    };
+    let recurrence = Recurrence { weights, bias, peepholes, hidden, stored, wide };
     let mut state = Vec::with_capacity(cell.states);
     for i in 0..cell.states {
         state.push(match given(INITIAL + i) {

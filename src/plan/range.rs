@@ -17,12 +17,15 @@
 //! A binding that was not tried is lowered when it is asked for. Should a buffer outgrow its place all the same (a workspace may, where a
 //! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
 
+use super::arrange::{self, Arrangement, arrange};
+use super::assemble::assemble;
+use super::layout::{Layout, layout};
 use super::lower::{Draft, Options};
-use super::{Arrangement, Class, Dim, Layout, Limits, Plan, arrange, assemble, check, chunks, layout, spare};
+use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check, chunks, spare};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph};
-use crate::pass::{self, chunk};
+use crate::graph::Graph;
+use crate::pass::chunk;
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
 use std::collections::{BTreeSet, HashMap};
@@ -37,9 +40,6 @@ const NONE: usize = usize::MAX;
 
 /// Where graphs come from: the same one for every binding but for its extents, which makes the given choices.
 pub type Source = Box<dyn Fn(&[(String, usize)], Choices) -> Result<Graph> + Send + Sync>;
-
-/// A plan and the data of its constants: one entry per entry of [`Plan::constants`].
-pub type Compiled = (Plan, Vec<Arc<Constant>>);
 
 /// A binding that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,8 +67,7 @@ struct Maker {
     fixed: Vec<(String, usize)>,
     dims: Vec<Dim>,
     target: Target,
-    fuse: bool,
-    chunks: usize,
+    recipe: Recipe,
     /// The live bytes from which on there are chunks, if there are any.
     chunked: Option<u64>,
 }
@@ -88,7 +87,7 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Plans a range; each binding of it in so many [chunks](chunks::run).
+    /// Plans a range; each binding of it by the same recipe.
     ///
     /// # Errors
     /// [`Error::Usage`] for a dim that is set twice, and for a range whose graphs differ by more than extents; what any of the bindings
@@ -97,8 +96,7 @@ impl Family {
         source: Source,
         dims: &[(String, Extent)],
         target: &Target,
-        fuse: bool,
-        chunks: usize,
+        recipe: Recipe,
         limits: &Limits,
     ) -> Result<Family> {
         for (i, (name, extent)) in dims.iter().enumerate() {
@@ -120,11 +118,11 @@ impl Family {
             }
         }
         let target = target.clone();
-        let mut maker = Maker { source, fixed, dims: ranges, target, fuse, chunks, chunked: None };
-        if chunks > 1 {
+        let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None };
+        if recipe.chunks > 1 {
             // Other bindings may add to what the largest takes: whatever the limit, all is in chunks that saves.
             let largest = maker.graph(&maker.largest(), Choices::default())?;
-            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, chunks)?;
+            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
         }
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
         let arrangement = arrange(&maker.target, limits, |options| {
@@ -296,20 +294,18 @@ impl Maker {
     fn graph(&self, binding: &[usize], choices: Choices) -> Result<Graph> {
         let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
-        let mut graph = (self.source)(&dims, choices)?;
-        pass::run(&mut graph, &self.target, self.fuse)?;
-        Ok(graph)
+        self.recipe.whole((self.source)(&dims, choices)?, &self.target)
     }
 
     fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
         let mut graph = self.graph(binding, choices)?;
         if let Some(least) = self.chunked {
-            chunk::run(&mut graph, self.chunks, least)?;
+            chunk::run(&mut graph, self.recipe.chunks, least)?;
         }
-        if self.chunks > 1 {
+        if self.recipe.chunks > 1 {
             graph.spare_memory();
         }
-        let draft = super::draft(&graph, &self.target, options)?;
+        let draft = arrange::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }
 

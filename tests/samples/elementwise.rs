@@ -74,6 +74,10 @@ pub fn samples() -> Vec<Sample> {
     }
     all.push(Sample::new("Shrink").input(F32, &[64], -3.0, 3.0).attr("bias", 0.25).attr("lambd", 1.5));
     all.push(Sample::new("Round").given(F32, &[6], &[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]));
+    let infinite = Sample::new("IsInf").given(F32, &[4], &[f64::INFINITY, f64::NEG_INFINITY, 1e30, f64::NAN]);
+    all.push(infinite.clone().attr("detect_negative", 0));
+    all.push(infinite.clone().attr("detect_positive", 0));
+    all.push(infinite);
     all.push(Sample::new("Sign").given(F32, &[4], &[-0.0, 0.0, -2.0, 1e-30]));
     for op in ["Celu", "Elu", "LeakyRelu", "ThresholdedRelu", "Swish"] {
         all.push(Sample::new(op).input(F32, &[64], -3.0, 3.0).attr("alpha", 0.625));

@@ -105,7 +105,18 @@ fn recurrences() -> Vec<Sample> {
         all.push(plain(3, 1).omitted().given(I32, &[2], &[1.0, 0.0]));
         all.push(plain(2, 1).omitted().omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
     }
-    all.push(call("RNN", &[&[3, 2, 4], &[1, 5, 4], &[1, 5, 5]]).attr("activations", Attr::Strs(vec!["Relu".into()])));
+    let named = |names: &[&str]| Attr::Strs(names.iter().map(|&name| name.into()).collect());
+    for (op, gates, activations) in [
+        ("RNN", 1, named(&["Relu"])),
+        ("GRU", 3, named(&["Sigmoid", "Tanh"])),
+        ("LSTM", 4, named(&["sigmoid", "tanh", "tanh"])),
+    ] {
+        let usual = call(op, &[&[3, 2, 4], &[1, gates * 5, 4], &[1, gates * 5, 5]]).attr("activations", activations);
+        all.push(usual.attr("layout", 0).attr("input_forget", 0));
+    }
+    let peepholes =
+        |sample: Sample| [(); 4].iter().fold(sample, |sample, ()| sample.omitted()).input(F32, &[2, 15], -1.0, 1.0);
+    all.push(peepholes(call("LSTM", &[&[3, 2, 4], &[2, 20, 4], &[2, 20, 5]]).attr("direction", "bidirectional")));
     all
 }
 
@@ -129,14 +140,14 @@ fn quantized() -> Vec<Sample> {
     let floats = || Sample::new("QuantizeLinear").input(F32, &[2, 3, 4], -9.0, 9.0);
     let whole = |dtype: DType| Sample::new("DequantizeLinear").input(dtype, &[2, 3, 4], 0.0, 99.0);
     vec![
-        floats().given(F32, &[], &[0.3]),
+        floats().given(F32, &[], &[0.3]).attr("block_size", 0).attr("precision", 1).attr("saturate", 1),
         floats().given(F32, &[], &[0.011]).given(U8, &[], &[128.0]),
         floats().given(F32, &[1], &[0.05]).given(I8, &[1], &[-3.0]).attr("axis", 0),
         floats().given(F32, &[3], &[0.05, 0.5, 2.0]).given(I8, &[3], &[0.0, 1.0, -2.0]),
         floats().given(F32, &[4], &[0.05, 0.5, 2.0, 0.1]).attr("axis", -1).attr("output_dtype", I8.onnx()),
         whole(U8).given(F32, &[], &[0.25]),
         whole(I8).given(F32, &[2], &[0.25, 3.0]).given(I8, &[2], &[7.0, -1.0]).attr("axis", 0),
-        whole(I32).given(F32, &[1], &[0.5]),
+        whole(I32).given(F32, &[1], &[0.5]).attr("block_size", 0).attr("output_dtype", F32.onnx()),
         whole(I32).given(F32, &[1], &[0.5]).given(I32, &[], &[4.0]),
         whole(U8).given(F32, &[3], &[0.25, 1.0, 2.0]).given(U8, &[3], &[128.0, 0.0, 1.0]),
     ]

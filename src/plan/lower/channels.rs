@@ -1,0 +1,127 @@
+//! Channels last: which values lie so, around convolutions that cuDNN computes on tensor cores.
+
+use super::place::Place;
+use super::{DraftConstant, Lowering};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::Kind;
+use crate::kernel::{Template, library};
+use crate::op::{Fact, Lower, ValueId};
+use crate::plan::Class;
+use crate::shape::Access;
+use crate::target::Family;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+impl Lowering<'_> {
+    /// Whether this is a convolution that wants its operands' channels last.
+    pub(super) fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
+        let served = self.target.family == Family::Cuda && self.target.libraries.cudnn;
+        served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
+    }
+
+    /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
+    /// alone by kernels that can write either way.
+    pub(super) fn choose_layouts(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+        if self.target.family != Family::Cuda || !self.target.libraries.cudnn {
+            return Ok(());
+        }
+        let graph = self.graph;
+        let template = |id: u32| {
+            let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
+            let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
+            self.build(id, &dense, None).map(|core| core.template)
+        };
+        let mut chosen: HashMap<ValueId, bool> = HashMap::new();
+        for &id in order {
+            let Kind::Op(op) = graph.node(id).kind else { continue };
+            let alone = [id];
+            let group = graph.node(id).group.map_or(&alone[..], |group| members[&group].as_slice());
+            let value = ValueId { node: id, port: 0 };
+            let Fact { dtype, shape } = graph.fact(value);
+            if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, self.target) || shape.len() < 3 {
+                continue;
+            }
+            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+            let anchor = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
+            let from = |nodes: &[u32]| {
+                let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
+                operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
+            };
+            let convolved = |user: &u32| match lower(*user) {
+                Some(Lower::Template(_)) if graph.operands(*user).first() == Some(&Some(value)) => {
+                    template(*user).is_ok_and(|t| self.wants_channels_last(&t, *dtype))
+                }
+                _ => false,
+            };
+            let users = graph.users(value);
+            let fixed = match (op.lower, anchor) {
+                (_, Some(anchor)) => match template(anchor)? {
+                    ref t if self.wants_channels_last(t, *dtype) => Some(true),
+                    Template::Pool { .. } if from(&[anchor]) => Some(false),
+                    _ => None,
+                },
+                (Lower::Map(_), None) => {
+                    let meant = !users.is_empty() && users.iter().all(convolved);
+                    (meant || from(group)).then_some(false)
+                }
+                (Lower::Concat, None) => from(&[id]).then_some(false),
+                _ => None,
+            };
+            if let Some(fixed) = fixed {
+                chosen.insert(value, fixed);
+            }
+        }
+        self.channels_last = chosen;
+        Ok(())
+    }
+
+    /// How a value lies in a buffer of its own.
+    pub(super) fn layout(&self, value: ValueId) -> Access {
+        let shape = self.graph.fact(value).shape.clone();
+        match self.channels_last.contains_key(&value) {
+            true => Access::channels_last(shape),
+            false => Access::contiguous(shape),
+        }
+    }
+
+    /// A value with its channels last: as it is, as a constant that is stored so, or as a copy.
+    pub(super) fn with_channels_last(&mut self, value: ValueId) -> Result<Place> {
+        let shape = self.graph.fact(value).shape.clone();
+        if let Some(constant) = self.graph.as_constant(value).cloned() {
+            let key = (Arc::as_ptr(&constant), Some("channels last".to_owned()));
+            let access = Access::channels_last(shape.clone());
+            if let Some(&buffer) = self.constants.get(&key) {
+                return Ok(Place { buffer, access });
+            }
+            let constant = Arc::new(constant.permuted(&crate::shape::channels_last(shape.len()))?);
+            let buffer = self.buffer(value, Class::Constant)?;
+            self.constants.insert(key, buffer);
+            self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+            return Ok(Place { buffer, access });
+        }
+        let place = self.place(value)?;
+        if self.graph.choices().holds("last", value.node, place.access.has_channels_last()) {
+            return Ok(place);
+        }
+        if let Some(copy) = self.copies.get(&value) {
+            return Ok(copy.clone());
+        }
+        let copy = self.copied(value, &place, Access::channels_last(shape))?;
+        self.copies.insert(value, copy.clone());
+        Ok(copy)
+    }
+}
+
+/// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.
+pub(super) fn is_dense_image(access: &Access) -> bool {
+    if access.strides.first().is_some_and(|&s| s < 0) {
+        return false;
+    }
+    let mut image = access.clone();
+    if image.shape.len() > 1 {
+        image.shape.remove(0);
+        image.strides.remove(0);
+    }
+    image.is_contiguous()
+}

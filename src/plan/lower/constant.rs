@@ -1,0 +1,114 @@
+//! Constants: those of which several forms are read and one is kept, those that are part of the code, and those that the CPU's kernels
+//! want in a layout of their own.
+
+use super::{DraftBuffer, DraftConstant, Lowering};
+use crate::error::Result;
+use crate::expr::Expr;
+use crate::graph::{Constant, Graph};
+use crate::kernel::{Kernel, Template, layout};
+use crate::op::{Call, Lower, ValueId};
+use crate::plan::Class;
+use crate::shape::Access;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+impl Lowering<'_> {
+    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: where that takes no
+    /// more than the forms apart, they are held once, and products read the other forms through their strides. So are transposed ones that
+    /// no binding holds: by its columns a product can be cut.
+    pub(super) fn share_constants(&mut self, order: &[u32]) {
+        let graph = self.graph;
+        let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
+        for &node in order {
+            let value = ValueId { node, port: 0 };
+            let Some(constant) = graph.as_constant(value) else { continue };
+            let (root, access) = viewed(constant);
+            if access.is_contiguous() || products_alone(graph, value) {
+                forms.entry(Arc::as_ptr(&root)).or_default().push((constant, (root, access)));
+            }
+        }
+        let bytes = |constant: &Constant| constant.fact.shape.numel() * constant.fact.dtype.size();
+        // Whether a binding holds what is read of the whole, or its columns can be taken apart.
+        let windowed = |root: &Constant, access: &Access| {
+            let most = self.target.max_binding.saturating_sub(self.target.alignment);
+            let elements = access.span().map_or(0, |(low, high)| high.abs_diff(low) as u64 + 1);
+            let columns = access.strides.len() >= 2 && access.strides[access.strides.len() - 2] == 1;
+            columns || elements.saturating_mul(root.fact.dtype.size() as u64) <= most
+        };
+        let pays = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
+            let whole = bytes(&forms[0].1.0);
+            let one = forms.len() == 1 && (forms[0].1.1.is_contiguous() || whole as u64 <= self.target.max_binding);
+            let binds = whole as u64 <= self.target.max_binding || forms.iter().all(|(_, (root, a))| windowed(root, a));
+            let less = whole <= forms.iter().map(|form| bytes(form.0)).sum();
+            !one && binds && less && whole as u64 <= self.target.max_segment
+        };
+        let shared = forms.into_values().filter(pays).flatten();
+        self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
+    }
+
+    /// The literal that a value is, if it is a constant of one element that code can hold exactly.
+    pub(super) fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
+        match self.graph.as_constant(value) {
+            Some(c) if c.fact.shape.numel() == 1 => {
+                const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
+                let tensor = c.value()?;
+                let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
+                Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Constants that the CPU's kernels want in their own layout get a buffer in that layout.
+    pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
+        for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
+            let source = *slot;
+            if self.draft.buffers[source].class != Class::Constant || kernel.prologue(operand).is_some() {
+                continue;
+            }
+            let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
+            if bytes.next_multiple_of(4) > self.target.max_binding {
+                continue;
+            }
+            let Some(at) = self.draft.constants.iter().position(|c| c.buffer == source) else { continue };
+            let constant = self.draft.constants[at].constant.clone();
+            let read = &mut kernel.reads[operand];
+            // A window's weights are packed for the image they slide over, a product's matrices once each.
+            let (access, space) = match kernel.template {
+                Template::MatMul => (layout::unrepeated(&read.access), None),
+                _ => (read.access.clone(), kernel.shape.get(1..)),
+            };
+            let layout = format!("{operand} {access:?} {:?} {space:?}", kernel.template);
+            let key = (Arc::as_ptr(&constant), Some(layout));
+            read.packed = true;
+            *slot = match self.constants.get(&key) {
+                Some(&buffer) => buffer,
+                None => {
+                    let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[source].clone();
+                    let buffer = self.add_buffer(name, dtype, shape, Class::Constant);
+                    self.draft.buffers[buffer].bytes = bytes.next_multiple_of(4);
+                    let packed = Some((usize::MAX, operand));
+                    self.draft.constants.push(DraftConstant { constant, buffer, packed });
+                    self.constants.insert(key, buffer);
+                    buffer
+                }
+            };
+        }
+    }
+}
+
+fn products_alone(graph: &Graph, value: ValueId) -> bool {
+    graph.users(value).iter().all(|&user| graph.node(user).op().is_some_and(|op| op.name == "MatMul"))
+}
+
+/// The constant that a constant is a view of, and how it lies there; itself, if it is none.
+fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
+    let through = || {
+        let (op, attrs, source) = constant.view()?;
+        let Lower::View(view) = op.lower else { return None };
+        let (root, access) = viewed(source);
+        let access = view(&Call { op, attrs, inputs: &[Some(&source.fact)] }, &access)?;
+        Some((root, access))
+    };
+    through().unwrap_or_else(|| (constant.clone(), Access::contiguous(constant.fact.shape.clone())))
+}

@@ -1,0 +1,159 @@
+//! Where values are written, decided before their kernels are made: outputs in the caller's buffers, parts of concatenations in the whole,
+//! heads of attentions side by side.
+
+use super::place::Place;
+use super::{Lowering, Options};
+use crate::error::{Error, Result};
+use crate::kernel::layout::same_elements;
+use crate::op::{Call, Lower, ValueId};
+use crate::plan::Class;
+use crate::shape::Access;
+use std::collections::HashMap;
+
+impl Lowering<'_> {
+    /// Gives every output a buffer; the first output of a value that a kernel produces is written there directly.
+    pub(super) fn choose_outputs(&mut self) -> Result<()> {
+        for (name, value) in self.graph.outputs() {
+            let buffer = self.buffer(*value, Class::Output)?;
+            self.draft.buffers[buffer].name = name.clone();
+            self.draft.outputs.push((name.clone(), *value, buffer));
+            let access = Access::contiguous(self.graph.fact(*value).shape.clone());
+            self.aim(*value, Place { buffer, access });
+        }
+        Ok(())
+    }
+
+    /// Decides where a value is written, through views that keep all elements, unless that is decided already or
+    /// nothing writes the value.
+    fn aim(&mut self, mut value: ValueId, mut place: Place) {
+        loop {
+            let node = self.graph.node(value.node);
+            let Some(op) = node.op() else { return };
+            if self.destinations.contains_key(&value) || self.channels_last.get(&value) == Some(&true) {
+                return;
+            }
+            let Lower::View(_) = op.lower else {
+                self.destinations.insert(value, place);
+                return;
+            };
+            // Only views that keep the elements' order are undone: the source is written under its own shape.
+            let source = self.graph.operands(value.node)[0].expect("a view has a source");
+            let contiguous = Access::contiguous(self.graph.fact(source).shape.clone());
+            let seen = self.view_access(value.node, &contiguous);
+            let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
+            let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
+            let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
+            let aims = self.graph.choices().holds("aim", value.node, access.is_some());
+            let Some(access) = access.filter(|_| aims) else { return };
+            place = Place { buffer: place.buffer, access };
+            value = source;
+        }
+    }
+
+    /// Lets the producers of a concatenation's parts write into it.
+    pub(super) fn choose_destinations(&mut self, order: &[u32], options: Options) -> Result<()> {
+        for &id in order.iter().rev() {
+            let node = self.graph.node(id);
+            if !matches!(node.op().map(|op| &op.lower), Some(Lower::Concat)) {
+                continue;
+            }
+            self.draft.concatenates = true;
+            let value = ValueId { node: id, port: 0 };
+            if !self.destinations.contains_key(&value) {
+                let buffer = self.buffer(value, Class::Activation)?;
+                self.destinations.insert(value, Place { buffer, access: self.layout(value) });
+            }
+            if options.join {
+                let whole = self.destinations[&value].clone();
+                for (part, access) in self.parts(id, &whole.access) {
+                    self.aim(part, Place { buffer: whole.buffer, access });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets attentions write their heads side by side where these are joined: what a view cannot see of a transposed value would be copied.
+    pub(super) fn choose_turns(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+        let graph = self.graph;
+        for &id in order {
+            let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
+            let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
+            let Some(perm) = self.permutation(turned.node) else { continue };
+            let value = graph.operands(turned.node)[0].expect("a view has a source");
+            let group = graph.node(value.node).group.map_or(&[][..], |group| &members[&group]);
+            let templates = group.iter().filter(|&&n| matches!(lower(n), Some(Lower::Template(_)))).count();
+            if templates < 2 || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
+                continue;
+            }
+            let seen = self.view_access(turned.node, &Access::contiguous(graph.fact(value).shape.clone()));
+            let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
+            if !graph.is_output(value) && graph.choices().pays("turn", id, copies) {
+                let mut back = vec![0; perm.len()];
+                perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+                let access = Access::contiguous(graph.fact(turned).shape.clone()).permute(&back);
+                let buffer = self.buffer(value, Class::Activation)?;
+                self.destinations.insert(value, Place { buffer, access });
+            }
+        }
+        Ok(())
+    }
+
+    /// Which axis of its source each axis of a transposed value is, if it is one.
+    fn permutation(&self, id: u32) -> Option<Vec<usize>> {
+        let node = self.graph.node(id);
+        let rank = node.outputs.first()?.fact.shape.len();
+        let op = node.op().filter(|op| op.name == "Transpose")?;
+        let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
+        let perm = perm.map_or_else(|| (0..rank).rev().collect(), |p| p.iter().map(|&axis| axis as usize).collect());
+        Some(perm)
+    }
+
+    /// The parts of a concatenation and where each lies in the whole.
+    fn parts(&self, id: u32, whole: &Access) -> Vec<(ValueId, Access)> {
+        let operands = self.graph.operands(id);
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
+        let node = self.graph.node(id);
+        let call = Call { op: node.op().expect("a concatenation"), attrs: &node.attrs, inputs: &facts };
+        let axis = call.axis("axis", 0, &whole.shape).expect("the axis was inferred");
+        let mut start = 0;
+        let part = |value: ValueId| {
+            let len = self.graph.fact(value).shape[axis];
+            start += len;
+            (value, whole.slice(axis, start - len, 1, len))
+        };
+        operands.into_iter().flatten().map(part).collect()
+    }
+
+    /// Makes a concatenation: copies the parts that were not written in place.
+    pub(super) fn concat(&mut self, id: u32) -> Result<()> {
+        let value = ValueId { node: id, port: 0 };
+        let whole = self.destinations[&value].clone();
+        for (part, access) in self.parts(id, &whole.access) {
+            let place = self.place(part)?;
+            let in_place = place.buffer == whole.buffer && same_elements(&place.access, &access);
+            if !self.graph.choices().holds("join", part.node, in_place) {
+                self.copy(part, &place, Place { buffer: whole.buffer, access })?;
+            }
+        }
+        self.places.insert(value, whole);
+        Ok(())
+    }
+
+    /// Where a value is to be written: as decided, or in a buffer of its own.
+    pub(super) fn destination(&mut self, value: ValueId) -> Result<Place> {
+        let place = match self.destinations.get(&value) {
+            Some(place) => place.clone(),
+            None => {
+                let buffer = self.buffer(value, Class::Activation)?;
+                Place { buffer, access: self.layout(value) }
+            }
+        };
+        self.places.insert(value, place.clone());
+        Ok(place)
+    }
+
+    pub(super) fn unreachable(&self, node: u32) -> Error {
+        self.graph.node(node).error("its result cannot be written where it is needed")
+    }
+}

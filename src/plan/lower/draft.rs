@@ -1,0 +1,90 @@
+//! What lowering makes: kernels, and buffers that have no offsets yet.
+
+use crate::dtype::DType;
+use crate::graph::Constant;
+use crate::kernel::Kernel;
+use crate::op::ValueId;
+use crate::plan::{Class, Window};
+use crate::shape::Shape;
+use std::sync::Arc;
+
+/// A buffer that has no offset yet.
+#[derive(Clone, Debug)]
+pub struct DraftBuffer {
+    /// The tensor's name.
+    pub name: String,
+    /// The type in which elements are stored.
+    pub dtype: DType,
+    /// The tensor's extents.
+    pub shape: Shape,
+    /// Length in bytes, a multiple of 4.
+    pub bytes: u64,
+    /// What it is for.
+    pub class: Class,
+}
+
+/// A launch whose place in the order is not decided.
+#[derive(Clone, Debug)]
+pub struct DraftStep {
+    /// The node whose result it computes.
+    pub name: String,
+    /// Index of the kernel.
+    pub kernel: usize,
+    /// One buffer per operand read.
+    pub reads: Vec<usize>,
+    /// One buffer per operand written, then the workspace.
+    pub writes: Vec<usize>,
+    /// What it binds of them, operand by operand; none where it binds all.
+    pub windows: Vec<Window>,
+    /// Buffers read that the first write may take the bytes of: each element is read before it is written.
+    pub reusable: Vec<usize>,
+}
+
+/// A constant and its buffer.
+#[derive(Clone, Debug)]
+pub struct DraftConstant {
+    /// The constant.
+    pub constant: Arc<Constant>,
+    /// Index of the buffer.
+    pub buffer: usize,
+    /// The kernel and its operand whose packed layout the bytes take.
+    pub packed: Option<(usize, usize)>,
+}
+
+/// Kernels and buffers of a graph, in the order of the file.
+#[derive(Clone, Debug, Default)]
+pub struct Draft {
+    /// Buffers.
+    pub buffers: Vec<DraftBuffer>,
+    /// Kernels, each once.
+    pub kernels: Vec<Kernel>,
+    /// Launches.
+    pub steps: Vec<DraftStep>,
+    /// Constants.
+    pub constants: Vec<DraftConstant>,
+    /// Inputs of the graph: value and buffer.
+    pub inputs: Vec<(ValueId, usize)>,
+    /// Outputs of the graph: name, value and buffer.
+    pub outputs: Vec<(String, ValueId, usize)>,
+    /// Whether there are concatenations, on which [`Options::join`](super::Options::join) has a bearing.
+    pub concatenates: bool,
+    /// Whether the graph [spares memory](crate::graph::Graph::spares_memory).
+    pub sparing: bool,
+}
+
+impl Draft {
+    /// Per buffer, whether a step or the caller uses it.
+    pub fn used(&self) -> Vec<bool> {
+        let mut used = vec![false; self.buffers.len()];
+        let steps = self.steps.iter().flat_map(|step| step.reads.iter().chain(&step.writes)).copied();
+        let ports = self.inputs.iter().map(|p| p.1).chain(self.outputs.iter().map(|p| p.2));
+        steps.chain(ports).for_each(|b| used[b] = true);
+        used
+    }
+
+    /// The buffer in which a step works, if it needs one.
+    pub fn workspace(&self, step: usize) -> Option<usize> {
+        let DraftStep { kernel, writes, .. } = &self.steps[step];
+        writes.get(self.kernels[*kernel].writes.len()).copied()
+    }
+}

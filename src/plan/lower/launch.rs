@@ -1,0 +1,187 @@
+//! Kernels become launches: cut into parts where a binding does not hold a buffer, called from a library where that computes them,
+//! written in place where that is possible.
+
+use super::place::{Place, Read};
+use super::{DraftStep, Lowering, parts};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::expr::{self, Body};
+use crate::kernel::library::{self, Split};
+use crate::kernel::{Kernel, Prologue, Template, layout};
+use crate::plan::{Class, Window};
+use crate::shape::Shape;
+use crate::target::Family;
+
+/// A kernel without its operands.
+pub(super) struct Outline {
+    pub(super) template: Template,
+    pub(super) shape: Shape,
+    pub(super) prologues: Vec<Prologue>,
+    pub(super) body: Body,
+}
+
+impl Outline {
+    pub(super) fn new(template: Template, shape: Shape, body: Body) -> Outline {
+        Outline { template, shape, prologues: Vec::new(), body }
+    }
+}
+
+impl Lowering<'_> {
+    /// Adds a launch, its workspace, and what of it can be done in place.
+    pub(super) fn step(
+        &mut self,
+        name: String,
+        Outline { template, shape, prologues, body }: Outline,
+        reads: Vec<Read>,
+        writes: Vec<Place>,
+    ) -> Result<()> {
+        let (mut buffers, operands): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
+        let mut kernel = Kernel {
+            template,
+            shape,
+            reads: operands,
+            writes: writes.iter().map(|p| self.operand(p.buffer, p.access.clone())).collect(),
+            prologues,
+            body,
+            workspace: 0,
+            call: None,
+        };
+        let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
+        let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
+        let own = match slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            true => {
+                let parts = parts::cut(&kernel, &slots, self.target);
+                Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
+            }
+            false => None,
+        };
+        // Of a range's bindings all have as many parts as the largest.
+        let count = own.as_ref().map(|parts| parts.len() as u32);
+        let most = self.graph.choices().take("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
+        if let Some(most) = most {
+            let parts = own.map_or_else(|| parts::cut(&kernel, &slots, self.target), Ok);
+            let parts = parts.expect("it is within bindings, or was cut");
+            let parts = parts::pad(&kernel, parts, most as usize, &slots);
+            for parts::Part { kernel, windows } in parts {
+                self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
+            }
+            return Ok(());
+        }
+        if own.is_some() {
+            let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
+            return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
+        }
+        if self.target.family == Family::Cpu {
+            self.pack(&mut kernel, &mut buffers);
+        }
+        self.walk_as_written(&mut kernel);
+        let split = library::split(&kernel, self.target);
+        let form = |s: &Split| u32::from(s.rest.is_some());
+        let own = split.as_ref().filter(|s| s.call.0.call.is_some()).map(form);
+        let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
+        let taken = self.graph.choices().take("call", self.draft.steps.len() as u32, own, fits);
+        let Some(Split { call: (call, slots), rest }) = split.filter(|_| taken.is_some()) else {
+            return self.launch(name, kernel, buffers, &writes, Vec::new());
+        };
+        let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
+        self.launch(name.clone(), call, pick(&slots), &writes, Vec::new())?;
+        if let Some((mut map, slots)) = rest {
+            self.walk_as_written(&mut map);
+            let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
+            self.launch(name, map, reads, &writes, Vec::new())?;
+        }
+        Ok(())
+    }
+
+    /// On GPUs, neighbours in the index space are computed side by side: they should lie so, too.
+    fn walk_as_written(&self, kernel: &mut Kernel) {
+        let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
+        let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
+        if self.target.family != Family::Cuda || indexed || writes.len() != 1 {
+            return;
+        }
+        let strides = &writes[0].access.strides;
+        let mut axes: Vec<usize> = (0..shape.len()).filter(|&k| shape[k] != 1).collect();
+        axes.sort_by_key(|&k| std::cmp::Reverse(strides[k].unsigned_abs()));
+        // Axes of extent 1 stay where they are.
+        let mut sorted = axes.into_iter();
+        let order: Vec<usize> = (0..shape.len())
+            .map(|k| if shape[k] == 1 { k } else { sorted.next().expect("as many as moved") })
+            .collect();
+        *shape = order.iter().map(|&k| shape[k]).collect();
+        for operand in reads.iter_mut().chain(writes) {
+            operand.access = operand.access.permute(&order);
+        }
+    }
+
+    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize, why: &str) -> Error {
+        let (b, target) = (&self.draft.buffers[buffer], self.target);
+        let (value, kernel, most) =
+            (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
+        Error::Usage(format!(
+            "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' {why}",
+            b.bytes, target.name
+        ))
+    }
+
+    pub(super) fn launch(
+        &mut self,
+        name: String,
+        mut kernel: Kernel,
+        buffers: Vec<usize>,
+        writes: &[Place],
+        windows: Vec<Window>,
+    ) -> Result<()> {
+        kernel.workspace = match &kernel.call {
+            Some(call) => call.workspace(),
+            None => layout::workspace(&kernel, self.target),
+        };
+        let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
+        let first = &kernel.writes[0];
+        let further = kernel.further();
+        let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
+        let same = |b: usize| {
+            let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
+            let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
+            operands.all(|(i, o)| {
+                further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
+            })
+        };
+        let bytes = |b: usize| self.draft.buffers[b].bytes;
+        let mut reusable: Vec<usize> = buffers.clone();
+        reusable.sort_unstable();
+        reusable.dedup();
+        // Of several parts, one overwrites what another is yet to read.
+        let whole = |b: usize| {
+            let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
+            slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
+        };
+        let whole = |b: usize| whole(b) && whole(written[0]);
+        reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        if kernel.workspace > self.target.max_binding {
+            let (found, most) = (kernel.workspace, self.target.max_binding);
+            let what = format!(
+                "node '{name}': a workspace of {found} bytes; target '{}' binds at most {most}",
+                self.target.name
+            );
+            return Err(Error::Usage(what));
+        }
+        if kernel.workspace > 0 {
+            let shape = Shape::new([kernel.workspace as usize]);
+            written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
+        }
+        let text = serde_json::to_string(&kernel).expect("a kernel has only finite numbers and text keys");
+        let kernels = &mut self.draft.kernels;
+        let number = *self.kernels.entry(text).or_insert_with(|| {
+            kernels.push(kernel);
+            kernels.len() - 1
+        });
+        for constant in &mut self.draft.constants {
+            if let Some((kernel @ usize::MAX, _)) = &mut constant.packed {
+                *kernel = number;
+            }
+        }
+        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, windows, reusable });
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! Views: values whose access differs from their source's, and whose buffer is the same.
+
+use super::Lowering;
+use super::place::Place;
+use crate::error::Result;
+use crate::op::{Call, Lower, ValueId};
+use crate::shape::{Access, Shape};
+
+impl Lowering<'_> {
+    /// The access of a view whose source has this one, if strides can express it.
+    pub(super) fn view_access(&self, id: u32, source: &Access) -> Option<Access> {
+        let node = self.graph.node(id);
+        let op = node.op()?;
+        let Lower::View(view) = op.lower else { return None };
+        let operands = self.graph.operands(id);
+        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
+        view(&Call { op, attrs: &node.attrs, inputs: &facts }, source)
+    }
+
+    /// Lets a view see its source, or a copy where strides cannot express what it would see.
+    pub(super) fn view(&mut self, id: u32) -> Result<()> {
+        let source = self.graph.operands(id)[0].expect("a view has a source");
+        let mut place = self.place(source)?;
+        let finer = self.finer(id, &place.access);
+        let seen = finer.or_else(|| self.view_access(id, &place.access));
+        let sees = self.graph.choices().holds("view", id, seen.is_some());
+        let access = match seen.filter(|_| sees) {
+            Some(access) => access,
+            None => {
+                place = self.contiguous(source, &place)?;
+                let whole = self.view_access(id, &place.access);
+                whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
+            }
+        };
+        self.places.insert(ValueId { node: id, port: 0 }, Place { buffer: place.buffer, access });
+        Ok(())
+    }
+
+    /// The access of a view that strides cannot express because it joins repeated batch axes, as keys have that several heads share: with
+    /// those axes apart, where only matrix products read it, which can have theirs apart, too.
+    fn finer(&self, id: u32, source: &Access) -> Option<Access> {
+        let graph = self.graph;
+        let shape = &graph.node(id).outputs[0].fact.shape;
+        let rank = shape.len();
+        let before = &graph.fact(graph.operands(id)[0]?).shape;
+        if source.shape != *before {
+            // It is apart already: only the matrix may be turned.
+            let mut axes: Vec<usize> = (0..source.shape.len()).collect();
+            let last = axes.len() - 2;
+            axes.swap(last, last + 1);
+            return Some(source.permute(&axes));
+        }
+        let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
+        let (apart, joined) = (batch(&source.shape)?, batch(shape)?);
+        let matrices = rank >= 3 && source.shape[apart.len()..] == shape[joined.len()..] && !shape.contains(&0);
+        if !matrices || self.view_access(id, source).is_some() || !is_split(&joined, &apart) {
+            return None;
+        }
+        let mut values = vec![ValueId { node: id, port: 0 }];
+        while let Some(value) = values.pop() {
+            if graph.is_output(value) || self.destinations.contains_key(&value) {
+                return None;
+            }
+            for user in graph.users(value) {
+                let name = graph.node(user).op()?.name;
+                let result = &graph.node(user).outputs[0].fact.shape;
+                let turned = || {
+                    let plain = self.view_access(user, &Access::contiguous(shape.clone()));
+                    let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+                    plain == Some(Access::contiguous(shape.clone()).permute(&axes))
+                };
+                match name {
+                    "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
+                    "Transpose" if value.node == id && turned() => values.push(ValueId { node: user, port: 0 }),
+                    _ => return None,
+                }
+            }
+        }
+        Some(source.clone())
+    }
+
+    /// The batch axes that products of these values have apart, if one of them is read so. What has others apart is copied.
+    pub(super) fn apart(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
+        let mut found: Option<Shape> = None;
+        for &value in values {
+            if self.hosted.contains_key(&value) {
+                continue;
+            }
+            let (place, shape) = (self.place(value)?, self.graph.fact(value).shape.clone());
+            if place.access.shape == shape {
+                continue;
+            }
+            let batch: Shape = place.access.shape[..place.access.shape.len() - 2].into();
+            if found.as_ref().is_some_and(|first| *first != batch) {
+                let copy = self.contiguous(value, &place)?;
+                self.places.insert(value, Place { access: Access::contiguous(shape), ..copy });
+            } else {
+                found = Some(batch);
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Whether `apart` is `joined` with axes taken apart.
+fn is_split(joined: &[usize], apart: &[usize]) -> bool {
+    let mut parts = apart.iter();
+    let whole = |&extent: &usize| {
+        let mut product = 1;
+        while product < extent {
+            match parts.next() {
+                Some(part) => product *= part,
+                None => return false,
+            }
+        }
+        product == extent
+    };
+    joined.iter().all(whole) && parts.all(|&part| part == 1)
+}
+
+/// An operand of a product over these batch axes with the axes `apart`: split, unless it has them so.
+pub(super) fn take_apart(access: &Access, batch: &[usize], apart: &Shape) -> Option<Access> {
+    let matrix = &access.shape[access.shape.len() - 2..];
+    let of = |batch: &[usize]| batch.iter().chain(matrix).copied().collect::<Shape>();
+    if access.shape == of(apart) {
+        return Some(access.clone());
+    }
+    let whole = of(batch);
+    (access.shape.len() <= whole.len()).then(|| access.broadcast(&whole))?.reshape(&of(apart))
+}
