@@ -1,6 +1,6 @@
 //! Rows of ONNX Runtime's domain: what its optimizer and its quantizer put where others were.
 
-use super::quantize::bounds;
+use super::quantize::{bounds, spread_node};
 use super::{expect_dtype, find, indices, same_float};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
@@ -127,17 +127,22 @@ fn quantized_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
 fn quantized_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let Quantized { row, attrs, result, .. } = Quantized::of(call)?;
     let last = call.op.inputs.len() - 2;
-    let given = |input: usize| x.get(input).copied().flatten();
+    let mut given: Vec<_> = (0..last + 2).map(|input| x.get(input).copied().flatten()).collect();
+    for (input, value) in given.iter_mut().enumerate() {
+        if let Some(parameter) = value.filter(|_| input >= last || input % 3 > 0) {
+            *value = Some(spread_node(b, parameter, 0)?);
+        }
+    }
     let mut numbers = Vec::new();
     for data in (0..last).step_by(3) {
-        numbers.push(b.node("DequantizeLinear", &[given(data), given(data + 1), given(data + 2)], Attrs::new())?);
+        numbers.push(b.node("DequantizeLinear", &given[data..data + 3], Attrs::new())?);
     }
     let y = b.op(row.name, &numbers, attrs)?;
-    let to = match given(last + 1) {
+    let to = match given[last + 1] {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", result.dtype.onnx()),
     };
-    Ok(vec![b.node("QuantizeLinear", &[Some(y), given(last), given(last + 1)], to)?])
+    Ok(vec![b.node("QuantizeLinear", &[Some(y), given[last], given[last + 1]], to)?])
 }
 
 /// A normalization of what is left of a branch and what goes past it.
