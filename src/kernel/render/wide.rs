@@ -395,7 +395,7 @@ impl Module<'_> {
             }
         };
         let parameters = [("row", I32), ("j", I32), ("c", I32), ("v", I32)];
-        let types = self.folds(folds, &space, &parameters, &input)?;
+        let types = self.folds(folds, &space, &parameters, input)?;
         if per_row {
             self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
             self.flags.push("PER_ROW");
