@@ -20,23 +20,31 @@ mod plan;
 mod run;
 mod support;
 
-const EXIT_CODES: &str =
-    "Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
+const AFTER_HELP: &str = "A first look:
+  plimsoll plan MODEL --set batch=8                      what it takes, without a device
+  plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether that fits, and what would help
+  plimsoll run MODEL --set batch=8                       run it, on random inputs
+  plimsoll bench MODEL --set batch=8                     time it
+
+Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
+
+/// Flags that every command has stand behind its own.
+const LAST: usize = 100;
 
 /// Plans every byte of a graph's memory before it runs, and runs it from one arena.
 ///
 /// MODEL is an ONNX file: .onnx (protobuf) or .onnxtxt (ONNX text syntax).
 #[derive(Parser)]
-#[command(name = "plimsoll", version, after_help = EXIT_CODES)]
+#[command(name = "plimsoll", version, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
     /// How the result is printed.
-    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text, display_order = LAST)]
     format: Format,
     /// The same as --format json.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = LAST)]
     json: bool,
 }
 

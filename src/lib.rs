@@ -27,6 +27,7 @@
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
 //!          kernel::render              WGSL and CUDA C++ from shaders/
 //! plan     plan::{lower, order, lanes, live, place, spare, check}
+//!          plan::{arrange, layout, assemble}    tries them all; where everything lies; the plan of the best
 //!          plan::chunks                what is worth computing in chunks: found by planning
 //!          plan::recipe                from what was asked to what is lowered: f16, passes, fusion, chunks
 //!          plan::range                 one plan for a range of extents; the largest binding's choices are followed

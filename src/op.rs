@@ -49,7 +49,7 @@ pub struct ValueId {
 }
 
 /// The value of an attribute.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Attr {
     Int(i64),
@@ -76,20 +76,20 @@ impl Attr {
     }
 
     /// What the constant of a shaping input becomes: a number without axes, a list with one. A scalar whose type is
-    /// not the usual one stays a tensor, so that a row whose result has that type (a Range) can tell.
+    /// not the usual one stays a tensor, so that a row whose result has that type (a Range) can tell; so does what has more axes.
     pub fn shaping(tensor: &Tensor) -> Attr {
         match (tensor.dtype(), tensor.to_i64(), tensor.shape().is_empty()) {
             (DType::I64, Some(values), true) => Attr::Int(values[0]),
             (DType::F32, _, true) => Attr::Float(tensor.to_f64()[0]),
-            (_, _, true) => Attr::Tensor(tensor.clone()),
-            (_, Some(values), false) => Attr::Ints(values),
-            (_, None, false) => Attr::Floats(tensor.to_f64()),
+            _ if tensor.shape().len() != 1 => Attr::Tensor(tensor.clone()),
+            (_, Some(values), _) => Attr::Ints(values),
+            (_, None, _) => Attr::Floats(tensor.to_f64()),
         }
     }
 }
 
 /// The attributes of a node, by name, in a fixed order.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attrs(BTreeMap<String, Attr>);
 
 impl Attrs {
@@ -450,10 +450,11 @@ impl OpDef {
 
     /// How many data inputs a node must have at least and may have at most.
     pub fn arity(&self) -> (usize, usize) {
-        let data = || self.inputs.iter().filter(|i| i.arity != Arity::Shaping);
-        let min = data().filter(|i| matches!(i.arity, Arity::One | Arity::Variadic)).count();
-        let variadic = data().any(|i| i.arity == Arity::Variadic);
-        (min, if variadic { usize::MAX } else { data().count() })
+        let all: Vec<_> = self.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+        // Optional ones may stand before required ones.
+        let min = all.iter().rposition(|i| i.arity != Arity::Optional).map_or(0, |last| last + 1);
+        let variadic = all.iter().any(|i| i.arity == Arity::Variadic);
+        (min, if variadic { usize::MAX } else { all.len() })
     }
 }
 

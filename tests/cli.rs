@@ -297,18 +297,45 @@ fn graphs_are_emitted() {
 
 #[test]
 fn flags_that_a_form_has_no_use_for_are_refused() {
-    let flags: [&[&str]; 6] = [
+    let flags: [&[&str]; 7] = [
         &["--set", "batch=3"],
         &["--target", "wgpu"],
         &["--f16"],
         &["--chunks", "4"],
         &["--threads", "2"],
         &["--no-fuse"],
+        &["--allow-tf32"],
     ];
     for flag in flags {
         fails(1, &[&["emit", MLP[0], "onnxtxt"], flag], &[flag[0], "as it is"]);
     }
     fails(1, &[&["emit"], MLP, &["dot", "--memory-limit", "1GiB"]], &["--memory-limit", "`plan`"]);
+    fails(1, &[&["compare"], MLP, CPU, &["--no-fuse"]], &["--no-fuse", "both ways"]);
+}
+
+/// A flag for devices of one family is none for a target or a backend of another.
+#[test]
+fn flags_that_a_device_has_no_use_for_are_refused() {
+    let flags: [(&[&str], &str); 3] =
+        [(&["--threads", "2"], "cpu"), (&["--no-libraries"], "cuda"), (&["--allow-tf32"], "cuda")];
+    for (flag, family) in flags {
+        for target in ["cpu", "cuda", "wgpu"] {
+            let plan: &[&[&str]] = &[&["plan"], MLP, &["--target", target], flag];
+            match target == family {
+                true => assert!(!ok(plan).is_empty()),
+                false => fails(1, plan, &[flag[0], target, "no use", family]),
+            }
+            if target != family {
+                fails(1, &[&["run"], MLP, &["--backend", target], flag], &[flag[0], target, "no use", family]);
+            }
+        }
+        for form in ["wgsl", "cuda"].into_iter().filter(|form| *form != family) {
+            fails(1, &[&["emit"], MLP, &[form], flag], &[flag[0], "no use", family]);
+        }
+    }
+    let rounds =
+        |flags: &[&str]| ok_json(&[&["plan"], MLP, &["--target", "cuda"], flags])["target"]["allow_tf32"].clone();
+    assert_eq!((rounds(&["--allow-tf32"]), rounds(&[])), (json!(true), json!(null)));
 }
 
 /// Of a range, the plan that ran is shown: as text, too.

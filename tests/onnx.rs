@@ -646,3 +646,24 @@ fn element_types_of_a_file_and_of_the_crate_have_one_number() {
         assert_eq!(DataType::from(dtype) as i64, dtype.onnx());
     }
 }
+
+#[test]
+fn operators_that_no_plan_can_hold_say_why() {
+    let of = |op: &str| {
+        refusal(
+            &format!(
+                "<ir_version: 9, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+                g (float[2] x) => (float[2] y) {{ y = {op} (x) }}"
+            ),
+            &[],
+        )
+    };
+    let found = of("RandomNormalLike");
+    assert!(
+        found.contains("(node 'y': it draws other numbers at every run; make them an input of the model)"),
+        "{found}"
+    );
+    assert!(of("Unique").contains("how much it finds depends on data"), "{}", of("Unique"));
+    // ONNX has an operator of that name, which means something else.
+    assert!(of("com.microsoft.Attention").contains("no such operator: com.microsoft.Attention (node 'y')"));
+}

@@ -109,3 +109,55 @@ fn groups_are_bounded() {
         assert!((32..=64).contains(largest), "{core} .. {tail}: {largest} nodes");
     }
 }
+
+/// Parts of `x`, and what is read of them: how often the code on each, a Tanh at its end, is computed then.
+#[test]
+fn parts_side_by_side_are_computed_together_where_nothing_else_is_lost() {
+    const HEADS: &str = "s = Reshape (A, qs) t = Transpose <perm = [0, 2, 1, 3]> (s) u = Mul (t, c) a = Tanh (u)
+        v = Reshape (B, ks) w = Transpose <perm = [0, 2, 1, 3]> (v) z = Mul (w, c) b = Tanh (z) ";
+    const PLAIN: &str = "a = Tanh (A) b = Tanh (B) ";
+    let wide = "A = Slice (x, n0, n16, n2) B = Slice (x, n16, n24, n2) ";
+    let even = "A = Slice (x, n0, n8, n2) B = Slice (x, n8, n16, n2) ";
+    let gap = "A = Slice (x, n0, n8, n2) B = Slice (x, n16, n24, n2) ";
+    let product = "r = Transpose <perm = [0, 2, 1]> (b) y = MatMul (a, r)";
+    let grouped = "g = Reshape (a, gs) r = Transpose <perm = [0, 1, 3, 2]> (b) y = MatMul (g, r)";
+    for (parts, code, reader, together, apart) in [
+        (wide, HEADS, grouped, 1, 2),
+        (even, PLAIN, product, 1, 2),
+        (
+            even,
+            "a = Tanh (A) b = Tanh (B) C = Slice (x, n16, n24, n2) d = Tanh (C) ",
+            "r = Transpose <perm = [0, 2, 1]> (b) e = MatMul (a, r) y = MatMul (e, d)",
+            1,
+            3,
+        ),
+        (even, PLAIN, "r = Transpose <perm = [0, 2, 1]> (b) o = MatMul (a, r) p = Neg (x) y = MatMul (o, p)", 1, 2),
+        // Both are in one kernel as they are, or are not needed at once.
+        (even, PLAIN, "y = Mul (a, b)", 2, 2),
+        (even, PLAIN, "y = Concat <axis = 2> (b, a)", 2, 2),
+        (even, PLAIN, "o = MatMul (a, m) r = ReduceSum <keepdims = 0> (o) y = Mul (b, r)", 2, 2),
+        // Other code, other parts.
+        (even, "n = Neg (A) a = Tanh (n) b = Tanh (B) ", product, 2, 2),
+        (gap, PLAIN, product, 2, 2),
+    ] {
+        let text = format!(
+            "g (float[2, 5, 24] x) => (y) <int64[1] n0 = {{0}}, int64[1] n2 = {{2}}, int64[1] n8 = {{8}}, int64[1] n16 = {{16}},
+            int64[1] n24 = {{24}}, int64[4] qs = {{2, 5, 4, 4}}, int64[4] ks = {{2, 5, 2, 4}}, int64[4] gs = {{2, 2, 10, 4}},
+            float[5, 4] c = {{{}}}, float[8, 3] m = {{{}}}> {{ {parts} {code} {reader} }}",
+            (0..20).map(|i| format!("{}", 0.5 + f64::from(i) / 7.0)).collect::<Vec<_>>().join(", "),
+            (0..24).map(|i| format!("{}", f64::from(i) / 9.0)).collect::<Vec<_>>().join(", "),
+        );
+        let graph = common::graph(&text);
+        let inputs = [common::random(&mut 3, &graph.fact(graph.inputs()[0]).shape)];
+        let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+        for (target, count) in [(Target::wgpu_desktop(), together), (Target::cuda(), together), (Target::cpu(1), apart)]
+        {
+            let graph = passed(&graph, &target);
+            let order = graph.order().expect("no cycle");
+            let found = order.iter().filter(|&&node| graph.node(node).op_name() == "Tanh").count();
+            assert_eq!(found, count, "{code} {reader} for {}", target.name);
+            let found = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+            common::agrees(found, expected, 1e-6).unwrap_or_else(|e| panic!("{code} {reader}: {e}"));
+        }
+    }
+}

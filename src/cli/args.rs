@@ -22,11 +22,12 @@ use std::time::Duration;
 pub(super) struct Model {
     /// An ONNX graph: .onnx or .onnxtxt.
     pub(super) model: PathBuf,
-    /// Bind a named dim. `plan`, `run` and `bench` also take a range: 1..64, both ends included. Dims that a given input's file tells need
-    /// not be bound.
+    /// Bind a named dim. `plan`, `run` and `bench` also take a range: 1..64, both ends included. Dims that the shape of a given input
+    /// tells need not be bound.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
-    /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2.
+    /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2. For `max-batch`, which needs it, what is to be
+    /// filled.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
     /// Make every operator a kernel of its own.
@@ -39,12 +40,15 @@ pub(super) struct Model {
     /// activations. Under a limit no more than it takes to fit; what saves nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
-    /// Threads of the CPU backend. Default: the host's cores; for `plan`, what the target says.
+    /// Threads of the CPU. Default: the host's cores; of a target, what it says.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
     /// CUDA does without cuBLASLt and cuDNN.
     #[arg(long)]
     pub(super) no_libraries: bool,
+    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
+    #[arg(long)]
+    pub(super) allow_tf32: bool,
 }
 
 #[derive(Args)]
@@ -88,22 +92,44 @@ pub(super) struct On {
     /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
     #[arg(long, value_name = "N")]
     pub(super) device: Option<String>,
-    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
-    #[arg(long)]
-    pub(super) allow_tf32: bool,
 }
 
 impl Model {
-    pub(super) fn options(&self, on: &On) -> Options {
-        Options {
+    /// What the flags ask of a session.
+    ///
+    /// # Errors
+    /// A flag that the backend, if one is asked for, has no use for.
+    pub(super) fn options(&self, on: &On) -> Result<Options> {
+        match on.backend {
+            Backend::Auto => {}
+            Backend::Cuda => self.suits(Family::Cuda, "--backend cuda")?,
+            Backend::Wgpu => self.suits(Family::Wgpu, "--backend wgpu")?,
+            Backend::Cpu => self.suits(Family::Cpu, "--backend cpu")?,
+        }
+        Ok(Options {
             backend: on.backend.into(),
             device: on.device.clone(),
             libraries: !self.no_libraries,
-            allow_tf32: on.allow_tf32,
+            allow_tf32: self.allow_tf32,
             dims: self.dims.clone(),
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
             memory_limit: self.memory_limit,
+        })
+    }
+
+    /// Refuses a flag that devices of a family have no use for.
+    fn suits(&self, family: Family, asked: &str) -> Result<()> {
+        let flags = [
+            ("--threads", Family::Cpu, self.threads.is_some()),
+            ("--no-libraries", Family::Cuda, self.no_libraries),
+            ("--allow-tf32", Family::Cuda, self.allow_tf32),
+        ];
+        match flags.into_iter().find(|&(_, of, given)| given && of != family) {
+            Some((flag, of, _)) => {
+                Err(Error::Usage(format!("{flag}: {asked} has no use for it: it is for {} alone", of.name())))
+            }
+            None => Ok(()),
         }
     }
 
@@ -118,20 +144,25 @@ impl Model {
     }
 
     /// The target of this name, as the flags change it.
+    ///
+    /// # Errors
+    /// When there is no such target, or it has no use for a flag.
     pub(super) fn target(&self, name: &str) -> Result<Target> {
         let mut target = Target::named(name)?;
+        self.suits(target.family, &format!("target '{name}'"))?;
         if let (Family::Cpu, Some(threads)) = (target.family, self.threads) {
             target.threads = threads.into();
         }
         if self.no_libraries {
             target.libraries = Libraries::default();
         }
+        target.allow_tf32 |= self.allow_tf32;
         Ok(target)
     }
 
     /// A flag that is given and says what is made of the model: none where the model alone counts.
     pub(super) fn flag(&self) -> Option<&'static str> {
-        let Model { model: _, dims, memory_limit, no_fuse, f16, chunks, threads, no_libraries } = self;
+        let Model { model: _, dims, memory_limit, no_fuse, f16, chunks, threads, no_libraries, allow_tf32 } = self;
         let flags = [
             ("--set", !dims.is_empty()),
             ("--memory-limit", memory_limit.is_some()),
@@ -140,6 +171,7 @@ impl Model {
             ("--chunks", *chunks > 1),
             ("--threads", threads.is_some()),
             ("--no-libraries", *no_libraries),
+            ("--allow-tf32", *allow_tf32),
         ];
         flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }
@@ -224,7 +256,7 @@ impl Model {
 
     /// Opens the device, plans, and loads the weights under a progress bar.
     pub(super) fn session(&self, on: &On, given: &[Given], json: bool) -> Result<Session, Failure> {
-        let mut options = self.options(on);
+        let mut options = self.options(on)?;
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
         let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };

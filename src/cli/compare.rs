@@ -40,10 +40,13 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        if self.model.no_fuse {
+            return Err(Error::Usage("--no-fuse: both ways of it are compared".into()).into());
+        }
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;
         let graph = self.model.import(&model, &dims, &given)?;
-        let options = self.model.options(&self.on);
+        let options = self.model.options(&self.on)?;
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
@@ -63,10 +66,10 @@ impl Compare {
         let scenes = RefCell::new(Vec::new());
         let observe = |name: &str, graph: &Graph, observed: Observed| {
             let scene = match observed {
-                Observed::Eager(program, log) => Scene::eager(program, log, Some(graph)),
-                Observed::Planned(plan) => Ok(Scene::whole(plan, Some(graph))),
+                Observed::Eager(program, log) => Scene::eager(name, program, log, Some(graph)),
+                Observed::Planned(plan) => Ok(Scene::whole(name, plan, Some(graph))),
             };
-            scenes.borrow_mut().push(scene.map(|scene| Scene { name: name.to_owned(), ..scene }));
+            scenes.borrow_mut().push(scene);
         };
         let setup = Setup {
             open: &open,

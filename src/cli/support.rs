@@ -13,8 +13,8 @@ use crate::plan::{Limits, Recipe};
 use crate::target::{Family, Target};
 use crate::tensor::Tensor;
 
-/// Shapes of a call's inputs; the last one goes on.
-const SHAPES: [&[&[usize]]; 12] = [
+/// Shapes of a call's inputs; the last one goes on, as does the last of their types below.
+const SHAPES: [&[&[usize]]; 14] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -27,6 +27,8 @@ const SHAPES: [&[&[usize]]; 12] = [
     &[&[4, 4, 4], &[1, 12, 4]],
     &[&[4, 4, 4], &[1, 16, 4]],
     &[&[4, 4, 4, 4], &[4, 4, 4, 2]],
+    &[&[4, 4, 4, 4], &[4, 4, 2]],
+    &[&[4, 4, 4], &[], &[], &[4, 4, 4], &[]],
 ];
 
 /// What a row does on a target.
@@ -67,14 +69,21 @@ pub fn table() -> Vec<Support> {
 fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
     let count = op.arity().0;
     // What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
-    let types = [[dtype; 3], [dtype, DType::I64, DType::I64], [dtype, DType::I64, dtype]];
-    let types = types.into_iter().chain([DType::Bool, DType::I64].map(|first| [first, dtype, dtype]));
-    let types = types.chain([[dtype, DType::F32, DType::F32]]);
-    let types: Vec<[DType; 3]> = types.collect();
+    let (d, f, i) = (dtype, DType::F32, DType::I64);
+    let types: [&[DType]; 8] = [
+        &[d],
+        &[d, i, i],
+        &[d, i, d],
+        &[DType::Bool, d],
+        &[i, d],
+        &[d, f],
+        &[d, f, d, f, d],
+        &[d, f, d, d, f, d, f, d],
+    ];
     let types = if count < 2 { &types[..1] } else { &types[..] };
     for shapes in SHAPES {
-        let facts = |types: [DType; 3]| {
-            let fact = move |i: usize| Fact::new(types[i.min(2)], shapes[i.min(shapes.len() - 1)]);
+        let facts = |types: &[DType]| {
+            let fact = |i: usize| Fact::new(types[i.min(types.len() - 1)], shapes[i.min(shapes.len() - 1)]);
             (0..count).map(fact).collect::<Vec<_>>()
         };
         for attrs in attributes(op, dtype, shapes[0]) {
@@ -97,10 +106,12 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
     let rank = shape.len();
     let number = |v: f64| Attr::shaping(&Tensor::from_f64(dtype, vec![], &[v]));
     let one = Tensor::from_f64(dtype, [1], &[1.0]);
-    let some: [(&str, Attr); 21] = [
+    let some: [(&str, Attr); 23] = [
         ("K", 2.into()),
+        ("X", number(1.0)),
         ("axis", 0.into()),
         ("blocksize", 2.into()),
+        ("condition", vec![1].into()),
         ("delta", number(1.0)),
         ("depth", 2.into()),
         ("ends", vec![1].into()),

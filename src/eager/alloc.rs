@@ -272,7 +272,7 @@ impl Allocator for Caching {
 /// TensorFlow's BFC allocator ("best fit with coalescing").
 ///
 /// Its 21 bins hold the free chunks of at least 256 << b bytes, each bin by size and address, and are searched upwards: together
-/// they are the one ordered set that [`Pool`] keeps.
+/// they are the one ordered set that `Pool` keeps.
 #[derive(Debug)]
 pub struct Bfc {
     pool: Pool,

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
+/// Operators of ONNX Runtime that are called as one of ONNX's, and are none of it.
+const OTHER_MEANINGS: [&str; 2] = ["Attention", "RotaryEmbedding"];
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
 /// Inlined functions let a graph grow to no more nodes.
@@ -137,6 +139,7 @@ impl<'a> Importer<'a> {
         }
         match domain {
             "" if op == "If" => Some(Meaning::If),
+            "com.microsoft" if OTHER_MEANINGS.contains(&op) => None,
             "" | "com.microsoft" => self.rows.get(op).copied().map(Meaning::Row),
             _ => None,
         }
@@ -162,9 +165,12 @@ impl<'a> Importer<'a> {
         }
         let list: Vec<_> = unknown
             .iter()
-            .map(|(op, (count, first))| match count {
-                1 => format!("{op} (node '{first}')"),
-                count => format!("{op} ({count} nodes, the first is '{first}')"),
+            .map(|(op, (count, first))| {
+                let reason = ops::unplannable(op).map_or(String::new(), |why| format!(": {why}"));
+                match count {
+                    1 => format!("{op} (node '{first}'{reason})"),
+                    count => format!("{op} ({count} nodes, the first is '{first}'{reason})"),
+                }
             })
             .collect();
         let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());

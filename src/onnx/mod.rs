@@ -1,6 +1,6 @@
 //! ONNX files. The only module that knows protobuf.
 //!
-//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`], [`import`] turns that into a [`Graph`] and [`export`] a
+//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`], [`import`] turns that into a [`Graph`](crate::Graph) and [`export`] a
 //! graph into a model. Operators have ONNX's names and meanings throughout the crate, so both ways are loops over nodes:
 //! what an operator is stands in its row of the [op table](crate::ops), and nowhere here.
 

@@ -9,6 +9,8 @@ use crate::expr::{Expr, maximum, minimum};
 use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
+mod circular;
+
 const X: &[Input] = &[one("X")];
 const IN: &[Input] = &[one("input")];
 const AB: &[Input] = &[one("A"), one("B")];
@@ -38,18 +40,29 @@ pub(super) static OPS: &[OpDef] = &[
     map("Sub", "The difference a - b", AB, number, |x, _| x[0] - x[1], |x, _| &x[0] - &x[1]),
     map("Sum", "The sum of the inputs", MANY, number, |x, _| x.iter().sum(), |x, _| join(x, |a, b| a + b)),
     // Functions of mathematics
+    map("Acos", "The arccosine in radians", IN, float, |x, _| x[0].acos(), |x, _| circular::acos(&x[0])),
+    map("Acosh", "The inverse of the hyperbolic cosine", IN, float, |x, _| x[0].acosh(), |x, _| circular::acosh(&x[0])),
+    map("Asin", "The arcsine in radians", IN, float, |x, _| x[0].asin(), |x, _| circular::asin(&x[0])),
+    map("Asinh", "The inverse of the hyperbolic sine", IN, float, |x, _| x[0].asinh(), |x, _| circular::asinh(&x[0])),
+    map("Atan", "The arctangent in radians", IN, float, |x, _| x[0].atan(), |x, _| circular::atan(&x[0])),
+    map("Atanh", "The inverse of the hyperbolic tangent", IN, float, |x, _| x[0].atanh(), |x, _| circular::atanh(&x[0])),
     map("Ceil", "The smallest integer not below x", X, float, |x, _| x[0].ceil(), |x, _| x[0].ceil()),
     map("Cos", "The cosine of x in radians", IN, float, |x, _| x[0].cos(), |x, _| x[0].cos()),
+    map("Cosh", "The hyperbolic cosine", IN, float, |x, _| x[0].cosh(), |x, _| circular::cosh(&x[0])),
     map("Erf", "The error function of x", IN, float, |x, _| libm::erf(x[0]), |x, _| x[0].erf()),
     map("Exp", "The exponential e^x", IN, float, |x, _| x[0].exp(), |x, _| x[0].exp()),
     map("Floor", "The largest integer not above x", X, float, |x, _| x[0].floor(), |x, _| x[0].floor()),
     map("Log", "The natural logarithm of x", IN, float, |x, _| x[0].ln(), |x, _| x[0].log()),
     map("Round", "The nearest integer, ties to even", X, float, |x, _| x[0].round_ties_even(), |x, _| x[0].round()),
     map("Sin", "The sine of x in radians", IN, float, |x, _| x[0].sin(), |x, _| x[0].sin()),
+    map("Sinh", "The hyperbolic sine", IN, float, |x, _| x[0].sinh(), |x, _| circular::sinh(&x[0])),
     map("Sqrt", "The square root of x", X, float, |x, _| x[0].sqrt(), |x, _| x[0].sqrt()),
     map("Tan", "The tangent of x in radians", IN, float, |x, _| x[0].tan(), |x, _| x[0].sin() / x[0].cos()),
     map("Tanh", "The hyperbolic tangent", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh()),
     // Activations
+    map("BiasGelu", "Gelu of the sum a + b", AB, float,
+        |x, _| gelu(x[0] + x[1], false),
+        |x, _| gelu_expr(&(&x[0] + &x[1]), false)),
     map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
         |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0))).attrs(&["alpha"]),
@@ -57,8 +70,12 @@ pub(super) static OPS: &[OpDef] = &[
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0)).attrs(&["alpha"]),
-    map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer, gelu,
-        gelu_expr).attrs(&["approximate"]),
+    map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", &[one("X"), optional("bias")], float,
+        |x, c| gelu(if c.has(1) { x[0] + x[1] } else { x[0] }, true),
+        |x, _| gelu_expr(&x.get(1).map_or(x[0].clone(), |bias| &x[0] + bias), true)),
+    map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer,
+        |x, c| gelu(x[0], approximate(c)),
+        |x, c| gelu_expr(&x[0], approximate(c))).attrs(&["approximate"]),
     map("HardSigmoid", "alpha x + beta within 0..1", X, float,
         |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
         |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5))).attrs(&["alpha", "beta"]),
@@ -72,6 +89,9 @@ pub(super) static OPS: &[OpDef] = &[
     map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
+    map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
+        |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.702) * x[0]).exp()),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702)))).attrs(&["alpha"]),
     map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
         |x, c| {
@@ -80,6 +100,16 @@ pub(super) static OPS: &[OpDef] = &[
         },
         |x, c| exponential(&x[0], param(c, "alpha", SELU_ALPHA), 1.0) * param(c, "gamma", SELU_GAMMA))
         .attrs(&["alpha", "gamma"]),
+    map("Shrink", "x + bias where x < -lambd, x - bias where x > lambd, else 0", IN, float,
+        |x, c| {
+            let (bias, least) = (param(c, "bias", 0.0), param(c, "lambd", 0.5));
+            if x[0] < -least { x[0] + bias } else if x[0] > least { x[0] - bias } else { 0.0 }
+        },
+        |x, c| {
+            let (x, bias, least) = (&x[0], param(c, "bias", 0.0), param(c, "lambd", 0.5));
+            let above = x.like(least).lt(x).select(&(x + -bias), &x.like(0.0));
+            x.lt(&x.like(-least)).select(&(x + bias), &above)
+        }).attrs(&["bias", "lambd"]),
     map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0])),
     map("Softplus", "ln(1 + e^x)", X, float,
         |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
@@ -253,20 +283,23 @@ fn gelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-fn gelu(x: &[f64], call: &Call) -> f64 {
-    let x = x[0];
-    let cdf = match call.str("approximate", "none") {
-        Ok("tanh") => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
-        _ => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
+/// Whether a Gelu is approximated.
+fn approximate(call: &Call) -> bool {
+    call.str("approximate", "none") == Ok("tanh")
+}
+
+fn gelu(x: f64, approximate: bool) -> f64 {
+    let cdf = match approximate {
+        true => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
+        false => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
     };
     x * cdf
 }
 
-fn gelu_expr(args: &Args, call: &Call) -> Expr {
-    let x = &args[0];
-    let odd = match call.str("approximate", "none") {
-        Ok("tanh") => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
-        _ => (x * FRAC_1_SQRT_2).erf(),
+fn gelu_expr(x: &Expr, approximate: bool) -> Expr {
+    let odd = match approximate {
+        true => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
+        false => (x * FRAC_1_SQRT_2).erf(),
     };
     x * 0.5 * (odd + 1.0)
 }

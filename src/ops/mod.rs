@@ -4,10 +4,12 @@ use crate::dtype::DType;
 use crate::op::{Arity, Call, Fact, OpDef, OpResult};
 use crate::shape::{Shape, advance};
 
+mod attention;
 mod einsum;
 mod elementwise;
 mod grid;
 mod index;
+mod integer;
 mod layout;
 mod linear;
 mod norm;
@@ -15,17 +17,20 @@ mod quantize;
 mod recurrent;
 mod reduce;
 mod resize;
+mod runtime;
 mod scatter;
+mod select;
 mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 14] = [
+pub static OPS: [&[OpDef]; 18] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
     index::OPS,
     scatter::OPS,
+    select::OPS,
     sort::OPS,
     linear::OPS,
     einsum::OPS,
@@ -35,6 +40,9 @@ pub static OPS: [&[OpDef]; 14] = [
     resize::OPS,
     grid::OPS,
     quantize::OPS,
+    integer::OPS,
+    attention::OPS,
+    runtime::OPS,
 ];
 
 /// Every row, in order of the families.
@@ -45,6 +53,20 @@ pub fn all() -> impl Iterator<Item = &'static OpDef> {
 /// The row of the operator called `name`.
 pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
+}
+
+/// Why there is no row for an operator of ONNX that cannot have one as long as a plan is made before the run; what to do instead.
+pub fn unplannable(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "NonMaxSuppression" | "Unique" | "StringSplit" => {
+            "how much it finds depends on data; let the model end before it"
+        }
+        "Bernoulli" | "Multinomial" | "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" => {
+            "it draws other numbers at every run; make them an input of the model"
+        }
+        "Loop" | "Scan" => "how often it runs may depend on data; export the model with the loop unrolled",
+        _ => return None,
+    })
 }
 
 /// The shape that the given inputs broadcast to.

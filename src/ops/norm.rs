@@ -4,6 +4,8 @@ use super::{expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
+use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
@@ -86,6 +88,70 @@ pub(super) static OPS: &[OpDef] = &[
         part: None,
     },
     OpDef {
+        name: "MeanVarianceNormalization",
+        doc: "Along `axes` (0, 2 and 3 if not given) brought to mean 0 and variance 1",
+        inputs: &[one("X")],
+        attrs: &["axes"],
+        infer: |call| infer_over(call, mean_axes),
+        eval: Eval::Tensor(|inputs, call| {
+            eval_over(inputs, call, mean_axes, |x| {
+                let (mean, inverse) = statistics(x.iter().copied(), DEVIATION * DEVIATION);
+                Box::new(move |x| (x - mean) * inverse)
+            })
+        }),
+        lower: Lower::Decompose(|b, call, inputs| {
+            // Halves know no number as small.
+            let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
+            let x = b.cast(inputs[0].expect("required"), wide)?;
+            let (y, ..) = normalize(b, x, &mean_axes(call)?, DEVIATION * DEVIATION, true)?;
+            Ok(vec![b.cast(y, call.dtype(0))?])
+        }),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "LpNormalization",
+        doc: "x over the sum of magnitudes along `axis` (`p` 1), or the root of the sum of squares (2); 0 where that is 0",
+        inputs: &[one("input")],
+        attrs: &["axis", "p"],
+        infer: |call| {
+            length(call)?;
+            infer_over(call, axis_alone)
+        },
+        eval: Eval::Tensor(|inputs, call| {
+            let squares = length(call)? == "ReduceL2";
+            let of = |x: &[f64], power: i32| x.iter().map(|x| x.abs().powi(power)).sum::<f64>();
+            eval_over(inputs, call, axis_alone, |x| {
+                let length = if squares { of(x, 2).sqrt() } else { of(x, 1) };
+                Box::new(move |x| if length == 0.0 { 0.0 } else { x / length })
+            })
+        }),
+        lower: Lower::Decompose(|b, call, inputs| {
+            let x = inputs[0].expect("required");
+            let length = reduce(b, length(call)?, x, &axis_alone(call)?)?;
+            let (zero, one) = (b.scalar(0.0, call.dtype(0)), b.scalar(1.0, call.dtype(0)));
+            let none = binary(b, "Equal", length, zero)?;
+            let length = b.op("Where", &[none, one, length], Attrs::new())?;
+            Ok(vec![binary(b, "Div", x, length)?])
+        }),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "Hardmax",
+        doc: "1 for the first largest element along `axis`, 0 for the others; with flatten (opsets before 13), along all axes from `axis` on",
+        inputs: &[one("input")],
+        attrs: &["axis", "flatten"],
+        infer: |call| match softmax_axes(call)?.iter().find(|&&axis| call.shape(0)[axis] == 0) {
+            Some(axis) => Err(format!("input 'input': expected elements along axis {axis}, found {}", call.shape(0))),
+            None => infer_softmax(call),
+        },
+        eval: Eval::Tensor(eval_hardmax),
+        lower: Lower::Decompose(decompose_hardmax),
+        upgrade: Some(flattened),
+        part: None,
+    },
+    OpDef {
         name: "Softmax",
         doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
         inputs: &[one("input")],
@@ -108,6 +174,85 @@ pub(super) static OPS: &[OpDef] = &[
         part: None,
     },
 ];
+
+/// Keeps deviations from zero.
+const DEVIATION: f64 = 1e-9;
+
+type Axes = fn(&Call) -> OpResult<Vec<usize>>;
+
+fn axis_alone(call: &Call) -> OpResult<Vec<usize>> {
+    Ok(vec![call.axis("axis", -1, call.shape(0))?])
+}
+
+fn mean_axes(call: &Call) -> OpResult<Vec<usize>> {
+    let (shape, axes) = (call.shape(0), call.ints("axes")?.unwrap_or(&[0, 2, 3]));
+    let outside = |axis: i64| format!("attribute 'axes': axis {axis} is outside {shape}");
+    axes.iter().map(|&axis| shape.axis(axis).ok_or_else(|| outside(axis))).collect()
+}
+
+/// The row that sums what `p` asks for.
+fn length(call: &Call) -> OpResult<&'static str> {
+    match call.int("p", 2)? {
+        1 => Ok("ReduceL1"),
+        2 => Ok("ReduceL2"),
+        found => Err(format!("attribute 'p': expected 1 or 2, found {found}")),
+    }
+}
+
+fn infer_over(call: &Call, axes: Axes) -> OpResult<Vec<Fact>> {
+    same_float(call)?;
+    axes(call)?;
+    Ok(vec![call.fact(0).clone()])
+}
+
+/// What a function of all elements along some axes makes of each of them.
+fn eval_over(
+    inputs: &[Option<&[f64]>],
+    call: &Call,
+    axes: Axes,
+    of: impl Fn(&[f64]) -> Box<dyn Fn(f64) -> f64>,
+) -> OpResult<Vec<Vec<f64>>> {
+    let x = inputs[0].expect("required");
+    let axes = axes(call)?;
+    let mut rows: BTreeMap<Vec<usize>, Vec<usize>> = BTreeMap::new();
+    for (i, mut index) in indices(call.shape(0)).enumerate() {
+        axes.iter().for_each(|&axis| index[axis] = 0);
+        rows.entry(index).or_default().push(i);
+    }
+    let mut y = vec![0.0; x.len()];
+    for row in rows.values() {
+        let values: Vec<f64> = row.iter().map(|&i| x[i]).collect();
+        let make = of(&values);
+        row.iter().for_each(|&i| y[i] = make(x[i]));
+    }
+    Ok(vec![y])
+}
+
+fn eval_hardmax(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    // Numbers, so that every element is told from the others of its row.
+    let x = inputs[0].expect("required");
+    let places: Vec<f64> = (0..x.len()).map(|i| i as f64).collect();
+    let data = x.to_vec();
+    eval_over(&[Some(&places)], call, softmax_axes, move |row| {
+        let first = |best: usize, &i: &f64| if data[i as usize] > data[best] { i as usize } else { best };
+        let best = row.first().map_or(0, |&start| row.iter().fold(start as usize, first));
+        Box::new(move |i| f64::from(u8::from(i as usize == best)))
+    })
+}
+
+fn decompose_hardmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (x, shape) = (inputs[0].expect("required"), call.shape(0));
+    let axes = softmax_axes(call)?;
+    // The axes as one, which stands where the first of them does.
+    let first = axes.first().copied().unwrap_or(shape.len());
+    let row: usize = axes.iter().map(|&axis| shape[axis]).product();
+    let rest = &shape[first + axes.len()..];
+    let rows = reshape(b, x, &[&shape[..first], &[row], rest].concat())?;
+    let best = b.op("ArgMax", &[rows], Attrs::new().with("axis", first as i64).with("keepdims", 0))?;
+    let values = b.constant(Tensor::from_f64(call.dtype(0), [2], &[0.0, 1.0]));
+    let hot = b.op("OneHot", &[best, values], Attrs::new().with("depth", row as i64).with("axis", first as i64))?;
+    Ok(vec![reshape(b, hot, shape)?])
+}
 
 fn epsilon(call: &Call) -> OpResult<f64> {
     call.float("epsilon", 1e-5)

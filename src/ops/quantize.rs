@@ -53,14 +53,75 @@ pub(super) static OPS: &[OpDef] = &[
         upgrade: None,
         part: None,
     },
+    OpDef {
+        name: "DynamicQuantizeLinear",
+        doc: "QuantizeLinear to u8 by the scale and the zero point that fit the data and zero; both are outputs, too",
+        inputs: &[one("x")],
+        attrs: &[],
+        infer: |call| {
+            let dtype = expect_dtype(call, 0, "f32", |d| d == DType::F32)?;
+            Ok(vec![Fact::new(DType::U8, call.shape(0).clone()), Fact::new(dtype, []), Fact::new(DType::U8, [])])
+        },
+        eval: Eval::Tensor(|x, _| {
+            let x = x[0].ok_or("input 'x' has no value")?;
+            let low = x.iter().copied().fold(0.0, f64::min);
+            let range = x.iter().copied().fold(0.0, f64::max) - low;
+            let scale = if range > 0.0 { range / 255.0 } else { 1.0 };
+            let zero = (-low / scale).round_ties_even().clamp(0.0, 255.0);
+            let number = |x: &f64| ((x / scale).round_ties_even() + zero).clamp(0.0, 255.0);
+            Ok(vec![x.iter().map(number).collect(), vec![scale], vec![zero]])
+        }),
+        lower: Lower::Decompose(fit),
+        upgrade: None,
+        part: None,
+    },
 ];
 
+/// As in `eval` above: data of zeros, as in ONNX Runtime, has the scale 1.
+fn fit(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let x = x[0].expect("a required input is present: arity is checked first");
+    let (zero, one, steps) = (b.scalar(0.0, DType::F32), b.scalar(1.0, DType::F32), b.scalar(255.0, DType::F32));
+    let plain = Attrs::new;
+    let mut ends = [zero; 2];
+    if call.shape(0).numel() > 0 {
+        for (end, (reduce, join)) in ends.iter_mut().zip([("ReduceMin", "Min"), ("ReduceMax", "Max")]) {
+            let most = b.op(reduce, &[x], plain().with("keepdims", 0))?;
+            *end = b.op(join, &[most, zero], plain())?;
+        }
+    }
+    let range = b.op("Sub", &[ends[1], ends[0]], plain())?;
+    let wide = b.op("Greater", &[range, zero], plain())?;
+    let scale = b.op("Div", &[range, steps], plain())?;
+    let scale = b.op("Where", &[wide, scale, one], plain())?;
+    let below = b.op("Div", &[ends[0], scale], plain())?;
+    let below = b.op("Neg", &[below], plain())?;
+    let below = b.op("Round", &[below], plain())?;
+    let below = b.op("Clip", &[below], plain().with("min", 0.0).with("max", 255.0))?;
+    let point = b.cast(below, DType::U8)?;
+    Ok(vec![b.op("QuantizeLinear", &[x, scale, point], plain())?, scale, point])
+}
+
 /// The least and the greatest of a small integer type.
-fn bounds(dtype: DType) -> (f64, f64) {
+pub(super) fn bounds(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::I8 => (i8::MIN.into(), i8::MAX.into()),
         _ => (u8::MIN.into(), u8::MAX.into()),
     }
+}
+
+/// The shape of a parameter that broadcasts: nothing if it is one, else with `behind` further axes if it has one of its own.
+pub(super) fn spread(shape: &Shape, behind: usize) -> Shape {
+    match shape[..] {
+        _ if shape.numel() == 1 => Shape::default(),
+        [n] => std::iter::once(n).chain(std::iter::repeat_n(1, behind)).collect(),
+        _ => shape.clone(),
+    }
+}
+
+/// A parameter in the shape that [`spread`] gives.
+pub(super) fn spread_node(b: &mut dyn Build, value: ValueId, behind: usize) -> OpResult<ValueId> {
+    let shape = spread(&b.fact(value).shape, behind);
+    b.op("Reshape", &[value], Attrs::new().with("shape", &shape[..]))
 }
 
 /// The axis along which parameters differ, if they do; refuses those that do not fit.
@@ -141,16 +202,12 @@ fn operands(
     let mut operands = [x[0], x[1], x.get(2).copied().flatten()];
     for (i, operand) in operands.iter_mut().enumerate() {
         let Some(value) = operand else { continue };
-        let Fact { dtype, shape } = b.fact(*value);
-        if i != 1 && !keep(dtype) {
+        if i != 1 && !keep(b.fact(*value).dtype) {
             *value = b.op("Cast", &[*value], to.clone())?;
         }
-        let along = match shape.numel() {
-            _ if i == 0 => continue,
-            1 => Vec::new(),
-            n => [&[n][..], &vec![1; behind]].concat(),
-        };
-        *value = b.op("Reshape", &[*value], Attrs::new().with("shape", &along[..]))?;
+        if i != 0 {
+            *value = spread_node(b, *value, behind)?;
+        }
     }
     Ok(operands)
 }

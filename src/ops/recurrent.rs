@@ -10,25 +10,27 @@
 
 use super::{output, same_float};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional, shaping};
+use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::tensor::Tensor;
 
 /// The longest sequence: each of its elements is a cell of the graph.
 const LONGEST: usize = 1 << 12;
 
-const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), shaping("sequence_lens"), optional("initial_h")];
+const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), optional("sequence_lens"), optional("initial_h")];
+/// Where the lengths are among the inputs, the first of the initial states, and the cells' weights.
+const LENGTHS: usize = 4;
+const INITIAL: usize = 5;
+const PEEPHOLES: usize = 7;
 const LSTM: &[Input] = &[
     one("X"),
     one("W"),
     one("R"),
     optional("B"),
-    shaping("sequence_lens"),
+    optional("sequence_lens"),
     optional("initial_h"),
     optional("initial_c"),
     optional("P"),
 ];
-/// Where the cells' weights are among the inputs that are no attributes.
-const PEEPHOLES: usize = 6;
 
 pub(super) static OPS: &[OpDef] = &[
     row(
@@ -247,8 +249,8 @@ impl Extents {
             (1, "W", &[directions, rows, self.input]),
             (2, "R", &[directions, rows, self.hidden]),
             (3, "B", &[directions, rows.saturating_mul(2)]),
-            (4, "initial_h", &state),
-            (5, "initial_c", &state),
+            (INITIAL, "initial_h", &state),
+            (INITIAL + 1, "initial_c", &state),
             (PEEPHOLES, "P", &[directions, self.hidden.saturating_mul(3)]),
         ];
         for (input, name, expected) in expected {
@@ -271,7 +273,9 @@ impl Extents {
 }
 
 fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
-    let dtype = same_float(call)?;
+    let mut floats = call.inputs.to_vec();
+    floats.iter_mut().skip(LENGTHS).take(1).for_each(|lengths| *lengths = None);
+    let dtype = same_float(&Call { inputs: &floats, ..*call })?;
     let Extents { steps, batch, hidden, reversed, .. } = Extents::of(call, cell)?;
     for (name, meaning) in [("layout", "the sequence first"), ("input_forget", "gates of their own")] {
         match call.int(name, 0)? {
@@ -280,10 +284,8 @@ fn infer(call: &Call, cell: &Cell) -> OpResult<Vec<Fact>> {
         }
     }
     call.int("linear_before_reset", 0)?;
-    if let Some(lengths) = call.ints("sequence_lens")?
-        && let Some(length) = lengths.iter().find(|&&length| length != steps as i64)
-    {
-        return Err(format!("input 'sequence_lens': expected each of X's length {steps}, found {length}"));
+    if call.has(LENGTHS) && (!call.dtype(LENGTHS).is_int() || call.shape(LENGTHS)[..] != [batch]) {
+        return Err(format!("input 'sequence_lens': expected integers [{batch}], found {}", call.fact(LENGTHS)));
     }
     let found = activations(call)?;
     let is = |expected: &&[&str]| found.chunks(expected.len()).all(|part| part == *expected);
@@ -313,9 +315,13 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
         let (own, recurrent) = part(3, d, 2 * rows).map(|bias| bias.split_at(rows)).unzip();
         for row in 0..batch {
             let start = |i: usize| part(i, d * batch + row, hidden).map_or(vec![0.0; hidden], <[f64]>::to_vec);
-            let mut state = [start(4), start(5)];
+            let mut state = [start(INITIAL), start(INITIAL + 1)];
+            let length = x.get(LENGTHS).copied().flatten().map_or(steps as f64, |lengths| lengths[row]);
             for t in 0..steps {
                 let t = if reversed_here { steps - 1 - t } else { t };
+                if t as f64 >= length {
+                    continue;
+                }
                 let x = part(0, t * batch + row, input).ok_or("input 'X' has no value")?;
                 state = (cell.step)(
                     call,
@@ -446,7 +452,7 @@ fn direction(
     let recurrence = Recurrence { weights, bias, peepholes, hidden, stored, wide };
     let mut state = Vec::with_capacity(cell.states);
     for i in 0..cell.states {
-        state.push(match given(4 + i) {
+        state.push(match given(INITIAL + i) {
             Some(initial) => {
                 let initial = element(b, initial, d)?;
                 b.cast(initial, wide)?
@@ -455,12 +461,31 @@ fn direction(
             None => b.constant(Tensor::from_f64(wide, [1, hidden], &vec![0.0; hidden])),
         });
     }
+    let lengths = match given(LENGTHS) {
+        Some(lengths) => {
+            let lengths = b.cast(lengths, DType::I32)?;
+            Some(b.op("Unsqueeze", &[lengths], Attrs::new().with("axes", vec![1]))?)
+        }
+        None => None,
+    };
+    let nothing = b.scalar(0.0, wide);
     let mut steps = Vec::with_capacity(extents.steps);
     for t in 0..extents.steps {
         let t = if extents.reversed[d] { extents.steps - 1 - t } else { t };
         let input = element(b, inputs, t)?;
-        state = (cell.nodes)(b, call, input, &state, &recurrence)?;
-        steps.push(b.cast(state[0], stored)?);
+        let mut next = (cell.nodes)(b, call, input, &state, &recurrence)?;
+        let mut shown = next[0];
+        if let Some(lengths) = lengths {
+            // A row that has ended keeps its state, and shows nothing.
+            let at = b.scalar(t as f64, DType::I32);
+            let lives = b.op("Less", &[at, lengths], Attrs::new())?;
+            shown = b.op("Where", &[lives, next[0], nothing], Attrs::new())?;
+            for (next, old) in next.iter_mut().zip(&state) {
+                *next = b.op("Where", &[lives, *next, *old], Attrs::new())?;
+            }
+        }
+        state = next;
+        steps.push(b.cast(shown, stored)?);
     }
     if extents.reversed[d] {
         steps.reverse();
@@ -527,14 +552,28 @@ mod tests {
     }
 
     #[test]
+    fn a_row_ends_where_its_length_says() {
+        let (w, ends) = ([1.0, 1.0], [1.0, 0.0]);
+        let inputs: [Input; 5] = [
+            (F32, &[2, 2, 1], &[1.0, 2.0, 3.0, 4.0]),
+            (F32, &[2, 1, 1], &w),
+            (F32, &[2, 1, 1], &w),
+            (F32, &[2, 2], &[0.0; 4]),
+            (I32, &[2], &ends),
+        ];
+        let found = outputs("RNN", &inputs, &attrs("bidirectional"));
+        let one = 1f64.tanh();
+        assert_eq!(found[0].1, [one, 0.0, one, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(found[1].1, [one, 0.0, one, 0.0]);
+    }
+
+    #[test]
     fn what_cells_do_not_know_is_refused() {
         let refused = |op: &str, gates: usize, attrs: Attrs| {
             refused(op, &[(F32, &[2, 3, 4]), (F32, &[1, gates, 4]), (F32, &[1, gates, 5])], &attrs)
         };
         let found = refused("LSTM", 16, Attrs::new());
         assert_eq!(found, "input 'W': expected [1, 20, 4], found [1,16,4]");
-        let found = refused("RNN", 5, Attrs::new().with("sequence_lens", vec![2, 1, 2]));
-        assert_eq!(found, "input 'sequence_lens': expected each of X's length 2, found 1");
         let affine = Attr::Strs(vec!["Affine".into()]);
         let found = refused("RNN", 5, Attrs::new().with("activations", affine));
         assert_eq!(found, "attribute 'activations': expected tanh or relu per direction, found affine");

@@ -152,13 +152,14 @@ fn pays(graph: &Graph, row: &[Product], turn: &Turn, target: &Target) -> bool {
         facts.map(|fact| fact.shape.numel() as u64 * fact.dtype.size() as u64).sum::<u64>()
     };
     let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
-    turn.count(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, row)
+    let ends: Vec<_> = row.iter().map(|p| p.end).collect();
+    turn.count(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, &ends)
 }
 
-/// Whether something needs all of the results at once, none of them reduced: else one could be gone before the next is made.
-fn together(graph: &Graph, row: &[Product]) -> bool {
-    let mut needed = row.iter().map(|p| {
-        let (mut found, mut values) = (BTreeSet::new(), vec![p.end]);
+/// Whether something needs all of these values at once, none of them reduced: else one could be gone before the next is made.
+pub(super) fn together(graph: &Graph, values: &[ValueId]) -> bool {
+    let mut needed = values.iter().map(|&value| {
+        let (mut found, mut values) = (BTreeSet::new(), vec![value]);
         while let Some(value) = values.pop().filter(|_| found.len() < NEAR) {
             for user in graph.users(value) {
                 let reduces = graph.node(user).op().is_none_or(|op| matches!(op.lower, Lower::Reduce(_)));

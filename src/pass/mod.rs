@@ -11,6 +11,7 @@ mod decompose;
 mod fold;
 mod fuse;
 pub mod half;
+mod horizontal;
 mod indexes;
 mod merge;
 mod round;
@@ -33,6 +34,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("turn", turn::run),
     ("simplify", simplify::run),
     ("merge", merge::run),
+    ("horizontal", horizontal::run),
     ("round", round::run),
 ];
 

@@ -9,6 +9,9 @@ use crate::shape::Shape;
 use crate::target::Target;
 use std::collections::HashMap;
 
+/// No more elements are compared with each other to see whether a constant is one number.
+const MAX_UNIFORM: usize = 1 << 12;
+
 /// Simplifies once over the graph.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
     unite(graph)?;
@@ -75,6 +78,17 @@ fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
     }
 }
 
+/// What all elements of a constant are alike, if it has few.
+fn uniform(graph: &Graph, value: ValueId) -> Result<Option<f64>> {
+    match graph.as_constant(value) {
+        Some(constant) if (1..=MAX_UNIFORM).contains(&constant.fact.shape.numel()) => {
+            let values = constant.value()?.to_f64();
+            Ok(values.iter().all(|v| *v == values[0]).then_some(values[0]))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// The number of the operand that a node passes on unchanged, if it does.
 fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
     let node = graph.node(id);
@@ -97,6 +111,11 @@ fn forwards(graph: &Graph, id: u32) -> Result<Option<u32>> {
         "Mul" | "Div" | "Pow" if is(b, 1.0)? => same(0),
         "Add" if is(Some(a), -0.0)? => b.and_then(|_| same(1)),
         "Mul" if is(Some(a), 1.0)? => b.and_then(|_| same(1)),
+        "Where" => match uniform(graph, a)? {
+            Some(0.0) if operands.len() == 3 => same(2),
+            Some(_) if b.is_some() => same(1),
+            _ => None,
+        },
         "Transpose" => {
             let perm = crate::op::Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok().flatten();
             perm.filter(|perm| perm.iter().enumerate().all(|(i, &p)| i as i64 == p)).map(|_| 0)

@@ -1,8 +1,10 @@
 //! What no order of the steps and no placement can avoid.
 
+use super::Class;
+use super::arrange::{draft, drafts};
+use super::layout::Moved;
 use super::lower::Draft;
 use super::order::Dag;
-use super::{Class, Moved};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::layout;
@@ -36,8 +38,7 @@ const MAX_ANCESTRY: usize = 1 << 14;
 /// # Errors
 /// As [`plan`](super::plan), but for the limit.
 pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
-    let bounds =
-        super::drafts(|options| super::draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
+    let bounds = drafts(|options| draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
     Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))
 }
 

@@ -15,7 +15,8 @@
 //! do at once, which takes time where it saves no memory. Thresholds are tried from the peak downwards, and each graph is planned. Under a
 //! limit the highest wins that fits, or the smallest plan if none does; without one the highest that saves about as much as any.
 
-use super::{Class, Limits, arrange, draft};
+use super::arrange::{arrange, draft};
+use super::{Class, Limits};
 use crate::choices::Choices;
 use crate::error::Result;
 use crate::graph::Graph;

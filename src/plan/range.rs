@@ -17,10 +17,11 @@
 //! A binding that was not tried is lowered when it is asked for. Should a buffer outgrow its place all the same (a workspace may, where a
 //! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
 
+use super::arrange::{self, Arrangement, arrange};
+use super::assemble::assemble;
+use super::layout::{Layout, layout};
 use super::lower::{Draft, Options};
-use super::{
-    Arrangement, Class, Compiled, Dim, Layout, Limits, Plan, Recipe, arrange, assemble, check, chunks, layout, spare,
-};
+use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check, chunks, spare};
 use crate::choices::{Choices, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -304,7 +305,7 @@ impl Maker {
         if self.recipe.chunks > 1 {
             graph.spare_memory();
         }
-        let draft = super::draft(&graph, &self.target, options)?;
+        let draft = arrange::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }
 

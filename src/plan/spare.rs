@@ -13,7 +13,7 @@
 //!   +-----------------+--+----+--> step           +--+-----+-+------+--+----+--> step
 //! ```
 
-use super::Layout;
+use super::layout::Layout;
 use super::live::Range;
 use super::lower::{Draft, DraftStep};
 use crate::kernel::layout;
@@ -154,7 +154,7 @@ mod tests {
         let [x, w] = [("x", 512), ("w", 1024)].map(|(name, rows)| g.input(name, DType::F16, [rows, 1024]));
         g.output("y", x.matmul(w).matmul(w));
         let (graph, target) = (g.finish().expect("the graph is sound"), Target::cuda());
-        let mut draft = crate::plan::draft(&graph, &target, Options { join: true }).expect("it is lowered");
+        let mut draft = crate::plan::arrange::draft(&graph, &target, Options { join: true }).expect("it is lowered");
         assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
         let order = vec![0, 1];
         let lanes = Lanes::new(&draft, &order, 1);

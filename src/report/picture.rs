@@ -1,26 +1,23 @@
 //! A plan as rectangles over time and addresses. What is drawn is decided here, once, for the page and for the static picture alike.
 //!
 //! ```text
-//! Plan, eager::Log --of--> Scene --page--> HTML: one file, drawn by page.js
-//!                                --svg---> SVG
+//! Plan ---------of-----> Scene --page--> HTML: one file, drawn by page.js
+//! eager::Log ---eager----^    '--svg---> SVG
 //! ```
 
-use super::human;
-use crate::eager::alloc::Block;
-use crate::eager::compare::{Comparison, Outcome};
-use crate::eager::{Act, Log, Program};
-use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template};
 use crate::plan::lives::Lives;
 use crate::plan::peak::operators;
-use crate::plan::place::{self, Effort, Problem};
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
 use serde::Serialize;
-use serde_json::{Value, json};
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+
+mod eager;
+mod page;
+
+pub use page::{comparison_page, escape, page};
 
 /// What is drawn in one colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -233,7 +230,7 @@ pub struct Scene {
     pub name: String,
     /// The target.
     pub target: String,
-    /// Bytes of all segments.
+    /// Bytes of all segments. This and the two below are 0 of an eager run, which nobody planned.
     pub planned: u64,
     /// Bytes of the arena.
     pub arena: u64,
@@ -329,9 +326,9 @@ impl Scene {
         }
     }
 
-    /// A checked plan in one space: what is there throughout below, the arena above.
-    pub fn whole(plan: &Plan, graph: Option<&Graph>) -> Scene {
-        let mut scene = Scene::of(plan, graph, None);
+    /// A checked plan in one space, as one of several ways: what is there throughout below, the arena above.
+    pub fn whole(name: &str, plan: &Plan, graph: Option<&Graph>) -> Scene {
+        let mut scene = Scene { name: name.to_owned(), ..Scene::of(plan, graph, None) };
         let mut whole = Space { title: "planned".into(), class: None, bytes: 0, areas: Vec::new(), rects: Vec::new() };
         let (arena, rest): (Vec<_>, Vec<_>) =
             scene.spaces.drain(..).partition(|space| space.class == Some(Class::Activation));
@@ -346,133 +343,6 @@ impl Scene {
         scene.reserved = vec![scene.planned; scene.steps.len()];
         scene.spaces.push(whole);
         scene
-    }
-
-    /// An eager run. Where a driver puts segments is not known: they are drawn as low as they fit.
-    ///
-    /// # Errors
-    /// When the sizes cannot be added up.
-    pub fn eager(program: &Program, log: &Log, graph: Option<&Graph>) -> Result<Scene> {
-        let draft = program.draft();
-        let operators = operators(graph);
-        let marks =
-            draft.steps.iter().map(|s| Mark::new(&s.name, &draft.kernels[s.kernel], &operators, &s.reads, &s.writes));
-        let steps: Vec<Mark> = marks.collect();
-        let end = 2 * steps.len().max(1);
-        let mut buffers: Vec<Item> = draft
-            .buffers
-            .iter()
-            .map(|b| Item {
-                name: b.name.clone(),
-                ty: format!("{}{}", b.dtype, b.shape),
-                bytes: b.bytes,
-                class: b.class,
-                kind: Kind::resident(b.class).unwrap_or(Kind::Elementwise),
-                segment: 0,
-                offset: 0,
-                uses: None,
-                takes_from: None,
-            })
-            .collect();
-        for (s, step) in draft.steps.iter().enumerate() {
-            for &b in step.reads.iter().chain(&step.writes) {
-                buffers[b].uses.get_or_insert((s, s)).1 = s;
-            }
-            let made = step.writes.iter().filter(|&&b| draft.buffers[b].class == Class::Activation);
-            made.for_each(|&b| buffers[b].kind = steps[s].kind);
-        }
-
-        // Segments and blocks: when they came, when they went.
-        let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
-        let mut blocks: Vec<(usize, Block, (usize, usize))> = Vec::new();
-        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
-        for &(now, act) in &log.acts {
-            match act {
-                Act::Reserve(segment, bytes) => {
-                    segments.insert(segment, Area { time: (now, end), bytes: (0, bytes) });
-                }
-                Act::Release(segment) => {
-                    segments.entry(segment).and_modify(|area| area.time.1 = now);
-                }
-                Act::Take(buffer, block) => {
-                    open.insert(buffer, blocks.len());
-                    blocks.push((buffer, block, (now, end)));
-                }
-                Act::Give(buffer) => {
-                    if let Some(at) = open.remove(&buffer) {
-                        blocks[at].2.1 = now;
-                    }
-                }
-            }
-        }
-        segments.retain(|_, area| area.time.0 < area.time.1);
-        let staging = program.staging_bytes();
-        if staging > 0 {
-            segments.insert(0, Area { time: (0, end), bytes: (0, staging) });
-        }
-        // What is there throughout lies below the rest, which is placed: that is no higher than any other way to draw it.
-        let throughout = |area: &Area| area.time == (0, end);
-        let mut height = 0u64;
-        for area in segments.values_mut().filter(|area| throughout(area)) {
-            let top = height.checked_add(area.bytes.1);
-            let top = top.ok_or_else(|| Error::Usage("the segments' sizes cannot be added up".into()))?;
-            area.bytes = (height, top);
-            height = top;
-        }
-        let items = segments.values().filter(|area| !throughout(area)).map(|area| place::Item {
-            lower: area.time.0 as u64,
-            upper: area.time.1 as u64,
-            size: area.bytes.1,
-            align: 1,
-        });
-        let drawn = place::place(&Problem::new(items.collect(), 1)?, Effort::PLAN);
-        let others = segments.values_mut().filter(|area| area.time != (0, end));
-        for (area, offset) in others.zip(&drawn.offsets) {
-            area.bytes = (height + offset, height + offset + area.bytes.1);
-        }
-        height += drawn.peak;
-        let mut rects = Vec::new();
-        let mut live = vec![0i128; end + 1];
-        let mut reserved = live.clone();
-        for area in segments.values() {
-            let bytes = i128::from(area.bytes.1 - area.bytes.0);
-            reserved[area.time.0] += bytes;
-            reserved[area.time.1] -= bytes;
-        }
-        live[0] += i128::from(staging);
-        for (buffer, block, time) in blocks {
-            let Some(area) = segments.get(&block.segment).filter(|_| time.0 < time.1) else { continue };
-            live[time.0] += i128::from(block.bytes);
-            live[time.1] -= i128::from(block.bytes);
-            let from = area.bytes.0 + block.offset;
-            rects.push(Rect { buffer, time, held: time, bytes: (from, from + block.bytes) });
-            let item = &mut buffers[buffer];
-            (item.segment, item.offset) = (block.segment as usize, block.offset);
-        }
-        let (live, reserved) = (per_step(&live), per_step(&reserved));
-        let peak = (0..steps.len()).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
-            let holds = |r: &&Rect| r.time.0 < 2 * step + 2 && 2 * step < r.time.1;
-            let mut holders: Vec<usize> = rects.iter().filter(holds).map(|r| r.buffer).collect();
-            holders.sort_by_key(|&b| (Reverse(buffers[b].bytes), b));
-            Peak { step, bytes: live[step], buffers: holders }
-        });
-        let areas = segments.into_values().collect();
-        let space = Space { title: "device".into(), class: None, bytes: height, areas, rects };
-        Ok(Scene {
-            name: String::new(),
-            target: String::new(),
-            planned: 0,
-            arena: 0,
-            bound: 0,
-            limit: None,
-            live,
-            reserved,
-            steps,
-            buffers,
-            spaces: vec![space],
-            peak,
-            figures: Vec::new(),
-        })
     }
 
     /// How many lanes its steps are in.
@@ -512,93 +382,4 @@ impl Mark {
             writes: writes.to_vec(),
         }
     }
-}
-
-/// From changes per half step to the most in either half of each step.
-fn per_step(changes: &[i128]) -> Vec<u64> {
-    let sums = changes.iter().scan(0i128, |sum, change| {
-        *sum += change;
-        Some(u64::try_from(*sum).expect("what goes has come"))
-    });
-    let sums: Vec<u64> = sums.collect();
-    sums.chunks_exact(2).map(|halves| halves[0].max(halves[1])).collect()
-}
-
-/// The page of a comparison: a scene per column that ran, all on one scale of time and of bytes.
-pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
-    let mut scenes = scenes;
-    let mut notes = vec![
-        "Memory as it came in the load and the first run. Segments of eager runs are drawn as low as they fit: where a driver puts them is not known.".to_owned(),
-    ];
-    for column in &comparison.columns {
-        let measured = match &column.outcome {
-            Outcome::Ran(measured) => measured,
-            Outcome::Refused { does_not_fit } => {
-                notes.push(format!("{}: {does_not_fit}", column.name));
-                continue;
-            }
-        };
-        let figures = [
-            ("peak reserved", human(measured.peak_reserved_bytes)),
-            ("peak live", human(measured.peak_live_bytes)),
-            ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
-            ("smallest device that fits", human(column.smallest_device_bytes)),
-            ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
-            ("median run", format!("{:.3} ms", measured.median_ms)),
-        ];
-        for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
-            scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
-            scene.target.clone_from(&comparison.target);
-            scene.limit = comparison.memory_limit;
-        }
-    }
-    let title = format!("{} on {}: eager and planned", comparison.model, comparison.target);
-    document(&json!({"title": title, "scenes": scenes, "notes": notes}))
-}
-
-/// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
-pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
-    let scene = Scene::of(plan, graph, limit);
-    let title = format!("{} on {}", scene.name, scene.target);
-    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
-}
-
-/// A page of scenes. `data` has a `title` and `scenes`; the rest is for page.js.
-fn document(data: &Value) -> String {
-    let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
-    let title = escape(data["title"].as_str().unwrap_or_default());
-    let mut data = data.clone();
-    data["palette"] = json!(palette);
-    data["arena"] = json!(ARENA);
-    // Only strings of JSON have '<' in them: with it escaped, nothing in the data ends the script or begins a comment.
-    let data = data.to_string().replace('<', "\\u003c");
-    let (css, js) = (include_str!("page.css"), include_str!("page.js"));
-    let mut rest = include_str!("page.html");
-    let mut page = String::with_capacity(rest.len() + css.len() + data.len() + js.len());
-    // In the template's order: what is filled in is not searched again.
-    for (mark, text) in [("{{title}}", &*title), ("{{css}}", css), ("{{data}}", &*data), ("{{js}}", js)] {
-        let (before, after) = rest.split_once(mark).expect("the page has a place for each part");
-        page += before;
-        page += text;
-        rest = after;
-    }
-    page + rest
-}
-
-/// Text for XML and HTML, as content and in quotes. Characters that XML cannot say are replaced.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '"' => out += "&quot;",
-            '\'' => out += "&#39;",
-            '\t' | '\n' | '\r' => out.push(' '),
-            '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
-            c => out.push(c),
-        }
-    }
-    out
 }

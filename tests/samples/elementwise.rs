@@ -9,13 +9,21 @@ pub fn samples() -> Vec<Sample> {
     // One operand: values of both signs where the function has them.
     for (op, low, high) in [
         ("Abs", -3.0, 3.0),
+        ("Acos", -1.0, 1.0),
+        ("Acosh", 1.0, 9.0),
+        ("Asin", -1.0, 1.0),
+        ("Asinh", -5.0, 5.0),
+        ("Atan", -5.0, 5.0),
+        ("Atanh", -0.9, 0.9),
         ("Ceil", -3.0, 3.0),
         ("Celu", -4.0, 4.0),
         ("Cos", -6.0, 6.0),
+        ("Cosh", -5.0, 5.0),
         ("Elu", -4.0, 4.0),
         ("Erf", -3.0, 3.0),
         ("Exp", -5.0, 3.0),
         ("Floor", -3.0, 3.0),
+        ("FastGelu", -5.0, 5.0),
         ("Gelu", -5.0, 5.0),
         ("HardSigmoid", -4.0, 4.0),
         ("HardSwish", -5.0, 5.0),
@@ -25,13 +33,16 @@ pub fn samples() -> Vec<Sample> {
         ("Log", 0.1, 9.0),
         ("Mish", -6.0, 6.0),
         ("Neg", -3.0, 3.0),
+        ("QuickGelu", -5.0, 5.0),
         ("Reciprocal", 0.2, 3.0),
         ("Relu", -3.0, 3.0),
         ("Round", -3.0, 3.0),
         ("Selu", -4.0, 4.0),
+        ("Shrink", -3.0, 3.0),
         ("Sigmoid", -9.0, 9.0),
         ("Sign", -3.0, 3.0),
         ("Sin", -6.0, 6.0),
+        ("Sinh", -5.0, 5.0),
         ("Softplus", -6.0, 6.0),
         ("Softsign", -6.0, 6.0),
         ("Sqrt", 0.0, 9.0),
@@ -47,6 +58,21 @@ pub fn samples() -> Vec<Sample> {
     for op in ["Sigmoid", "Softplus", "Swish", "Mish", "Tanh", "Elu", "Selu", "Celu", "Gelu", "Erf", "Softsign"] {
         all.push(Sample::new(op).given(F32, &[8], &[-1000.0, -90.0, -20.0, -0.0, 1e-6, 20.0, 90.0, 1000.0]));
     }
+    for (op, ends) in [
+        ("Acos", [-1.0, -0.99999, -1e-6, 0.0, 0.3826, 0.9239, 0.99999, 1.0]),
+        ("Asin", [-1.0, -0.99999, -1e-6, 0.0, 0.3826, 0.9239, 0.99999, 1.0]),
+        ("Acosh", [1.0, 1.0001, 1.3, 1.35, 2.0, 1e4, 1e20, 3e38]),
+        ("Asinh", [-3e38, -1e20, -0.4142, -1e-6, 0.0, 0.4143, 1.0, 1e20]),
+        ("Atan", [-3e38, -2.4142, -0.4142, -1e-6, 0.0, 0.4143, 2.4143, 1e20]),
+        ("Atanh", [-0.9999, -0.4143, -1e-6, 0.0, 1e-6, 0.4142, 0.5, 0.9999]),
+        ("Cosh", [-88.5, -88.0, -87.5, -1e-6, 0.0, 87.0, 88.0, 88.5]),
+        ("Sinh", [-1.5, -1.0, -0.99, -1e-6, 0.0, 1e-3, 0.99, 1.01]),
+        ("Sinh", [-88.5, -88.0, -1e-6, 0.0, 1.0, 87.0, 88.0, 88.5]),
+    ] {
+        // Halves have no such numbers, and none so close to 1.
+        all.push(Sample::new(op).given(F32, &[8], &ends));
+    }
+    all.push(Sample::new("Shrink").input(F32, &[64], -3.0, 3.0).attr("bias", 0.25).attr("lambd", 1.5));
     all.push(Sample::new("Round").given(F32, &[6], &[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]));
     let infinite = Sample::new("IsInf").given(F32, &[4], &[f64::INFINITY, f64::NEG_INFINITY, 1e30, f64::NAN]);
     all.push(infinite.clone().attr("detect_negative", 0));
@@ -59,6 +85,9 @@ pub fn samples() -> Vec<Sample> {
     all.push(Sample::new("Selu").input(F32, &[64], -3.0, 3.0).attr("alpha", 1.25).attr("gamma", 0.75));
     all.push(Sample::new("HardSigmoid").input(F32, &[64], -3.0, 3.0).attr("alpha", 0.5).attr("beta", 0.25));
     all.push(Sample::new("Gelu").input(F32, &[64], -5.0, 5.0).attr("approximate", "tanh"));
+    for op in ["BiasGelu", "FastGelu"] {
+        all.push(Sample::new(op).input(F32, &[3, 8], -3.0, 3.0).input(F32, &[8], -2.0, 2.0));
+    }
     all.push(Sample::new("Not").input(Bool, &[3, 5], 0.0, 1.0));
     for op in ["Abs", "Neg", "Sign", "Relu"] {
         all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));

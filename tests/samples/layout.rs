@@ -3,11 +3,27 @@ use plimsoll::dtype::DType::{self, *};
 use plimsoll::tensor::Tensor;
 
 pub fn samples() -> Vec<Sample> {
-    [views(), several(), reductions(), known(), gathers(), scatters(), scatters_along(), tops(), pads()].concat()
+    [views(), several(), reductions(), known(), gathers(), selections(), scatters(), scatters_along(), tops(), pads()]
+        .concat()
 }
 
 fn data(op: &'static str, shape: &[usize]) -> Sample {
     Sample::new(op).input(F32, shape, -3.0, 3.0)
+}
+
+fn selections() -> Vec<Sample> {
+    let table = Tensor::from_f64(F32, [2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, -3.0]);
+    let reversed =
+        |lengths: &[f64], shape: &[usize]| data("ReverseSequence", shape).given(I64, &[lengths.len()], lengths);
+    vec![
+        data("Compress", &[3, 4, 2]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1),
+        data("Compress", &[3, 4]).ints("condition", &[0, 1, 1, 0, 1]),
+        data("Compress", &[3, 4]).ints("condition", &[0, 0]).attr("axis", -1),
+        Sample::new("NonZero").attr("X", plimsoll::op::Attr::shaping(&table)),
+        Sample::new("NonZero").ints("X", &[0, 1, 7, 0]),
+        reversed(&[3.0, 0.0, 5.0], &[5, 3, 2]),
+        reversed(&[1.0, 4.0], &[2, 5]).attr("batch_axis", 0).attr("time_axis", 1),
+    ]
 }
 
 fn views() -> Vec<Sample> {

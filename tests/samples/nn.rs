@@ -21,6 +21,11 @@ pub fn samples() -> Vec<Sample> {
         neighbours(),
         grids(),
         quantized(),
+        integers(),
+        attentions(),
+        rotations(),
+        between_numbers(),
+        skips(),
     ]
     .concat()
 }
@@ -89,12 +94,16 @@ fn recurrences() -> Vec<Sample> {
         all.push(plain(3, 1).attr("direction", "reverse").attr("hidden_size", hidden as i64));
         all.push(plain(1, 1).input(F32, &[1, 2 * rows], -1.0, 1.0).attr("linear_before_reset", 1));
         let mut both = plain(3, 2).input(F32, &[2, 2 * rows], -1.0, 1.0).attr("direction", "bidirectional");
+        let mut ending = both.clone().given(I32, &[2], &[2.0, 3.0]);
+        both = both.omitted();
         for _ in 0..if op == "LSTM" { 2 } else { 1 } {
             both = both.input(F32, &[2, 2, hidden], -1.0, 1.0);
+            ending = ending.input(F32, &[2, 2, hidden], -1.0, 1.0);
         }
-        all.push(both.clone());
-        all.push(both.attr("linear_before_reset", 1).ints("sequence_lens", &[3, 3]));
-        all.push(plain(2, 1).omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
+        all.push(both);
+        all.push(ending.attr("linear_before_reset", 1));
+        all.push(plain(3, 1).omitted().given(I32, &[2], &[1.0, 0.0]));
+        all.push(plain(2, 1).omitted().omitted().input(F32, &[1, 2, hidden], -1.0, 1.0));
     }
     let named = |names: &[&str]| Attr::Strs(names.iter().map(|&name| name.into()).collect());
     for (op, gates, activations) in [
@@ -105,7 +114,8 @@ fn recurrences() -> Vec<Sample> {
         let usual = call(op, &[&[3, 2, 4], &[1, gates * 5, 4], &[1, gates * 5, 5]]).attr("activations", activations);
         all.push(usual.attr("layout", 0).attr("input_forget", 0));
     }
-    let peepholes = |sample: Sample| sample.omitted().omitted().omitted().input(F32, &[2, 15], -1.0, 1.0);
+    let peepholes =
+        |sample: Sample| [(); 4].iter().fold(sample, |sample, ()| sample.omitted()).input(F32, &[2, 15], -1.0, 1.0);
     all.push(peepholes(call("LSTM", &[&[3, 2, 4], &[2, 20, 4], &[2, 20, 5]]).attr("direction", "bidirectional")));
     all
 }
@@ -140,6 +150,132 @@ fn quantized() -> Vec<Sample> {
         whole(I32).given(F32, &[1], &[0.5]).attr("block_size", 0).attr("output_dtype", F32.onnx()),
         whole(I32).given(F32, &[1], &[0.5]).given(I32, &[], &[4.0]),
         whole(U8).given(F32, &[3], &[0.25, 1.0, 2.0]).given(U8, &[3], &[128.0, 0.0, 1.0]),
+    ]
+}
+
+/// Of both types, with parameters for all and for each row, column and filter; sums too long for one product. Scales are powers of two, so
+/// that ties are ties in every type.
+fn integers() -> Vec<Sample> {
+    let small = |s: Sample, dtype: DType, shape: &[usize]| match dtype {
+        I8 => s.input(I8, shape, -128.0, 127.0),
+        _ => s.input(U8, shape, 0.0, 255.0),
+    };
+    let pair = |op, a: (DType, &[usize]), b: (DType, &[usize])| small(small(Sample::new(op), a.0, a.1), b.0, b.1);
+    let mut all = vec![
+        pair("MatMulInteger", (U8, &[3, 5]), (U8, &[5, 4])),
+        pair("MatMulInteger", (U8, &[3, 300]), (I8, &[300, 2])).given(U8, &[], &[131.0]),
+        pair("MatMulInteger", (U8, &[2, 3, 530]), (I8, &[530, 4])).given(U8, &[1], &[7.0]).given(
+            I8,
+            &[4],
+            &[0.0, 1.0, -2.0, 3.0],
+        ),
+        pair("MatMulInteger", (I8, &[3, 5]), (I8, &[2, 5, 4])).given(I8, &[3], &[0.0, 9.0, -9.0]),
+        pair("MatMulInteger", (U8, &[600]), (U8, &[600, 2])),
+        pair("ConvInteger", (U8, &[1, 3, 6, 5]), (I8, &[4, 3, 3, 3])).given(U8, &[], &[128.0]).ints("pads", &[1; 4]),
+        pair("ConvInteger", (U8, &[2, 64, 5, 4]), (U8, &[3, 64, 3, 3])).given(U8, &[], &[100.0]).given(
+            U8,
+            &[3],
+            &[1.0, 128.0, 2.0],
+        ),
+        pair("ConvInteger", (I8, &[1, 80, 9]), (I8, &[6, 40, 8])).attr("group", 2).ints("strides", &[2]),
+        Sample::new("DynamicQuantizeLinear").input(F32, &[3, 7], -2.0, 5.0),
+        Sample::new("DynamicQuantizeLinear").input(F32, &[9], 1.0, 3.0),
+        Sample::new("DynamicQuantizeLinear").given(F32, &[2, 2], &[0.0; 4]),
+        Sample::new("DynamicQuantizeLinear").given(F32, &[0], &[]),
+    ];
+    let matrices = |x: DType, w: DType, y: DType| {
+        let s = small(Sample::new("QLinearMatMul"), x, &[2, 3, 40]).given(F32, &[], &[0.0625]).given(x, &[], &[3.0]);
+        let s = small(s, w, &[40, 5]).given(F32, &[5], &[0.5, 0.25, 1.0, 0.125, 0.5]);
+        s.given(w, &[5], &[0.0, 1.0, 2.0, 0.0, 3.0]).given(F32, &[1], &[16.0]).given(y, &[], &[10.0])
+    };
+    all.extend([matrices(U8, I8, U8), matrices(I8, I8, I8), matrices(U8, U8, I8)]);
+    let filters = |x: DType, w: DType, groups: usize| {
+        let s = small(Sample::new("QLinearConv"), x, &[2, 4, 6, 5]).given(F32, &[], &[0.25]).given(x, &[], &[100.0]);
+        let s = small(s, w, &[4, 4 / groups, 3, 3]).attr("group", groups as i64);
+        let s = s.given(F32, &[4], &[0.5, 0.25, 1.0, 0.125]).given(w, &[1], &[2.0]);
+        s.given(F32, &[], &[64.0]).given(x, &[], &[7.0])
+    };
+    all.push(filters(U8, I8, 1).ints("pads", &[1, 1, 1, 1]));
+    all.push(filters(U8, U8, 1).given(I32, &[4], &[0.0, -3000.0, 20000.0, 1.0]).ints("strides", &[2, 1]));
+    all.push(filters(I8, I8, 4).given(I32, &[4], &[5.0, 0.0, 20000.0, -1.0]));
+    all
+}
+
+/// Both types, with zero points and without. Scales are powers of two.
+fn between_numbers() -> Vec<Sample> {
+    let data = |s: Sample, dtype: DType, shape: &[usize], scale: f64, zero: f64| {
+        s.input(dtype, shape, 0.0, 120.0).given(F32, &[], &[scale]).given(dtype, &[], &[zero])
+    };
+    let one = |op, dtype: DType, shape: &[usize]| data(Sample::new(op), dtype, shape, 0.0625, 60.0);
+    let result = |s: Sample, dtype: DType, scale: f64| s.given(F32, &[1], &[scale]).given(dtype, &[1], &[3.0]);
+    let mut all = Vec::new();
+    for op in ["QLinearAdd", "QLinearMul"] {
+        all.push(result(data(one(op, U8, &[2, 3, 5]), U8, &[3, 1], 0.125, 7.0), U8, 0.25));
+        all.push(data(one(op, I8, &[4]), I8, &[4], 0.125, -7.0).given(F32, &[], &[0.25]));
+    }
+    all.push(result(one("QLinearSigmoid", U8, &[3, 7]), U8, 0.0078125));
+    all.push(result(one("QLinearLeakyRelu", I8, &[3, 7]).attr("alpha", 0.25), I8, 0.0625));
+    all.push(Sample::new("QLinearLeakyRelu").input(U8, &[9], 0.0, 255.0).given(F32, &[], &[0.5]).omitted().given(
+        F32,
+        &[],
+        &[1.0],
+    ));
+    all.push(result(one("QLinearAveragePool", U8, &[1, 2, 6, 5]), U8, 0.0625).ints("kernel_shape", &[2, 2]));
+    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625));
+    all
+}
+
+fn skips() -> Vec<Sample> {
+    let (x, one): (&[usize], &[usize]) = (&[2, 3, 8], &[8]);
+    vec![
+        call("SkipLayerNormalization", &[x, x, one]),
+        call("SkipLayerNormalization", &[x, &[1, 3, 8], one, one, one]).attr("epsilon", 0.1),
+        call("SkipLayerNormalization", &[x, x, one]).omitted().input(F32, one, -1.0, 1.0),
+        call("SkipSimplifiedLayerNormalization", &[x, x, one]),
+        call("SkipSimplifiedLayerNormalization", &[x, &[3, 8], one, one]).attr("epsilon", 0.1),
+    ]
+}
+
+/// With and without heads of their own, shared keys, a past, masks of both types, and everything that may be shown.
+fn attentions() -> Vec<Sample> {
+    let apart = |heads: [usize; 2], queries: usize, keys: usize| {
+        call("Attention", &[&[2, heads[0], queries, 8], &[2, heads[1], keys, 8], &[2, heads[1], keys, 6]])
+    };
+    let within =
+        call("Attention", &[&[2, 5, 32], &[2, 7, 16], &[2, 7, 12]]).attr("q_num_heads", 4).attr("kv_num_heads", 2);
+    let past =
+        |s: Sample, heads: usize| s.input(F32, &[2, heads, 3, 8], -1.0, 1.0).input(F32, &[2, heads, 3, 6], -1.0, 1.0);
+    let seen = |s: Sample, shape: &[usize]| {
+        // Every query sees the first key.
+        let len: usize = shape.iter().product();
+        let row = shape[shape.len() - 1];
+        s.given(Bool, shape, &(0..len).map(|i| f64::from(u8::from(i % row == 0 || i % 3 != 1))).collect::<Vec<_>>())
+    };
+    vec![
+        apart([3, 3], 5, 7),
+        apart([3, 3], 7, 7).attr("is_causal", 1),
+        apart([4, 2], 5, 5).attr("is_causal", 1).attr("scale", 0.5),
+        apart([4, 1], 5, 7).attr("softcap", 0.5),
+        within.clone(),
+        within.clone().input(F32, &[5, 7], -1.0, 1.0).attr("softmax_precision", 1),
+        seen(within, &[2, 1, 5, 7]).attr("qk_matmul_output_mode", 3),
+        seen(apart([4, 2], 5, 7), &[2, 4, 5, 7]),
+        past(apart([3, 3], 2, 2).omitted(), 3).attr("is_causal", 1),
+        past(seen(apart([6, 2], 2, 2), &[1, 5]), 2).attr("is_causal", 1).attr("qk_matmul_output_mode", 1),
+        past(apart([4, 2], 1, 1).input(F32, &[2, 1, 1, 4], -1.0, 1.0), 2)
+            .attr("qk_matmul_output_mode", 2)
+            .attr("softcap", 2.0),
+    ]
+}
+
+fn rotations() -> Vec<Sample> {
+    let row = |x: &[usize], caches: &[usize]| call("RotaryEmbedding", &[x, caches, caches]);
+    vec![
+        row(&[2, 3, 5, 8], &[2, 5, 4]),
+        row(&[2, 3, 5, 8], &[9, 4]).input(I64, &[2, 5], 0.0, 8.0).attr("interleaved", 1),
+        row(&[2, 5, 24], &[9, 4]).input(I64, &[2, 5], 0.0, 8.0).attr("num_heads", 3),
+        row(&[2, 5, 24], &[2, 5, 2]).attr("num_heads", 3).attr("rotary_embedding_dim", 4),
+        row(&[1, 2, 5, 6], &[1, 5, 2]).attr("rotary_embedding_dim", 4).attr("interleaved", 1),
     ]
 }
 
@@ -303,6 +439,14 @@ fn normalizations() -> Vec<Sample> {
         call("RMSNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("epsilon", 0.1).attr("stash_type", 1),
         call("SimplifiedLayerNormalization", &[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01),
         call("SimplifiedLayerNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("stash_type", 1),
+        call("MeanVarianceNormalization", &[&[2, 3, 4, 5]]),
+        call("MeanVarianceNormalization", &[&[2, 3, 7]]).ints("axes", &[-1, 0]),
+        call("LpNormalization", &[&[2, 3, 5]]),
+        call("LpNormalization", &[&[2, 3, 5]]).attr("axis", 1).attr("p", 1),
+        Sample::new("LpNormalization").given(F32, &[2, 2], &[0.0, 0.0, 3.0, -4.0]),
+        call("Hardmax", &[&[2, 3, 5]]),
+        call("Hardmax", &[&[2, 3, 5]]).attr("axis", 1),
+        call("Hardmax", &[&[2, 3, 5]]).attr("axis", 1).attr("flatten", 1),
     ]);
     samples
 }

@@ -1,0 +1,529 @@
+//! Rows of transformers: attention as a whole, and the rotation that tells queries and keys where they stand.
+//!
+//! Query heads that share keys are an axis of their own, along which keys and values are broadcast, not copied:
+//!
+//! ```text
+//! Q [b, kv, group, s, d] --x scale--.
+//!                                MatMul --softcap, mask--> Softmax --.
+//! past, K [b, kv, 1, t, d] ---T-----'                             MatMul --> Y [b, kv, group, s, v]
+//! past, V [b, kv, 1, t, v] -------------------------------------------'
+//! ```
+
+use super::{expect_dtype, indices, position, same_float};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
+
+const ATTENTION: &[&str] =
+    &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"];
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "Attention",
+        doc: "Softmax of masked products of queries and keys, times values; also keys and values behind those of the past, and the products",
+        inputs: &[
+            one("Q"),
+            one("K"),
+            one("V"),
+            optional("attn_mask"),
+            optional("past_key"),
+            optional("past_value"),
+            optional("nonpad_kv_seqlen"),
+        ],
+        attrs: ATTENTION,
+        infer,
+        eval: Eval::Tensor(eval),
+        lower: Lower::Decompose(nodes),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "RotaryEmbedding",
+        doc: "Pairs of elements of each head rotated by the angles of their position, whose cosines and sines are given",
+        inputs: &[one("X"), one("cos_cache"), one("sin_cache"), optional("position_ids")],
+        attrs: &["interleaved", "num_heads", "rotary_embedding_dim"],
+        infer: |call| Rotation::of(call).map(|_| vec![call.fact(0).clone()]),
+        eval: Eval::Tensor(rotate),
+        lower: Lower::Decompose(rotation),
+        upgrade: None,
+        part: None,
+    },
+];
+
+const Q: usize = 0;
+const MASK: usize = 3;
+const PAST: usize = 4;
+
+/// The extents of an attention.
+struct Extents {
+    batch: usize,
+    /// Heads of keys and values, and how many query heads share each.
+    heads: usize,
+    group: usize,
+    queries: usize,
+    /// Keys that came before, and all of them.
+    past: usize,
+    keys: usize,
+    /// Elements of a query or key, and of a value.
+    width: usize,
+    value: usize,
+}
+
+impl Extents {
+    fn of(call: &Call) -> OpResult<Extents> {
+        let [batch, q_heads, queries, width] = headed(call, 0, "q_num_heads")?;
+        let [k_batch, heads, new, k_width] = headed(call, 1, "kv_num_heads")?;
+        let [v_batch, v_heads, v_new, value] = headed(call, 2, "kv_num_heads")?;
+        if [k_batch, v_batch] != [batch; 2] || k_width != width || [v_heads, v_new] != [heads, new] {
+            let (q, k, v) = (call.shape(0), call.shape(1), call.shape(2));
+            return Err(format!(
+                "expected queries, keys and values of one batch that fit each other, found {q}, {k} and {v}"
+            ));
+        }
+        if heads == 0 || q_heads == 0 || !q_heads.is_multiple_of(heads) {
+            return Err(format!("expected a multiple of the {heads} heads of input 'K', found {q_heads} of input 'Q'"));
+        }
+        let mut past = 0;
+        if call.has(PAST) || call.has(PAST + 1) {
+            past = if call.has(PAST) { call.shape(PAST).get(2).copied().unwrap_or(0) } else { 0 };
+            for (i, width) in [width, value].into_iter().enumerate() {
+                let expected = Shape::new([batch, heads, past, width]);
+                if !call.has(PAST + i) || *call.shape(PAST + i) != expected {
+                    let found = if call.has(PAST + i) { call.shape(PAST + i).to_string() } else { "none".into() };
+                    return Err(format!(
+                        "input '{}': expected {expected}, found {found}",
+                        call.op.inputs[PAST + i].name
+                    ));
+                }
+            }
+        }
+        let keys = past.checked_add(new).ok_or("more keys than can be counted")?;
+        Ok(Extents { batch, heads, group: q_heads / heads, queries, past, keys, width, value })
+    }
+
+    /// Of the products: `[batch, query heads, queries, keys]`.
+    fn scores(&self) -> Shape {
+        Shape::new([self.batch, self.heads * self.group, self.queries, self.keys])
+    }
+
+    /// The axes of the heads where keys are broadcast: one if every query head has keys of its own.
+    fn split(&self) -> Vec<usize> {
+        if self.group == 1 { vec![self.heads] } else { vec![self.heads, self.group] }
+    }
+}
+
+/// `[batch, heads, sequence, width]` of an input of that shape, or of `[batch, sequence, heads width]`.
+fn headed(call: &Call, input: usize, heads: &str) -> OpResult<[usize; 4]> {
+    let name = call.op.inputs[input].name;
+    let given = call.int(heads, 0)?;
+    match (&call.shape(input)[..], usize::try_from(given)) {
+        (&[b, h, s, d], Ok(n)) if n == 0 || n == h => Ok([b, h, s, d]),
+        (&[b, s, all], Ok(n @ 1..)) if all.is_multiple_of(n) => Ok([b, n, s, all / n]),
+        _ => Err(format!(
+            "input '{name}': expected [batch, heads, sequence, width], or [batch, sequence, heads width] where '{heads}' says how many, \
+             found {} with {given}",
+            call.shape(input)
+        )),
+    }
+}
+
+fn infer(call: &Call) -> OpResult<Vec<Fact>> {
+    let dtype = expect_dtype(call, Q, "a float type", DType::is_float)?;
+    for input in [1, 2, PAST, PAST + 1].into_iter().filter(|&input| call.has(input)) {
+        if call.dtype(input) != dtype {
+            let (name, found) = (call.op.inputs[input].name, call.dtype(input));
+            return Err(format!("input '{name}': expected {dtype} as input 'Q', found {found}"));
+        }
+    }
+    if call.has(6) {
+        return Err(
+            "input 'nonpad_kv_seqlen': expected none, found lengths, which are not supported: a mask says the same"
+                .into(),
+        );
+    }
+    let e = Extents::of(call)?;
+    if call.has(MASK) {
+        let mask = call.fact(MASK);
+        if mask.dtype != DType::Bool && mask.dtype != dtype {
+            return Err(format!("input 'attn_mask': expected bool or {dtype}, found {mask}"));
+        }
+        if Shape::broadcast([&e.scores(), &mask.shape]).as_ref() != Some(&e.scores()) {
+            return Err(format!("input 'attn_mask': expected a shape that broadcasts to {}, found {mask}", e.scores()));
+        }
+    }
+    scale(call, &e)?;
+    call.float("softcap", 0.0)?;
+    call.int("is_causal", 0)?;
+    precision(call)?;
+    if !(0..4).contains(&call.int("qk_matmul_output_mode", 0)?) {
+        return Err("attribute 'qk_matmul_output_mode': expected 0 to 3".into());
+    }
+    let y = match call.shape(Q).len() {
+        3 => Shape::new([e.batch, e.queries, e.heads * e.group * e.value]),
+        _ => Shape::new([e.batch, e.heads * e.group, e.queries, e.value]),
+    };
+    let present = |width| Fact::new(dtype, [e.batch, e.heads, e.keys, width]);
+    Ok(vec![Fact::new(dtype, y), present(e.width), present(e.value), Fact::new(dtype, e.scores())])
+}
+
+fn scale(call: &Call, e: &Extents) -> OpResult<f64> {
+    call.float("scale", 1.0 / (e.width.max(1) as f64).sqrt())
+}
+
+/// The type of the softmax.
+fn precision(call: &Call) -> OpResult<DType> {
+    match call.int("softmax_precision", 0)? {
+        0 => Ok(call.dtype(Q)),
+        code => DType::from_onnx(code)
+            .filter(|d| d.is_float())
+            .ok_or_else(|| format!("attribute 'softmax_precision': expected a floating-point type, found {code}")),
+    }
+}
+
+fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let e = Extents::of(call)?;
+    let value = |input: usize| x.get(input).copied().flatten();
+    // Of [batch, heads, sequence, width], wherever the heads stand.
+    let at = |input: usize, [b, h, s, i]: [usize; 4]| {
+        let (values, shape) = (value(input).unwrap_or_default(), call.shape(input));
+        match shape.len() {
+            3 => values[position(&[b, s, h * if input == 2 { e.value } else { e.width } + i], shape)],
+            _ => values[position(&[b, h, s, i], shape)],
+        }
+    };
+    let present = |input: usize, width: usize| -> Vec<f64> {
+        let shape = Shape::new([e.batch, e.heads, e.keys, width]);
+        let element = |index: Vec<usize>| match index[2].checked_sub(e.past) {
+            Some(t) => at(input, [index[0], index[1], t, index[3]]),
+            None => at(PAST + input - 1, [index[0], index[1], index[2], index[3]]),
+        };
+        indices(&shape).map(element).collect()
+    };
+    let (k, v) = (present(1, e.width), present(2, e.value));
+    let mask = value(MASK).map(|m| (m, Access::contiguous(call.shape(MASK).clone()).broadcast(&e.scores())));
+    let (scale, softcap) = (scale(call, &e)?, call.float("softcap", 0.0)?);
+    let (causal, mode) = (call.int("is_causal", 0)? != 0, call.int("qk_matmul_output_mode", 0)?);
+    let (mut y, mut shown) = (vec![0.0; e.batch * e.heads * e.group * e.queries * e.value], Vec::new());
+    let out = match call.shape(Q).len() {
+        3 => Shape::new([e.batch, e.queries, e.heads * e.group, e.value]),
+        _ => Shape::new([e.batch, e.heads * e.group, e.queries, e.value]),
+    };
+    for row in indices(&Shape::new([e.batch, e.heads * e.group, e.queries])) {
+        let [b, h, s] = [row[0], row[1], row[2]];
+        let key = |t: usize, width: usize| ((b * e.heads + h / e.group) * e.keys + t) * width;
+        let dot = |t: usize| (0..e.width).map(|i| at(Q, [b, h, s, i]) * k[key(t, e.width) + i]).sum::<f64>();
+        let raw: Vec<f64> = (0..e.keys).map(|t| dot(t) * scale).collect();
+        let capped: Vec<f64> =
+            raw.iter().map(|&v| if softcap > 0.0 { softcap * (v / softcap).tanh() } else { v }).collect();
+        let masked = |t: usize| {
+            let bias = mask.as_ref().map_or(0.0, |(m, access)| {
+                let m = m[access.at(&[b, h, s, t]) as usize];
+                if call.dtype(MASK) != DType::Bool {
+                    m
+                } else if m != 0.0 {
+                    0.0
+                } else {
+                    f64::NEG_INFINITY
+                }
+            });
+            if causal && t > s + e.past { f64::NEG_INFINITY } else { capped[t] + bias }
+        };
+        let scores: Vec<f64> = (0..e.keys).map(masked).collect();
+        let most = scores.iter().copied().fold(f64::MIN, f64::max);
+        let sum: f64 = scores.iter().map(|v| (v - most).exp()).sum();
+        let weights: Vec<f64> = scores.iter().map(|v| if sum > 0.0 { (v - most).exp() / sum } else { 0.0 }).collect();
+        for i in 0..e.value {
+            let place = if call.shape(Q).len() == 3 { [b, s, h, i] } else { [b, h, s, i] };
+            y[position(&place, &out)] = (0..e.keys).map(|t| weights[t] * v[key(t, e.value) + i]).sum();
+        }
+        shown.extend(&[&raw, &capped, &scores, &weights][mode as usize][..]);
+    }
+    Ok(vec![y, k, v, shown])
+}
+
+fn given(x: &[Option<ValueId>], input: usize) -> Option<ValueId> {
+    x.get(input).copied().flatten()
+}
+
+fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
+    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
+}
+
+fn transpose(b: &mut dyn Build, value: ValueId, perm: &[usize]) -> OpResult<ValueId> {
+    b.op("Transpose", &[value], Attrs::new().with("perm", perm))
+}
+
+fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
+    b.op(op, &[x, y], Attrs::new())
+}
+
+/// `[batch, heads.., sequence, width]` of an input that may have its heads within the last axis.
+fn with_heads(b: &mut dyn Build, value: ValueId, heads: &[usize]) -> OpResult<ValueId> {
+    let shape = b.fact(value).shape;
+    let (count, all) = (heads.len(), heads.iter().product::<usize>());
+    if let [batch, sequence, width] = shape[..] {
+        let value = reshape(b, value, &[&[batch, sequence], heads, &[width / all.max(1)]].concat())?;
+        let perm: Vec<usize> = [0].into_iter().chain(2..2 + count).chain([1, 2 + count]).collect();
+        return transpose(b, value, &perm);
+    }
+    match count {
+        1 => Ok(value),
+        _ => reshape(b, value, &[&shape[..1], heads, &shape[2..]].concat()),
+    }
+}
+
+fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (e, dtype) = (Extents::of(call)?, call.dtype(Q));
+    let [q, k, v] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let heads = e.split();
+    let rank = heads.len() + 3;
+    let q = with_heads(b, q, &heads)?;
+    let mut presents = [with_heads(b, k, &[e.heads])?, with_heads(b, v, &[e.heads])?];
+    for (i, present) in presents.iter_mut().enumerate() {
+        if let Some(past) = given(x, PAST + i) {
+            *present = b.op("Concat", &[past, *present], Attrs::new().with("axis", 2))?;
+        }
+    }
+    let mut shared = presents;
+    for value in &mut shared {
+        if e.group > 1 {
+            *value = b.op("Unsqueeze", &[*value], Attrs::new().with("axes", vec![2]))?;
+        }
+    }
+    let factor = b.scalar(scale(call, &e)?, dtype);
+    let q = binary(b, "Mul", q, factor)?;
+    let turned: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
+    let keys = transpose(b, shared[0], &turned)?;
+    let raw = binary(b, "MatMul", q, keys)?;
+    let capped = match call.float("softcap", 0.0)? {
+        cap if cap > 0.0 => {
+            let cap = b.scalar(cap, dtype);
+            let part = binary(b, "Div", raw, cap)?;
+            let part = b.op("Tanh", &[part], Attrs::new())?;
+            binary(b, "Mul", part, cap)?
+        }
+        _ => raw,
+    };
+    let scores = masked(b, call, &e, given(x, MASK), capped)?;
+    let wide = b.cast(scores, precision(call)?)?;
+    let mut weights = b.op("Softmax", &[wide], Attrs::new().with("axis", -1))?;
+    if call.has(MASK) {
+        // Queries that see no key have no softmax, and take nothing of the values.
+        let (none, zero) = (b.op("IsNaN", &[weights], Attrs::new())?, b.scalar(0.0, precision(call)?));
+        weights = b.op("Where", &[none, zero, weights], Attrs::new())?;
+    }
+    let weights = b.cast(weights, dtype)?;
+    let y = binary(b, "MatMul", weights, shared[1])?;
+    let y = match call.shape(Q).len() {
+        3 => {
+            let perm: Vec<usize> = [0, rank - 2].into_iter().chain(1..rank - 2).chain([rank - 1]).collect();
+            let y = transpose(b, y, &perm)?;
+            reshape(b, y, &[e.batch, e.queries, e.heads * e.group * e.value])?
+        }
+        _ => reshape(b, y, &[e.batch, e.heads * e.group, e.queries, e.value])?,
+    };
+    let shown = [raw, capped, scores, weights][call.int("qk_matmul_output_mode", 0)? as usize];
+    Ok(vec![y, presents[0], presents[1], reshape(b, shown, &e.scores())?])
+}
+
+/// The scores where they count, and minus infinity elsewhere.
+fn masked(
+    b: &mut dyn Build,
+    call: &Call,
+    e: &Extents,
+    mask: Option<ValueId>,
+    mut scores: ValueId,
+) -> OpResult<ValueId> {
+    let mut allowed = None;
+    if let Some(mut mask) = mask {
+        let shape = b.fact(mask).shape;
+        if e.group > 1 && shape.len() > 2 {
+            let at = shape.len() - 3;
+            let heads = if shape[at] == 1 { vec![1, 1] } else { e.split() };
+            mask = reshape(b, mask, &[&shape[..at], &heads, &shape[at + 1..]].concat())?;
+        }
+        match b.fact(mask).dtype {
+            DType::Bool => allowed = Some(mask),
+            _ => scores = binary(b, "Add", scores, mask)?,
+        }
+    }
+    if call.int("is_causal", 0)? != 0 {
+        let mut places = |shape: [usize; 2], first: usize| {
+            let places: Vec<f64> = (0..shape[0] * shape[1]).map(|i| (first + i) as f64).collect();
+            b.constant(Tensor::from_f64(DType::I32, shape, &places))
+        };
+        let (keys, queries) = (places([1, e.keys], 0), places([e.queries, 1], e.past));
+        let causal = binary(b, "LessOrEqual", keys, queries)?;
+        allowed = Some(match allowed {
+            Some(mask) => binary(b, "And", mask, causal)?,
+            None => causal,
+        });
+    }
+    let Some(allowed) = allowed else { return Ok(scores) };
+    let never = b.scalar(f64::NEG_INFINITY, call.dtype(Q));
+    b.op("Where", &[allowed, scores, never], Attrs::new())
+}
+
+/// How the elements of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads width]`, are rotated.
+struct Rotation {
+    heads: usize,
+    width: usize,
+    /// Only the first elements of each head: pairs of them.
+    pairs: usize,
+    /// The members of a pair stand side by side, not half the elements apart.
+    interleaved: bool,
+}
+
+impl Rotation {
+    fn of(call: &Call) -> OpResult<Rotation> {
+        same_float(&Call { inputs: &call.inputs[..3], ..*call })?;
+        let [batch, heads, sequence, width] = headed(call, 0, "num_heads")?;
+        let rotated = match call.int("rotary_embedding_dim", 0)? {
+            0 => width,
+            n => usize::try_from(n).unwrap_or(usize::MAX),
+        };
+        if rotated > width || !rotated.is_multiple_of(2) {
+            return Err(format!(
+                "expected an even number of at most {width} elements that are rotated, found {rotated}"
+            ));
+        }
+        let pairs = rotated / 2;
+        for input in [1, 2] {
+            let fits = match (call.has(3), &call.shape(input)[..]) {
+                (true, &[positions, n]) => n == pairs && positions > 0 && call.shape(input) == call.shape(1),
+                (false, found) => *found == [batch, sequence, pairs],
+                _ => false,
+            };
+            if !fits {
+                let (name, found) = (call.op.inputs[input].name, call.shape(input));
+                let expected =
+                    if call.has(3) { format!("[.., {pairs}]") } else { format!("[{batch},{sequence},{pairs}]") };
+                return Err(format!("input '{name}': expected {expected}, found {found}"));
+            }
+        }
+        if call.has(3) && (!call.dtype(3).is_int() || call.shape(3)[..] != [batch, sequence]) {
+            return Err(format!(
+                "input 'position_ids': expected integers [{batch},{sequence}], found {}",
+                call.fact(3)
+            ));
+        }
+        Ok(Rotation { heads, width, pairs, interleaved: call.int("interleaved", 0)? != 0 })
+    }
+}
+
+fn rotate(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+    let r = Rotation::of(call)?;
+    let [data, cos, sin] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let [_, heads, sequence, _] = headed(call, 0, "num_heads")?;
+    let mut y = data.to_vec();
+    for (at, start) in (0..data.len()).step_by(r.width.max(1)).enumerate() {
+        // Of [batch, sequence].
+        let row = match call.shape(0).len() {
+            3 => at / heads,
+            _ => at / heads / sequence * sequence + at % sequence,
+        };
+        // As Gather has it: from the end where negative, and held within the caches.
+        let positions = (cos.len() / r.pairs.max(1)) as f64;
+        let place = x.get(3).copied().flatten().map_or(row as f64, |ids| ids[row]);
+        let place = if place < 0.0 { place + positions } else { place };
+        let angle = place.clamp(0.0, positions.max(1.0) - 1.0) as usize * r.pairs;
+        for pair in 0..r.pairs {
+            let (i, j) = if r.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + r.pairs) };
+            let (a, b, c, s) = (data[start + i], data[start + j], cos[angle + pair], sin[angle + pair]);
+            (y[start + i], y[start + j]) = (c * a - s * b, s * a + c * b);
+        }
+    }
+    Ok(vec![y])
+}
+
+fn rotation(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let r = Rotation::of(call)?;
+    let [x, cos, sin] = [0, 1, 2].map(|i| inputs[i].expect("a required input is present: arity is checked first"));
+    let shape = call.shape(0);
+    let (x, heads) = match shape[..] {
+        [batch, sequence, _] => (reshape(b, x, &[batch, sequence, r.heads, r.width])?, 2),
+        _ => (x, 1),
+    };
+    let mut angles = [cos, sin];
+    for angle in &mut angles {
+        if let Some(ids) = given(inputs, 3) {
+            *angle = b.op("Gather", &[*angle, ids], Attrs::new().with("axis", 0))?;
+        }
+        *angle = b.op("Unsqueeze", &[*angle], Attrs::new().with("axes", vec![heads]))?;
+    }
+    let part = |b: &mut dyn Build, from: usize, to: usize, step: i64| {
+        let at = |n: usize| vec![n as i64];
+        let attrs = Attrs::new().with("axes", vec![3]).with("starts", at(from)).with("ends", at(to));
+        b.op("Slice", &[x], attrs.with("steps", vec![step]))
+    };
+    let rotated = 2 * r.pairs;
+    let (first, second) = match r.interleaved {
+        true => (part(b, 0, rotated, 2)?, part(b, 1, rotated, 2)?),
+        false => (part(b, 0, r.pairs, 1)?, part(b, r.pairs, rotated, 1)?),
+    };
+    let [cos, sin] = angles;
+    let product = |b: &mut dyn Build, x, y| binary(b, "Mul", x, y);
+    let (a, c) = (product(b, cos, first)?, product(b, sin, second)?);
+    let real = binary(b, "Sub", a, c)?;
+    let (a, c) = (product(b, sin, first)?, product(b, cos, second)?);
+    let imaginary = binary(b, "Add", a, c)?;
+    let mut parts = vec![real, imaginary];
+    if r.interleaved {
+        for part in &mut parts {
+            *part = b.op("Unsqueeze", &[*part], Attrs::new().with("axes", vec![4]))?;
+        }
+        let pairs = b.op("Concat", &parts, Attrs::new().with("axis", 4))?;
+        let mut whole = b.fact(real).shape;
+        whole[3] = rotated;
+        parts = vec![reshape(b, pairs, &whole)?];
+    }
+    if rotated < r.width {
+        parts.push(part(b, rotated, r.width, 1)?);
+    }
+    let y = b.op("Concat", &parts, Attrs::new().with("axis", 3))?;
+    Ok(vec![reshape(b, y, shape)?])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{Input, eval, outputs, refused};
+
+    #[test]
+    fn queries_take_the_values_of_the_keys_that_they_see() {
+        // Two queries, a key before them and two of their own; all products are equal.
+        let zeros = (F32, &[1, 1, 2, 1][..], &[0.0, 0.0][..]);
+        let (values, past) = ((F32, &[1, 1, 2, 1][..], &[4.0, 9.0][..]), (F32, &[1, 1, 1, 1][..], &[2.0][..]));
+        let mask = (Bool, &[2, 3][..], &[1.0, 1.0, 1.0, 1.0, 0.0, 1.0][..]);
+        let inputs: [Input; 6] = [zeros, zeros, values, mask, past, past];
+        let found = outputs("Attention", &inputs, &Attrs::new().with("is_causal", 1).with("qk_matmul_output_mode", 3));
+        assert_eq!(found[0], ("f32[1,1,2,1]".into(), vec![3.0, 5.5]));
+        assert_eq!(found[2], ("f32[1,1,3,1]".into(), vec![2.0, 4.0, 9.0]));
+        assert_eq!(found[3], ("f32[1,1,2,3]".into(), vec![0.5, 0.5, 0.0, 0.5, 0.0, 0.5]));
+        let none = (Bool, &[1][..], &[0.0][..]);
+        assert_eq!(outputs("Attention", &[zeros, zeros, values, none], &Attrs::new())[0].1, [0.0, 0.0]);
+    }
+
+    #[test]
+    fn pairs_stand_apart_or_side_by_side() {
+        let (x, right) = ((F32, &[1, 1, 1, 4][..], &[1.0, 2.0, 3.0, 4.0][..]), (F32, &[1, 1, 2][..], &[0.0, 1.0][..]));
+        let turn = (F32, &[1, 1, 2][..], &[1.0, 0.0][..]);
+        let of = |attrs| eval("RotaryEmbedding", &[x, right, turn], &attrs).1;
+        assert_eq!(of(Attrs::new()), [-3.0, 2.0, 1.0, 4.0]);
+        assert_eq!(of(Attrs::new().with("interleaved", 1)), [-2.0, 1.0, 3.0, 4.0]);
+        let found =
+            refused("RotaryEmbedding", &[(F32, &[1, 1, 4]), (F32, &[1, 1, 2]), (F32, &[1, 1, 2])], &Attrs::new());
+        assert!(found.ends_with("found [1,1,4] with 0"), "{found}");
+    }
+
+    #[test]
+    fn heads_and_masks_fit() {
+        let q = (F32, &[1, 3, 2, 4][..]);
+        let found = refused("Attention", &[q, (F32, &[1, 2, 2, 4]), (F32, &[1, 2, 2, 4])], &Attrs::new());
+        assert_eq!(found, "expected a multiple of the 2 heads of input 'K', found 3 of input 'Q'");
+        let found = refused("Attention", &[q, q, q, (F32, &[2, 3])], &Attrs::new());
+        assert_eq!(found, "input 'attn_mask': expected a shape that broadcasts to [1,3,2,2], found f32[2,3]");
+    }
+}

@@ -1,0 +1,98 @@
+//! Inverse circular functions, hyperbolic functions and their inverses, of exponentials, logarithms and roots.
+
+use super::negative;
+use crate::dtype::DType;
+use crate::expr::Expr;
+use std::f64::consts::{FRAC_PI_2, FRAC_PI_4};
+
+/// `tan(pi / 8)`: what is left of an argument before its series.
+const SHORT: f64 = 0.4142135623730951;
+
+/// `x + s x^3 / 3 + s^2 x^5 / 5 ..` for `|x|` up to about [`SHORT`]: the arctangent where `s` is -1, that of a hyperbola where it is 1.
+fn series(x: &Expr, s: f64) -> Expr {
+    // As many terms as the type's digits tell from none.
+    let terms = if x.dtype() == DType::F64 { 20 } else { 9 };
+    let square = x * x;
+    let factor = |k: i32| s.powi(k) / f64::from(2 * k + 1);
+    let sum = (0..terms - 1).rev().fold(x.like(factor(terms - 1)), |sum, k| sum * &square + factor(k));
+    x * sum
+}
+
+/// `magnitude` with the sign of `x`.
+fn signed(x: &Expr, magnitude: &Expr) -> Expr {
+    negative(x).select(&-magnitude, magnitude)
+}
+
+/// The arctangent of `a / b` for `a >= 0` and `b > 0`, and of infinity for `b = 0`, without a quotient that overflows.
+fn quotient(a: &Expr, b: &Expr) -> Expr {
+    // a / b, (a - b) / (a + b) or -b / a, whichever is short.
+    let (long, middle) = ((b * (1.0 / SHORT)).lt(a), (b * SHORT).lt(a));
+    let over = long.select(&-b, &middle.select(&(a - b), a));
+    let under = long.select(a, &middle.select(&(a + b), b));
+    let turned = long.select(&a.like(FRAC_PI_2), &middle.select(&a.like(FRAC_PI_4), &a.like(0.0)));
+    turned + series(&(over / under), -1.0)
+}
+
+pub(super) fn atan(x: &Expr) -> Expr {
+    signed(x, &quotient(&x.abs(), &x.like(1.0)))
+}
+
+/// The root of `1 - x^2`; of what no cosine is, not a number.
+fn other_leg(x: &Expr) -> Expr {
+    ((x.like(1.0) - x) * (x + 1.0)).sqrt()
+}
+
+pub(super) fn asin(x: &Expr) -> Expr {
+    signed(x, &quotient(&x.abs(), &other_leg(x)))
+}
+
+pub(super) fn acos(x: &Expr) -> Expr {
+    let angle = quotient(&other_leg(x), &x.abs());
+    negative(x).select(&(-&angle + 2.0 * FRAC_PI_2), &angle)
+}
+
+/// `e^|x|` and its inverse, each as the square of what does not overflow before them.
+fn exponentials(x: &Expr) -> (Expr, Expr) {
+    let root = (x.abs() * 0.5).exp();
+    (&root * 0.5 * &root, root.recip() * 0.5 * root.recip())
+}
+
+pub(super) fn cosh(x: &Expr) -> Expr {
+    let (up, down) = exponentials(x);
+    up + down
+}
+
+pub(super) fn sinh(x: &Expr) -> Expr {
+    let (up, down) = exponentials(x);
+    // Where the difference would lose digits: x + x^3 / 3! ..
+    let square = x * x;
+    let short =
+        (0..8).rev().fold(x.like(1.0), |sum, k| sum * &square * (1.0 / f64::from((2 * k + 2) * (2 * k + 3))) + 1.0);
+    x.abs().lt(&x.like(1.0)).select(&(x * short), &signed(x, &(up - down)))
+}
+
+pub(super) fn atanh(x: &Expr) -> Expr {
+    let long = ((x + 1.0) / (x.like(1.0) - x)).log() * 0.5;
+    x.abs().lt(&x.like(SHORT)).select(&series(x, 1.0), &long)
+}
+
+/// Of `a >= 0`.
+fn area(a: &Expr) -> Expr {
+    let one = a.like(1.0);
+    // No square overflows: what is more than 1 stands before the logarithm's argument.
+    let (most, held) = (a.max(&one), a.min(&one));
+    let unit = most.recip();
+    let long = most.log() + (&held + (&held * &held + &unit * &unit).sqrt()).log();
+    let short = series(&(&held / (&held * &held + 1.0).sqrt()), 1.0);
+    a.lt(&a.like(SHORT)).select(&short, &long)
+}
+
+pub(super) fn asinh(x: &Expr) -> Expr {
+    signed(x, &area(&x.abs()))
+}
+
+/// `2 asinh(sqrt((x - 1) / 2))`, which loses no digits next to 1; of less than 1, not a number.
+pub(super) fn acosh(x: &Expr) -> Expr {
+    let half = ((x + -1.0) * 0.5).sqrt();
+    area(&half) * 2.0
+}

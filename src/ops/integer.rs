@@ -1,0 +1,383 @@
+//! Products of 8-bit integers.
+//!
+//! What is left of such integers without their zero points is whole, and so are its products; `f32` holds their sums exactly as long as
+//! few are added. So the kernels are those of other products, and sums that must be exact are of several of them, added as `i32`.
+
+use super::quantize::{bounds, spread, spread_node};
+use super::{expect_dtype, find, indices, output};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::{Access, Shape, advance};
+
+/// So many products of differences of 8-bit integers add up exactly: `EXACT * 255 * 255 < 2^24`.
+const EXACT: usize = 258;
+
+const CONV: &[&str] = &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
+const QLINEAR: &[Input] = &[
+    one("x"),
+    one("x_scale"),
+    one("x_zero_point"),
+    one("w"),
+    one("w_scale"),
+    one("w_zero_point"),
+    one("y_scale"),
+    one("y_zero_point"),
+    optional("B"),
+];
+const QLINEAR_MATRICES: &[Input] = &[
+    one("a"),
+    one("a_scale"),
+    one("a_zero_point"),
+    one("b"),
+    one("b_scale"),
+    one("b_zero_point"),
+    one("y_scale"),
+    one("y_zero_point"),
+];
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "MatMulInteger",
+        doc: "The exact i32 product of matrices of u8 or i8 less their zero points, which may differ per row of A and column of B",
+        inputs: &[one("A"), one("B"), optional("a_zero_point"), optional("b_zero_point")],
+        attrs: &[],
+        infer: |call| MATRICES.exact_infer(call),
+        eval: Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
+        lower: Lower::Decompose(|b, call, x| MATRICES.exact_nodes(b, call, x)),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "ConvInteger",
+        doc: "The exact i32 convolution of u8 or i8 less their zero points, which may differ per filter",
+        inputs: &[one("x"), one("w"), optional("x_zero_point"), optional("w_zero_point")],
+        attrs: CONV,
+        infer: |call| FILTERS.exact_infer(call),
+        eval: Eval::Tensor(|x, call| FILTERS.exact_eval(x, call)),
+        lower: Lower::Decompose(|b, call, x| FILTERS.exact_nodes(b, call, x)),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "QLinearMatMul",
+        doc: "QuantizeLinear of the product of two DequantizeLinears; its sums are whole numbers in f32",
+        inputs: QLINEAR_MATRICES,
+        attrs: &[],
+        infer: |call| MATRICES.linear_infer(call),
+        eval: Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
+        lower: Lower::Decompose(|b, call, x| MATRICES.linear_nodes(b, call, x)),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "QLinearConv",
+        doc: "QuantizeLinear of the convolution of two DequantizeLinears plus an i32 bias; its sums are whole numbers in f32",
+        inputs: QLINEAR,
+        attrs: CONV,
+        infer: |call| FILTERS.linear_infer(call),
+        eval: Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
+        lower: Lower::Decompose(|b, call, x| FILTERS.linear_nodes(b, call, x)),
+        upgrade: None,
+        part: None,
+    },
+];
+
+/// A product of floats that there is one of integers of.
+struct Product {
+    /// The float product's row.
+    row: &'static str,
+    /// Behind parameters that differ, so many axes follow: in the left operand and in the right one, and in the result for those of the
+    /// left one and of the right one.
+    behind: fn(&Call, [usize; 2]) -> [usize; 4],
+    /// The parts of a product whose sums are exact, each in f32.
+    parts: fn(&mut dyn Build, &Call, [ValueId; 2]) -> OpResult<Vec<ValueId>>,
+}
+
+static MATRICES: Product = Product { row: "MatMul", behind: |_, _| [1, 0, 1, 0], parts: matrix_parts };
+
+static FILTERS: Product = Product {
+    row: "Conv",
+    behind: |call, [x, w]| {
+        let behind = |input: usize, axes| call.shape(input).len().saturating_sub(axes);
+        [behind(x, 2), behind(w, 1), behind(x, 2), behind(x, 2)]
+    },
+    parts: filter_parts,
+};
+
+fn given(x: &[Option<ValueId>], input: usize) -> OpResult<ValueId> {
+    x.get(input).copied().flatten().ok_or_else(|| format!("input {input} is missing"))
+}
+
+fn values<'a>(x: &[Option<&'a [f64]>], input: usize) -> OpResult<&'a [f64]> {
+    x.get(input).copied().flatten().ok_or_else(|| format!("input {input} has no value"))
+}
+
+/// Refuses parameters that do not broadcast to `shape` when they are spread.
+fn fits(call: &Call, input: usize, shape: &Shape, behind: usize) -> OpResult<()> {
+    if call.has(input) && Shape::broadcast([shape, &spread(call.shape(input), behind)]).as_ref() != Some(shape) {
+        let (name, found) = (call.op.inputs[input].name, call.shape(input));
+        return Err(format!("input '{name}': expected one value or one along an axis of {shape}, found {found}"));
+    }
+    Ok(())
+}
+
+/// Refuses a zero point of another type than its operand.
+fn alike(call: &Call, operand: usize, zero: usize) -> OpResult<()> {
+    if call.has(zero) && call.dtype(zero) != call.dtype(operand) {
+        let (name, found) = (call.op.inputs[zero].name, call.dtype(zero));
+        return Err(format!("input '{name}': expected {} as its operand, found {found}", call.dtype(operand)));
+    }
+    Ok(())
+}
+
+impl Product {
+    /// The shape of the product of two inputs.
+    fn shape(&self, call: &Call, operands: [usize; 2]) -> OpResult<Shape> {
+        for input in operands {
+            expect_dtype(call, input, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
+        }
+        let facts = operands.map(|input| Fact::new(DType::F32, call.shape(input).clone()));
+        Ok(self.call(call, &facts.each_ref().map(Some)).infer()?.swap_remove(0).shape)
+    }
+
+    /// The call of the float product.
+    fn call<'a>(&self, call: &Call<'a>, inputs: &'a [Option<&'a Fact>]) -> Call<'a> {
+        Call { op: find(self.row).expect("the table has the row of every product"), attrs: call.attrs, inputs }
+    }
+
+    /// In `f64`, of the operands less their zero points.
+    fn eval(
+        &self,
+        x: &[Option<&[f64]>],
+        call: &Call,
+        operands: [usize; 2],
+        zeros: [usize; 2],
+        bias: Option<&[f64]>,
+    ) -> OpResult<Vec<f64>> {
+        let behind = (self.behind)(call, operands);
+        let mut whole = Vec::new();
+        for i in 0..2 {
+            let (at, shape) = (operands[i], call.shape(operands[i]));
+            let zero = x.get(zeros[i]).copied().flatten().map(|v| (v, spread(call.shape(zeros[i]), behind[i])));
+            whole.push(differences(values(x, at)?, shape, zero));
+        }
+        let mut facts = operands.map(|input| Fact::new(DType::F32, call.shape(input).clone())).to_vec();
+        facts.extend(bias.map(|bias| Fact::new(DType::F32, [bias.len()])));
+        let facts: Vec<_> = facts.iter().map(Some).collect();
+        let inputs: Vec<_> = whole.iter().map(Vec::as_slice).chain(bias).map(Some).collect();
+        Ok(self.call(call, &facts).eval(&inputs)?.swap_remove(0))
+    }
+
+    /// The operands in f32, less their zero points.
+    fn whole(
+        &self,
+        b: &mut dyn Build,
+        call: &Call,
+        x: &[Option<ValueId>],
+        operands: [usize; 2],
+        zeros: [usize; 2],
+    ) -> OpResult<[ValueId; 2]> {
+        let behind = (self.behind)(call, operands);
+        let mut whole = [given(x, operands[0])?, given(x, operands[1])?];
+        for ((operand, zero), behind) in whole.iter_mut().zip(zeros).zip(behind) {
+            *operand = b.cast(*operand, DType::F32)?;
+            if let Some(&Some(zero)) = x.get(zero) {
+                let zero = b.cast(zero, DType::F32)?;
+                let zero = spread_node(b, zero, behind)?;
+                *operand = b.op("Sub", &[*operand, zero], Attrs::new())?;
+            }
+        }
+        Ok(whole)
+    }
+
+    fn exact_infer(&self, call: &Call) -> OpResult<Vec<Fact>> {
+        let (shape, behind) = (self.shape(call, [0, 1])?, (self.behind)(call, [0, 1]));
+        for (operand, zero) in [(0, 2), (1, 3)] {
+            fits(call, zero, call.shape(operand), behind[operand])?;
+            alike(call, operand, zero)?;
+        }
+        output(DType::I32, shape)
+    }
+
+    fn exact_eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+        Ok(vec![self.eval(x, call, [0, 1], [2, 3], None)?])
+    }
+
+    fn exact_nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+        let operands = self.whole(b, call, x, [0, 1], [2, 3])?;
+        let mut sum = None;
+        for part in (self.parts)(b, call, operands)? {
+            let part = b.cast(part, DType::I32)?;
+            sum = Some(match sum {
+                Some(sum) => b.op("Add", &[sum, part], Attrs::new())?,
+                None => part,
+            });
+        }
+        sum.map(|sum| vec![sum]).ok_or_else(|| "a product has at least one part".into())
+    }
+
+    fn linear_infer(&self, call: &Call) -> OpResult<Vec<Fact>> {
+        let (shape, behind) = (self.shape(call, [0, 3])?, (self.behind)(call, [0, 3]));
+        for (scale, zero, own) in [(1, behind[0], call.shape(0)), (4, behind[1], call.shape(3)), (6, behind[2], &shape)]
+        {
+            expect_dtype(call, scale, "a float type", DType::is_float)?;
+            fits(call, scale + 1, own, zero)?;
+        }
+        for (scale, behind) in self.scales(call) {
+            fits(call, scale, &shape, behind)?;
+        }
+        alike(call, 0, 2)?;
+        alike(call, 3, 5)?;
+        if call.has(8) && (call.dtype(8) != DType::I32 || call.shape(8)[..] != call.shape(3)[..1]) {
+            let found = call.fact(8);
+            return Err(format!("input 'B': expected i32[{}], one value per filter, found {found}", call.shape(3)[0]));
+        }
+        output(expect_dtype(call, 7, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?, shape)
+    }
+
+    /// Where the scales of the operands and of the result go among the result's axes.
+    fn scales(&self, call: &Call) -> [(usize, usize); 3] {
+        let [.., left, right] = (self.behind)(call, [0, 3]);
+        [(1, left), (4, right), (6, left)]
+    }
+
+    fn linear_eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+        let fact = self.linear_infer(call)?.swap_remove(0);
+        let sums = self.eval(x, call, [0, 3], [2, 5], x.get(8).copied().flatten())?;
+        let [of_x, of_w, of_y] = self.scales(call);
+        let at = |(input, behind): (usize, usize)| {
+            let access = Access::contiguous(spread(call.shape(input), behind)).broadcast(&fact.shape);
+            values(x, input).map(|v| (v, access))
+        };
+        let (x_scale, w_scale, y_scale, zero) = (at(of_x)?, at(of_w)?, at(of_y)?, at((7, of_y.1))?);
+        let (low, high) = bounds(fact.dtype);
+        let mut index = vec![0; fact.shape.len()];
+        let mut y = Vec::with_capacity(sums.len());
+        for sum in sums {
+            let value = |(values, access): &(&[f64], Access)| values[access.at(&index) as usize];
+            let scale = value(&x_scale) * value(&w_scale) / value(&y_scale);
+            y.push(((sum * scale).round_ties_even() + value(&zero)).clamp(low, high));
+            advance(&mut index, &fact.shape);
+        }
+        Ok(vec![y])
+    }
+
+    fn linear_nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+        let operands = self.whole(b, call, x, [0, 3], [2, 5])?;
+        let mut inputs = operands.to_vec();
+        if let Some(Some(bias)) = x.get(8) {
+            inputs.push(b.cast(*bias, DType::F32)?);
+        }
+        let sum = b.op(self.row, &inputs, call.attrs.clone())?;
+        let mut scales = Vec::new();
+        for (input, behind) in self.scales(call) {
+            let scale = b.cast(given(x, input)?, DType::F32)?;
+            scales.push(spread_node(b, scale, behind)?);
+        }
+        let scale = b.op("Mul", &scales[..2], Attrs::new())?;
+        let scale = b.op("Div", &[scale, scales[2]], Attrs::new())?;
+        let ratio = b.op("Mul", &[sum, scale], Attrs::new())?;
+        let whole = b.op("Round", &[ratio], Attrs::new())?;
+        let zero = b.cast(given(x, 7)?, DType::F32)?;
+        let zero = spread_node(b, zero, self.scales(call)[2].1)?;
+        let whole = b.op("Add", &[whole, zero], Attrs::new())?;
+        let (low, high) = bounds(call.dtype(7));
+        let held = b.op("Clip", &[whole], Attrs::new().with("min", low).with("max", high))?;
+        Ok(vec![b.cast(held, call.dtype(7))?])
+    }
+}
+
+/// In `f64`, values less their zero points.
+fn differences(x: &[f64], shape: &Shape, zero: Option<(&[f64], Shape)>) -> Vec<f64> {
+    let Some((zero, own)) = zero else { return x.to_vec() };
+    let access = Access::contiguous(own).broadcast(shape);
+    x.iter().zip(indices(shape)).map(|(x, index)| x - zero[access.at(&index) as usize]).collect()
+}
+
+fn slice(b: &mut dyn Build, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
+    let at = |n: usize| vec![n as i64];
+    b.op("Slice", &[value], Attrs::new().with("axes", at(axis)).with("starts", at(from)).with("ends", at(to)))
+}
+
+fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
+    let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
+    let (columns, rows) = (x_shape.len() - 1, w_shape.len().saturating_sub(2));
+    let terms = x_shape[columns];
+    if terms <= EXACT {
+        return Ok(vec![b.op("MatMul", &[x, w], Attrs::new())?]);
+    }
+    let mut parts = Vec::new();
+    for from in (0..terms).step_by(EXACT) {
+        let to = terms.min(from + EXACT);
+        let (x, w) = (slice(b, x, columns, from, to)?, slice(b, w, rows, from, to)?);
+        parts.push(b.op("MatMul", &[x, w], Attrs::new())?);
+    }
+    Ok(parts)
+}
+
+/// Of some channels of every group at a time.
+fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
+    let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
+    let (channels, taps) = (w_shape[1], w_shape[2..].iter().product::<usize>());
+    if channels * taps <= EXACT {
+        return Ok(vec![b.op("Conv", &[x, w], call.attrs.clone())?]);
+    }
+    if taps > EXACT {
+        return Err(format!("input 'w': expected filters of at most {EXACT} elements per channel, found {w_shape}"));
+    }
+    let groups = x_shape[1] / channels;
+    let grouped = |channels: &[usize]| [&x_shape[..1], channels, &x_shape[2..]].concat();
+    let reshape = |b: &mut dyn Build, x, shape: Vec<usize>| {
+        b.op("Reshape", &[x], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))
+    };
+    let split = reshape(b, x, grouped(&[groups, channels]))?;
+    let mut parts = Vec::new();
+    for from in (0..channels).step_by(EXACT / taps) {
+        let to = channels.min(from + EXACT / taps);
+        let x = slice(b, split, 2, from, to)?;
+        let x = reshape(b, x, grouped(&[groups * (to - from)]))?;
+        let w = slice(b, w, 1, from, to)?;
+        parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
+    }
+    Ok(parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::{eval, refused};
+
+    #[test]
+    fn zero_points_belong_to_rows_columns_and_filters() {
+        let (a, b) = ((U8, &[2, 2][..], &[1.0, 2.0, 3.0, 4.0][..]), (I8, &[2, 2][..], &[1.0, -1.0, 0.0, 2.0][..]));
+        let none = Attrs::new();
+        assert_eq!(eval("MatMulInteger", &[a, b], &none), ("i32[2,2]".into(), vec![1.0, 3.0, 3.0, 5.0]));
+        let points = [a, b, (U8, &[2], &[1.0, 3.0]), (I8, &[2], &[1.0, 0.0])];
+        assert_eq!(eval("MatMulInteger", &points, &none).1, [-1.0, 2.0, -1.0, 2.0]);
+        let found = refused("MatMulInteger", &[(U8, &[2, 2]), (I8, &[2, 2]), (I8, &[])], &none);
+        assert_eq!(found, "input 'a_zero_point': expected u8 as its operand, found i8");
+        let filters = [
+            (U8, &[1, 1, 2][..], &[5.0, 6.0][..]),
+            (U8, &[2, 1, 1], &[1.0, 2.0]),
+            (U8, &[], &[5.0]),
+            (U8, &[2], &[0.0, 1.0]),
+        ];
+        assert_eq!(eval("ConvInteger", &filters, &none).1, [0.0, 1.0, 0.0, 1.0]);
+    }
+
+    #[test]
+    fn results_are_rounded_and_held() {
+        let one = |scale: f64| {
+            let (scale, zero) = ([scale], [0.0]);
+            let number = |value| (F32, &[][..], value);
+            let x = (U8, &[1, 2][..], &[200.0, 3.0][..]);
+            let w = (I8, &[2, 1][..], &[1.0, 1.0][..]);
+            let (zero_u8, zero_i8) = ((U8, &[][..], &zero[..]), (I8, &[][..], &zero[..]));
+            let one = number(&[1.0][..]);
+            eval("QLinearMatMul", &[x, one, zero_u8, w, one, zero_i8, number(&scale[..]), zero_u8], &Attrs::new())
+        };
+        assert_eq!(one(2.0), ("u8[1,1]".into(), vec![102.0]), "101.5 is as near to 101, which is odd");
+        assert_eq!(one(0.5).1, [255.0]);
+    }
+}

@@ -1,0 +1,166 @@
+//! Rows that take elements out by a condition that is known, and that turn sequences around.
+
+use super::{expect_dtype, indices, output, position};
+use crate::dtype::DType;
+use crate::op::{Attr, Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "Compress",
+        doc: "The slices along `axis`, or the elements, for which the condition holds, which is a constant",
+        inputs: &[one("input"), shaping("condition")],
+        attrs: &["axis"],
+        infer: |call| {
+            let (axis, kept) = kept(call)?;
+            let mut shape = flat(call)?;
+            shape[axis] = kept.len();
+            output(call.dtype(0), shape)
+        },
+        eval: Eval::Move(|x, call| {
+            let (x, shape, (axis, kept)) = (x[0].ok_or("input 'input' has no value")?, flat(call)?, kept(call)?);
+            let mut taken = shape.clone();
+            taken[axis] = kept.len();
+            let element = |mut index: Vec<usize>| {
+                index[axis] = kept[index[axis]];
+                x[position(&index, &shape)]
+            };
+            Ok(vec![indices(&taken).map(element).collect()])
+        }),
+        lower: Lower::Decompose(|b, call, x| {
+            let (axis, kept) = kept(call)?;
+            let x = x[0].expect("a required input is present: arity is checked first");
+            let x = b.op("Reshape", &[x], Attrs::new().with("shape", &flat(call)?[..]).with("allowzero", 1))?;
+            let at: Vec<f64> = kept.iter().map(|&i| i as f64).collect();
+            let at = b.constant(Tensor::from_f64(DType::I64, [at.len()], &at));
+            Ok(vec![b.op("Gather", &[x, at], Attrs::new().with("axis", axis as i64))?])
+        }),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "NonZero",
+        doc: "The indices of the elements of a constant that are not zero, one column for each",
+        inputs: &[shaping("X")],
+        attrs: &[],
+        infer: |call| output(DType::I64, places(call)?.shape().clone()),
+        eval: Eval::Known(places),
+        lower: Lower::Fold,
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "ReverseSequence",
+        doc: "Each sequence along `time_axis` turned around up to its length; there is one per element of `batch_axis`",
+        inputs: &[one("input"), one("sequence_lens")],
+        attrs: &["batch_axis", "time_axis"],
+        infer: |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
+        eval: Eval::Move(|x, call| {
+            let ([batch, time], shape) = (sequences(call)?, call.shape(0));
+            let [x, lengths] = [x[0].ok_or("input 'input' has no value")?, x[1].ok_or("'sequence_lens' has no value")?];
+            let element = |mut index: Vec<usize>| {
+                let (at, length) = (index[time], (lengths[index[batch]].max(0.0) as usize).min(shape[time]));
+                index[time] = if at < length { length - 1 - at } else { at };
+                x[position(&index, shape)]
+            };
+            Ok(vec![indices(shape).map(element).collect()])
+        }),
+        lower: Lower::Decompose(turned),
+        upgrade: None,
+        part: None,
+    },
+];
+
+/// The input's shape, or as many elements in a row where no axis is given.
+fn flat(call: &Call) -> OpResult<Shape> {
+    Ok(if call.attrs.get("axis").is_some() { call.shape(0).clone() } else { Shape::new([call.shape(0).numel()]) })
+}
+
+/// The axis, and which of its elements are kept.
+fn kept(call: &Call) -> OpResult<(usize, Vec<usize>)> {
+    let shape = flat(call)?;
+    let axis = call.axis("axis", 0, &shape)?;
+    let condition = super::required_ints(call, "condition")?;
+    if condition.len() > shape[axis] {
+        let found = condition.len();
+        return Err(format!("input 'condition': expected at most {} elements, found {found}", shape[axis]));
+    }
+    let holds = condition.iter().enumerate().filter(|&(_, &holds)| holds != 0);
+    Ok((axis, holds.map(|(i, _)| i).collect()))
+}
+
+/// The constant's shape, and whether its elements in row-major order are something.
+fn places(call: &Call) -> OpResult<Tensor> {
+    let (shape, values) = match call.attrs.get("X") {
+        Some(Attr::Tensor(tensor)) => (tensor.shape().clone(), tensor.to_f64()),
+        Some(Attr::Int(_) | Attr::Float(_)) => (Shape::default(), vec![call.float("X", 0.0)?]),
+        _ => {
+            let values = call.floats("X")?.ok_or("'X' is required and must be a constant")?;
+            (Shape::new([values.len()]), values)
+        }
+    };
+    let found: Vec<_> = indices(&shape).zip(&values).filter(|(_, v)| **v != 0.0).map(|(index, _)| index).collect();
+    let columns = (0..shape.len()).flat_map(|axis| found.iter().map(move |index| index[axis] as f64));
+    Ok(Tensor::from_f64(DType::I64, [shape.len(), found.len()], &columns.collect::<Vec<_>>()))
+}
+
+/// The axes of the batch and of time.
+fn sequences(call: &Call) -> OpResult<[usize; 2]> {
+    let shape = call.shape(0);
+    let axes = [call.axis("batch_axis", 1, shape)?, call.axis("time_axis", 0, shape)?];
+    expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
+    match axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]] {
+        true => Ok(axes),
+        false => Err(format!(
+            "input 'sequence_lens': expected one length per element of 'batch_axis', which is not 'time_axis', of {shape}, found {}",
+            call.shape(1)
+        )),
+    }
+}
+
+fn turned(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [x, lengths] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
+    let ([batch, time], shape) = (sequences(call)?, call.shape(0));
+    let along = |axis: usize| -> Shape { (0..shape.len()).map(|k| if k == axis { shape[k] } else { 1 }).collect() };
+    let places: Vec<f64> = (0..shape[time]).map(|t| t as f64).collect();
+    let at = b.constant(Tensor::from_f64(DType::I64, along(time), &places));
+    let lengths = b.cast(lengths, DType::I64)?;
+    let lengths = b.op("Reshape", &[lengths], Attrs::new().with("shape", &along(batch)[..]).with("allowzero", 1))?;
+    let most = b.scalar(shape[time] as f64, DType::I64);
+    let lengths = b.op("Min", &[lengths, most], Attrs::new())?;
+    let one = b.scalar(1.0, DType::I64);
+    let inside = b.op("Less", &[at, lengths], Attrs::new())?;
+    let last = b.op("Sub", &[lengths, one], Attrs::new())?;
+    let back = b.op("Sub", &[last, at], Attrs::new())?;
+    let from = b.op("Where", &[inside, back, at], Attrs::new())?;
+    let from = b.op("Expand", &[from], Attrs::new().with("shape", &shape[..]))?;
+    Ok(vec![b.op("GatherElements", &[x, from], Attrs::new().with("axis", time as i64))?])
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::{Attr, Attrs};
+    use crate::ops::tests::{eval, refused};
+    use crate::tensor::Tensor;
+
+    #[test]
+    fn conditions_keep_slices_or_elements() {
+        let x = (F32, &[3, 2][..], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0][..]);
+        let condition = Attrs::new().with("condition", vec![0, 1, 1]);
+        assert_eq!(eval("Compress", &[x], &condition), ("f32[2]".into(), vec![2.0, 3.0]));
+        let rows = condition.clone().with("axis", 0);
+        assert_eq!(eval("Compress", &[x], &rows), ("f32[2,2]".into(), vec![3.0, 4.0, 5.0, 6.0]));
+        let found = refused("Compress", &[(F32, &[3, 2])], &condition.with("axis", 1));
+        assert_eq!(found, "input 'condition': expected at most 2 elements, found 3");
+    }
+
+    #[test]
+    fn places_stand_in_columns() {
+        let of = |attr: Attr| eval("NonZero", &[], &Attrs::new().with("X", attr));
+        assert_eq!(of(vec![0, 5, 0, -1].into()), ("i64[1,2]".into(), vec![1.0, 3.0]));
+        let table = Tensor::from_f64(F32, [2, 2], &[0.0, 1.0, 0.5, 2.0]);
+        assert_eq!(of(Attr::shaping(&table)), ("i64[2,3]".into(), vec![0.0, 1.0, 1.0, 1.0, 0.0, 1.0]));
+    }
+}

@@ -1,0 +1,193 @@
+//! An eager run as a scene: what its log tells of memory, with segments at addresses that are drawn up here.
+
+use super::{Area, Item, Kind, Mark, Peak, Rect, Scene, Space};
+use crate::eager::alloc::Block;
+use crate::eager::{Act, Log, Program};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::plan::Class;
+use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
+use crate::plan::peak::operators;
+use crate::plan::place::{self, Effort, Problem};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+impl Scene {
+    /// An eager run. Where a driver puts segments is not known: they are drawn as low as they fit.
+    ///
+    /// # Errors
+    /// When the sizes cannot be added up.
+    pub fn eager(name: &str, program: &Program, log: &Log, graph: Option<&Graph>) -> Result<Scene> {
+        let draft = program.draft();
+        let operators = operators(graph);
+        let mark = |s: &DraftStep| Mark::new(&s.name, &draft.kernels[s.kernel], &operators, &s.reads, &s.writes);
+        let steps: Vec<Mark> = draft.steps.iter().map(mark).collect();
+        let mut history = History::new(log, program.staging_bytes(), 2 * steps.len().max(1));
+        let height = history.stack()?;
+        let mut buffers = items(draft, &steps);
+        for Held { buffer, block, .. } in &history.blocks {
+            (buffers[*buffer].segment, buffers[*buffer].offset) = (block.segment as usize, block.offset);
+        }
+        let (rects, live) = (history.rects(), history.live());
+        let peak = (0..steps.len()).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
+            let holds = |r: &&Rect| r.time.0 < 2 * step + 2 && 2 * step < r.time.1;
+            let mut holders: Vec<usize> = rects.iter().filter(holds).map(|r| r.buffer).collect();
+            holders.sort_by_key(|&b| (Reverse(buffers[b].bytes), b));
+            Peak { step, bytes: live[step], buffers: holders }
+        });
+        let reserved = history.reserved();
+        let areas = history.segments.into_values().collect();
+        let space = Space { title: "device".into(), class: None, bytes: height, areas, rects };
+        Ok(Scene {
+            name: name.to_owned(),
+            target: String::new(),
+            planned: 0,
+            arena: 0,
+            bound: 0,
+            limit: None,
+            live,
+            reserved,
+            steps,
+            buffers,
+            spaces: vec![space],
+            peak,
+            figures: Vec::new(),
+        })
+    }
+}
+
+/// The buffers of a program, which have no places yet.
+fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
+    let item = |b: &DraftBuffer| Item {
+        name: b.name.clone(),
+        ty: format!("{}{}", b.dtype, b.shape),
+        bytes: b.bytes,
+        class: b.class,
+        kind: Kind::resident(b.class).unwrap_or(Kind::Elementwise),
+        segment: 0,
+        offset: 0,
+        uses: None,
+        takes_from: None,
+    };
+    let mut items: Vec<Item> = draft.buffers.iter().map(item).collect();
+    for (s, step) in draft.steps.iter().enumerate() {
+        for &b in step.reads.iter().chain(&step.writes) {
+            items[b].uses.get_or_insert((s, s)).1 = s;
+        }
+        let made = step.writes.iter().filter(|&&b| draft.buffers[b].class == Class::Activation);
+        made.for_each(|&b| items[b].kind = steps[s].kind);
+    }
+    items
+}
+
+/// A block of a segment that had a buffer, and when.
+struct Held {
+    buffer: usize,
+    block: Block,
+    time: (usize, usize),
+}
+
+/// What was allocated when, in half steps.
+struct History {
+    /// The end of the last step.
+    end: usize,
+    /// What is taken throughout to stage data in.
+    staging: u64,
+    /// Segments by their number, staging as 0.
+    segments: BTreeMap<u64, Area>,
+    blocks: Vec<Held>,
+}
+
+impl History {
+    /// What a log tells. Each segment is at address 0.
+    fn new(log: &Log, staging: u64, end: usize) -> History {
+        let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
+        let mut blocks: Vec<Held> = Vec::new();
+        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
+        for &(now, act) in &log.acts {
+            match act {
+                Act::Reserve(segment, bytes) => {
+                    segments.insert(segment, Area { time: (now, end), bytes: (0, bytes) });
+                }
+                Act::Release(segment) => {
+                    segments.entry(segment).and_modify(|area| area.time.1 = now);
+                }
+                Act::Take(buffer, block) => {
+                    open.insert(buffer, blocks.len());
+                    blocks.push(Held { buffer, block, time: (now, end) });
+                }
+                Act::Give(buffer) => {
+                    if let Some(at) = open.remove(&buffer) {
+                        blocks[at].time.1 = now;
+                    }
+                }
+            }
+        }
+        segments.retain(|_, area| area.time.0 < area.time.1);
+        if staging > 0 {
+            segments.insert(0, Area { time: (0, end), bytes: (0, staging) });
+        }
+        blocks.retain(|held| held.time.0 < held.time.1 && segments.contains_key(&held.block.segment));
+        History { end, staging, segments, blocks }
+    }
+
+    /// Draws the segments as low as they fit, and says how high that is: those that are there throughout below the rest, which is placed.
+    /// That is no higher than any other way to draw them.
+    fn stack(&mut self) -> Result<u64> {
+        let always = (0, self.end);
+        let mut height = 0u64;
+        for area in self.segments.values_mut().filter(|area| area.time == always) {
+            let top = height.checked_add(area.bytes.1);
+            let top = top.ok_or_else(|| Error::Usage("the segments' sizes cannot be added up".into()))?;
+            area.bytes = (height, top);
+            height = top;
+        }
+        let items = self.segments.values().filter(|area| area.time != always).map(|area| place::Item {
+            lower: area.time.0 as u64,
+            upper: area.time.1 as u64,
+            size: area.bytes.1,
+            align: 1,
+        });
+        let drawn = place::place(&Problem::new(items.collect(), 1)?, Effort::PLAN);
+        let others = self.segments.values_mut().filter(|area| area.time != always);
+        for (area, offset) in others.zip(&drawn.offsets) {
+            area.bytes = (height + offset, height + offset + area.bytes.1);
+        }
+        Ok(height + drawn.peak)
+    }
+
+    /// The blocks, in segments that were drawn.
+    fn rects(&self) -> Vec<Rect> {
+        let rect = |&Held { buffer, block, time }: &Held| {
+            let from = self.segments[&block.segment].bytes.0 + block.offset;
+            Rect { buffer, time, held: time, bytes: (from, from + block.bytes) }
+        };
+        self.blocks.iter().map(rect).collect()
+    }
+
+    /// Per step, bytes in use.
+    fn live(&self) -> Vec<u64> {
+        let staging = ((0, self.end), self.staging);
+        self.per_step(self.blocks.iter().map(|held| (held.time, held.block.bytes)).chain([staging]))
+    }
+
+    /// Per step, bytes of segments.
+    fn reserved(&self) -> Vec<u64> {
+        self.per_step(self.segments.values().map(|area| (area.time, area.bytes.1 - area.bytes.0)))
+    }
+
+    /// From bytes and their times to the most in either half of each step.
+    fn per_step(&self, held: impl Iterator<Item = ((usize, usize), u64)>) -> Vec<u64> {
+        let mut changes = vec![0i128; self.end + 1];
+        for ((from, to), bytes) in held {
+            changes[from] += i128::from(bytes);
+            changes[to] -= i128::from(bytes);
+        }
+        let sums = changes.iter().scan(0i128, |sum, change| {
+            *sum += change;
+            Some(u64::try_from(*sum).expect("what goes has come"))
+        });
+        let sums: Vec<u64> = sums.collect();
+        sums.chunks_exact(2).map(|halves| halves[0].max(halves[1])).collect()
+    }
+}

@@ -1,0 +1,87 @@
+//! Scenes as a page: one file that needs nothing else.
+
+use super::super::human;
+use super::{ARENA, Kind, Scene};
+use crate::eager::compare::{Comparison, Outcome};
+use crate::graph::Graph;
+use crate::plan::Plan;
+use serde_json::{Value, json};
+
+/// The page of a comparison: a scene per column that ran, all on one scale of time and of bytes.
+pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
+    let mut scenes = scenes;
+    let mut notes = vec![
+        "Memory as it came in the load and the first run. Segments of eager runs are drawn as low as they fit: where a driver puts them is not known.".to_owned(),
+    ];
+    for column in &comparison.columns {
+        let measured = match &column.outcome {
+            Outcome::Ran(measured) => measured,
+            Outcome::Refused { does_not_fit } => {
+                notes.push(format!("{}: {does_not_fit}", column.name));
+                continue;
+            }
+        };
+        let figures = [
+            ("peak reserved", human(measured.peak_reserved_bytes)),
+            ("peak live", human(measured.peak_live_bytes)),
+            ("fragmentation", format!("{:.1} %", 100.0 * measured.fragmentation)),
+            ("smallest device that fits", human(column.smallest_device_bytes)),
+            ("driver calls, load and run 1", measured.driver_calls_first.to_string()),
+            ("median run", format!("{:.3} ms", measured.median_ms)),
+        ];
+        for scene in scenes.iter_mut().filter(|scene| scene.name == column.name) {
+            scene.figures = figures.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
+            scene.target.clone_from(&comparison.target);
+            scene.limit = comparison.memory_limit;
+        }
+    }
+    let title = format!("{} on {}: eager and planned", comparison.model, comparison.target);
+    document(&json!({"title": title, "scenes": scenes, "notes": notes}))
+}
+
+/// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
+pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
+    let scene = Scene::of(plan, graph, limit);
+    let title = format!("{} on {}", scene.name, scene.target);
+    document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
+}
+
+/// A page of scenes. `data` has a `title` and `scenes`; the rest is for page.js.
+fn document(data: &Value) -> String {
+    let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
+    let title = escape(data["title"].as_str().unwrap_or_default());
+    let mut data = data.clone();
+    data["palette"] = json!(palette);
+    data["arena"] = json!(ARENA);
+    // Only strings of JSON have '<' in them: with it escaped, nothing in the data ends the script or begins a comment.
+    let data = data.to_string().replace('<', "\\u003c");
+    let (css, js) = (include_str!("../page.css"), include_str!("../page.js"));
+    let mut rest = include_str!("../page.html");
+    let mut page = String::with_capacity(rest.len() + css.len() + data.len() + js.len());
+    // In the template's order: what is filled in is not searched again.
+    for (mark, text) in [("{{title}}", &*title), ("{{css}}", css), ("{{data}}", &*data), ("{{js}}", js)] {
+        let (before, after) = rest.split_once(mark).expect("the page has a place for each part");
+        page += before;
+        page += text;
+        rest = after;
+    }
+    page + rest
+}
+
+/// Text for XML and HTML, as content and in quotes. Characters that XML cannot say are replaced.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            '\t' | '\n' | '\r' => out.push(' '),
+            '\0'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
