@@ -14,7 +14,7 @@ use crate::target::{Family, Target};
 use crate::tensor::Tensor;
 
 /// Shapes of a call's inputs; the last one goes on, as does the last of their types below.
-const SHAPES: [&[&[usize]]; 14] = [
+const SHAPES: [&[&[usize]]; 15] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -28,6 +28,7 @@ const SHAPES: [&[&[usize]]; 14] = [
     &[&[4, 4, 4], &[1, 16, 4]],
     &[&[4, 4, 4, 4], &[4, 4, 4, 2]],
     &[&[4, 4, 4, 4], &[4, 4, 2]],
+    &[&[4, 4, 4], &[]],
     &[&[4, 4, 4], &[], &[], &[4, 4, 4], &[]],
 ];
 

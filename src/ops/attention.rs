@@ -22,15 +22,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Attention",
         doc: "Softmax of masked products of queries and keys, times values; also keys and values behind those of the past, and the products",
-        inputs: &[
-            one("Q"),
-            one("K"),
-            one("V"),
-            optional("attn_mask"),
-            optional("past_key"),
-            optional("past_value"),
-            optional("nonpad_kv_seqlen"),
-        ],
+        inputs: &[one("Q"), one("K"), one("V"), optional("attn_mask"), optional("past_key"), optional("past_value")],
         attrs: ATTENTION,
         infer,
         eval: Eval::Tensor(eval),
@@ -135,12 +127,6 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
             let (name, found) = (call.op.inputs[input].name, call.dtype(input));
             return Err(format!("input '{name}': expected {dtype} as input 'Q', found {found}"));
         }
-    }
-    if call.has(6) {
-        return Err(
-            "input 'nonpad_kv_seqlen': expected none, found lengths, which are not supported: a mask says the same"
-                .into(),
-        );
     }
     let e = Extents::of(call)?;
     if call.has(MASK) {

@@ -223,11 +223,14 @@ fn skip_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult
     }
     let mut inputs = vec![Some(sum), x[2]];
     inputs.extend(beta.map(|input| x[input]));
-    let y = b.node(row.name, &inputs, attrs)?;
-    let output = |port| ValueId { port, ..y };
-    if row.name == "LayerNormalization" {
-        return Ok(vec![y, output(1), output(2), sum]);
+    let facts_of: Vec<_> = inputs.iter().map(|value| value.map(|value| b.fact(value))).collect();
+    let facts_of: Vec<_> = facts_of.iter().map(Option::as_ref).collect();
+    let Lower::Decompose(rule) = row.lower else { return Err("normalizations are decomposed".into()) };
+    let mut y = rule(b, &Call { op: row, attrs: &attrs, inputs: &facts_of }, &inputs)?;
+    if row.name != "LayerNormalization" {
+        let mean = b.op("ReduceMean", &[sum], Attrs::new().with("axes", vec![-1]))?;
+        y.insert(1, b.cast(mean, facts[1].dtype)?);
     }
-    let mean = b.op("ReduceMean", &[sum], Attrs::new().with("axes", vec![-1]))?;
-    Ok(vec![y, b.cast(mean, facts[1].dtype)?, output(1), sum])
+    y.push(sum);
+    Ok(y)
 }

@@ -79,7 +79,7 @@ pub fn samples() -> Vec<Sample> {
     all.push(infinite.clone().attr("detect_positive", 0));
     all.push(infinite);
     all.push(Sample::new("Sign").given(F32, &[4], &[-0.0, 0.0, -2.0, 1e-30]));
-    for op in ["Celu", "Elu", "LeakyRelu", "ThresholdedRelu", "Swish"] {
+    for op in ["Celu", "Elu", "LeakyRelu", "QuickGelu", "ThresholdedRelu", "Swish"] {
         all.push(Sample::new(op).input(F32, &[64], -3.0, 3.0).attr("alpha", 0.625));
     }
     all.push(Sample::new("Selu").input(F32, &[64], -3.0, 3.0).attr("alpha", 1.25).attr("gamma", 0.75));

@@ -178,6 +178,10 @@ fn integers() -> Vec<Sample> {
             &[1.0, 128.0, 2.0],
         ),
         pair("ConvInteger", (I8, &[1, 80, 9]), (I8, &[6, 40, 8])).attr("group", 2).ints("strides", &[2]),
+        pair("ConvInteger", (U8, &[1, 2, 7, 6]), (I8, &[3, 2, 2, 2]))
+            .attr("auto_pad", "SAME_UPPER")
+            .ints("dilations", &[1, 2])
+            .ints("kernel_shape", &[2, 2]),
         Sample::new("DynamicQuantizeLinear").input(F32, &[3, 7], -2.0, 5.0),
         Sample::new("DynamicQuantizeLinear").input(F32, &[9], 1.0, 3.0),
         Sample::new("DynamicQuantizeLinear").given(F32, &[2, 2], &[0.0; 4]),
@@ -195,7 +199,8 @@ fn integers() -> Vec<Sample> {
         let s = s.given(F32, &[4], &[0.5, 0.25, 1.0, 0.125]).given(w, &[1], &[2.0]);
         s.given(F32, &[], &[64.0]).given(x, &[], &[7.0])
     };
-    all.push(filters(U8, I8, 1).ints("pads", &[1, 1, 1, 1]));
+    all.push(filters(U8, I8, 1).ints("pads", &[1, 1, 1, 1]).ints("kernel_shape", &[3, 3]));
+    all.push(filters(U8, I8, 2).attr("auto_pad", "SAME_LOWER").ints("dilations", &[2, 1]));
     all.push(filters(U8, U8, 1).given(I32, &[4], &[0.0, -3000.0, 20000.0, 1.0]).ints("strides", &[2, 1]));
     all.push(filters(I8, I8, 4).given(I32, &[4], &[5.0, 0.0, 20000.0, -1.0]));
     all
@@ -220,8 +225,10 @@ fn between_numbers() -> Vec<Sample> {
         &[],
         &[1.0],
     ));
-    all.push(result(one("QLinearAveragePool", U8, &[1, 2, 6, 5]), U8, 0.0625).ints("kernel_shape", &[2, 2]));
-    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625));
+    let pool = result(one("QLinearAveragePool", U8, &[1, 2, 6, 5]), U8, 0.0625).ints("kernel_shape", &[2, 2]);
+    all.push(pool.clone().ints("pads", &[1, 0, 1, 0]).attr("ceil_mode", 1).attr("count_include_pad", 1));
+    all.push(pool.ints("strides", &[2, 1]).attr("auto_pad", "VALID"));
+    all.push(result(one("QLinearGlobalAveragePool", U8, &[2, 3, 4, 4]), U8, 0.0625).attr("channels_last", 0));
     all
 }
 
