@@ -84,6 +84,11 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16)
     }
 
+    /// Whether values are integers of one byte, which are computed with in `i32`.
+    pub const fn is_small_int(self) -> bool {
+        matches!(self, DType::U8 | DType::I8)
+    }
+
     /// Whether values are integers (`bool` is not).
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::U8 | DType::I8)

@@ -83,11 +83,26 @@ pub enum Code {
     Binary(Binary, u32, u32),
     /// `Select(c, a, b)`: `a` where `c` holds, else `b`.
     Select(u32, u32, u32),
-    /// Conversion to the instruction's own type: to an integer by truncation, to `bool` by comparing with zero.
+    /// Conversion to the instruction's own type: to `bool` by comparing with zero, to another integer of floats by truncation, what is
+    /// beyond its range becoming the nearest end, and of integers by keeping the lowest bits.
     Cast(u32),
 }
 
-/// An instruction and the type of its result.
+impl Code {
+    /// The instructions whose values it takes, in order.
+    pub fn operands(self) -> impl Iterator<Item = u32> {
+        let list = match self {
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => [None; 3],
+            Code::Unary(_, a) | Code::Cast(a) => [Some(a), None, None],
+            Code::Binary(_, a, b) => [Some(a), Some(b), None],
+            Code::Select(c, a, b) => [Some(c), Some(a), Some(b)],
+        };
+        list.into_iter().flatten()
+    }
+}
+
+/// An instruction and the type of its result. What arithmetic makes of small integers may be beyond their type: [`Body::new`] has it done in
+/// `i32` and cast.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instr {
     /// What it computes.
@@ -280,6 +295,23 @@ impl Interner {
         })
     }
 
+    /// Pushes code as a person writes it. Whether or not a value is stored on its way makes no difference: small integers wrap around.
+    fn push_wrapping(&mut self, code: Code, dtype: DType) -> u32 {
+        if !dtype.is_small_int() {
+            return self.push(code, dtype);
+        }
+        let wide = match code {
+            Code::Unary(op @ (Unary::Neg | Unary::Abs), a) => Code::Unary(op, self.push(Code::Cast(a), DType::I32)),
+            Code::Binary(op @ (Binary::Add | Binary::Sub | Binary::Mul | Binary::Div | Binary::Pow), a, b) => {
+                let [a, b] = [a, b].map(|value| self.push(Code::Cast(value), DType::I32));
+                Code::Binary(op, a, b)
+            }
+            _ => return self.push(code, dtype),
+        };
+        let wide = self.push(wide, DType::I32);
+        self.push(Code::Cast(wide), dtype)
+    }
+
     /// Post-order over the shared tree with an explicit stack: fused chains can be thousands of operations deep.
     fn intern(&mut self, root: &Expr) -> u32 {
         let mut stack = vec![(root, false)];
@@ -307,7 +339,7 @@ impl Interner {
                 Tree::Binary(op, a, b) => Code::Binary(*op, at(a), at(b)),
                 Tree::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
             };
-            let number = self.push(code, *dtype);
+            let number = self.push_wrapping(code, *dtype);
             self.trees.insert(id, number);
         }
         self.trees[&Arc::as_ptr(&root.0)]
@@ -367,6 +399,22 @@ impl Body {
         matches!((&self.code[..], &self.results[..]), ([Instr { code: Code::Input(0), .. }], [0]))
     }
 
+    /// Per instruction, whether a result depends on it. Operands that are no earlier instructions do not count.
+    pub fn live(&self) -> Vec<bool> {
+        let mut live = vec![false; self.code.len()];
+        for &result in &self.results {
+            if let Some(live) = live.get_mut(result as usize) {
+                *live = true;
+            }
+        }
+        for (i, instr) in self.code.iter().enumerate().rev() {
+            if live[i] {
+                instr.code.operands().filter(|o| (*o as usize) < i).for_each(|o| live[o as usize] = true);
+            }
+        }
+        live
+    }
+
     /// Number of arithmetic instructions: what one evaluation costs.
     pub fn cost(&self) -> usize {
         let free = |i: &&Instr| matches!(i.code, Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_));
@@ -389,6 +437,7 @@ impl Body {
                 Code::Select(c, a, b) => v(if v(c) != 0.0 { a } else { b }),
                 Code::Cast(a) => match instr.dtype {
                     DType::Bool => f64::from(v(a) != 0.0),
+                    d if d.is_small_int() => small(v(a), self.code[a as usize].dtype.is_float(), d),
                     d if d.is_int() => v(a).trunc(),
                     _ => v(a),
                 },
@@ -417,6 +466,37 @@ pub(crate) fn unary(op: Unary, x: f64) -> f64 {
         Unary::Round => x.round_ties_even(),
         Unary::Not => f64::from(x == 0.0),
     }
+}
+
+/// What a small integer becomes of a value: the nearest of a float, that of the same lowest bits of an integer.
+pub(crate) fn small(value: f64, float: bool, dtype: DType) -> f64 {
+    match (float, dtype) {
+        (true, DType::U8) => (value as u8).into(),
+        (true, _) => (value as i8).into(),
+        (false, DType::U8) => (value as i64 as u8).into(),
+        (false, _) => (value as i64 as i8).into(),
+    }
+}
+
+/// `a^b` of integers, wrapping around; a fraction is 0.
+pub(crate) fn power(mut a: i64, b: i64) -> i64 {
+    let Ok(mut b) = u64::try_from(b) else {
+        return match a {
+            1 => 1,
+            -1 if b % 2 == 0 => 1,
+            -1 => -1,
+            _ => 0,
+        };
+    };
+    let mut result = 1i64;
+    while b > 0 {
+        if b & 1 == 1 {
+            result = result.wrapping_mul(a);
+        }
+        a = a.wrapping_mul(a);
+        b >>= 1;
+    }
+    result
 }
 
 /// The larger of the two; NaN when either is.
@@ -485,6 +565,22 @@ mod tests {
         let body = Body::new(&[y.clone(), y.exp()]);
         assert_eq!(body.code.len(), 5, "{body:?}");
         assert_eq!(body.eval(&[3.0], &[], &[]), [12.0, 12f64.exp()]);
+    }
+
+    #[test]
+    fn small_integers_wrap_wherever_they_are_computed() {
+        let value = |e: Expr, inputs: &[f64]| Body::new(&[e]).eval(inputs, &[], &[250.0 + 10.0])[0];
+        let [a, b] = [0, 1].map(|i| Expr::input(i, DType::U8));
+        assert_eq!(value((&a + &b).cast(DType::F32), &[200.0, 100.0]), 44.0);
+        assert_eq!(value((&a - &b) / &a.like(2.0), &[1.0, 2.0]), 127.0);
+        assert_eq!(value(Expr::fold(0, DType::I32).cast(DType::U8).cast(DType::F32), &[]), 4.0);
+        let c = Expr::input(0, DType::I8);
+        assert_eq!(value((-&c).cast(DType::I64), &[-128.0]), -128.0);
+        assert_eq!(value(c.pow(&c.like(3.0)).cast(DType::I32), &[10.0]), -24.0);
+        let [wide, real] = [DType::I32, DType::F32].map(|dtype| Expr::input(0, dtype));
+        assert_eq!(value(wide.cast(DType::U8).cast(DType::F32), &[-1.0]), 255.0);
+        assert_eq!(value(real.cast(DType::U8).cast(DType::F32), &[-1.0]), 0.0);
+        assert_eq!(value(real.cast(DType::I8), &[f64::NAN]), 0.0);
     }
 
     #[test]

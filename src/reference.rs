@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::expr;
 use crate::graph::{Graph, Kind};
 use crate::op::{Call, ValueId};
 use crate::tensor::Tensor;
@@ -39,8 +40,9 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
                 let data: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].as_slice())).collect();
                 let call = Call { op, attrs: &node.attrs, inputs: &facts };
                 let outputs = call.eval(&data).map_err(|what| node.error(what))?;
+                let floats = facts.iter().flatten().any(|fact| fact.dtype.is_float());
                 for (port, mut output) in outputs.into_iter().enumerate() {
-                    round(&mut output, node.outputs[port].fact.dtype);
+                    round(&mut output, floats, node.outputs[port].fact.dtype);
                     values.insert(ValueId { node: id, port: port as u32 }, output);
                 }
             }
@@ -53,8 +55,11 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(tensors.collect())
 }
 
-/// Values of a half type become what its bits can hold.
-fn round(values: &mut [f64], dtype: DType) {
+/// Values of a half type or of small integers, made `from_floats` or not, become what their bits can hold.
+fn round(values: &mut [f64], from_floats: bool, dtype: DType) {
+    if dtype.is_small_int() {
+        return values.iter_mut().for_each(|v| *v = expr::small(*v, from_floats, dtype));
+    }
     let half: fn(f64) -> f64 = match dtype {
         DType::F16 => |v| half::f16::from_f64(v).to_f64(),
         DType::BF16 => |v| half::bf16::from_f64(v).to_f64(),

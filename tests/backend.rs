@@ -2,7 +2,7 @@
 
 mod kernels;
 
-use kernels::{Case, cases, encode, interpret, untouched, variants};
+use kernels::{Case, cases, encode, infinite, interpret, unordered, untouched, variants};
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::kernel::{Kernel, Operand, layout};
@@ -105,7 +105,7 @@ fn every_case_interprets() {
 #[test]
 fn every_case_runs_on_the_cpu() {
     for threads in [1, 2] {
-        run_all(&mut Cpu::new(threads), &cases());
+        run_all(&mut Cpu::new(threads), &[cases(), unordered(), infinite()].concat());
     }
 }
 

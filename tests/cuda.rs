@@ -2,9 +2,9 @@
 //! driver of paper, whose memory is the host's and whose kernels compute nothing.
 #![cfg(feature = "cuda")]
 
-use plimsoll::backend::Slice;
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::{Settings, machine_code, open, report};
+use plimsoll::backend::{Launch, Slice};
 use plimsoll::kernel::Kernel;
 use plimsoll::kernel::render::{Bindings, Dialect, render};
 use plimsoll::session::{Choice, Options, Session};
@@ -253,6 +253,30 @@ fn a_range_runs_in_the_memory_of_its_largest_binding() {
         [4, 2, 8, 1, 4].into_iter().for_each(run);
     }
     assert_eq!((taken(), session.overhead()), (before, beside), "further runs take nothing");
+}
+
+/// What was made on the way to an error is given back.
+#[test]
+fn a_graph_that_cannot_be_used_takes_nothing() {
+    let folder = Folder::new("upload");
+    let Some(search) = paper(&folder, &["-DUPLOADED=NO_MEMORY"]) else { return };
+    let (mut backend, _) = open(&search, &BARE).expect("the device opens");
+    let g = Trace::new("sum");
+    let x = g.input("x", DType::F32, [256]);
+    g.output("y", x + 1.0);
+    let graph = g.finish().expect("the graph is sound");
+    let plan = plan::plan(&graph, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let kernel = backend.compile(&plan.kernels[0]).expect("it is rendered");
+    let segment = backend.alloc(1 << 10, Memory::Device).expect("it has room");
+    let launch = Launch::new(kernel, vec![Slice { segment, offset: 0, bytes: 1 << 10 }; 2]);
+    let alone = backend.record(std::slice::from_ref(&launch)).expect("one launch is no graph");
+    let room = backend.room();
+    for _ in 0..3 {
+        let error = backend.record(&[launch.clone(), launch.clone()]).expect_err("the driver refuses").to_string();
+        assert!(error.contains("cuGraphUpload: error 2"), "{error}");
+    }
+    assert_eq!(backend.room(), room);
+    backend.replay(alone).expect("what was recorded before is as it was");
 }
 
 #[test]

@@ -138,6 +138,82 @@ fn a_nan_stays_one() {
     assert_eq!(shown(&found[6]), shown(&larger));
 }
 
+/// Integers of one byte are what their bits hold, stored on the way or not.
+#[test]
+fn small_integers_wrap_around() {
+    let text = "g (uint8[3] a, uint8[3] b, int8[3] c) => (float[3] d, uint8[3] e, bool[3] f, float[1] g, float[3] h, float[3] i) {
+        sum = Add (a, b)
+        d = Cast <to = 1> (sum)
+        e = Div (sum, b)
+        f = Greater (sum, a)
+        total = ReduceSum (a)
+        whole = Cast <to = 1> (total)
+        g = Reshape (whole, one)
+        minus = Neg (c)
+        h = Cast <to = 1> (minus)
+        turned = Cast <to = 2> (c)
+        i = Cast <to = 1> (turned)
+    }";
+    let text = text.replace(") {", ") <int64[1] one = {1}> {");
+    let of = |dtype, values: &[f64]| Tensor::from_f64(dtype, [3], values);
+    let a = ("a", of(DType::U8, &[255.0, 200.0, 7.0]));
+    let b = ("b", of(DType::U8, &[1.0, 100.0, 3.0]));
+    let found = outputs(&text, &[a, b, ("c", of(DType::I8, &[-128.0, 127.0, -1.0]))]);
+    let expected: [&[f64]; 6] = [
+        &[0.0, 44.0, 10.0],
+        &[0.0, 0.0, 3.0],
+        &[0.0, 0.0, 1.0],
+        &[206.0],
+        &[-128.0, -127.0, 1.0],
+        &[128.0, 127.0, 255.0],
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Where nothing equals the largest value, its index is still one of a row's.
+#[test]
+fn indices_of_no_number_are_indices() {
+    let text = "g (float[2, 4] x) => (int64[2, 1] a, int64[2, 1] b, int64[2, 1] c) {
+        a = ArgMax <axis = 1> (x)
+        b = ArgMin <axis = 1> (x)
+        c = ArgMax <axis = 1, select_last_index = 1> (x)
+    }";
+    let x = [f32::NAN, 1.0, 2.0, f32::NAN, -3.0, -1.0, -1.0, -2.0];
+    let found = outputs(text, &[("x", tensor(&[2, 4], &x))]);
+    assert!(found.iter().all(|y| (0.0..4.0).contains(&y[0])), "{found:?}");
+    assert_eq!([found[0][1], found[1][1], found[2][1]], [1.0, 0.0, 2.0]);
+}
+
+#[test]
+fn infinities_have_a_largest() {
+    let text = "g (float[1, 1, 6] x) => (float[1, 1, 1] a, float[1, 1, 3] b) {
+        a = ReduceMax <axes = [2]> (x)
+        b = MaxPool <kernel_shape = [2], strides = [2]> (x)
+    }";
+    let least = f64::NEG_INFINITY;
+    assert_eq!(outputs(text, &[("x", tensor(&[1, 1, 6], &[f32::NEG_INFINITY; 6]))]), [vec![least], vec![least; 3]]);
+}
+
+/// Rows of several axes, one of which is empty; and queries to which there are no keys.
+#[test]
+fn rows_of_nothing() {
+    let text = "g (float[3, 2, 0] x, float[40, 0, 3] y) => (float[3] a, float[40] b, float[3, 2, 0] c) <int64[2] axes = {1, 2}> {
+        a = ReduceSum <keepdims = 0> (x, axes)
+        b = ReduceProd <axes = [1, 2], keepdims = 0> (y)
+        c = Softmax <axis = -1> (x)
+    }";
+    let none = |shape: &[usize]| tensor(shape, &[]);
+    let found = outputs(text, &[("x", none(&[3, 2, 0])), ("y", none(&[40, 0, 3]))]);
+    assert_eq!(found, [vec![0.0; 3], vec![1.0; 40], vec![]]);
+    let text = "g (float[2, 70, 8] q, float[2, 8, 0] k, float[2, 0, 8] v) => (float[2, 70, 8] y) {
+        s = MatMul (q, k)
+        p = Softmax <axis = -1> (s)
+        y = MatMul (p, v)
+    }";
+    let q = ("q", tensor(&[2, 70, 8], &[0.5; 1120]));
+    assert_eq!(outputs(text, &[q, ("k", none(&[2, 8, 0])), ("v", none(&[2, 0, 8]))]), [vec![0.0; 1120]]);
+}
+
 /// -0 + 0 is 0: adding nothing is not always nothing.
 #[test]
 fn zeros_have_signs() {

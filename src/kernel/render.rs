@@ -23,7 +23,7 @@ use crate::target::{Family, Target};
 use frame::Frame;
 use locate::{Space, locate, over};
 use scalar::Type::{self, BF16, F16, F32, I32};
-use scalar::{binary, constant, convert, literal, unary};
+use scalar::{binary, constant, convert, literal, small, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
@@ -116,6 +116,9 @@ impl Bindings {
     }
 }
 
+/// Elements of the largest index space. Indices are `i32`, and those of a grid's last workgroups, or of a row's last block, may be beyond.
+const MOST: usize = i32::MAX as usize - (1 << 16);
+
 /// A kernel's text, and how to launch it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
@@ -134,7 +137,7 @@ pub struct Source {
 /// Renders a kernel. A pure function of its arguments.
 ///
 /// # Errors
-/// When the kernel holds something that the target cannot: a type, a packed operand, more than 2^31 elements, or an
+/// When the kernel holds something that the target cannot: a type, a packed operand, nearly 2^31 elements or more, or an
 /// operation that the operand's type does not have.
 pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Dialect) -> Result<Source> {
     let render = || -> Result<Source, String> {
@@ -235,8 +238,8 @@ impl<'a> Module<'a> {
                 bound[binding].get_or_insert(ty);
             }
         }
-        if kernel.shape.checked_len().is_none_or(|n| n > i32::MAX as usize) {
-            return Err(format!("{} elements are more than 2^31", kernel.shape));
+        if kernel.shape.checked_len().is_none_or(|n| n > MOST) {
+            return Err(format!("{} elements are more than {MOST}", kernel.shape));
         }
         Ok(Module {
             kernel,
@@ -265,6 +268,17 @@ impl<'a> Module<'a> {
         self.constants.push((name.into(), ty, literal(value, ty)));
     }
 
+    /// What a fold starts from. WGSL has no infinities: there it is the largest finite value.
+    fn start(&mut self, name: impl Into<String>, value: f64, ty: Type) {
+        let name = name.into();
+        match self.dialect {
+            Dialect::Cuda if ty.is_float() && value.is_infinite() => {
+                self.declarations.push(format!("const {} {name} = {};", ty.name(), constant(value, ty, self.dialect)));
+            }
+            _ => self.constant(name, value, ty),
+        }
+    }
+
     fn function(&mut self, name: &str, params: &[(&'static str, Type)], result: Option<Type>, body: Vec<String>) {
         self.functions.push(Function { name: name.to_owned(), params: params.to_vec(), result, body });
     }
@@ -274,8 +288,7 @@ impl<'a> Module<'a> {
     }
 
     fn operand(&self, slot: usize) -> &'a Operand {
-        let reads = self.kernel.reads.len();
-        if slot < reads { &self.kernel.reads[slot] } else { &self.kernel.writes[slot - reads] }
+        self.kernel.operand(slot)
     }
 
     /// The type in which values of a body are held.
@@ -310,13 +323,7 @@ impl<'a> Module<'a> {
         writes: &[&Access],
         folds: &[Type],
     ) -> Result<Scalars, String> {
-        let mut live = vec![false; body.code.len()];
-        body.results.iter().for_each(|&r| live[r as usize] = true);
-        for (i, instr) in body.code.iter().enumerate().rev() {
-            if live[i] {
-                operands(instr.code).iter().flatten().for_each(|&o| live[o as usize] = true);
-            }
-        }
+        let live = body.live();
         let code = || body.code.iter().enumerate().filter(|(i, _)| live[*i]);
         let slots: BTreeSet<usize> = code()
             .filter_map(|(_, instr)| match instr.code {
@@ -359,8 +366,8 @@ impl<'a> Module<'a> {
                 code => {
                     // Literals alone would be computed by the shader compiler, which refuses overflow.
                     let literal = |o: &u32| matches!(body.code[*o as usize].code, Code::Const(_));
-                    let all = operands(code).iter().flatten().all(literal);
-                    for o in operands(code).into_iter().flatten().filter(|_| all) {
+                    let all = code.operands().all(|o| literal(&o));
+                    for o in code.operands().filter(|_| all) {
                         statements.push(format!("let c{i}_{o} = {};", names[o as usize].0));
                     }
                     let name = |o: u32| {
@@ -376,6 +383,7 @@ impl<'a> Module<'a> {
                             let half = if instr.dtype == DType::F16 { F16 } else { BF16 };
                             convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
                         }
+                        Code::Cast(a) if instr.dtype.is_small_int() => small(name(a), instr.dtype),
                         Code::Cast(a) => convert(&name(a).0, name(a).1, ty),
                         _ => unreachable!("leaves are done above"),
                     }
@@ -503,15 +511,6 @@ enum Input {
     Value(String, Type),
 }
 
-fn operands(code: Code) -> [Option<u32>; 3] {
-    match code {
-        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => [None; 3],
-        Code::Unary(_, a) | Code::Cast(a) => [Some(a), None, None],
-        Code::Binary(_, a, b) => [Some(a), Some(b), None],
-        Code::Select(c, a, b) => [Some(c), Some(a), Some(b)],
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -577,6 +576,21 @@ mod tests {
         let error =
             render(&not, &Target::wgpu(), &Bindings::distinct(&not), Dialect::Wgsl).expect_err("no such operation");
         assert!(error.to_string().contains("map"), "{error}");
+    }
+
+    #[test]
+    fn indices_of_the_last_workgroup_are_no_less() {
+        let of = |n: usize| {
+            let mut kernel = map(&[n], &[&[1]], &[Expr::input(0, DType::U8)]);
+            kernel.reads[0].dtype = DType::U8;
+            kernel.writes[0].dtype = DType::U8;
+            render(&kernel, &Target::cuda(), &Bindings::distinct(&kernel), Dialect::Cuda)
+        };
+        let source = of(MOST).expect("it is the most");
+        let [x, y, _] = source.groups.map(u64::from);
+        assert!(x * y * u64::from(source.size) <= 1 << 31, "{:?} groups of {}", source.groups, source.size);
+        let error = of(MOST + 1).expect_err("one too many").to_string();
+        assert!(error.contains("2147483648") || error.contains("more than 2147418111"), "{error}");
     }
 
     #[test]

@@ -271,7 +271,7 @@ fn integers(op: Binary, a: i64, b: i64) -> i64 {
         Binary::Div | Binary::Rem if b == 0 => 0,
         Binary::Div => a.wrapping_div(b),
         Binary::Rem => a.wrapping_rem(b),
-        Binary::Pow => power(a, b),
+        Binary::Pow => expr::power(a, b),
         Binary::Max => a.max(b),
         Binary::Min => a.min(b),
         Binary::Lt => (a < b).into(),
@@ -281,27 +281,6 @@ fn integers(op: Binary, a: i64, b: i64) -> i64 {
         Binary::Or => (a != 0 || b != 0).into(),
         Binary::Xor => ((a != 0) != (b != 0)).into(),
     }
-}
-
-/// `a^b`; a fraction is 0.
-fn power(mut a: i64, b: i64) -> i64 {
-    let Ok(mut b) = u64::try_from(b) else {
-        return match a {
-            1 => 1,
-            -1 if b % 2 == 0 => 1,
-            -1 => -1,
-            _ => 0,
-        };
-    };
-    let mut result = 1i64;
-    while b > 0 {
-        if b & 1 == 1 {
-            result = result.wrapping_mul(a);
-        }
-        a = a.wrapping_mul(a);
-        b >>= 1;
-    }
-    result
 }
 
 #[cfg(test)]

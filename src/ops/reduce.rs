@@ -225,7 +225,8 @@ fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &
     along[0] = shape[axis];
     let count: Vec<f64> = (0..shape[axis]).map(|i| i as f64).collect();
     let count = b.constant(Tensor::from_f64(DType::I64, along, &count));
-    let (miss, pick) = if last { (-1.0, "ReduceMax") } else { (shape[axis] as f64, "ReduceMin") };
+    // Where nothing equals the extreme, as where that is no number, the index is still one.
+    let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
     let miss = b.scalar(miss, DType::I64);
     let index = b.op("Where", &[hit, count, miss], Attrs::new())?;
     Ok(vec![b.op(pick, &[index], over(&[axis], call.int("keepdims", 1)?))?])

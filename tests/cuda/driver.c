@@ -84,7 +84,10 @@ int cuStreamSynchronize(void *stream) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; ret
 int cuStreamBeginCapture_v2(void *stream, unsigned mode) { NEEDS_CONTEXT; FORBIDDEN_IN_CAPTURE; capturing = 1; launched = 0; return stream ? OK : INVALID; }
 int cuStreamEndCapture(void *stream, void **graph) { if (!capturing) return INVALID; capturing = 0; *graph = memcpy(malloc(sizeof launched), &launched, sizeof launched); return OK; }
 int cuGraphInstantiateWithFlags(void **exec, void *graph, unsigned long long flags) { used += 65536; *exec = memcpy(malloc(sizeof launched), graph, sizeof launched); return OK; }
-int cuGraphUpload(void *exec, void *stream) { return exec ? OK : INVALID; }
+#ifndef UPLOADED
+#define UPLOADED OK
+#endif
+int cuGraphUpload(void *exec, void *stream) { return exec ? UPLOADED : INVALID; }
 int cuGraphLaunch(void *exec, void *stream) { NEEDS_CONTEXT; return *(int *)exec > 1 ? OK : INVALID; }
 int cuGraphExecDestroy(void *exec) { used -= 65536; free(exec); return OK; }
 int cuGraphDestroy(void *graph) { free(graph); return OK; }

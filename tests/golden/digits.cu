@@ -438,7 +438,6 @@ constexpr i32 STRIDE_X = 2;
 constexpr i32 DILATION_X = 1;
 constexpr i32 PAD_X = 0;
 constexpr i32 DATA_0 = 0;
-constexpr f32 START = (-3.4028235e38f);
 constexpr i32 LOW_Z = 0;
 constexpr i32 HIGH_Z = 1;
 constexpr i32 LOW_Y = 0;
@@ -448,6 +447,7 @@ constexpr i32 HIGH_X = 8;
 constexpr i32 COUNT = 4096;
 constexpr i32 SIZE = 64;
 extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
+    const f32 START = bitcast<f32>(0xff800000u);
 const auto data = [&](i32 at) -> f32 {
     return b0[at];
 };
@@ -642,7 +642,6 @@ constexpr i32 STRIDE_X = 2;
 constexpr i32 DILATION_X = 1;
 constexpr i32 PAD_X = 0;
 constexpr i32 DATA_0 = 0;
-constexpr f32 START = (-3.4028235e38f);
 constexpr i32 LOW_Z = 0;
 constexpr i32 HIGH_Z = 1;
 constexpr i32 LOW_Y = 0;
@@ -652,6 +651,7 @@ constexpr i32 HIGH_X = 4;
 constexpr i32 COUNT = 1536;
 constexpr i32 SIZE = 64;
 extern "C" __global__ void __launch_bounds__(64) kernel(const f32* __restrict__ b0, f32* __restrict__ b1) {
+    const f32 START = bitcast<f32>(0xff800000u);
 const auto data = [&](i32 at) -> f32 {
     return b0[at];
 };

@@ -226,7 +226,7 @@ fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &
                 Pool::Max => {
                     // A NaN stays one.
                     let larger = |a: f64, b: f64| if a.is_nan() || a >= b { a } else { b };
-                    inside.iter().copied().fold(f64::from(f32::MIN), larger)
+                    inside.iter().copied().fold(f64::NEG_INFINITY, larger)
                 }
                 Pool::Mean => inside.iter().sum::<f64>() / inside.len().max(1) as f64,
                 Pool::MeanPadded { pads_end } => {
@@ -346,6 +346,27 @@ pub fn unordered() -> Vec<Case> {
     for values in c.cases.iter_mut().flat_map(|case| &mut case.inputs) {
         values.iter_mut().skip(5).step_by(41).for_each(|v| *v = f64::NAN);
     }
+    c.cases
+}
+
+/// Kernels whose operands hold infinities, and nothing else here and there.
+pub fn infinite() -> Vec<Case> {
+    let mut c = Cases { random: Random(5), cases: Vec::new() };
+    for (name, fold, end) in [("largest", Fold::Max, f64::NEG_INFINITY), ("smallest", Fold::Min, f64::INFINITY)] {
+        for n in [5, 300] {
+            let folds = vec![RowFold { fold, body: Body::new(&[x(0)]) }];
+            let template = Template::Row { inner: 1, folds, per_row: true };
+            let reads = vec![f32s(dense(&[6, n]))];
+            let case =
+                c.add(&format!("row infinite, {name} of {n}"), template, &[6, n], reads, &[Expr::fold(0, DType::F32)]);
+            case.inputs[0][..2 * n].fill(end);
+            case.inputs[0][2 * n..3 * n].fill(-end);
+        }
+    }
+    let win = window([1, 3, 3], [1, 2, 2], [1; 3], [0, 1, 1]);
+    let template = Template::Pool { window: win, pool: Pool::Max };
+    let case = c.add("pool infinite", template, &[1, 2, 1, 4, 4], vec![f32s(dense(&[1, 2, 1, 8, 8]))], &[x(0)]);
+    case.inputs[0][..40].fill(f64::NEG_INFINITY);
     c.cases
 }
 
@@ -577,11 +598,65 @@ fn instructions(c: &mut Cases) {
     c.add("ints 2", Template::Map, &[n], reads(), &results);
     let results = [i.cast(F32) * 0.5, k.cast(F32), i.cast(Bool), k.cast(I32), (i.cast(F32) * 0.7).cast(I32)];
     c.add("casts", Template::Map, &[n], reads(), &results);
+    small_ints(c);
+    let angles = [1e3, 2e4, 131_071.0, 8e5, 1e6, 5e7, 1e9, 4e15, 7e22, 3e38].map(|v: f64| f64::from(v as f32));
+    let case = c.add("far angles", Template::Map, &[20], vec![f32s(dense(&[20]))], &[a.sin(), a.cos()]);
+    case.inputs[0] = angles.iter().flat_map(|v| [*v, -v]).collect();
+    let reads = vec![f32s(dense(&[24])), f32s(spread(&[3, 1], &[3, 8]))];
+    let far = c.add("far remainders", Template::Map, &[3, 8], reads, &[a.rem(&b)]);
+    far.kernel.reads[0].access = dense(&[3, 8]);
+    far.inputs =
+        vec![angles.iter().chain(&angles).chain(&angles[..4]).copied().collect(), vec![0.375, 1e-3f32.into(), 7.0]];
     let lit = |v: f64| Expr::lit(v, F32);
     let big = lit(3e38) + lit(2e38) * 0.5;
     let results =
         [(lit(0.1) + lit(0.2)) * &a, big.min(&lit(1.0)), lit(-0.5), lit(f64::INFINITY).min(&lit(2.5)), lit(1e-6) * 1e6];
     c.add("literals", Template::Map, &[n], one(), &results);
+}
+
+/// Integers of one byte wrap around, whether or not they are stored before they are used.
+fn small_ints(c: &mut Cases) {
+    use DType::{F32, I8, I32, U8};
+    let n = 97;
+    let bytes = |from: f64, step: usize| (0..n).map(|i| from + (i * step % 256) as f64).collect::<Vec<_>>();
+    for (dtype, least) in [(U8, 0.0), (I8, -128.0)] {
+        let [i, j] = [0, 1].map(|k| Expr::input(k, dtype));
+        let sum = &i + &j;
+        let power = i.pow(&j.like(3.0));
+        let results = [
+            sum.clone(),
+            sum.cast(F32),
+            (&i - &j) / &i.like(3.0),
+            sum.lt(&i),
+            (&i * &j).cast(I32),
+            (-&i).max(&j),
+            i.abs().cast(F32),
+            power.cast(I32),
+        ];
+        let reads = vec![typed(dtype, dense(&[n])); 2];
+        let case = c.add(&format!("{dtype} arithmetic"), Template::Map, &[n], reads, &results);
+        case.inputs = vec![bytes(least, 37), bytes(least, 101)];
+        let other = if dtype == U8 { I8 } else { U8 };
+        let reads = vec![typed(I32, dense(&[n])), f32s(dense(&[n])), typed(dtype, dense(&[n]))];
+        let casts = [
+            Expr::input(0, I32).cast(dtype).cast(F32),
+            x(1).cast(dtype).cast(F32),
+            Expr::input(2, dtype).cast(other).cast(I32),
+        ];
+        let case = c.add(&format!("casts to {dtype}"), Template::Map, &[n], reads, &casts);
+        case.inputs = vec![bytes(-300.0, 91), bytes(-150.0, 53).iter().map(|v| v * 2.5).collect(), bytes(least, 37)];
+        let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[(&i + &i.like(1.0)).cast(I32)]) }];
+        let template = Template::Row { inner: 1, folds, per_row: true };
+        let total = Expr::fold(0, I32).cast(dtype);
+        let case = c.add(
+            &format!("{dtype} sums"),
+            template,
+            &[3, 40],
+            vec![typed(dtype, dense(&[3, 40]))],
+            &[total.cast(F32), total],
+        );
+        case.inputs = vec![bytes(least, 37).into_iter().chain(bytes(least, 59)).take(120).collect()];
+    }
 }
 
 fn row(c: &mut Cases) {
@@ -623,6 +698,14 @@ fn row(c: &mut Cases) {
     let folds = [(Fold::Max, i.clone()), (Fold::Sum, i), (Fold::Min, Expr::index(1).cast(I32))];
     let results = [Expr::fold(0, I32), Expr::fold(1, I32).cast(F32) * 0.5, Expr::fold(2, I32)];
     c.add("integer folds", template(1, &folds, true), &[6, 50], vec![typed(I32, dense(&[6, 50]))], &results);
+    // Rows of several axes, whichever of them has no elements, along memory and across it.
+    for (s, turned) in [([5, 2, 0], false), ([5, 0, 2], false), ([40, 0, 3], true), ([40, 3, 0], true)] {
+        let access = if turned { dense(&[s[1], s[2], s[0]]).permute(&[2, 0, 1]) } else { dense(&s) };
+        let reads = || vec![f32s(access.clone())];
+        let folds = [(Fold::Sum, x(0)), (Fold::Prod, x(0) + f(0))];
+        c.add(&format!("folds of nothing {s:?}"), template(2, &folds, true), &s, reads(), &[f(0) + f(1)]);
+        c.add(&format!("rows of nothing {s:?}"), template(2, &folds, false), &s, reads(), &[x(0) / f(0)]);
+    }
     c.add(
         "sum of nothing",
         template(1, &[(Fold::Sum, x(0))], true),
@@ -921,7 +1004,9 @@ fn pool(c: &mut Cases) {
     for (name, pool, win, shape, [d, h, w]) in rows {
         let s = [shape[0], shape[1], d, h, w];
         let reads = vec![f32s(dense(&shape)), f32s(spread(&[shape[1], 1, 1, 1], &s))];
-        c.add(&format!("pool {name}"), Template::Pool { window: win, pool }, &s, reads, &[x(0) * 0.5 + x(1)]);
+        // Nothing but padding is less than any number, which not all devices have.
+        let body = x(0).max(&x(0).like(-9.0)) * 0.5 + x(1);
+        c.add(&format!("pool {name}"), Template::Pool { window: win, pool }, &s, reads, &[body]);
     }
 }
 

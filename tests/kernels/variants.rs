@@ -1,6 +1,6 @@
 //! The cases in more forms: in halves, as larger products, with channels last, guarded.
 
-use super::{Case, cases, elements, unordered};
+use super::{Case, cases, elements, infinite, unordered};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::{Kernel, Operand, Template};
@@ -9,7 +9,7 @@ use plimsoll::tensor::Tensor;
 
 /// The cases and their forms, in `f32`.
 pub fn plain() -> Vec<Case> {
-    [cases(), products(), unordered(), channels_last(), guarded().into()].concat()
+    [cases(), products(), unordered(), infinite(), channels_last(), guarded().into()].concat()
 }
 
 /// Those with halves for `f32`. Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.

@@ -539,6 +539,7 @@ pub trait Int: Copy + Default + Ord {
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
     fn rem(self, other: Self) -> Self;
+    fn pow(self, other: Self) -> Self;
     fn to64(self) -> f64;
     fn from64(value: f64) -> Self;
 }
@@ -556,6 +557,7 @@ macro_rules! int {
             fn mul(self, other: Self) -> Self { self.wrapping_mul(other) }
             fn div(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_div(other) } }
             fn rem(self, other: Self) -> Self { if other == 0 { 0 } else { self.wrapping_rem(other) } }
+            fn pow(self, other: Self) -> Self { expr::power(self.into(), other.into()) as $ty }
             fn to64(self) -> f64 { self as f64 }
             fn from64(value: f64) -> Self { value as $ty }
         }
@@ -591,7 +593,7 @@ unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
             Binary::Mul => each2(n, a, b, to, T::mul),
             Binary::Div => each2(n, a, b, to, T::div),
             Binary::Rem => each2(n, a, b, to, T::rem),
-            Binary::Pow => each2(n, a, b, to, |a, b| T::from64(a.to64().powf(b.to64()).trunc())),
+            Binary::Pow => each2(n, a, b, to, T::pow),
             Binary::Max => each2(n, a, b, to, T::max),
             Binary::Min => each2(n, a, b, to, T::min),
             Binary::Lt => each2(n, a, b, p.to, |a, b| u8::from(a < b)),

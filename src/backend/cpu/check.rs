@@ -2,7 +2,6 @@
 //! overwrite in place.
 
 use super::map::stored;
-use super::rewrite::operands;
 use crate::backend::Slice;
 use crate::expr::{Body, Instr};
 use crate::kernel::layout::{packed_bytes, prologue, same_elements};
@@ -64,7 +63,7 @@ fn is_apart(template: &Template, number: usize, read: &Operand, write: &Operand)
 /// Instructions of a body use earlier ones, and its results are instructions.
 fn straight(body: &Body) -> Result<(), String> {
     let len = body.code.len();
-    let earlier = |(i, instr): (usize, &Instr)| operands(instr.code).into_iter().all(|a| (a as usize) < i);
+    let earlier = |(i, instr): (usize, &Instr)| instr.code.operands().all(|a| (a as usize) < i);
     match body.code.iter().enumerate().all(earlier) && body.results.iter().all(|&r| (r as usize) < len) {
         true => Ok(()),
         false => Err("a body whose instructions are not in order".into()),

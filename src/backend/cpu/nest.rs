@@ -110,12 +110,13 @@ impl Nest {
         self.steps.iter().all(|s| s[operand] == 0)
     }
 
-    /// Sets `index` and `at` (one slot per operand) to the nest's index number `linear`.
+    /// Sets `index` and `at` (one slot per operand) to the nest's index number `linear`; in a nest without indices, to where it starts.
     pub fn seek(&self, mut linear: usize, index: &mut [usize], at: &mut [isize]) {
         at.copy_from_slice(&self.start);
         for k in (0..self.rank()).rev() {
-            let i = linear % self.dims[k];
-            linear /= self.dims[k];
+            let dim = self.dims[k].max(1);
+            let i = linear % dim;
+            linear /= dim;
             index[k] = i;
             for (at, step) in at.iter_mut().zip(&self.steps[k]) {
                 *at += i as isize * step;

@@ -5,7 +5,6 @@
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
 use super::simd::Isa;
-use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
 use std::collections::BTreeMap;
 
@@ -297,13 +296,8 @@ impl Builder<'_> {
         for (i, instr) in self.body.code.iter().enumerate() {
             let wrong = || format!("instruction {i} of a body is malformed: {instr:?}");
             let repr = Repr::computed(instr.dtype).ok_or_else(|| format!("no kernels for {}", instr.dtype))?;
-            let operands: &[u32] = match &instr.code {
-                Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => &[],
-                Code::Unary(_, a) | Code::Cast(a) => &[*a],
-                Code::Binary(_, a, b) => &[*a, *b],
-                Code::Select(c, a, b) => &[*c, *a, *b],
-            };
-            if operands.iter().any(|&a| a as usize >= i) {
+            let operands = || instr.code.operands();
+            if operands().any(|a| a as usize >= i) {
                 return Err(wrong());
             }
             let of = |a: u32| self.reprs[a as usize];
@@ -319,7 +313,7 @@ impl Builder<'_> {
             }
             let still = match self.source(instr.code) {
                 Some(k) => self.frame.sources[k].still,
-                None => operands.iter().all(|&a| self.is_still[a as usize]),
+                None => operands().all(|a| self.is_still[a as usize]),
             };
             self.reprs.push(repr);
             self.is_still.push(still);
@@ -338,19 +332,7 @@ impl Builder<'_> {
             if self.uses[i] == 0 {
                 continue;
             }
-            match self.body.code[i].code {
-                Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => {}
-                Code::Unary(_, a) | Code::Cast(a) => self.uses[a as usize] += 1,
-                Code::Binary(_, a, b) => {
-                    self.uses[a as usize] += 1;
-                    self.uses[b as usize] += 1;
-                }
-                Code::Select(c, a, b) => {
-                    for a in [c, a, b] {
-                        self.uses[a as usize] += 1;
-                    }
-                }
-            }
+            self.body.code[i].code.operands().for_each(|a| self.uses[a as usize] += 1);
         }
     }
 
@@ -358,7 +340,7 @@ impl Builder<'_> {
     fn direct_result(&self, sinks: &[Sink]) -> Option<usize> {
         let (&[r], &[Sink::Store(stored)]) = (&self.body.results[..], sinks) else { return None };
         let r = r as usize;
-        let small = matches!(self.body.code[r].dtype, DType::U8 | DType::I8);
+        let small = self.body.code[r].dtype.is_small_int();
         let computes = self.source(self.body.code[r].code).is_none();
         (!self.is_still[r] && computes && !small && stored == self.reprs[r]).then_some(r)
     }

@@ -12,7 +12,7 @@ pub fn hoist(body: &mut Body, first: u32) -> Body {
     let mut fixed = vec![false; body.code.len()];
     let mut used = vec![false; body.code.len()];
     for &i in &order {
-        let operands = operands(body.code[i as usize].code);
+        let operands: Vec<u32> = body.code[i as usize].code.operands().collect();
         let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Fold(_));
         fixed[i as usize] = leaf || (!operands.is_empty() && operands.iter().all(|&a| fixed[a as usize]));
         if !fixed[i as usize] {
@@ -30,16 +30,6 @@ pub fn hoist(body: &mut Body, first: u32) -> Body {
         }
     }
     prelude
-}
-
-/// The operands of an instruction.
-pub fn operands(code: Code) -> Vec<u32> {
-    match code {
-        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => Vec::new(),
-        Code::Unary(_, a) | Code::Cast(a) => vec![a],
-        Code::Binary(_, a, b) => vec![a, b],
-        Code::Select(c, a, b) => vec![c, a, b],
-    }
 }
 
 /// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
@@ -60,7 +50,7 @@ pub fn keep_values(
         let mut of = vec![usize::MAX; body.code.len()];
         for i in live(body) {
             let Instr { code, dtype } = body.code[i as usize];
-            let operands: Vec<usize> = operands(code).into_iter().map(|a| of[a as usize]).collect();
+            let operands: Vec<usize> = code.operands().map(|a| of[a as usize]).collect();
             let key = match code {
                 Code::Unary(op, _) => format!("{op:?} {operands:?}"),
                 Code::Binary(op, _, _) => format!("{op:?} {operands:?}"),
@@ -102,7 +92,7 @@ pub fn keep_values(
                 bodies[p].code[i as usize].code = Code::Input(input);
                 continue;
             }
-            stack.extend(operands(bodies[p].code[i as usize].code));
+            stack.extend(bodies[p].code[i as usize].code.operands());
         }
     }
     shared
@@ -110,21 +100,8 @@ pub fn keep_values(
 
 /// The instructions that results depend on, in order. Malformed operands are left for [`Program::new`] to refuse.
 fn live(body: &Body) -> Vec<u32> {
-    let mut seen = vec![false; body.code.len()];
-    for &r in &body.results {
-        if let Some(seen) = seen.get_mut(r as usize) {
-            *seen = true;
-        }
-    }
-    for i in (0..body.code.len()).rev() {
-        if !seen[i] {
-            continue;
-        }
-        for a in operands(body.code[i].code).into_iter().filter(|&a| (a as usize) < i) {
-            seen[a as usize] = true;
-        }
-    }
-    (0..body.code.len() as u32).filter(|&i| seen[i as usize]).collect()
+    let live = body.live();
+    (0..body.code.len() as u32).filter(|&i| live[i as usize]).collect()
 }
 
 #[cfg(test)]

@@ -138,7 +138,7 @@ impl Combine for Sum {
 
 struct Max;
 impl Combine for Max {
-    const START: f32 = f32::MIN;
+    const START: f32 = f32::NEG_INFINITY;
     #[inline(always)]
     unsafe fn step<V: Lanes>(sum: V, x: V, _: V) -> V {
         // SAFETY: the CPU has the instruction set of `V`.
@@ -494,7 +494,7 @@ mod tests {
     fn reference(w: &Window, what: Slide, weights: &[f32], x: &[f32]) -> Vec<f32> {
         let mut y = Vec::new();
         let mut each = |at: [usize; 3]| {
-            let (mut sum, mut max, mut count) = (0.0, f64::from(f32::MIN), 0.0);
+            let (mut sum, mut max, mut count) = (0.0, f64::NEG_INFINITY, 0.0);
             for (tap, &weight) in weights.iter().enumerate() {
                 let taps = [tap / w.kernel[2] / w.kernel[1], tap / w.kernel[2] % w.kernel[1], tap % w.kernel[2]];
                 let mut index = Some(0);

@@ -62,7 +62,7 @@ struct Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: records are dropped when the stream has been waited for: the graph does not run.
+        // SAFETY: the handle is given back once. Of a graph that still runs, the driver keeps what it needs until it is over.
         let _ = unsafe { self.driver.cuGraphExecDestroy(self.exec) };
     }
 }
@@ -151,8 +151,7 @@ impl Cuda {
         if steps.len() > 1 {
             let before = self.free_bytes().map_err(failed)?.free;
             let lane = |launch: &Launch| Lane { lane: launch.lane, waits: launch.waits.clone() };
-            let exec = self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?;
-            graph = Some(Graph { driver: Arc::clone(&self.driver), exec });
+            graph = Some(self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?);
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
@@ -305,7 +304,7 @@ impl Cuda {
     }
 
     /// The steps as a graph, in their lanes.
-    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<CUgraphExec, Refusal> {
+    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<Graph, Refusal> {
         while self.lanes.len() < lanes.iter().map(|l| l.lane as usize).max().unwrap_or(0) {
             let mut stream = std::ptr::null_mut();
             // SAFETY: the context is current; the stream is given back when the backend is dropped.
@@ -324,22 +323,21 @@ impl Cuda {
         let mut events = Vec::new();
         // SAFETY: the streams are ours and nothing else is captured on them; a capture that has begun is ended on every path, and the
         // graph and the events are not needed once it is instantiated.
-        unsafe {
+        let made = unsafe {
             driver.cuStreamBeginCapture_v2(self.stream, mode)?;
             let launched = self.launch_all(steps, lanes, &mut events);
             let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
             let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
-            for event in events {
-                driver.cuEventDestroy_v2(event)?;
-            }
-            if !graph.is_null() {
-                driver.cuGraphDestroy(graph)?;
-            }
-            made?;
-            driver.cuGraphUpload(exec, self.stream)?;
-        }
+            // Whatever fails, the rest is given back.
+            let destroyed = events.into_iter().map(|event| driver.cuEventDestroy_v2(event)).fold(Ok(()), Result::and);
+            let graph = if graph.is_null() { Ok(()) } else { driver.cuGraphDestroy(graph) };
+            made.map(|()| Graph { driver: Arc::clone(driver), exec })
+                .and_then(|made| destroyed.and(graph).map(|()| made))
+        }?;
+        // SAFETY: it has just been made.
+        unsafe { driver.cuGraphUpload(made.exec, self.stream) }?;
         self.sync()?;
-        Ok(exec)
+        Ok(made)
     }
 
     /// A launch of a kernel's library call, or why it has to be rendered after all.

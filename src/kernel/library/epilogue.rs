@@ -1,7 +1,7 @@
 //! What follows a core value in a kernel's body, as far as a library computes it.
 
 use super::Activation;
-use super::split::{operands, part};
+use super::split::part;
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
 use crate::kernel::{Kernel, Operand};
@@ -33,9 +33,9 @@ impl Epilogue {
         let (core, write) = (kernel.template.core_reads(), &kernel.writes[0]);
         let start = code.iter().position(|i| i.code == Code::Input(0))? as u32;
         let mut found = Epilogue { alpha: 1.0, bias: None, residual: None, activation: Activation::None, end: start };
-        let live = &live(&kernel.body);
+        let live = &kernel.body.live();
         let users = |value: u32| {
-            let uses = move |i: &usize| live[*i] && operands(code[*i].code).any(|o| o == value);
+            let uses = move |i: &usize| live[*i] && code[*i].code.operands().any(|o| o == value);
             (0..code.len()).filter(uses).collect::<Vec<_>>()
         };
         while let ([user], false) = (&users(found.end)[..], results[0] == found.end) {
@@ -85,17 +85,6 @@ impl Epilogue {
     }
 }
 
-fn live(body: &Body) -> Vec<bool> {
-    let mut live = vec![false; body.code.len()];
-    body.results.iter().for_each(|&r| live[r as usize] = true);
-    for i in (0..body.code.len()).rev() {
-        if live[i] {
-            operands(body.code[i].code).for_each(|o| live[o as usize] = true);
-        }
-    }
-    live
-}
-
 /// Arguments at which activations are told apart, beside those around a function's own constants; none of them lies where two spellings of
 /// one function could differ by rounding.
 const PROBES: [f64; 16] = [-1e30, -1e4, -9.0, -5.5, -3.25, -2.0, -1.1, -0.7, -0.3, 0.0, 0.2, 0.9, 1.6, 2.8, 7.5, 1e4];
@@ -103,21 +92,21 @@ const PROBES: [f64; 16] = [-1e30, -1e4, -9.0, -5.5, -3.25, -2.0, -1.1, -0.7, -0.
 /// The first instruction through which all goes that becomes of `value`, and which is an activation of it. However it is spelled, it is
 /// known by its values.
 fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> {
-    let live = live(body);
+    let live = body.live();
     let count = body.code.len();
     (value + 1..count as u32).filter(|&v| live[v as usize]).find_map(|end| {
         let mut inside = vec![false; count];
         inside[end as usize] = true;
         for i in (0..=end as usize).rev() {
             if inside[i] && i as u32 != value {
-                operands(body.code[i].code).for_each(|o| inside[o as usize] = true);
+                body.code[i].code.operands().for_each(|o| inside[o as usize] = true);
             }
         }
         let alone = |i: usize| match body.code[i].code {
             Code::Const(_) => true,
             _ if i as u32 == end => true,
             _ => {
-                let uses = |u: usize| operands(body.code[u].code).any(|o| o as usize == i);
+                let uses = |u: usize| body.code[u].code.operands().any(|o| o as usize == i);
                 let escapes = (0..count).any(|u| live[u] && !inside[u] && uses(u));
                 !escapes && !body.results.contains(&(i as u32))
             }

@@ -56,7 +56,7 @@ pub(super) fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u
     live[result as usize] = true;
     for i in (0..=result as usize).rev() {
         if live[i] && start != Some(i as u32) {
-            operands(body.code[i].code).for_each(|o| live[o as usize] = true);
+            body.code[i].code.operands().for_each(|o| live[o as usize] = true);
         }
     }
     let mut number = vec![0; body.code.len()];
@@ -81,14 +81,4 @@ pub(super) fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u
         code.push(Instr { code: new, dtype: instr.dtype });
     }
     (Body { code, results: vec![number[result as usize]] }, inputs)
-}
-
-pub(super) fn operands(code: Code) -> impl Iterator<Item = u32> {
-    let list = match code {
-        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => [None; 3],
-        Code::Unary(_, a) | Code::Cast(a) => [Some(a), None, None],
-        Code::Binary(_, a, b) => [Some(a), Some(b), None],
-        Code::Select(c, a, b) => [Some(c), Some(a), Some(b)],
-    };
-    list.into_iter().flatten()
 }

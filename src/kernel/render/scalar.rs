@@ -88,14 +88,13 @@ impl Type {
         matches!(self, F32 | F64)
     }
 
-    /// The least and the greatest value.
+    /// The least and the greatest value; of floats, the infinities.
     pub(super) fn bounds(self) -> (f64, f64) {
         match self {
-            F64 => (f64::MIN, f64::MAX),
             I64 => (i64::MIN as f64, i64::MAX as f64),
             I32 => (i32::MIN.into(), i32::MAX.into()),
             Bool => (0.0, 1.0),
-            _ => (f32::MIN.into(), f32::MAX.into()),
+            _ => (f64::NEG_INFINITY, f64::INFINITY),
         }
     }
 }
@@ -106,6 +105,21 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
         (F32 | F64, Bool) => format!("({value} != 0.0f)"),
         (I32 | I64, Bool) => format!("({value} != 0)"),
         _ => format!("{}({value})", to.name()),
+    }
+}
+
+/// What a small integer becomes of a value, in a register: the nearest of a float, that of the same lowest bits of an integer.
+pub(super) fn small((value, from): (String, Type), to: DType) -> String {
+    let (low, high) = if to == DType::U8 { (0, 255) } else { (-128, 127) };
+    let int = convert(&value, from, I32);
+    match from {
+        _ if from.is_float() => {
+            let [low, high] = [low, high].map(|end| literal(end.into(), from));
+            format!("i32(clamp({value}, {low}, {high}))")
+        }
+        Bool => int,
+        _ if to == DType::U8 => format!("{int} & 255"),
+        _ => format!("(({int} + 128) & 255) - 128"),
     }
 }
 
@@ -253,17 +267,40 @@ pub(super) static HELPERS: &[Helper] = &[
         let y = 1.0f - p * exp(-(a * a));
         return select(y, -y, x < 0.0f);",
     ),
-    // The sine of x + quarter * pi / 2. Cody and Waite's reduction by pi / 2 in three parts: drivers promise little.
+    // The sine of x + quarter * pi / 2. Cody and Waite's reduction by pi / 2 in three parts: drivers promise little. Where those are no longer
+    // exact, Payne and Hanek's: the digits of 2 / pi behind those that make whole turns, times the digits of x, byte by byte.
     (
         "sin_f32",
         &[("x", F32), ("quarter", I32)],
         F32,
         "let q = round(x * 0.63661975f);
-        let r = ((x - q * 1.5703125f) - q * 0.0004837513f) - q * 7.54979e-8f;
+        var r = ((x - q * 1.5703125f) - q * 0.0004837513f) - q * 7.54979e-8f;
+        var n = i32(q);
+        let bits = bitcast<u32>(x);
+        if ((bits & 0x7fffffffu) > 0x46490000u) {
+            var words = array<u32, 7>(0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u);
+            let first = ((bits >> 23u) & 255u) - 120u;
+            var high = 0u;
+            var low = 0u;
+            var carry = 0u;
+            for (var i = 0u; i < 12u; i++) {
+                let at = (first >> 3u) + 11u - i;
+                carry = carry + ((bits & 0x7fffffu) | 0x800000u) * ((words[at >> 2u] >> (24u - 8u * (at & 3u))) & 255u);
+                low = (low >> 8u) | (high << 24u);
+                high = (high >> 8u) | (carry << 24u);
+                carry = carry >> 8u;
+            }
+            let turns = (high << (first & 7u)) | ((low >> 1u) >> (31u - (first & 7u)));
+            let part = bitcast<i32>(turns << 2u);
+            n = i32(turns >> 30u) + select(0, 1, part < 0);
+            r = f32(part) * 3.6572952e-10f;
+            n = select(n, -n, x < 0.0f);
+            r = select(r, -r, x < 0.0f);
+        }
         let s = r * r;
         let sine = r + r * s * (-0.16666667f + s * (0.008333334f + s * (-0.0001984127f + s * 2.7557319e-6f)));
         let cosine = 1.0f + s * (-0.5f + s * (0.041666668f + s * (-0.0013888889f + s * 2.4801588e-5f)));
-        let n = i32(q) + quarter;
+        n = n + quarter;
         let y = select(sine, cosine, (n & 1) != 0);
         return select(y, -y, (n & 2) != 0);",
     ),
@@ -278,16 +315,20 @@ pub(super) static HELPERS: &[Helper] = &[
         let odd = abs(y) - 2.0f * floor(abs(y) * 0.5f) == 1.0f;
         return select(p, -p, odd);",
     ),
-    // The quotient may have been rounded across an integer.
+    // Long division: every difference is exact.
     (
         "rem_f32",
         &[("x", F32), ("y", F32)],
         F32,
         "let n = abs(y);
-        let a = abs(x);
-        var r = a - n * floor(a / n);
-        if (r < 0.0f) { r = r + n; }
-        if (r >= n) { r = r - n; }
+        if (n == 0.0f) { return x / y * y; }
+        var r = abs(x);
+        var step = n;
+        for (var i = 0; i < 254 && step <= r * 0.5f; i++) { step = step * 2.0f; }
+        for (var i = 0; i < 255 && step >= n; i++) {
+            if (r >= step) { r = r - step; }
+            step = step * 0.5f;
+        }
         return select(r, -r, x < 0.0f);",
     ),
     ("div_i32", &[("x", I32), ("y", I32)], I32, "if (y == 0) { return 0; }\nreturn x / y;"),

@@ -8,7 +8,7 @@ use super::wide::Tile;
 use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
-use crate::target::{FEW_TILES, Family};
+use crate::target::FEW_TILES;
 use std::collections::BTreeSet;
 
 /// A template's text, invocations per workgroup, workgroups.
@@ -64,22 +64,7 @@ impl Module<'_> {
             return Ok(launch);
         }
         let space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
-        let mut types: Vec<Type> = Vec::new();
-        let mut array: Vec<(&'static str, &'static str)> = Vec::new();
-        for (k, RowFoldText { combine, ty, start }) in
-            folds.iter().map(|f| fold(f, self.target.family)).collect::<Vec<_>>().into_iter().enumerate()
-        {
-            let code = self.body(&folds[k].body, &space, |j| Input::Slot(j as usize), &[], &types)?;
-            let mut body = code.statements;
-            let (value, from) = &code.results[0];
-            body.push(format!("return {};", convert(value, *from, ty)));
-            self.private.push((format!("fold{k}"), ty));
-            self.function(&format!("element{k}"), &[("row", I32), ("j", I32)], Some(ty), body);
-            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
-            self.constant(format!("START{k}"), start, ty);
-            types.push(ty);
-            array.push(("SHARED", shared(ty)));
-        }
+        let types = self.folds(folds, &space, &[("row", I32), ("j", I32)], |_, j| Input::Slot(j as usize))?;
         if per_row {
             let space = vec![over("row", shape, 0..outer)];
             self.store(&space, None, None, &types)?;
@@ -112,15 +97,54 @@ impl Module<'_> {
         constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
         if lanes > 1 {
             self.flags.push("LANES");
-            for ty in [F32, I32, F64, I64] {
-                if types.contains(&ty) {
-                    self.shared.push((shared(ty), ty, size));
-                }
-            }
+            self.share(&types, size);
         }
-        self.lists.insert("fold", array.into_iter().map(|a| vec![a]).collect());
         let rows = if per_row || length > 0 { rows } else { 0 };
         Ok(("row", size as u32, rows.div_ceil(per_group) as u64))
+    }
+
+    /// Per fold `k` of a row kernel `element{k}`, its value at a point of the space, `combine{k}`, `START{k}` and, for its result, `fold{k}`.
+    /// The folds' types come back; the list `fold` has the arrays in which invocations exchange values.
+    pub(super) fn folds(
+        &mut self,
+        folds: &[RowFold],
+        space: &Space,
+        parameters: &[(&'static str, Type)],
+        input: impl Fn(&Self, u32) -> Input,
+    ) -> Result<Vec<Type>, String> {
+        let mut types = Vec::with_capacity(folds.len());
+        for (k, RowFold { fold, body }) in folds.iter().enumerate() {
+            let result = body.code[body.results[0] as usize].dtype;
+            let ty = match Type::register(result, self.target.family) {
+                Type::Bool => I32,
+                ty => ty,
+            };
+            let code = self.body(body, space, |j| input(self, j), &[], &types)?;
+            let mut lines = code.statements;
+            let (value, from) = &code.results[0];
+            lines.push(format!("return {};", convert(value, *from, ty)));
+            self.private.push((format!("fold{k}"), ty));
+            self.function(&format!("element{k}"), parameters, Some(ty), lines);
+            let (low, high) = ty.bounds();
+            let (combine, start) = match fold {
+                Fold::Sum => ("return a + b;".into(), 0.0),
+                Fold::Prod => ("return a * b;".into(), 1.0),
+                Fold::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
+                Fold::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
+            };
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
+            self.start(format!("START{k}"), start, ty);
+            types.push(ty);
+        }
+        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty))]).collect());
+        Ok(types)
+    }
+
+    /// Arrays of so many elements for folds of these types.
+    pub(super) fn share(&mut self, types: &[Type], len: usize) {
+        for ty in [F32, I32, F64, I64].into_iter().filter(|ty| types.contains(ty)) {
+            self.shared.push((shared(ty), ty, len));
+        }
     }
 
     /// The first of the axes that form the rows of a product: batch axes over which the right operand stands still lengthen them.
@@ -450,7 +474,7 @@ impl Module<'_> {
             return Err("a mean is of floats".into());
         }
         let lowest = ty.bounds().0;
-        self.constant("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
+        self.start("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
         let combine = match pool {
             Pool::Max => format!("return {}(a, b);", extreme(true, ty)),
             _ => "return a + b;".into(),
@@ -571,12 +595,6 @@ impl Module<'_> {
     }
 }
 
-pub(super) struct RowFoldText {
-    pub(super) combine: String,
-    pub(super) ty: Type,
-    pub(super) start: f64,
-}
-
 /// From this inner extent on, the invocations of a workgroup share the inner axis of a product of few tiles.
 const DEEP: usize = 128;
 
@@ -602,29 +620,13 @@ const SUMS: [[(&str, &str); 4]; 16] = [
 ];
 
 /// The array in which lanes exchange values of a type.
-pub(super) fn shared(ty: Type) -> &'static str {
+fn shared(ty: Type) -> &'static str {
     match ty {
         F32 => "shared_f32",
         F64 => "shared_f64",
         I64 => "shared_i64",
         _ => "shared_i32",
     }
-}
-
-pub(super) fn fold(fold: &RowFold, family: Family) -> RowFoldText {
-    let result = fold.body.code[fold.body.results[0] as usize].dtype;
-    let ty = match Type::register(result, family) {
-        Type::Bool => I32,
-        ty => ty,
-    };
-    let (low, high) = ty.bounds();
-    let (combine, start) = match fold.fold {
-        Fold::Sum => ("return a + b;".into(), 0.0),
-        Fold::Prod => ("return a * b;".into(), 1.0),
-        Fold::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
-        Fold::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
-    };
-    RowFoldText { combine, ty, start }
 }
 
 fn choose(rule: Nearest, x: f64) -> f64 {

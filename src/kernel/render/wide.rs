@@ -1,9 +1,8 @@
 //! CUDA kernels that move up to 16 bytes at a time: elementwise ones, and rows that lie densely.
 
 use super::locate::{Space, locate, over};
-use super::scalar::Type::{self, BF16, F16, F32, F64, I32, I64};
+use super::scalar::Type::{self, BF16, F16, F32, F64, I32};
 use super::scalar::convert;
-use super::templates::{RowFoldText, fold, shared};
 use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
 use crate::expr::{Body, Code};
@@ -271,8 +270,7 @@ impl Module<'_> {
         let kernel = self.kernel;
         let count = kernel.shape.numel();
         let reads = kernel.reads.len();
-        let most = i32::MAX as usize - (1 << 16);
-        if self.dialect != Dialect::Cuda || count == 0 || count > most || indexed(&kernel.body) {
+        if self.dialect != Dialect::Cuda || count == 0 || indexed(&kernel.body) {
             return Ok(None);
         }
         let used = inputs(&kernel.body);
@@ -396,21 +394,8 @@ impl Module<'_> {
                 None => Input::Slot(slot),
             }
         };
-        let mut types: Vec<Type> = Vec::new();
-        let mut array: Vec<(&'static str, &'static str)> = Vec::new();
         let parameters = [("row", I32), ("j", I32), ("c", I32), ("v", I32)];
-        for (k, RowFoldText { combine, ty, start }) in folds.iter().map(|f| fold(f, self.target.family)).enumerate() {
-            let code = self.body(&folds[k].body, &space, |j| input(self, j), &[], &types)?;
-            let mut body = code.statements;
-            let (value, from) = &code.results[0];
-            body.push(format!("return {};", convert(value, *from, ty)));
-            self.private.push((format!("fold{k}"), ty));
-            self.function(&format!("element{k}"), &parameters, Some(ty), body);
-            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
-            self.constant(format!("START{k}"), start, ty);
-            types.push(ty);
-            array.push(("SHARED", shared(ty)));
-        }
+        let types = self.folds(folds, &space, &parameters, input)?;
         if per_row {
             self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
             self.flags.push("PER_ROW");
@@ -439,12 +424,7 @@ impl Module<'_> {
             let loads = (0..held.len()).map(|k| format!("x{k}[0] = load_x{k}(row, j);")).collect();
             self.function("again", &parameters[..2], None, loads);
         }
-        for ty in [F32, I32, F64, I64] {
-            if types.contains(&ty) {
-                self.shared.push((shared(ty), ty, size / 32));
-            }
-        }
-        self.lists.insert("fold", array.into_iter().map(|a| vec![a]).collect());
+        self.share(&types, size / 32);
         self.lists.insert("held", vec![Vec::new(); held.len()]);
         self.lists.insert("late", vec![Vec::new(); late.len()]);
         Ok(Some(("row_team", size as u32, rows.div_ceil(per_group) as u64)))

@@ -6,6 +6,7 @@ use super::host::Hosted;
 use super::launch::Outline;
 use super::place::{Place, Read};
 use super::view::take_apart;
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::{Prologue, RowFold, Template};
@@ -308,9 +309,11 @@ impl Lowering<'_> {
                 Lower::Map(map) => map(&Args(&args), &call),
                 Lower::Reduce(fold) => {
                     let input = args[0].take().expect("a reduction reads one value");
+                    // Small integers wrap around once all are folded.
                     let dtype = input.dtype();
-                    code.folds.push(RowFold { fold, body: Body::new(&[input]) });
-                    Expr::fold(code.folds.len() - 1, dtype)
+                    let wide = if dtype.is_small_int() { DType::I32 } else { dtype };
+                    code.folds.push(RowFold { fold, body: Body::new(&[input.cast(wide)]) });
+                    Expr::fold(code.folds.len() - 1, wide).cast(dtype)
                 }
                 _ => return Err(node.error("cannot be part of a kernel")),
             };

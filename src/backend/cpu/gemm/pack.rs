@@ -1,0 +1,111 @@
+//! Operands are copied into panels.
+
+use super::View;
+use crate::backend::cpu::simd::transpose;
+use crate::kernel::layout::gemm::*;
+use std::ops::Range;
+
+/// Packs rows `rows` of an `m` by `k` left operand; `packed` is the start of the whole packed matrix, and `rows.start` a multiple of
+/// [`PANEL_ROWS`]. Packing `0..m` packs it all.
+///
+/// # Safety
+/// `a` must be readable at those rows and `k` columns, `packed` writable for [`packed_a_bytes`] and apart from `a`.
+pub unsafe fn pack_a(a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
+    assert!(rows.start.is_multiple_of(PANEL_ROWS), "rows of a packed operand start at a panel");
+    // SAFETY: panels before `rows.start` are full, so the offset is theirs; the rest is the caller's word.
+    unsafe { pack_a_block(a, rows.clone(), 0..k, packed.add(rows.start * k)) }
+}
+
+/// Packs columns `cols` of a `k` by `n` right operand; `packed` is the start of the whole packed matrix, and `cols.start` a multiple of
+/// [`PANEL_COLS`]. Packing `0..n` packs it all.
+///
+/// # Safety
+/// `b` must be readable at those columns and `k` rows, `packed` writable for [`packed_b_bytes`] and apart from `b`.
+pub unsafe fn pack_b(b: View, k: usize, cols: Range<usize>, packed: *mut f32) {
+    assert!(cols.start.is_multiple_of(PANEL_COLS), "columns of a packed operand start at a panel");
+    // SAFETY: as for `pack_a`.
+    unsafe { pack_b_block(b, 0..k, cols.clone(), packed.add(cols.start * k)) }
+}
+
+/// # Safety
+/// `a` must be readable in the block, `to` writable for `rows.len() * k.len()` floats.
+pub(super) unsafe fn pack_a_block(a: View, rows: Range<usize>, k: Range<usize>, mut to: *mut f32) {
+    for row in rows.clone().step_by(PANEL_ROWS) {
+        let width = (rows.end - row).min(PANEL_ROWS);
+        // SAFETY: the panel is `width * k.len()` floats of the destination.
+        unsafe {
+            pack_panel(View { ptr: a.at(row, k.start), ..a }, width, k.len(), to, width);
+            to = to.add(width * k.len());
+        }
+    }
+}
+
+/// # Safety
+/// `b` must be readable in the block, `to` writable for `k.len()` times `cols.len()` rounded up to [`PANEL_COLS`].
+pub(super) unsafe fn pack_b_block(b: View, k: Range<usize>, cols: Range<usize>, to: *mut f32) {
+    let panel_len = PANEL_COLS * k.len();
+    let full = if b.cs == 1 { cols.len() / PANEL_COLS } else { 0 };
+    // SAFETY: every panel is `panel_len` floats of the destination, every element inside the block of the source.
+    unsafe {
+        // Rows that are contiguous are read along their length, across the panels: memory likes long runs.
+        for p in 0..if full > 0 { k.len() } else { 0 } {
+            let from = b.at(k.start + p, cols.start);
+            let to = to.add(p * PANEL_COLS);
+            for j in 0..full {
+                let panel = to.add(j * panel_len).cast::<[f32; PANEL_COLS]>();
+                panel.write_unaligned(from.add(j * PANEL_COLS).cast::<[f32; PANEL_COLS]>().read_unaligned());
+            }
+        }
+        for j in full..cols.len().div_ceil(PANEL_COLS) {
+            let (col, to) = (cols.start + j * PANEL_COLS, to.add(j * panel_len));
+            let width = (cols.end - col).min(PANEL_COLS);
+            if width < PANEL_COLS {
+                to.write_bytes(0, panel_len);
+            }
+            pack_panel(View { ptr: b.at(k.start, col), rs: b.cs, cs: b.rs }, width, k.len(), to, PANEL_COLS);
+        }
+    }
+}
+
+/// `to[p * step + i] = from(i, p)` for `i < width`, `p < k`.
+///
+/// # Safety
+/// `from` must be readable at `width` by `k` elements, `to` writable at the elements named above.
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn pack_panel(from: View, width: usize, k: usize, to: *mut f32, step: usize) {
+    // SAFETY: every index is below `width` and `k`.
+    unsafe {
+        if from.rs == 1 {
+            // The full widths are spelled out so that they become a few vector moves.
+            match width {
+                PANEL_COLS => copy_rows::<PANEL_COLS>(from, k, to, step),
+                PANEL_ROWS => copy_rows::<PANEL_ROWS>(from, k, to, step),
+                _ => {
+                    for p in 0..k {
+                        to.add(p * step).copy_from_nonoverlapping(from.at(0, p), width);
+                    }
+                }
+            }
+        } else if from.cs == 1 {
+            transpose(width, k, from.ptr, from.rs, to, step);
+        } else {
+            for p in 0..k {
+                for i in 0..width {
+                    *to.add(p * step + i) = *from.at(i, p);
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// As for `pack_panel`, with a width of `W` and a row stride of 1.
+#[inline(always)]
+unsafe fn copy_rows<const W: usize>(from: View, k: usize, to: *mut f32, step: usize) {
+    for p in 0..k {
+        // SAFETY: `W` elements at column `p` of the source and at step `p` of the destination.
+        unsafe {
+            to.add(p * step).cast::<[f32; W]>().write_unaligned(from.at(0, p).cast::<[f32; W]>().read_unaligned())
+        }
+    }
+}
