@@ -161,3 +161,19 @@ fn parts_side_by_side_are_computed_together_where_nothing_else_is_lost() {
         }
     }
 }
+
+/// The states of a long sequence are slices of one value, each of which needs the one before: none is tried with all others.
+#[test]
+fn long_sequences_are_planned_in_time() {
+    let text = "g (float[512, 1, 4] x, float[1, 16, 4] w, float[1, 16, 4] r) => (float[512, 1, 1, 4] y) {
+        y = LSTM <hidden_size = 4> (x, w, r)
+    }";
+    let graph = common::graph(text);
+    let passes = |target: &Target| {
+        let start = std::time::Instant::now();
+        passed(&graph, target);
+        start.elapsed().as_secs_f64()
+    };
+    let (alone, beside) = (passes(&Target::cpu(1)), passes(&Target::wgpu_desktop()));
+    assert!(beside < 8.0 * alone + 1.0, "{beside} s, without joining parts {alone} s");
+}

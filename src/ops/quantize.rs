@@ -43,11 +43,13 @@ pub(super) static OPS: &[OpDef] = &[
         infer: dequantize,
         eval: Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
         lower: Lower::Decompose(|b, call, x| {
-            let [x, scale, zero] = operands(b, call, x, |_| false)?;
+            // Sums of products are known to the last digit, which floats of their size are not.
+            let [x, scale, zero] = operands(b, call, x, |dtype| dtype == DType::I32)?;
             let x = match zero {
                 Some(_) => b.node("Sub", &[x, zero], Attrs::new())?,
                 None => x.expect("a required input is present: arity is checked first"),
             };
+            let x = b.cast(x, call.dtype(1))?;
             Ok(vec![b.node("Mul", &[Some(x), scale], Attrs::new())?])
         }),
         upgrade: None,

@@ -13,8 +13,13 @@ use crate::graph::Graph;
 use crate::op::{Attrs, Call, Fact, Lower, ValueId};
 use crate::shape::Access;
 use crate::target::{Family, Target};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+
+/// The most parts that are computed together: more are the steps of a sequence, each of which needs the one before.
+const MOST: usize = 8;
+/// Code is followed over about this many nodes.
+const LONGEST: usize = 64;
 
 /// Computes such parts together.
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
@@ -22,16 +27,27 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     if target.family == Family::Cpu || graph.spares_memory() {
         return Ok(());
     }
-    for id in graph.order()? {
-        if graph.node(id).op_name() != "Slice" || graph.users(ValueId { node: id, port: 0 }).is_empty() {
-            continue;
-        }
-        let row = row(graph, id);
-        let twins = |count: u32| row.as_ref().and_then(|row| Twins::of(graph, row.get(..count as usize)?));
+    let order = graph.order()?;
+    let slices: Vec<u32> = order.into_iter().filter(|&id| graph.node(id).op_name() == "Slice").collect();
+    let mut pieces: HashMap<(ValueId, usize, usize), Piece> = HashMap::new();
+    for piece in slices.iter().filter_map(|&id| Piece::of(graph, id)) {
+        pieces.entry((piece.source, piece.axis, piece.span.start)).or_insert(piece);
+    }
+    let mut done: HashSet<ValueId> = HashSet::new();
+    for id in slices {
+        let row: Vec<Piece> = Piece::of(graph, id).map_or(Vec::new(), |first| {
+            let next = |piece: &Piece| pieces.get(&(piece.source, piece.axis, piece.span.end)).cloned();
+            std::iter::successors(Some(first), next)
+                .take_while(|piece| !done.contains(&piece.value))
+                .take(MOST)
+                .collect()
+        });
+        let twins = |count: u32| row.get(..count as usize).and_then(|row| Twins::of(graph, row));
         let pays = |&count: &u32| twins(count).is_some_and(|twins| twins.pays(graph, target));
-        let own = (2..=row.as_ref().map_or(0, Vec::len) as u32).rev().find(pays);
+        let own = (2..=row.len() as u32).rev().find(pays);
         let taken = graph.choices().take("together", id, own, |count| twins(count).is_some());
         if let Some(twins) = taken.and_then(twins) {
+            done.extend(&twins.parts);
             twins.compute(graph)?;
         }
     }
@@ -64,18 +80,6 @@ impl Piece {
         let start = usize::try_from(part.offset / whole.strides[axis]).ok()?;
         Some(Piece { source, axis, span: start..start + part.shape[axis], value: ValueId { node: id, port: 0 } })
     }
-}
-
-/// The part that a node is, and those that follow it, each where the one before ends.
-fn row(graph: &Graph, id: u32) -> Option<Vec<Piece>> {
-    let first = Piece::of(graph, id)?;
-    let mut others: Vec<_> = graph.users(first.source).into_iter().filter_map(|user| Piece::of(graph, user)).collect();
-    others.retain(|piece| piece.axis == first.axis && !graph.users(piece.value).is_empty());
-    let mut row = vec![first];
-    while let Some(next) = others.iter().find(|piece| piece.span.start == row[row.len() - 1].span.end) {
-        row.push(next.clone());
-    }
-    Some(row)
 }
 
 /// The same code on each of several parts.
@@ -121,7 +125,7 @@ impl Twins {
         // Per value of the first part, the step that makes it; none for the part itself.
         let mut known = HashMap::from([(first.value, None)]);
         let mut open = vec![first.value];
-        while let Some(value) = open.pop() {
+        while let Some(value) = open.pop().filter(|_| twins.steps.len() < LONGEST) {
             for user in graph.users(value) {
                 let made = ValueId { node: user, port: 0 };
                 if !known.contains_key(&made)

@@ -149,6 +149,10 @@ fn quantized() -> Vec<Sample> {
         whole(I8).given(F32, &[2], &[0.25, 3.0]).given(I8, &[2], &[7.0, -1.0]).attr("axis", 0),
         whole(I32).given(F32, &[1], &[0.5]).attr("block_size", 0).attr("output_dtype", F32.onnx()),
         whole(I32).given(F32, &[1], &[0.5]).given(I32, &[], &[4.0]),
+        Sample::new("DequantizeLinear")
+            .given(I32, &[3], &[16777217.0, 16777219.0, -16777215.0])
+            .given(F32, &[], &[1.0])
+            .given(I32, &[], &[16777216.0]),
         whole(U8).given(F32, &[3], &[0.25, 1.0, 2.0]).given(U8, &[3], &[128.0, 0.0, 1.0]),
     ]
 }
