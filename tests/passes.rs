@@ -177,3 +177,28 @@ fn long_sequences_are_planned_in_time() {
     let (alone, beside) = (passes(&Target::cpu(1)), passes(&Target::wgpu_desktop()));
     assert!(beside < 8.0 * alone + 1.0, "{beside} s, without joining parts {alone} s");
 }
+
+/// A kernel binds no more than the target lets it, however many inputs an operator has.
+#[test]
+fn operators_of_many_inputs_are_divided() {
+    for op in ["Sum", "Max", "Min", "Mean"] {
+        let list = |f: &dyn Fn(usize) -> String, sep: &str| (0..20).map(f).collect::<Vec<_>>().join(sep);
+        let text = format!(
+            "g ({}) => (float[4, 4] y) {{ {} y = {op} ({}) }}",
+            list(&|i| format!("float[4, 4] x{i}"), ", "),
+            list(&|i| format!("m{i} = MatMul (x{i}, x{i})"), " "),
+            list(&|i| format!("m{i}"), ", "),
+        );
+        let graph = common::graph(&text);
+        let mut state = 5;
+        let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut state, &graph.fact(v).shape)).collect();
+        let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+        for target in [Target::wgpu(), Target::wgpu_desktop(), Target::cuda(), Target::cpu(1)] {
+            let plan = common::planned(&graph, &target);
+            let bound = plan.steps.iter().map(|step| step.reads.len() + step.writes.len()).max();
+            assert!(bound <= Some(target.max_bindings as usize), "{op} for {}", target.name);
+            let found = &reference::run(&passed(&graph, &target), &inputs).expect("it has a meaning")[0];
+            common::agrees(found, expected, 1e-6).unwrap_or_else(|e| panic!("{op}: {e}"));
+        }
+    }
+}

@@ -1,12 +1,21 @@
-//! Replaces operators by the smaller ones that their rows name.
+//! Replaces operators by the smaller ones that their rows name, and those of more inputs than a kernel may bind by several.
 
+use super::simplify::add;
 use crate::error::Result;
-use crate::graph::{Decomposer, Graph};
-use crate::op::{Call, Lower, ValueId};
+use crate::graph::{Constant, Decomposer, Graph};
+use crate::op::{Arity, Attrs, Call, Lower, OpDef, ValueId};
+use crate::shape::Shape;
 use crate::target::Target;
+use crate::tensor::Tensor;
 
 /// Decomposes until only rows with kernels are left.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    // One binding is for the result.
+    let most = (target.max_bindings as usize).saturating_sub(2).max(2);
+    for id in graph.order()? {
+        divide(graph, id, most)?;
+    }
+    graph.sweep();
     loop {
         let mut order = graph.order()?;
         order.retain(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Decompose(_))));
@@ -34,5 +43,30 @@ fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
     for (port, value) in values.into_iter().enumerate() {
         graph.replace(ValueId { node: id, port: port as u32 }, value);
     }
+    Ok(())
+}
+
+/// Lets an elementwise node of any number of inputs take some after others.
+fn divide(graph: &mut Graph, id: u32, most: usize) -> Result<()> {
+    let (operands, node) = (graph.operands(id), graph.node(id));
+    let variadic =
+        |op: &&OpDef| matches!(op.lower, Lower::Map(_)) && op.inputs.iter().any(|i| i.arity == Arity::Variadic);
+    let Some(op) = node.op().filter(variadic).filter(|_| operands.len() > most) else { return Ok(()) };
+    let (name, mean) = (node.name.clone(), op.name == "Mean");
+    let fold = if mean { "Sum" } else { op.name };
+    graph.insert_at(id);
+    let (first, rest) = operands.split_at(most);
+    let mut value = add(graph, &name, fold, first, Attrs::new())?;
+    for further in rest.chunks(most - 1) {
+        let operands: Vec<_> = std::iter::once(Some(value)).chain(further.iter().copied()).collect();
+        value = add(graph, &name, fold, &operands, Attrs::new())?;
+    }
+    if mean {
+        let count = Tensor::from_f64(graph.fact(value).dtype, Shape::default(), &[operands.len() as f64]);
+        let count = graph.constant(Constant::new(format!("inputs of {name}"), count));
+        graph.insert_at(id);
+        value = add(graph, &name, "Div", &[Some(value), Some(count)], Attrs::new())?;
+    }
+    graph.replace(ValueId { node: id, port: 0 }, value);
     Ok(())
 }
