@@ -13,6 +13,7 @@ use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::collections::BTreeMap;
 use std::ops::Index;
+use std::ops::Range;
 
 /// Why a row refuses a node: expected and found. The graph adds the node's name and operator.
 pub type OpResult<T> = Result<T, String>;
@@ -96,6 +97,12 @@ impl Attrs {
     /// No attributes.
     pub fn new() -> Attrs {
         Attrs::default()
+    }
+
+    /// Those of a Slice of these elements along one axis.
+    pub fn span(axis: usize, span: Range<usize>) -> Attrs {
+        let at = |n: usize| vec![n as i64];
+        Attrs::new().with("axes", at(axis)).with("starts", at(span.start)).with("ends", at(span.end))
     }
 
     /// These attributes and one more (or another value for it).
@@ -348,6 +355,14 @@ impl dyn Build + '_ {
             return Ok(value);
         }
         self.op("Cast", &[value], Attrs::new().with("to", dtype.onnx()))
+    }
+
+    /// The elements of a value from one place along an axis to before another.
+    pub fn slice(&mut self, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
+        if (from, to) == (0, self.fact(value).shape[axis]) {
+            return Ok(value);
+        }
+        self.op("Slice", &[value], Attrs::span(axis, from..to))
     }
 
     /// Adds a scalar constant.

@@ -439,9 +439,7 @@ fn rotation(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpRes
         *angle = b.op("Unsqueeze", &[*angle], Attrs::new().with("axes", vec![heads]))?;
     }
     let part = |b: &mut dyn Build, from: usize, to: usize, step: i64| {
-        let at = |n: usize| vec![n as i64];
-        let attrs = Attrs::new().with("axes", vec![3]).with("starts", at(from)).with("ends", at(to));
-        b.op("Slice", &[x], attrs.with("steps", vec![step]))
+        b.op("Slice", &[x], Attrs::span(3, from..to).with("steps", vec![step]))
     };
     let rotated = 2 * r.pairs;
     let (first, second) = match r.interleaved {

@@ -95,12 +95,11 @@ fn along(
     b: &mut dyn Build,
     sampling: Sampling,
     grid: ValueId,
-    part: i64,
+    part: usize,
     extent: usize,
 ) -> OpResult<Vec<(ValueId, Option<ValueId>)>> {
     let dtype = b.fact(grid).dtype;
-    let part = Attrs::new().with("axes", vec![3]).with("starts", vec![part]).with("ends", vec![part + 1]);
-    let at = b.op("Slice", &[grid], part)?;
+    let at = b.slice(grid, 3, part, part + 1)?;
     let (factor, summand) = sampling.scale(extent);
     let (factor, summand) = (b.scalar(factor, dtype), b.scalar(summand, dtype));
     let at = b.op("Mul", &[at, factor], Attrs::new())?;

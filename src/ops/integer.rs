@@ -294,11 +294,6 @@ fn differences(x: &[f64], shape: &Shape, zero: Option<(&[f64], Shape)>) -> Vec<f
     x.iter().zip(indices(shape)).map(|(x, index)| x - zero[access.at(&index) as usize]).collect()
 }
 
-fn slice(b: &mut dyn Build, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
-    let at = |n: usize| vec![n as i64];
-    b.op("Slice", &[value], Attrs::new().with("axes", at(axis)).with("starts", at(from)).with("ends", at(to)))
-}
-
 fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
     let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
     let (columns, rows) = (x_shape.len() - 1, w_shape.len().saturating_sub(2));
@@ -309,7 +304,7 @@ fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<V
     let mut parts = Vec::new();
     for from in (0..terms).step_by(EXACT) {
         let to = terms.min(from + EXACT);
-        let (x, w) = (slice(b, x, columns, from, to)?, slice(b, w, rows, from, to)?);
+        let (x, w) = (b.slice(x, columns, from, to)?, b.slice(w, rows, from, to)?);
         parts.push(b.op("MatMul", &[x, w], Attrs::new())?);
     }
     Ok(parts)
@@ -334,9 +329,9 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
     let mut parts = Vec::new();
     for from in (0..channels).step_by(EXACT / taps) {
         let to = channels.min(from + EXACT / taps);
-        let x = slice(b, split, 2, from, to)?;
+        let x = b.slice(split, 2, from, to)?;
         let x = reshape(b, x, grouped(&[groups * (to - from)]))?;
-        let w = slice(b, w, 1, from, to)?;
+        let w = b.slice(w, 1, from, to)?;
         parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
     }
     Ok(parts)

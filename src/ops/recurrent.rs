@@ -174,7 +174,7 @@ static LONG: Cell = Cell {
         let gate = |b: &mut dyn Build, k: usize, c: ValueId| {
             let mut gate = recurrence.gate(b, sum, k)?;
             if let Some(peepholes) = recurrence.peepholes {
-                let peephole = slice(b, peepholes, 0, k * recurrence.hidden, (k + 1) * recurrence.hidden)?;
+                let peephole = b.slice(peepholes, 0, k * recurrence.hidden, (k + 1) * recurrence.hidden)?;
                 let seen = b.op("Mul", &[peephole, c], Attrs::new())?;
                 gate = b.op("Add", &[gate, seen], Attrs::new())?;
             }
@@ -357,32 +357,24 @@ impl Recurrence {
     /// What these gates take of a state `[batch, hidden]`.
     fn product(&self, b: &mut dyn Build, state: ValueId, gates: std::ops::Range<usize>) -> OpResult<ValueId> {
         let (from, to) = (gates.start * self.hidden, gates.end * self.hidden);
-        let weights = slice(b, self.weights, 1, from, to)?;
+        let weights = b.slice(self.weights, 1, from, to)?;
         let state = b.cast(state, self.stored)?;
         let product = b.op("MatMul", &[state, weights], Attrs::new())?;
         let product = b.cast(product, self.wide)?;
         let Some(bias) = self.bias else { return Ok(product) };
-        let bias = slice(b, bias, 0, from, to)?;
+        let bias = b.slice(bias, 0, from, to)?;
         b.op("Add", &[product, bias], Attrs::new())
     }
 
     /// One gate of `[batch, gates hidden]`.
     fn gate(&self, b: &mut dyn Build, gates: ValueId, gate: usize) -> OpResult<ValueId> {
-        slice(b, gates, 1, gate * self.hidden, (gate + 1) * self.hidden)
+        b.slice(gates, 1, gate * self.hidden, (gate + 1) * self.hidden)
     }
-}
-
-fn slice(b: &mut dyn Build, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
-    if (from, to) == (0, b.fact(value).shape[axis]) {
-        return Ok(value);
-    }
-    let at = |n: usize| vec![n as i64];
-    b.op("Slice", &[value], Attrs::new().with("axes", at(axis)).with("starts", at(from)).with("ends", at(to)))
 }
 
 /// One element along axis 0, without that axis.
 fn element(b: &mut dyn Build, value: ValueId, at: usize) -> OpResult<ValueId> {
-    let value = slice(b, value, 0, at, at + 1)?;
+    let value = b.slice(value, 0, at, at + 1)?;
     b.op("Squeeze", &[value], Attrs::new().with("axes", vec![0]))
 }
 
@@ -438,9 +430,9 @@ fn direction(
     if let Some(both) = given(3) {
         let both = element(b, both, d)?;
         let both = b.cast(both, wide)?;
-        let own = slice(b, both, 0, 0, rows)?;
+        let own = b.slice(both, 0, 0, rows)?;
         inputs = b.op("Add", &[inputs, own], Attrs::new())?;
-        bias = Some(slice(b, both, 0, rows, 2 * rows)?);
+        bias = Some(b.slice(both, 0, rows, 2 * rows)?);
     }
     let peepholes = match given(PEEPHOLES) {
         Some(all) => {

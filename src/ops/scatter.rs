@@ -266,15 +266,13 @@ fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize)
     let zero = b.scalar(0.0, dtype);
     let mut all: Option<ValueId> = None;
     for (j, &extent) in call.shape(0)[..tuple].iter().enumerate() {
-        let (j, from) = (j as i64, extent as f64);
-        let column = Attrs::new().with("starts", vec![j]).with("ends", vec![j + 1]).with("axes", vec![1]);
-        let column = b.op("Slice", &[at], column)?;
+        let column = b.slice(at, 1, j, j + 1)?;
         let column = b.op("Reshape", &[column], Attrs::new().with("shape", vec![count as i64]))?;
-        let extents = b.scalar(from, dtype);
+        let extents = b.scalar(extent as f64, dtype);
         let below = b.op("Less", &[column, zero], Attrs::new())?;
         let raised = b.op("Add", &[column, extents], Attrs::new())?;
         let column = b.op("Where", &[below, raised, column], Attrs::new())?;
-        let mut along = vec![1; tuple - j as usize + inner + 1];
+        let mut along = vec![1; tuple - j + inner + 1];
         along[0] = extent;
         let coordinates: Vec<_> = (0..extent).map(|i| i as f64).collect();
         let coordinates = b.constant(Tensor::from_f64(dtype, along, &coordinates));

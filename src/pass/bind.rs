@@ -55,11 +55,6 @@ fn rows(target: &Target, dtype: DType, rows: usize, elements: usize) -> Option<u
     (all > target.max_binding && most > 0).then_some(most as usize)
 }
 
-fn slice(b: &mut dyn Build, x: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
-    let list = |value: usize| vec![value as i64];
-    b.op("Slice", &[x], Attrs::new().with("starts", list(from)).with("ends", list(to)).with("axes", list(axis)))
-}
-
 /// A Gather along the outermost axis of more than one element.
 fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> OpResult<Option<ValueId>> {
     let b: &mut dyn Build = b;
@@ -80,7 +75,7 @@ fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> Op
     let wide = b.op("Unsqueeze", &[at_least], Attrs::new().with("axes", behind))?;
     let mut found: Option<ValueId> = None;
     for start in (0..extent).step_by(most) {
-        let part = slice(b, x[0], axis, start, extent.min(start + most))?;
+        let part = b.slice(x[0], axis, start, extent.min(start + most))?;
         let from = b.scalar(start as f64, at.dtype);
         let own = b.op("Sub", &[at_least, from], Attrs::new())?;
         let read = b.op("Gather", &[part, own], Attrs::new().with("axis", axis as i64))?;
@@ -114,7 +109,7 @@ fn product(b: &mut Decomposer, target: &Target, x: &[ValueId], _: usize) -> OpRe
     let mut sum: Option<ValueId> = None;
     for start in (0..inner).step_by(most) {
         let end = inner.min(start + most);
-        let (rows, columns) = (slice(b, x[1], ranks - 2, start, end)?, slice(b, x[0], rank - 1, start, end)?);
+        let (rows, columns) = (b.slice(x[1], ranks - 2, start, end)?, b.slice(x[0], rank - 1, start, end)?);
         let part = b.op("MatMul", &[columns, rows], Attrs::new())?;
         sum = Some(match sum {
             None => part,

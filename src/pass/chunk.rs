@@ -417,9 +417,7 @@ impl<'a> Chunking<'a> {
             return Ok(made);
         }
         let whole = self.whole(value)?;
-        let range = self.range(value, axis, chunk);
-        let attrs = [("starts", range.start), ("ends", range.end), ("axes", axis)];
-        let attrs = attrs.iter().fold(Attrs::new(), |attrs, (name, at)| attrs.with(name, &[*at][..]));
+        let attrs = Attrs::span(axis, self.range(value, axis, chunk));
         let made = self.add("Slice", &self.name(self.from.value_name(value), chunk), &[whole], attrs)?;
         self.parts.insert((value, axis, chunk), made);
         Ok(made)

@@ -250,7 +250,7 @@ impl Twins {
             true => self.source,
             false => {
                 let name = name(graph, self.parts[0].node);
-                add(graph, &name, "Slice", &[Some(self.source)], span(self.axis, self.span.clone()))?
+                add(graph, &name, "Slice", &[Some(self.source)], Attrs::span(self.axis, self.span.clone()))?
             }
         };
         let mut made = HashMap::from([(self.parts[0], whole)]);
@@ -270,7 +270,7 @@ impl Twins {
                 let len = graph.fact(value).shape[step.axis];
                 let name = graph.value_name(value).to_owned();
                 graph.insert_at(value.node);
-                let part = add(graph, &name, "Slice", &[Some(whole)], span(step.axis, start..start + len))?;
+                let part = add(graph, &name, "Slice", &[Some(whole)], Attrs::span(step.axis, start..start + len))?;
                 graph.replace(value, part);
                 start += len;
             }
@@ -281,12 +281,6 @@ impl Twins {
 
 fn lower(graph: &Graph, node: u32) -> Option<Lower> {
     graph.node(node).op().map(|op| op.lower)
-}
-
-/// Attributes of a Slice.
-fn span(axis: usize, span: Range<usize>) -> Attrs {
-    let at = |n: usize| vec![n as i64];
-    Attrs::new().with("axes", at(axis)).with("starts", at(span.start)).with("ends", at(span.end))
 }
 
 fn gcd(a: usize, b: usize) -> usize {
