@@ -146,7 +146,8 @@ impl Module<'_> {
             self.flags.push("GUARDED");
         }
         match &cut {
-            Cut::Plain | Cut::Quad(_) => self.score_each(score, &extents)?,
+            Cut::Plain => self.score_each(score, &extents, true)?,
+            Cut::Quad(_) => self.score_each(score, &extents, false)?,
             Cut::Tile(tile) => self.score_pairs(score, &extents, [tile.rows, tile.columns], [1, 1])?,
             Cut::Warps(warps) => {
                 // The powers of what is only scaled take one instruction to prepare.
@@ -201,7 +202,7 @@ impl Module<'_> {
             all.into_iter().find(fits)
         };
         let all = || [64, 32, 16, 8].into_iter().filter_map(of);
-        let busy = |quad: &Quad| batch * m.div_ceil(quad.rows) >= FEW_GROUPS;
+        let busy = |quad: &Quad| 2 * batch * m.div_ceil(quad.rows) >= FEW_GROUPS;
         let enough = all().find(|quad| m > quad.rows / 2 && busy(quad));
         enough.or_else(|| all().last())
     }
@@ -231,8 +232,8 @@ impl Module<'_> {
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// A function `score(batch, m, n, value)`; what is outside is lowest.
-    fn score_each(&mut self, score: &Body, extents: &Extents) -> Result<(), String> {
+    /// A function `score(batch, m, n, value)`; what is outside is lowest, if it may be asked for.
+    fn score_each(&mut self, score: &Body, extents: &Extents, outside: bool) -> Result<(), String> {
         let mut columns = self.kernel.shape.clone();
         columns[self.kernel.shape.len() - 1] = extents.n;
         let input = |j: u32| match j {
@@ -241,10 +242,15 @@ impl Module<'_> {
         };
         let code = self.body(score, &extents.space(&columns, ["m", "n"]), input, &[], &[])?;
         let (value, from) = &code.results[0];
-        let mut body = vec!["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()];
-        body.extend(code.statements.iter().map(|line| format!("    {line}")));
-        body.push(format!("    result = {};", convert(value, *from, F32)));
-        body.extend(["}".to_owned(), "return result;".to_owned()]);
+        let (mut body, value) = (code.statements, convert(value, *from, F32));
+        if outside {
+            body.push(format!("result = {value};"));
+            body.iter_mut().for_each(|line| line.insert_str(0, "    "));
+            body.splice(0..0, ["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()]);
+            body.extend(["}".to_owned(), "return result;".to_owned()]);
+        } else {
+            body.push(format!("return {value};"));
+        }
         let [b, first, second] = matrix(["m", "n"]);
         self.function("score", &[b, first, second, ("value", F32)], Some(F32), body);
         Ok(())
@@ -456,6 +462,7 @@ impl Module<'_> {
         self.lists.insert("sum", sums);
         self.lists.insert("row", vec![Vec::new(); each]);
         self.lists.insert("piece", vec![Vec::new(); pieces]);
+        self.lists.insert("four", vec![Vec::new(); 4]);
         self.shared.push(("tile", Vec4, len));
         self.shared.push(("weights", Vec4, rows * lanes));
         self.shared.push(("partial", F32, rows * lanes));
