@@ -163,6 +163,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
         (_, Bool | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
         (Unary::Neg, _) => format!("-{x}"),
         (Unary::Abs, _) => format!("abs({x})"),
+        (Unary::Sign, F32) => format!("sign_f32({x})"),
         (Unary::Sign, _) => format!("sign({x})"),
         (Unary::Floor | Unary::Ceil | Unary::Round, I32 | I64) => x,
         (_, I32) => format!("i32({})", unary(op, (format!("f32({x})"), F32))?),
@@ -242,6 +243,13 @@ pub(super) static HELPERS: &[Helper] = &[
         "if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
         if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
         return min(x, y);",
+    ),
+    (
+        "sign_f32",
+        &[("x", F32)],
+        F32,
+        "if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+        return sign(x);",
     ),
     // The Maclaurin series up to x^19 below 1 (error 2e-8), Abramowitz and Stegun 7.1.26 above (error 1.5e-7).
     (
