@@ -1022,6 +1022,11 @@ fn gather(c: &mut Cases) {
     let reads = vec![typed(I64, rows), typed(I32, spread(&[7, 1], &[7, 16]))];
     let case = c.add("gather integers", template, &[7, 16], reads, &[Expr::input(0, I64)]);
     case.inputs[0] = (0..160).map(f64::from).collect();
+    let template = Template::Gather { strides: vec![1], extents: vec![10] };
+    let data = Access { shape: Shape::new([4]), strides: vec![0], offset: 0 };
+    let case = c.add("gather far outside", template, &[4], vec![f32s(data), typed(I64, dense(&[4]))], &[x(0)]);
+    let far = f64::from(u32::MAX);
+    case.inputs = vec![(0..10).map(f64::from).collect(), vec![far + 4.0, -far - 6.0, far * far, -far * far]];
     let data = Access { shape: Shape::new([4, 5]), strides: vec![1, 0], offset: 2 };
     let template = Template::Gather { strides: vec![24, -6], extents: vec![3, 2] };
     let index = typed(I64, dense(&[4, 5]));
