@@ -935,6 +935,11 @@ fn attention(c: &mut Cases) {
     c.add("attention of a step", a(x(0) * 0.2 + x(1), 1), &[2, 7, 1, 40], reads, &[x(0)]);
     let many = three(&[270], [40, 16, 24, 8]);
     c.add("attention of many heads", a(x(0) * 0.25, 0), &[270, 40, 8], many, &[x(0)]);
+    // As many, of which every row sees keys of its own.
+    let mut reads = three(&[140], [37, 18, 70, 30]);
+    reads.push(typed(DType::Bool, spread(&[37, 70], &[140, 37, 70])));
+    let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.2), &x(0).like(f64::from(f32::MIN)));
+    c.add("attention of many masked heads", a(chosen, 1), &[140, 37, 30], reads, &[x(0)]);
     c.add("attention of long vectors", a(x(0) * 0.05, 0), &[20, 256], three(&[], [20, 200, 40, 256]), &[x(0)]);
     c.add("attention of wide heads", a(x(0) * 0.1, 0), &[2, 70, 96], three(&[2], [70, 90, 40, 96]), &[x(0)]);
     c.add("attention of wider heads", a(x(0) * 0.1, 0), &[2, 66, 136], three(&[2], [66, 136, 24, 136]), &[x(0)]);

@@ -136,7 +136,7 @@ impl Module<'_> {
             self.start(format!("START{k}"), start, ty);
             types.push(ty);
         }
-        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty))]).collect());
+        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
         Ok(types)
     }
 
@@ -277,7 +277,7 @@ impl Module<'_> {
                 ("B_K_STEP", bk),
             ];
             constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.lists.insert("sum", SUMS.iter().map(|sum| sum.to_vec()).collect());
+            self.lists.insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
             self.shared.push(("tile_a", Vec4, 32 * steps));
             self.shared.push(("tile_b", Vec4, 32 * steps));
             return Ok(("matmul_large", 256, (batch * tiles(128, 128)) as u64));
