@@ -2,7 +2,7 @@
 
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
-use super::scalar::{convert, extreme};
+use super::scalar::{convert, extreme, literal};
 use super::thin::THIN;
 use super::wide::Tile;
 use super::{Dialect, Input, Module};
@@ -507,7 +507,13 @@ impl Module<'_> {
             let slot = 1 + k;
             let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
             let mut body = located.statements;
-            body.push(format!("return {};", convert(&self.load(slot, &located.addresses[0]), self.value[slot], I32)));
+            let (mut at, ty) = (self.load(slot, &located.addresses[0]), self.value[slot]);
+            if ty == I64 {
+                // What is far outside stays so.
+                let [low, high] = I32.bounds().into();
+                at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
+            }
+            body.push(format!("return {};", convert(&at, ty, I32)));
             self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
             self.int(format!("EXTENT{k}"), extent as isize);
             self.int(format!("STRIDE{k}"), stride);
