@@ -1055,7 +1055,9 @@ fn pad(c: &mut Cases) {
         let template = Template::Pad { before: vec![0, 2, -1, 3], mode };
         let s = [2, 7, 3, 9];
         let reads = vec![f32s(dense(&[2, 3, 5, 4])), f32s(spread(&[9], &s))];
-        c.add(&format!("pad {name}"), template, &s, reads, &[x(0) * x(1)]);
+        let reversed = vec![f32s(dense(&[4, 5, 3, 2]).permute(&[3, 2, 1, 0])), reads[1].clone()];
+        c.add(&format!("pad {name}"), template.clone(), &s, reads, &[x(0) * x(1)]);
+        c.add(&format!("pad {name}, turned"), template, &s, reversed, &[x(0) * x(1)]);
     }
     let template = Template::Pad { before: vec![1, 1], mode: PadMode::Constant(3.0) };
     c.add("pad nothing", template, &[2, 3], vec![f32s(dense(&[0, 1]))], &[x(0)]);

@@ -294,6 +294,7 @@ fn pads() -> Vec<Sample> {
         all.push(pad(&[3, 4]).ints("pads", &[0, 2, 1, 0]));
         all.push(pad(&[3, 4]).ints("pads", &[2, 3]).ints("axes", &[-1]));
         all.push(pad(&[3, 5]).ints("pads", &[-1, 2, 1, -2]));
+        all.push(pad(&[2, 4, 5, 6]).ints("pads", &[0, 1, -1, -2, 0, -1, 2, -1]));
         all.push(pad(&[2]).ints("pads", &[5, 7]));
         all.push(pad(&[1, 2]).ints("pads", &[2, 0, 1, 0]));
         all.push(Sample::new("Pad").input(I64, &[4], -9.0, 9.0).ints("pads", &[1, 2]).attr("mode", mode));

@@ -242,7 +242,6 @@ fn check_template(kernel: &Kernel, writes: bool, target: &Target) -> Verdict<Opt
             ensure(small, || format!("padding of {before:?} is too large"))?;
             let fills = matches!(mode, PadMode::Constant(_)) || !writes || !data.contains(&0);
             ensure(fills, || format!("nothing of {data} to pad with"))?;
-            images()?;
         }
         Template::Resize { scales, offsets, .. } => {
             read_rank(0, rank)?;

@@ -227,11 +227,7 @@ impl Lowering<'_> {
         let lies = last || self.graph.choices().holds("lies", anchor, lies);
         let windowed = matches!(
             core.template,
-            Template::Conv { .. }
-                | Template::ConvTranspose { .. }
-                | Template::Pool { .. }
-                | Template::Resize { .. }
-                | Template::Pad { .. }
+            Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } | Template::Resize { .. }
         );
         if windowed && !lies && !self.graph.choices().holds("dense", anchor, is_dense_image(&core.reads[0].1)) {
             let input = core.reads[0].0;
