@@ -150,6 +150,23 @@ fn a_nan_stays_one() {
     assert_eq!(shown(&found[6]), shown(&larger));
 }
 
+/// Columns are folded side by side, in whichever row what is no number stands.
+#[test]
+fn a_nan_stays_one_among_columns() {
+    let text = "g (float[3, 40] x) => (float[40] a, float[40] b) {
+        a = ReduceMax <axes = [0], keepdims = 0> (x)
+        b = ReduceMin <axes = [0], keepdims = 0> (x)
+    }";
+    let mut x: Vec<f32> = (0..120).map(|i| i as f32).collect();
+    [3, 45, 117].iter().for_each(|&i| x[i] = f32::NAN);
+    let found = outputs(text, &[("x", tensor(&[3, 40], &x))]);
+    for (y, row) in found.iter().zip([2, 0]) {
+        for (i, &y) in y.iter().enumerate() {
+            assert!(if [3, 5, 37].contains(&i) { y.is_nan() } else { y == (row * 40 + i) as f64 }, "{y} in column {i}");
+        }
+    }
+}
+
 /// Integers of one byte are what their bits hold, stored on the way or not.
 #[test]
 fn small_integers_wrap_around() {

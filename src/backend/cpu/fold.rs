@@ -146,8 +146,8 @@ fn accumulate_in(fold: Fold, acc: &mut [f32], x: &[f32]) {
     match fold {
         Fold::Sum => pairs.for_each(|(a, &x)| *a += x),
         Fold::Prod => pairs.for_each(|(a, &x)| *a *= x),
-        Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a { x } else { *a }),
-        Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a { x } else { *a }),
+        Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a || x.is_nan() { x } else { *a }),
+        Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a || x.is_nan() { x } else { *a }),
     }
 }
 
