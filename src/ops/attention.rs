@@ -8,6 +8,8 @@
 //! past, K [b, kv, 1, t, d] ---T-----'                             MatMul --> Y [b, kv, group, s, v]
 //! past, V [b, kv, 1, t, v] -------------------------------------------'
 //! ```
+//!
+//! Scores that a mask hides are minus infinity where they are shown; in WGSL, which has none, the least number.
 
 use super::{expect_dtype, indices, position, same_float};
 use crate::dtype::DType;
