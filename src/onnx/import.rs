@@ -18,8 +18,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
-/// Operators of ONNX Runtime that are called as one of ONNX's, and are none of it.
-const OTHER_MEANINGS: [&str; 2] = ["Attention", "RotaryEmbedding"];
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
 /// Inlined functions let a graph grow to no more nodes.
@@ -139,8 +137,9 @@ impl<'a> Importer<'a> {
         }
         match domain {
             "" if op == "If" => Some(Meaning::If),
-            "com.microsoft" if OTHER_MEANINGS.contains(&op) => None,
-            "" | "com.microsoft" => self.rows.get(op).copied().map(Meaning::Row),
+            // Some operators of ONNX Runtime are called as one of ONNX's and are none of it: their rows have the domain in the name.
+            "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
+            "" => self.rows.get(op).copied().map(Meaning::Row),
             _ => None,
         }
     }

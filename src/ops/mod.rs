@@ -5,14 +5,18 @@ use crate::op::{Arity, Call, Fact, OpDef, OpResult};
 use crate::shape::{Shape, advance};
 
 mod attention;
+mod compose;
 mod einsum;
 mod elementwise;
+mod fused;
 mod grid;
+mod heads;
 mod index;
 mod integer;
 mod layout;
 mod linear;
 mod norm;
+mod packed;
 mod quantize;
 mod recurrent;
 mod reduce;
@@ -24,7 +28,7 @@ mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 18] = [
+pub static OPS: [&[OpDef]; 21] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -43,6 +47,9 @@ pub static OPS: [&[OpDef]; 18] = [
     integer::OPS,
     attention::OPS,
     runtime::OPS,
+    fused::OPS,
+    packed::OPS,
+    heads::OPS,
 ];
 
 /// Every row, in order of the families.

@@ -1,11 +1,6 @@
-use super::Sample;
+use super::{Sample, call};
 use plimsoll::dtype::DType::{self, *};
 use plimsoll::op::Attr;
-
-/// A call with inputs of these shapes, random between -1 and 1.
-fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
-    shapes.iter().fold(Sample::new(op), |sample, shape| sample.input(F32, shape, -1.0, 1.0))
-}
 
 pub fn samples() -> Vec<Sample> {
     [

@@ -1,0 +1,251 @@
+//! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with their scales, and numbers packed into bytes.
+
+use super::compose::{binary, composed, given, outputs, required, reshape, transpose, with_number};
+use super::{expect_dtype, input_name};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, optional, variadic};
+
+pub(super) static OPS: &[OpDef] = &[
+    composed(
+        "MatMulIntegerToFloat",
+        "MatMulInteger times both scales, plus a bias",
+        &[
+            one("A"),
+            one("B"),
+            one("a_scale"),
+            one("b_scale"),
+            optional("a_zero_point"),
+            optional("b_zero_point"),
+            optional("bias"),
+        ],
+        &[],
+        |b, _, x| {
+            let product = b.node("MatMulInteger", &[x[0], x[1], given(x, 4), given(x, 5)], Attrs::new())?;
+            let y = scaled(b, product, required(x, 2), required(x, 3))?;
+            Ok(vec![given(x, 6).map_or(Ok(y), |bias| binary(b, "Add", y, bias))?])
+        },
+    ),
+    composed(
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat of DynamicQuantizeLinear",
+        &[one("A"), one("B"), one("b_scale"), optional("b_zero_point"), optional("bias")],
+        &[],
+        |b, _, x| {
+            let a = outputs(b, "DynamicQuantizeLinear", &x[..1], Attrs::new())?;
+            let inputs = [Some(a[0]), x[1], Some(a[1]), x[2], Some(a[2]), given(x, 3), given(x, 4)];
+            Ok(vec![b.node("MatMulIntegerToFloat", &inputs, Attrs::new())?])
+        },
+    ),
+    composed(
+        "QGemm",
+        "alpha (A' B' + C) times both scales, of small integers and an i32 C; QuantizeLinear of it where `y_scale` is given",
+        &[
+            one("A"),
+            one("a_scale"),
+            one("a_zero_point"),
+            one("B"),
+            one("b_scale"),
+            one("b_zero_point"),
+            optional("C"),
+            optional("y_scale"),
+            optional("y_zero_point"),
+        ],
+        &["alpha", "transA", "transB"],
+        gemm,
+    ),
+    composed(
+        "QLinearConcat",
+        "QuantizeLinear of Concat of DequantizeLinears: each input is followed by its scale and its zero point",
+        &[one("Y_scale"), one("Y_zero_point"), variadic("inputs")],
+        &["axis"],
+        |b, call, x| {
+            let parts = x[2..].chunks(3).enumerate().map(|(i, part)| match part.len() {
+                3 => b.node("DequantizeLinear", part, Attrs::new()),
+                _ => Err(format!(
+                    "{}: expected a scale and a zero point behind it, found none",
+                    input_name(call, 2 + 3 * i)
+                )),
+            });
+            let parts = parts.collect::<OpResult<Vec<_>>>()?;
+            let y = b.op("Concat", &parts, call.attrs.clone())?;
+            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[0], x[1]], Attrs::new())?])
+        },
+    ),
+    composed(
+        "QLinearSoftmax",
+        "QuantizeLinear of Softmax of DequantizeLinear; before `opset` 13, over all axes from `axis` on",
+        &[one("X"), one("X_scale"), optional("x_zero_point"), one("y_scale"), one("y_zero_point")],
+        &["axis", "opset"],
+        |b, call, x| {
+            let flat = call.int("opset", 13)? < 13;
+            let numbers = b.node("DequantizeLinear", &x[..3], Attrs::new())?;
+            let axis = call.int("axis", if flat { 1 } else { -1 })?;
+            let y = b.op("Softmax", &[numbers], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)))?;
+            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[3], x[4]], Attrs::new())?])
+        },
+    ),
+    composed(
+        "QLinearWhere",
+        "QuantizeLinear of Where between DequantizeLinears",
+        &[
+            one("condition"),
+            one("X"),
+            one("x_scale"),
+            one("x_zero_point"),
+            one("Y"),
+            one("y_scale"),
+            one("y_zero_point"),
+            one("z_scale"),
+            one("z_zero_point"),
+        ],
+        &[],
+        |b, _, x| {
+            let (yes, no) = (
+                b.node("DequantizeLinear", &x[1..4], Attrs::new())?,
+                b.node("DequantizeLinear", &x[4..7], Attrs::new())?,
+            );
+            let y = b.op("Where", &[required(x, 0), yes, no], Attrs::new())?;
+            Ok(vec![b.node("QuantizeLinear", &[Some(y), x[7], x[8]], Attrs::new())?])
+        },
+    ),
+    composed(
+        "MatMulNBits",
+        "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` have a scale and a zero point; \
+         weights that are constants are unpacked once and kept in the type of the scales",
+        &[one("A"), one("B"), one("scales"), optional("zero_points"), optional("g_idx"), optional("bias")],
+        &["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"],
+        few_bits,
+    ),
+];
+
+/// A product of integers as numbers.
+fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) -> OpResult<ValueId> {
+    let scale = binary(b, "Mul", left, right)?;
+    let numbers = b.cast(product, b.fact(scale).dtype)?;
+    binary(b, "Mul", numbers, scale)
+}
+
+fn gemm(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let mut matrices = [required(x, 0), required(x, 3)];
+    for (matrix, (input, flip)) in matrices.iter_mut().zip([(0, "transA"), (3, "transB")]) {
+        if call.shape(input).len() != 2 {
+            return Err(format!("input '{}': expected a matrix, found {}", input_name(call, input), call.shape(input)));
+        }
+        if call.int(flip, 0)? != 0 {
+            *matrix = transpose(b, *matrix, &[1, 0])?;
+        }
+    }
+    let mut sums = b.node("MatMulInteger", &[Some(matrices[0]), Some(matrices[1]), x[2], x[5]], Attrs::new())?;
+    if let Some(c) = given(x, 6) {
+        sums = binary(b, "Add", sums, c)?;
+    }
+    let mut y = scaled(b, sums, required(x, 1), required(x, 4))?;
+    let alpha = call.float("alpha", 1.0)?;
+    if alpha != 1.0 {
+        y = with_number(b, "Mul", y, alpha)?;
+    }
+    let Some(scale) = given(x, 7) else { return Ok(vec![y]) };
+    let to = match given(x, 8) {
+        Some(_) => Attrs::new(),
+        None => Attrs::new().with("output_dtype", call.dtype(0).onnx()),
+    };
+    Ok(vec![b.node("QuantizeLinear", &[Some(y), Some(scale), given(x, 8)], to)?])
+}
+
+/// The numbers of so many bits that bytes hold along the last axis, the lowest bits first.
+fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId> {
+    let mut shape = b.fact(bytes).shape.to_vec();
+    let mut parts = Vec::new();
+    for lowest in (0..8).step_by(bits) {
+        let mut part = bytes;
+        if lowest > 0 {
+            part = with_number(b, "Div", part, f64::from(1u32 << lowest))?;
+        }
+        if lowest + bits < 8 {
+            part = with_number(b, "Mod", part, f64::from(1u32 << bits))?;
+        }
+        parts.push(b.op("Unsqueeze", &[part], Attrs::new().with("axes", vec![-1]))?);
+    }
+    let together = b.op("Concat", &parts, Attrs::new().with("axis", -1))?;
+    if let Some(last) = shape.last_mut() {
+        *last *= 8 / bits;
+    }
+    reshape(b, together, &shape)
+}
+
+fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
+    expect_dtype(call, 1, "u8", |d| d == DType::U8)?;
+    let size = |name: &str, default: i64| {
+        let given = call.int(name, default)?;
+        let checked = usize::try_from(given).ok().filter(|n| (1..=1 << 30).contains(n));
+        checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
+    };
+    let (n, k, bits, block) = (size("N", 0)?, size("K", 0)?, size("bits", 4)?, size("block_size", 0)?);
+    if ![2, 4, 8].contains(&bits) || !(block * bits).is_multiple_of(8) {
+        return Err(format!("expected whole bytes of 2, 4 or 8 bits, found {block} of {bits} bits"));
+    }
+    if call.int("weight_prepacked", 0)? != 0 {
+        return Err(
+            "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them"
+                .into(),
+        );
+    }
+    call.int("accuracy_level", 0)?;
+    let blocks = k.div_ceil(block);
+    let expect = |input: usize, shape: &[usize]| match call.shape(input).numel() == shape.iter().product::<usize>() {
+        true => Ok(()),
+        false => Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input))),
+    };
+    expect(1, &[n, blocks, block * bits / 8])?;
+    expect(2, &[n, blocks])?;
+    let bytes = reshape(b, required(x, 1), &[n, blocks * block * bits / 8])?;
+    let whole = unpacked(b, bytes, bits)?;
+    let numbers = b.cast(whole, dtype)?;
+    let zero = match given(x, 3) {
+        None => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
+        Some(zero) if call.dtype(3) == DType::U8 => {
+            let row = (blocks * bits).div_ceil(8);
+            expect(3, &[n, row])?;
+            let zero = reshape(b, zero, &[n, row])?;
+            let zero = unpacked(b, zero, bits)?;
+            let zero = b.slice(zero, 1, 0, blocks)?;
+            b.cast(zero, dtype)?
+        }
+        Some(zero) => {
+            expect(3, &[n, blocks])?;
+            reshape(b, zero, &[n, blocks])?
+        }
+    };
+    let scales = reshape(b, required(x, 2), &[n, blocks])?;
+    // Of each number: its block's, or that of the group that it is listed in.
+    let mut parameters = [zero, scales];
+    let mut shape = [n, blocks, block];
+    if call.has(4) {
+        shape = [n, blocks * block, 1];
+        if call.shape(4).numel() < k {
+            return Err(format!("input 'g_idx': expected {k} groups, found {}", call.shape(4)));
+        }
+    }
+    for parameter in &mut parameters {
+        if b.fact(*parameter).shape.is_empty() {
+            continue;
+        }
+        if let Some(groups) = given(x, 4) {
+            let groups = b.slice(groups, 0, 0, k)?;
+            *parameter = b.op("Gather", &[*parameter, groups], Attrs::new().with("axis", 1))?;
+            let pads = vec![0, 0, 0, (blocks * block - k) as i64];
+            *parameter = b.op("Pad", &[*parameter], Attrs::new().with("pads", pads))?;
+        }
+        *parameter = reshape(b, *parameter, &[n, shape[1], 1])?;
+    }
+    let numbers = reshape(b, numbers, &shape)?;
+    let centred = binary(b, "Sub", numbers, parameters[0])?;
+    let weights = binary(b, "Mul", centred, parameters[1])?;
+    let weights = reshape(b, weights, &[n, blocks * block])?;
+    let weights = b.slice(weights, 1, 0, k)?;
+    let weights = b.cast(weights, call.dtype(0))?;
+    let weights = transpose(b, weights, &[1, 0])?;
+    let y = binary(b, "MatMul", required(x, 0), weights)?;
+    Ok(vec![given(x, 5).map_or(Ok(y), |bias| binary(b, "Add", y, bias))?])
+}
