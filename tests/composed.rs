@@ -1,4 +1,5 @@
-//! Rows that are stated once, as the nodes that they stand for: what these compute, against values that others computed.
+//! Rows that are stated once, as the nodes that they stand for or as their values: what these compute, against values that others
+//! computed.
 
 #[allow(dead_code, reason = "other tests use the rest")]
 mod samples;
@@ -282,6 +283,82 @@ fn values_are_those_of_onnxruntime() {
         (
             Sample::new("Scatter").wave(&[2, 3]).given(I64, &[1, 2], &[1.0, 0.0]).wave(&[1, 2]).attr("axis", 0),
             &[-1.25, -0.75, -0.5, 0.25, 0.25, -0.75],
+        ),
+        (Sample::new("HannWindow").attr("size", 5), &[0.0, 0.3455, 0.9045, 0.9045, 0.3455]),
+        (Sample::new("HammingWindow").attr("size", 5), &[0.087, 0.4024, 0.9128, 0.9128, 0.4024]),
+        (Sample::new("BlackmanWindow").attr("size", 5), &[0.0, 0.2008, 0.8492, 0.8492, 0.2008]),
+        (Sample::new("HannWindow").attr("size", 4).attr("periodic", 0), &[0.0, 0.75, 0.75, 0.0]),
+        (
+            Sample::new("MelWeightMatrix")
+                .attr("num_mel_bins", 2)
+                .attr("dft_length", 14)
+                .attr("sample_rate", 8000)
+                .attr("lower_edge_hertz", 200.0)
+                .attr("upper_edge_hertz", 3800.0),
+            &[0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        ),
+        (
+            Sample::new("DFT").wave(&[1, 5, 1]).attr("dft_length", 4).attr("axis", 1).attr("onesided", 1),
+            &[0.0, 0.0, -0.75, 0.75, -3.5, 0.0],
+        ),
+        (Sample::new("DFT").wave(&[1, 3, 2]).attr("inverse", 1), &[-0.5, 0.3333, -0.9524, -0.1332, 0.2024, 0.2998]),
+        (
+            Sample::new("STFT").wave(&[1, 7, 1]).attr("frame_step", 2).wave(&[4]),
+            &[0.1875, 0.0, 0.75, -1.5625, 0.8125, -0.0, 2.4375, 0.0, 0.1875, -1.0, -1.8125, 0.0],
+        ),
+        (
+            Sample::new("LpPool")
+                .wave(&[1, 1, 3, 4])
+                .ints("kernel_shape", &[2, 2])
+                .ints("pads", &[1, 0, 0, 1])
+                .ints("strides", &[2, 2])
+                .attr("p", 3),
+            &[1.2761, 1.2761, 1.2297, 1.4372],
+        ),
+        (Sample::new("GlobalLpPool").wave(&[1, 2, 4]), &[1.9039, 1.2748]),
+        (
+            Sample::new("Col2Im")
+                .wave(&[1, 4, 4])
+                .ints("image_shape", &[3, 4])
+                .ints("block_shape", &[2, 2])
+                .ints("strides", &[1, 2])
+                .ints("dilations", &[1, 1]),
+            &[-1.25, 0.25, 0.5, -0.75, -1.5, 1.5, 2.0, -0.5, -0.25, 1.25, -1.25, 0.25],
+        ),
+        (
+            Sample::new("AffineGrid").wave(&[1, 2, 3]).ints("size", &[1, 1, 2, 3]).attr("align_corners", 0),
+            &[0.0833, -1.7083, -0.75, -0.875, -1.5833, -0.0417, 0.5833, -1.4583, -0.25, -0.625, -1.0833, 0.2083],
+        ),
+        (Sample::new("CenterCropPad").wave(&[2, 5]).ints("shape", &[4, 2]), &[0.0, 0.0, 0.5, -0.5, 1.0, 0.0, 0.0, 0.0]),
+        (
+            Sample::new("GatherBlockQuantized")
+                .given(
+                    U8,
+                    &[3, 8],
+                    &[
+                        0.0, 53.0, 9.0, 62.0, 18.0, 71.0, 27.0, 80.0, 36.0, 89.0, 45.0, 1.0, 54.0, 10.0, 63.0, 19.0,
+                        72.0, 28.0, 81.0, 37.0, 90.0, 46.0, 2.0, 55.0,
+                    ],
+                )
+                .given(I64, &[2], &[2.0, 0.0])
+                .wave(&[3, 1])
+                .given(U8, &[3, 1], &[3.0, 12.0, 7.0])
+                .attr("bits", 4)
+                .attr("block_size", 16)
+                .attr("quantize_axis", 1),
+            &[
+                1.0, -3.0, 5.0, -6.0, -6.0, -2.0, -2.0, -5.0, 3.0, -2.0, 7.0, -5.0, -5.0, -7.0, 0.0, -4.0, -0.75,
+                -0.75, 0.5, 0.0, 1.5, -0.75, 2.75, 0.0, -0.25, -0.5, 1.0, 0.25, 2.0, -0.5, -0.75, 0.5,
+            ],
+        ),
+        (
+            Sample::new("CausalConvWithState")
+                .wave(&[1, 2, 3])
+                .wave(&[2, 1, 3])
+                .wave(&[2])
+                .wave(&[1, 2, 2])
+                .attr("activation", "silu"),
+            &[-0.2042, -0.2775, 1.0975, 0.5094, -0.0303, -0.2759],
         ),
     ]);
 }

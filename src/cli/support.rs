@@ -14,7 +14,7 @@ use crate::target::{Family, Target};
 use crate::tensor::Tensor;
 
 /// Shapes of a call's inputs; the last one goes on, as does the last of their types below.
-const SHAPES: [&[&[usize]]; 25] = [
+const SHAPES: [&[&[usize]]; 27] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -40,6 +40,8 @@ const SHAPES: [&[&[usize]]; 25] = [
     &[&[4, 4, 4], &[4, 12], &[12], &[]],
     &[&[4, 4, 16], &[4]],
     &[&[4, 4, 2, 3, 4]],
+    &[&[4, 4, 4], &[4, 1, 2]],
+    &[&[4, 2, 3]],
 ];
 
 /// What a row does on a target.
@@ -113,7 +115,7 @@ fn given(op: &OpDef) -> Vec<Vec<bool>> {
 }
 
 /// Types of a call's inputs. What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
-fn mixtures(d: DType) -> [Vec<DType>; 12] {
+fn mixtures(d: DType) -> [Vec<DType>; 13] {
     let (f, i) = (DType::F32, DType::I64);
     [
         vec![d],
@@ -126,6 +128,7 @@ fn mixtures(d: DType) -> [Vec<DType>; 12] {
         vec![d, f, d, d, f, d, f, d],
         vec![d, d, f],
         vec![d, DType::U8, d],
+        vec![DType::U8, i, d],
         vec![f, d, d, f, d],
         vec![DType::Bool, d, f, d, d, f, d, f, d],
     ]
@@ -136,27 +139,34 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
     let rank = shape.len();
     let number = |v: f64| Attr::shaping(&Tensor::from_f64(dtype, vec![], &[v]));
     let one = Tensor::from_f64(dtype, [1], &[1.0]);
-    let some: [(&str, Attr); 29] = [
+    let some: [(&str, Attr); 37] = [
         ("K", 2.into()),
         ("N", 2.into()),
         ("X", number(1.0)),
         ("axis", 0.into()),
         ("block_size", 2.into()),
+        ("block_shape", vec![1; 2].into()),
         ("blocksize", 2.into()),
         ("condition", vec![1].into()),
         ("delta", number(1.0)),
         ("depth", 2.into()),
+        ("dft_length", 4.into()),
         ("ends", vec![1].into()),
         ("equation", "...->".into()),
+        ("frame_step", 1.into()),
         ("groups", 2.into()),
+        ("image_shape", vec![2; 2].into()),
         ("input", vec![2].into()),
         ("kernel_shape", vec![2; rank.saturating_sub(2)].into()),
         ("kv_num_heads", 1.into()),
         ("limit", number(1.0)),
+        ("lower_edge_hertz", 0.0.into()),
         ("num_groups", 2.into()),
         ("num_heads", 2.into()),
+        ("num_mel_bins", 1.into()),
         ("num_outputs", 2.into()),
         ("repeats", vec![1; rank].into()),
+        ("sample_rate", 8.into()),
         ("scales", vec![2.0; rank].into()),
         ("shape", shape.into()),
         ("size", 2.into()),
@@ -165,9 +175,11 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
         ("storage_order", 0.into()),
         ("to", DType::F32.onnx().into()),
         ("total_sequence_length", 4.into()),
+        ("upper_edge_hertz", 4.0.into()),
         ("value", one.into()),
     ];
-    let whole: [(&str, Attr); 2] = [("axes", vec![0].into()), ("pads", vec![1; 2 * rank].into())];
+    let whole: [(&str, Attr); 3] =
+        [("axes", vec![0].into()), ("pads", vec![1; 2 * rank].into()), ("size", vec![4, 1, 2, 2].into())];
     let shaping = |input: &Input, name: &str| input.arity == Arity::Shaping && input.name == name;
     let known = |name: &str| op.attrs.contains(&name) || op.inputs.iter().any(|input| shaping(input, name));
     let given = |list: &[(&str, Attr)]| {

@@ -165,7 +165,9 @@ impl<'a> Importer<'a> {
         let list: Vec<_> = unknown
             .iter()
             .map(|(op, (count, first))| {
-                let reason = ops::unplannable(op).map_or(String::new(), |why| format!(": {why}"));
+                let nchwc = "it is laid out for one processor; optimize the model less";
+                let reason = ops::unplannable(op).or(op.starts_with("com.microsoft.nchwc.").then_some(nchwc));
+                let reason = reason.map_or(String::new(), |why| format!(": {why}"));
                 match count {
                     1 => format!("{op} (node '{first}'{reason})"),
                     count => format!("{op} ({count} nodes, the first is '{first}'{reason})"),

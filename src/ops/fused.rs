@@ -106,6 +106,14 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![grouped(b, call, x, sum)?, sum])
         },
     ),
+    composed(
+        "CausalConvWithState",
+        "Conv of each channel of [n, c, steps] by itself, behind the steps of the past, and Swish of it where `activation` says so; and the \
+         steps that the next one needs",
+        &[one("input"), one("weight"), optional("bias"), optional("past_state")],
+        &["activation", "channels_last", "dilation", "ndim", "state_window"],
+        causal,
+    ),
 ];
 
 /// Those of the attributes that a row knows.
@@ -206,4 +214,33 @@ fn grouped(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], sum: ValueId) 
         1 => unary(b, "Swish", y),
         other => Err(format!("attribute 'activation': expected 0 or 1, found {other}")),
     }
+}
+
+fn causal(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (&[_, channels, _], &[_, _, kernel @ (1..)]) = (&call.shape(0)[..], &call.shape(1)[..]) else {
+        let (x, w) = (call.shape(0), call.shape(1));
+        return Err(format!("expected [n, c, steps] and a filter per channel, found {x} and {w}"));
+    };
+    for (name, only) in [("channels_last", 0), ("dilation", 1), ("ndim", 1), ("state_window", 0)] {
+        let found = call.int(name, only)?;
+        if found != only {
+            return Err(format!("attribute '{name}': expected {only}, found {found}"));
+        }
+    }
+    let before = kernel - 1;
+    let steps = match given(x, 3) {
+        Some(past) if b.fact(past).shape.get(2) == Some(&before) => {
+            b.op("Concat", &[past, required(x, 0)], Attrs::new().with("axis", 2))?
+        }
+        Some(_) => return Err(format!("input 'past_state': expected {before} steps, found {}", call.shape(3))),
+        None => b.op("Pad", &[required(x, 0)], Attrs::new().with("pads", vec![0, 0, before as i64, 0, 0, 0]))?,
+    };
+    let y = b.node("Conv", &[Some(steps), x[1], given(x, 2)], Attrs::new().with("group", channels as i64))?;
+    let y = match call.str("activation", "none")? {
+        "none" | "" => y,
+        "silu" | "swish" => unary(b, "Swish", y)?,
+        other => return Err(format!("attribute 'activation': expected none, silu or swish, found {other}")),
+    };
+    let all = b.fact(steps).shape[2];
+    Ok(vec![y, b.slice(steps, 2, all - before, all)?])
 }

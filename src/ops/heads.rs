@@ -426,7 +426,7 @@ impl Grouped {
 fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     refuse(call, &["smooth_softmax"])?;
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
-    expect_dtype(call, LENGTHS, "integers", DType::is_int)?;
+    expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
     // Rows of a batch differ in how much they hold; one row holds all, and a prompt's rows start alike.
     let first = match g.total == g.sequence || g.batch == 1 {

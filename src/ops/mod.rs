@@ -24,11 +24,12 @@ mod resize;
 mod runtime;
 mod scatter;
 mod select;
+mod signal;
 mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 21] = [
+pub static OPS: [&[OpDef]; 23] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -39,6 +40,7 @@ pub static OPS: [&[OpDef]; 21] = [
     linear::OPS,
     einsum::OPS,
     window::OPS,
+    window::sums::OPS,
     norm::OPS,
     recurrent::OPS,
     resize::OPS,
@@ -50,6 +52,7 @@ pub static OPS: [&[OpDef]; 21] = [
     fused::OPS,
     packed::OPS,
     heads::OPS,
+    signal::OPS,
 ];
 
 /// Every row, in order of the families.
@@ -72,6 +75,17 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
             "it draws other numbers at every run; make them an input of the model"
         }
         "Loop" | "Scan" => "how often it runs may depend on data; export the model with the loop unrolled",
+        "MaxUnpool" | "MaxRoiPool" => {
+            "where it writes or reads depends on data; export the model with resizing instead"
+        }
+        "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "TfIdfVectorizer" | "ImageDecoder" => {
+            "it works on strings or files; let the model begin after it"
+        }
+        "Optional" | "OptionalGetElement" | "OptionalHasElement" | "ConcatFromSequence" | "SplitToSequence"
+        | "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert"
+        | "SequenceLength" | "SequenceMap" => {
+            "sequences and optionals have no place that is known before the run; export the model with tensors alone"
+        }
         _ => return None,
     })
 }

@@ -116,7 +116,61 @@ pub(super) static OPS: &[OpDef] = &[
         &["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"],
         few_bits,
     ),
+    composed(
+        "GatherBlockQuantized",
+        "Gather of rows of numbers of `bits` bits each, of which every `block_size` have a scale and a zero point; only the rows that are \
+         read are unpacked",
+        &[one("data"), one("indices"), one("scales"), optional("zero_points")],
+        &["bits", "block_size", "gather_axis", "quantize_axis"],
+        looked_up,
+    ),
 ];
+
+fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
+    for input in [0, 3].into_iter().filter(|&input| call.has(input)) {
+        expect_dtype(call, input, "u8", |d| d == DType::U8)?;
+    }
+    let data = call.shape(0);
+    let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
+    if gather != 0 || quantize + 1 != data.len() || quantize == 0 {
+        return Err(format!(
+            "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} of {data}"
+        ));
+    }
+    let (bits, block) = (call.int("bits", 4)?, call.int("block_size", 128)?);
+    let (bits, block) = match (bits, usize::try_from(block)) {
+        (2 | 4 | 8, Ok(block @ 1..)) => (bits as usize, block),
+        _ => return Err(format!("expected blocks of numbers of 2, 4 or 8 bits, found {block} of {bits}")),
+    };
+    let rows = |b: &mut dyn Build, table: usize| binary(b, "Gather", required(x, table), required(x, 1));
+    let (bytes, scales) = (rows(b, 0)?, rows(b, 2)?);
+    let whole = unpacked(b, bytes, bits)?;
+    let numbers = b.cast(whole, dtype)?;
+    let (shape, parameters) = (b.fact(whole).shape, b.fact(scales).shape.to_vec());
+    let blocks = parameters.last().copied().unwrap_or(0);
+    if blocks.checked_mul(block) != shape.last().copied() {
+        return Err(format!(
+            "input 'scales': expected one for every {block} numbers of {shape}, found {}",
+            call.shape(2)
+        ));
+    }
+    let zero = match call.has(3) {
+        false => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
+        true => {
+            let zero = rows(b, 3)?;
+            let zero = unpacked(b, zero, bits)?;
+            let zero = b.slice(zero, parameters.len() - 1, 0, blocks)?;
+            let zero = b.cast(zero, dtype)?;
+            reshape(b, zero, &[&parameters[..], &[1]].concat())?
+        }
+    };
+    let numbers = reshape(b, numbers, &[&parameters[..], &[block]].concat())?;
+    let centred = binary(b, "Sub", numbers, zero)?;
+    let scales = reshape(b, scales, &[&parameters[..], &[1]].concat())?;
+    let y = binary(b, "Mul", centred, scales)?;
+    Ok(vec![reshape(b, y, &shape)?])
+}
 
 /// A product of integers as numbers.
 fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) -> OpResult<ValueId> {

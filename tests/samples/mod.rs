@@ -10,10 +10,11 @@ mod elementwise;
 mod layout;
 mod nn;
 mod runtime;
+mod signal;
 
 /// Every sample of every family.
 pub fn samples() -> Vec<Sample> {
-    [elementwise::samples(), layout::samples(), nn::samples(), runtime::samples()].concat()
+    [elementwise::samples(), layout::samples(), nn::samples(), runtime::samples(), signal::samples()].concat()
 }
 
 /// A call of a row: its data inputs and its attributes, those of shaping inputs among them.

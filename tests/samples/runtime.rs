@@ -40,6 +40,13 @@ fn fused() -> Vec<Sample> {
         conv(&[&[1, 2, 9], &[3, 2, 3]]).attr("auto_pad", "VALID").ints("dilations", &[2]),
         call("BiasAdd", &[&[2, 3, 4], &[4], &[2, 3, 4]]),
         call("BiasSplitGelu", &[&[2, 3, 8], &[8]]),
+        call("CausalConvWithState", &[&[2, 6, 5], &[6, 1, 4]]),
+        call("CausalConvWithState", &[&[2, 6, 1], &[6, 1, 4], &[6], &[2, 6, 3]])
+            .attr("activation", "silu")
+            .attr("channels_last", 0)
+            .attr("dilation", 1)
+            .attr("ndim", 1)
+            .attr("state_window", 0),
     ]
 }
 
@@ -126,6 +133,10 @@ fn weights() -> Vec<Sample> {
             .attr("bits", bits as i64)
             .attr("block_size", block as i64)
     };
+    let table = |bits: usize, block: usize| {
+        let s = bytes(Sample::new("GatherBlockQuantized"), U8, &[12, 6 * bits]).input(I64, &[2, 5], -12.0, 11.0);
+        s.input(F32, &[12, 48 / block], 0.01, 0.1).attr("bits", bits as i64).attr("block_size", block as i64)
+    };
     let groups: Vec<f64> = (0..40).map(|k| f64::from(k * 7 % 3)).collect();
     vec![
         row(8, 32, 16, 4).attr("accuracy_level", 0).attr("weight_prepacked", 0),
@@ -134,6 +145,8 @@ fn weights() -> Vec<Sample> {
         bytes(row(6, 40, 16, 4), U8, &[6, 2]).given(I32, &[40], &groups),
         bytes(row(6, 32, 16, 8), U8, &[6, 2]),
         row(6, 32, 16, 2),
+        bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),
+        table(8, 8),
     ]
 }
 
