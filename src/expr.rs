@@ -452,7 +452,8 @@ pub(crate) fn unary(op: Unary, x: f64) -> f64 {
     match op {
         Unary::Neg => -x,
         Unary::Abs => x.abs(),
-        Unary::Sign => f64::from(x > 0.0) - f64::from(x < 0.0),
+        Unary::Sign if x == 0.0 => 0.0,
+        Unary::Sign => x.signum(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
         Unary::Sqrt => x.sqrt(),

@@ -185,7 +185,13 @@ impl<'a> Call<'a> {
             None => Ok(default),
             Some(Attr::Int(v)) => Ok(*v),
             Some(Attr::Ints(v)) if v.len() == 1 => Ok(v[0]),
-            Some(Attr::Tensor(t)) if t.shape().numel() == 1 && !t.dtype().is_float() => Ok(t.to_f64()[0] as i64),
+            Some(Attr::Tensor(t)) => match t.to_i64().as_deref() {
+                Some(&[v]) => Ok(v),
+                _ => Err(format!(
+                    "attribute '{name}': expected an int, found {}",
+                    Fact::new(t.dtype(), t.shape().clone())
+                )),
+            },
             Some(other) => Err(format!("attribute '{name}': expected an int, found {}", other.kind())),
         }
     }

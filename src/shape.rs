@@ -300,6 +300,11 @@ pub fn channels_last(rank: usize) -> Vec<usize> {
     (0..rank.min(1)).chain(2..rank).chain(1..rank.min(2)).collect()
 }
 
+/// The greatest common divisor; of 0 and `b`, `b`.
+pub fn gcd(a: u64, b: u64) -> u64 {
+    if a == 0 { b } else { gcd(b % a, a) }
+}
+
 /// Steps a row-major index to the next element of `shape`; behind the last it is the first again.
 pub fn advance(index: &mut [usize], shape: &[usize]) {
     for (i, &d) in index.iter_mut().zip(shape).rev() {

@@ -311,6 +311,7 @@ fn flags_that_a_form_has_no_use_for_are_refused() {
     }
     fails(1, &[&["emit"], MLP, &["dot", "--memory-limit", "1GiB"]], &["--memory-limit", "`plan`"]);
     fails(1, &[&["compare"], MLP, CPU, &["--no-fuse"]], &["--no-fuse", "both ways"]);
+    assert!(!ok(&[&["compare", "--help"]]).contains("--no-fuse"));
 }
 
 /// A flag for devices of one family is none for a target or a backend of another.

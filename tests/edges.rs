@@ -34,6 +34,18 @@ fn shown(values: &[f64]) -> String {
     values.iter().map(|x| format!("{x}")).collect::<Vec<_>>().join(" ")
 }
 
+/// Odd functions are so of a negative zero, too.
+#[test]
+fn a_zero_keeps_its_sign() {
+    let names = ["Asin", "Asinh", "Atan", "Atanh", "Erf", "Sin", "Sinh", "Tan", "Tanh"];
+    let values: Vec<_> = names.iter().map(|name| format!("float[2] {name}_x")).collect();
+    let nodes: Vec<_> = names.iter().map(|name| format!("{name}_x = {name} (x)")).collect();
+    let text = format!("g (float[2] x) => ({}) {{ {} }}", values.join(", "), nodes.join(" "));
+    for (name, y) in names.iter().zip(outputs(&text, &[("x", tensor(&[2], &[-0.0, 0.0]))])) {
+        assert_eq!(shown(&y), "-0 0", "{name}");
+    }
+}
+
 /// As IEEE 754 has it: the root of minus infinity is none, its power to a half is infinity.
 #[test]
 fn powers_of_infinity() {

@@ -13,7 +13,9 @@ use serde_json::json;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+// Plans are compared both ways.
 #[derive(Args)]
+#[command(mut_arg("no_fuse", |flag| flag.hide(true)))]
 pub(super) struct Compare {
     #[command(flatten)]
     model: Model,

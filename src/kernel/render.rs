@@ -69,6 +69,7 @@ kernels! {
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+    attention_quad "attention_quad.wgsl": "the same with sums in registers, four neighbours at a time",
     attention_tile "attention_tile.cu": "the same with scores and sums in registers",
     attention_mma "attention_mma.cu": "the same of halves on tensor cores",
     matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
@@ -208,7 +209,7 @@ struct Module<'a> {
     /// Neighbouring workgroups that share their memory.
     cluster: u32,
     /// Per `each` list, per element, what is replaced in the repeated lines beside `$`.
-    lists: BTreeMap<&'static str, Vec<Vec<(&'static str, &'static str)>>>,
+    lists: BTreeMap<&'static str, Vec<Vec<(&'static str, String)>>>,
 }
 
 impl<'a> Module<'a> {

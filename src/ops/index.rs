@@ -452,9 +452,20 @@ fn pads(call: &Call) -> OpResult<Vec<(i64, i64)>> {
     Ok(out.into_iter().map(Option::unwrap_or_default).collect())
 }
 
+/// What a padding is of.
+fn filling(call: &Call) -> OpResult<f64> {
+    let value = call.float("constant_value", 0.0)?;
+    match call.int("constant_value", 0) {
+        Ok(exact) if call.dtype(0) == DType::I64 && exact != value as i64 => {
+            Err(format!("input 'constant_value': expected an integer that f64 holds, found {exact}"))
+        }
+        _ => Ok(value),
+    }
+}
+
 fn pad_mode(call: &Call) -> OpResult<PadMode> {
     match call.str("mode", "constant")? {
-        "constant" => Ok(PadMode::Constant(call.float("constant_value", 0.0)?)),
+        "constant" => Ok(PadMode::Constant(filling(call)?)),
         "edge" => Ok(PadMode::Edge),
         "reflect" => Ok(PadMode::Reflect),
         "wrap" => Ok(PadMode::Wrap),
@@ -630,6 +641,10 @@ mod tests {
             "input 'pads': cannot take -2 and -2 from 3 elements"
         );
         assert_eq!(refused("Pad", &[(F32, &[3])], &ints("pads", &[1])), "input 'pads': expected 2 values, found 1");
+        let filled = |value: i64| ints("pads", &[1, 0]).with("constant_value", value);
+        assert_eq!(eval("Pad", &[(I64, &[1], &[1.0])], &filled(i64::MAX)).1, [i64::MAX as f64, 1.0]);
+        let found = refused("Pad", &[(I64, &[1])], &filled((1 << 53) + 1));
+        assert_eq!(found, "input 'constant_value': expected an integer that f64 holds, found 9007199254740993");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use super::{expect_dtype, find, indices, output};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape, advance};
+use crate::tensor::Tensor;
 
 /// So many products of differences of 8-bit integers add up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
@@ -318,7 +319,7 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
         return Ok(vec![b.op("Conv", &[x, w], call.attrs.clone())?]);
     }
     if taps > EXACT {
-        return Err(format!("input 'w': expected filters of at most {EXACT} elements per channel, found {w_shape}"));
+        return tap_parts(b, call, [x, w]);
     }
     let groups = x_shape[1] / channels;
     let grouped = |channels: &[usize]| [&x_shape[..1], channels, &x_shape[2..]].concat();
@@ -333,6 +334,23 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
         let x = reshape(b, x, grouped(&[groups * (to - from)]))?;
         let w = b.slice(w, 1, from, to)?;
         parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
+    }
+    Ok(parts)
+}
+
+/// Of one channel of every group and some taps at a time: where a channel alone has too many, the others are nothing.
+fn tap_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
+    let shape = b.fact(w).shape;
+    let taps = shape[2..].iter().product::<usize>();
+    let mut parts = Vec::new();
+    for channel in 0..shape[1] {
+        for from in (0..taps).step_by(EXACT) {
+            let counted = |at: usize| at / taps == channel && (from..from + EXACT).contains(&(at % taps));
+            let counted: Vec<_> = (0..shape[1] * taps).map(|at| f64::from(u8::from(counted(at)))).collect();
+            let counted = b.constant(Tensor::from_f64(DType::F32, [&[1], &shape[1..]].concat(), &counted));
+            let w = b.op("Mul", &[w, counted], Attrs::new())?;
+            parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
+        }
     }
     Ok(parts)
 }

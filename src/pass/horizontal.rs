@@ -11,7 +11,7 @@ use super::simplify::add;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Fact, Lower, ValueId};
-use crate::shape::Access;
+use crate::shape::{Access, gcd};
 use crate::target::{Family, Target};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -113,7 +113,7 @@ impl Twins {
     fn of(graph: &Graph, row: &[Piece]) -> Option<Twins> {
         let (first, last) = (row.first()?, row.last()?);
         let lens = || row.iter().map(|piece| piece.span.len());
-        let unit = lens().fold(0, gcd);
+        let unit = lens().fold(0, |unit, len| gcd(unit, len as u64)) as usize;
         let mut twins = Twins {
             source: first.source,
             axis: first.axis,
@@ -281,8 +281,4 @@ impl Twins {
 
 fn lower(graph: &Graph, node: u32) -> Option<Lower> {
     graph.node(node).op().map(|op| op.lower)
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -52,7 +52,8 @@ DEVICE f32 max_f32(f32 a, f32 b) { return a > b || a != a ? a : b; }
 DEVICE f64 max_f64(f64 a, f64 b) { return a > b || a != a ? a : b; }
 DEVICE f32 min_f32(f32 a, f32 b) { return a < b || a != a ? a : b; }
 DEVICE f64 min_f64(f64 a, f64 b) { return a < b || a != a ? a : b; }
-template <class T> DEVICE T sign(T v) { return T(v > T(0)) - T(v < T(0)); }
+template <class T> DEVICE T sign(T v) { return v != v ? v : T(v > T(0)) - T(v < T(0)); }
+DEVICE f32 sign_f32(f32 v) { return sign(v); }
 DEVICE void workgroupBarrier() { __syncthreads(); }
 
 DEVICE f32 erf_f32(f32 x) { return erff(x); }

@@ -602,11 +602,12 @@ fn instructions(c: &mut Cases) {
     let angles = [1e3, 2e4, 131_071.0, 8e5, 1e6, 5e7, 1e9, 4e15, 7e22, 3e38].map(|v: f64| f64::from(v as f32));
     let case = c.add("far angles", Template::Map, &[20], vec![f32s(dense(&[20]))], &[a.sin(), a.cos()]);
     case.inputs[0] = angles.iter().flat_map(|v| [*v, -v]).collect();
-    let reads = vec![f32s(dense(&[24])), f32s(spread(&[3, 1], &[3, 8]))];
-    let far = c.add("far remainders", Template::Map, &[3, 8], reads, &[a.rem(&b)]);
-    far.kernel.reads[0].access = dense(&[3, 8]);
-    far.inputs =
-        vec![angles.iter().chain(&angles).chain(&angles[..4]).copied().collect(), vec![0.375, 1e-3f32.into(), 7.0]];
+    // Near and far in each other's exponents; each a case of its own, as remainders are judged by the largest.
+    for divisor in [1e-30, 1e-3, 0.375, 7.0, 16_777_213.0, 1.1e38].map(|v: f64| f64::from(v as f32)) {
+        let reads = vec![f32s(dense(&[20])), f32s(spread(&[1], &[20]))];
+        let case = c.add(&format!("far remainders of {divisor}"), Template::Map, &[20], reads, &[a.rem(&b)]);
+        case.inputs = vec![angles.iter().flat_map(|v| [*v, -v]).collect(), vec![divisor]];
+    }
     let lit = |v: f64| Expr::lit(v, F32);
     let big = lit(3e38) + lit(2e38) * 0.5;
     let results =
@@ -934,6 +935,11 @@ fn attention(c: &mut Cases) {
     c.add("attention of a step", a(x(0) * 0.2 + x(1), 1), &[2, 7, 1, 40], reads, &[x(0)]);
     let many = three(&[270], [40, 16, 24, 8]);
     c.add("attention of many heads", a(x(0) * 0.25, 0), &[270, 40, 8], many, &[x(0)]);
+    // As many, of which every row sees keys of its own.
+    let mut reads = three(&[140], [37, 18, 70, 30]);
+    reads.push(typed(DType::Bool, spread(&[37, 70], &[140, 37, 70])));
+    let chosen = Expr::input(1, DType::Bool).select(&(x(0) * 0.2), &x(0).like(f64::from(f32::MIN)));
+    c.add("attention of many masked heads", a(chosen, 1), &[140, 37, 30], reads, &[x(0)]);
     c.add("attention of long vectors", a(x(0) * 0.05, 0), &[20, 256], three(&[], [20, 200, 40, 256]), &[x(0)]);
     c.add("attention of wide heads", a(x(0) * 0.1, 0), &[2, 70, 96], three(&[2], [70, 90, 40, 96]), &[x(0)]);
     c.add("attention of wider heads", a(x(0) * 0.1, 0), &[2, 66, 136], three(&[2], [66, 136, 24, 136]), &[x(0)]);
@@ -1021,6 +1027,11 @@ fn gather(c: &mut Cases) {
     let reads = vec![typed(I64, rows), typed(I32, spread(&[7, 1], &[7, 16]))];
     let case = c.add("gather integers", template, &[7, 16], reads, &[Expr::input(0, I64)]);
     case.inputs[0] = (0..160).map(f64::from).collect();
+    let template = Template::Gather { strides: vec![1], extents: vec![10] };
+    let data = Access { shape: Shape::new([4]), strides: vec![0], offset: 0 };
+    let case = c.add("gather far outside", template, &[4], vec![f32s(data), typed(I64, dense(&[4]))], &[x(0)]);
+    let far = f64::from(u32::MAX);
+    case.inputs = vec![(0..10).map(f64::from).collect(), vec![far + 4.0, -far - 6.0, far * far, -far * far]];
     let data = Access { shape: Shape::new([4, 5]), strides: vec![1, 0], offset: 2 };
     let template = Template::Gather { strides: vec![24, -6], extents: vec![3, 2] };
     let index = typed(I64, dense(&[4, 5]));

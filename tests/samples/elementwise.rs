@@ -73,6 +73,7 @@ pub fn samples() -> Vec<Sample> {
         all.push(Sample::new(op).given(F32, &[8], &ends));
     }
     all.push(Sample::new("Shrink").input(F32, &[64], -3.0, 3.0).attr("bias", 0.25).attr("lambd", 1.5));
+    all.push(Sample::new("Sign").given(F32, &[5], &[f64::NAN, f64::NEG_INFINITY, -0.0, 1e-30, f64::INFINITY]));
     all.push(Sample::new("Round").given(F32, &[6], &[-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]));
     let infinite = Sample::new("IsInf").given(F32, &[4], &[f64::INFINITY, f64::NEG_INFINITY, 1e30, f64::NAN]);
     all.push(infinite.clone().attr("detect_negative", 0));

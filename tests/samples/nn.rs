@@ -176,6 +176,7 @@ fn integers() -> Vec<Sample> {
             &[3],
             &[1.0, 128.0, 2.0],
         ),
+        pair("ConvInteger", (U8, &[1, 2, 18, 17]), (U8, &[2, 2, 17, 16])).given(U8, &[], &[250.0]),
         pair("ConvInteger", (I8, &[1, 80, 9]), (I8, &[6, 40, 8])).attr("group", 2).ints("strides", &[2]),
         pair("ConvInteger", (U8, &[1, 2, 7, 6]), (I8, &[3, 2, 2, 2]))
             .attr("auto_pad", "SAME_UPPER")

@@ -388,7 +388,7 @@ unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
         match op {
             Unary::Neg => each(n, a, to, |x| -x),
             Unary::Abs => each(n, a, to, f32::abs),
-            Unary::Sign => each(n, a, to, |x| f32::from(u8::from(x > 0.0)) - f32::from(u8::from(x < 0.0))),
+            Unary::Sign => each(n, a, to, |x| if x == 0.0 { 0.0 } else { x.signum() }),
             Unary::Sqrt => each(n, a, to, f32::sqrt),
             Unary::Recip => each(n, a, to, |x| 1.0 / x),
             Unary::Floor => each(n, a, to, f32::floor),
@@ -513,7 +513,7 @@ unsafe fn number<T: Copy>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, fro
     let f: fn(f64) -> f64 = match op {
         Unary::Neg => |x| -x,
         Unary::Abs => f64::abs,
-        Unary::Sign => |x| f64::from(u8::from(x > 0.0)) - f64::from(u8::from(x < 0.0)),
+        Unary::Sign => |x| if x == 0.0 { 0.0 } else { x.signum() },
         Unary::Exp => f64::exp,
         Unary::Log => f64::ln,
         Unary::Sqrt => f64::sqrt,

@@ -1,17 +1,20 @@
 //! The holes of the attention templates.
 
 use super::locate::{Space, Var, locate, over};
-use super::scalar::Type::{BF16, F16, F32, I32};
+use super::scalar::Type::{BF16, F16, F32, I32, Vec4};
 use super::scalar::convert;
 use super::templates::Launch;
+use super::thin::THIN;
 use super::wide::{BYTES, matrix};
 use super::{Dialect, Input, Module};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sums that an invocation holds at most.
+/// Sums that an invocation holds at most, or vectors of scores and sums.
 const SUMS: usize = 16;
+/// Workgroups that keep a large device busy.
+const FEW_GROUPS: usize = 128;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 const STEP: usize = 16;
 
@@ -44,10 +47,23 @@ impl Extents {
 enum Cut {
     /// Scores pass through workgroup memory.
     Plain,
+    /// Sums are held in registers, four neighbours as one vector.
+    Quad(Quad),
     /// Scores and sums are held in registers.
     Tile(Tile),
     /// The same on tensor cores.
     Warps(Warps),
+}
+
+/// What a workgroup of [`Quad::SIZE`] invocations has of an attention, of vectors of four.
+#[derive(Clone, Copy)]
+struct Quad {
+    /// Rows of the result.
+    rows: usize,
+    /// Invocations that share a row; each has four keys of it at a time.
+    lanes: usize,
+    /// Whether values have a place of their own in workgroup memory, or else that of the keys.
+    apart: bool,
 }
 
 /// What a workgroup of invocations with registers has of an attention.
@@ -81,7 +97,7 @@ impl Module<'_> {
     /// sums do not fit in registers, or that few workgroups are left.
     fn attention_rows(&self, size: usize, &Extents { batch, m, e, .. }: &Extents) -> usize {
         let fits = |rows: usize| e.div_ceil(size / rows) <= SUMS;
-        let busy = |rows: usize| batch * m.div_ceil(rows) >= 128;
+        let busy = |rows: usize| batch * m.div_ceil(rows) >= FEW_GROUPS;
         let most = m.next_power_of_two().min(32);
         let all = || (0..=5).rev().map(|i| 1usize << i).filter(|&rows| rows <= most && fits(rows));
         all().find(|&rows| busy(rows)).or_else(|| all().find(|&rows| rows <= 8)).unwrap_or(1)
@@ -104,13 +120,19 @@ impl Module<'_> {
         if !self.value[..3].iter().all(|ty| *ty == F32) {
             return Err("attention is of floats".into());
         }
+        let cut = self.cut(&extents);
         for (slot, name, names) in [(0, "a", ["m", "k"]), (1, "b", ["k", "n"]), (2, "c", ["n", "e"])] {
             let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, names));
             let load = self.load(slot, &address);
-            if name == "c" {
-                // The last lanes may have no column.
+            // The last lanes may have no column, and the last vectors fewer than four.
+            let inner = if name == "c" { ("e", extents.e) } else { ("k", extents.k) };
+            let ragged = match cut {
+                Cut::Quad(_) => !inner.1.is_multiple_of(4),
+                _ => name == "c",
+            };
+            if ragged {
                 body.push("var value = 0.0f;".into());
-                body.push(format!("if (e < {}) {{ value = {load}; }}", extents.e));
+                body.push(format!("if ({} < {}) {{ value = {load}; }}", inner.0, inner.1));
                 body.push("return value;".into());
             } else {
                 body.push(format!("return {load};"));
@@ -123,9 +145,9 @@ impl Module<'_> {
         if guarded {
             self.flags.push("GUARDED");
         }
-        let cut = self.cut(&extents);
         match &cut {
-            Cut::Plain => self.score_each(score, &extents)?,
+            Cut::Plain => self.score_each(score, &extents, true)?,
+            Cut::Quad(_) => self.score_each(score, &extents, false)?,
             Cut::Tile(tile) => self.score_pairs(score, &extents, [tile.rows, tile.columns], [1, 1])?,
             Cut::Warps(warps) => {
                 // The powers of what is only scaled take one instruction to prepare.
@@ -144,20 +166,45 @@ impl Module<'_> {
         self.store(&outs, Some(F32), Some("m < M && n < COLUMNS_OUT"), &[])?;
         match &cut {
             Cut::Plain => self.attention_plain(&extents),
+            Cut::Quad(quad) => self.attention_quad(&extents, quad),
             Cut::Tile(tile) => self.attention_tile(&extents, tile),
             Cut::Warps(warps) => self.attention_mma(&extents, warps),
         }
     }
 
-    /// CUDA's kernels take as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
+    /// Kernels take as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
     fn cut(&self, extents: &Extents) -> Cut {
-        if self.dialect != Dialect::Cuda || extents.k == 0 || extents.e == 0 {
+        if [extents.k, extents.n, extents.e].contains(&0) {
             return Cut::Plain;
+        }
+        if self.dialect == Dialect::Wgsl {
+            return self.vectors(extents).map_or(Cut::Plain, Cut::Quad);
         }
         if let Some(warps) = self.warps(extents) {
             return Cut::Warps(warps);
         }
         self.in_registers(extents).map_or(Cut::Plain, Cut::Tile)
+    }
+
+    /// How invocations with vectors of four compute an attention of more than a few rows, whose sums fit in registers, and of which some
+    /// rows and keys fit in workgroup memory.
+    fn vectors(&self, extents: &Extents) -> Option<Quad> {
+        let &Extents { batch, m, k, e, .. } = extents;
+        if m <= THIN || (self.target.max_workgroup as usize) < Quad::SIZE {
+            return None;
+        }
+        let fits = |quad: &Quad| {
+            let held = quad.each() * (1 + quad.pieces(e));
+            quad.each() > 0 && held <= SUMS && quad.bytes(k, e) <= self.target.max_shared as usize
+        };
+        let of = |rows: usize| {
+            let all = [16, 8].into_iter().flat_map(|lanes| [true, false].map(|apart| Quad { rows, lanes, apart }));
+            all.into_iter().find(fits)
+        };
+        let all = || [64, 32, 16, 8].into_iter().filter_map(of);
+        let busy = |quad: &Quad| 2 * batch * m.div_ceil(quad.rows) >= FEW_GROUPS;
+        let enough = all().find(|quad| m > quad.rows / 2 && busy(quad));
+        enough.or_else(|| all().last())
     }
 
     /// How invocations with registers compute an attention whose scores and sums fit there, and of which a few rows and keys fit in workgroup
@@ -185,8 +232,8 @@ impl Module<'_> {
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
     }
 
-    /// A function `score(batch, m, n, value)`; what is outside is lowest.
-    fn score_each(&mut self, score: &Body, extents: &Extents) -> Result<(), String> {
+    /// A function `score(batch, m, n, value)`; what is outside is lowest, if it may be asked for.
+    fn score_each(&mut self, score: &Body, extents: &Extents, outside: bool) -> Result<(), String> {
         let mut columns = self.kernel.shape.clone();
         columns[self.kernel.shape.len() - 1] = extents.n;
         let input = |j: u32| match j {
@@ -195,10 +242,15 @@ impl Module<'_> {
         };
         let code = self.body(score, &extents.space(&columns, ["m", "n"]), input, &[], &[])?;
         let (value, from) = &code.results[0];
-        let mut body = vec!["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()];
-        body.extend(code.statements.iter().map(|line| format!("    {line}")));
-        body.push(format!("    result = {};", convert(value, *from, F32)));
-        body.extend(["}".to_owned(), "return result;".to_owned()]);
+        let (mut body, value) = (code.statements, convert(value, *from, F32));
+        if outside {
+            body.push(format!("result = {value};"));
+            body.iter_mut().for_each(|line| line.insert_str(0, "    "));
+            body.splice(0..0, ["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()]);
+            body.extend(["}".to_owned(), "return result;".to_owned()]);
+        } else {
+            body.push(format!("return {value};"));
+        }
         let [b, first, second] = matrix(["m", "n"]);
         self.function("score", &[b, first, second, ("value", F32)], Some(F32), body);
         Ok(())
@@ -321,6 +373,40 @@ fn tile_width(e: usize) -> (usize, usize) {
     (e.next_multiple_of(16 * each), each)
 }
 
+impl Quad {
+    /// Invocations of a workgroup.
+    const SIZE: usize = 128;
+
+    /// Rows of an invocation.
+    fn each(&self) -> usize {
+        self.rows * self.lanes / Quad::SIZE
+    }
+
+    /// Vectors of a row's sums that an invocation holds.
+    fn pieces(&self, e: usize) -> usize {
+        e.div_ceil(4).div_ceil(self.lanes)
+    }
+
+    /// Vectors from one row of queries or keys to the next: odd, so that neighbours' lie in different banks.
+    fn pitch(k: usize) -> usize {
+        k.div_ceil(4) | 1
+    }
+
+    /// Where keys and values begin among the vectors of workgroup memory, and where these end.
+    fn places(&self, k: usize, e: usize) -> [usize; 3] {
+        let keys = self.rows * Quad::pitch(k);
+        let [keys_end, values_len] = [keys + 4 * self.lanes * Quad::pitch(k), 4 * self.lanes * e.div_ceil(4)];
+        let values = if self.apart { keys_end } else { keys };
+        [keys, values, keys_end.max(values + values_len)]
+    }
+
+    /// Bytes of workgroup memory: queries, keys, values, weights, and what lanes exchange.
+    fn bytes(&self, k: usize, e: usize) -> usize {
+        let scores = self.rows * self.lanes;
+        16 * (self.places(k, e)[2] + scores) + 4 * scores
+    }
+}
+
 impl Tile {
     /// Elements of workgroup memory: queries, keys or else weights, values, in whose place workgroups of a cluster leave what they found.
     fn len(&self, k: usize, e: usize) -> usize {
@@ -332,6 +418,57 @@ impl Tile {
 }
 
 impl Module<'_> {
+    fn attention_quad(&mut self, &Extents { batch, m, k, n, e, .. }: &Extents, quad: &Quad) -> Launch {
+        let &Quad { rows, lanes, apart } = quad;
+        let rank = self.kernel.shape.len();
+        let (depth, columns, groups) = (k.div_ceil(4), 4 * lanes, m.div_ceil(rows));
+        let [keys, values, len] = quad.places(k, e);
+        let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
+        let (along_a, along_b) = (!dense(0, rank - 2) || dense(0, rank - 1), !dense(1, rank - 1));
+        let steps = |along: bool, count: usize| if along { (depth, 1) } else { (1, count) };
+        let ((am, ak), (bn, bk)) = (steps(along_a, rows), steps(along_b, columns));
+        let constants = [
+            ("ROWS", rows),
+            ("COLUMNS", columns),
+            ("LANES", lanes),
+            ("SIDE", Quad::SIZE / lanes),
+            ("GROUPS", groups),
+            ("DEPTH", depth),
+            ("PITCH", Quad::pitch(k)),
+            ("WIDTH", e.div_ceil(4)),
+            ("KEYS", keys),
+            ("VALUES", values),
+            ("A_M_STEP", am),
+            ("A_K_STEP", ak),
+            ("B_N_STEP", bn),
+            ("B_K_STEP", bk),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if apart {
+            self.flags.push("APART");
+        }
+        if !n.is_multiple_of(columns) {
+            self.flags.push("RAGGED");
+        }
+        let sum = |piece: usize, row: usize| {
+            let of_row = [("FADE", "fade"), ("WEIGHT", "weight"), ("WHOLE", "whole"), ("TOP", "top"), ("DOWN", "")];
+            let of_piece =
+                [("FIRST", "first"), ("SECOND", "second"), ("THIRD", "third"), ("FOURTH", "fourth"), ("OVER", "")];
+            let numbered = |names: [(&'static str, &str); 5], at: usize| names.map(|(name, to)| (name, format!("{to}{at}")));
+            [numbered(of_row, row), numbered(of_piece, piece)].concat()
+        };
+        let (each, pieces) = (quad.each(), quad.pieces(e));
+        let sums = (0..pieces).flat_map(|piece| (0..each).map(move |row| sum(piece, row))).collect();
+        self.lists.insert("sum", sums);
+        self.lists.insert("row", vec![Vec::new(); each]);
+        self.lists.insert("piece", vec![Vec::new(); pieces]);
+        self.lists.insert("four", vec![Vec::new(); 4]);
+        self.shared.push(("tile", Vec4, len));
+        self.shared.push(("weights", Vec4, rows * lanes));
+        self.shared.push(("partial", F32, rows * lanes));
+        Ok(("attention_quad", Quad::SIZE as u32, (batch * groups) as u64))
+    }
+
     fn attention_tile(&mut self, extents: &Extents, tile: &Tile) -> Launch {
         let &Extents { batch, m, k, e, .. } = extents;
         let &Tile { rows, columns, cluster } = tile;

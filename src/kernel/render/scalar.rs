@@ -163,6 +163,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
         (_, Bool | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
         (Unary::Neg, _) => format!("-{x}"),
         (Unary::Abs, _) => format!("abs({x})"),
+        (Unary::Sign, F32) => format!("sign_f32({x})"),
         (Unary::Sign, _) => format!("sign({x})"),
         (Unary::Floor | Unary::Ceil | Unary::Round, I32 | I64) => x,
         (_, I32) => format!("i32({})", unary(op, (format!("f32({x})"), F32))?),
@@ -246,6 +247,13 @@ pub(super) static HELPERS: &[Helper] = &[
         if ((bitcast<u32>(y) & 0x7fffffffu) > 0x7f800000u) { return y; }
         return min(x, y);",
     ),
+    (
+        "sign_f32",
+        &[("x", F32)],
+        F32,
+        "if ((bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u) { return x; }
+        return sign(x);",
+    ),
     // The Maclaurin series up to x^19 below 1 (error 2e-8), Abramowitz and Stegun 7.1.26 above (error 1.5e-7).
     (
         "erf_f32",
@@ -271,7 +279,8 @@ pub(super) static HELPERS: &[Helper] = &[
         return select(y, -y, x < 0.0f);",
     ),
     // The sine of x + quarter * pi / 2. Cody and Waite's reduction by pi / 2 in three parts: drivers promise little. Where those are no longer
-    // exact, Payne and Hanek's: the digits of 2 / pi behind those that make whole turns, times the digits of x, byte by byte.
+    // exact, Payne and Hanek's: the digits of 2 / pi behind those that make whole turns, times the digits of x, byte by byte. What is not
+    // finite has none.
     (
         "sin_f32",
         &[("x", F32), ("quarter", I32)],
@@ -280,6 +289,7 @@ pub(super) static HELPERS: &[Helper] = &[
         var r = ((x - q * 1.5703125f) - q * 0.0004837513f) - q * 7.54979e-8f;
         var n = i32(q);
         let bits = bitcast<u32>(x);
+        if ((bits & 0x7fffffffu) >= 0x7f800000u) { return bitcast<f32>(bits | 0x7fc00000u); }
         if ((bits & 0x7fffffffu) > 0x46490000u) {
             var words = array<u32, 7>(0u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u, 0xf534ddc0u, 0xdb629599u, 0x3c439041u);
             let first = ((bits >> 23u) & 255u) - 120u;
@@ -318,21 +328,24 @@ pub(super) static HELPERS: &[Helper] = &[
         let odd = abs(y) - 2.0f * floor(abs(y) * 0.5f) == 1.0f;
         return select(p, -p, odd);",
     ),
-    // Long division: every difference is exact.
+    // Long division of the digits, eight at a time, in integers: a compiler may assume that no float overflows, and flush the small ones.
     (
         "rem_f32",
         &[("x", F32), ("y", F32)],
         F32,
-        "let n = abs(y);
-        if (n == 0.0f) { return x / y * y; }
-        var r = abs(x);
-        var step = n;
-        for (var i = 0; i < 254 && step <= r * 0.5f; i++) { step = step * 2.0f; }
-        for (var i = 0; i < 255 && step >= n; i++) {
-            if (r >= step) { r = r - step; }
-            step = step * 0.5f;
-        }
-        return select(r, -r, x < 0.0f);",
+        "let sign = bitcast<u32>(x) & 0x80000000u;
+        let a = bitcast<u32>(x) & 0x7fffffffu;
+        let b = bitcast<u32>(y) & 0x7fffffffu;
+        if (a >= 0x7f800000u || b == 0u || b > 0x7f800000u) { return bitcast<f32>(a | 0x7fc00000u); }
+        if (a < b) { return x; }
+        let exponent = max(b >> 23u, 1u);
+        let divisor = b - ((exponent - 1u) << 23u);
+        var left = max(a >> 23u, 1u) - exponent;
+        var r = (a - ((exponent + left - 1u) << 23u)) % divisor;
+        for (; left > 0u; left = left - min(left, 8u)) { r = (r << min(left, 8u)) % divisor; }
+        if (r == 0u) { return bitcast<f32>(sign); }
+        let up = min(countLeadingZeros(r) - 8u, exponent - 1u);
+        return bitcast<f32>(sign | ((r << up) + ((exponent - up - 1u) << 23u)));",
     ),
     ("div_i32", &[("x", I32), ("y", I32)], I32, "if (y == 0) { return 0; }\nreturn x / y;"),
     ("rem_i32", &[("x", I32), ("y", I32)], I32, "if (y == 0) { return 0; }\nreturn x % y;"),

@@ -2,7 +2,7 @@
 
 use super::locate::{Piece, Space, Var, locate, over, split, sum};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
-use super::scalar::{convert, extreme};
+use super::scalar::{convert, extreme, literal};
 use super::thin::THIN;
 use super::wide::Tile;
 use super::{Dialect, Input, Module};
@@ -136,7 +136,7 @@ impl Module<'_> {
             self.start(format!("START{k}"), start, ty);
             types.push(ty);
         }
-        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty))]).collect());
+        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
         Ok(types)
     }
 
@@ -277,7 +277,7 @@ impl Module<'_> {
                 ("B_K_STEP", bk),
             ];
             constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.lists.insert("sum", SUMS.iter().map(|sum| sum.to_vec()).collect());
+            self.lists.insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
             self.shared.push(("tile_a", Vec4, 32 * steps));
             self.shared.push(("tile_b", Vec4, 32 * steps));
             return Ok(("matmul_large", 256, (batch * tiles(128, 128)) as u64));
@@ -507,7 +507,13 @@ impl Module<'_> {
             let slot = 1 + k;
             let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
             let mut body = located.statements;
-            body.push(format!("return {};", convert(&self.load(slot, &located.addresses[0]), self.value[slot], I32)));
+            let (mut at, ty) = (self.load(slot, &located.addresses[0]), self.value[slot]);
+            if ty == I64 {
+                // What is far outside stays so.
+                let [low, high] = I32.bounds().into();
+                at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
+            }
+            body.push(format!("return {};", convert(&at, ty, I32)));
             self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
             self.int(format!("EXTENT{k}"), extent as isize);
             self.int(format!("STRIDE{k}"), stride);

@@ -17,9 +17,9 @@ fn series(x: &Expr, s: f64) -> Expr {
     x * sum
 }
 
-/// `magnitude` with the sign of `x`.
+/// `magnitude` with the sign of `x`; of nothing, `x` itself, which may be a negative zero.
 fn signed(x: &Expr, magnitude: &Expr) -> Expr {
-    negative(x).select(&-magnitude, magnitude)
+    x.eq(&x.like(0.0)).select(x, &negative(x).select(&-magnitude, magnitude))
 }
 
 /// The arctangent of `a / b` for `a >= 0` and `b > 0`, and of infinity for `b = 0`, without a quotient that overflows.

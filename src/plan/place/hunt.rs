@@ -8,6 +8,7 @@ use super::pack::{Packer, Recipe, Stuck};
 use super::repair::{move_steps, repair};
 use super::time::Timeline;
 use super::{Problem, Solution};
+use crate::shape::gcd;
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -271,8 +272,4 @@ impl Targets {
     fn stopped(&mut self, capacity: u64) {
         self.vain = self.vain.max(capacity);
     }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
