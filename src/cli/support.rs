@@ -14,7 +14,7 @@ use crate::target::{Family, Target};
 use crate::tensor::Tensor;
 
 /// Shapes of a call's inputs; the last one goes on, as does the last of their types below.
-const SHAPES: [&[&[usize]]; 27] = [
+const SHAPES: [&[&[usize]]; 28] = [
     &[&[4, 4, 4]],
     &[&[4, 4, 4], &[4]],
     &[&[4, 4]],
@@ -42,6 +42,7 @@ const SHAPES: [&[&[usize]]; 27] = [
     &[&[4, 4, 2, 3, 4]],
     &[&[4, 4, 4], &[4, 1, 2]],
     &[&[4, 2, 3]],
+    &[&[2, 1, 1], &[2, 1]],
 ];
 
 /// What a row does on a target.
@@ -115,7 +116,7 @@ fn given(op: &OpDef) -> Vec<Vec<bool>> {
 }
 
 /// Types of a call's inputs. What counts is the type of the elements that are worked on, not that of indices or conditions beside them.
-fn mixtures(d: DType) -> [Vec<DType>; 13] {
+fn mixtures(d: DType) -> [Vec<DType>; 14] {
     let (f, i) = (DType::F32, DType::I64);
     [
         vec![d],
@@ -129,6 +130,7 @@ fn mixtures(d: DType) -> [Vec<DType>; 13] {
         vec![d, d, f],
         vec![d, DType::U8, d],
         vec![DType::U8, i, d],
+        vec![DType::U8, d],
         vec![f, d, d, f, d],
         vec![DType::Bool, d, f, d, d, f, d, f, d],
     ]

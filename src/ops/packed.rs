@@ -1,9 +1,11 @@
 //! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with their scales, and numbers packed into bytes.
 
 use super::compose::{binary, composed, given, outputs, required, reshape, transpose, with_number};
-use super::{expect_dtype, input_name};
+use super::{expect_dtype, input_name, output};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, optional, variadic};
+use crate::op::{Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, one, optional, variadic};
+
+const BLOCKS: &[&str] = &["K", "N", "bits", "block_size"];
 
 pub(super) static OPS: &[OpDef] = &[
     composed(
@@ -116,6 +118,17 @@ pub(super) static OPS: &[OpDef] = &[
         &["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"],
         few_bits,
     ),
+    OpDef {
+        name: "plimsoll.Unpack",
+        doc: "The weights of a MatMulNBits, [N, K]",
+        inputs: &[one("B"), one("scales"), optional("zero_points"), optional("g_idx")],
+        attrs: BLOCKS,
+        infer: |call| Weights::of(call).and_then(|w| output(w.dtype, [w.n, w.k])),
+        eval: Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
+        lower: Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
+        upgrade: None,
+        part: None,
+    },
     composed(
         "GatherBlockQuantized",
         "Gather of rows of numbers of `bits` bits each, of which every `block_size` have a scale and a zero point; only the rows that are \
@@ -227,18 +240,137 @@ fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId>
     reshape(b, together, &shape)
 }
 
-fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
-    expect_dtype(call, 1, "u8", |d| d == DType::U8)?;
-    let size = |name: &str, default: i64| {
-        let given = call.int(name, default)?;
-        let checked = usize::try_from(given).ok().filter(|n| (1..=1 << 30).contains(n));
-        checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
-    };
-    let (n, k, bits, block) = (size("N", 0)?, size("K", 0)?, size("bits", 4)?, size("block_size", 0)?);
-    if ![2, 4, 8].contains(&bits) || !(block * bits).is_multiple_of(8) {
-        return Err(format!("expected whole bytes of 2, 4 or 8 bits, found {block} of {bits} bits"));
+/// Rows of numbers of few bits.
+struct Weights {
+    n: usize,
+    k: usize,
+    bits: usize,
+    /// Numbers of a row that share a scale, and how many such blocks a row has.
+    block: usize,
+    blocks: usize,
+    dtype: DType,
+}
+
+const BYTES: usize = 0;
+const SCALES: usize = 1;
+const ZEROS: usize = 2;
+const GROUPS: usize = 3;
+
+impl Weights {
+    fn of(call: &Call) -> OpResult<Weights> {
+        let dtype = expect_dtype(call, SCALES, "a float type", DType::is_float)?;
+        expect_dtype(call, BYTES, "u8", |d| d == DType::U8)?;
+        let size = |name: &str, default: i64| {
+            let given = call.int(name, default)?;
+            let checked = usize::try_from(given).ok().filter(|n| (1..=1 << 30).contains(n));
+            checked.ok_or_else(|| format!("attribute '{name}': expected 1 or more, found {given}"))
+        };
+        let (n, k, bits, block) = (size("N", 0)?, size("K", 0)?, size("bits", 4)?, size("block_size", 0)?);
+        if ![2, 4, 8].contains(&bits) || !(block * bits).is_multiple_of(8) {
+            return Err(format!("expected whole bytes of 2, 4 or 8 bits, found {block} of {bits} bits"));
+        }
+        let w = Weights { n, k, bits, block, blocks: k.div_ceil(block), dtype };
+        let expect = |input: usize, shape: &[usize]| match call.shape(input).numel() == shape.iter().product::<usize>()
+        {
+            true => Ok(()),
+            false => {
+                Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input)))
+            }
+        };
+        expect(BYTES, &[n, w.blocks, block * bits / 8])?;
+        expect(SCALES, &[n, w.blocks])?;
+        if call.has(ZEROS) {
+            match call.dtype(ZEROS) {
+                DType::U8 => expect(ZEROS, &[n, w.zero_bytes()])?,
+                other if other == dtype => expect(ZEROS, &[n, w.blocks])?,
+                other => return Err(format!("input 'zero_points': expected u8 or {dtype}, found {other}")),
+            }
+        }
+        if call.has(GROUPS)
+            && (!call.dtype(GROUPS).is_int() || call.shape(GROUPS).len() != 1 || call.shape(GROUPS)[0] < k)
+        {
+            return Err(format!("input 'g_idx': expected integers [{k}], found {}", call.fact(GROUPS)));
+        }
+        Ok(w)
     }
+
+    /// Bytes of the zero points of a row.
+    fn zero_bytes(&self) -> usize {
+        (self.blocks * self.bits).div_ceil(8)
+    }
+
+    /// The zero point where none is given.
+    fn middle(&self) -> f64 {
+        f64::from(1u32 << (self.bits - 1))
+    }
+
+    fn eval(&self, x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
+        let [bytes, scales] =
+            [BYTES, SCALES].map(|i| x[i].expect("a required input is present: arity is checked first"));
+        let given = |input: usize| x.get(input).copied().flatten();
+        let few = |bytes: &[f64], at: usize| {
+            let per = 8 / self.bits;
+            f64::from(bytes[at / per] as u32 >> (at % per * self.bits) & ((1 << self.bits) - 1))
+        };
+        let packed = call.has(ZEROS) && call.dtype(ZEROS) == DType::U8;
+        let (row, zero_row) = (self.blocks * self.block * self.bits / 8, self.zero_bytes());
+        let mut weights = Vec::with_capacity(self.n * self.k);
+        for n in 0..self.n {
+            let bytes = &bytes[n * row..][..row];
+            for k in 0..self.k {
+                let group = given(GROUPS).map_or(k / self.block, |groups| groups[k] as usize).min(self.blocks - 1);
+                let zero = match given(ZEROS) {
+                    None => self.middle(),
+                    Some(zeros) if packed => few(&zeros[n * zero_row..][..zero_row], group),
+                    Some(zeros) => zeros[n * self.blocks + group],
+                };
+                weights.push((few(bytes, k) - zero) * scales[n * self.blocks + group]);
+            }
+        }
+        Ok(vec![weights])
+    }
+
+    fn nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<ValueId> {
+        let &Weights { n, k, bits, block, blocks, dtype } = self;
+        let bytes = reshape(b, required(x, BYTES), &[n, blocks * block * bits / 8])?;
+        let whole = unpacked(b, bytes, bits)?;
+        let numbers = b.cast(whole, dtype)?;
+        let zero = match given(x, ZEROS) {
+            None => b.scalar(self.middle(), dtype),
+            Some(zero) if call.dtype(ZEROS) == DType::U8 => {
+                let zero = reshape(b, zero, &[n, self.zero_bytes()])?;
+                let zero = unpacked(b, zero, bits)?;
+                let zero = b.slice(zero, 1, 0, blocks)?;
+                b.cast(zero, dtype)?
+            }
+            Some(zero) => reshape(b, zero, &[n, blocks])?,
+        };
+        // Of each number: its block's, or that of the group that it is listed in.
+        let mut parameters = [zero, reshape(b, required(x, SCALES), &[n, blocks])?];
+        let shape = if call.has(GROUPS) { [n, k, 1] } else { [n, blocks, block] };
+        for parameter in parameters.iter_mut() {
+            if b.fact(*parameter).shape.is_empty() {
+                continue;
+            }
+            if let Some(groups) = given(x, GROUPS) {
+                let groups = b.slice(groups, 0, 0, k)?;
+                *parameter = b.op("Gather", &[*parameter, groups], Attrs::new().with("axis", 1))?;
+            }
+            *parameter = reshape(b, *parameter, &[n, shape[1], 1])?;
+        }
+        let numbers = match call.has(GROUPS) {
+            true => b.slice(numbers, 1, 0, k)?,
+            false => numbers,
+        };
+        let numbers = reshape(b, numbers, &shape)?;
+        let centred = binary(b, "Sub", numbers, parameters[0])?;
+        let weights = binary(b, "Mul", centred, parameters[1])?;
+        let weights = reshape(b, weights, &[n, shape[1] * shape[2]])?;
+        b.slice(weights, 1, 0, k)
+    }
+}
+
+fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     if call.int("weight_prepacked", 0)? != 0 {
         return Err(
             "attribute 'weight_prepacked': expected 0, found another: weights come as the specification has them"
@@ -246,58 +378,13 @@ fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<V
         );
     }
     call.int("accuracy_level", 0)?;
-    let blocks = k.div_ceil(block);
-    let expect = |input: usize, shape: &[usize]| match call.shape(input).numel() == shape.iter().product::<usize>() {
-        true => Ok(()),
-        false => Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input))),
-    };
-    expect(1, &[n, blocks, block * bits / 8])?;
-    expect(2, &[n, blocks])?;
-    let bytes = reshape(b, required(x, 1), &[n, blocks * block * bits / 8])?;
-    let whole = unpacked(b, bytes, bits)?;
-    let numbers = b.cast(whole, dtype)?;
-    let zero = match given(x, 3) {
-        None => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
-        Some(zero) if call.dtype(3) == DType::U8 => {
-            let row = (blocks * bits).div_ceil(8);
-            expect(3, &[n, row])?;
-            let zero = reshape(b, zero, &[n, row])?;
-            let zero = unpacked(b, zero, bits)?;
-            let zero = b.slice(zero, 1, 0, blocks)?;
-            b.cast(zero, dtype)?
-        }
-        Some(zero) => {
-            expect(3, &[n, blocks])?;
-            reshape(b, zero, &[n, blocks])?
-        }
-    };
-    let scales = reshape(b, required(x, 2), &[n, blocks])?;
-    // Of each number: its block's, or that of the group that it is listed in.
-    let mut parameters = [zero, scales];
-    let mut shape = [n, blocks, block];
-    if call.has(4) {
-        shape = [n, blocks * block, 1];
-        if call.shape(4).numel() < k {
-            return Err(format!("input 'g_idx': expected {k} groups, found {}", call.shape(4)));
-        }
+    let kept = call.attrs.iter().filter(|(name, _)| BLOCKS.contains(name));
+    let attrs = kept.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()));
+    let mut inputs = x[1..x.len().min(5)].to_vec();
+    while inputs.last() == Some(&None) {
+        inputs.pop();
     }
-    for parameter in &mut parameters {
-        if b.fact(*parameter).shape.is_empty() {
-            continue;
-        }
-        if let Some(groups) = given(x, 4) {
-            let groups = b.slice(groups, 0, 0, k)?;
-            *parameter = b.op("Gather", &[*parameter, groups], Attrs::new().with("axis", 1))?;
-            let pads = vec![0, 0, 0, (blocks * block - k) as i64];
-            *parameter = b.op("Pad", &[*parameter], Attrs::new().with("pads", pads))?;
-        }
-        *parameter = reshape(b, *parameter, &[n, shape[1], 1])?;
-    }
-    let numbers = reshape(b, numbers, &shape)?;
-    let centred = binary(b, "Sub", numbers, parameters[0])?;
-    let weights = binary(b, "Mul", centred, parameters[1])?;
-    let weights = reshape(b, weights, &[n, blocks * block])?;
-    let weights = b.slice(weights, 1, 0, k)?;
+    let weights = b.node("plimsoll.Unpack", &inputs, attrs)?;
     let weights = b.cast(weights, call.dtype(0))?;
     let weights = transpose(b, weights, &[1, 0])?;
     let y = binary(b, "MatMul", required(x, 0), weights)?;

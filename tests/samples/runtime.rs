@@ -133,6 +133,10 @@ fn weights() -> Vec<Sample> {
             .attr("bits", bits as i64)
             .attr("block_size", block as i64)
     };
+    let parts = |bits: i64, shape: &[usize]| {
+        let s = bytes(Sample::new("plimsoll.Unpack"), U8, shape).input(F32, &[6, 3], 0.01, 0.1);
+        s.attr("N", 6).attr("K", 40).attr("bits", bits).attr("block_size", 16)
+    };
     let table = |bits: usize, block: usize| {
         let s = bytes(Sample::new("GatherBlockQuantized"), U8, &[12, 6 * bits]).input(I64, &[2, 5], -12.0, 11.0);
         s.input(F32, &[12, 48 / block], 0.01, 0.1).attr("bits", bits as i64).attr("block_size", block as i64)
@@ -145,6 +149,9 @@ fn weights() -> Vec<Sample> {
         bytes(row(6, 40, 16, 4), U8, &[6, 2]).given(I32, &[40], &groups),
         bytes(row(6, 32, 16, 8), U8, &[6, 2]),
         row(6, 32, 16, 2),
+        parts(4, &[6, 3, 8]).omitted().given(I32, &[40], &groups).attr("bits", 4),
+        bytes(parts(2, &[6, 3, 4]), U8, &[6, 1]).attr("bits", 2),
+        parts(8, &[6, 48]).input(F32, &[6, 3], 100.0, 150.0),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),
         table(8, 8),
     ]
