@@ -180,8 +180,13 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
         ("upper_edge_hertz", 4.0.into()),
         ("value", one.into()),
     ];
-    let whole: [(&str, Attr); 3] =
-        [("axes", vec![0].into()), ("pads", vec![1; 2 * rank].into()), ("size", vec![4, 1, 2, 2].into())];
+    let twice: Vec<i64> = shape.iter().map(|&d| 2 * d as i64).collect();
+    let whole: [(&str, Attr); 4] = [
+        ("axes", vec![0].into()),
+        ("pads", vec![1; 2 * rank].into()),
+        ("shape", twice.into()),
+        ("size", vec![4, 1, 2, 2].into()),
+    ];
     let shaping = |input: &Input, name: &str| input.arity == Arity::Shaping && input.name == name;
     let known = |name: &str| op.attrs.contains(&name) || op.inputs.iter().any(|input| shaping(input, name));
     let given = |list: &[(&str, Attr)]| {

@@ -58,6 +58,8 @@ struct Importer<'a> {
     rows: HashMap<&'static str, &'static OpDef>,
     functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
     graph: Graph,
+    /// Constants of elements of which several share a byte: they are held as whole ones.
+    few_bits: HashSet<ValueId>,
 }
 
 /// Domain, name and overload.
@@ -127,6 +129,7 @@ impl<'a> Importer<'a> {
             rows: ops::all().map(|op| (op.name, op)).collect(),
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
+            few_bits: HashSet::new(),
         }
     }
 
@@ -226,12 +229,27 @@ impl<'a> Importer<'a> {
             return Err(Error::Graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
         }
         for tensor in &proto.initializer {
-            let constant = self.model.constant(tensor, format!("{}{}", scope.prefix, tensor.name))?;
-            if scope.values.insert(&tensor.name, Some(self.graph.constant(constant))).is_some() {
+            let constant = self.constant(tensor, &format!("{}{}", scope.prefix, tensor.name))?;
+            if scope.values.insert(&tensor.name, Some(constant)).is_some() {
                 return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
             }
         }
         Ok(())
+    }
+
+    /// The value that a tensor is.
+    fn constant(&mut self, tensor: &TensorProto, name: &str) -> Result<ValueId> {
+        let Some((bits, signed)) = tensor.packed() else {
+            return Ok(self.graph.constant(self.model.constant(tensor, name.into())?));
+        };
+        let bytes = self.graph.constant(self.model.constant(&tensor.shared()?, name.into())?);
+        let attrs = Attrs::new().with("bits", bits as i64).with("signed", i64::from(signed));
+        let row = self.rows["plimsoll.Unpack"];
+        let node = self.graph.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?;
+        let folded = fold_node(&mut self.graph, node)?;
+        let value = folded.map_or(ValueId { node, port: 0 }, |values| values[0]);
+        self.few_bits.insert(value);
+        Ok(value)
     }
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
@@ -316,13 +334,18 @@ impl<'a> Importer<'a> {
             // A constant's elements stay where they are.
             if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
                 let name = outputs.first().map_or(name, String::as_str);
-                let constant = self.model.constant(tensor, name.into()).map_err(|e| fail(e.to_string()))?;
-                return Ok(vec![self.graph.constant(constant)]);
+                return Ok(vec![self.constant(tensor, name).map_err(|e| fail(e.to_string()))?]);
             }
             if attrs.get(key).is_some() {
                 return Err(fail(format!("attribute '{key}' is given twice")));
             }
             attrs.set(key, self.attribute(attribute).map_err(|what| fail(format!("attribute '{key}': {what}")))?);
+        }
+        let few_bits = |input: &Option<ValueId>| input.is_some_and(|value| self.few_bits.contains(&value));
+        if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(few_bits) {
+            return Err(fail(
+                "input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them".into(),
+            ));
         }
         if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
             upgrade(scope.opset, &mut inputs, &mut attrs);

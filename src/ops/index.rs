@@ -245,7 +245,7 @@ fn constant(attrs: &Attrs) -> OpResult<Tensor> {
 }
 
 /// A list of integers as a shape.
-fn as_shape(dims: &[i64]) -> OpResult<Shape> {
+pub(super) fn as_shape(dims: &[i64]) -> OpResult<Shape> {
     let shape = dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Shape, _>>();
     shape.map_err(|_| format!("expected extents of at least 0, found {dims:?}"))
 }

@@ -1,9 +1,10 @@
 //! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with their scales, and numbers packed into bytes.
 
 use super::compose::{binary, composed, given, outputs, required, reshape, transpose, with_number};
-use super::{expect_dtype, input_name, output};
+use super::index::as_shape;
+use super::{expect_dtype, input_name, output, required_ints};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, one, optional, variadic};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional, variadic};
 
 const BLOCKS: &[&str] = &["K", "N", "bits", "block_size"];
 
@@ -119,13 +120,24 @@ pub(super) static OPS: &[OpDef] = &[
         few_bits,
     ),
     OpDef {
-        name: "plimsoll.Unpack",
+        name: "plimsoll.Weights",
         doc: "The weights of a MatMulNBits, [N, K]",
         inputs: &[one("B"), one("scales"), optional("zero_points"), optional("g_idx")],
         attrs: BLOCKS,
         infer: |call| Weights::of(call).and_then(|w| output(w.dtype, [w.n, w.k])),
         eval: Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
         lower: Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
+        upgrade: None,
+        part: None,
+    },
+    OpDef {
+        name: "plimsoll.Unpack",
+        doc: "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
+        inputs: &[one("bytes")],
+        attrs: &["bits", "shape", "signed"],
+        infer: |call| Packed::of(call).map(|p| vec![p.fact]),
+        eval: Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
+        lower: Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x)),
         upgrade: None,
         part: None,
     },
@@ -238,6 +250,54 @@ fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId>
         *last *= 8 / bits;
     }
     reshape(b, together, &shape)
+}
+
+/// Integers of which several share a byte.
+struct Packed {
+    bits: usize,
+    signed: bool,
+    fact: Fact,
+}
+
+impl Packed {
+    fn of(call: &Call) -> OpResult<Packed> {
+        expect_dtype(call, 0, "u8", |d| d == DType::U8)?;
+        let bits = match call.int("bits", 4)? {
+            bits @ (2 | 4) => bits as usize,
+            bits => return Err(format!("attribute 'bits': expected 2 or 4, found {bits}")),
+        };
+        let signed = call.int("signed", 0)? != 0;
+        let shape = as_shape(required_ints(call, "shape")?)?;
+        match (&call.shape(0)[..], shape.checked_len()) {
+            (&[bytes], Some(len)) if bytes == len.div_ceil(8 / bits) => {
+                Ok(Packed { bits, signed, fact: Fact::new(if signed { DType::I8 } else { DType::U8 }, shape) })
+            }
+            (found, _) => Err(format!("input 'bytes': expected those of {shape}, found {found:?}")),
+        }
+    }
+
+    fn eval(&self, x: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
+        let bytes = x[0].ok_or("input 'bytes' has no value")?;
+        let (per, values) = (8 / self.bits, 1 << self.bits);
+        let number = |at: usize| {
+            let bits = bytes[at / per] as i32 >> (at % per * self.bits) & (values - 1);
+            f64::from(if self.signed && bits >= values / 2 { bits - values } else { bits })
+        };
+        Ok(vec![(0..self.fact.shape.numel()).map(number).collect()])
+    }
+
+    fn nodes(&self, b: &mut dyn Build, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+        let all = unpacked(b, required(x, 0), self.bits)?;
+        let mut y = b.slice(all, 0, 0, self.fact.shape.numel())?;
+        if self.signed {
+            let values = f64::from(1u32 << self.bits);
+            let low = b.cast(y, DType::I8)?;
+            let negative = with_number(b, "GreaterOrEqual", low, values / 2.0)?;
+            let lowered = with_number(b, "Sub", low, values)?;
+            y = b.op("Where", &[negative, lowered, low], Attrs::new())?;
+        }
+        Ok(vec![reshape(b, y, &self.fact.shape)?])
+    }
 }
 
 /// Rows of numbers of few bits.
@@ -384,7 +444,7 @@ fn few_bits(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<V
     while inputs.last() == Some(&None) {
         inputs.pop();
     }
-    let weights = b.node("plimsoll.Unpack", &inputs, attrs)?;
+    let weights = b.node("plimsoll.Weights", &inputs, attrs)?;
     let weights = b.cast(weights, call.dtype(0))?;
     let weights = transpose(b, weights, &[1, 0])?;
     let y = binary(b, "MatMul", required(x, 0), weights)?;

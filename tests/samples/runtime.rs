@@ -134,8 +134,12 @@ fn weights() -> Vec<Sample> {
             .attr("block_size", block as i64)
     };
     let parts = |bits: i64, shape: &[usize]| {
-        let s = bytes(Sample::new("plimsoll.Unpack"), U8, shape).input(F32, &[6, 3], 0.01, 0.1);
+        let s = bytes(Sample::new("plimsoll.Weights"), U8, shape).input(F32, &[6, 3], 0.01, 0.1);
         s.attr("N", 6).attr("K", 40).attr("bits", bits).attr("block_size", 16)
+    };
+    let bits = |held: &[usize], shape: &[i64], bits: i64, signed: i64| {
+        let s = bytes(Sample::new("plimsoll.Unpack"), U8, held).ints("shape", shape);
+        s.attr("bits", bits).attr("signed", signed)
     };
     let table = |bits: usize, block: usize| {
         let s = bytes(Sample::new("GatherBlockQuantized"), U8, &[12, 6 * bits]).input(I64, &[2, 5], -12.0, 11.0);
@@ -152,6 +156,9 @@ fn weights() -> Vec<Sample> {
         parts(4, &[6, 3, 8]).omitted().given(I32, &[40], &groups).attr("bits", 4),
         bytes(parts(2, &[6, 3, 4]), U8, &[6, 1]).attr("bits", 2),
         parts(8, &[6, 48]).input(F32, &[6, 3], 100.0, 150.0),
+        bits(&[8], &[3, 5], 4, 1),
+        bits(&[8], &[3, 5], 4, 0),
+        bits(&[4], &[15], 2, 1),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),
         table(8, 8),
     ]
