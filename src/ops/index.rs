@@ -160,9 +160,9 @@ pub(super) static OPS: &[OpDef] = &[
 ];
 
 fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (data, wanted) = (call.shape(0), as_shape(required_ints(call, "shape")?)?);
+    let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
     let all: Vec<i64> = (0..data.len() as i64).collect();
-    let axes = call.ints("axes")?.unwrap_or(&all);
+    let axes = call.ints("axes")?.unwrap_or(all.into());
     if axes.len() != wanted.len() {
         return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
     }

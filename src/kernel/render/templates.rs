@@ -278,7 +278,8 @@ impl Module<'_> {
                 ("B_K_STEP", bk),
             ];
             constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.lists.insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
+            self.lists
+                .insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
             self.lists.insert("part", vec![Vec::new(); 32 * steps / 256]);
             self.shared.push(("tile_a", Vec4, 32 * steps));
             self.shared.push(("tile_b", Vec4, 32 * steps));
