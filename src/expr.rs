@@ -34,7 +34,7 @@ pub enum Unary {
     Not,
 }
 
-/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`. `Max` and `Min` of a NaN are
+/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`, or integers bit by bit. `Max` and `Min` of a NaN are
 /// NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -526,6 +526,9 @@ pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
         Binary::Lt => f64::from(a < b),
         Binary::Le => f64::from(a <= b),
         Binary::Eq => f64::from(a == b),
+        Binary::And if int => (a as i64 & b as i64) as f64,
+        Binary::Or if int => (a as i64 | b as i64) as f64,
+        Binary::Xor if int => (a as i64 ^ b as i64) as f64,
         Binary::And => f64::from(a != 0.0 && b != 0.0),
         Binary::Or => f64::from(a != 0.0 || b != 0.0),
         Binary::Xor => f64::from((a != 0.0) != (b != 0.0)),

@@ -370,8 +370,11 @@ impl dyn Build + '_ {
 
     /// The elements of a value from one place along an axis to before another.
     pub fn slice(&mut self, value: ValueId, axis: usize, from: usize, to: usize) -> OpResult<ValueId> {
-        if (from, to) == (0, self.fact(value).shape[axis]) {
-            return Ok(value);
+        let shape = self.fact(value).shape;
+        match shape.get(axis) {
+            Some(&extent) if (from, to) == (0, extent) => return Ok(value),
+            Some(&extent) if from <= to && to <= extent => {}
+            _ => return Err(format!("expected elements {from} to {to} along axis {axis}, found {shape}")),
         }
         self.op("Slice", &[value], Attrs::span(axis, from..to))
     }

@@ -647,6 +647,25 @@ fn element_types_of_a_file_and_of_the_crate_have_one_number() {
     }
 }
 
+/// Of 4 and 2 bits, with a sign and without; the lowest bits come first, and the last byte need not be full.
+#[test]
+fn elements_that_share_bytes_are_taken_apart() {
+    let header = "<ir_version: 10, opset_import: [\"\" : 21]>";
+    let read = format!(
+        "{header} g (float[3] x) => (float[3] y, float[3] z)
+        <int4[3] w = {{225, 7}}, uint2[3] u = {{57}}, float s = {{0.5}}> {{
+            a = DequantizeLinear (w, s)  y = Add (x, a)
+            b = DequantizeLinear (u, s)  z = Add (x, b)
+        }}"
+    );
+    assert_eq!(run(&graph(&read, &[])), [[1.5, 1.0, 6.5], [1.5, 3.0, 4.5]]);
+    let written = format!(
+        "{header} g (float[3] x) => (int4[3] y) <float s = {{0.5}}, int4 zero = {{0}}> {{ y = QuantizeLinear (x, s, zero) }}"
+    );
+    let found = refusal(&written, &[]);
+    assert!(found.contains("expected u8 or i8, found fewer bits: only constants may have them"), "{found}");
+}
+
 #[test]
 fn operators_that_no_plan_can_hold_say_why() {
     let of = |op: &str| {
@@ -664,6 +683,9 @@ fn operators_that_no_plan_can_hold_say_why() {
         "{found}"
     );
     assert!(of("Unique").contains("how much it finds depends on data"), "{}", of("Unique"));
+    let found = of("com.microsoft.NGramRepeatBlock");
+    assert!(found.contains("no such operator: com.microsoft.NGramRepeatBlock (node 'y')"), "{found}");
     // ONNX has an operator of that name, which means something else.
-    assert!(of("com.microsoft.Attention").contains("no such operator: com.microsoft.Attention (node 'y')"));
+    let found = of("com.microsoft.Attention");
+    assert!(found.contains("com.microsoft.Attention") && found.contains("expected 2 to 6 inputs, found 1"), "{found}");
 }

@@ -18,8 +18,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
-/// Operators of ONNX Runtime that are called as one of ONNX's, and are none of it.
-const OTHER_MEANINGS: [&str; 2] = ["Attention", "RotaryEmbedding"];
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
 /// Inlined functions let a graph grow to no more nodes.
@@ -60,6 +58,8 @@ struct Importer<'a> {
     rows: HashMap<&'static str, &'static OpDef>,
     functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
     graph: Graph,
+    /// Constants of elements of which several share a byte: they are held as whole ones.
+    few_bits: HashSet<ValueId>,
 }
 
 /// Domain, name and overload.
@@ -129,6 +129,7 @@ impl<'a> Importer<'a> {
             rows: ops::all().map(|op| (op.name, op)).collect(),
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
+            few_bits: HashSet::new(),
         }
     }
 
@@ -139,8 +140,9 @@ impl<'a> Importer<'a> {
         }
         match domain {
             "" if op == "If" => Some(Meaning::If),
-            "com.microsoft" if OTHER_MEANINGS.contains(&op) => None,
-            "" | "com.microsoft" => self.rows.get(op).copied().map(Meaning::Row),
+            // Some operators of ONNX Runtime are called as one of ONNX's and are none of it: their rows have the domain in the name.
+            "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
+            "" => self.rows.get(op).copied().map(Meaning::Row),
             _ => None,
         }
     }
@@ -166,7 +168,9 @@ impl<'a> Importer<'a> {
         let list: Vec<_> = unknown
             .iter()
             .map(|(op, (count, first))| {
-                let reason = ops::unplannable(op).map_or(String::new(), |why| format!(": {why}"));
+                let nchwc = "it is laid out for one processor; optimize the model less";
+                let reason = ops::unplannable(op).or(op.starts_with("com.microsoft.nchwc.").then_some(nchwc));
+                let reason = reason.map_or(String::new(), |why| format!(": {why}"));
                 match count {
                     1 => format!("{op} (node '{first}'{reason})"),
                     count => format!("{op} ({count} nodes, the first is '{first}'{reason})"),
@@ -225,12 +229,27 @@ impl<'a> Importer<'a> {
             return Err(Error::Graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
         }
         for tensor in &proto.initializer {
-            let constant = self.model.constant(tensor, format!("{}{}", scope.prefix, tensor.name))?;
-            if scope.values.insert(&tensor.name, Some(self.graph.constant(constant))).is_some() {
+            let constant = self.constant(tensor, &format!("{}{}", scope.prefix, tensor.name))?;
+            if scope.values.insert(&tensor.name, Some(constant)).is_some() {
                 return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
             }
         }
         Ok(())
+    }
+
+    /// The value that a tensor is.
+    fn constant(&mut self, tensor: &TensorProto, name: &str) -> Result<ValueId> {
+        let Some((bits, signed)) = tensor.packed() else {
+            return Ok(self.graph.constant(self.model.constant(tensor, name.into())?));
+        };
+        let bytes = self.graph.constant(self.model.constant(&tensor.shared()?, name.into())?);
+        let attrs = Attrs::new().with("bits", bits as i64).with("signed", i64::from(signed));
+        let row = self.rows["plimsoll.Unpack"];
+        let node = self.graph.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?;
+        let folded = fold_node(&mut self.graph, node)?;
+        let value = folded.map_or(ValueId { node, port: 0 }, |values| values[0]);
+        self.few_bits.insert(value);
+        Ok(value)
     }
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
@@ -315,13 +334,18 @@ impl<'a> Importer<'a> {
             // A constant's elements stay where they are.
             if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
                 let name = outputs.first().map_or(name, String::as_str);
-                let constant = self.model.constant(tensor, name.into()).map_err(|e| fail(e.to_string()))?;
-                return Ok(vec![self.graph.constant(constant)]);
+                return Ok(vec![self.constant(tensor, name).map_err(|e| fail(e.to_string()))?]);
             }
             if attrs.get(key).is_some() {
                 return Err(fail(format!("attribute '{key}' is given twice")));
             }
             attrs.set(key, self.attribute(attribute).map_err(|what| fail(format!("attribute '{key}': {what}")))?);
+        }
+        let few_bits = |input: &Option<ValueId>| input.is_some_and(|value| self.few_bits.contains(&value));
+        if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(few_bits) {
+            return Err(fail(
+                "input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them".into(),
+            ));
         }
         if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
             upgrade(scope.opset, &mut inputs, &mut attrs);

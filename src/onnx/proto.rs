@@ -402,6 +402,17 @@ impl DataType {
         DataType::try_from(number as i32).ok()
     }
 
+    /// Bits of an element, where several share a byte, and whether it has a sign.
+    pub fn packed(self) -> Option<(usize, bool)> {
+        match self {
+            DataType::Uint4 => Some((4, false)),
+            DataType::Int4 => Some((4, true)),
+            DataType::Uint2 => Some((2, false)),
+            DataType::Int2 => Some((2, true)),
+            _ => None,
+        }
+    }
+
     /// The element type that this crate computes with, if it has one.
     pub fn dtype(self) -> Option<DType> {
         DType::ALL.into_iter().find(|&d| DataType::from(d) == self)
@@ -476,8 +487,25 @@ impl TensorProto {
         self.dims.iter().map(size).collect()
     }
 
+    /// Bits of an element, where several share a byte, and whether it has a sign.
+    pub fn packed(&self) -> Option<(usize, bool)> {
+        DataType::try_from(self.data_type).ok()?.packed()
+    }
+
+    /// The bytes that the elements share, the lowest bits first.
+    ///
+    /// # Errors
+    /// The elements do not share bytes, or are more than can be counted.
+    pub fn shared(&self) -> Result<TensorProto> {
+        let bytes = i64::try_from(self.byte_len()?).map_err(|_| self.too_large())?;
+        Ok(TensorProto { dims: vec![bytes], data_type: DataType::Uint8 as i32, ..self.clone() })
+    }
+
     /// Bytes that the type and the shape need.
     pub fn byte_len(&self) -> Result<u64> {
+        if let Some((bits, _)) = self.packed() {
+            return Ok(self.len()?.div_ceil(8 / bits as u64));
+        }
         self.len()?.checked_mul(self.dtype()?.size() as u64).ok_or_else(|| self.too_large())
     }
 

@@ -277,9 +277,9 @@ fn integers(op: Binary, a: i64, b: i64) -> i64 {
         Binary::Lt => (a < b).into(),
         Binary::Le => (a <= b).into(),
         Binary::Eq => (a == b).into(),
-        Binary::And => (a != 0 && b != 0).into(),
-        Binary::Or => (a != 0 || b != 0).into(),
-        Binary::Xor => ((a != 0) != (b != 0)).into(),
+        Binary::And => a & b,
+        Binary::Or => a | b,
+        Binary::Xor => a ^ b,
     }
 }
 

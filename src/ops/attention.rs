@@ -11,6 +11,7 @@
 //!
 //! Scores that a mask hides are minus infinity where they are shown; in WGSL, which has none, the least number.
 
+use super::compose::{binary, given, reshape, transpose};
 use super::{expect_dtype, indices, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
@@ -230,24 +231,8 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![y, k, v, shown])
 }
 
-fn given(x: &[Option<ValueId>], input: usize) -> Option<ValueId> {
-    x.get(input).copied().flatten()
-}
-
-fn reshape(b: &mut dyn Build, value: ValueId, shape: &[usize]) -> OpResult<ValueId> {
-    b.op("Reshape", &[value], Attrs::new().with("shape", shape).with("allowzero", 1))
-}
-
-fn transpose(b: &mut dyn Build, value: ValueId, perm: &[usize]) -> OpResult<ValueId> {
-    b.op("Transpose", &[value], Attrs::new().with("perm", perm))
-}
-
-fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpResult<ValueId> {
-    b.op(op, &[x, y], Attrs::new())
-}
-
 /// `[batch, heads.., sequence, width]` of an input that may have its heads within the last axis.
-fn with_heads(b: &mut dyn Build, value: ValueId, heads: &[usize]) -> OpResult<ValueId> {
+pub(super) fn with_heads(b: &mut dyn Build, value: ValueId, heads: &[usize]) -> OpResult<ValueId> {
     let shape = b.fact(value).shape;
     let (count, all) = (heads.len(), heads.iter().product::<usize>());
     if let [batch, sequence, width] = shape[..] {

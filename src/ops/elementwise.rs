@@ -115,6 +115,9 @@ pub(super) static OPS: &[OpDef] = &[
         |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
         |x, _| x[0].max(&x[0].like(0.0)) + ((-x[0].abs()).exp() + 1.0).log()),
     map("Softsign", "x / (1 + |x|)", IN, float, |x, _| x[0] / (1.0 + x[0].abs()), |x, _| &x[0] / (x[0].abs() + 1.0)),
+    map("SwiGLU", "Swish of a times b", AB, float,
+        |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()) * x[1],
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))) * &x[1]).attrs(&["alpha"]),
     map("Swish", "x / (1 + e^(-alpha x))", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()),
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0)))).attrs(&["alpha"]),
@@ -138,6 +141,12 @@ pub(super) static OPS: &[OpDef] = &[
         |x, _| if x[0] != 0.0 { x[1] } else { x[2] },
         |x, _| x[0].select(&x[1], &x[2])),
     map("Xor", "Either a or b", AB, logical, |x, _| (x[0] - x[1]).abs(), |x, _| x[0].xor(&x[1])),
+    map("BitwiseAnd", "The bits that both a and b have", AB, integer, |x, _| bits(x, |a, b| a & b), |x, _| x[0].and(&x[1])),
+    map("BitwiseNot", "x with every bit turned", X, integer,
+        |x, c| if c.dtype(0) == DType::U8 { 255.0 - x[0] } else { -1.0 - x[0] },
+        |x, c| x[0].like(if c.dtype(0) == DType::U8 { 255.0 } else { -1.0 }) - &x[0]),
+    map("BitwiseOr", "The bits that a or b has", AB, integer, |x, _| bits(x, |a, b| a | b), |x, _| x[0].or(&x[1])),
+    map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1])),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
         |x, c| convert(x[0], target(c)),
@@ -206,6 +215,10 @@ fn number(call: &Call) -> OpResult<Vec<Fact>> {
     same(call, "a float or integer type", |d| d != DType::Bool)
 }
 
+fn integer(call: &Call) -> OpResult<Vec<Fact>> {
+    same(call, "an integer type", DType::is_int)
+}
+
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {
     same(call, "bool", |d| d == DType::Bool)
 }
@@ -232,6 +245,10 @@ fn param(call: &Call, name: &str, default: f64) -> f64 {
 
 fn truth(holds: bool) -> f64 {
     f64::from(u8::from(holds))
+}
+
+fn bits(x: &[f64], f: fn(i64, i64) -> i64) -> f64 {
+    f(x[0] as i64, x[1] as i64) as f64
 }
 
 fn fold(x: &[f64], f: fn(f64, f64) -> f64) -> f64 {

@@ -1,20 +1,66 @@
 //! The row that samples an image at the points of a grid.
 
-use super::{indices, output, position, same_float};
+use super::compose::{binary, composed, required, reshape, transpose};
+use super::{indices, output, position, required_ints, same_float};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::shape::Shape;
+use crate::tensor::Tensor;
 
-pub(super) static OPS: &[OpDef] = &[OpDef {
-    name: "GridSample",
-    doc: "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's value, or a mean of four",
-    inputs: &[one("X"), one("grid")],
-    attrs: &["align_corners", "mode", "padding_mode"],
-    infer: |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
-    eval: Eval::Tensor(eval),
-    lower: Lower::Decompose(nodes),
-    upgrade: None,
-    part: None,
-}];
+pub(super) static OPS: &[OpDef] = &[
+    OpDef {
+        name: "GridSample",
+        doc: "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's value, or a mean of four",
+        inputs: &[one("X"), one("grid")],
+        attrs: &["align_corners", "mode", "padding_mode"],
+        infer: |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
+        eval: Eval::Tensor(eval),
+        lower: Lower::Decompose(nodes),
+        upgrade: None,
+        part: None,
+    },
+    composed(
+        "AffineGrid",
+        "The points of -1..1 that a GridSample is to read for images moved by matrices [n, axes, axes + 1]",
+        &[one("theta"), shaping("size")],
+        &["align_corners"],
+        moved,
+    ),
+];
+
+fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = same_float(call)?;
+    let size = required_ints(call, "size")?;
+    let size: Vec<usize> = size.iter().map(|&n| usize::try_from(n).unwrap_or(0)).collect();
+    let axes = size.len().saturating_sub(2);
+    if !(2..=3).contains(&axes) || call.shape(0)[..] != [size[0], axes, axes + 1] {
+        return Err(format!(
+            "input 'theta': expected [n, axes, axes + 1] for images of {size:?}, found {}",
+            call.shape(0)
+        ));
+    }
+    let corners = call.int("align_corners", 0)? != 0;
+    let image = Shape::new(&size[2..]);
+    let points = image.checked_len().and_then(|n| n.checked_mul(axes + 1)).filter(|&n| n <= 1 << 27);
+    let points = points.ok_or_else(|| format!("'size': expected images of up to {} points, found {image}", 1 << 27))?;
+    let mut base = Vec::with_capacity(points);
+    for index in indices(&image) {
+        // From the last axis to the first, as a GridSample has them.
+        for axis in (0..axes).rev() {
+            let (at, extent) = (index[axis] as f64, image[axis] as f64);
+            base.push(match corners {
+                true if extent > 1.0 => 2.0 * at / (extent - 1.0) - 1.0,
+                true => 0.0,
+                false => (2.0 * at + 1.0) / extent - 1.0,
+            });
+        }
+        base.push(1.0);
+    }
+    let base = b.constant(Tensor::from_f64(dtype, [points / (axes + 1), axes + 1], &base));
+    let theta = transpose(b, required(x, 0), &[0, 2, 1])?;
+    let grid = binary(b, "MatMul", base, theta)?;
+    Ok(vec![reshape(b, grid, &[&[size[0]][..], &image, &[axes]].concat())?])
+}
 
 /// How a grid is read.
 #[derive(Clone, Copy)]

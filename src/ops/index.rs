@@ -1,5 +1,6 @@
 //! Rows that make values from nothing but shapes, and rows that read where an index says.
 
+use super::compose::{composed, required};
 use super::{expect_dtype, indices, input_name, output, position, required_ints};
 use crate::dtype::DType;
 use crate::expr::Expr;
@@ -154,7 +155,35 @@ pub(super) static OPS: &[OpDef] = &[
         },
         Lower::Map(trilu_expr))
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
+    composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
+        &[one("input_data"), shaping("shape")], &["axes"], centred),
 ];
+
+fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
+    let all: Vec<i64> = (0..data.len() as i64).collect();
+    let axes = call.ints("axes")?.unwrap_or(all.into());
+    if axes.len() != wanted.len() {
+        return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
+    }
+    let mut pads = vec![0; 2 * data.len()];
+    let mut y = required(x, 0);
+    for (&axis, &extent) in axes.iter().zip(wanted.iter()) {
+        let axis = data.axis(axis).ok_or_else(|| format!("attribute 'axes': axis {axis} is outside {data}"))?;
+        let (found, at) = (data[axis], data[axis].abs_diff(extent) / 2);
+        if found > extent {
+            y = b.slice(y, axis, at, at + extent)?;
+        }
+        (pads[axis], pads[data.len() + axis]) = match extent.checked_sub(found) {
+            Some(missing) => (at as i64, (missing - at) as i64),
+            None => (0, 0),
+        };
+    }
+    if pads.iter().any(|&n| n > 0) {
+        y = b.op("Pad", &[y], Attrs::new().with("pads", pads))?;
+    }
+    Ok(vec![y])
+}
 
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 
@@ -184,7 +213,7 @@ const fn moving(
 }
 
 /// A row that has no kernel: facts and attributes tell its value.
-const fn known(
+pub(super) const fn known(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
@@ -216,7 +245,7 @@ fn constant(attrs: &Attrs) -> OpResult<Tensor> {
 }
 
 /// A list of integers as a shape.
-fn as_shape(dims: &[i64]) -> OpResult<Shape> {
+pub(super) fn as_shape(dims: &[i64]) -> OpResult<Shape> {
     let shape = dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Shape, _>>();
     shape.map_err(|_| format!("expected extents of at least 0, found {dims:?}"))
 }

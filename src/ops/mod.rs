@@ -6,14 +6,18 @@ use crate::shape::{Shape, advance};
 use std::borrow::Cow;
 
 mod attention;
+mod compose;
 mod einsum;
 mod elementwise;
+mod fused;
 mod grid;
+mod heads;
 mod index;
 mod integer;
 mod layout;
 mod linear;
 mod norm;
+mod packed;
 mod quantize;
 mod recurrent;
 mod reduce;
@@ -21,11 +25,12 @@ mod resize;
 mod runtime;
 mod scatter;
 mod select;
+mod signal;
 mod sort;
 mod window;
 
 /// Every row, by family; names are unique.
-pub static OPS: [&[OpDef]; 18] = [
+pub static OPS: [&[OpDef]; 23] = [
     elementwise::OPS,
     reduce::OPS,
     layout::OPS,
@@ -36,6 +41,7 @@ pub static OPS: [&[OpDef]; 18] = [
     linear::OPS,
     einsum::OPS,
     window::OPS,
+    window::sums::OPS,
     norm::OPS,
     recurrent::OPS,
     resize::OPS,
@@ -44,6 +50,10 @@ pub static OPS: [&[OpDef]; 18] = [
     integer::OPS,
     attention::OPS,
     runtime::OPS,
+    fused::OPS,
+    packed::OPS,
+    heads::OPS,
+    signal::OPS,
 ];
 
 /// Every row, in order of the families.
@@ -66,6 +76,17 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
             "it draws other numbers at every run; make them an input of the model"
         }
         "Loop" | "Scan" => "how often it runs may depend on data; export the model with the loop unrolled",
+        "MaxUnpool" | "MaxRoiPool" => {
+            "where it writes or reads depends on data; export the model with resizing instead"
+        }
+        "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "TfIdfVectorizer" | "ImageDecoder" => {
+            "it works on strings or files; let the model begin after it"
+        }
+        "Optional" | "OptionalGetElement" | "OptionalHasElement" | "ConcatFromSequence" | "SplitToSequence"
+        | "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert"
+        | "SequenceLength" | "SequenceMap" => {
+            "sequences and optionals have no place that is known before the run; export the model with tensors alone"
+        }
         _ => return None,
     })
 }

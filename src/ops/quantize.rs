@@ -1,9 +1,10 @@
 //! Rows between numbers and the small integers that stand for them: `x = (q - zero point) scale`.
 
-use super::{expect_dtype, indices, output};
+use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::Shape;
+use crate::tensor::Tensor;
 
 const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")];
 const DEQUANTIZE: &[Input] = &[one("x"), one("x_scale"), optional("x_zero_point")];
@@ -126,36 +127,51 @@ pub(super) fn spread_node(b: &mut dyn Build, value: ValueId, behind: usize) -> O
     b.op("Reshape", &[value], Attrs::new().with("shape", &shape[..]))
 }
 
-/// The axis along which parameters differ, if they do; refuses those that do not fit.
-fn axis(call: &Call) -> OpResult<Option<usize>> {
+/// Where parameters differ.
+#[derive(Clone, Copy, PartialEq)]
+enum Differ {
+    Nowhere,
+    /// Along an axis.
+    Along(usize),
+    /// Everywhere, but along an axis only after so many elements.
+    Blocks(usize, usize),
+}
+
+/// Where parameters differ; refuses those that do not fit.
+fn differ(call: &Call) -> OpResult<Differ> {
     let (x, scale) = (call.shape(0), call.shape(1));
-    if call.int("block_size", 0)? != 0 {
-        return Err("attribute 'block_size': expected 0, found blocks, which are not supported".into());
-    }
-    let axis = match scale[..] {
-        [] | [1] => None,
-        [n] => Some(call.axis("axis", 1, x)?).filter(|&axis| x[axis] == n),
-        _ => None,
+    let block = call.int("block_size", 0)?;
+    let differ = match (&scale[..], usize::try_from(block)) {
+        (_, Err(_)) => return Err(format!("attribute 'block_size': expected 0 or more, found {block}")),
+        ([] | [1], Ok(0)) => Some(Differ::Nowhere),
+        (&[n], Ok(0)) => Some(call.axis("axis", 1, x)?).filter(|&axis| x[axis] == n).map(Differ::Along),
+        (_, Ok(0)) => (scale.numel() == 1).then_some(Differ::Nowhere),
+        (_, Ok(block)) => {
+            let axis = call.axis("axis", 1, x)?;
+            let mut blocks = x.clone();
+            blocks[axis] = x[axis].div_ceil(block);
+            (*scale == blocks).then_some(Differ::Blocks(axis, block))
+        }
     };
-    if axis.is_none() && scale.numel() != 1 {
+    let Some(differ) = differ else {
         return Err(format!(
             "input '{}': expected one scale or one along the axis of {x}, found {scale}",
             call.op.inputs[1].name
         ));
-    }
+    };
     // One zero point is one whether it has an axis or not.
-    let alike = |zero: &Shape| zero == scale || (zero.len() < 2 && zero.numel() == 1 && axis.is_none());
+    let alike = |zero: &Shape| zero == scale || (zero.len() < 2 && zero.numel() == 1 && differ == Differ::Nowhere);
     if call.has(2) && !alike(call.shape(2)) {
         let (name, found) = (call.op.inputs[2].name, call.shape(2));
         return Err(format!("input '{name}': expected {scale} as the scale, found {found}"));
     }
-    Ok(axis)
+    Ok(differ)
 }
 
 fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, 1, "a float type", DType::is_float)?;
-    axis(call)?;
+    differ(call)?;
     let to = match (call.has(2), call.int("output_dtype", 0)?) {
         (true, _) => Some(call.dtype(2)),
         (false, 0) => Some(DType::U8),
@@ -171,7 +187,7 @@ fn quantize(call: &Call) -> OpResult<Vec<Fact>> {
 fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = expect_dtype(call, 0, "u8, i8 or i32", |d| matches!(d, DType::U8 | DType::I8 | DType::I32))?;
     let to = expect_dtype(call, 1, "a float type", DType::is_float)?;
-    axis(call)?;
+    differ(call)?;
     if call.has(2) && call.dtype(2) != dtype {
         return Err(format!("input 'x_zero_point': expected {dtype} as input 'x', found {}", call.dtype(2)));
     }
@@ -184,9 +200,16 @@ fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
 /// Every element with its scale and its zero point.
 fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let [values, scale] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (axis, zero) = (axis(call)?, x.get(2).copied().flatten());
-    let one = |(index, &x): (Vec<usize>, &f64)| {
-        let at = axis.map_or(0, |axis| index[axis]);
+    let (differ, zero) = (differ(call)?, x.get(2).copied().flatten());
+    let one = |(mut index, &x): (Vec<usize>, &f64)| {
+        let at = match differ {
+            Differ::Nowhere => 0,
+            Differ::Along(axis) => index[axis],
+            Differ::Blocks(axis, block) => {
+                index[axis] /= block;
+                position(&index, call.shape(1))
+            }
+        };
         number(x, scale[at], zero.map_or(0.0, |zero| zero[at]))
     };
     Ok(vec![indices(call.shape(0)).zip(values).map(one).collect()])
@@ -200,16 +223,23 @@ fn operands(
     keep: fn(DType) -> bool,
 ) -> OpResult<[Option<ValueId>; 3]> {
     let to = Attrs::new().with("to", call.dtype(1).onnx());
-    let behind = axis(call)?.map_or(0, |axis| call.shape(0).len() - axis - 1);
+    let (differ, shape) = (differ(call)?, call.shape(0));
     let mut operands = [x[0], x[1], x.get(2).copied().flatten()];
     for (i, operand) in operands.iter_mut().enumerate() {
         let Some(value) = operand else { continue };
         if i != 1 && !keep(b.fact(*value).dtype) {
             *value = b.op("Cast", &[*value], to.clone())?;
         }
-        if i != 0 {
-            *value = spread_node(b, *value, behind)?;
-        }
+        *value = match differ {
+            _ if i == 0 => *value,
+            Differ::Nowhere => spread_node(b, *value, 0)?,
+            Differ::Along(axis) => spread_node(b, *value, shape.len() - axis - 1)?,
+            Differ::Blocks(axis, block) => {
+                let blocks: Vec<f64> = (0..shape[axis]).map(|k| (k / block) as f64).collect();
+                let blocks = b.constant(Tensor::from_f64(DType::I64, [shape[axis]], &blocks));
+                b.op("Gather", &[*value, blocks], Attrs::new().with("axis", axis as i64))?
+            }
+        };
     }
     Ok(operands)
 }

@@ -8,10 +8,12 @@
 //! 0..d_j ------------------------------> [d_j, 1] --'-> hit [d_0 .. d_k-1, n] --fold over n--> the last that hits, or a sum, ...
 //! ```
 
+use super::compose::{binary, composed, given, required, reshape, transpose, with_number};
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
-use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -39,7 +41,71 @@ pub(super) static OPS: &[OpDef] = &[
         upgrade: None,
         part: None,
     },
+    composed(
+        "Scatter",
+        "ScatterElements under its name before opset 11",
+        &[one("data"), one("indices"), one("updates")],
+        &["axis"],
+        |b, call, x| Ok(vec![b.node("ScatterElements", x, call.attrs.clone())?]),
+    ),
+    composed(
+        "TensorScatter",
+        "The cache with the update written along `axis`, from a place on that differs from row to row; what goes beyond the end is left \
+         out, or goes on at the start where `mode` is circular",
+        &[one("past_cache"), one("update"), optional("write_indices")],
+        &["axis", "mode"],
+        tensor_scatter_nodes,
+    ),
 ];
+
+fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (cache, update, rank) = (call.shape(0), call.shape(1), call.shape(0).len());
+    let axis = call.axis("axis", -2, cache)?;
+    let other = |shape: &Shape| (0..shape.len()).filter(|&k| k != axis).map(|k| shape[k]).collect::<Vec<_>>();
+    if axis == 0 || update.len() != rank || other(cache) != other(update) || update[axis] > cache[axis] {
+        return Err(format!(
+            "expected an update that fits {cache} but for axis {axis}, which is not the first, found {update}"
+        ));
+    }
+    let circular = match call.str("mode", "linear")? {
+        "linear" => false,
+        "circular" => true,
+        other => return Err(format!("attribute 'mode': expected linear or circular, found {other}")),
+    };
+    let (batch, extent, new) = (cache[0], cache[axis], update[axis]);
+    if call.has(2) && (!call.dtype(2).is_int() || call.shape(2)[..] != [batch]) {
+        return Err(format!("input 'write_indices': expected integers [{batch}], found {}", call.fact(2)));
+    }
+    if new == 0 || cache.contains(&0) {
+        return Ok(vec![required(x, 0)]);
+    }
+    // Which element of the update goes where: [batch, extent].
+    let places: Vec<f64> = (0..extent).map(|i| i as f64).collect();
+    let mut at = b.constant(Tensor::from_f64(DType::I64, [1, extent], &places));
+    if let Some(first) = given(x, 2) {
+        let first = b.cast(first, DType::I64)?;
+        let first = reshape(b, first, &[batch, 1])?;
+        at = binary(b, "Sub", at, first)?;
+    }
+    if circular {
+        at = with_number(b, "Mod", at, extent as f64)?;
+    }
+    let (from, to) = (with_number(b, "GreaterOrEqual", at, 0.0)?, with_number(b, "Less", at, new as f64)?);
+    let inside = binary(b, "And", from, to)?;
+    let at = with_number(b, "Max", at, 0.0)?;
+    let at = with_number(b, "Min", at, new as f64 - 1.0)?;
+    let at = b.op("Expand", &[at], Attrs::new().with("shape", &[batch, extent][..]))?;
+    let at = reshape(b, at, &[batch, extent, 1])?;
+    let ahead: Vec<usize> = [0, axis].into_iter().chain((1..rank).filter(|&k| k != axis)).collect();
+    let back: Vec<usize> = (0..rank).map(|k| ahead.iter().position(|&a| a == k).expect("axes are permuted")).collect();
+    let rows = transpose(b, required(x, 1), &ahead)?;
+    let rows = b.op("GatherND", &[rows, at], Attrs::new().with("batch_dims", 1))?;
+    let rows = transpose(b, rows, &back)?;
+    let mut along = vec![1; rank];
+    (along[0], along[axis]) = (b.fact(inside).shape[0], extent);
+    let inside = reshape(b, inside, &along)?;
+    Ok(vec![b.op("Where", &[inside, rows, required(x, 0)], Attrs::new())?])
+}
 
 /// What becomes of an element and its updates.
 #[derive(Clone, Copy, PartialEq)]

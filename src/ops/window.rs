@@ -8,6 +8,8 @@ use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::iter::zip;
 
+pub(super) mod sums;
+
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Conv",

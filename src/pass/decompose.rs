@@ -1,5 +1,6 @@
 //! Replaces operators by the smaller ones that their rows name, and those of more inputs than a kernel may bind by several.
 
+use super::fold_node;
 use super::simplify::add;
 use crate::error::Result;
 use crate::graph::{Constant, Decomposer, Graph};
@@ -23,7 +24,10 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
             return Ok(());
         }
         for node in order {
-            decompose(graph, node)?;
+            // What is known is computed at once: a row's own meaning takes less time than its parts.
+            if fold_node(graph, node)?.is_none() {
+                decompose(graph, node)?;
+            }
         }
         graph.sweep();
     }

@@ -1,7 +1,7 @@
 //! Graphs in, graphs out. Each pass is one function; [`Graph::verify`] judges its result.
 
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::graph::{Graph, Kind};
 use crate::target::Target;
 
 pub mod attention;
@@ -44,6 +44,7 @@ pub const PASSES: &[(&str, Pass)] = &[
 /// What a pass or the verification after it finds.
 pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
     graph.verify()?;
+    let before = constant_bytes(graph)?;
     let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
     for (name, pass) in PASSES.iter().chain(fusion) {
         let span = tracing::debug_span!("pass", name).entered();
@@ -52,5 +53,21 @@ pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
         tracing::debug!(nodes = graph.len(), "done");
         drop(span);
     }
+    let after = constant_bytes(graph)?;
+    if after > before.saturating_add(before / 4).max(MENTIONED) {
+        tracing::info!("constants of {before} bytes are unpacked to {after}");
+    }
     Ok(())
+}
+
+/// Constants that grow to fewer bytes are not worth a word.
+const MENTIONED: usize = 1 << 20;
+
+/// What a graph's constants take.
+fn constant_bytes(graph: &Graph) -> Result<usize> {
+    let bytes = |node| match &graph.node(node).kind {
+        Kind::Constant(constant) => constant.fact.shape.numel() * constant.fact.dtype.size(),
+        _ => 0,
+    };
+    Ok(graph.order()?.into_iter().map(bytes).sum())
 }

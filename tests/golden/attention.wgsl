@@ -199,8 +199,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 }
 
 // kernel 2, attention: heads
-// 128 invocations, [128, 1, 1] workgroups
-// attention
+// 128 invocations, [16, 1, 1] workgroups
+// attention_quad
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
@@ -211,18 +211,22 @@ const M: i32 = 16;
 const N: i32 = 16;
 const K: i32 = 16;
 const COLUMNS_OUT: i32 = 16;
-const ROWS: i32 = 1;
-const COLUMNS: i32 = 128;
-const LANES: i32 = 128;
-const GROUPS: i32 = 16;
-const STEP: i32 = 16;
-const A_M_STEP: i32 = 16;
+const ROWS: i32 = 8;
+const COLUMNS: i32 = 64;
+const LANES: i32 = 16;
+const SIDE: i32 = 8;
+const GROUPS: i32 = 2;
+const DEPTH: i32 = 4;
+const PITCH: i32 = 5;
+const WIDTH: i32 = 4;
+const KEYS: i32 = 40;
+const VALUES: i32 = 360;
+const A_M_STEP: i32 = 4;
 const A_K_STEP: i32 = 1;
-const B_N_STEP: i32 = 16;
+const B_N_STEP: i32 = 4;
 const B_K_STEP: i32 = 1;
-var<workgroup> tile_a: array<f32, 16>;
-var<workgroup> tile_b: array<f32, 2048>;
-var<workgroup> scores: array<f32, 128>;
+var<workgroup> tile: array<vec4f, 616>;
+var<workgroup> weights: array<vec4f, 128>;
 var<workgroup> partial: array<f32, 128>;
 fn a(batch: i32, m: i32, k: i32) -> f32 {
     let batch_1 = i32(u32(batch) % 4u);
@@ -237,18 +241,12 @@ fn b(batch: i32, k: i32, n: i32) -> f32 {
 fn c(batch: i32, n: i32, e: i32) -> f32 {
     let batch_1 = i32(u32(batch) % 4u);
     let batch_0 = i32(u32(batch) / 4u);
-    var value = 0.0f;
-    if (e < 16) { value = b2[batch_0 * 1024 + batch_1 * 16 + n * 64 + e]; }
-    return value;
+    return b2[batch_0 * 1024 + batch_1 * 16 + n * 64 + e];
 }
 fn score(batch: i32, m: i32, n: i32, value: f32) -> f32 {
-    var result = LOWEST;
-    if (m < M && n < N) {
-        let v0 = value;
-        let v2 = v0 * 0.25f;
-        result = v2;
-    }
-    return result;
+    let v0 = value;
+    let v2 = v0 * 0.25f;
+    return v2;
 }
 fn store(batch: i32, m: i32, n: i32, value: f32) {
     if (m < M && n < COLUMNS_OUT) {
@@ -260,88 +258,172 @@ fn store(batch: i32, m: i32, n: i32, value: f32) {
 }
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let group = i32(id.x + id.y * 128u);
+    let group = i32(id.x + id.y * 16u);
     let thread = i32(index);
-    // A workgroup computes ROWS rows of the result. It walks along the keys, COLUMNS at a time: their scores, the largest
-    // score and the sum of powers so far, and the values weighted by the powers. What was summed before is scaled down when
-    // a larger score appears. LANES invocations share a row.
+    // Attention with sums in registers, of vectors of four along the inner axes. A workgroup computes ROWS rows of the result, LANES invocations
+    // SIDE rows apart, and walks along the keys, COLUMNS at a time: their scores, of which an invocation has four that are LANES apart, the
+    // largest score and the sum of powers so far, and the values weighted by the powers. What was summed before is scaled down when a larger
+    // score appears. Values take the place of keys in workgroup memory where there is no room for both. Nothing is asked for under a
+    // condition, and several vectors at a time, so that none waits for another: places outside are those of the last row or key.
     let batch = group / GROUPS;
-    let m0 = group % GROUPS * ROWS;
-    let row = thread / LANES;
+    let from_m = group % GROUPS * ROWS;
     let lane = thread % LANES;
-    var top = LOWEST;
-    var total = 0.0f;
-    var sum0 = 0.0f;
-    for (var n0 = 0; n0 < N; n0 = n0 + COLUMNS) {
-        var product0 = 0.0f;
-        for (var k0 = 0; k0 < K; k0 = k0 + STEP) {
-            for (var s = thread; s < ROWS * STEP; s = s + SIZE) {
-                let m = s / A_M_STEP % ROWS;
-                let k = s / A_K_STEP % STEP;
-                var value = 0.0f;
-                if (m0 + m < M && k0 + k < K) {
-                    value = a(batch, m0 + m, k0 + k);
-                }
-                tile_a[k * ROWS + m] = value;
-            }
-            for (var s = thread; s < COLUMNS * STEP; s = s + SIZE) {
-                let n = s / B_N_STEP % COLUMNS;
-                let k = s / B_K_STEP % STEP;
-                var value = 0.0f;
-                if (n0 + n < N && k0 + k < K) {
-                    value = b(batch, k0 + k, n0 + n);
-                }
-                tile_b[k * COLUMNS + n] = value;
-            }
-            workgroupBarrier();
-            for (var k = 0; k < STEP; k++) {
-                let right = tile_b[k * COLUMNS + thread % COLUMNS];
-                product0 = product0 + tile_a[k * ROWS + (thread + 0 * SIZE) / COLUMNS] * right;
-            }
-            workgroupBarrier();
+    let row = thread / LANES;
+    let places = vec4<i32>(lane, lane + LANES, lane + LANES * 2, lane + LANES * 3);
+    for (var s = thread; s < ROWS * DEPTH; s = s + SIZE * 4) {
+        let s0 = s + 0 * SIZE;
+        let m0 = s0 / A_M_STEP % ROWS;
+        let k0 = s0 / A_K_STEP % DEPTH;
+        let at0 = min(from_m + m0, M - 1);
+        let four0 = vec4f(a(batch, at0, k0 * 4), a(batch, at0, k0 * 4 + 1), a(batch, at0, k0 * 4 + 2), a(batch, at0, k0 * 4 + 3));
+        let s1 = s + 1 * SIZE;
+        let m1 = s1 / A_M_STEP % ROWS;
+        let k1 = s1 / A_K_STEP % DEPTH;
+        let at1 = min(from_m + m1, M - 1);
+        let four1 = vec4f(a(batch, at1, k1 * 4), a(batch, at1, k1 * 4 + 1), a(batch, at1, k1 * 4 + 2), a(batch, at1, k1 * 4 + 3));
+        let s2 = s + 2 * SIZE;
+        let m2 = s2 / A_M_STEP % ROWS;
+        let k2 = s2 / A_K_STEP % DEPTH;
+        let at2 = min(from_m + m2, M - 1);
+        let four2 = vec4f(a(batch, at2, k2 * 4), a(batch, at2, k2 * 4 + 1), a(batch, at2, k2 * 4 + 2), a(batch, at2, k2 * 4 + 3));
+        let s3 = s + 3 * SIZE;
+        let m3 = s3 / A_M_STEP % ROWS;
+        let k3 = s3 / A_K_STEP % DEPTH;
+        let at3 = min(from_m + m3, M - 1);
+        let four3 = vec4f(a(batch, at3, k3 * 4), a(batch, at3, k3 * 4 + 1), a(batch, at3, k3 * 4 + 2), a(batch, at3, k3 * 4 + 3));
+        if (s0 < ROWS * DEPTH) {
+            tile[m0 * PITCH + k0] = four0;
         }
-        scores[thread + 0 * SIZE] = score(batch, m0 + (thread + 0 * SIZE) / COLUMNS, n0 + thread % COLUMNS, product0);
-        workgroupBarrier();
-        let end = min(COLUMNS, N - n0);
-        var largest = top;
-        for (var n = lane; n < end; n = n + LANES) {
-            largest = max(largest, scores[row * COLUMNS + n]);
+        if (s1 < ROWS * DEPTH) {
+            tile[m1 * PITCH + k1] = four1;
         }
-        partial[thread] = largest;
-        workgroupBarrier();
-        for (var half = LANES / 2; half > 0; half = half / 2) {
-            if (lane < half) {
-                partial[thread] = max(partial[thread], partial[thread + half]);
-            }
-            workgroupBarrier();
+        if (s2 < ROWS * DEPTH) {
+            tile[m2 * PITCH + k2] = four2;
         }
-        largest = partial[thread - lane];
-        workgroupBarrier();
-        let fade = exp(top - largest);
-        top = largest;
-        var part = 0.0f;
-        for (var n = lane; n < end; n = n + LANES) {
-            let power = exp(scores[row * COLUMNS + n] - top);
-            scores[row * COLUMNS + n] = power;
-            part = part + power;
+        if (s3 < ROWS * DEPTH) {
+            tile[m3 * PITCH + k3] = four3;
         }
-        partial[thread] = part;
-        workgroupBarrier();
-        for (var half = LANES / 2; half > 0; half = half / 2) {
-            if (lane < half) {
-                partial[thread] = partial[thread] + partial[thread + half];
-            }
-            workgroupBarrier();
-        }
-        total = total * fade + partial[thread - lane];
-        sum0 = sum0 * fade;
-        for (var n = 0; n < end; n++) {
-            let weight = scores[row * COLUMNS + n];
-            sum0 = sum0 + weight * c(batch, n0 + n, lane + 0 * LANES);
-        }
-        workgroupBarrier();
     }
-    store(batch, m0 + row, lane + 0 * LANES, sum0 / total);
+    var top0 = LOWEST;
+    var total0 = 0.0f;
+    let column0 = min(lane + 0 * LANES, WIDTH - 1);
+    var sum0 = vec4f(0.0f);
+    for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
+        workgroupBarrier();
+        for (var s = thread; s < COLUMNS * DEPTH; s = s + SIZE * 4) {
+            let s0 = s + 0 * SIZE;
+            let n0 = s0 / B_N_STEP % COLUMNS;
+            let k0 = s0 / B_K_STEP % DEPTH;
+            let at0 = min(from_n + n0, N - 1);
+            let four0 = vec4f(b(batch, k0 * 4, at0), b(batch, k0 * 4 + 1, at0), b(batch, k0 * 4 + 2, at0), b(batch, k0 * 4 + 3, at0));
+            let s1 = s + 1 * SIZE;
+            let n1 = s1 / B_N_STEP % COLUMNS;
+            let k1 = s1 / B_K_STEP % DEPTH;
+            let at1 = min(from_n + n1, N - 1);
+            let four1 = vec4f(b(batch, k1 * 4, at1), b(batch, k1 * 4 + 1, at1), b(batch, k1 * 4 + 2, at1), b(batch, k1 * 4 + 3, at1));
+            let s2 = s + 2 * SIZE;
+            let n2 = s2 / B_N_STEP % COLUMNS;
+            let k2 = s2 / B_K_STEP % DEPTH;
+            let at2 = min(from_n + n2, N - 1);
+            let four2 = vec4f(b(batch, k2 * 4, at2), b(batch, k2 * 4 + 1, at2), b(batch, k2 * 4 + 2, at2), b(batch, k2 * 4 + 3, at2));
+            let s3 = s + 3 * SIZE;
+            let n3 = s3 / B_N_STEP % COLUMNS;
+            let k3 = s3 / B_K_STEP % DEPTH;
+            let at3 = min(from_n + n3, N - 1);
+            let four3 = vec4f(b(batch, k3 * 4, at3), b(batch, k3 * 4 + 1, at3), b(batch, k3 * 4 + 2, at3), b(batch, k3 * 4 + 3, at3));
+            if (s0 < COLUMNS * DEPTH) {
+                tile[KEYS + n0 * PITCH + k0] = four0;
+            }
+            if (s1 < COLUMNS * DEPTH) {
+                tile[KEYS + n1 * PITCH + k1] = four1;
+            }
+            if (s2 < COLUMNS * DEPTH) {
+                tile[KEYS + n2 * PITCH + k2] = four2;
+            }
+            if (s3 < COLUMNS * DEPTH) {
+                tile[KEYS + n3 * PITCH + k3] = four3;
+            }
+        }
+        for (var s = thread; s < COLUMNS * WIDTH; s = s + SIZE * 4) {
+            let s0 = s + 0 * SIZE;
+            let e0 = s0 % WIDTH * 4;
+            let at0 = min(from_n + s0 / WIDTH, N - 1);
+            let four0 = vec4f(c(batch, at0, e0), c(batch, at0, e0 + 1), c(batch, at0, e0 + 2), c(batch, at0, e0 + 3));
+            let s1 = s + 1 * SIZE;
+            let e1 = s1 % WIDTH * 4;
+            let at1 = min(from_n + s1 / WIDTH, N - 1);
+            let four1 = vec4f(c(batch, at1, e1), c(batch, at1, e1 + 1), c(batch, at1, e1 + 2), c(batch, at1, e1 + 3));
+            let s2 = s + 2 * SIZE;
+            let e2 = s2 % WIDTH * 4;
+            let at2 = min(from_n + s2 / WIDTH, N - 1);
+            let four2 = vec4f(c(batch, at2, e2), c(batch, at2, e2 + 1), c(batch, at2, e2 + 2), c(batch, at2, e2 + 3));
+            let s3 = s + 3 * SIZE;
+            let e3 = s3 % WIDTH * 4;
+            let at3 = min(from_n + s3 / WIDTH, N - 1);
+            let four3 = vec4f(c(batch, at3, e3), c(batch, at3, e3 + 1), c(batch, at3, e3 + 2), c(batch, at3, e3 + 3));
+            if (s0 < COLUMNS * WIDTH) {
+                tile[VALUES + s0] = four0;
+            }
+            if (s1 < COLUMNS * WIDTH) {
+                tile[VALUES + s1] = four1;
+            }
+            if (s2 < COLUMNS * WIDTH) {
+                tile[VALUES + s2] = four2;
+            }
+            if (s3 < COLUMNS * WIDTH) {
+                tile[VALUES + s3] = four3;
+            }
+        }
+        workgroupBarrier();
+        var score0 = vec4f(0.0f);
+        for (var k = 0; k < DEPTH; k++) {
+            let key0 = tile[KEYS + places.x * PITCH + k];
+            let key1 = tile[KEYS + places.y * PITCH + k];
+            let key2 = tile[KEYS + places.z * PITCH + k];
+            let key3 = tile[KEYS + places.w * PITCH + k];
+            let query0 = tile[(row + 0 * SIDE) * PITCH + k];
+            score0 = score0 + vec4f(dot(query0, key0), dot(query0, key1), dot(query0, key2), dot(query0, key3));
+        }
+        let seen = min(places + vec4<i32>(from_n), vec4<i32>(N - 1));
+        let query_row0 = min(from_m + row + 0 * SIDE, M - 1);
+        score0.x = score(batch, query_row0, seen.x, score0.x);
+        score0.y = score(batch, query_row0, seen.y, score0.y);
+        score0.z = score(batch, query_row0, seen.z, score0.z);
+        score0.w = score(batch, query_row0, seen.w, score0.w);
+        partial[(row + 0 * SIDE) * LANES + lane] = max(max(score0.x, score0.y), max(score0.z, score0.w));
+        workgroupBarrier();
+        var largest0 = top0;
+        for (var l = 0; l < LANES; l++) {
+            largest0 = max(largest0, partial[(row + 0 * SIDE) * LANES + l]);
+        }
+        let fade0 = exp(top0 - largest0);
+        top0 = largest0;
+        score0 = exp(score0 - vec4f(top0));
+        score0 = select(vec4f(0.0f), score0, places + vec4<i32>(from_n) < vec4<i32>(N));
+        total0 = total0 * fade0 + (score0.x + score0.y + score0.z + score0.w);
+        weights[(row + 0 * SIDE) * LANES + lane] = score0;
+        sum0 = sum0 * fade0;
+        workgroupBarrier();
+        for (var l = 0; l < LANES; l++) {
+            let weight0 = weights[(row + 0 * SIDE) * LANES + l];
+            let first0 = tile[VALUES + l * WIDTH + column0];
+            let second0 = tile[VALUES + (l + LANES) * WIDTH + column0];
+            let third0 = tile[VALUES + (l + LANES * 2) * WIDTH + column0];
+            let fourth0 = tile[VALUES + (l + LANES * 3) * WIDTH + column0];
+            sum0 = sum0 + weight0.x * first0 + weight0.y * second0 + weight0.z * third0 + weight0.w * fourth0;
+        }
+    }
+    partial[(row + 0 * SIDE) * LANES + lane] = total0;
+    workgroupBarrier();
+    var whole0 = 0.0f;
+    for (var l = 0; l < LANES; l++) {
+        whole0 = whole0 + partial[(row + 0 * SIDE) * LANES + l];
+    }
+    sum0 = sum0 / whole0;
+    store(batch, from_m + row + 0 * SIDE, (lane + 0 * LANES) * 4, sum0.x);
+    store(batch, from_m + row + 0 * SIDE, (lane + 0 * LANES) * 4 + 1, sum0.y);
+    store(batch, from_m + row + 0 * SIDE, (lane + 0 * LANES) * 4 + 2, sum0.z);
+    store(batch, from_m + row + 0 * SIDE, (lane + 0 * LANES) * 4 + 3, sum0.w);
 }
 
 // kernel 3, matmul: y

@@ -752,8 +752,8 @@ fn matmul(c: &mut Cases) {
         let reads = || vec![f32s(dense(&[m, k])), f32s(dense(&[k, n]))];
         c.add(&format!("matmul {m}x{k}x{n}"), mm.clone(), &[m, n], reads(), &[x(0)]);
     }
-    let reads = vec![f32s(dense(&[16, 130, 19])), f32s(dense(&[131, 16, 19]).permute(&[1, 2, 0]))];
-    c.add("matmul of many tiles", mm.clone(), &[16, 130, 131], reads, &[x(0)]);
+    let reads = vec![f32s(dense(&[24, 130, 19])), f32s(dense(&[131, 24, 19]).permute(&[1, 2, 0]))];
+    c.add("matmul of many tiles", mm.clone(), &[24, 130, 131], reads, &[x(0)]);
     for (m, k, n) in [(66, 35, 40), (1, 300, 70), (50, 70, 2), (34, 140, 50), (5, 128, 4097)] {
         let reads = vec![f32s(dense(&[k, m]).permute(&[1, 0])), f32s(dense(&[n, k]).permute(&[1, 0]))];
         c.add(&format!("matmul transposed {m}x{k}x{n}"), mm.clone(), &[m, n], reads, &[x(0)]);

@@ -86,10 +86,22 @@ pub fn samples() -> Vec<Sample> {
     all.push(Sample::new("Selu").input(F32, &[64], -3.0, 3.0).attr("alpha", 1.25).attr("gamma", 0.75));
     all.push(Sample::new("HardSigmoid").input(F32, &[64], -3.0, 3.0).attr("alpha", 0.5).attr("beta", 0.25));
     all.push(Sample::new("Gelu").input(F32, &[64], -5.0, 5.0).attr("approximate", "tanh"));
+    for alpha in [1.0, 0.625] {
+        all.push(
+            Sample::new("SwiGLU").input(F32, &[3, 8], -3.0, 3.0).input(F32, &[3, 8], -2.0, 2.0).attr("alpha", alpha),
+        );
+    }
     for op in ["BiasGelu", "FastGelu"] {
         all.push(Sample::new(op).input(F32, &[3, 8], -3.0, 3.0).input(F32, &[8], -2.0, 2.0));
     }
     all.push(Sample::new("Not").input(Bool, &[3, 5], 0.0, 1.0));
+    for (dtype, low) in [(U8, 0.0), (I8, -128.0), (I32, -1000.0), (I64, -1000.0)] {
+        let some = |op, shape: &[usize]| Sample::new(op).input(dtype, shape, low, low + 255.0);
+        all.push(some("BitwiseNot", &[3, 5]));
+        all.extend(
+            ["BitwiseAnd", "BitwiseOr", "BitwiseXor"].map(|op| some(op, &[3, 5]).input(dtype, &[5], low, low + 255.0)),
+        );
+    }
     for op in ["Abs", "Neg", "Sign", "Relu"] {
         all.extend([I64, I32].map(|d| Sample::new(op).input(d, &[17], -9.0, 9.0)));
     }

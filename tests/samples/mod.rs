@@ -9,10 +9,12 @@ use plimsoll::tensor::Tensor;
 mod elementwise;
 mod layout;
 mod nn;
+mod runtime;
+mod signal;
 
 /// Every sample of every family.
 pub fn samples() -> Vec<Sample> {
-    [elementwise::samples(), layout::samples(), nn::samples()].concat()
+    [elementwise::samples(), layout::samples(), nn::samples(), runtime::samples(), signal::samples()].concat()
 }
 
 /// A call of a row: its data inputs and its attributes, those of shaping inputs among them.
@@ -24,6 +26,11 @@ pub struct Sample {
     pub inputs: Vec<Option<Input>>,
     /// Attributes.
     pub attrs: Attrs,
+}
+
+/// A call with inputs of these shapes, random between -1 and 1.
+fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
+    shapes.iter().fold(Sample::new(op), |sample, shape| sample.input(DType::F32, shape, -1.0, 1.0))
 }
 
 /// A data input of a sample.

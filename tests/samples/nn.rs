@@ -1,11 +1,6 @@
-use super::Sample;
+use super::{Sample, call};
 use plimsoll::dtype::DType::{self, *};
 use plimsoll::op::Attr;
-
-/// A call with inputs of these shapes, random between -1 and 1.
-fn call(op: &'static str, shapes: &[&[usize]]) -> Sample {
-    shapes.iter().fold(Sample::new(op), |sample, shape| sample.input(F32, shape, -1.0, 1.0))
-}
 
 pub fn samples() -> Vec<Sample> {
     [
@@ -138,6 +133,8 @@ fn grids() -> Vec<Sample> {
 /// To and from both types, with one parameter and with many, and without a zero point.
 fn quantized() -> Vec<Sample> {
     let floats = || Sample::new("QuantizeLinear").input(F32, &[2, 3, 4], -9.0, 9.0);
+    let scales: Vec<f64> = (0..16).map(|i| f64::from(1 + i % 5) / 8.0).collect();
+    let zeros: Vec<f64> = (0..12).map(|i| f64::from(i % 7)).collect();
     let whole = |dtype: DType| Sample::new("DequantizeLinear").input(dtype, &[2, 3, 4], 0.0, 99.0);
     vec![
         floats().given(F32, &[], &[0.3]).attr("block_size", 0).attr("precision", 1).attr("saturate", 1),
@@ -154,6 +151,12 @@ fn quantized() -> Vec<Sample> {
             .given(F32, &[], &[1.0])
             .given(I32, &[], &[16777216.0]),
         whole(U8).given(F32, &[3], &[0.25, 1.0, 2.0]).given(U8, &[3], &[128.0, 0.0, 1.0]),
+        floats().given(F32, &[2, 2, 4], &scales).attr("block_size", 2).attr("axis", 1),
+        whole(I8)
+            .given(F32, &[2, 3, 2], &scales[..12])
+            .given(I8, &[2, 3, 2], &zeros)
+            .attr("block_size", 3)
+            .attr("axis", -1),
     ]
 }
 

@@ -10,6 +10,7 @@ use super::simd::{Ymm, Zmm};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Unary};
 use std::mem::MaybeUninit;
+use std::ops::{BitAnd, BitOr, BitXor};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// Elements per block: registers of a typical fused body stay in the L1 cache, and the cost of an instruction's dispatch is spread thin.
@@ -531,9 +532,8 @@ unsafe fn number<T: Copy>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, fro
 }
 
 /// Integers of a register.
-pub trait Int: Copy + Default + Ord {
+pub trait Int: Copy + Default + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {
     const ZERO: Self;
-    const ONE: Self;
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -548,7 +548,6 @@ macro_rules! int {
     ($($ty:ident),*) => {$(
         impl Int for $ty {
             const ZERO: Self = 0;
-            const ONE: Self = 1;
             #[inline(always)]
             fn add(self, other: Self) -> Self { self.wrapping_add(other) }
             #[inline(always)]
@@ -584,7 +583,6 @@ unsafe fn integer<T: Int>(n: usize, p: &Ptrs, op: Unary) {
 /// As for [`exec`].
 unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
     let (a, b, to) = (p.args[0].cast::<T>().cast_const(), p.args[1].cast::<T>().cast_const(), p.to.cast::<T>());
-    let truth = |x: bool| if x { T::ONE } else { T::ZERO };
     // SAFETY: the caller's word.
     unsafe {
         match op {
@@ -599,9 +597,9 @@ unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
             Binary::Lt => each2(n, a, b, p.to, |a, b| u8::from(a < b)),
             Binary::Le => each2(n, a, b, p.to, |a, b| u8::from(a <= b)),
             Binary::Eq => each2(n, a, b, p.to, |a, b| u8::from(a == b)),
-            Binary::And => each2(n, a, b, to, |a, b| truth(a != T::ZERO && b != T::ZERO)),
-            Binary::Or => each2(n, a, b, to, |a, b| truth(a != T::ZERO || b != T::ZERO)),
-            Binary::Xor => each2(n, a, b, to, |a, b| truth((a != T::ZERO) != (b != T::ZERO))),
+            Binary::And => each2(n, a, b, to, T::bitand),
+            Binary::Or => each2(n, a, b, to, T::bitor),
+            Binary::Xor => each2(n, a, b, to, T::bitxor),
         }
     }
 }

@@ -190,6 +190,9 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
     let name = ty.name();
     let logical = |op: &str| format!("{} {op} {}", convert(&a, ty, Bool), convert(&b, ty, Bool));
     Ok(match (op, ty) {
+        (Binary::And, I32 | I64) => format!("{a} & {b}"),
+        (Binary::Or, I32 | I64) => format!("{a} | {b}"),
+        (Binary::Xor, I32 | I64) => format!("{a} ^ {b}"),
         (Binary::And, _) => logical("&&"),
         (Binary::Or, _) => logical("||"),
         (Binary::Xor, _) => logical("!="),

@@ -397,7 +397,7 @@ impl Scope<'_> {
             }
             Code::Unary(Unary::Not, a) => expect(a, DType::Bool).and(result(DType::Bool)),
             Code::Unary(_, a) => expect(a, dtype),
-            Code::Binary(Binary::And | Binary::Or | Binary::Xor, a, b) => {
+            Code::Binary(Binary::And | Binary::Or | Binary::Xor, a, b) if !dtype.is_int() => {
                 expect(a, DType::Bool).and(expect(b, DType::Bool)).and(result(DType::Bool))
             }
             Code::Binary(op, a, b) if op.compares() => expect(b, of(a)?).and(result(DType::Bool)),

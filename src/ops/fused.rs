@@ -1,0 +1,246 @@
+//! Rows of ONNX Runtime's domain in which its optimizer puts several operators together.
+
+use super::compose::{binary, composed, given, required, reshape, transpose, unary, with_number};
+use super::{expect_dtype, find};
+use crate::dtype::DType;
+use crate::op::{Attr, Attrs, Build, Call, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::tensor::Tensor;
+
+const GEMM: &[&str] =
+    &["activation", "activation_alpha", "activation_beta", "activation_gamma", "alpha", "beta", "transA", "transB"];
+const CONV: &[&str] =
+    &["activation", "activation_params", "auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
+const GROUP: &[&str] = &["activation", "channels_last", "epsilon", "groups"];
+
+pub(super) static OPS: &[OpDef] = &[
+    composed(
+        "FusedMatMul",
+        "alpha A' B', where A' and B' may have their last axes swapped, and their first one put before the last",
+        &[one("A"), one("B")],
+        &["alpha", "transA", "transB", "transBatchA", "transBatchB"],
+        product,
+    ),
+    composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], GEMM, |b, call, x| {
+        let y = b.node("Gemm", x, known("Gemm", call))?;
+        let names = ["activation_alpha", "activation_beta", "activation_gamma"];
+        let given = names.iter().filter(|&&name| call.attrs.get(name).is_some());
+        let parameters = given.map(|name| call.float(name, 0.0)).collect::<OpResult<Vec<_>>>()?;
+        Ok(vec![activated(b, call, y, &parameters)?])
+    }),
+    composed(
+        "FusedConv",
+        "An activation of Conv, to which Z may be added before",
+        &[one("X"), one("W"), optional("B"), optional("Z")],
+        CONV,
+        |b, call, x| {
+            let y = b.node("Conv", &x[..x.len().min(3)], known("Conv", call))?;
+            let y = match given(x, 3) {
+                Some(z) => binary(b, "Add", y, z)?,
+                None => y,
+            };
+            let parameters = call.floats("activation_params")?.unwrap_or_default();
+            Ok(vec![activated(b, call, y, &parameters)?])
+        },
+    ),
+    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], &[], |b, _, x| {
+        let y = binary(b, "Add", required(x, 0), required(x, 1))?;
+        Ok(vec![binary(b, "Add", y, required(x, 2))?])
+    }),
+    composed(
+        "BiasSplitGelu",
+        "The first half of X + bias along the last axis times Gelu of the second",
+        &[one("X"), one("bias")],
+        &[],
+        |b, call, x| {
+            let (axis, width) = match call.shape(0)[..] {
+                [.., width] if width % 2 == 0 => (call.shape(0).len() - 1, width),
+                _ => return Err(format!("input 'X': expected an even last axis, found {}", call.shape(0))),
+            };
+            let sum = binary(b, "Add", required(x, 0), required(x, 1))?;
+            let (left, right) = (b.slice(sum, axis, 0, width / 2)?, b.slice(sum, axis, width / 2, width)?);
+            let gate = unary(b, "Gelu", right)?;
+            Ok(vec![binary(b, "Mul", left, gate)?])
+        },
+    ),
+    composed(
+        "EmbedLayerNormalization",
+        "LayerNormalization of the sum of embeddings of words, positions and segments; how many words a mask leaves, and the sum",
+        &[
+            one("input_ids"),
+            optional("segment_ids"),
+            one("word_embedding"),
+            one("position_embedding"),
+            optional("segment_embedding"),
+            one("gamma"),
+            one("beta"),
+            optional("mask"),
+            optional("position_ids"),
+        ],
+        &["epsilon", "mask_index_type"],
+        embedded,
+    ),
+    composed(
+        "GroupNorm",
+        "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where `activation` is 1",
+        &[one("X"), one("gamma"), one("beta")],
+        GROUP,
+        |b, call, x| Ok(vec![grouped(b, call, x, required(x, 0))?]),
+    ),
+    composed(
+        "SkipGroupNorm",
+        "GroupNorm of the sum of X, skip and bias, and the sum",
+        &[one("X"), one("gamma"), one("beta"), one("skip"), optional("bias")],
+        GROUP,
+        |b, call, x| {
+            let mut skip = required(x, 3);
+            if let ([n, c], rank @ 3..) = (&call.shape(3)[..], call.shape(0).len()) {
+                let last = call.int("channels_last", 1)? != 0;
+                let mut shape = vec![1; rank];
+                (shape[0], shape[if last { rank - 1 } else { 1 }]) = (*n, *c);
+                skip = reshape(b, skip, &shape)?;
+            }
+            let mut sum = binary(b, "Add", required(x, 0), skip)?;
+            if let Some(bias) = given(x, 4) {
+                sum = binary(b, "Add", sum, bias)?;
+            }
+            Ok(vec![grouped(b, call, x, sum)?, sum])
+        },
+    ),
+    composed(
+        "CausalConvWithState",
+        "Conv of each channel of [n, c, steps] by itself, behind the steps of the past, and Swish of it where `activation` says so; and the \
+         steps that the next one needs",
+        &[one("input"), one("weight"), optional("bias"), optional("past_state")],
+        &["activation", "channels_last", "dilation", "ndim", "state_window"],
+        causal,
+    ),
+];
+
+/// Those of the attributes that a row knows.
+fn known(row: &str, call: &Call) -> Attrs {
+    let names = find(row).map_or(&[][..], |row| row.attrs);
+    let kept = call.attrs.iter().filter(|(name, _)| names.contains(name));
+    kept.fold(Attrs::new(), |attrs, (name, value)| attrs.with(name, value.clone()))
+}
+
+/// The function that `activation` names, with its parameters in the order of its attributes.
+fn activated(b: &mut dyn Build, call: &Call, y: ValueId, parameters: &[f64]) -> OpResult<ValueId> {
+    let name = call.str("activation", "")?;
+    if name.is_empty() {
+        return Ok(y);
+    }
+    let row = find(name).filter(|row| matches!(row.lower, Lower::Map(_)) && row.arity().0 == 1);
+    let row = row.ok_or_else(|| format!("attribute 'activation': expected a function of one value, found {name}"))?;
+    let named = row.attrs.iter().zip(parameters);
+    b.op(name, &[y], named.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value)))
+}
+
+fn product(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let mut operands = [required(x, 0), required(x, 1)];
+    for (i, [batch, matrix]) in [["transBatchA", "transA"], ["transBatchB", "transB"]].into_iter().enumerate() {
+        let rank = call.shape(i).len();
+        let mut axes: Vec<usize> = (0..rank).collect();
+        if call.int(batch, 0)? != 0 && rank > 2 {
+            axes[..rank - 1].rotate_left(1);
+        }
+        if call.int(matrix, 0)? != 0 && rank > 1 {
+            axes.swap(rank - 2, rank - 1);
+        }
+        if !axes.is_sorted() {
+            operands[i] = transpose(b, operands[i], &axes)?;
+        }
+    }
+    let y = binary(b, "MatMul", operands[0], operands[1])?;
+    match call.float("alpha", 1.0)? {
+        1.0 => Ok(vec![y]),
+        alpha => Ok(vec![with_number(b, "Mul", y, alpha)?]),
+    }
+}
+
+fn embedded(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let [batch, sequence] = call.shape(0)[..] else {
+        return Err(format!("input 'input_ids': expected [batch, sequence], found {}", call.shape(0)));
+    };
+    let lookup = |b: &mut dyn Build, table: usize, ids: ValueId| binary(b, "Gather", required(x, table), ids);
+    let words = lookup(b, 2, required(x, 0))?;
+    let positions = match given(x, 8) {
+        Some(ids) => lookup(b, 3, ids)?,
+        None if call.shape(3).first().is_some_and(|&n| n >= sequence) => b.slice(required(x, 3), 0, 0, sequence)?,
+        None => {
+            return Err(format!(
+                "input 'position_embedding': expected {sequence} or more rows, found {}",
+                call.shape(3)
+            ));
+        }
+    };
+    let mut sum = binary(b, "Add", words, positions)?;
+    if let (Some(ids), true) = (given(x, 1), call.has(4)) {
+        let segments = lookup(b, 4, ids)?;
+        sum = binary(b, "Add", sum, segments)?;
+    }
+    let attrs = Attrs::new().with("axis", -1).with("epsilon", call.float("epsilon", 1e-12)?);
+    let y = b.op("LayerNormalization", &[sum, required(x, 5), required(x, 6)], attrs)?;
+    call.int("mask_index_type", 0)?;
+    let left = match given(x, 7) {
+        Some(mask) => b.op("ReduceSum", &[mask], Attrs::new().with("axes", vec![1]).with("keepdims", 0))?,
+        None => b.constant(Tensor::from_f64(DType::I32, [batch], &vec![0.0; batch])),
+    };
+    Ok(vec![y, left, sum])
+}
+
+fn grouped(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], sum: ValueId) -> OpResult<ValueId> {
+    let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
+    for parameter in [1, 2] {
+        expect_dtype(call, parameter, "a float type", DType::is_float)?;
+    }
+    let rank = call.shape(0).len();
+    if rank < 3 {
+        return Err(format!("input 'X': expected a batch of images, found {}", call.shape(0)));
+    }
+    let last = call.int("channels_last", 1)? != 0;
+    let first = match last {
+        true => transpose(b, sum, &[&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat())?,
+        false => sum,
+    };
+    let parameters = [b.cast(required(x, 1), dtype)?, b.cast(required(x, 2), dtype)?];
+    let groups = call.attrs.get("groups").cloned().unwrap_or(Attr::Int(0));
+    let attrs = Attrs::new().with("num_groups", groups).with("epsilon", call.float("epsilon", 1e-5)?);
+    let mut y = b.op("GroupNormalization", &[first, parameters[0], parameters[1]], attrs)?;
+    if last {
+        y = transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?;
+    }
+    match call.int("activation", 0)? {
+        0 => Ok(y),
+        1 => unary(b, "Swish", y),
+        other => Err(format!("attribute 'activation': expected 0 or 1, found {other}")),
+    }
+}
+
+fn causal(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (&[_, channels, _], &[_, _, kernel @ (1..)]) = (&call.shape(0)[..], &call.shape(1)[..]) else {
+        let (x, w) = (call.shape(0), call.shape(1));
+        return Err(format!("expected [n, c, steps] and a filter per channel, found {x} and {w}"));
+    };
+    for (name, only) in [("channels_last", 0), ("dilation", 1), ("ndim", 1), ("state_window", 0)] {
+        let found = call.int(name, only)?;
+        if found != only {
+            return Err(format!("attribute '{name}': expected {only}, found {found}"));
+        }
+    }
+    let before = kernel - 1;
+    let steps = match given(x, 3) {
+        Some(past) if b.fact(past).shape.get(2) == Some(&before) => {
+            b.op("Concat", &[past, required(x, 0)], Attrs::new().with("axis", 2))?
+        }
+        Some(_) => return Err(format!("input 'past_state': expected {before} steps, found {}", call.shape(3))),
+        None => b.op("Pad", &[required(x, 0)], Attrs::new().with("pads", vec![0, 0, before as i64, 0, 0, 0]))?,
+    };
+    let y = b.node("Conv", &[Some(steps), x[1], given(x, 2)], Attrs::new().with("group", channels as i64))?;
+    let y = match call.str("activation", "none")? {
+        "none" | "" => y,
+        "silu" | "swish" => unary(b, "Swish", y)?,
+        other => return Err(format!("attribute 'activation': expected none, silu or swish, found {other}")),
+    };
+    let all = b.fact(steps).shape[2];
+    Ok(vec![y, b.slice(steps, 2, all - before, all)?])
+}

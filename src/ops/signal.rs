@@ -1,0 +1,229 @@
+//! Rows of signals: windows and filters that are known before the run, and Fourier transforms as products with matrices.
+
+use super::compose::{binary, composed, given, required, reshape, transpose};
+use super::index::known;
+use super::{expect_dtype, output, required_ints};
+use crate::dtype::DType;
+use crate::op::{Attrs, Build, Call, Fact, Input, OpDef, OpResult, ValueId, one, optional, shaping};
+use crate::tensor::Tensor;
+use std::f64::consts::TAU;
+
+const SIZE: &[Input] = &[shaping("size")];
+const WINDOW: &[&str] = &["output_datatype", "periodic"];
+/// A transform's matrix has no more elements.
+const MAX_MATRIX: usize = 1 << 27;
+
+pub(super) static OPS: &[OpDef] = &[
+    known("HannWindow", "The Hann window of `size` elements", SIZE, WINDOW, window_fact, |c| window(c, &[0.5, 0.5])),
+    known("HammingWindow", "The Hamming window of `size` elements", SIZE, WINDOW, window_fact, |c| {
+        window(c, &[25.0 / 46.0, 21.0 / 46.0])
+    }),
+    known("BlackmanWindow", "The Blackman window of `size` elements", SIZE, WINDOW, window_fact, |c| {
+        window(c, &[0.42, 0.5, 0.08])
+    }),
+    known(
+        "MelWeightMatrix",
+        "The weights that take a spectrum to bins of equal width in mel",
+        &[
+            shaping("num_mel_bins"),
+            shaping("dft_length"),
+            shaping("sample_rate"),
+            shaping("lower_edge_hertz"),
+            shaping("upper_edge_hertz"),
+        ],
+        &["output_datatype"],
+        |call| {
+            let mel = Mel::of(call)?;
+            output(datatype(call)?, [mel.spectrum, mel.bins])
+        },
+        |call| Mel::of(call)?.weights(datatype(call)?),
+    ),
+    OpDef {
+        upgrade: Some(|opset, _, attrs| {
+            if opset < 20 && attrs.get("axis").is_none() {
+                attrs.set("axis", 1);
+            }
+        }),
+        ..composed(
+            "DFT",
+            "The discrete Fourier transform along `axis` of numbers, real or complex, whose parts are the last axis",
+            &[one("input"), shaping("dft_length"), shaping("axis")],
+            &["inverse", "onesided"],
+            transform,
+        )
+    },
+    composed(
+        "STFT",
+        "DFT of frames of a signal [batch, length, parts], `frame_step` apart and `frame_length` long, each times a window",
+        &[one("signal"), shaping("frame_step"), optional("window"), shaping("frame_length")],
+        &["onesided"],
+        frames,
+    ),
+];
+
+/// The type that `output_datatype` names.
+fn datatype(call: &Call) -> OpResult<DType> {
+    let code = call.int("output_datatype", DType::F32.onnx())?;
+    DType::from_onnx(code).ok_or_else(|| format!("attribute 'output_datatype': unknown element type {code}"))
+}
+
+/// A shaping input that is one whole number of at least 1.
+fn length(call: &Call, name: &str) -> OpResult<usize> {
+    if call.attrs.get(name).is_none() {
+        required_ints(call, name)?;
+    }
+    let given = call.int(name, 0)?;
+    let checked = usize::try_from(given).ok().filter(|n| (1..=1 << 30).contains(n));
+    checked.ok_or_else(|| format!("'{name}': expected 1 or more, found {given}"))
+}
+
+fn window_fact(call: &Call) -> OpResult<Vec<Fact>> {
+    call.int("periodic", 1)?;
+    output(datatype(call)?, [length(call, "size")?])
+}
+
+/// The sum of cosines with these amplitudes, whose signs alternate.
+fn window(call: &Call, amplitudes: &[f64]) -> OpResult<Tensor> {
+    let size = length(call, "size")?;
+    let period = if call.int("periodic", 1)? != 0 { size } else { (size - 1).max(1) };
+    let element = |n: usize| {
+        let term = |(k, a): (usize, &f64)| {
+            a * (TAU * (k * n) as f64 / period as f64).cos() * if k % 2 == 0 { 1.0 } else { -1.0 }
+        };
+        amplitudes.iter().enumerate().map(term).sum::<f64>()
+    };
+    Ok(Tensor::from_f64(datatype(call)?, [size], &(0..size).map(element).collect::<Vec<_>>()))
+}
+
+/// Triangles over the bins of a spectrum.
+struct Mel {
+    bins: usize,
+    spectrum: usize,
+    /// Where triangles begin, and where those before them have their peaks and those before these end.
+    edges: Vec<usize>,
+}
+
+impl Mel {
+    fn of(call: &Call) -> OpResult<Mel> {
+        let [bins, dft, rate] = ["num_mel_bins", "dft_length", "sample_rate"].map(|name| length(call, name));
+        let (bins, dft, rate) = (bins?, dft?, rate?);
+        let [low, high] = ["lower_edge_hertz", "upper_edge_hertz"].map(|name| call.float(name, f64::NAN));
+        let [low, high] = [low?, high?].map(|hertz| 2595.0 * (1.0 + hertz / 700.0).log10());
+        let step = (high - low) / (bins + 2) as f64;
+        let edge = |i: usize| {
+            let hertz = 700.0 * (10f64.powf((low + step * i as f64) / 2595.0) - 1.0);
+            ((dft + 1) as f64 * hertz / rate as f64).floor()
+        };
+        let (edges, spectrum) = ((0..bins + 2).map(edge).collect::<Vec<_>>(), dft / 2 + 1);
+        match edges.is_sorted() && edges.iter().all(|e| (0.0..spectrum as f64).contains(e)) {
+            true => Ok(Mel { bins, spectrum, edges: edges.into_iter().map(|e| e as usize).collect() }),
+            false => Err("expected edges that ascend from 0 to half the sample rate, found others".into()),
+        }
+    }
+
+    fn weights(&self, dtype: DType) -> OpResult<Tensor> {
+        let mut weights = vec![0.0; self.spectrum * self.bins];
+        for (bin, edges) in self.edges.windows(3).enumerate() {
+            let [low, peak, high] = [edges[0], edges[1], edges[2]];
+            for at in low..high.max(peak + 1) {
+                weights[at * self.bins + bin] = match at <= peak {
+                    true if peak == low => 1.0,
+                    true => (at - low) as f64 / (peak - low) as f64,
+                    false => (high - at) as f64 / (high - peak) as f64,
+                };
+            }
+        }
+        Ok(Tensor::from_f64(dtype, [self.spectrum, self.bins], &weights))
+    }
+}
+
+/// `[samples parts, bins 2]`: what each part of each sample adds to both parts of each bin.
+fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: bool, dtype: DType) -> OpResult<Tensor> {
+    let (rows, columns) = (samples.checked_mul(parts), bins.checked_mul(2));
+    let count = rows.zip(columns).and_then(|(rows, columns)| rows.checked_mul(columns));
+    let Some(count) = count.filter(|&count| count <= MAX_MATRIX) else {
+        return Err(format!(
+            "expected a transform whose matrix has up to {MAX_MATRIX} elements, found {samples} samples, {bins} bins"
+        ));
+    };
+    let (sign, share) = if inverse { (1.0, 1.0 / length as f64) } else { (-1.0, 1.0) };
+    let mut weights = Vec::with_capacity(count);
+    for sample in 0..samples {
+        for part in 0..parts {
+            for bin in 0..bins {
+                // Within one turn, so that large products are as exact as small ones.
+                let turn = (sample as u128 * bin as u128 % length as u128) as f64 / length as f64;
+                let (sin, cos) = (TAU * turn).sin_cos();
+                weights.extend(if part == 0 {
+                    [cos * share, sign * sin * share]
+                } else {
+                    [-sign * sin * share, cos * share]
+                });
+            }
+        }
+    }
+    Ok(Tensor::from_f64(dtype, [samples * parts, bins * 2], &weights))
+}
+
+fn transform(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
+    let (shape, rank) = (call.shape(0), call.shape(0).len());
+    let axis = call.axis("axis", -2, shape)?;
+    let parts = shape.last().copied().filter(|parts| (1..=2).contains(parts) && axis + 1 < rank);
+    let parts =
+        parts.ok_or_else(|| format!("input 'input': expected 1 or 2 parts behind axis {axis}, found {shape}"))?;
+    let length = match call.attrs.get("dft_length") {
+        Some(_) => length(call, "dft_length")?,
+        None if shape[axis] > 0 => shape[axis],
+        None => return Err(format!("input 'input': expected elements along axis {axis}, found {shape}")),
+    };
+    let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
+    if onesided && (inverse || parts == 2) {
+        return Err("attribute 'onesided': expected 0 for complex input and for inverse transforms, found 1".into());
+    }
+    let bins = if onesided { length / 2 + 1 } else { length };
+    let samples = shape[axis].min(length);
+    let cut = b.slice(required(x, 0), axis, 0, samples)?;
+    let last: Vec<usize> = (0..rank).filter(|&k| k != axis && k + 1 < rank).chain([axis, rank - 1]).collect();
+    let back: Vec<usize> = (0..rank).map(|k| last.iter().position(|&l| l == k).expect("axes are permuted")).collect();
+    let rows = transpose(b, cut, &last)?;
+    let others: Vec<usize> = last[..rank - 2].iter().map(|&k| shape[k]).collect();
+    let rows = reshape(b, rows, &[&others[..], &[samples * parts]].concat())?;
+    let weights = b.constant(matrix(samples, parts, bins, length, inverse, dtype)?);
+    let y = binary(b, "MatMul", rows, weights)?;
+    let y = reshape(b, y, &[&others[..], &[bins, 2]].concat())?;
+    Ok(vec![transpose(b, y, &back)?])
+}
+
+fn frames(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let (batch, extent, parts) = match call.shape(0)[..] {
+        [batch, extent] => (batch, extent, 1),
+        [batch, extent, parts] => (batch, extent, parts),
+        _ => return Err(format!("input 'signal': expected [batch, length, parts], found {}", call.shape(0))),
+    };
+    let step = length(call, "frame_step")?;
+    let window = if call.has(1) { Some(call.shape(1).numel()) } else { None };
+    let frame = match (call.attrs.get("frame_length"), window) {
+        (Some(_), _) => length(call, "frame_length")?,
+        (None, window) => window.unwrap_or(extent),
+    };
+    if frame == 0 || frame > extent || window.is_some_and(|n| n != frame) {
+        return Err(format!(
+            "expected frames and a window of the same length, 1 to {extent}, found {frame} and {window:?}"
+        ));
+    }
+    let count = (extent - frame) / step + 1;
+    if count.checked_mul(frame).is_none_or(|n| n > MAX_MATRIX) {
+        return Err(format!("expected frames of up to {MAX_MATRIX} elements in all, found {count} of {frame}"));
+    }
+    let places: Vec<f64> = (0..count * frame).map(|i| (i / frame * step + i % frame) as f64).collect();
+    let places = b.constant(Tensor::from_f64(DType::I64, [count, frame], &places));
+    let signal = reshape(b, required(x, 0), &[batch, extent, parts])?;
+    let mut rows = b.op("Gather", &[signal, places], Attrs::new().with("axis", 1))?;
+    if let Some(window) = given(x, 1) {
+        let window = reshape(b, window, &[frame, 1])?;
+        rows = binary(b, "Mul", rows, window)?;
+    }
+    let onesided = call.int("onesided", 1)?;
+    Ok(vec![b.op("DFT", &[rows], Attrs::new().with("axis", 2).with("onesided", onesided))?])
+}
