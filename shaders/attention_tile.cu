@@ -4,6 +4,14 @@
 // keys in workgroup memory, where four rows of theirs stand elsewhere for each invocation that writes them, so that banks are shared
 // evenly. CLUSTER neighbouring workgroups take turns at the keys of the same rows.
 constexpr i32 ROW = ROWS / 8, COLUMN = COLUMNS / 16, PIECES = WIDTH / 16 / EACH, SIDE = ROW < 4 ? ROW : 4;
+//@ if GUARDED
+// Of a row's sum of powers: whether it weighs nothing.
+//@ if UNSEEN
+const auto weightless = [](f32 whole) { return whole == 0.0f; };
+//@ else
+const auto weightless = [](f32 whole) { return !(whole > 0.0f); };
+//@ end
+//@ end
 const i32 rank = group % CLUSTER;
 const i32 batch = group / CLUSTER / GROUPS;
 const i32 m0 = group / CLUSTER % GROUPS * ROWS;
@@ -209,7 +217,7 @@ for (i32 at = rank; at < ROW * HELD; at += CLUSTER) {
     }
     value /= whole;
     //@ if GUARDED
-    value = whole > 0.0f ? value : 0.0f;
+    value = weightless(whole) ? 0.0f : value;
     //@ end
     store(batch, m0 + row + i, (e / EACH * 16 + lane) * EACH + e % EACH, value);
 }
@@ -224,7 +232,7 @@ for (i32 i = 0; i < ROW; i++) {
         f32& value = sum[i][e];
         value *= scale;
         //@ if GUARDED
-        value = total[i] > 0.0f ? value : 0.0f;
+        value = weightless(total[i]) ? 0.0f : value;
         //@ end
     }
     #pragma unroll

@@ -1,5 +1,6 @@
 // A workgroup of 256 computes a tile of 128 x 128, each invocation 8 x 8 of it in four quarters: 16 vectors of four columns. STEP slices
-// of the inner axis at a time pass through workgroup memory, as vectors of four rows, or of four columns.
+// of the inner axis at a time pass through workgroup memory, as vectors of four rows, or of four columns; the next ones are on their way
+// while those are summed.
 let batch = group / (TILES_M * TILES_N);
 let m0 = group / TILES_N % TILES_M * 128;
 let n0 = group % TILES_N * 128;
@@ -8,37 +9,42 @@ let column = thread % 16;
 //@ each sum
 var sum$ = vec4f(0.0f);
 //@ end
-for (var k0 = 0; k0 < K; k0 = k0 + STEP) {
-    for (var s = thread; s < 32 * STEP; s = s + SIZE) {
-        let m4 = s / A_M_STEP % 32;
-        let n4 = s / B_N_STEP % 32;
-        let ka = s / A_K_STEP % STEP;
-        let kb = s / B_K_STEP % STEP;
-        let m = m0 + m4 * 4;
-        let n = n0 + n4 * 4;
-        var left = vec4f(0.0f);
-        if (k0 + ka < K) {
-            let k = k0 + ka;
-            left = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
+for (var k0 = 0; k0 < K + STEP; k0 = k0 + STEP) {
+    //@ each part
+    let s$ = thread + $ * SIZE;
+    let row$ = s$ / A_M_STEP % 32;
+    let column$ = s$ / B_N_STEP % 32;
+    let ka$ = s$ / A_K_STEP % STEP;
+    let kb$ = s$ / B_K_STEP % STEP;
+    var left$ = vec4f(0.0f);
+    if (k0 + ka$ < K) {
+        let k = k0 + ka$;
+        let m = m0 + row$ * 4;
+        left$ = vec4f(a(batch, min(m, M - 1), k), a(batch, min(m + 1, M - 1), k), a(batch, min(m + 2, M - 1), k), a(batch, min(m + 3, M - 1), k));
+    }
+    var right$ = vec4f(0.0f);
+    if (k0 + kb$ < K) {
+        let k = k0 + kb$;
+        let n = n0 + column$ * 4;
+        right$ = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
+    }
+    //@ end
+    if (k0 > 0) {
+        for (var k = 0; k < STEP; k++) {
+            let a0 = tile_a[k * 32 + row];
+            let a1 = tile_a[k * 32 + 16 + row];
+            let b0 = tile_b[k * 32 + column];
+            let b1 = tile_b[k * 32 + 16 + column];
+            //@ each sum
+            sum$ = sum$ + LEFT * RIGHT;
+            //@ end
         }
-        var right = vec4f(0.0f);
-        if (k0 + kb < K) {
-            let k = k0 + kb;
-            right = vec4f(b(batch, k, min(n, N - 1)), b(batch, k, min(n + 1, N - 1)), b(batch, k, min(n + 2, N - 1)), b(batch, k, min(n + 3, N - 1)));
-        }
-        tile_a[ka * 32 + m4] = left;
-        tile_b[kb * 32 + n4] = right;
     }
     workgroupBarrier();
-    for (var k = 0; k < STEP; k++) {
-        let a0 = tile_a[k * 32 + row];
-        let a1 = tile_a[k * 32 + 16 + row];
-        let b0 = tile_b[k * 32 + column];
-        let b1 = tile_b[k * 32 + 16 + column];
-        //@ each sum
-        sum$ = sum$ + LEFT * RIGHT;
-        //@ end
-    }
+    //@ each part
+    tile_a[ka$ * 32 + row$] = left$;
+    tile_b[kb$ * 32 + column$] = right$;
+    //@ end
     workgroupBarrier();
 }
 //@ each sum

@@ -11,6 +11,7 @@ use crate::expr::{Body, Code, Expr};
 use crate::kernel::{Fold, Template};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Index;
 use std::ops::Range;
@@ -218,23 +219,27 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// A list of integers, if the attribute is set; a single one is a list, too.
-    pub fn ints(&self, name: &str) -> OpResult<Option<&'a [i64]>> {
-        match self.attrs.get(name) {
-            None => Ok(None),
-            Some(Attr::Ints(v)) => Ok(Some(v)),
-            Some(Attr::Int(v)) => Ok(Some(std::slice::from_ref(v))),
-            Some(other) => Err(format!("attribute '{name}': expected ints, found {}", other.kind())),
-        }
+    /// A list of integers, if the attribute is set; a single one is a list, too, and so are those of a tensor.
+    pub fn ints(&self, name: &str) -> OpResult<Option<Cow<'a, [i64]>>> {
+        let list = match self.attrs.get(name) {
+            None => return Ok(None),
+            Some(Attr::Ints(v)) => Some(Cow::Borrowed(&v[..])),
+            Some(Attr::Int(v)) => Some(Cow::Borrowed(std::slice::from_ref(v))),
+            Some(Attr::Tensor(t)) => t.to_i64().map(Cow::Owned),
+            Some(_) => None,
+        };
+        let found = self.attrs.get(name).map_or("none", Attr::kind);
+        list.map(Some).ok_or_else(|| format!("attribute '{name}': expected ints, found {found}"))
     }
 
-    /// A list of floats, if the attribute is set; a single one is a list, too.
+    /// A list of floats, if the attribute is set; a single one is a list, too, and so are those of a tensor.
     pub fn floats(&self, name: &str) -> OpResult<Option<Vec<f64>>> {
         match self.attrs.get(name) {
             None => Ok(None),
             Some(Attr::Floats(v)) => Ok(Some(v.clone())),
             Some(Attr::Float(v)) => Ok(Some(vec![*v])),
             Some(Attr::Ints(v)) => Ok(Some(v.iter().map(|&v| v as f64).collect())),
+            Some(Attr::Tensor(t)) => Ok(Some(t.to_f64())),
             Some(other) => Err(format!("attribute '{name}': expected floats, found {}", other.kind())),
         }
     }

@@ -96,7 +96,7 @@ pub struct Target {
     pub multiprocessors: u32,
 }
 
-/// Fewer products' tiles of 32 x 32 than this leave much of a GPU idle, of one that does not say how many multiprocessors it has.
+/// Fewer workgroups than this leave much of a GPU idle, of one that does not say how many multiprocessors it has.
 pub const FEW_TILES: usize = 128;
 
 /// Libraries that a CUDA device can call.

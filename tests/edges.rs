@@ -305,6 +305,22 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
 
+/// A query of which a mask hides all keys takes nothing of the values; what is no number stays none.
+#[test]
+fn a_mask_hides_keys_but_no_nan() {
+    let text =
+        "g (float[1, 1, 3, 2] q, float[1, 1, 2, 2] k, float[1, 1, 2, 2] v, bool[3, 2] mask) => (float[1, 1, 3, 2] y) {
+        y = Attention <scale = 1.0> (q, k, v, mask)
+    }";
+    let given = |name, values: &[f32]| (name, tensor(&[1, 1, values.len() / 2, 2], values));
+    let q = given("q", &[1.0, 2.0, f32::NAN, 1.0, 3.0, 4.0]);
+    let mask = ("mask", Tensor::from_f64(DType::Bool, [3, 2], &[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]));
+    let inputs = [q, given("k", &[0.0; 4]), given("v", &[2.0, 4.0, 4.0, 8.0]), mask];
+    let ((fused, steps), (apart, _)) = (run(text, &inputs, true), run(text, &inputs, false));
+    assert_eq!(steps, 1, "it is one kernel");
+    assert_eq!([shown(&fused[0]), shown(&apart[0])], ["3 6 NaN NaN 0 0"; 2]);
+}
+
 /// A zero with more rows than the weights have repeats them.
 #[test]
 fn a_guard_may_repeat_rows() {

@@ -160,9 +160,9 @@ pub enum Template {
         score: Body,
         /// How many further operands `score` has.
         further: usize,
-        /// Whether a row without a softmax, of which nothing is seen or something is no number, weighs nothing. Else it is no number.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        guarded: bool,
+        /// Which rows without a softmax weigh nothing. Others are no numbers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        guarded: Option<Guard>,
     },
     /// Convolution: reads\[0\] is `[n, c, d, h, w]` (each image contiguous, as for every windowed template),
     /// reads\[1\] `[o, c / groups, kernel..]`, shape `[n, o, d', h', w']`.
@@ -229,6 +229,16 @@ pub enum Pool {
         /// Elements of padding behind each axis.
         pads_end: [usize; 3],
     },
+}
+
+/// Rows without a softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Guard {
+    /// Those of which nothing is seen, as all scores are minus infinity. WGSL, which need not know what is no number, takes all.
+    Unseen,
+    /// All: of which nothing is seen, or something is no number.
+    All,
 }
 
 /// What stands outside padded data.

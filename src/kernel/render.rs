@@ -14,7 +14,7 @@
 //! by the element's number, `//@ if FLAG` .. `//@ else` .. `//@ end` chooses between them.
 
 use super::layout::prologue;
-use super::{Kernel, Operand, Template};
+use super::{Guard, Kernel, Operand, Template};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{Body, Code};
@@ -150,7 +150,10 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
             Template::Map => module.map(),
             Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
             Template::MatMul => module.matmul(),
-            Template::Attention { score, guarded, .. } => module.attention(score, *guarded),
+            Template::Attention { score, guarded, .. } => {
+                module.flags.extend((*guarded == Some(Guard::Unseen)).then_some("UNSEEN"));
+                module.attention(score, guarded.is_some())
+            }
             Template::Conv { groups, window } => module.conv(*groups, window),
             Template::ConvTranspose { groups, window } => module.conv_transpose(*groups, window),
             Template::Pool { window, pool } => module.pool(window, *pool),

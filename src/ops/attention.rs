@@ -244,7 +244,7 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let scores: Vec<f64> = (0..e.keys).map(masked).collect();
         let most = scores.iter().copied().fold(f64::MIN, f64::max);
         let sum: f64 = scores.iter().map(|v| (v - most).exp()).sum();
-        let weights: Vec<f64> = scores.iter().map(|v| if sum > 0.0 { (v - most).exp() / sum } else { 0.0 }).collect();
+        let weights: Vec<f64> = scores.iter().map(|v| if sum == 0.0 { 0.0 } else { (v - most).exp() / sum }).collect();
         for i in 0..e.value {
             let place = if call.shape(Q).len() == 3 { [b, s, h, i] } else { [b, h, s, i] };
             y[position(&place, &out)] = (0..e.keys).map(|t| weights[t] * v[key(t, e.value) + i]).sum();
@@ -306,8 +306,10 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let mut weights = b.op("Softmax", &[wide], Attrs::new().with("axis", -1))?;
     if call.has(MASK) || call.has(LENGTHS) {
         // Queries that see no key have no softmax, and take nothing of the values.
-        let (none, zero) = (b.op("IsNaN", &[weights], Attrs::new())?, b.scalar(0.0, precision(call)?));
-        weights = b.op("Where", &[none, zero, weights], Attrs::new())?;
+        let [low, zero] = [f64::NEG_INFINITY, 0.0].map(|v| b.scalar(v, b.fact(wide).dtype));
+        let most = b.op("ReduceMax", &[wide], Attrs::new().with("axes", vec![rank as i64 - 1]).with("keepdims", 1))?;
+        let unseen = binary(b, "Equal", most, low)?;
+        weights = b.op("Where", &[unseen, zero, weights], Attrs::new())?;
     }
     let weights = b.cast(weights, dtype)?;
     let y = binary(b, "MatMul", weights, shared[1])?;

@@ -247,7 +247,7 @@ fn attended(
         return Err(format!("input 'input': expected [batch, sequence, width], found {}", call.shape(0)));
     };
     let third = (width / 3) as i64;
-    let sizes = call.ints("qkv_hidden_sizes")?.unwrap_or(&[]);
+    let sizes = call.ints("qkv_hidden_sizes")?.unwrap_or_default();
     let sizes = if sizes.is_empty() { vec![third; 3] } else { sizes.to_vec() };
     if sizes.len() != 3
         || sizes.iter().any(|&n| n < 0)

@@ -160,9 +160,9 @@ pub(super) static OPS: &[OpDef] = &[
 ];
 
 fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (data, wanted) = (call.shape(0), as_shape(required_ints(call, "shape")?)?);
+    let (data, wanted) = (call.shape(0), as_shape(&required_ints(call, "shape")?)?);
     let all: Vec<i64> = (0..data.len() as i64).collect();
-    let axes = call.ints("axes")?.unwrap_or(&all);
+    let axes = call.ints("axes")?.unwrap_or(all.into());
     if axes.len() != wanted.len() {
         return Err(format!("'shape': expected {} extents, found {wanted}", axes.len()));
     }
@@ -261,7 +261,7 @@ fn filler(call: &Call) -> OpResult<Tensor> {
 }
 
 fn constant_of_shape(call: &Call) -> OpResult<Vec<Fact>> {
-    output(filler(call)?.dtype(), as_shape(required_ints(call, "input")?)?)
+    output(filler(call)?.dtype(), as_shape(&required_ints(call, "input")?)?)
 }
 
 fn eye_like(call: &Call) -> OpResult<Vec<Fact>> {
@@ -438,7 +438,7 @@ fn gather_core(
 fn pads(call: &Call) -> OpResult<Vec<(i64, i64)>> {
     let (shape, pads) = (call.shape(0), required_ints(call, "pads")?);
     let all: Vec<_> = (0..shape.len() as i64).collect();
-    let axes = call.ints("axes")?.unwrap_or(&all);
+    let axes = call.ints("axes")?.unwrap_or(all.into());
     if pads.len() != 2 * axes.len() {
         return Err(format!("input 'pads': expected {} values, found {}", 2 * axes.len(), pads.len()));
     }
@@ -641,6 +641,9 @@ mod tests {
             "input 'pads': cannot take -2 and -2 from 3 elements"
         );
         assert_eq!(refused("Pad", &[(F32, &[3])], &ints("pads", &[1])), "input 'pads': expected 2 values, found 1");
+        let row = Tensor::from_i64([1, 2], &[1, 0]).expect("two numbers");
+        let (found, _) = eval("Pad", &[(F32, &[3], &[0.0; 3])], &Attrs::new().with("pads", Attr::shaping(&row)));
+        assert_eq!(found, "f32[4]", "a list may be a row");
         let filled = |value: i64| ints("pads", &[1, 0]).with("constant_value", value);
         assert_eq!(eval("Pad", &[(I64, &[1], &[1.0])], &filled(i64::MAX)).1, [i64::MAX as f64, 1.0]);
         let found = refused("Pad", &[(I64, &[1])], &filled((1 << 53) + 1));

@@ -283,7 +283,7 @@ fn unsqueeze(call: &Call) -> OpResult<Vec<Fact>> {
     let (shape, axes) = (call.shape(0), required_ints(call, "axes")?);
     let rank = shape.len() + axes.len();
     let mut new = vec![false; rank];
-    for &axis in axes {
+    for &axis in axes.iter() {
         let at = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
         match usize::try_from(at).ok().and_then(|at| new.get_mut(at)) {
             Some(slot) if !*slot => *slot = true,
@@ -314,13 +314,13 @@ fn spans(call: &Call) -> OpResult<Vec<Span>> {
     let shape = call.shape(0);
     let (starts, ends) = (required_ints(call, "starts")?, required_ints(call, "ends")?);
     let (axes, steps) = (call.ints("axes")?, call.ints("steps")?);
-    let lens = [Some(ends), axes, steps].map(|l| l.map_or(starts.len(), <[i64]>::len));
+    let lens = [Some(&ends), axes.as_ref(), steps.as_ref()].map(|l| l.map_or(starts.len(), |l| l.len()));
     if lens.iter().any(|&len| len != starts.len()) {
         return Err(format!("expected as many ends, axes and steps as starts ({}), found {lens:?}", starts.len()));
     }
     let mut spans: Vec<_> = shape.iter().map(|&len| (Span { start: 0, step: 1, len }, false)).collect();
-    for (k, (&start, &end)) in starts.iter().zip(ends).enumerate() {
-        let (axis, step) = (axes.map_or(k as i64, |a| a[k]), steps.map_or(1, |s| s[k]));
+    for (k, (&start, &end)) in starts.iter().zip(ends.iter()).enumerate() {
+        let (axis, step) = (axes.as_ref().map_or(k as i64, |a| a[k]), steps.as_ref().map_or(1, |s| s[k]));
         let at = shape.axis(axis).ok_or_else(|| format!("input 'axes': axis {axis} is outside {shape}"))?;
         if step == 0 || spans[at].1 {
             return Err(format!("input 'steps': expected one step other than 0 for axis {axis}, found {steps:?}"));
@@ -478,7 +478,7 @@ fn tile(call: &Call) -> OpResult<Vec<Fact>> {
         return Err(refuse());
     }
     let extent = |(&d, &n): (&usize, &i64)| usize::try_from(n).ok().and_then(|n| d.checked_mul(n)).ok_or_else(refuse);
-    output(call.dtype(0), shape.iter().zip(repeats).map(extent).collect::<OpResult<Shape>>()?)
+    output(call.dtype(0), shape.iter().zip(repeats.iter()).map(extent).collect::<OpResult<Shape>>()?)
 }
 
 #[cfg(test)]

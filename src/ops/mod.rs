@@ -3,6 +3,7 @@
 use crate::dtype::DType;
 use crate::op::{Arity, Call, Fact, OpDef, OpResult};
 use crate::shape::{Shape, advance};
+use std::borrow::Cow;
 
 mod attention;
 mod compose;
@@ -144,7 +145,7 @@ fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
 }
 
 /// A constant list of integers that the row cannot do without.
-fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<&'a [i64]> {
+fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<Cow<'a, [i64]>> {
     call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
 }
 

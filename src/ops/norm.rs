@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -185,7 +186,7 @@ fn axis_alone(call: &Call) -> OpResult<Vec<usize>> {
 }
 
 fn mean_axes(call: &Call) -> OpResult<Vec<usize>> {
-    let (shape, axes) = (call.shape(0), call.ints("axes")?.unwrap_or(&[0, 2, 3]));
+    let (shape, axes) = (call.shape(0), call.ints("axes")?.unwrap_or(Cow::Borrowed(&[0, 2, 3])));
     let outside = |axis: i64| format!("attribute 'axes': axis {axis} is outside {shape}");
     axes.iter().map(|&axis| shape.axis(axis).ok_or_else(|| outside(axis))).collect()
 }

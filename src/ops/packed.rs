@@ -267,7 +267,7 @@ impl Packed {
             bits => return Err(format!("attribute 'bits': expected 2 or 4, found {bits}")),
         };
         let signed = call.int("signed", 0)? != 0;
-        let shape = as_shape(required_ints(call, "shape")?)?;
+        let shape = as_shape(&required_ints(call, "shape")?)?;
         match (&call.shape(0)[..], shape.checked_len()) {
             (&[bytes], Some(len)) if bytes == len.div_ceil(8 / bits) => {
                 Ok(Packed { bits, signed, fact: Fact::new(if signed { DType::I8 } else { DType::U8 }, shape) })

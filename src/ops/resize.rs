@@ -207,7 +207,7 @@ fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
     let x = call.shape(0);
     let Some(axes) = call.ints("axes")? else { return Ok((0..x.len()).collect()) };
     let mut named = Vec::new();
-    for &axis in axes {
+    for &axis in axes.iter() {
         match x.axis(axis) {
             Some(axis) if !named.contains(&axis) => named.push(axis),
             _ => return Err(format!("attribute 'axes': expected different axes of {x}, found {axes:?}")),

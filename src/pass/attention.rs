@@ -10,11 +10,12 @@
 //! ```
 //!
 //! Of halves, the softmax may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
-//! before the second product: rows of which nothing is seen.
+//! before the second product: rows of which nothing is seen. Our own decomposition says so: `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
 use super::fuse::uses_index;
 use crate::dtype::DType;
 use crate::graph::Graph;
+use crate::kernel::Guard;
 use crate::op::{Call, Fact, Lower, ValueId, reduced_axes};
 use crate::target::Family;
 use std::collections::HashSet;
@@ -26,8 +27,8 @@ pub struct Attention {
     pub products: u32,
     /// The scores: that product, or what elementwise nodes make of it.
     pub scores: ValueId,
-    /// Whether weights that are no numbers are taken for zero.
-    pub guarded: bool,
+    /// Which weights that are no numbers are taken for zero.
+    pub guarded: Option<Guard>,
     /// All nodes from the first product to the second one, without an order.
     pub nodes: HashSet<u32>,
 }
@@ -48,16 +49,24 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         narrowed = Some(weights.node);
         weights = wide;
     }
-    let mut guard = Vec::new();
-    if let Some(&[is_nan, zero, plain]) = named(weights, "Where").as_deref() {
-        if named(is_nan, "IsNaN")?[0] != plain || !is_zero(graph, zero) {
+    // A guard, and the largest scores if it compares them.
+    let (mut guard, mut guarded, mut compared) = (Vec::new(), None, None);
+    if let Some(&[without, zero, plain]) = named(weights, "Where").as_deref() {
+        if !all(graph, zero, 0.0) {
             return None;
+        }
+        if let Some(&[max, low]) = named(without, "Equal").as_deref() {
+            compared = all(graph, low, f64::NEG_INFINITY).then_some(Some(max))?;
+            guarded = Some(Guard::Unseen);
+        } else {
+            (named(without, "IsNaN")?[0] == plain).then_some(())?;
+            guarded = Some(Guard::All);
         }
         // A larger zero repeats the rows.
         if !graph.choices().holds("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
             return None;
         }
-        guard = vec![weights.node, is_nan.node];
+        guard = vec![weights.node, without.node];
         weights = plain;
     }
     let space = &graph.fact(weights).shape;
@@ -79,7 +88,10 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let &[scores, max] = &named(shifted, "Sub")?[..] else { return None };
     folds_columns(sum)?;
     folds_columns(max)?;
-    if named(sum, "ReduceSum")?[0] != exp || named(max, "ReduceMax")?[0] != scores {
+    if named(sum, "ReduceSum")?[0] != exp
+        || named(max, "ReduceMax")?[0] != scores
+        || compared.is_some_and(|compared| compared != max)
+    {
         return None;
     }
     let mut nodes: HashSet<u32> = [weights, exp, sum, shifted, max].into_iter().map(|v| v.node).collect();
@@ -123,12 +135,13 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
     let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
-    (closed && same_type).then_some(Attention { products: products?, scores, guarded: !guard.is_empty(), nodes })
+    (closed && same_type).then_some(Attention { products: products?, scores, guarded, nodes })
 }
 
-fn is_zero(graph: &Graph, value: ValueId) -> bool {
+/// Whether a value is a constant of this number alone.
+fn all(graph: &Graph, value: ValueId, number: f64) -> bool {
     let constant = graph.as_constant(value).and_then(|c| c.value().ok());
-    constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == 0.0))
+    constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == number))
 }
 
 /// Whether a value is a view that holds elements several times, as the keys of grouped queries; if so, whether it is read by one node alone.

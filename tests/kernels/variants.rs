@@ -3,13 +3,13 @@
 use super::{Case, cases, elements, infinite, unordered};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::kernel::{Guard, Kernel, Operand, Template};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::tensor::Tensor;
 
 /// The cases and their forms, in `f32`.
 pub fn plain() -> Vec<Case> {
-    [cases(), products(), unordered(), infinite(), channels_last(), guarded().into()].concat()
+    [cases(), products(), unordered(), infinite(), channels_last(), guarded()].concat()
 }
 
 /// Those with halves for `f32`. Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.
@@ -110,14 +110,18 @@ fn channels_last() -> Vec<Case> {
     list
 }
 
-/// Guarded attention: rows of which nothing is seen, or something is no number, weigh nothing. Of many rows and of few, which are kernels
-/// of their own.
-fn guarded() -> [Case; 2] {
+/// Guarded attention: rows of which nothing is seen, and perhaps those of which something is no number, weigh nothing. Of many rows and of
+/// few, which are kernels of their own.
+fn guarded() -> Vec<Case> {
+    [Guard::Unseen, Guard::All].into_iter().flat_map(guarded_by).collect()
+}
+
+fn guarded_by(guard: Guard) -> [Case; 2] {
     let find = |name: &str| {
         let mut case = cases().into_iter().find(|c| c.name == name).expect("it is one of the cases");
         let Template::Attention { guarded, .. } = &mut case.kernel.template else { unreachable!("{name}") };
-        *guarded = true;
-        case.name += ", guarded";
+        *guarded = Some(guard);
+        case.name += &format!(", guarded {guard:?}");
         case
     };
     let mut many = find("attention of odd extents");

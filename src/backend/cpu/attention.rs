@@ -6,7 +6,7 @@ use super::simd::Isa;
 use super::tile::{Epilogue, Operands};
 use super::{Args, Compiled, Needs, Scratch, Workspace, math};
 use crate::kernel::layout::attention::Attention as Cut;
-use crate::kernel::{Kernel, Operand, Template};
+use crate::kernel::{Guard, Kernel, Operand, Template};
 
 /// A compiled attention.
 pub struct Attention {
@@ -20,7 +20,7 @@ pub struct Attention {
     /// How many operands of the nest are the score's.
     scored: usize,
     body: Option<Epilogue>,
-    guarded: bool,
+    guarded: Option<Guard>,
     /// The destination's argument.
     write: usize,
     items: usize,
@@ -131,9 +131,10 @@ impl Compiled for Attention {
             // SAFETY: operands were checked to span their memory, and the scores are the task's own.
             unsafe { product.run(self.isa, 0..rows, 0..n, products, finish) }
             for row in scores[..rows * n].chunks_exact_mut(n.max(1)) {
+                let unseen = self.guarded == Some(Guard::Unseen) && row.iter().all(|&score| score == f32::NEG_INFINITY);
                 math::softmax_in_place(self.isa, row);
                 // All of a row are numbers, or none is.
-                if self.guarded && row[0].is_nan() {
+                if unseen || self.guarded == Some(Guard::All) && row[0].is_nan() {
                     row.fill(0.0);
                 }
             }

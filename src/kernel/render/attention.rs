@@ -454,7 +454,8 @@ impl Module<'_> {
             let of_row = [("FADE", "fade"), ("WEIGHT", "weight"), ("WHOLE", "whole"), ("TOP", "top"), ("DOWN", "")];
             let of_piece =
                 [("FIRST", "first"), ("SECOND", "second"), ("THIRD", "third"), ("FOURTH", "fourth"), ("OVER", "")];
-            let numbered = |names: [(&'static str, &str); 5], at: usize| names.map(|(name, to)| (name, format!("{to}{at}")));
+            let numbered =
+                |names: [(&'static str, &str); 5], at: usize| names.map(|(name, to)| (name, format!("{to}{at}")));
             [numbered(of_row, row), numbered(of_piece, piece)].concat()
         };
         let (each, pieces) = (quad.each(), quad.pieces(e));

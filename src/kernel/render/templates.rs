@@ -264,7 +264,8 @@ impl Module<'_> {
             return self.tiled(tile, [batch, m, n], [a_k, b_k], sent);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
-        if batch * tiles(128, 128) >= 64 && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
+        let busy = 4 * batch * tiles(128, 128) >= 3 * FEW_TILES;
+        if busy && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
             let along = |inner: bool| if inner { (steps, 1) } else { (1, 32) };
             let ((am, ak), (bn, bk)) = (along(a_k), along(b_k));
             let constants = [
@@ -277,7 +278,9 @@ impl Module<'_> {
                 ("B_K_STEP", bk),
             ];
             constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
-            self.lists.insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
+            self.lists
+                .insert("sum", SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect());
+            self.lists.insert("part", vec![Vec::new(); 32 * steps / 256]);
             self.shared.push(("tile_a", Vec4, 32 * steps));
             self.shared.push(("tile_b", Vec4, 32 * steps));
             return Ok(("matmul_large", 256, (batch * tiles(128, 128)) as u64));
