@@ -25,7 +25,15 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef {
         name: "Attention",
         doc: "Softmax of masked products of queries and keys, times values; also keys and values behind those of the past, and the products",
-        inputs: &[one("Q"), one("K"), one("V"), optional("attn_mask"), optional("past_key"), optional("past_value")],
+        inputs: &[
+            one("Q"),
+            one("K"),
+            one("V"),
+            optional("attn_mask"),
+            optional("past_key"),
+            optional("past_value"),
+            optional("nonpad_kv_seqlen"),
+        ],
         attrs: ATTENTION,
         infer,
         eval: Eval::Tensor(eval),
@@ -49,6 +57,8 @@ pub(super) static OPS: &[OpDef] = &[
 const Q: usize = 0;
 const MASK: usize = 3;
 const PAST: usize = 4;
+/// How many keys of each row of the batch there are; those behind them are room for more.
+const LENGTHS: usize = 6;
 
 /// The extents of an attention.
 struct Extents {
@@ -141,6 +151,15 @@ fn infer(call: &Call) -> OpResult<Vec<Fact>> {
             return Err(format!("input 'attn_mask': expected a shape that broadcasts to {}, found {mask}", e.scores()));
         }
     }
+    if call.has(LENGTHS) {
+        let lengths = call.fact(LENGTHS);
+        if !lengths.dtype.is_int() || lengths.shape[..] != [e.batch] || call.has(PAST) {
+            return Err(format!(
+                "input 'nonpad_kv_seqlen': expected integers [{}] and no past, found {lengths}",
+                e.batch
+            ));
+        }
+    }
     scale(call, &e)?;
     call.float("softcap", 0.0)?;
     call.int("is_causal", 0)?;
@@ -216,7 +235,13 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
                     f64::NEG_INFINITY
                 }
             });
-            if causal && t > s + e.past { f64::NEG_INFINITY } else { capped[t] + bias }
+            // The last query stands at the last key.
+            let hidden = match (value(LENGTHS), causal) {
+                (Some(lengths), true) => (t + e.queries) as f64 > s as f64 + lengths[b],
+                (Some(lengths), false) => t as f64 >= lengths[b],
+                (None, causal) => causal && t > s + e.past,
+            };
+            if hidden { f64::NEG_INFINITY } else { capped[t] + bias }
         };
         let scores: Vec<f64> = (0..e.keys).map(masked).collect();
         let most = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -278,10 +303,10 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
         }
         _ => raw,
     };
-    let scores = masked(b, call, &e, given(x, MASK), capped)?;
+    let scores = masked(b, call, &e, [given(x, MASK), given(x, LENGTHS)], capped)?;
     let wide = b.cast(scores, precision(call)?)?;
     let mut weights = b.op("Softmax", &[wide], Attrs::new().with("axis", -1))?;
-    if call.has(MASK) {
+    if call.has(MASK) || call.has(LENGTHS) {
         // Queries that see no key have no softmax, and take nothing of the values.
         let [low, zero] = [f64::NEG_INFINITY, 0.0].map(|v| b.scalar(v, b.fact(wide).dtype));
         let most = b.op("ReduceMax", &[wide], Attrs::new().with("axes", vec![rank as i64 - 1]).with("keepdims", 1))?;
@@ -307,7 +332,7 @@ fn masked(
     b: &mut dyn Build,
     call: &Call,
     e: &Extents,
-    mask: Option<ValueId>,
+    [mask, lengths]: [Option<ValueId>; 2],
     mut scores: ValueId,
 ) -> OpResult<ValueId> {
     let mut allowed = None;
@@ -323,21 +348,40 @@ fn masked(
             _ => scores = binary(b, "Add", scores, mask)?,
         }
     }
-    if call.int("is_causal", 0)? != 0 {
-        let mut places = |shape: [usize; 2], first: usize| {
-            let places: Vec<f64> = (0..shape[0] * shape[1]).map(|i| (first + i) as f64).collect();
-            b.constant(Tensor::from_f64(DType::I32, shape, &places))
-        };
-        let (keys, queries) = (places([1, e.keys], 0), places([e.queries, 1], e.past));
-        let causal = binary(b, "LessOrEqual", keys, queries)?;
+    if let Some(seen) = seen(b, call, e, lengths)? {
         allowed = Some(match allowed {
-            Some(mask) => binary(b, "And", mask, causal)?,
-            None => causal,
+            Some(mask) => binary(b, "And", mask, seen)?,
+            None => seen,
         });
     }
     let Some(allowed) = allowed else { return Ok(scores) };
     let never = b.scalar(f64::NEG_INFINITY, call.dtype(Q));
     b.op("Where", &[allowed, scores, never], Attrs::new())
+}
+
+/// Which keys stand at or before each query, of those that there are.
+fn seen(b: &mut dyn Build, call: &Call, e: &Extents, lengths: Option<ValueId>) -> OpResult<Option<ValueId>> {
+    let causal = call.int("is_causal", 0)? != 0;
+    if !causal && lengths.is_none() {
+        return Ok(None);
+    }
+    let mut places = |shape: [usize; 2], first: f64| {
+        let places: Vec<f64> = (0..shape[0] * shape[1]).map(|i| first + i as f64).collect();
+        b.constant(Tensor::from_f64(DType::I32, shape, &places))
+    };
+    let keys = places([1, e.keys], 0.0);
+    let Some(lengths) = lengths else {
+        let queries = places([e.queries, 1], e.past as f64);
+        return binary(b, "LessOrEqual", keys, queries).map(Some);
+    };
+    // The last query stands at the last key.
+    let queries = places([e.queries, 1], 1.0 - e.queries as f64);
+    let lengths = b.cast(lengths, DType::I32)?;
+    let mut ends = reshape(b, lengths, &[&[e.batch][..], &vec![1; e.split().len() + 2]].concat())?;
+    if causal {
+        ends = binary(b, "Add", ends, queries)?;
+    }
+    binary(b, "Less", keys, ends).map(Some)
 }
 
 /// How the elements of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads width]`, are rotated.

@@ -42,6 +42,24 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![activated(b, call, y, &parameters)?])
         },
     ),
+    composed(
+        "NhwcConv",
+        "Conv of images and by filters whose channels stand last",
+        &[one("X"), one("W"), optional("B")],
+        &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
+        |b, call, x| {
+            let rank = call.shape(0).len();
+            if rank < 3 || call.shape(1).len() != rank {
+                let (x, w) = (call.shape(0), call.shape(1));
+                return Err(format!("expected images and filters of one rank, 3 or more, found {x} and {w}"));
+            }
+            let first = [&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat();
+            let operands = [transpose(b, required(x, 0), &first)?, transpose(b, required(x, 1), &first)?];
+            let inputs = [Some(operands[0]), Some(operands[1]), given(x, 2)];
+            let y = b.node("Conv", &inputs, call.attrs.clone())?;
+            Ok(vec![transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?])
+        },
+    ),
     composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], &[], |b, _, x| {
         let y = binary(b, "Add", required(x, 0), required(x, 1))?;
         Ok(vec![binary(b, "Add", y, required(x, 2))?])

@@ -277,6 +277,8 @@ fn attentions() -> Vec<Sample> {
         seen(apart([4, 2], 5, 7), &[2, 4, 5, 7]),
         past(apart([3, 3], 2, 2).omitted(), 3).attr("is_causal", 1),
         past(seen(apart([6, 2], 2, 2), &[1, 5]), 2).attr("is_causal", 1).attr("qk_matmul_output_mode", 1),
+        apart([4, 2], 5, 7).omitted().omitted().omitted().given(I64, &[2], &[5.0, 7.0]).attr("is_causal", 1),
+        seen(apart([3, 3], 5, 7), &[5, 7]).omitted().omitted().given(I64, &[2], &[1.0, 6.0]),
         past(apart([4, 2], 1, 1).input(F32, &[2, 1, 1, 4], -1.0, 1.0), 2)
             .attr("qk_matmul_output_mode", 2)
             .attr("softcap", 2.0),

@@ -38,6 +38,12 @@ fn fused() -> Vec<Sample> {
             .ints("kernel_shape", &[3, 3])
             .ints("strides", &[2, 2]),
         conv(&[&[1, 2, 9], &[3, 2, 3]]).attr("auto_pad", "VALID").ints("dilations", &[2]),
+        call("NhwcConv", &[&[1, 6, 5, 4], &[6, 3, 2, 2], &[6]])
+            .attr("group", 2)
+            .ints("kernel_shape", &[3, 2])
+            .ints("strides", &[2, 1])
+            .ints("pads", &[1, 0, 1, 1]),
+        call("NhwcConv", &[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]),
         call("BiasAdd", &[&[2, 3, 4], &[4], &[2, 3, 4]]),
         call("BiasSplitGelu", &[&[2, 3, 8], &[8]]),
         call("CausalConvWithState", &[&[2, 6, 5], &[6, 1, 4]]),
