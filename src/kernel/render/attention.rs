@@ -204,7 +204,7 @@ impl Module<'_> {
         let all = || [64, 32, 16, 8].into_iter().filter_map(of);
         let busy = |quad: &Quad| 2 * batch * m.div_ceil(quad.rows) >= FEW_GROUPS;
         let enough = all().find(|quad| m > quad.rows / 2 && busy(quad));
-        enough.or_else(|| all().last())
+        enough.or_else(|| all().next_back())
     }
 
     /// How invocations with registers compute an attention whose scores and sums fit there, and of which a few rows and keys fit in workgroup
