@@ -22,10 +22,15 @@ pub(super) static OPS: &[OpDef] = &[
             optional("bias"),
         ],
         &[],
-        |b, _, x| {
+        |b, call, x| {
+            let dtype = scale_type(call, &[2, 3, 6])?;
             let product = b.node("MatMulInteger", &[x[0], x[1], given(x, 4), given(x, 5)], Attrs::new())?;
-            let y = scaled(b, product, required(x, 2), required(x, 3))?;
-            Ok(vec![given(x, 6).map_or(Ok(y), |bias| binary(b, "Add", y, bias))?])
+            let mut y = scaled(b, product, required(x, 2), required(x, 3))?;
+            if let Some(bias) = given(x, 6) {
+                let bias = b.cast(bias, DType::F32)?;
+                y = binary(b, "Add", y, bias)?;
+            }
+            Ok(vec![b.cast(y, dtype)?])
         },
     ),
     composed(
@@ -197,14 +202,28 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     Ok(vec![reshape(b, y, &shape)?])
 }
 
-/// A product of integers as numbers.
+/// A product of integers as numbers of `f32`: whatever the scales are, the sums may be beyond what a half holds.
 fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) -> OpResult<ValueId> {
+    let (left, right) = (b.cast(left, DType::F32)?, b.cast(right, DType::F32)?);
     let scale = binary(b, "Mul", left, right)?;
-    let numbers = b.cast(product, b.fact(scale).dtype)?;
+    let numbers = b.cast(product, DType::F32)?;
     binary(b, "Mul", numbers, scale)
 }
 
+/// The one type of scales, and of what goes with them.
+fn scale_type(call: &Call, inputs: &[usize]) -> OpResult<DType> {
+    let half_or_float = |d: DType| d.is_float() && d != DType::F64;
+    let dtype = expect_dtype(call, inputs[0], "f32, f16 or bf16", half_or_float)?;
+    match inputs.iter().find(|&&input| call.has(input) && call.dtype(input) != dtype) {
+        Some(&input) => {
+            Err(format!("input '{}': expected {dtype}, found {}", input_name(call, input), call.dtype(input)))
+        }
+        None => Ok(dtype),
+    }
+}
+
 fn gemm(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
+    let dtype = scale_type(call, &[1, 4, 7])?;
     let mut matrices = [required(x, 0), required(x, 3)];
     for (matrix, (input, flip)) in matrices.iter_mut().zip([(0, "transA"), (3, "transB")]) {
         if call.shape(input).len() != 2 {
@@ -223,7 +242,8 @@ fn gemm(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
     if alpha != 1.0 {
         y = with_number(b, "Mul", y, alpha)?;
     }
-    let Some(scale) = given(x, 7) else { return Ok(vec![y]) };
+    let Some(scale) = given(x, 7) else { return Ok(vec![b.cast(y, dtype)?]) };
+    let scale = b.cast(scale, DType::F32)?;
     let to = match given(x, 8) {
         Some(_) => Attrs::new(),
         None => Attrs::new().with("output_dtype", call.dtype(0).onnx()),
