@@ -271,6 +271,23 @@ fn values_are_those_of_onnxruntime() {
                 0.9146, 0.3758, -0.6242, 0.6646,
             ],
         ),
+        // The caches have room for four; the length says that three are there.
+        (
+            Sample::new("GroupQueryAttention")
+                .wave(&[1, 1, 16])
+                .wave(&[1, 1, 8])
+                .wave(&[1, 1, 8])
+                .wave(&[1, 1, 4, 8])
+                .wave(&[1, 1, 4, 8])
+                .given(I32, &[1], &[2.0])
+                .attr("total_sequence_length", 4)
+                .attr("num_heads", 2)
+                .attr("kv_num_heads", 1),
+            &[
+                -0.6619, 0.5727, 0.0881, -0.9119, 0.3227, -0.1619, -0.0693, 0.0727, -0.2627, -0.0109, 0.4873, -0.5127,
+                -0.2609, 0.2373, -0.1299, -0.5109,
+            ],
+        ),
         (
             Sample::new("TensorScatter")
                 .wave(&[2, 3, 2])

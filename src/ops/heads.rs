@@ -218,7 +218,7 @@ fn hidden(
         }
         [n, k] if n == batch && k == keys => reshape(b, mask, &[batch, 1, 1, keys])?,
         [n, q, k] if n == batch && q == queries && k == keys => reshape(b, mask, &[batch, 1, queries, keys])?,
-        [n, 1, most, k] if n == batch && most == k && k >= keys => {
+        [n, 1, most, k] if n == batch && most == k && k >= keys && keys >= queries => {
             let rows = b.slice(mask, 2, keys - queries, keys)?;
             b.slice(rows, 3, 0, keys)?
         }
@@ -428,8 +428,8 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
-    // Rows of a batch differ in how much they hold; one row holds all, and a prompt's rows start alike.
-    let first = match g.total == g.sequence || g.batch == 1 {
+    // A prompt's rows start alike; behind one, each holds what its length says, which the total may be beyond.
+    let first = match g.total == g.sequence {
         true => First::Known(g.total - g.sequence),
         false => {
             let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
