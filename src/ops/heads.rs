@@ -357,26 +357,11 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
     Ok(y)
 }
 
-/// Where the new tokens of a GroupQueryAttention stand.
-#[derive(Clone, Copy)]
-enum First {
-    /// Behind so many, in every row of the batch.
-    Known(usize),
-    /// Behind so many of each row: `[batch, 1]`.
-    Given(ValueId),
-}
-
-impl First {
-    /// The positions of the new tokens, `[1 or batch, sequence]`.
-    fn places(self, b: &mut dyn Build, sequence: usize) -> OpResult<ValueId> {
-        match self {
-            First::Known(first) => Ok(whole(b, &[1, sequence], first..first + sequence)),
-            First::Given(first) => {
-                let places = whole(b, &[1, sequence], 0..sequence);
-                binary(b, "Add", first, places)
-            }
-        }
-    }
+/// The positions of the new tokens of a GroupQueryAttention, `[1 or batch, sequence]`: behind `first` of each row, `[batch, 1]`, or where
+/// rows begin.
+fn places(b: &mut dyn Build, first: Option<ValueId>, sequence: usize) -> OpResult<ValueId> {
+    let places = whole(b, &[1, sequence], 0..sequence);
+    first.map_or(Ok(places), |first| binary(b, "Add", first, places))
 }
 
 const PAST: usize = 3;
@@ -428,15 +413,13 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
-    // A prompt's rows start alike; behind one, each holds what its length says, which the total may be beyond.
-    let first = match g.total == g.sequence {
-        true => First::Known(g.total - g.sequence),
-        false => {
-            let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
-            let lengths = reshape(b, lengths, &[g.batch, 1])?;
-            First::Given(with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?)
-        }
-    };
+    // Behind a prompt, each row holds what its length says, which the total may be beyond.
+    let mut first = None;
+    if g.total > g.sequence {
+        let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
+        let lengths = reshape(b, lengths, &[g.batch, 1])?;
+        first = Some(with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?);
+    }
     let [mut q, mut k, v] = match (given(x, 1), given(x, 2)) {
         (Some(k), Some(v)) => [required(x, 0), k, v],
         _ => {
@@ -448,8 +431,7 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     if call.int("do_rotary", 0)? != 0 {
         (q, k) = (turned(b, call, x, &g, first, q, g.heads[0])?, turned(b, call, x, &g, first, k, g.heads[1])?);
     }
-    let attrs =
-        attributes(call, g.heads, matches!(first, First::Known(_)))?.with("softcap", call.float("softcap", 0.0)?);
+    let attrs = attributes(call, g.heads, first.is_none())?.with("softcap", call.float("softcap", 0.0)?);
     let seen = seen(b, call, &g, first)?;
     let mask = match (seen, given(x, BIAS)) {
         (Some(seen), Some(bias)) => {
@@ -460,13 +442,8 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     };
     let past = [given(x, PAST), given(x, PAST + 1)];
     match first {
-        First::Known(before) => {
-            let mut inputs = vec![Some(q), Some(k), Some(v), mask];
-            for past in past {
-                let held = past.filter(|_| before > 0).map(|past| b.slice(past, 2, 0, before));
-                inputs.push(held.transpose()?);
-            }
-            let mut y = outputs(b, "Attention", &inputs, attrs)?;
+        None => {
+            let mut y = outputs(b, "Attention", &[Some(q), Some(k), Some(v), mask], attrs)?;
             y.truncate(3);
             for (present, past) in y[1..].iter_mut().zip(past) {
                 if let Some(past) = past.filter(|_| g.past > g.total) {
@@ -476,8 +453,8 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
             }
             Ok(y)
         }
-        First::Given(before) => {
-            let before = reshape(b, before, &[g.batch])?;
+        Some(first) => {
+            let before = reshape(b, first, &[g.batch])?;
             let (mut presents, mut visible) = ([k, v], [None; 2]);
             for (i, present) in presents.iter_mut().enumerate() {
                 let mut cache = past[i]
@@ -502,7 +479,7 @@ fn turned(
     call: &Call,
     x: &[Option<ValueId>],
     g: &Grouped,
-    first: First,
+    first: Option<ValueId>,
     value: ValueId,
     heads: usize,
 ) -> OpResult<ValueId> {
@@ -511,7 +488,7 @@ fn turned(
     };
     let ids = match given(x, PLACES) {
         Some(ids) => ids,
-        None => first.places(b, g.sequence)?,
+        None => places(b, first, g.sequence)?,
     };
     let ids = b.op("Expand", &[ids], Attrs::new().with("shape", &[g.batch, g.sequence][..]))?;
     let pairs = b.fact(cos).shape.last().copied().unwrap_or(0);
@@ -520,12 +497,12 @@ fn turned(
 }
 
 /// Which keys a query sees, `[1 or batch, 1, sequence, total]`, where that is not just those up to itself from a place that is known.
-fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: First) -> OpResult<Option<ValueId>> {
+fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: Option<ValueId>) -> OpResult<Option<ValueId>> {
     let window = usize::try_from(call.int("local_window_size", -1)?).ok().filter(|&n| n < g.total);
-    if window.is_none() && matches!(first, First::Known(_)) {
+    if window.is_none() && first.is_none() {
         return Ok(None);
     }
-    let places = first.places(b, g.sequence)?;
+    let places = places(b, first, g.sequence)?;
     let rows = b.fact(places).shape[0];
     let places = reshape(b, places, &[rows, 1, g.sequence, 1])?;
     let keys = whole(b, &[g.total], 0..g.total);
