@@ -97,7 +97,7 @@ pub struct Target {
 }
 
 /// Fewer workgroups than this leave much of a GPU idle, of one that does not say how many multiprocessors it has.
-pub const FEW_TILES: usize = 128;
+pub const FEW_GROUPS: usize = 128;
 
 /// Libraries that a CUDA device can call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
-use crate::target::{FEW_TILES, Family, Target};
+use crate::target::{FEW_GROUPS, Family, Target};
 use std::collections::BTreeSet;
 
 /// What a GPU computes at a time.
@@ -28,7 +28,7 @@ impl Turn {
         match target.family {
             Family::Cuda => Some(Turn { tile: 128, multiprocessors: target.multiprocessors as usize, halves: true }),
             // A device that does not say how many it has.
-            Family::Wgpu => Some(Turn { tile: 32, multiprocessors: FEW_TILES, halves: false }),
+            Family::Wgpu => Some(Turn { tile: 32, multiprocessors: FEW_GROUPS, halves: false }),
             Family::Cpu => None,
         }
     }

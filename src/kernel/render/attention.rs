@@ -9,12 +9,11 @@ use super::wide::{BYTES, matrix};
 use super::{Dialect, Input, Module};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
+use crate::target::FEW_GROUPS;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Sums that an invocation holds at most, or vectors of scores and sums.
 const SUMS: usize = 16;
-/// Workgroups that keep a large device busy.
-const FEW_GROUPS: usize = 128;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 const STEP: usize = 16;
 

@@ -8,7 +8,7 @@ use super::wide::Tile;
 use super::{Dialect, Input, Module};
 use crate::kernel::layout::prologue::unfolds;
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
-use crate::target::FEW_TILES;
+use crate::target::FEW_GROUPS;
 use std::collections::BTreeSet;
 
 /// A template's text, invocations per workgroup, workgroups.
@@ -264,7 +264,7 @@ impl Module<'_> {
             return self.tiled(tile, [batch, m, n], [a_k, b_k], sent);
         }
         let (steps, most) = (16, self.target.max_shared as usize);
-        let busy = 4 * batch * tiles(128, 128) >= 3 * FEW_TILES;
+        let busy = 4 * batch * tiles(128, 128) >= 3 * FEW_GROUPS;
         if busy && self.target.max_workgroup >= 256 && most >= 2 * steps * 128 * 4 {
             let along = |inner: bool| if inner { (steps, 1) } else { (1, 32) };
             let ((am, ak), (bn, bk)) = (along(a_k), along(b_k));
@@ -287,7 +287,7 @@ impl Module<'_> {
         }
         if k >= DEEP && self.target.max_workgroup >= 256 && most >= 16 << 10 {
             // Sixteen teams where larger tiles would leave much of a large device idle.
-            let (tile, depth) = if batch * tiles(32, 32) >= FEW_TILES { (32, 8) } else { (16, 4) };
+            let (tile, depth) = if batch * tiles(32, 32) >= FEW_GROUPS { (32, 8) } else { (16, 4) };
             let slices = 256 * 16 / (tile * tile);
             let (step, pitch) = (slices * depth, tile / 4 + 1);
             let along = |inner: bool| if inner { (step, 1) } else { (1, tile / 4) };

@@ -4,13 +4,12 @@ use super::locate::Space;
 use super::scalar::Type::{F32, Vec4};
 use super::wide::matrix;
 use super::{Dialect, Module};
+use crate::target::FEW_GROUPS;
 
 /// The most rows that are thin.
 pub(super) const THIN: usize = 4;
 /// Invocations of a workgroup that reads four elements at a time.
 const SIZE: usize = 256;
-/// Workgroups that keep a large device busy.
-const BUSY: usize = 128;
 
 impl Module<'_> {
     /// Declares `b_wide`, which reads four elements of a product's right operand at once along an axis of it, if they can be: where their
@@ -39,7 +38,7 @@ impl Module<'_> {
             ((k / 4).clamp(1, 32).next_power_of_two(), 1, 4)
         } else {
             let tiles = |columns: usize| batch * n.div_ceil(4 * columns);
-            let columns = [16, 8, 4].into_iter().find(|&columns| tiles(columns) >= BUSY).unwrap_or(2);
+            let columns = [16, 8, 4].into_iter().find(|&columns| tiles(columns) >= FEW_GROUPS).unwrap_or(2);
             (SIZE / columns, 4, 1)
         };
         let columns = SIZE / slices;
