@@ -106,6 +106,20 @@ impl Drop for Folder {
     }
 }
 
+/// Sizes that a file writes down may be those of an example: a wrong one is said, and no more.
+#[test]
+fn an_output_of_another_size_than_the_file_says_is_named() {
+    let folder = Folder::new("sizes");
+    for (declared, differs) in [("past", false), ("\"past + 1\"", true), ("4", true), ("3", false), ("other", false)] {
+        let source = format!(
+            "<ir_version: 9, opset_import: [\"\" : 20]> g (float[past] x) => (float[{declared}] y) {{ y = Relu (x) }}"
+        );
+        let model = folder.file("m.onnxtxt", source);
+        let ran = finish(program(&[&["plan", &model, "--set", "past=3"][..], &["--target", "cpu"]].concat()));
+        assert_eq!((ran.code, ran.err.contains("size differs")), (Some(0), differs), "{declared}: {}", ran.err);
+    }
+}
+
 /// A graph of float vectors in ONNX's text syntax.
 fn text(inputs: &str, outputs: &str, body: &str) -> String {
     format!("<ir_version: 8, opset_import: [\"\" : 17]>\ntest ({inputs}) => ({outputs})\n{{\n{body}\n}}\n")

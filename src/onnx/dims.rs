@@ -198,9 +198,9 @@ fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, 
     }
 }
 
-/// Refuses an output whose type or rank is not what the file declares. A wrong size is not refused: exporters often
-/// write down those of their own example.
-pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact) -> Result<()> {
+/// Refuses an output whose type or rank is not what the file declares. A wrong size is not refused, written down or of dims that are
+/// bound: exporters often write down those of their own example.
+pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact, dims: &[(String, usize)]) -> Result<()> {
     let Some(TypeValue::Tensor(tensor)) = output.r#type.as_ref().and_then(|t| t.value.as_ref()) else { return Ok(()) };
     let fail = |expected: String| {
         let name = &output.name;
@@ -213,18 +213,16 @@ pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact) -> Result<()> {
     match &tensor.shape {
         Some(shape) if shape.dim.len() != fact.shape.len() => fail(format!("{} dims", shape.dim.len())),
         Some(shape) => {
+            let values = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
             for (axis, dim) in shape.dim.iter().enumerate() {
-                match dim.value {
-                    Some(DimensionValue::DimValue(size)) if size >= 0 && size as usize != fact.shape[axis] => {
-                        tracing::warn!(
-                            output = output.name,
-                            axis,
-                            declared = size,
-                            made = fact.shape[axis],
-                            "size differs"
-                        );
-                    }
-                    _ => {}
+                let declared = match &dim.value {
+                    Some(DimensionValue::DimValue(size)) => usize::try_from(*size).ok(),
+                    Some(DimensionValue::DimParam(text)) => evaluate(text, &values).ok().and_then(|(_, size)| size),
+                    None => None,
+                };
+                let made = fact.shape[axis];
+                if let Some(declared) = declared.filter(|&declared| declared != made) {
+                    tracing::warn!(output = output.name, axis, declared, made, "size differs");
                 }
             }
             Ok(())

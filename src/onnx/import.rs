@@ -210,7 +210,7 @@ impl<'a> Importer<'a> {
             let Some(Some(value)) = scope.find(name) else {
                 return Err(Error::Graph(format!("output '{name}' is produced by no node")));
             };
-            check_output(output, self.graph.fact(value))?;
+            check_output(output, self.graph.fact(value), dims)?;
             // Some exporters list a value twice. It is one all the same: values go by their names.
             match names.insert(name) {
                 true => self.graph.output(name, value),
