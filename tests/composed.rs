@@ -34,6 +34,12 @@ fn found(sample: &Sample) -> Vec<f64> {
     outputs.unwrap_or_else(|what| panic!("{sample:?}: {what}")).swap_remove(0)
 }
 
+/// Each of 4 bits with a sign.
+const NIBBLES: [f64; 34] = [
+    -8.0, -1.0, 6.0, -3.0, 4.0, -5.0, 2.0, -7.0, 0.0, 7.0, -2.0, 5.0, -4.0, 3.0, -6.0, 1.0, -8.0, -1.0, 6.0, -3.0, 4.0,
+    -5.0, 2.0, -7.0, 0.0, 7.0, -2.0, 5.0, -4.0, 3.0, -6.0, 1.0, -8.0, -1.0,
+];
+
 /// Expected values are written down to four decimals.
 fn agree(cases: &[(Sample, &[f64])]) {
     for (sample, expected) in cases {
@@ -366,6 +372,29 @@ fn values_are_those_of_onnxruntime() {
             &[
                 1.0, -3.0, 5.0, -6.0, -6.0, -2.0, -2.0, -5.0, 3.0, -2.0, 7.0, -5.0, -5.0, -7.0, 0.0, -4.0, -0.75,
                 -0.75, 0.5, 0.0, 1.5, -0.75, 2.75, 0.0, -0.25, -0.5, 1.0, 0.25, 2.0, -0.5, -0.75, 0.5,
+            ],
+        ),
+        (
+            Sample::new("GatherBlockQuantized")
+                .given(I8, &[2, 17], &NIBBLES)
+                .given(I64, &[2], &[16.0, -15.0])
+                .wave(&[2, 2])
+                .attr("gather_axis", 1)
+                .attr("block_size", 16),
+            &[6.0, 1.5, 0.0, -3.0],
+        ),
+        (
+            Sample::new("GatherBlockQuantized")
+                .given(I8, &[17, 2], &NIBBLES)
+                .given(I64, &[1], &[1.0])
+                .wave(&[2, 2])
+                .given(I8, &[2, 2], &[1.0, -2.0, 3.0, 0.0])
+                .attr("gather_axis", 1)
+                .attr("quantize_axis", 0)
+                .attr("block_size", 16),
+            &[
+                -0.75, 0.75, 2.25, 3.75, -6.75, -5.25, -3.75, -2.25, -0.75, 0.75, 2.25, 3.75, -6.75, -5.25, -3.75,
+                -2.25, 0.0,
             ],
         ),
         (

@@ -9,6 +9,7 @@ use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
 use crate::choices::Choices;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
@@ -252,6 +253,16 @@ impl<'a> Importer<'a> {
         Ok(value)
     }
 
+    /// A constant of elements of few bits as i8, which holds them whether they have a sign or not; any other value as it is.
+    fn whole(&mut self, value: ValueId, name: &str) -> Result<ValueId> {
+        if !self.few_bits.contains(&value) || self.graph.fact(value).dtype == DType::I8 {
+            return Ok(value);
+        }
+        let attrs = Attrs::new().with("to", DType::I8.onnx());
+        let node = self.graph.add(self.rows["Cast"], &format!("{name}.whole"), &[Some(value)], attrs, &[])?;
+        Ok(fold_node(&mut self.graph, node)?.map_or(ValueId { node, port: 0 }, |values| values[0]))
+    }
+
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
         for (index, node) in nodes.iter().enumerate() {
             let name = format!("{}{}", scope.prefix, node_name(node, index));
@@ -346,6 +357,12 @@ impl<'a> Importer<'a> {
             return Err(fail(
                 "input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them".into(),
             ));
+        }
+        if op.name == "GatherBlockQuantized" {
+            // To this row, bytes are what several numbers share.
+            for input in inputs.iter_mut() {
+                *input = input.map(|value| self.whole(value, name)).transpose()?;
+            }
         }
         if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
             upgrade(scope.opset, &mut inputs, &mut attrs);

@@ -148,8 +148,8 @@ pub(super) static OPS: &[OpDef] = &[
     },
     composed(
         "GatherBlockQuantized",
-        "Gather of rows of numbers of `bits` bits each, of which every `block_size` have a scale and a zero point; only the rows that are \
-         read are unpacked",
+        "Gather of numbers of which every `block_size` along `quantize_axis` have a scale and a zero point: numbers of `bits` bits each, \
+         of which u8 holds several and the rows that are read are unpacked, or whole ones, i8",
         &[one("data"), one("indices"), one("scales"), optional("zero_points")],
         &["bits", "block_size", "gather_axis", "quantize_axis"],
         looked_up,
@@ -158,12 +158,10 @@ pub(super) static OPS: &[OpDef] = &[
 
 fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let dtype = expect_dtype(call, 2, "a float type", DType::is_float)?;
-    for input in [0, 3].into_iter().filter(|&input| call.has(input)) {
-        expect_dtype(call, input, "u8", |d| d == DType::U8)?;
-    }
-    let data = call.shape(0);
+    let held = expect_dtype(call, 0, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?;
+    let (data, indices) = (call.shape(0), call.shape(1).len());
     let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
-    if gather != 0 || quantize + 1 != data.len() || quantize == 0 {
+    if held == DType::U8 && (gather != 0 || quantize + 1 != data.len() || quantize == 0) {
         return Err(format!(
             "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} of {data}"
         ));
@@ -173,33 +171,78 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
         (2 | 4 | 8, Ok(block @ 1..)) => (bits as usize, block),
         _ => return Err(format!("expected blocks of numbers of 2, 4 or 8 bits, found {block} of {bits}")),
     };
-    let rows = |b: &mut dyn Build, table: usize| binary(b, "Gather", required(x, table), required(x, 1));
-    let (bytes, scales) = (rows(b, 0)?, rows(b, 2)?);
-    let whole = unpacked(b, bytes, bits)?;
-    let numbers = b.cast(whole, dtype)?;
-    let (shape, parameters) = (b.fact(whole).shape, b.fact(scales).shape.to_vec());
-    let blocks = parameters.last().copied().unwrap_or(0);
-    if blocks.checked_mul(block) != shape.last().copied() {
-        return Err(format!(
-            "input 'scales': expected one for every {block} numbers of {shape}, found {}",
-            call.shape(2)
-        ));
-    }
-    let zero = match call.has(3) {
-        false => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
-        true => {
-            let zero = rows(b, 3)?;
-            let zero = unpacked(b, zero, bits)?;
-            let zero = b.slice(zero, parameters.len() - 1, 0, blocks)?;
-            let zero = b.cast(zero, dtype)?;
-            reshape(b, zero, &[&parameters[..], &[1]].concat())?
+    // What one byte holds, and how many blocks and bytes with their zero points there are along the axis.
+    let per = if held == DType::U8 { 8 / bits } else { 1 };
+    let extent = data[quantize].checked_mul(per).ok_or("more numbers than can be counted")?;
+    let (block, blocks) = (block.min(extent.max(1)), extent.div_ceil(block));
+    let expect = |input: usize, dtype: DType, extent: usize| {
+        let mut shape = data.clone();
+        shape[quantize] = extent;
+        let (expected, found) = (Fact::new(dtype, shape), call.fact(input));
+        match *found == expected {
+            true => Ok(()),
+            false => Err(format!("input '{}': expected {expected}, found {found}", input_name(call, input))),
         }
     };
-    let numbers = reshape(b, numbers, &[&parameters[..], &[block]].concat())?;
+    expect(2, dtype, blocks)?;
+    if call.has(3) {
+        expect(3, held, blocks.div_ceil(per))?;
+    }
+    let at = required(x, 1);
+    let take = |b: &mut dyn Build, table: usize, at| {
+        b.op("Gather", &[required(x, table), at], Attrs::new().with("axis", gather as i64))
+    };
+    let mut numbers = take(b, 0, at)?;
+    // Where places are looked up along the axis of the blocks, each has its own block.
+    let each = gather == quantize;
+    let mut of = at;
+    if each {
+        let end = with_number(b, "Add", at, data[gather] as f64)?;
+        let behind = with_number(b, "Less", at, 0.0)?;
+        let from_start = b.op("Where", &[behind, end, at], Attrs::new())?;
+        of = with_number(b, "Div", from_start, block as f64)?;
+    }
+    let mut parameters = [Some(take(b, 2, of)?), None];
+    if call.has(3) {
+        parameters[1] = Some(take(b, 3, of)?);
+    }
+    if per > 1 {
+        numbers = unpacked(b, numbers, bits)?;
+        if let Some(zero) = &mut parameters[1] {
+            let all = unpacked(b, *zero, bits)?;
+            *zero = b.slice(all, b.fact(all).shape.len() - 1, 0, blocks)?;
+        }
+    }
+    let shape = b.fact(numbers).shape;
+    let along = if quantize < gather { quantize } else { quantize + indices - usize::from(quantize > gather) };
+    if !each {
+        let (before, behind) = (&shape[..along], &shape[along + 1..]);
+        let missing = blocks * block - shape[along];
+        if missing > 0 {
+            let mut pads = vec![0; 2 * shape.len()];
+            pads[shape.len() + along] = missing as i64;
+            numbers = b.op("Pad", &[numbers], Attrs::new().with("pads", pads))?;
+        }
+        numbers = reshape(b, numbers, &[before, &[blocks, block], behind].concat())?;
+        for parameter in parameters.iter_mut().flatten() {
+            *parameter = reshape(b, *parameter, &[before, &[blocks, 1], behind].concat())?;
+        }
+    }
+    let numbers = b.cast(numbers, dtype)?;
+    let zero = match (parameters[1], held) {
+        (Some(zero), _) => b.cast(zero, dtype)?,
+        (None, DType::U8) => b.scalar(f64::from(1u32 << (bits - 1)), dtype),
+        (None, _) => b.scalar(0.0, dtype),
+    };
     let centred = binary(b, "Sub", numbers, zero)?;
-    let scales = reshape(b, scales, &[&parameters[..], &[1]].concat())?;
-    let y = binary(b, "Mul", centred, scales)?;
-    Ok(vec![reshape(b, y, &shape)?])
+    let mut y = binary(b, "Mul", centred, parameters[0].expect("scales are required"))?;
+    if !each {
+        let mut padded = shape.clone();
+        padded[along] = blocks * block;
+        y = reshape(b, y, &padded)?;
+        y = b.slice(y, along, 0, shape[along])?;
+    }
+    Ok(vec![y])
 }
 
 /// A product of integers as numbers of `f32`: whatever the scales are, the sums may be beyond what a half holds.

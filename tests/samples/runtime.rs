@@ -151,6 +151,10 @@ fn weights() -> Vec<Sample> {
         let s = bytes(Sample::new("GatherBlockQuantized"), U8, &[12, 6 * bits]).input(I64, &[2, 5], -12.0, 11.0);
         s.input(F32, &[12, 48 / block], 0.01, 0.1).attr("bits", bits as i64).attr("block_size", block as i64)
     };
+    let nibbles = |data: &[usize], scales: &[usize]| {
+        let s = Sample::new("GatherBlockQuantized").input(I8, data, -8.0, 7.0).input(I32, &[2], -3.0, 2.0);
+        s.input(F32, scales, 0.01, 0.1).attr("block_size", 16)
+    };
     let groups: Vec<f64> = (0..40).map(|k| f64::from(k * 7 % 3)).collect();
     vec![
         row(8, 32, 16, 4).attr("accuracy_level", 0).attr("weight_prepacked", 0),
@@ -167,6 +171,8 @@ fn weights() -> Vec<Sample> {
         bits(&[4], &[15], 2, 1),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),
         table(8, 8),
+        nibbles(&[5, 40, 3], &[5, 3, 3]).attr("gather_axis", 2).attr("quantize_axis", 1),
+        nibbles(&[40, 6], &[3, 6]).input(I8, &[3, 6], -8.0, 7.0).attr("gather_axis", 0).attr("quantize_axis", 0),
     ]
 }
 
