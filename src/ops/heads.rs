@@ -66,7 +66,8 @@ pub(super) static OPS: &[OpDef] = &[
     ),
     composed(
         "MultiHeadAttention",
-        "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is masked",
+        "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is masked, and of more keys than queries \
+         the last query sees all where it is unidirectional",
         &[
             one("query"),
             optional("key"),
@@ -154,9 +155,8 @@ fn attributes(call: &Call, heads: [usize; 2], causal: bool) -> OpResult<Attrs> {
 
 fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     refuse(call, &["is_packed_batching"])?;
-    if call.float("scale", 1.0)? != 1.0 {
-        return Err("attribute 'scale': expected 1, found another: it is not supported".into());
-    }
+    // ONNX Runtime's kernels take a scale and do nothing with it.
+    call.float("scale", 1.0)?;
     let &[_, columns] = &call.shape(2)[..] else {
         return Err(format!("input 'cos_cache': expected [positions, pairs], found {}", call.shape(2)));
     };
@@ -189,7 +189,8 @@ fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
 }
 
 /// What a mask adds to scores `[batch, heads, queries, keys]`: nothing, or `mask_filter_value` where it hides a key. It lists a truth per key,
-/// or per query and key, or how many keys of each row are left (and, after these, from which one on).
+/// or per query and key, or how many keys of each row are left (and, after these, from which one on, or where rows would begin if they stood
+/// side by side without those).
 fn hidden(
     b: &mut dyn Build,
     call: &Call,
@@ -204,12 +205,12 @@ fn hidden(
         reshape(b, part, &[batch, 1, 1, 1])
     };
     let seen = match shape[..] {
-        [n] if n == batch || n == 2 * batch => {
+        [n] if n == batch || n == 2 * batch || n == 3 * batch + 2 => {
             let (end, places) = (row(b, mask, 0)?, whole(b, &[keys], 0..keys));
             let before = binary(b, "Less", places, end)?;
-            match n == batch {
-                true => before,
-                false => {
+            match n == 2 * batch {
+                false => before,
+                true => {
                     let start = row(b, mask, batch)?;
                     let behind = binary(b, "GreaterOrEqual", places, start)?;
                     binary(b, "And", before, behind)?
@@ -273,6 +274,8 @@ fn attended(
             *cache = Some(reshape(b, part, &[n, h, before, width])?);
         }
     }
+    // A mask of one truth for all keys hides none of them from the others.
+    let mask = mask.filter(|&mask| !matches!(b.fact(mask).shape[..], [n, 1] if n == batch || n == 1));
     let mask = match mask {
         Some(mask) => {
             let hidden = hidden(b, call, mask, [batch, queries, keys], fact.dtype)
@@ -311,6 +314,13 @@ fn unpacked(b: &mut dyn Build, value: ValueId, parts: usize) -> OpResult<Vec<Val
     (0..parts).map(part).collect()
 }
 
+/// The mask where keys are seen, and nothing of the others.
+fn shown(b: &mut dyn Build, seen: ValueId, mask: Option<ValueId>, dtype: DType) -> OpResult<ValueId> {
+    let Some(mask) = mask else { return Ok(seen) };
+    let never = b.scalar(f64::NEG_INFINITY, dtype);
+    b.op("Where", &[seen, mask, never], Attrs::new())
+}
+
 fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let heads = count(call, "num_heads")?;
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
@@ -341,18 +351,31 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
         }
     }
     let before = if call.has(6) { call.shape(6).get(2).copied().unwrap_or(0) } else { 0 };
-    let mask = match given(x, 4) {
+    let keys = before.checked_add(new).ok_or("more keys than can be counted")?;
+    let mut mask = match given(x, 4) {
         Some(mask) => {
-            let space = [batch, queries, before + new];
+            let space = [batch, queries, keys];
             let hidden =
                 hidden(b, call, mask, space, dtype).map_err(|what| format!("input 'key_padding_mask': {what}"))?;
             Some(added(b, hidden, given(x, 5))?)
         }
         None => given(x, 5),
     };
+    let mut causal = call.int("unidirectional", 0)? != 0;
+    if causal && queries < new {
+        // Where keys are left over, the last query sees them all.
+        causal = false;
+        if queries > 1 {
+            let (places, keys) = (whole(b, &[queries, 1], before..before + queries), whole(b, &[keys], 0..keys));
+            let (up_to, last) = (binary(b, "LessOrEqual", keys, places)?, (before + queries - 1) as f64);
+            let last = with_number(b, "GreaterOrEqual", places, last)?;
+            let seen = binary(b, "Or", up_to, last)?;
+            mask = Some(shown(b, seen, mask, dtype)?);
+        }
+    }
     let mut inputs: Vec<_> = qkv.into_iter().map(Some).collect();
     inputs.extend([mask, given(x, 6), given(x, 7)]);
-    let mut y = outputs(b, "Attention", &inputs, attributes(call, [heads; 2], call.int("unidirectional", 0)? != 0)?)?;
+    let mut y = outputs(b, "Attention", &inputs, attributes(call, [heads; 2], causal)?)?;
     y.truncate(3);
     Ok(y)
 }

@@ -182,7 +182,7 @@ fn rotations() -> Vec<Sample> {
         s.input(F32, &[9, pairs], -1.0, 1.0).input(F32, &[9, pairs], -1.0, 1.0)
     };
     vec![
-        row(&[2, 3, 5, 8], &[2, 5], 4).attr("scale", 1.0).attr("is_packed_batching", 0),
+        row(&[2, 3, 5, 8], &[2, 5], 4).attr("scale", 0.5).attr("is_packed_batching", 0),
         row(&[2, 5, 24], &[1], 4).attr("interleaved", 1),
         row(&[2, 5, 24], &[2, 5], 2).attr("num_heads", 3).attr("rotary_embedding_dim", 4),
     ]
@@ -209,6 +209,7 @@ fn projections() -> Vec<Sample> {
         seen(row(4), &[2, 4]).attr("mask_filter_value", -3.0),
         row(4).given(I32, &[2], &[3.0, 4.0]),
         row(4).given(I32, &[4], &[3.0, 4.0, 1.0, 0.0]),
+        row(4).given(I32, &[2, 1], &[0.0, 1.0]),
         seen(row(4), &[2, 4, 4]),
         past(seen(row(3), &[2, 1, 9, 9])),
         unshared(past(seen(row(3), &[2, 8])).input(F32, &[2, 2, 3, 8], -1.0, 1.0).attr("unidirectional", 1)),
@@ -232,17 +233,21 @@ fn heads() -> Vec<Sample> {
         row(&[q, &[2, 6, 2, 2, 4]]),
         row(&[q, &[2, 2, 6, 4], &[2, 2, 6, 4], &[24]]),
         row(&[q, k, k]).omitted().given(I32, &[2], &[3.0, 6.0]).attr("mask_filter_value", -2.0),
+        row(&[q, k, k]).omitted().given(I32, &[8], &[3.0, 6.0, 0.0, 4.0, 8.0, 0.0, 3.0, 9.0]).attr("unidirectional", 1),
+        row(&[&[2, 1, 8], k, k]).attr("unidirectional", 1),
         past(row(&[q, q, q]).omitted().omitted().input(F32, &[1, 2, 4, 9], -1.0, 1.0)),
     ]
 }
 
 /// Prompts and what follows them, in rows that hold as much as each other and not, with room to spare and without.
 fn caches() -> Vec<Sample> {
-    let row = |batch: usize, new: usize, past: usize, lengths: &[f64], total: i64| {
+    let unknown = |batch: usize, new: usize, past: usize, lengths: &[f64]| {
         let s = call("GroupQueryAttention", &[&[batch, new, 32], &[batch, new, 16], &[batch, new, 16]]);
         let cache = |s: Sample| if past > 0 { s.input(F32, &[batch, 2, past, 8], -1.0, 1.0) } else { s.omitted() };
-        let s = cache(cache(s)).given(I32, &[lengths.len()], lengths).ints("total_sequence_length", &[total]);
-        s.attr("num_heads", 4).attr("kv_num_heads", 2)
+        cache(cache(s)).given(I32, &[lengths.len()], lengths).attr("num_heads", 4).attr("kv_num_heads", 2)
+    };
+    let row = |batch: usize, new: usize, past: usize, lengths: &[f64], total: i64| {
+        unknown(batch, new, past, lengths).ints("total_sequence_length", &[total])
     };
     let angles = |s: Sample| s.input(F32, &[16, 4], -1.0, 1.0).input(F32, &[16, 4], -1.0, 1.0).attr("do_rotary", 1);
     let together = call("GroupQueryAttention", &[&[2, 3, 64]]).omitted().omitted().omitted().omitted();
