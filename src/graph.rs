@@ -433,16 +433,16 @@ impl Graph {
             };
             return Err(format!("expected {expected} inputs, found {}", inputs.len()));
         }
-        let data: Vec<_> = op.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+        let data: Vec<_> = op.inputs.iter().filter(|i| !i.shapes()).collect();
         for (slot, input) in inputs.iter().enumerate() {
             let declared = data[slot.min(data.len() - 1)];
             if input.is_none() && declared.arity != Arity::Optional {
                 return Err(format!("input '{}' is required but left empty", declared.name));
             }
         }
-        let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
+        let shaping = |name: &str| op.inputs.iter().any(|i| i.shapes() && i.name == name);
         if let Some((name, _)) = attrs.iter().find(|(name, _)| !op.attrs.contains(name) && !shaping(name)) {
-            let shaping = op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name);
+            let shaping = op.inputs.iter().filter(|i| i.shapes()).map(|i| i.name);
             let known: Vec<_> = op.attrs.iter().copied().chain(shaping).collect();
             let known = if known.is_empty() { "it takes none".into() } else { format!("known: {}", known.join(", ")) };
             return Err(format!("unknown attribute '{name}'; {known}"));

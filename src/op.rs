@@ -2,7 +2,7 @@
 //!
 //! Names, inputs, attributes and semantics are ONNX's. An input that only shapes the computation (a Reshape's target, a
 //! Slice's bounds) is declared [`Arity::Shaping`]: it must be a constant, and reaches the row's functions as the
-//! attribute of the same name, whichever way the file's opset spells it.
+//! attribute of the same name, whichever way the file's opset spells it. One that a row can do without is a [`Arity::Hint`].
 
 mod exact;
 
@@ -267,6 +267,8 @@ pub enum Arity {
     Variadic,
     /// A constant that shapes the computation; becomes the attribute of the input's name. May be omitted.
     Shaping,
+    /// The same where it is a constant; a value that is none is not read.
+    Hint,
 }
 
 /// An input of an operator.
@@ -276,6 +278,13 @@ pub struct Input {
     pub name: &'static str,
     /// How often and what for.
     pub arity: Arity,
+}
+
+impl Input {
+    /// Whether it becomes an attribute, and is no data.
+    pub fn shapes(&self) -> bool {
+        matches!(self.arity, Arity::Shaping | Arity::Hint)
+    }
 }
 
 /// A required data input.
@@ -296,6 +305,11 @@ pub const fn variadic(name: &'static str) -> Input {
 /// A constant input that becomes the attribute of its name.
 pub const fn shaping(name: &'static str) -> Input {
     Input { name, arity: Arity::Shaping }
+}
+
+/// An input that becomes the attribute of its name if it is a constant, and is not read if it is none.
+pub const fn hint(name: &'static str) -> Input {
+    Input { name, arity: Arity::Hint }
 }
 
 /// The row's meaning in `f64`, independent of how the row is lowered: the oracle of every test.
@@ -479,7 +493,7 @@ impl OpDef {
 
     /// How many data inputs a node must have at least and may have at most.
     pub fn arity(&self) -> (usize, usize) {
-        let all: Vec<_> = self.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+        let all: Vec<_> = self.inputs.iter().filter(|i| !i.shapes()).collect();
         // Optional ones may stand before required ones.
         let min = all.iter().rposition(|i| i.arity != Arity::Optional).map_or(0, |last| last + 1);
         let variadic = all.iter().any(|i| i.arity == Arity::Variadic);

@@ -294,6 +294,93 @@ fn values_are_those_of_onnxruntime() {
                 -0.2609, 0.2373, -0.1299, -0.5109,
             ],
         ),
+        // The same without the total.
+        (
+            Sample::new("GroupQueryAttention")
+                .wave(&[1, 2, 16])
+                .wave(&[1, 2, 8])
+                .wave(&[1, 2, 8])
+                .wave(&[1, 1, 4, 8])
+                .wave(&[1, 1, 4, 8])
+                .given(I32, &[1], &[2.0])
+                .attr("num_heads", 2)
+                .attr("kv_num_heads", 1),
+            &[
+                -0.5993, 0.2692, 0.1507, -0.8493, 0.0192, -0.0993, 0.7692, -0.2308, -0.1212, -0.3046, 0.6288, -0.3712,
+                -0.5546, 0.3788, 0.1954, -0.8046, 0.237, -0.6012, 0.987, -0.013, -0.8512, 0.737, -0.1012, -1.1012,
+                0.2435, -0.6145, 0.9935, -0.0065, -0.8645, 0.7435, -0.1145, -1.1145,
+            ],
+        ),
+        (
+            Sample::new("GroupQueryAttention")
+                .wave(&[1, 2, 16])
+                .wave(&[1, 2, 8])
+                .wave(&[1, 2, 8])
+                .omitted()
+                .omitted()
+                .given(I32, &[1], &[1.0])
+                .omitted()
+                .omitted()
+                .omitted()
+                .omitted()
+                .given(F32, &[2], &[0.25, 0.75])
+                .attr("num_heads", 2)
+                .attr("kv_num_heads", 1)
+                .attr("softcap", 2.0),
+            &[
+                0.0974, -0.2923, 0.3898, 0.0, -0.3898, 0.2923, -0.0974, -0.4872, 0.1156, -0.3469, 0.4625, 0.0, -0.4625,
+                0.3469, -0.1156, -0.5781, 0.2691, -0.5487, 0.8824, 0.0646, -0.7531, 0.678, -0.1398, -0.9576, 0.242,
+                -0.4966, 0.796, 0.0574, -0.6812, 0.6113, -0.1273, -0.8659,
+            ],
+        ),
+        (
+            Sample::new("GroupQueryAttention")
+                .wave(&[1, 2, 8])
+                .wave(&[1, 2, 8])
+                .wave(&[1, 2, 8])
+                .omitted()
+                .omitted()
+                .given(I32, &[1], &[1.0])
+                .attr("num_heads", 1)
+                .attr("kv_num_heads", 1)
+                .attr("smooth_softmax", 1),
+            &[
+                0.1126, -0.3378, 0.4504, 0.0, -0.4504, 0.3378, -0.1126, -0.5631, 0.2417, -0.4904, 0.7907, 0.0587,
+                -0.6734, 0.6077, -0.1244, -0.8564,
+            ],
+        ),
+        // More keys than queries: the last one sees them all, but for those that the mask hides.
+        (
+            Sample::new("MultiHeadAttention")
+                .wave(&[1, 2, 4])
+                .wave(&[1, 3, 4])
+                .wave(&[1, 3, 4])
+                .omitted()
+                .given(I32, &[5], &[3.0, 0.0, 2.0, 0.0, 3.0])
+                .attr("num_heads", 2)
+                .attr("unidirectional", 1),
+            &[0.25, -0.75, 1.0, 0.0, -0.0418, -0.1099, 0.9163, -0.0837],
+        ),
+        (
+            Sample::new("MultiHeadAttention")
+                .wave(&[1, 1, 4])
+                .wave(&[1, 3, 4])
+                .wave(&[1, 3, 4])
+                .omitted()
+                .given(I32, &[5], &[2.0, 0.0, 1.0, 0.0, 2.0])
+                .attr("num_heads", 2)
+                .attr("unidirectional", 1),
+            &[0.0677, -0.5313, -0.0677, -1.0677],
+        ),
+        (
+            Sample::new("com.microsoft.Attention")
+                .wave(&[1, 2, 3])
+                .wave(&[3, 6])
+                .wave(&[6])
+                .given(I32, &[1, 1], &[0.0])
+                .attr("num_heads", 1),
+            &[0.1929, 1.3463, -1.7189, 1.0444],
+        ),
         (
             Sample::new("TensorScatter")
                 .wave(&[2, 3, 2])
@@ -407,6 +494,28 @@ fn values_are_those_of_onnxruntime() {
             &[-0.2042, -0.2775, 1.0975, 0.5094, -0.0303, -0.2759],
         ),
     ]);
+}
+
+/// What stands beyond the length of a row of a prompt is nothing that counts.
+#[test]
+fn rows_of_a_prompt_begin_where_their_caches_do() {
+    let prompt = Sample::new("GroupQueryAttention")
+        .wave(&[2, 2, 8])
+        .wave(&[2, 2, 8])
+        .wave(&[2, 2, 8])
+        .wave(&[2, 1, 3, 8])
+        .wave(&[2, 1, 3, 8])
+        .given(I32, &[2], &[1.0, 0.0])
+        .attr("num_heads", 1)
+        .attr("kv_num_heads", 1);
+    let expected = [
+        0.25, -0.75, 1.0, 0.0, -1.0, 0.75, -0.25, -1.25, 0.3301, -0.6699, 1.0801, 0.0801, -0.9199, 0.8301, -0.1699,
+        -1.1699, 0.75, -0.25, -1.25, 0.5, -0.5, 1.25, 0.25, -0.75,
+    ];
+    for sample in [prompt.clone(), prompt.attr("total_sequence_length", 2)] {
+        let values = found(&sample);
+        assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() < 6e-5), "{sample:?}: {values:?}");
+    }
 }
 
 /// ONNX Runtime has these for CUDA only: the values are those of their definitions in NumPy.

@@ -5,7 +5,7 @@ mod samples;
 
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Nearest, Pool, ResizeMode, Template, Window};
-use plimsoll::op::{Arity, Attr, Attrs, Build, Call, Core, Fact, Lower, OpResult, ValueId};
+use plimsoll::op::{Attr, Attrs, Build, Call, Core, Fact, Lower, OpResult, ValueId};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
 use plimsoll::tensor::Tensor;
@@ -29,7 +29,7 @@ impl Machine {
     /// Adds a node; `lowered` tells whether its row's own meaning is not to be used.
     fn add(&mut self, name: &str, inputs: &[Option<ValueId>], attrs: &Attrs, lowered: bool) -> OpResult<Vec<ValueId>> {
         let op = ops::find(name).ok_or_else(|| format!("no row '{name}'"))?;
-        let shaping = |name: &str| op.inputs.iter().any(|i| i.arity == Arity::Shaping && i.name == name);
+        let shaping = |name: &str| op.inputs.iter().any(|i| i.shapes() && i.name == name);
         if let Some((attr, _)) = attrs.iter().find(|(attr, _)| !op.attrs.contains(attr) && !shaping(attr)) {
             return Err(format!("{name} has no attribute '{attr}'"));
         }

@@ -666,6 +666,56 @@ fn elements_that_share_bytes_are_taken_apart() {
     assert!(found.contains("expected u8 or i8, found fewer bits: only constants may have them"), "{found}");
 }
 
+/// Rows of 17 and of 16 numbers in blocks of 16; what takes bytes elsewhere takes what they hold.
+#[test]
+fn a_table_of_elements_that_share_bytes_is_looked_up() {
+    let of = |kind: &str, zero: &str| {
+        let source = format!(
+            "<ir_version: 10, opset_import: [\"\" : 21, \"com.microsoft\" : 1]>
+            g (float[2] x) => (float[1, 3] y)
+            <{kind}[2, 3] w = {{225, 151, 254}}, float[2, 1] s = {{1.0, 0.5}}, int64[1] i = {{1}}, {kind}[2, 1] z = {{33}}> {{
+                y = com.microsoft.GatherBlockQuantized <block_size = 16> (w, i, s{zero})
+            }}"
+        );
+        run(&graph(&source, &[])).swap_remove(0)
+    };
+    assert_eq!(of("int4", ""), [-3.5, -1.0, -0.5]);
+    assert_eq!(of("uint4", ""), [4.5, 7.0, 7.5]);
+    assert_eq!(of("int4", ", z"), [-4.5, -2.0, -1.5]);
+    assert_eq!(of("uint4", ", z"), [3.5, 6.0, 6.5]);
+}
+
+/// The total is read where it is a constant and believed to fit the caches where it is none.
+#[test]
+fn a_length_that_only_the_run_tells_is_not_read() {
+    let of = |past: usize, total: &str| {
+        let graph = graph(
+            &format!(
+                "<ir_version: 9, opset_import: [\"\" : 20, \"com.microsoft\" : 1]>
+                g (float[1, 2, 24] x, float[1, 1, {past}, 8] k, float[1, 1, {past}, 8] v, int32[1] last, int32[1, 5] mask)
+                => (float[a, b, c] y, float[d, e, f, g] keys)
+                <int32[1] four = {{4}}, int64 one = {{1}}> {{
+                    sum = ReduceSum <keepdims = 0> (mask)
+                    shape = Shape (mask)
+                    long = Gather (shape, one)
+                    five = Cast <to = 6> (long)
+                    y, keys = com.microsoft.GroupQueryAttention <num_heads = 1, kv_num_heads = 1> (x, , , k, v, last, {total})
+                }}"
+            ),
+            &[],
+        );
+        facts(&graph).split_off(5)
+    };
+    let expected = |keys: usize| vec!["y f32[1,2,8]".to_owned(), format!("keys f32[1,1,{keys},8]")];
+    assert_eq!(of(7, "sum"), expected(7));
+    assert_eq!(of(2, "sum"), expected(2));
+    assert_eq!(of(1, "sum"), expected(3));
+    assert_eq!(of(0, "sum"), expected(2));
+    assert_eq!(of(3, "four"), expected(4));
+    assert_eq!(of(3, "five"), expected(5));
+    assert_eq!(of(9, "five"), expected(9));
+}
+
 #[test]
 fn operators_that_no_plan_can_hold_say_why() {
     let of = |op: &str| {

@@ -5,7 +5,7 @@ mod samples;
 
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
-use plimsoll::op::{Args, Arity, Attrs, Call, Eval, Fact, Lower};
+use plimsoll::op::{Args, Attrs, Call, Eval, Fact, Lower};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
 use samples::{Sample, samples};
@@ -170,11 +170,10 @@ fn samples_cover_every_attribute_and_input() {
     for op in ops::all() {
         let part_of = |whole: &str| op.name.strip_prefix("plimsoll.").is_some_and(|part| part.starts_with(whole));
         let of_op = || samples.iter().filter(|s| s.op == op.name || part_of(s.op));
-        let attrs =
-            op.inputs.iter().filter(|i| i.arity == Arity::Shaping).map(|i| i.name).chain(op.attrs.iter().copied());
+        let attrs = op.inputs.iter().filter(|i| i.shapes()).map(|i| i.name).chain(op.attrs.iter().copied());
         missing
             .extend(attrs.filter(|a| !of_op().any(|s| s.attrs.get(a).is_some())).map(|a| format!("{}.{a}", op.name)));
-        let data = op.inputs.iter().filter(|i| i.arity != Arity::Shaping).enumerate();
+        let data = op.inputs.iter().filter(|i| !i.shapes()).enumerate();
         let absent = data.filter(|(i, _)| !of_op().any(|s| s.inputs.get(*i).is_some_and(Option::is_some)));
         missing.extend(absent.map(|(_, input)| format!("{}({})", op.name, input.name)));
     }

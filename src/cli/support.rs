@@ -107,7 +107,7 @@ fn call(op: &'static OpDef, dtype: DType) -> Option<Graph> {
 
 /// Which inputs a call has: all that it needs at least, or without those of them that may be left out; repeated ones may come in threes.
 fn given(op: &OpDef) -> Vec<Vec<bool>> {
-    let data: Vec<_> = op.inputs.iter().filter(|i| i.arity != Arity::Shaping).map(|i| i.arity).collect();
+    let data: Vec<_> = op.inputs.iter().filter(|i| !i.shapes()).map(|i| i.arity).collect();
     let least = op.arity().0;
     let mut given = vec![vec![true; least], data[..least].iter().map(|&arity| arity != Arity::Optional).collect()];
     given.extend((data.last() == Some(&Arity::Variadic)).then(|| vec![true; least + 2]));
@@ -187,7 +187,7 @@ fn attributes(op: &OpDef, dtype: DType, shape: &[usize]) -> [Attrs; 3] {
         ("shape", twice.into()),
         ("size", vec![4, 1, 2, 2].into()),
     ];
-    let shaping = |input: &Input, name: &str| input.arity == Arity::Shaping && input.name == name;
+    let shaping = |input: &Input, name: &str| input.shapes() && input.name == name;
     let known = |name: &str| op.attrs.contains(&name) || op.inputs.iter().any(|input| shaping(input, name));
     let given = |list: &[(&str, Attr)]| {
         let known = list.iter().filter(|(name, _)| known(name));

@@ -97,12 +97,12 @@ impl Exporter<'_> {
         for declared in op.inputs {
             let count = if declared.arity == Arity::Variadic { data.len() } else { 1 };
             match node.attrs.get(declared.name) {
-                Some(attr) if declared.arity == Arity::Shaping => {
+                Some(attr) if declared.shapes() => {
                     let name = self.unique(&format!("{}.{}", node.name, declared.name));
                     self.proto.initializer.push(tensor(&name, &shaping(attr, node)?)?);
                     input.push(name);
                 }
-                None if declared.arity == Arity::Shaping => input.push(String::new()),
+                None if declared.shapes() => input.push(String::new()),
                 _ => {
                     let names = &self.names;
                     let name = |v: Option<ValueId>| v.map_or(String::new(), |v| names[&v].clone());

@@ -371,10 +371,13 @@ impl<'a> Importer<'a> {
         for (slot, input) in inputs.into_iter().enumerate() {
             let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
             match (declared, input) {
-                (Some(declared), value) if declared.arity == Arity::Shaping => {
+                (Some(declared), value) if declared.shapes() => {
                     let Some(value) = value else { continue };
                     let Some(constant) = self.graph.as_constant(value) else {
-                        return Err(fail(self.not_constant(declared.name, value)));
+                        match declared.arity {
+                            Arity::Hint => continue,
+                            _ => return Err(fail(self.not_constant(declared.name, value))),
+                        }
                     };
                     if constant.fact.shape.numel() > MAX_SHAPING {
                         return Err(fail(format!(
@@ -398,7 +401,7 @@ impl<'a> Importer<'a> {
         while data.last().is_some_and(Option::is_none) {
             data.pop();
         }
-        let shaped = op.inputs.iter().any(|i| i.arity == Arity::Shaping && attrs.get(i.name).is_some());
+        let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());
         if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
             attrs.set("num_outputs", outputs.len() as i64);
         }

@@ -1,10 +1,10 @@
 //! Rows of ONNX Runtime's domain that are attention with what stands before it: projections, biases, rotations, caches and masks.
 
 use super::attention::with_heads;
-use super::compose::{binary, composed, given, outputs, required, reshape, with_number};
-use super::expect_dtype;
+use super::compose::{binary, composed, given, outputs, required, reshape, transpose, unary, with_number};
+use super::{expect_dtype, input_name};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, optional, shaping};
+use crate::op::{Attrs, Build, Call, Fact, OpDef, OpResult, ValueId, hint, one, optional};
 use crate::tensor::Tensor;
 use std::ops::Range;
 
@@ -84,7 +84,8 @@ pub(super) static OPS: &[OpDef] = &[
     composed(
         "GroupQueryAttention",
         "Causal Attention of ONNX of queries of which several share keys, rotated, with caches of keys and values that may be longer than \
-         what they hold",
+         what they hold; where the total length is not known ahead, the past has room for the new tokens if it is as long as they are, and \
+         grows by them if not",
         &[
             one("query"),
             optional("key"),
@@ -92,11 +93,12 @@ pub(super) static OPS: &[OpDef] = &[
             optional("past_key"),
             optional("past_value"),
             one("seqlens_k"),
-            shaping("total_sequence_length"),
+            hint("total_sequence_length"),
             optional("cos_cache"),
             optional("sin_cache"),
             optional("position_ids"),
             optional("attention_bias"),
+            optional("head_sink"),
         ],
         &[
             "do_rotary",
@@ -392,6 +394,7 @@ const LENGTHS: usize = 5;
 const COS: usize = 6;
 const PLACES: usize = 8;
 const BIAS: usize = 9;
+const SINK: usize = 10;
 
 /// The extents of a GroupQueryAttention.
 struct Grouped {
@@ -400,9 +403,11 @@ struct Grouped {
     sequence: usize,
     /// Elements of a head.
     width: usize,
-    /// Keys that the caches of the past have room for, and those that are seen in all.
+    /// Keys that the caches of the past have room for, and the most that there are in all.
     past: usize,
     total: usize,
+    /// The longest row has that many.
+    known: bool,
 }
 
 impl Grouped {
@@ -419,20 +424,30 @@ impl Grouped {
             true => *call.shape(PAST).get(2).ok_or("input 'past_key': expected [batch, heads, sequence, width]")?,
             false => 0,
         };
-        if call.attrs.get("total_sequence_length").is_none() {
-            return Err("'total_sequence_length' is required and must be a constant".into());
+        let width = all / side_by_side;
+        for cache in [PAST, PAST + 1] {
+            let expected = Fact::new(call.dtype(0), [batch, heads[1], past, width]);
+            let found = call.inputs.get(cache).copied().flatten();
+            if found.is_some() != call.has(PAST) || found.is_some_and(|found| *found != expected) {
+                let found = found.map_or("none".into(), Fact::to_string);
+                return Err(format!("input '{}': expected {expected}, found {found}", input_name(call, cache)));
+            }
         }
-        let total = call.int("total_sequence_length", 0)?;
-        let total = usize::try_from(total).ok().filter(|&n| n >= sequence && n - sequence <= past);
-        let total = total.ok_or_else(|| {
-            format!("'total_sequence_length': expected {sequence} to {}, found another", past.saturating_add(sequence))
-        })?;
-        Ok(Grouped { heads, batch, sequence, width: all / side_by_side, past, total })
+        let most = past.checked_add(sequence).ok_or("more keys than can be counted")?;
+        let told = call.attrs.get("total_sequence_length").is_some();
+        let (given, total) = match call.inputs.get(BIAS).copied().flatten() {
+            _ if told => ("total_sequence_length", usize::try_from(call.int("total_sequence_length", 0)?).ok()),
+            Some(bias) => ("attention_bias", bias.shape.last().copied()),
+            None => ("past_key", Some(if past >= sequence { past } else { most })),
+        };
+        let total = total.filter(|total| (sequence..=most).contains(total));
+        let total =
+            total.ok_or_else(|| format!("'{given}': expected {sequence} to {most} keys, found another number"))?;
+        Ok(Grouped { heads, batch, sequence, width, past, total, known: told || call.has(BIAS) })
     }
 }
 
 fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    refuse(call, &["smooth_softmax"])?;
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
@@ -441,7 +456,12 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     if g.total > g.sequence {
         let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
         let lengths = reshape(b, lengths, &[g.batch, 1])?;
-        first = Some(with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?);
+        let mut place = with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?;
+        if !g.known && g.sequence > 1 {
+            // It may be a prompt, whose rows begin at the start however short they are.
+            place = with_number(b, "Max", place, 0.0)?;
+        }
+        first = Some(place);
     }
     let [mut q, mut k, v] = match (given(x, 1), given(x, 2)) {
         (Some(k), Some(v)) => [required(x, 0), k, v],
@@ -456,25 +476,22 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     }
     let attrs = attributes(call, g.heads, first.is_none())?.with("softcap", call.float("softcap", 0.0)?);
     let seen = seen(b, call, &g, first)?;
-    let mask = match (seen, given(x, BIAS)) {
-        (Some(seen), Some(bias)) => {
-            let never = b.scalar(f64::NEG_INFINITY, dtype);
-            Some(b.op("Where", &[seen, bias, never], Attrs::new())?)
-        }
-        (seen, bias) => seen.or(bias),
+    let mask = match seen {
+        Some(seen) => Some(shown(b, seen, given(x, BIAS), dtype)?),
+        None => given(x, BIAS),
     };
     let past = [given(x, PAST), given(x, PAST + 1)];
-    match first {
+    let attrs = attrs.with("qk_matmul_output_mode", 2);
+    let mut y = match first {
         None => {
             let mut y = outputs(b, "Attention", &[Some(q), Some(k), Some(v), mask], attrs)?;
-            y.truncate(3);
-            for (present, past) in y[1..].iter_mut().zip(past) {
+            for (present, past) in y[1..3].iter_mut().zip(past) {
                 if let Some(past) = past.filter(|_| g.past > g.total) {
                     let rest = b.slice(past, 2, g.total, g.past)?;
                     *present = b.op("Concat", &[*present, rest], Attrs::new().with("axis", 2))?;
                 }
             }
-            Ok(y)
+            y
         }
         Some(first) => {
             let before = reshape(b, first, &[g.batch])?;
@@ -490,10 +507,35 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
                 *present = b.op("TensorScatter", &[cache, new, before], Attrs::new())?;
                 visible[i] = Some(b.slice(*present, 2, 0, g.total)?);
             }
-            let y = b.node("Attention", &[Some(q), visible[0], visible[1], mask], attrs)?;
-            Ok(vec![y, presents[0], presents[1]])
+            let mut y = outputs(b, "Attention", &[Some(q), visible[0], visible[1], mask], attrs)?;
+            y[1..3].copy_from_slice(&presents);
+            y
         }
+    };
+    if call.has(SINK) || call.int("smooth_softmax", 0)? != 0 {
+        y[0] = sunk(b, &g, y[0], y[3], given(x, SINK))?;
     }
+    y.truncate(3);
+    Ok(y)
+}
+
+/// What is left of a result when one more score, that of its head or 0, takes its part in the softmax and nothing of the values.
+fn sunk(b: &mut dyn Build, g: &Grouped, y: ValueId, scores: ValueId, sink: Option<ValueId>) -> OpResult<ValueId> {
+    let Fact { dtype, shape } = b.fact(y);
+    let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+    let scores = b.cast(scores, wide)?;
+    let mut ahead = b.op("ReduceLogSumExp", &[scores], Attrs::new().with("axes", vec![3]).with("keepdims", 1))?;
+    if let Some(sink) = sink {
+        let sink = b.cast(sink, wide)?;
+        let sink = reshape(b, sink, &[g.heads[0], 1, 1])?;
+        ahead = binary(b, "Sub", ahead, sink)?;
+    }
+    let part = unary(b, "Sigmoid", ahead)?;
+    let part = transpose(b, part, &[0, 2, 1, 3])?;
+    let part = b.cast(part, dtype)?;
+    let y = reshape(b, y, &[g.batch, g.sequence, g.heads[0], g.width])?;
+    let y = binary(b, "Mul", y, part)?;
+    reshape(b, y, &shape)
 }
 
 /// Queries or keys rotated by their positions.
@@ -510,7 +552,13 @@ fn turned(
         return Err("expected input 'cos_cache' and input 'sin_cache' where 'do_rotary' is 1, found none".into());
     };
     let ids = match given(x, PLACES) {
-        Some(ids) => ids,
+        Some(ids) if first.is_some() => ids,
+        // Of a prompt, the first one stands for all.
+        Some(ids) => {
+            let (row, places) = (b.slice(ids, 0, 0, 1)?, places(b, None, g.sequence)?);
+            let place = b.slice(row, 1, 0, 1)?;
+            binary(b, "Add", places, place)?
+        }
         None => places(b, first, g.sequence)?,
     };
     let ids = b.op("Expand", &[ids], Attrs::new().with("shape", &[g.batch, g.sequence][..]))?;

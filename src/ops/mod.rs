@@ -115,7 +115,7 @@ fn same_dtype(call: &Call) -> OpResult<DType> {
 
 /// The name of a data input, counting repetitions of a variadic one.
 fn input_name(call: &Call, input: usize) -> String {
-    let data: Vec<_> = call.op.inputs.iter().filter(|i| i.arity != Arity::Shaping).collect();
+    let data: Vec<_> = call.op.inputs.iter().filter(|i| !i.shapes()).collect();
     match data.last() {
         Some(last) if input + 1 >= data.len() && last.arity == Arity::Variadic => {
             format!("{}[{}]", last.name, input + 1 - data.len())

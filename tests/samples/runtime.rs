@@ -263,6 +263,17 @@ fn caches() -> Vec<Sample> {
             .input(F32, &[2, 1, 2, 7], -1.0, 1.0)
             .attr("rotary_interleaved", 1),
         angles(together).attr("num_heads", 4).attr("kv_num_heads", 2),
+        angles(unknown(2, 3, 7, &[2.0, 1.0])),
+        unknown(1, 3, 2, &[4.0]).attr("local_window_size", 2),
+        row(1, 3, 0, &[2.0], 3).attr("smooth_softmax", 1),
+        row(2, 1, 9, &[6.0, 4.0], 7)
+            .omitted()
+            .omitted()
+            .omitted()
+            .omitted()
+            .input(F32, &[4], -2.0, 2.0)
+            .attr("local_window_size", 3)
+            .attr("softcap", 2.0),
         update(&[2, 3, 6, 4], &[2, 3, 2, 4]).given(I64, &[2], &[0.0, 5.0]),
         update(&[2, 6, 4], &[2, 3, 4]).given(I64, &[2], &[1.0, 4.0]).attr("mode", "circular").attr("axis", 1),
         update(&[2, 6, 4], &[2, 3, 4]),
