@@ -512,7 +512,9 @@ fn rows_of_a_prompt_begin_where_their_caches_do() {
         0.25, -0.75, 1.0, 0.0, -1.0, 0.75, -0.25, -1.25, 0.3301, -0.6699, 1.0801, 0.0801, -0.9199, 0.8301, -0.1699,
         -1.1699, 0.75, -0.25, -1.25, 0.5, -0.5, 1.25, 0.25, -0.75,
     ];
-    for sample in [prompt.clone(), prompt.attr("total_sequence_length", 2)] {
+    for sample in
+        [prompt.clone(), prompt.clone().attr("total_sequence_length", 2), prompt.attr("total_sequence_length", 3)]
+    {
         let values = found(&sample);
         assert!(values.iter().zip(expected).all(|(a, b)| (a - b).abs() < 6e-5), "{sample:?}: {values:?}");
     }

@@ -683,6 +683,14 @@ fn a_table_of_elements_that_share_bytes_is_looked_up() {
     assert_eq!(of("uint4", ""), [4.5, 7.0, 7.5]);
     assert_eq!(of("int4", ", z"), [-4.5, -2.0, -1.5]);
     assert_eq!(of("uint4", ", z"), [3.5, 6.0, 6.5]);
+    let found = refusal(
+        "<ir_version: 10, opset_import: [\"\" : 21, \"com.microsoft\" : 1]>
+        g (int64[1] i, float[2, 2] s) => (float[1, 3] y) <int4[2, 3] w = {225, 151, 254}> {
+            y = com.microsoft.GatherBlockQuantized <block_size = 16> (w, i, s)
+        }",
+        &[],
+    );
+    assert!(found.contains("input 'scales': expected f32[2,1], found f32[2,2]"), "{found}");
 }
 
 /// The total is read where it is a constant and believed to fit the caches where it is none.

@@ -406,8 +406,6 @@ struct Grouped {
     /// Keys that the caches of the past have room for, and the most that there are in all.
     past: usize,
     total: usize,
-    /// The longest row has that many.
-    known: bool,
 }
 
 impl Grouped {
@@ -434,16 +432,17 @@ impl Grouped {
             }
         }
         let most = past.checked_add(sequence).ok_or("more keys than can be counted")?;
-        let told = call.attrs.get("total_sequence_length").is_some();
         let (given, total) = match call.inputs.get(BIAS).copied().flatten() {
-            _ if told => ("total_sequence_length", usize::try_from(call.int("total_sequence_length", 0)?).ok()),
+            _ if call.attrs.get("total_sequence_length").is_some() => {
+                ("total_sequence_length", usize::try_from(call.int("total_sequence_length", 0)?).ok())
+            }
             Some(bias) => ("attention_bias", bias.shape.last().copied()),
             None => ("past_key", Some(if past >= sequence { past } else { most })),
         };
         let total = total.filter(|total| (sequence..=most).contains(total));
         let total =
             total.ok_or_else(|| format!("'{given}': expected {sequence} to {most} keys, found another number"))?;
-        Ok(Grouped { heads, batch, sequence, width, past, total, known: told || call.has(BIAS) })
+        Ok(Grouped { heads, batch, sequence, width, past, total })
     }
 }
 
@@ -457,7 +456,7 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
         let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
         let lengths = reshape(b, lengths, &[g.batch, 1])?;
         let mut place = with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?;
-        if !g.known && g.sequence > 1 {
+        if g.sequence > 1 {
             // It may be a prompt, whose rows begin at the start however short they are.
             place = with_number(b, "Max", place, 0.0)?;
         }
@@ -584,4 +583,25 @@ fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: Option<ValueId>) -> 
         seen = binary(b, "And", seen, near)?;
     }
     Ok(Some(seen))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dtype::DType::*;
+    use crate::op::Attrs;
+    use crate::ops::tests::refused;
+
+    #[test]
+    fn caches_and_totals_fit() {
+        let new = (F32, &[1, 2, 8][..]);
+        let of = |value: &[usize], attrs: Attrs| {
+            let inputs = [new, new, new, (F32, &[1, 1, 3, 8]), (F32, value), (I32, &[1])];
+            refused("GroupQueryAttention", &inputs, &attrs.with("num_heads", 1).with("kv_num_heads", 1))
+        };
+        assert_eq!(of(&[1, 1, 4, 8], Attrs::new()), "input 'past_value': expected f32[1,1,3,8], found f32[1,1,4,8]");
+        assert_eq!(
+            of(&[1, 1, 3, 8], Attrs::new().with("total_sequence_length", 6)),
+            "'total_sequence_length': expected 2 to 5 keys, found another number"
+        );
+    }
 }
