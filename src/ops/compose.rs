@@ -198,7 +198,7 @@ mod tests {
             (
                 "MelWeightMatrix",
                 vec![],
-                [("num_mel_bins", 1 << 30), ("dft_length", 1 << 30), ("sample_rate", 16000), ("lower_edge_hertz", 0)]
+                [("num_mel_bins", 1 << 30), ("dft_length", 1 << 10), ("sample_rate", 16000), ("lower_edge_hertz", 0)]
                     .into_iter()
                     .fold(Attrs::new().with("upper_edge_hertz", 8000), |attrs, (name, n)| attrs.with(name, n)),
             ),
