@@ -34,12 +34,40 @@ pub struct Constant {
 #[derive(Debug)]
 enum Source {
     Given,
-    File { path: PathBuf, offset: u64 },
-    Derived { op: &'static OpDef, attrs: Attrs, inputs: Vec<Option<Arc<Constant>>>, port: usize, depth: usize },
+    File {
+        path: PathBuf,
+        offset: u64,
+    },
+    Derived {
+        op: &'static OpDef,
+        attrs: Attrs,
+        inputs: Vec<Option<Arc<Constant>>>,
+        port: usize,
+        depth: usize,
+    },
+    /// One of those that an operator's decomposition makes, by number.
+    Part {
+        of: Arc<Decomposed>,
+        number: usize,
+    },
 }
+
+/// An operator and the facts of its inputs: what its decomposition follows from.
+#[derive(Debug)]
+struct Decomposed {
+    op: &'static OpDef,
+    attrs: Attrs,
+    inputs: Vec<Option<Fact>>,
+}
+
+/// Constants of decompositions are made at once up to this many elements: passes look at those.
+const MADE_AT_ONCE: usize = 1 << 12;
 
 /// Chains of derived constants longer than this are evaluated at once, so that fetching one cannot recurse far.
 const MAX_DERIVED_DEPTH: usize = 64;
+
+/// What operators stand for, and functions of a file, lets a graph grow to no more nodes.
+pub const MAX_NODES: usize = 1 << 18;
 
 impl Constant {
     /// A constant in memory.
@@ -130,6 +158,9 @@ impl Constant {
                 };
                 self.mark() == other.mark() && a.len() == b.len() && a.iter().zip(b).all(same)
             }
+            (Source::Part { of: a, number: i }, Source::Part { of: b, number: k }) => {
+                i == k && std::ptr::eq(a.op, b.op) && a.attrs == b.attrs && a.inputs == b.inputs
+            }
             _ => false,
         };
         source && self.fact == other.fact
@@ -143,6 +174,7 @@ impl Constant {
             Source::Given => format!("{} {:?}", self.fact, self.value.get().map(first)),
             Source::File { path, offset } => format!("{} {} {offset}", self.fact, path.display()),
             Source::Derived { op, attrs, port, .. } => format!("{} {} {attrs:?} {port}", self.fact, op.name),
+            Source::Part { of, number } => format!("{} {of:?} {number}", self.fact),
         }
     }
 
@@ -207,7 +239,7 @@ impl Constant {
                 for input in inputs {
                     let fetch = |c: &Constant| match c.source {
                         // Constants on the way to it may be asked for many times over.
-                        Source::Derived { .. } => c.value().cloned(),
+                        Source::Derived { .. } | Source::Part { .. } => c.value().cloned(),
                         _ => c.fetch(),
                     };
                     values.push(input.as_deref().map(fetch).transpose()?);
@@ -215,6 +247,12 @@ impl Constant {
                 let values: Vec<_> = values.iter().map(Option::as_ref).collect();
                 let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
                 Ok(Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port))
+            }
+            Source::Part { of, number } => {
+                let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();
+                let call = Call { op: of.op, attrs: &of.attrs, inputs: &facts };
+                let fail = |what| Error::Node { node: self.name.clone(), op: of.op.name.into(), what };
+                ops::made_constant(&call, *number).map_err(fail)
             }
         }
     }
@@ -448,14 +486,7 @@ impl Graph {
             return Err(format!("unknown attribute '{name}'; {known}"));
         }
         let facts: Vec<_> = inputs.iter().map(|v| v.map(|v| self.fact(v))).collect();
-        let facts = Call { op, attrs, inputs: &facts }.infer()?;
-        for fact in &facts {
-            let bytes = fact.shape.checked_len().and_then(|n| n.checked_mul(fact.dtype.size()));
-            if bytes.is_none_or(|b| b > 1 << 46) {
-                return Err(format!("the output {fact} is larger than any memory"));
-            }
-        }
-        Ok(facts)
+        Call { op, attrs, inputs: &facts }.infer()
     }
 
     /// The graph's inputs in order of declaration.
@@ -668,6 +699,7 @@ impl Graph {
                     return Err(node.error(format!("input {slot} is fed twice or does not exist")));
                 }
             }
+            node.outputs.iter().try_for_each(|o| o.fact.countable()).map_err(|what| node.error(what))?;
             if let Kind::Op(op) = node.kind {
                 let facts = self.infer(op, &self.operands(id), &node.attrs).map_err(|what| node.error(what))?;
                 if !facts.iter().eq(node.outputs.iter().map(|o| &o.fact)) {
@@ -689,8 +721,22 @@ impl Graph {
 pub struct Decomposer<'a> {
     /// The graph that grows.
     pub graph: &'a mut Graph,
-    /// The name of the node that is decomposed.
-    pub name: String,
+    name: String,
+    of: Option<Arc<Decomposed>>,
+    constants: usize,
+}
+
+impl<'a> Decomposer<'a> {
+    /// Builds nodes by this name.
+    pub fn new(graph: &'a mut Graph, name: String) -> Decomposer<'a> {
+        Decomposer { graph, name, of: None, constants: 0 }
+    }
+
+    /// Builds what the row's rule does of a call, and nothing else: large constants are made from the call when they are asked for.
+    pub fn of(self, call: &Call) -> Decomposer<'a> {
+        let inputs = call.inputs.iter().map(|fact| fact.cloned()).collect();
+        Decomposer { of: Some(Arc::new(Decomposed { op: call.op, attrs: call.attrs.clone(), inputs })), ..self }
+    }
 }
 
 impl Build for Decomposer<'_> {
@@ -700,13 +746,24 @@ impl Build for Decomposer<'_> {
 
     fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
         let row = ops::find(op).ok_or_else(|| format!("no row '{op}'"))?;
+        if self.graph.len() >= MAX_NODES {
+            return Err(format!("expected to take a graph to {MAX_NODES} nodes at most, found more"));
+        }
         let name = format!("{}/{op}", self.name);
         let node = self.graph.add(row, &name, inputs, attrs, &[]).map_err(|e| e.to_string())?;
         Ok(ValueId { node, port: 0 })
     }
 
-    fn constant(&mut self, tensor: Tensor) -> ValueId {
-        self.graph.constant(Constant::new(format!("{}/constant", self.name), tensor))
+    fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
+        let (name, number) = (format!("{}/constant", self.name), self.constants);
+        self.constants += 1;
+        self.graph.constant(match &self.of {
+            Some(of) if fact.shape.numel() > MADE_AT_ONCE => {
+                let source = Source::Part { of: of.clone(), number };
+                Constant { name, fact, source, value: OnceLock::new() }
+            }
+            _ => Constant::new(name, Tensor::from_f64(fact.dtype, fact.shape, &elements())),
+        })
     }
 }
 

@@ -28,10 +28,44 @@ pub struct Fact {
     pub shape: Shape,
 }
 
+/// No value takes more bytes, with extents of 0 left out: products of a value's extents never overflow.
+const MAX_BYTES: usize = 1 << 46;
+/// What shapes and attributes alone determine takes no more bytes: it is made by the host, and held.
+pub const MAX_MADE: usize = 1 << 30;
+
 impl Fact {
     /// A value of this type and shape.
     pub fn new(dtype: DType, shape: impl Into<Shape>) -> Fact {
         Fact { dtype, shape: shape.into() }
+    }
+
+    /// The bytes of the elements, of a value that is [countable](Self::countable).
+    pub fn bytes(&self) -> usize {
+        self.shape.numel() * self.dtype.size()
+    }
+
+    /// Refuses what no memory holds. No extents come into a graph without having been asked here.
+    ///
+    /// # Errors
+    /// What was found.
+    pub fn countable(&self) -> OpResult<()> {
+        let mut extents = self.shape.iter().filter(|&&extent| extent > 0);
+        match extents.try_fold(self.dtype.size(), |n, &extent| n.checked_mul(extent).filter(|&n| n <= MAX_BYTES)) {
+            Some(_) => Ok(()),
+            None if self.shape.contains(&0) => Err(format!("{self} has extents larger than any memory")),
+            None => Err(format!("{self} is larger than any memory")),
+        }
+    }
+
+    /// Refuses what the host is not to make of shapes and attributes alone.
+    ///
+    /// # Errors
+    /// What was expected and found.
+    pub fn makeable(&self) -> OpResult<()> {
+        match self.countable().is_ok() && self.bytes() <= MAX_MADE {
+            true => Ok(()),
+            false => Err(format!("expected to make constants of up to {MAX_MADE} bytes, found {self}")),
+        }
     }
 }
 
@@ -252,7 +286,21 @@ impl<'a> Call<'a> {
 
     /// The facts that the row infers for this node's outputs.
     pub fn infer(&self) -> OpResult<Vec<Fact>> {
-        (self.op.infer)(self)
+        for (slot, fact) in self.inputs.iter().enumerate() {
+            let declared =
+                self.op.inputs.iter().filter(|i| i.arity != Arity::Shaping).nth(slot).or(self.op.inputs.last());
+            let name = declared.map_or("", |i| i.name);
+            fact.map_or(Ok(()), Fact::countable).map_err(|what| format!("input '{name}': {what}"))?;
+        }
+        let facts = (self.op.infer)(self)?;
+        facts.iter().try_for_each(Fact::countable).map_err(|what| format!("the output {what}"))?;
+        if let Lower::Fold = self.op.lower {
+            facts
+                .iter()
+                .try_for_each(Fact::makeable)
+                .map_err(|what| format!("{what}: let an input of the model hold it"))?;
+        }
+        Ok(facts)
     }
 }
 
@@ -363,8 +411,8 @@ pub trait Build {
     fn fact(&self, value: ValueId) -> Fact;
     /// Adds a node with one output; optional inputs that are omitted are `None`.
     fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId>;
-    /// Adds a constant.
-    fn constant(&mut self, tensor: Tensor) -> ValueId;
+    /// Adds a constant, whose elements are asked for only where values are wanted.
+    fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId;
 }
 
 impl dyn Build + '_ {
@@ -393,9 +441,28 @@ impl dyn Build + '_ {
         self.op("Slice", &[value], Attrs::span(axis, from..to))
     }
 
+    /// Adds a constant of these elements. They are not made to infer.
+    pub fn constant(
+        &mut self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        elements: impl Fn() -> Vec<f64>,
+    ) -> OpResult<ValueId> {
+        let fact = Fact::new(dtype, shape);
+        fact.makeable()?;
+        Ok(self.insert(fact, &elements))
+    }
+
+    /// Adds a constant of `first` and the numbers behind it, one after another.
+    pub fn numbers(&mut self, dtype: DType, shape: impl Into<Shape>, first: f64) -> OpResult<ValueId> {
+        let shape = shape.into();
+        let count = shape.iter().product();
+        self.constant(dtype, shape, || (0..count).map(|i| first + i as f64).collect())
+    }
+
     /// Adds a scalar constant.
     pub fn scalar(&mut self, value: f64, dtype: DType) -> ValueId {
-        self.constant(Tensor::from_f64(dtype, Shape::default(), &[value]))
+        self.insert(Fact::new(dtype, Shape::default()), &|| vec![value])
     }
 }
 

@@ -65,9 +65,7 @@ impl Trace {
             if !state.inputs.insert(name.into()) {
                 return Err(Error::Graph(format!("two inputs are called '{name}'")));
             }
-            if fact.shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).is_none() {
-                return Err(Error::Graph(format!("input '{name}': {fact} is larger than any memory")));
-            }
+            fact.countable().map_err(|what| Error::Graph(format!("input '{name}': {what}")))?;
             Ok(state.graph.input(name, fact))
         })
     }

@@ -69,8 +69,9 @@ impl Build for Machine {
         Ok(self.add(op, inputs, &attrs, true)?[0])
     }
 
-    fn constant(&mut self, tensor: Tensor) -> ValueId {
-        self.push(Fact::new(tensor.dtype(), tensor.shape().clone()), tensor.to_f64())
+    fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
+        let values = Tensor::from_f64(fact.dtype, fact.shape.clone(), &elements()).to_f64();
+        self.push(fact, values)
     }
 }
 
@@ -229,7 +230,11 @@ fn neighbours(x: f64, len: usize, mode: ResizeMode) -> Vec<(isize, f64)> {
 
 /// The facts and the values of a sample's outputs.
 fn outputs(machine: &mut Machine, sample: &Sample, lowered: bool) -> OpResult<Vec<(Fact, Vec<f64>)>> {
-    let inputs: Vec<_> = sample.tensors().into_iter().map(|t| t.map(|t| machine.constant(t))).collect();
+    let inputs: Vec<_> = sample
+        .tensors()
+        .into_iter()
+        .map(|t| t.map(|t| machine.push(Fact::new(t.dtype(), t.shape().clone()), t.to_f64())))
+        .collect();
     let values = machine.add(sample.op, &inputs, &sample.attrs, lowered)?;
     Ok(values.iter().map(|v| machine.values[v.node as usize].clone()).collect())
 }

@@ -6,12 +6,13 @@ mod samples;
 use plimsoll::backend::Backend;
 use plimsoll::dtype::DType;
 use plimsoll::exec::Exec;
-use plimsoll::graph::Graph;
-use plimsoll::op::{Attrs, Fact, ValueId};
-use plimsoll::plan::Limits;
+use plimsoll::graph::{Constant, Graph};
+use plimsoll::op::{Attr, Attrs, Fact, ValueId};
+use plimsoll::plan::{Limits, Recipe};
 use plimsoll::target::Target;
 use plimsoll::{Tensor, ops, pass, plan, reference};
 use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Within this share of the output's peak.
 const TOLERANCE: f64 = 1e-5;
@@ -191,4 +192,105 @@ fn rows_without_a_softmax_are_found() {
         let expected = if allowed(i) { share[i / 37] } else { 0.0 };
         assert!((found - expected).abs() < 1e-6, "{found} at {i}, expected {expected}");
     }
+}
+
+const HOSTILE: [usize; 12] = [0, 1, 2, 3, 255, 65536, (1 << 31) - 1, 1 << 31, 1 << 33, 1 << 40, 1 << 61, 1 << 62];
+
+/// Numbers that are the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        ((self.0 >> 33) as usize) % n
+    }
+
+    fn extent(&mut self) -> usize {
+        HOSTILE[self.below(HOSTILE.len())]
+    }
+
+    fn number(&mut self) -> i64 {
+        match self.below(4) {
+            0 => [-1, -2, -(1 << 40), i64::MIN, i64::MAX][self.below(5)],
+            _ => self.extent() as i64,
+        }
+    }
+}
+
+fn numbers(attr: &mut Attr) -> Option<&mut [i64]> {
+    match attr {
+        Attr::Int(v) => Some(std::slice::from_mut(v)),
+        Attr::Ints(v) => Some(v),
+        _ => None,
+    }
+}
+
+/// The sample with other extents, of one size everywhere or in one place, and other numbers among its attributes.
+fn spoilt(mut sample: samples::Sample, random: &mut Random) -> samples::Sample {
+    let mut attrs: Vec<(String, Attr)> = sample.attrs.iter().map(|(k, v)| (k.to_owned(), v.clone())).collect();
+    for _ in 0..1 + random.below(3) {
+        let extents: Vec<usize> = sample.inputs.iter().flatten().flat_map(|input| input.shape.clone()).collect();
+        let which = random.below(4);
+        if which < 3 && !extents.is_empty() {
+            let (at, new) = (random.below(extents.len()), random.extent());
+            let old = extents[at];
+            let all = sample.inputs.iter_mut().flatten().flat_map(|input| &mut input.shape).enumerate();
+            all.for_each(|(k, extent)| {
+                if k == at || which < 2 && *extent == old {
+                    *extent = new
+                }
+            });
+            if which == 0 && old > 1 {
+                let listed = attrs.iter_mut().filter_map(|(_, attr)| numbers(attr)).flatten();
+                listed.for_each(|number| {
+                    if *number == old as i64 {
+                        *number = new as i64
+                    }
+                });
+            }
+        } else {
+            let mut listed: Vec<&mut i64> = attrs.iter_mut().filter_map(|(_, attr)| numbers(attr)).flatten().collect();
+            if !listed.is_empty() {
+                let at = random.below(listed.len());
+                *listed[at] = random.number();
+            }
+        }
+    }
+    sample.attrs = attrs.into_iter().fold(Attrs::new(), |attrs, (name, value)| attrs.with(&name, value));
+    sample
+}
+
+/// The sample as a graph, where one of its inputs, if it has so many, is a constant of equal elements.
+fn partly_known(sample: &samples::Sample, known: usize) -> Result<Graph, String> {
+    let (mut graph, given) = (graph(sample)?, sample.inputs.iter().flatten().nth(known));
+    let Some(input) = given else { return Ok(graph) };
+    let one = Tensor::from_f64(input.dtype, vec![1; input.shape.len()], &[1.0]);
+    let one = graph.constant(Constant::new("one", one));
+    let (row, often) = (ops::find("Tile").expect("a row"), Attrs::new().with("repeats", &input.shape[..]));
+    let node = graph.add(row, "tile", &[Some(one)], often, &[]).map_err(|e| e.to_string())?;
+    graph.replace(graph.inputs()[known], ValueId { node, port: 0 });
+    Ok(graph)
+}
+
+/// Every row, with extents and numbers that are large where others are none: a plan or an error, and no panic.
+#[test]
+fn rows_meet_hostile_extents() {
+    let (samples, targets) = (samples::samples(), [Target::cpu(2), Target::wgpu(), Target::cuda()]);
+    let (mut plans, mut failures) = (0, Vec::new());
+    for seed in 0..2 * samples.len() {
+        let mut random = Random(seed as u64);
+        let sample = spoilt(samples[seed / 2].clone(), &mut random);
+        let target = &targets[random.below(3)];
+        let constant = random.below(16);
+        let run = || {
+            let limits = Limits { memory: None };
+            Recipe::default().plan(partly_known(&sample, constant)?, target, &limits).map_err(|e| e.to_string())
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(plan) => plans += usize::from(plan.is_ok()),
+            Err(_) => failures.push(format!("seed {seed} on {}: {sample:?}", target.name)),
+        }
+    }
+    assert!(failures.is_empty(), "{} panics\n{}", failures.len(), failures.join("\n"));
+    assert!(plans > samples.len() / 2, "{plans} plans: most extents are refused before anything is planned");
 }

@@ -124,6 +124,21 @@ trait Compiled: Send + Sync {
     unsafe fn run(&self, phase: usize, task: usize, args: &Args, scratch: &mut Scratch);
 }
 
+/// A kernel that writes no elements, however many rows of none there are.
+struct Nothing;
+
+impl Compiled for Nothing {
+    fn needs(&self) -> Needs {
+        Needs::default()
+    }
+
+    fn tasks(&self, _: usize) -> usize {
+        0
+    }
+
+    unsafe fn run(&self, _: usize, _: usize, _: &Args, _: &mut Scratch) {}
+}
+
 /// How the tasks of a kernel share its workspace.
 #[derive(Clone, Copy, Debug, Default)]
 struct Workspace {
@@ -275,6 +290,9 @@ fn refuse(what: impl Into<String>) -> Error {
 
 /// Chooses how to run a kernel.
 fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled>, String> {
+    if kernel.writes.iter().all(|write| write.access.shape.contains(&0)) {
+        return Ok(Box::new(Nothing));
+    }
     Ok(match &kernel.template {
         Template::Map => match copy::Copy::new(kernel, threads)? {
             Some(copy) => Box::new(copy),

@@ -42,9 +42,7 @@ pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)])
             });
         }
         let fact = Fact::new(dtype, shape);
-        if fact.shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).is_none_or(|bytes| bytes > 1 << 46) {
-            return Err(Error::Graph(format!("input '{}': {fact} is larger than any memory", input.name)));
-        }
+        fact.countable().map_err(|what| Error::Graph(format!("input '{}': {what}", input.name)))?;
         facts.push((input.name.as_str(), fact));
     }
     let list = |names: &BTreeSet<String>| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");

@@ -11,7 +11,7 @@ use super::proto::*;
 use crate::choices::Choices;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Kind};
+use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
@@ -21,8 +21,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 const OLDEST_OPSET: i64 = 7;
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
-/// Inlined functions let a graph grow to no more nodes.
-const MAX_NODES: usize = 1 << 18;
 /// An input that shapes a computation holds no more numbers.
 const MAX_SHAPING: usize = 1 << 16;
 

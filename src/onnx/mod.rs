@@ -139,10 +139,8 @@ impl Model {
     /// The constant that a tensor is; its elements are not touched.
     fn constant(&self, tensor: &TensorProto, name: String) -> Result<Constant> {
         let fact = Fact::new(tensor.dtype()?, tensor.shape()?);
+        fact.countable().map_err(|what| Error::Graph(format!("tensor '{}': {what}", tensor.name)))?;
         match tensor.external()? {
-            Some(_) if fact.shape.checked_len().is_none() => {
-                Err(Error::Graph(format!("tensor '{}': {fact} is larger than any memory", tensor.name)))
-            }
             Some(external) => Ok(Constant::in_file(name, fact, self.beside(external.location), external.offset)),
             None => Ok(Constant::new(name, Tensor::new(fact.dtype, fact.shape, tensor.bytes()?)?)),
         }

@@ -16,7 +16,6 @@ use super::{expect_dtype, indices, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
-use crate::tensor::Tensor;
 
 const ATTENTION: &[&str] =
     &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"];
@@ -365,17 +364,14 @@ fn seen(b: &mut dyn Build, call: &Call, e: &Extents, lengths: Option<ValueId>) -
     if !causal && lengths.is_none() {
         return Ok(None);
     }
-    let mut places = |shape: [usize; 2], first: f64| {
-        let places: Vec<f64> = (0..shape[0] * shape[1]).map(|i| first + i as f64).collect();
-        b.constant(Tensor::from_f64(DType::I32, shape, &places))
-    };
-    let keys = places([1, e.keys], 0.0);
+    let mut places = |shape: [usize; 2], first: f64| b.numbers(DType::I32, shape, first);
+    let keys = places([1, e.keys], 0.0)?;
     let Some(lengths) = lengths else {
-        let queries = places([e.queries, 1], e.past as f64);
+        let queries = places([e.queries, 1], e.past as f64)?;
         return binary(b, "LessOrEqual", keys, queries).map(Some);
     };
     // The last query stands at the last key.
-    let queries = places([e.queries, 1], 1.0 - e.queries as f64);
+    let queries = places([e.queries, 1], 1.0 - e.queries as f64)?;
     let lengths = b.cast(lengths, DType::I32)?;
     let mut ends = reshape(b, lengths, &[&[e.batch][..], &vec![1; e.split().len() + 2]].concat())?;
     if causal {

@@ -30,24 +30,52 @@ pub(super) const fn composed(
     }
 }
 
+/// A row is made of no more values.
+const MAX_PARTS: usize = 1 << 18;
+
 /// What a row's nodes infer and, where its inputs have values, compute.
 struct Trace {
     values: Vec<(Fact, Vec<f64>)>,
-    evaluates: bool,
+    wants: Wants,
+    /// How many constants there are so far.
+    constants: usize,
+}
+
+/// What a trace has values of.
+#[derive(Clone, Copy, PartialEq)]
+enum Wants {
+    Nothing,
+    Everything,
+    /// The constant of this number.
+    Constant(usize),
+}
+
+/// The elements of the constant of a number among those that the row's rule makes for inputs of these facts.
+pub(crate) fn constant(call: &Call, number: usize) -> OpResult<Tensor> {
+    let trace = Trace::run(call, None, Wants::Constant(number))?.0;
+    let mut found = trace.values.into_iter().filter(|(_, values)| !values.is_empty());
+    let (fact, values) = found.next().ok_or_else(|| format!("there is no constant {number}"))?;
+    Ok(Tensor::from_f64(fact.dtype, fact.shape, &values))
 }
 
 impl Trace {
     /// The outputs of a composed row. Without the inputs' values, these have none either.
     fn of(call: &Call, x: Option<&[Option<&[f64]>]>) -> OpResult<Vec<(Fact, Vec<f64>)>> {
+        let wants = if x.is_some() { Wants::Everything } else { Wants::Nothing };
+        let (trace, outputs) = Trace::run(call, x, wants)?;
+        Ok(outputs.into_iter().map(|value| trace.values[value.node as usize].clone()).collect())
+    }
+
+    fn run(call: &Call, x: Option<&[Option<&[f64]>]>, wants: Wants) -> OpResult<(Trace, Vec<ValueId>)> {
         let Lower::Decompose(nodes) = call.op.lower else { return Err("it is not composed of other operators".into()) };
-        let mut trace = Trace { values: Vec::new(), evaluates: x.is_some() };
+        let mut trace = Trace { values: Vec::new(), wants, constants: 0 };
         let mut inputs = Vec::with_capacity(call.inputs.len());
         for (input, fact) in call.inputs.iter().enumerate() {
             let values = x.and_then(|x| x.get(input).copied().flatten()).unwrap_or_default();
             inputs.push(fact.map(|fact| trace.push(fact.clone(), values.to_vec())));
         }
         let outputs = nodes(&mut trace, call, &inputs)?;
-        Ok(outputs.into_iter().map(|value| trace.values[value.node as usize].clone()).collect())
+        Ok((trace, outputs))
     }
 
     fn push(&mut self, fact: Fact, values: Vec<f64>) -> ValueId {
@@ -63,22 +91,30 @@ impl Build for Trace {
 
     fn node(&mut self, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<ValueId> {
         let row = find(op).ok_or_else(|| format!("there is no operator {op}"))?;
+        if self.values.len() >= MAX_PARTS {
+            return Err(format!("expected to be made of {MAX_PARTS} others at most, found more"));
+        }
         let operands: Vec<_> = inputs.iter().map(|v| v.map(|v| &self.values[v.node as usize])).collect();
         let facts: Vec<_> = operands.iter().map(|v| v.map(|(fact, _)| fact)).collect();
         let call = Call { op: row, attrs: &attrs, inputs: &facts };
         let named = |what: String| format!("as {op}: {what}");
         let fact = call.infer().map_err(named)?.swap_remove(0);
         let mut values = Vec::new();
-        if self.evaluates {
+        if self.wants == Wants::Everything {
             let x: Vec<_> = operands.iter().map(|v| v.map(|(_, values)| &values[..])).collect();
             values = call.eval(&x).map_err(named)?.swap_remove(0);
         }
         Ok(self.push(fact, values))
     }
 
-    fn constant(&mut self, tensor: Tensor) -> ValueId {
-        let values = if self.evaluates { tensor.to_f64() } else { Vec::new() };
-        self.push(Fact::new(tensor.dtype(), tensor.shape().clone()), values)
+    fn insert(&mut self, fact: Fact, elements: &dyn Fn() -> Vec<f64>) -> ValueId {
+        let values = match self.wants {
+            Wants::Everything => Tensor::from_f64(fact.dtype, fact.shape.clone(), &elements()).to_f64(),
+            Wants::Constant(number) if number == self.constants => elements(),
+            _ => Vec::new(),
+        };
+        self.constants += 1;
+        self.push(fact, values)
     }
 }
 
@@ -125,4 +161,50 @@ pub(super) fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpR
 pub(super) fn with_number(b: &mut dyn Build, op: &str, x: ValueId, number: f64) -> OpResult<ValueId> {
     let number = b.scalar(number, b.fact(x).dtype);
     binary(b, op, x, number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::ops::tests::refused;
+
+    #[test]
+    fn constants_are_made_where_values_are_wanted() {
+        let mut trace = Trace { values: Vec::new(), wants: Wants::Nothing, constants: 0 };
+        let b: &mut dyn Build = &mut trace;
+        let value = b.constant(DType::F32, [2, 3], || unreachable!("nobody asked")).expect("it is small");
+        assert_eq!(b.fact(value).to_string(), "f32[2,3]");
+        let large = b.constant(DType::I64, [1 << 28], || unreachable!("nobody asked"));
+        assert_eq!(large, Err("expected to make constants of up to 1073741824 bytes, found i64[268435456]".into()));
+        trace.wants = Wants::Constant(1);
+        let b: &mut dyn Build = &mut trace;
+        let value = b.numbers(DType::I32, [2, 2], 3.0).expect("it is small");
+        assert_eq!(trace.values[value.node as usize].1, [3.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn constants_that_no_host_should_make_are_refused_by_every_row() {
+        let ints = |name: &str, values: &[i64]| Attrs::new().with(name, values.to_vec());
+        let f32 = |shape: &'static [usize]| (DType::F32, shape);
+        for (op, inputs, attrs) in [
+            ("DFT", vec![f32(&[1, 1 << 16, 1])], Attrs::new()),
+            ("AffineGrid", vec![f32(&[1, 2, 3])], ints("size", &[1, 1, 1 << 20, 1 << 20])),
+            ("TensorScatter", vec![f32(&[1, 1 << 40, 1]), f32(&[1, 1, 1])], Attrs::new()),
+            ("EyeLike", vec![f32(&[1 << 16, 1 << 16])], Attrs::new()),
+            ("Range", vec![], Attrs::new().with("start", 0).with("limit", 1i64 << 40).with("delta", 1)),
+            ("ConstantOfShape", vec![], ints("input", &[1 << 16, 1 << 16])),
+            ("HannWindow", vec![], Attrs::new().with("size", 1 << 30)),
+            (
+                "MelWeightMatrix",
+                vec![],
+                [("num_mel_bins", 1 << 30), ("dft_length", 1 << 10), ("sample_rate", 16000), ("lower_edge_hertz", 0)]
+                    .into_iter()
+                    .fold(Attrs::new().with("upper_edge_hertz", 8000), |attrs, (name, n)| attrs.with(name, n)),
+            ),
+        ] {
+            let found = refused(op, &inputs, &attrs);
+            assert!(found.contains("expected to make constants of up to 1073741824 bytes, found "), "{op}: {found}");
+        }
+    }
 }

@@ -4,7 +4,6 @@ use super::compose::{binary, composed, given, required, reshape, transpose, unar
 use super::{expect_dtype, find};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Lower, OpDef, OpResult, ValueId, one, optional};
-use crate::tensor::Tensor;
 
 const GEMM: &[&str] =
     &["activation", "activation_alpha", "activation_beta", "activation_gamma", "alpha", "beta", "transA", "transB"];
@@ -201,7 +200,7 @@ fn embedded(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<V
     call.int("mask_index_type", 0)?;
     let left = match given(x, 7) {
         Some(mask) => b.op("ReduceSum", &[mask], Attrs::new().with("axes", vec![1]).with("keepdims", 0))?,
-        None => b.constant(Tensor::from_f64(DType::I32, [batch], &vec![0.0; batch])),
+        None => b.constant(DType::I32, [batch], || vec![0.0; batch])?,
     };
     Ok(vec![y, left, sum])
 }

@@ -5,7 +5,6 @@ use super::{indices, output, position, required_ints, same_float};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
@@ -41,22 +40,23 @@ fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     }
     let corners = call.int("align_corners", 0)? != 0;
     let image = Shape::new(&size[2..]);
-    let points = image.checked_len().and_then(|n| n.checked_mul(axes + 1)).filter(|&n| n <= 1 << 27);
-    let points = points.ok_or_else(|| format!("'size': expected images of up to {} points, found {image}", 1 << 27))?;
-    let mut base = Vec::with_capacity(points);
-    for index in indices(&image) {
-        // From the last axis to the first, as a GridSample has them.
-        for axis in (0..axes).rev() {
-            let (at, extent) = (index[axis] as f64, image[axis] as f64);
-            base.push(match corners {
-                true if extent > 1.0 => 2.0 * at / (extent - 1.0) - 1.0,
-                true => 0.0,
-                false => (2.0 * at + 1.0) / extent - 1.0,
-            });
+    let points = image.checked_len().ok_or_else(|| format!("'size': found {image}, larger than any memory"))?;
+    let base = b.constant(dtype, [points, axes + 1], || {
+        let mut base = Vec::with_capacity(points * (axes + 1));
+        for index in indices(&image) {
+            // From the last axis to the first, as a GridSample has them.
+            for axis in (0..axes).rev() {
+                let (at, extent) = (index[axis] as f64, image[axis] as f64);
+                base.push(match corners {
+                    true if extent > 1.0 => 2.0 * at / (extent - 1.0) - 1.0,
+                    true => 0.0,
+                    false => (2.0 * at + 1.0) / extent - 1.0,
+                });
+            }
+            base.push(1.0);
         }
-        base.push(1.0);
-    }
-    let base = b.constant(Tensor::from_f64(dtype, [points / (axes + 1), axes + 1], &base));
+        base
+    })?;
     let theta = transpose(b, required(x, 0), &[0, 2, 1])?;
     let grid = binary(b, "MatMul", base, theta)?;
     Ok(vec![reshape(b, grid, &[&[size[0]][..], &image, &[axes]].concat())?])

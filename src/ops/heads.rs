@@ -5,7 +5,6 @@ use super::compose::{binary, composed, given, outputs, required, reshape, transp
 use super::{expect_dtype, input_name};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Fact, OpDef, OpResult, ValueId, hint, one, optional};
-use crate::tensor::Tensor;
 use std::ops::Range;
 
 pub(super) static OPS: &[OpDef] = &[
@@ -136,9 +135,8 @@ fn refuse(call: &Call, names: &[&str]) -> OpResult<()> {
     }
 }
 
-fn whole(b: &mut dyn Build, shape: &[usize], numbers: Range<usize>) -> ValueId {
-    let numbers: Vec<f64> = numbers.map(|n| n as f64).collect();
-    b.constant(Tensor::from_f64(DType::I64, shape, &numbers))
+fn whole(b: &mut dyn Build, shape: &[usize], numbers: Range<usize>) -> OpResult<ValueId> {
+    b.numbers(DType::I64, shape, numbers.start as f64)
 }
 
 fn added(b: &mut dyn Build, x: ValueId, bias: Option<ValueId>) -> OpResult<ValueId> {
@@ -180,7 +178,7 @@ fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
     };
     let mut ids = required(x, 1);
     if call.shape(1).len() < 2 {
-        let places = whole(b, &[1, sequence], 0..sequence);
+        let places = whole(b, &[1, sequence], 0..sequence)?;
         let first = b.cast(ids, DType::I64)?;
         ids = binary(b, "Add", first, places)?;
         ids = b.op("Expand", &[ids], Attrs::new().with("shape", vec![batch as i64, sequence as i64]))?;
@@ -208,7 +206,7 @@ fn hidden(
     };
     let seen = match shape[..] {
         [n] if n == batch || n == 2 * batch || n == 3 * batch + 2 => {
-            let (end, places) = (row(b, mask, 0)?, whole(b, &[keys], 0..keys));
+            let (end, places) = (row(b, mask, 0)?, whole(b, &[keys], 0..keys)?);
             let before = binary(b, "Less", places, end)?;
             match n == 2 * batch {
                 false => before,
@@ -368,7 +366,7 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
         // Where keys are left over, the last query sees them all.
         causal = false;
         if queries > 1 {
-            let (places, keys) = (whole(b, &[queries, 1], before..before + queries), whole(b, &[keys], 0..keys));
+            let (places, keys) = (whole(b, &[queries, 1], before..before + queries)?, whole(b, &[keys], 0..keys)?);
             let (up_to, last) = (binary(b, "LessOrEqual", keys, places)?, (before + queries - 1) as f64);
             let last = with_number(b, "GreaterOrEqual", places, last)?;
             let seen = binary(b, "Or", up_to, last)?;
@@ -385,7 +383,7 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
 /// The positions of the new tokens of a GroupQueryAttention, `[1 or batch, sequence]`: behind `first` of each row, `[batch, 1]`, or where
 /// rows begin.
 fn places(b: &mut dyn Build, first: Option<ValueId>, sequence: usize) -> OpResult<ValueId> {
-    let places = whole(b, &[1, sequence], 0..sequence);
+    let places = whole(b, &[1, sequence], 0..sequence)?;
     first.map_or(Ok(places), |first| binary(b, "Add", first, places))
 }
 
@@ -575,7 +573,7 @@ fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: Option<ValueId>) -> 
     let places = places(b, first, g.sequence)?;
     let rows = b.fact(places).shape[0];
     let places = reshape(b, places, &[rows, 1, g.sequence, 1])?;
-    let keys = whole(b, &[g.total], 0..g.total);
+    let keys = whole(b, &[g.total], 0..g.total)?;
     let mut seen = binary(b, "LessOrEqual", keys, places)?;
     if let Some(window) = window {
         let last = with_number(b, "Add", keys, window as f64)?;

@@ -575,8 +575,7 @@ fn one_hot_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpRes
     let at = b.op("Unsqueeze", &[at], Attrs::new().with("axes", vec![axis as i64]))?;
     let mut along = vec![1; call.shape(0).len() + 1 - axis];
     along[0] = depth;
-    let places: Vec<_> = (0..depth).map(|i| i as f64).collect();
-    let places = b.constant(Tensor::from_f64(DType::I64, along, &places));
+    let places = b.numbers(DType::I64, along, 0.0)?;
     let hit = b.op("Equal", &[at, places], Attrs::new())?;
     let mut value = |i: i64| {
         let attrs = Attrs::new().with("starts", vec![i]).with("ends", vec![i + 1]);

@@ -3,12 +3,12 @@
 //! What is left of such integers without their zero points is whole, and so are its products; `f32` holds their sums exactly as long as
 //! few are added. So the kernels are those of other products, and sums that must be exact are of several of them, added as `i32`.
 
+use super::compose::{binary, with_number};
 use super::quantize::{bounds, spread, spread_node};
 use super::{expect_dtype, find, indices, output};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape, advance};
-use crate::tensor::Tensor;
 
 /// So many products of differences of 8-bit integers add up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
@@ -302,6 +302,7 @@ fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<V
     if terms <= EXACT {
         return Ok(vec![b.op("MatMul", &[x, w], Attrs::new())?]);
     }
+    few(terms.div_ceil(EXACT))?;
     let mut parts = Vec::new();
     for from in (0..terms).step_by(EXACT) {
         let to = terms.min(from + EXACT);
@@ -309,6 +310,15 @@ fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<V
         parts.push(b.op("MatMul", &[x, w], Attrs::new())?);
     }
     Ok(parts)
+}
+
+/// Refuses sums of more parts than are worth planning.
+fn few(parts: usize) -> OpResult<()> {
+    const MOST: usize = 1 << 12;
+    match parts <= MOST {
+        true => Ok(()),
+        false => Err(format!("expected sums of up to {MOST} parts of {EXACT} products each, found {parts} parts")),
+    }
 }
 
 /// Of some channels of every group at a time.
@@ -326,6 +336,7 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
     let reshape = |b: &mut dyn Build, x, shape: Vec<usize>| {
         b.op("Reshape", &[x], Attrs::new().with("shape", &shape[..]).with("allowzero", 1))
     };
+    few(channels.div_ceil(EXACT / taps))?;
     let split = reshape(b, x, grouped(&[groups, channels]))?;
     let mut parts = Vec::new();
     for from in (0..channels).step_by(EXACT / taps) {
@@ -342,13 +353,17 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
 fn tap_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
     let shape = b.fact(w).shape;
     let taps = shape[2..].iter().product::<usize>();
+    few(shape[1].saturating_mul(taps.div_ceil(EXACT)))?;
+    let at = b.numbers(DType::I32, [&[1], &shape[1..]].concat(), 0.0)?;
+    let nothing = b.scalar(0.0, b.fact(w).dtype);
     let mut parts = Vec::new();
     for channel in 0..shape[1] {
         for from in (0..taps).step_by(EXACT) {
-            let counted = |at: usize| at / taps == channel && (from..from + EXACT).contains(&(at % taps));
-            let counted: Vec<_> = (0..shape[1] * taps).map(|at| f64::from(u8::from(counted(at)))).collect();
-            let counted = b.constant(Tensor::from_f64(DType::F32, [&[1], &shape[1..]].concat(), &counted));
-            let w = b.op("Mul", &[w, counted], Attrs::new())?;
+            let bounds = [from, taps.min(from + EXACT)].map(|tap| (channel * taps + tap) as f64);
+            let behind = with_number(b, "GreaterOrEqual", at, bounds[0])?;
+            let before = with_number(b, "Less", at, bounds[1])?;
+            let counted = binary(b, "And", behind, before)?;
+            let w = b.op("Where", &[counted, w, nothing], Attrs::new())?;
             parts.push(b.op("Conv", &[x, w], call.attrs.clone())?);
         }
     }

@@ -4,7 +4,6 @@ use super::{expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape};
-use crate::tensor::Tensor;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -250,7 +249,7 @@ fn decompose_hardmax(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
     let rest = &shape[first + axes.len()..];
     let rows = reshape(b, x, &[&shape[..first], &[row], rest].concat())?;
     let best = b.op("ArgMax", &[rows], Attrs::new().with("axis", first as i64).with("keepdims", 0))?;
-    let values = b.constant(Tensor::from_f64(call.dtype(0), [2], &[0.0, 1.0]));
+    let values = b.numbers(call.dtype(0), [2], 0.0)?;
     let hot = b.op("OneHot", &[best, values], Attrs::new().with("depth", row as i64).with("axis", first as i64))?;
     Ok(vec![reshape(b, hot, shape)?])
 }

@@ -4,7 +4,6 @@ use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
 
 const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")];
 const DEQUANTIZE: &[Input] = &[one("x"), one("x_scale"), optional("x_zero_point")];
@@ -235,8 +234,8 @@ fn operands(
             Differ::Nowhere => spread_node(b, *value, 0)?,
             Differ::Along(axis) => spread_node(b, *value, shape.len() - axis - 1)?,
             Differ::Blocks(axis, block) => {
-                let blocks: Vec<f64> = (0..shape[axis]).map(|k| (k / block) as f64).collect();
-                let blocks = b.constant(Tensor::from_f64(DType::I64, [shape[axis]], &blocks));
+                let number = |k: usize| (k / block) as f64;
+                let blocks = b.constant(DType::I64, [shape[axis]], || (0..shape[axis]).map(number).collect())?;
                 b.op("Gather", &[*value, blocks], Attrs::new().with("axis", axis as i64))?
             }
         };

@@ -11,7 +11,6 @@
 use super::{output, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
-use crate::tensor::Tensor;
 
 /// The longest sequence: each of its elements is a cell of the graph.
 const LONGEST: usize = 1 << 12;
@@ -450,7 +449,7 @@ fn direction(
                 b.cast(initial, wide)?
             }
             // One row for all: it is no larger where the batch is.
-            None => b.constant(Tensor::from_f64(wide, [1, hidden], &vec![0.0; hidden])),
+            None => b.constant(wide, [1, hidden], || vec![0.0; hidden])?,
         });
     }
     let lengths = match given(LENGTHS) {

@@ -6,7 +6,6 @@ use crate::expr::{maximum, minimum};
 use crate::kernel::Fold;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, reduced_axes, shaping};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
 
 const ONE: &[Input] = &[one("data")];
 const DATA: &[Input] = &[one("data"), shaping("axes")];
@@ -223,8 +222,7 @@ fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &
     let hit = b.op("Equal", &[x, best], Attrs::new())?;
     let mut along = vec![1; shape.len() - axis];
     along[0] = shape[axis];
-    let count: Vec<f64> = (0..shape[axis]).map(|i| i as f64).collect();
-    let count = b.constant(Tensor::from_f64(DType::I64, along, &count));
+    let count = b.numbers(DType::I64, along, 0.0)?;
     // Where nothing equals the extreme, as where that is no number, the index is still one.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
     let miss = b.scalar(miss, DType::I64);
@@ -276,11 +274,11 @@ fn running_sums(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> O
     let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);
     let n = shape[axis];
     let x = b.op("Unsqueeze", &[data(inputs)], Attrs::new().with("axes", &[axis][..]))?;
-    let mask: Vec<f64> = (0..n * n).map(|i| f64::from(u8::from(summed(i % n, i / n)))).collect();
+    let mask = |i: usize| f64::from(u8::from(summed(i % n, i / n)));
     // [to, from], then the axes behind.
     let mut along = vec![1; shape.len() - axis + 1];
     along[..2].fill(n);
-    let mask = b.constant(Tensor::from_f64(DType::Bool, along, &mask));
+    let mask = b.constant(DType::Bool, along, || (0..n * n).map(mask).collect())?;
     let zero = b.scalar(0.0, call.dtype(0));
     let part = b.op("Where", &[mask, x, zero], Attrs::new())?;
     Ok(vec![b.op("ReduceSum", &[part], over(&[axis + 1], 0))?])

@@ -5,7 +5,6 @@ use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
 use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, shaping};
 use crate::shape::{Access, Shape};
-use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
@@ -92,18 +91,24 @@ fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) 
         for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
             let dtype = b.fact(y).dtype;
             let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
-            let mut weights = vec![0.0; axis.out * axis.len];
-            for i in 0..axis.out {
-                neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[i * axis.len + j] += w);
-            }
-            let weights = Tensor::from_f64(dtype, [axis.out, axis.len], &weights);
+            // Element `j` of the data has its share in element `i` of the result at `at(i, j)`.
+            let weights = |b: &mut dyn Build, shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
+                b.constant(dtype, shape, || {
+                    let mut weights = vec![0.0; axis.out * axis.len];
+                    for i in 0..axis.out {
+                        neighbours(axis, mode, i).iter().for_each(|&(j, w)| weights[at(i, j)] += w);
+                    }
+                    weights
+                })
+            };
             let flat = |dims: &[usize]| Attrs::new().with("shape", dims).with("allowzero", 1);
             y = if inner == 1 {
-                let (weights, rows) =
-                    (b.constant(weights.transposed()), b.op("Reshape", &[y], flat(&[outer, axis.len]))?);
+                let weights = weights(b, [axis.len, axis.out], &|i, j| j * axis.out + i)?;
+                let rows = b.op("Reshape", &[y], flat(&[outer, axis.len]))?;
                 b.op("MatMul", &[rows, weights], Attrs::new())?
             } else {
-                let (weights, rows) = (b.constant(weights), b.op("Reshape", &[y], flat(&[outer, axis.len, inner]))?);
+                let weights = weights(b, [axis.out, axis.len], &|i, j| i * axis.len + j)?;
+                let rows = b.op("Reshape", &[y], flat(&[outer, axis.len, inner]))?;
                 b.op("MatMul", &[weights, rows], Attrs::new())?
             };
             shape[k] = axis.out;
@@ -118,11 +123,12 @@ fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) 
     }
     let value = call.float("extrapolation_value", 0.0)?;
     for (k, axis) in axes.iter().enumerate() {
-        let inside: Vec<f64> = (0..axis.out).map(|i| f64::from(u8::from(axis.reads(i)))).collect();
-        if inside.contains(&0.0) {
+        // Coordinates ascend, or descend.
+        if axis.out > 0 && !(axis.reads(0) && axis.reads(axis.out - 1)) {
             let mut along = vec![1; axes.len() - k];
             along[0] = axis.out;
-            let inside = b.constant(Tensor::from_f64(DType::Bool, along, &inside));
+            let inside = |i| f64::from(u8::from(axis.reads(i)));
+            let inside = b.constant(DType::Bool, along, || (0..axis.out).map(inside).collect())?;
             let value = b.scalar(value, b.fact(y).dtype);
             y = b.op("Where", &[inside, y, value], Attrs::new())?;
         }

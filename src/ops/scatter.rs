@@ -14,7 +14,6 @@ use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
     OpDef {
@@ -80,8 +79,7 @@ fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -
         return Ok(vec![required(x, 0)]);
     }
     // Which element of the update goes where: [batch, extent].
-    let places: Vec<f64> = (0..extent).map(|i| i as f64).collect();
-    let mut at = b.constant(Tensor::from_f64(DType::I64, [1, extent], &places));
+    let mut at = b.numbers(DType::I64, [1, extent], 0.0)?;
     if let Some(first) = given(x, 2) {
         let first = b.cast(first, DType::I64)?;
         let first = reshape(b, first, &[batch, 1])?;
@@ -219,8 +217,7 @@ fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> Op
     let hit = hits(b, call, at, count, inner)?;
     let last = |keep: i64| Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", keep);
     if reduction == Reduction::None {
-        let numbers: Vec<_> = (0..count).map(|n| n as f64).collect();
-        let numbers = b.constant(Tensor::from_f64(DType::I64, [count], &numbers));
+        let numbers = b.numbers(DType::I64, [count], 0.0)?;
         let none = b.scalar(-1.0, DType::I64);
         let number = b.op("Where", &[hit, numbers, none], Attrs::new())?;
         let number = b.op("ReduceMax", &[number], last(0))?;
@@ -297,15 +294,13 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
         b.op("Unsqueeze", &[value], Attrs::new().with("axes", vec![axis as i64]))
     };
     let numbers = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
-        let numbers: Vec<_> = (0..along[0] * along[1]).map(|i| i as f64).collect();
-        let dims = [&along[..], &vec![1; shape.len() - axis - 1]].concat();
-        b.constant(Tensor::from_f64(dtype, dims, &numbers))
+        b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
     };
-    let (at, places) = (wide(b, at, axis)?, numbers(b, dtype, [extent, 1]));
+    let (at, places) = (wide(b, at, axis)?, numbers(b, dtype, [extent, 1])?);
     let hit = b.op("Equal", &[at, places], Attrs::new())?;
     let over = || Attrs::new().with("axes", vec![axis as i64 + 1]).with("keepdims", 0);
     if reduction == Reduction::None {
-        let (number, none) = (numbers(b, DType::I64, [1, count]), b.scalar(-1.0, DType::I64));
+        let (number, none) = (numbers(b, DType::I64, [1, count])?, b.scalar(-1.0, DType::I64));
         let number = b.op("Where", &[hit, number, none], Attrs::new())?;
         let number = b.op("ReduceMax", &[number], over())?;
         // Where there is none, any update will do.
@@ -340,8 +335,7 @@ fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize)
         let column = b.op("Where", &[below, raised, column], Attrs::new())?;
         let mut along = vec![1; tuple - j + inner + 1];
         along[0] = extent;
-        let coordinates: Vec<_> = (0..extent).map(|i| i as f64).collect();
-        let coordinates = b.constant(Tensor::from_f64(dtype, along, &coordinates));
+        let coordinates = b.numbers(dtype, along, 0.0)?;
         let equal = b.op("Equal", &[column, coordinates], Attrs::new())?;
         all = Some(match all {
             Some(others) => b.op("And", &[others, equal], Attrs::new())?,
@@ -351,7 +345,7 @@ fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize)
     match all {
         Some(all) => Ok(all),
         // Without a tuple every update goes everywhere.
-        None => Ok(b.constant(Tensor::from_f64(DType::Bool, vec![1; inner + 1], &[1.0]))),
+        None => b.constant(DType::Bool, vec![1; inner + 1], || vec![1.0]),
     }
 }
 

@@ -32,8 +32,7 @@ pub(super) static OPS: &[OpDef] = &[
             let (axis, kept) = kept(call)?;
             let x = x[0].expect("a required input is present: arity is checked first");
             let x = b.op("Reshape", &[x], Attrs::new().with("shape", &flat(call)?[..]).with("allowzero", 1))?;
-            let at: Vec<f64> = kept.iter().map(|&i| i as f64).collect();
-            let at = b.constant(Tensor::from_f64(DType::I64, [at.len()], &at));
+            let at = b.constant(DType::I64, [kept.len()], || kept.iter().map(|&i| i as f64).collect())?;
             Ok(vec![b.op("Gather", &[x, at], Attrs::new().with("axis", axis as i64))?])
         }),
         upgrade: None,
@@ -123,8 +122,7 @@ fn turned(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     let [x, lengths] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
     let ([batch, time], shape) = (sequences(call)?, call.shape(0));
     let along = |axis: usize| -> Shape { (0..shape.len()).map(|k| if k == axis { shape[k] } else { 1 }).collect() };
-    let places: Vec<f64> = (0..shape[time]).map(|t| t as f64).collect();
-    let at = b.constant(Tensor::from_f64(DType::I64, along(time), &places));
+    let at = b.numbers(DType::I64, along(time), 0.0)?;
     let lengths = b.cast(lengths, DType::I64)?;
     let lengths = b.op("Reshape", &[lengths], Attrs::new().with("shape", &along(batch)[..]).with("allowzero", 1))?;
     let most = b.scalar(shape[time] as f64, DType::I64);

@@ -10,8 +10,6 @@ use std::f64::consts::TAU;
 
 const SIZE: &[Input] = &[shaping("size")];
 const WINDOW: &[&str] = &["output_datatype", "periodic"];
-/// A transform's matrix has no more elements.
-const MAX_MATRIX: usize = 1 << 27;
 
 pub(super) static OPS: &[OpDef] = &[
     known("HannWindow", "The Hann window of `size` elements", SIZE, WINDOW, window_fact, |c| window(c, &[0.5, 0.5])),
@@ -95,12 +93,15 @@ fn window(call: &Call, amplitudes: &[f64]) -> OpResult<Tensor> {
     Ok(Tensor::from_f64(datatype(call)?, [size], &(0..size).map(element).collect::<Vec<_>>()))
 }
 
-/// Triangles over the bins of a spectrum.
+/// Triangles over the bins of a spectrum, whose edges lie as far apart from each other in mel.
 struct Mel {
     bins: usize,
     spectrum: usize,
-    /// Where triangles begin, and where those before them have their peaks and those before these end.
-    edges: Vec<usize>,
+    dft: usize,
+    rate: usize,
+    /// The first edge and the distance to the next, in mel.
+    low: f64,
+    step: f64,
 }
 
 impl Mel {
@@ -109,22 +110,25 @@ impl Mel {
         let (bins, dft, rate) = (bins?, dft?, rate?);
         let [low, high] = ["lower_edge_hertz", "upper_edge_hertz"].map(|name| call.float(name, f64::NAN));
         let [low, high] = [low?, high?].map(|hertz| 2595.0 * (1.0 + hertz / 700.0).log10());
-        let step = (high - low) / (bins + 2) as f64;
-        let edge = |i: usize| {
-            let hertz = 700.0 * (10f64.powf((low + step * i as f64) / 2595.0) - 1.0);
-            ((dft + 1) as f64 * hertz / rate as f64).floor()
-        };
-        let (edges, spectrum) = ((0..bins + 2).map(edge).collect::<Vec<_>>(), dft / 2 + 1);
-        match edges.is_sorted() && edges.iter().all(|e| (0.0..spectrum as f64).contains(e)) {
-            true => Ok(Mel { bins, spectrum, edges: edges.into_iter().map(|e| e as usize).collect() }),
+        let mel = Mel { bins, spectrum: dft / 2 + 1, dft, rate, low, step: (high - low) / (bins + 2) as f64 };
+        // Those between them ascend, too.
+        let ends = [0, bins + 1].map(|i| mel.edge(i));
+        match ends.is_sorted() && ends.iter().all(|e| (0.0..mel.spectrum as f64).contains(e)) {
+            true => Ok(mel),
             false => Err("expected edges that ascend from 0 to half the sample rate, found others".into()),
         }
     }
 
+    /// Where a triangle begins, the one before it has its peak, and the one before that ends.
+    fn edge(&self, i: usize) -> f64 {
+        let hertz = 700.0 * (10f64.powf((self.low + self.step * i as f64) / 2595.0) - 1.0);
+        ((self.dft + 1) as f64 * hertz / self.rate as f64).floor()
+    }
+
     fn weights(&self, dtype: DType) -> OpResult<Tensor> {
         let mut weights = vec![0.0; self.spectrum * self.bins];
-        for (bin, edges) in self.edges.windows(3).enumerate() {
-            let [low, peak, high] = [edges[0], edges[1], edges[2]];
+        for bin in 0..self.bins {
+            let [low, peak, high] = [0, 1, 2].map(|k| (self.edge(bin + k) as usize).min(self.spectrum - 1));
             for at in low..high.max(peak + 1) {
                 weights[at * self.bins + bin] = match at <= peak {
                     true if peak == low => 1.0,
@@ -138,31 +142,30 @@ impl Mel {
 }
 
 /// `[samples parts, bins 2]`: what each part of each sample adds to both parts of each bin.
-fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: bool, dtype: DType) -> OpResult<Tensor> {
-    let (rows, columns) = (samples.checked_mul(parts), bins.checked_mul(2));
-    let count = rows.zip(columns).and_then(|(rows, columns)| rows.checked_mul(columns));
-    let Some(count) = count.filter(|&count| count <= MAX_MATRIX) else {
-        return Err(format!(
-            "expected a transform whose matrix has up to {MAX_MATRIX} elements, found {samples} samples, {bins} bins"
-        ));
-    };
+fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: bool) -> Vec<f64> {
+    if samples == 0 {
+        return Vec::new();
+    }
     let (sign, share) = if inverse { (1.0, 1.0 / length as f64) } else { (-1.0, 1.0) };
-    let mut weights = Vec::with_capacity(count);
+    // Products of a sample and a bin fall on as many places of one turn as there are: large ones are as exact as small ones.
+    let turn = |at: usize| (TAU * (at as f64 / length as f64)).sin_cos();
+    let turns: Vec<(f64, f64)> = (0..length).map(turn).collect();
+    let mut weights = Vec::with_capacity(samples * parts * bins * 2);
     for sample in 0..samples {
         for part in 0..parts {
-            for bin in 0..bins {
-                // Within one turn, so that large products are as exact as small ones.
-                let turn = (sample as u128 * bin as u128 % length as u128) as f64 / length as f64;
-                let (sin, cos) = (TAU * turn).sin_cos();
+            let mut at = 0;
+            for _ in 0..bins {
+                let (sin, cos) = turns[at];
                 weights.extend(if part == 0 {
                     [cos * share, sign * sin * share]
                 } else {
                     [-sign * sin * share, cos * share]
                 });
+                at = (at + sample) % length;
             }
         }
     }
-    Ok(Tensor::from_f64(dtype, [samples * parts, bins * 2], &weights))
+    weights
 }
 
 fn transform(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
@@ -189,7 +192,8 @@ fn transform(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     let rows = transpose(b, cut, &last)?;
     let others: Vec<usize> = last[..rank - 2].iter().map(|&k| shape[k]).collect();
     let rows = reshape(b, rows, &[&others[..], &[samples * parts]].concat())?;
-    let weights = b.constant(matrix(samples, parts, bins, length, inverse, dtype)?);
+    let weights = [samples * parts, bins * 2];
+    let weights = b.constant(dtype, weights, || matrix(samples, parts, bins, length, inverse))?;
     let y = binary(b, "MatMul", rows, weights)?;
     let y = reshape(b, y, &[&others[..], &[bins, 2]].concat())?;
     Ok(vec![transpose(b, y, &back)?])
@@ -213,11 +217,8 @@ fn frames(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
         ));
     }
     let count = (extent - frame) / step + 1;
-    if count.checked_mul(frame).is_none_or(|n| n > MAX_MATRIX) {
-        return Err(format!("expected frames of up to {MAX_MATRIX} elements in all, found {count} of {frame}"));
-    }
-    let places: Vec<f64> = (0..count * frame).map(|i| (i / frame * step + i % frame) as f64).collect();
-    let places = b.constant(Tensor::from_f64(DType::I64, [count, frame], &places));
+    let place = |i: usize| (i / frame * step + i % frame) as f64;
+    let places = b.constant(DType::I64, [count, frame], || (0..count * frame).map(place).collect())?;
     let signal = reshape(b, required(x, 0), &[batch, extent, parts])?;
     let mut rows = b.op("Gather", &[signal, places], Attrs::new().with("axis", 1))?;
     if let Some(window) = given(x, 1) {

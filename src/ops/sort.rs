@@ -12,7 +12,6 @@
 use super::{expect_dtype, indices, position};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
-use crate::tensor::Tensor;
 use std::cmp::Ordering;
 
 /// The longest axis that is sorted: each of its elements is compared with every other.
@@ -84,9 +83,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let n = shape[axis];
     // Numbers of type `dtype` along the axis, behind which there are as many as in the input.
     let count = |b: &mut dyn Build, dtype: DType, along: [usize; 2]| {
-        let numbers: Vec<_> = (0..along[0] * along[1]).map(|i| i as f64).collect();
-        let dims = [&along[..], &vec![1; shape.len() - axis - 1]].concat();
-        b.constant(Tensor::from_f64(dtype, dims, &numbers))
+        b.numbers(dtype, [&along[..], &vec![1; shape.len() - axis - 1]].concat(), 0.0)
     };
     let at = |axis: usize| Attrs::new().with("axes", vec![axis as i64]);
     // [.., each, others, ..]
@@ -94,7 +91,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let others = b.op("Unsqueeze", &[x], at(axis))?;
     let before = b.op(if largest { "Greater" } else { "Less" }, &[others, each], Attrs::new())?;
     let equal = b.op("Equal", &[others, each], Attrs::new())?;
-    let (rows, columns) = (count(b, DType::I32, [n, 1]), count(b, DType::I32, [1, n]));
+    let (rows, columns) = (count(b, DType::I32, [n, 1])?, count(b, DType::I32, [1, n])?);
     let earlier = b.op("Less", &[columns, rows], Attrs::new())?;
     let tie = b.op("And", &[equal, earlier], Attrs::new())?;
     let before = b.op("Or", &[before, tie], Attrs::new())?;
@@ -102,9 +99,9 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let rank = b.op("ReduceSum", &[before], at(axis + 1).with("keepdims", 0))?;
     // [.., places, each, ..]
     let rank = b.op("Unsqueeze", &[rank], at(axis))?;
-    let places = count(b, DType::I32, [k, 1]);
+    let places = count(b, DType::I32, [k, 1])?;
     let hit = b.op("Equal", &[rank, places], Attrs::new())?;
-    let (numbers, none) = (count(b, DType::I64, [1, n]), b.scalar(0.0, DType::I64));
+    let (numbers, none) = (count(b, DType::I64, [1, n])?, b.scalar(0.0, DType::I64));
     let index = b.op("Where", &[hit, numbers, none], Attrs::new())?;
     let index = b.op("ReduceMax", &[index], at(axis + 1).with("keepdims", 0))?;
     let value = b.op("GatherElements", &[x, index], Attrs::new().with("axis", axis as i64))?;

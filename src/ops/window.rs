@@ -5,7 +5,6 @@ use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
 use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, optional};
 use crate::shape::{Access, Shape};
-use crate::tensor::Tensor;
 use std::iter::zip;
 
 pub(super) mod sums;
@@ -286,6 +285,12 @@ impl Side {
         (o * self.stride + t * self.dilation).checked_sub(self.before).filter(|&i| i < self.len)
     }
 
+    /// The elements of window `o` that lie on the input.
+    fn taps(&self, o: usize) -> std::ops::Range<usize> {
+        let before = |end: usize| end.saturating_sub(o * self.stride).div_ceil(self.dilation).min(self.kernel);
+        before(self.before)..before(self.before + self.len)
+    }
+
     /// Splits `total` elements of padding, the odd one at the end for `SAME_UPPER`.
     fn split(&mut self, total: usize, auto: AutoPad) {
         self.before = if auto == AutoPad::SameUpper { total / 2 } else { total.div_ceil(2) };
@@ -552,9 +557,10 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
     let mut sides = sides(call, &kernel)?;
     for (axis, side) in sides.iter_mut().enumerate() {
         side.slide(axis, auto, ceil)?;
-        // Only windows that start outside the data can miss it.
-        let outside = (0..side.out.min(side.before.div_ceil(side.stride))).chain(side.out.checked_sub(1));
-        let mut empty = outside.filter(|&o| (0..side.kernel).all(|t| side.tap(o, t).is_none()));
+        // Only windows that start outside the data can miss it; before it, the first of those that lie alike between its elements.
+        let before = side.before.div_ceil(side.stride).min(side.dilation);
+        let outside = (0..side.out.min(before)).chain(side.out.checked_sub(1));
+        let mut empty = outside.filter(|&o| side.taps(o).is_empty());
         if let (false, Some(o)) = (padded, empty.next()) {
             return Err(format!(
                 "spatial axis {axis}: expected data in every window, found only padding in window {o}"
@@ -663,11 +669,11 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
         let share = |o| side.tap(o, t).map_or(image, |i| i * inner) as f64;
         let mut dims = vec![1; sides.len() - axis];
         dims[0] = side.out;
-        b.constant(Tensor::from_f64(DType::I64, dims, &(0..side.out).map(share).collect::<Vec<_>>()))
+        b.constant(DType::I64, dims, || (0..side.out).map(share).collect())
     };
     let mut shares = Vec::with_capacity(sides.len());
     for (axis, side) in sides.iter().enumerate() {
-        shares.push((0..side.kernel).map(|t| along(b, axis, t)).collect::<Vec<_>>());
+        shares.push((0..side.kernel).map(|t| along(b, axis, t)).collect::<OpResult<Vec<_>>>()?);
     }
     let none = b.scalar(image as f64, DType::I64);
     let mut first = none;
@@ -702,10 +708,10 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
         }
         first = number.unwrap_or(first);
     }
-    let planes: Vec<f64> = (0..shape[0] * shape[1]).map(|p| (p * image) as f64).collect();
     let mut dims = vec![1; shape.len()];
     dims[..2].copy_from_slice(&shape[..2]);
-    let planes = b.constant(Tensor::from_f64(DType::I64, dims, &planes));
+    let plane = |p: usize| (p * image) as f64;
+    let planes = b.constant(DType::I64, dims, || (0..shape[0] * shape[1]).map(plane).collect())?;
     Ok(vec![b.op("Add", &[first, planes], Attrs::new())?])
 }
 

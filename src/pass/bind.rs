@@ -14,6 +14,9 @@ use crate::graph::{Decomposer, Graph};
 use crate::op::{Attrs, Build, Lower, OpResult, ValueId};
 use crate::target::Target;
 
+/// Nothing is read in more parts.
+const MOST: u64 = 512;
+
 /// Reads what no binding holds part by part.
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     let mut changed = false;
@@ -32,7 +35,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         });
         let axis = axis.map_err(|what| node.error(what))?;
         graph.insert_at(id);
-        let mut build = Decomposer { graph, name };
+        let mut build = Decomposer::new(graph, name);
         let made = parts(&mut build, target, &operands, axis).map_err(|what| graph.node(id).error(what))?;
         if let Some(made) = made {
             graph.replace(ValueId { node: id, port: 0 }, made);
@@ -45,14 +48,16 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     Ok(())
 }
 
-/// The most rows, of so many elements each, that a binding holds wherever they begin; `None` where it holds all, or not even one.
+/// The most rows, of so many elements each, that a binding holds wherever they begin; `None` where it holds all, or not even one, or where
+/// these were too many parts.
 fn rows(target: &Target, dtype: DType, rows: usize, elements: usize) -> Option<usize> {
     let size = target.storage(dtype).ok()?.size() as u64;
     let row = (elements as u64).checked_mul(size).filter(|&bytes| bytes > 0)?;
     let all = row.checked_mul(rows as u64)?;
     // A window starts at a multiple of the alignment.
     let most = target.max_binding.saturating_sub(target.alignment) / row;
-    (all > target.max_binding && most > 0).then_some(most as usize)
+    let few = most > 0 && (rows as u64).div_ceil(most) <= MOST;
+    (all > target.max_binding && few).then_some(most as usize)
 }
 
 /// A Gather along the outermost axis of more than one element.

@@ -2,13 +2,12 @@
 
 use crate::error::Result;
 use crate::graph::{Constant, Graph};
-use crate::op::{Call, Fact, Lower, ValueId};
+use crate::op::{Call, Lower, MAX_MADE, ValueId};
 use crate::target::Target;
 
-/// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there.
+/// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there. What else makes more
+/// of constants than they are is left to the run beyond [`MAX_MADE`] bytes.
 const MAX_EXPANDED: usize = 4 << 10;
-/// What shapes alone determine is computed at once, up to this many bytes.
-const MAX_COMPUTED: usize = 1 << 30;
 
 /// Folds every node that can be.
 pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
@@ -30,13 +29,11 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
     let operands = graph.operands(id);
     let constants: Vec<_> = operands.iter().map(|v| v.and_then(|v| graph.as_constant(v))).collect();
     let known = operands.iter().zip(&constants).all(|(v, c)| v.is_none() || c.is_some());
-    let bytes = |f: &Fact| f.shape.numel() * f.dtype.size();
+    let output: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
+    let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     match op.lower {
         // A fact in disguise: computed at once, from facts and attributes alone.
         Lower::Fold => {
-            if let Some(o) = node.outputs.iter().find(|o| bytes(&o.fact) > MAX_COMPUTED) {
-                return Err(node.error(format!("its constant {} is larger than {MAX_COMPUTED} bytes", o.fact)));
-            }
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
             let tensors = call.compute(&vec![None; operands.len()]).map_err(|what| node.error(what))?;
@@ -50,15 +47,13 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
             }
             Ok(Some(values))
         }
-        Lower::View(_) if known => {
-            let input = operands[0].map_or(0, |v| bytes(graph.fact(v)));
-            let output = bytes(&node.outputs[0].fact);
-            if !graph.choices().pays("fold", id, output <= input.max(MAX_EXPANDED)) {
-                return Ok(None);
+        _ if known && !operands.is_empty() => {
+            let most = if let Lower::View(_) = op.lower { MAX_EXPANDED } else { MAX_MADE };
+            match graph.choices().pays("fold", id, output <= input.max(most)) {
+                true => graph.make_constant(id).map(Some),
+                false => Ok(None),
             }
-            graph.make_constant(id).map(Some)
         }
-        _ if known && !operands.is_empty() => graph.make_constant(id).map(Some),
         _ => Ok(None),
     }
 }

@@ -334,7 +334,7 @@ pub(super) fn add(
     inputs: &[Option<ValueId>],
     attrs: Attrs,
 ) -> Result<ValueId> {
-    let mut build = Decomposer { graph, name: name.to_owned() };
+    let mut build = Decomposer::new(graph, name.to_owned());
     let value = build.node(op, inputs, attrs).map_err(Error::Graph)?;
     Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }

@@ -32,13 +32,7 @@ pub(super) fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
             Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
         })?;
     }
-    match draft.buffers.iter().find(|b| b.bytes > target.max_segment) {
-        Some(b) => Err(Error::Usage(format!(
-            "tensor '{}' ({}{}) takes {} bytes; target '{}' allocates at most {} at once",
-            b.name, b.dtype, b.shape, b.bytes, target.name, target.max_segment
-        ))),
-        None => Ok(()),
-    }
+    draft.fits_segments(target)
 }
 
 /// Places an order, with little effort where its bound says that it cannot come below `bar`.

@@ -70,7 +70,9 @@ impl Attention {
         let mut cut = Attention { heads, m, n, d, e, direct, strip: m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS) };
         let room = |a: &Attention| a.slot_bytes() as u64 <= TILE_BYTES;
         if !room(&cut) {
-            let rows = (1..cut.strip / PANEL_ROWS).rev().map(|panels| panels * PANEL_ROWS);
+            // The scores of more rows alone have no room.
+            let most = TILE_BYTES as usize / (4 * PANEL_ROWS * n.max(1)) + 1;
+            let rows = (1..most.min(cut.strip / PANEL_ROWS)).rev().map(|panels| panels * PANEL_ROWS);
             let strips = rows.map(|strip| Attention { strip, ..cut });
             let fewest = FEWEST_ROWS.min(cut.strip);
             cut = strips.take_while(|a| a.strip >= fewest).find(room).unwrap_or(Attention { strip: fewest, ..cut });

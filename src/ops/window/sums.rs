@@ -5,7 +5,6 @@ use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, shaping};
 use crate::ops::compose::{binary, composed, required, reshape, unary, with_number};
 use crate::ops::{required_ints, same_float};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
 
 pub(in crate::ops) static OPS: &[OpDef] = &[
     composed(
@@ -72,10 +71,10 @@ fn power_pool(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult
     let powers = raised(b, required(x, 0), p)?;
     let mut sum = b.op("AveragePool", &[powers], attrs)?;
     for (axis, side) in sides.iter().enumerate() {
-        let inside = |o| (0..side.kernel).filter(|&t| side.tap(o, t).is_some()).count() as f64;
+        let inside = |o| side.taps(o).len() as f64;
         let mut along = vec![1; shape.len()];
         along[axis + 2] = side.out;
-        let counts = b.constant(Tensor::from_f64(dtype, along, &(0..side.out).map(inside).collect::<Vec<_>>()));
+        let counts = b.constant(dtype, along, || (0..side.out).map(inside).collect())?;
         sum = binary(b, "Mul", sum, counts)?;
     }
     Ok(vec![rooted(b, sum, p)?])
@@ -115,8 +114,8 @@ fn image(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     }
     let data = reshape(b, required(x, 0), &[&[n, all][..], &counts].concat())?;
     let one = |i: usize| f64::from(u8::from(i / window % window == i % window));
-    let filters: Vec<f64> = (0..all * window).map(one).collect();
-    let filters = b.constant(Tensor::from_f64(dtype, [&[all, 1][..], &block].concat(), &filters));
+    let filters = [&[all, 1][..], &block].concat();
+    let filters = b.constant(dtype, filters, || (0..all * window).map(one).collect())?;
     let attrs = Attrs::new().with("group", (all / window) as i64).with("strides", &strides[..]);
     let attrs = attrs.with("dilations", &dilations[..]).with("pads", &pads[..]).with("output_padding", &rests[..]);
     Ok(vec![b.op("ConvTranspose", &[data, filters], attrs)?])

@@ -1,11 +1,13 @@
 //! What lowering makes: kernels, and buffers that have no offsets yet.
 
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use crate::graph::Constant;
 use crate::kernel::Kernel;
 use crate::op::ValueId;
 use crate::plan::{Class, Window};
 use crate::shape::Shape;
+use crate::target::Target;
 use std::sync::Arc;
 
 /// A buffer that has no offset yet.
@@ -73,6 +75,17 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// Refuses a buffer that no segment holds.
+    pub fn fits_segments(&self, target: &Target) -> Result<()> {
+        match self.buffers.iter().find(|b| b.bytes > target.max_segment) {
+            Some(b) => Err(Error::Usage(format!(
+                "tensor '{}' ({}{}) takes {} bytes; target '{}' allocates at most {} at once",
+                b.name, b.dtype, b.shape, b.bytes, target.name, target.max_segment
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Per buffer, whether a step or the caller uses it.
     pub fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.buffers.len()];

@@ -50,6 +50,8 @@ impl Lowering<'_> {
         let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
         let own = match slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
             true => {
+                // What no segment holds is not worth cutting.
+                self.draft.fits_segments(self.target)?;
                 let parts = parts::cut(&kernel, &slots, self.target);
                 Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
             }

@@ -13,10 +13,13 @@ use crate::expr::{Body, Code};
 use crate::kernel::{Kernel, Operand, Template};
 use crate::plan::Window;
 use crate::target::Target;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// A kernel is not cut into more parts than this.
 const MOST: usize = 4096;
+/// How many parts are weighed before a kernel is taken for one that cannot be cut.
+const EFFORT: usize = 1 << 17;
 
 /// A part of a kernel.
 pub struct Part {
@@ -33,7 +36,7 @@ pub struct Part {
 /// With an operand for which there is no such cut.
 pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<Vec<Part>, usize> {
     let mut parts = Vec::new();
-    Cutter { slots, target }.cut(kernel, &mut parts).map(|()| parts)
+    Cutter { slots, target, weighed: Cell::new(0) }.cut(kernel, &mut parts).map(|()| parts)
 }
 
 /// As many parts as asked for, or as there are if these are more: the further ones compute nothing.
@@ -49,6 +52,7 @@ pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize,
 struct Cutter<'a> {
     slots: &'a [(usize, u64)],
     target: &'a Target,
+    weighed: Cell<usize>,
 }
 
 impl Cutter<'_> {
@@ -68,7 +72,7 @@ impl Cutter<'_> {
             None => (*axes.first().ok_or(slot)?, 1),
         };
         for start in (0..kernel.shape[axis]).step_by(len) {
-            if parts.len() == MOST {
+            if parts.len() == MOST || self.weighed.get() > EFFORT {
                 return Err(slot);
             }
             self.cut(&slice(kernel, axis, start, len.min(kernel.shape[axis] - start)), parts)?;
@@ -84,7 +88,7 @@ impl Cutter<'_> {
             starts.all(|start| self.windows(&slice(kernel, axis, start, len.min(extent - start))).is_ok())
         };
         let (mut fit, mut beyond) = (extent.div_ceil(MOST), extent);
-        if !fits(fit) {
+        if self.weighed.get() > EFFORT || !fits(fit) {
             return None;
         }
         while fit + 1 < beyond {
@@ -125,6 +129,7 @@ impl Cutter<'_> {
 
     /// One window per operand; those of one buffer are the same. `Err`: an operand that is too large.
     fn windows(&self, kernel: &Kernel) -> Result<Vec<Window>, usize> {
+        self.weighed.set(self.weighed.get() + 1);
         let mut spans: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
         for (slot, &(buffer, _)) in self.slots.iter().enumerate() {
             let Some((start, end)) = self.span(kernel, slot) else { continue };

@@ -1,0 +1,153 @@
+//! Graphs whose extents no memory holds, or nearly: they are planned, or refused in words, and soon.
+
+use plimsoll::dtype::DType;
+use plimsoll::graph::{Constant, Graph};
+use plimsoll::plan::{Limits, Plan, Recipe};
+use plimsoll::session::{Choice, Options, Session};
+use plimsoll::target::Target;
+use plimsoll::trace::Trace;
+use plimsoll::{Tensor, onnx};
+use std::path::Path;
+
+fn imported(text: &str, dims: &[(String, usize)]) -> Result<Graph, String> {
+    let text = format!("<ir_version: 10, opset_import: [\"\" : 23]>\n{text}");
+    let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
+    onnx::import(&model, dims).map_err(|e| e.to_string())
+}
+
+fn planned(graph: Graph, target: &Target) -> Result<Plan, String> {
+    Recipe::default().plan(graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
+}
+
+/// An extent of 0 lets a value have no bytes, whatever the others are; these are counted all the same.
+#[test]
+fn extents_beyond_memory_are_refused_where_they_come_in() {
+    let huge = "has extents larger than any memory";
+    let given = "g (float[0, 2305843009213693952, 8] x) => (float[0] y) { y = Relu (x) }";
+    let refused = imported(given, &[]).expect_err("an input");
+    assert!(refused.contains(&format!("input 'x': f32[0,2305843009213693952,8] {huge}")), "{refused}");
+    let named = "g (float[none, n, 8] x) => (float[a, b, c] y) { y = Relu (x) }";
+    let refused = imported(named, &[("none".into(), 0), ("n".into(), 1 << 61)]).expect_err("a dim");
+    assert!(refused.contains(&format!("input 'x': f32[0,2305843009213693952,8] {huge}")), "{refused}");
+    let inferred =
+        "g (float[0, 1073741824] x) => (float[a, b] y) <int64[2] often = {1, 1073741824}> { y = Tile (x, often) }";
+    let refused = imported(inferred, &[]).expect_err("an output");
+    assert!(refused.contains(&format!("(Tile): the output f32[0,1152921504606846976] {huge}")), "{refused}");
+
+    let shape = [0, 1 << 61, 8];
+    let traced = Trace::new("traced");
+    traced.output("y", traced.input("x", DType::F32, shape));
+    let refused = traced.finish().expect_err("an input").to_string();
+    assert!(refused.contains(&format!("input 'x': f32[0,2305843009213693952,8] {huge}")), "{refused}");
+    let none = Tensor::new(DType::F32, shape, Vec::new()).expect("no bytes");
+    let constant = || Constant::new("c", none.clone());
+    let traced = Trace::new("traced");
+    traced.output("y", traced.constant("c", none.clone()).relu());
+    let refused = traced.finish().expect_err("a constant").to_string();
+    assert!(refused.contains(huge), "{refused}");
+    // Where nothing computes with it.
+    let mut graph = Graph::new("passed");
+    let value = graph.constant(constant());
+    graph.output("y", value);
+    let refused = planned(graph, &Target::cpu(1)).expect_err("a constant");
+    assert!(refused.contains(huge), "{refused}");
+}
+
+/// What constants alone determine is held by the host, unless it is much more than they are.
+#[test]
+fn constants_that_grow_far_are_left_to_the_run() {
+    let tiled = |often: i64| {
+        let text = format!(
+            "g () => (float[n] y) <float[1024] c = {{{}}}, int64[1] often = {{{often}}}> {{ y = Tile (c, often) }}",
+            vec!["1.5"; 1024].join(", ")
+        );
+        planned(imported(&text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan")
+    };
+    let constants = |plan: &Plan| plan.constants.iter().map(|c| plan.buffers[c.buffer].bytes).sum::<u64>();
+    assert_eq!(constants(&tiled(1 << 10)), 4 << 20);
+    let large = tiled(1 << 20);
+    assert!(constants(&large) <= 4096 && large.bytes() >= 4 << 30, "{} bytes", constants(&large));
+}
+
+/// Rows whose parts would be too many for any plan, and rows that looked at every element to learn a fact.
+#[test]
+fn nothing_is_counted_one_by_one() {
+    let sums = "g (uint8[3, 8589934592] a, uint8[8589934592, 2] b) => (int32[3, 2] y) { y = MatMulInteger (a, b) }";
+    let refused = planned(imported(sums, &[]).expect("a graph"), &Target::cpu(1)).expect_err("too many parts");
+    assert!(refused.contains("expected sums of up to 4096 parts of 258 products each, found"), "{refused}");
+    let filters = "g (uint8[1, 65536, 18, 17] x, uint8[65536, 65536, 17, 16] w) => (int32[n, c, h, k] y) { y = ConvInteger (x, w) }";
+    let refused = planned(imported(filters, &[]).expect("a graph"), &Target::cpu(1)).expect_err("too many parts");
+    assert!(refused.contains("expected sums of up to 4096 parts of 258 products each, found"), "{refused}");
+    let parts = "g (float[1099511627776] x) => (float[n] y) { y = Split <num_outputs = 1099511627776> (x) }";
+    let refused = imported(parts, &[]).expect_err("too many outputs");
+    assert!(refused.contains("attribute 'num_outputs': expected 1 to 65536, found 1099511627776"), "{refused}");
+    for pool in [
+        "AveragePool <kernel_shape = [536870912], auto_pad = \"SAME_UPPER\"> (x)",
+        "LpPool <kernel_shape = [536870912], pads = [268435456, 268435456]> (x)",
+    ] {
+        let text = format!("g (float[1, 2, 65536] x) => (float[n, c, w] y) {{ y = {pool} }}");
+        planned(imported(&text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan");
+    }
+    // Strips of a tall attention are found from what they have room for.
+    let tall = "g (float[1, 2, 8589934592, 8] q, float[1, 2, 255, 8] k) => (y) { y = Attention (q, k, k) }";
+    let refused = planned(imported(tall, &[]).expect("a graph"), &Target::cpu(1)).expect_err("too tall");
+    assert!(refused.contains("an attention of 8589934592 by 8 by 255 by 8 is too large"), "{refused}");
+    for (values, node) in [
+        ("int64[1] x", "<int64 n = {2147483647}, float[2] v = {0, 1}> { y = OneHot (x, n, v) }"),
+        ("float[1099511627776, 1] x, int64[1] n", "{ y = ReverseSequence (x, n) }"),
+        ("float[1, 1, 1, 1] q, float[1, 1, 536870912, 1] k", "{ y = Attention <is_causal = 1> (q, k, k) }"),
+    ] {
+        let graph = imported(&format!("g ({values}) => (y) {node}"), &[]);
+        let refused = graph.and_then(|graph| planned(graph, &Target::cpu(1))).expect_err("too large a constant");
+        assert!(refused.contains("expected to make constants of up to 1073741824 bytes, found "), "{refused}");
+    }
+    // Far more parts than a plan has steps for, of what no segment holds.
+    let product = "g (float[3, 17, 2147483647] a, float[2147483647, 96] b) => (float[n, m, k] y) { y = MatMul (a, b) }";
+    let refused = planned(imported(product, &[]).expect("a graph"), &Target::wgpu()).expect_err("too large");
+    assert!(refused.contains("allocates at most"), "{refused}");
+}
+
+/// However many rows of none there are.
+#[test]
+fn kernels_that_write_nothing_take_no_time() {
+    for (text, shape) in [
+        (
+            "g (float[0, 1, 6, 1099511627776] x) => (float[n, c, h, w] y) <float[4] s = {1, 1, 0.5, 0.5}> { y = Resize (x, , s) }",
+            vec![0, 1, 6, 1 << 40],
+        ),
+        ("g (float[2147483648, 3, 0] x) => (float[n, m, k] y) { y = Softmax (x) }", vec![1 << 31, 3, 0]),
+        ("g (float[1048576, 0, 1048576] x) => (float[n, m, k] y) { y = CumSum (x, at) }", vec![1 << 20, 0, 1 << 20]),
+    ] {
+        let text =
+            text.replace("=> (float[n, m, k] y) { y = CumSum", "=> (float[n, m, k] y) <int64 at = {1}> { y = CumSum");
+        let graph = imported(&text, &[]).expect("a graph");
+        let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("a plan");
+        let found =
+            session.run(&[("x", Tensor::new(DType::F32, shape, Vec::new()).expect("no bytes"))]).expect("it runs");
+        assert_eq!(found[0].1.shape().numel(), 0);
+    }
+}
+
+/// The large constants of a decomposition are made when a device asks for them, and two that follow from the same are one.
+#[test]
+fn constants_of_decompositions_are_made_when_they_are_asked_for() {
+    let text = "g (float[100] a, float[100] b) => (y, z, w) <int64 at = {0}> {
+        y = CumSum (a, at)
+        z = CumSum (b, at)
+        w = CumSum <reverse = 1> (a, at)
+    }";
+    let graph = imported(text, &[]).expect("a graph");
+    let session = Session::from_graph(graph, &Options::default().on(Choice::Cpu)).expect("a plan");
+    let masks = session.plan().constants.iter().filter(|c| session.plan().buffers[c.buffer].bytes >= 10_000);
+    assert_eq!(masks.count(), 2);
+    let ones = |n: f64| Tensor::from_f64(DType::F32, [100], &[n; 100]);
+    let found = session.run(&[("a", ones(1.0)), ("b", ones(2.0))]).expect("it runs");
+    let found: Vec<_> = found.iter().map(|(_, y)| y.to_f64()).collect();
+    let line = |from: f64, step: f64| (0..100).map(|i| from + step * f64::from(i)).collect::<Vec<_>>();
+    assert_eq!(found, [line(1.0, 1.0), line(2.0, 2.0), line(100.0, -1.0)]);
+    // Nothing is made of this to plan it, whatever the binding.
+    let text = "g (float[1, n, 1] x) => (y) { y = DFT <onesided = 1> (x) }";
+    for n in [2048, 4096, 8192, 12288] {
+        planned(imported(text, &[("n".into(), n)]).expect("a graph"), &Target::cpu(1)).expect("a plan");
+    }
+}
