@@ -11,7 +11,7 @@ for (i32 i = 0; i < M * WIDTH; i++) {
     sum[i / WIDTH][i % WIDTH] = 0.0f;
 }
 if (n < N) {
-    #pragma unroll 4
+    #pragma unroll UNROLL
     for (i32 k = slice; k < K; k += SLICES) {
         const auto y = b_wide(batch, k, n);
         #pragma unroll
@@ -24,18 +24,26 @@ if (n < N) {
         }
     }
 }
+// The slices of a warp, then those of all warps.
 #pragma unroll
 for (i32 m = 0; m < M; m++) {
     __syncthreads();
     #pragma unroll
     for (i32 v = 0; v < WIDTH; v++) {
-        partial[(slice * LANES + lane) * WIDTH + v] = sum[m][v];
+        #pragma unroll
+        for (i32 lanes = LANES; lanes < 32; lanes *= 2) {
+            sum[m][v] += __shfl_xor_sync(0xffffffffu, sum[m][v], lanes);
+        }
+        if (thread % 32 < LANES) {
+            partial[(thread / 32 * LANES + lane) * WIDTH + v] = sum[m][v];
+        }
     }
     __syncthreads();
     for (i32 j = thread; j < LANES * WIDTH; j += SIZE) {
         f32 total = 0.0f;
-        for (i32 s = 0; s < SLICES; s++) {
-            total += partial[s * LANES * WIDTH + j];
+        #pragma unroll
+        for (i32 warp = 0; warp < SIZE / 32; warp++) {
+            total += partial[warp * LANES * WIDTH + j];
         }
         store(batch, m, group % TILES_N * LANES * WIDTH + j, total);
     }

@@ -287,8 +287,7 @@ impl<'a> Call<'a> {
     /// The facts that the row infers for this node's outputs.
     pub fn infer(&self) -> OpResult<Vec<Fact>> {
         for (slot, fact) in self.inputs.iter().enumerate() {
-            let declared =
-                self.op.inputs.iter().filter(|i| i.arity != Arity::Shaping).nth(slot).or(self.op.inputs.last());
+            let declared = self.op.inputs.iter().filter(|i| !i.shapes()).nth(slot).or(self.op.inputs.last());
             let name = declared.map_or("", |i| i.name);
             fact.map_or(Ok(()), Fact::countable).map_err(|what| format!("input '{name}': {what}"))?;
         }

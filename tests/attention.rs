@@ -27,13 +27,15 @@ fn grouped(outputs: &str) -> String {
 }
 
 #[test]
-fn a_step_of_grouped_queries_is_one_kernel_on_cuda() {
-    assert_eq!(kernels(&grouped(""), &Target::cuda()), ["attention"]);
-    // Copies that are stored anyway would be held beside the kernel.
-    let stored = kernels(&grouped(", float[1, 6, 40, 8] k3"), &Target::cuda());
-    assert!(!stored.contains(&"attention"), "{stored:?}");
-    // Elsewhere one row of scores is computed by many workgroups, as a product.
-    let elsewhere = kernels(&grouped(""), &Target::wgpu());
+fn a_step_of_grouped_queries_is_one_kernel_on_gpus() {
+    for target in [Target::cuda(), Target::wgpu()] {
+        assert_eq!(kernels(&grouped(""), &target), ["attention"]);
+        // Copies that are stored anyway would be held beside the kernel.
+        let stored = kernels(&grouped(", float[1, 6, 40, 8] k3"), &target);
+        assert!(!stored.contains(&"attention"), "{stored:?}");
+    }
+    // On the CPU one row of scores is computed as a product.
+    let elsewhere = kernels(&grouped(""), &Target::cpu(2));
     assert!(!elsewhere.contains(&"attention"), "{elsewhere:?}");
 }
 

@@ -160,7 +160,7 @@ fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
 
 impl Attention {
     /// Whether one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
-    /// scores are smaller than one of them. Where nothing else reads the copies there are none: CUDA's kernel reads each key once for all
+    /// scores are smaller than one of them. Where nothing else reads the copies there are none: kernels of GPUs read each key once for all
     /// its queries.
     pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
@@ -169,7 +169,7 @@ impl Attention {
             return false;
         }
         let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
-        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family != Family::Cuda);
+        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family == Family::Cpu);
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 

@@ -254,7 +254,7 @@ impl Module<'_> {
         }
         if m <= THIN {
             return Ok(match () {
-                () if self.flags.contains(&"B_WIDE") => self.slim(batch, n, b_k),
+                () if self.flags.contains(&"B_WIDE") => self.slim([batch, k, n], b_k),
                 () if self.flags.contains(&"B_FOURS") => self.quad([batch, m, k, n], b_k),
                 () => self.thin([batch, m, k, n], b_k),
             });

@@ -9,6 +9,7 @@ use crate::expr::{Body, Code};
 use crate::kernel::RowFold;
 use crate::kernel::library::{SPLIT_TILE, few_tiles};
 use crate::shape::Access;
+use crate::target::FEW_GROUPS;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A launch, or that the kernel is not one of these.
@@ -111,19 +112,23 @@ impl Module<'_> {
     }
 
     /// The constants of a product of few rows whose right operand is read by `b_wide`.
-    pub(super) fn slim(&mut self, batch: usize, n: usize, b_k: bool) -> (&'static str, u32, u64) {
+    pub(super) fn slim(&mut self, [batch, k, n]: [usize; 3], b_k: bool) -> (&'static str, u32, u64) {
         let width = BYTES / self.storage[0].size();
         self.int("WIDTH", width as isize);
         let (size, each) = if b_k {
             (128, 4)
         } else {
-            let tiles = |lanes: usize| batch * n.div_ceil(lanes * width);
-            let lanes = [32, 16].into_iter().find(|&lanes| tiles(lanes) >= 264).unwrap_or(8);
+            // Many bytes have to be on their way at once: as many workgroups as occupy a large device, of as many warps as share the inner axis.
+            let busy = |lanes: &usize| lanes * width <= n && batch * n.div_ceil(lanes * width) >= 2 * FEW_GROUPS;
+            let lanes = [32, 16, 8, 4].into_iter().find(busy).unwrap_or(2);
+            let size = (lanes * k.next_power_of_two()).clamp(64, 512);
+            let slices = size / lanes;
             self.flags.push("B_ROWS");
             self.int("LANES", lanes as isize);
-            self.int("SLICES", (256 / lanes) as isize);
-            self.shared.push(("partial", F32, 256 * width));
-            (256, lanes * width)
+            self.int("SLICES", slices as isize);
+            self.int("UNROLL", if k < 16 * slices { 4 } else { 8 });
+            self.shared.push(("partial", F32, size / 32 * lanes * width));
+            (size as u32, lanes * width)
         };
         let tiles = n.div_ceil(each);
         self.int("TILES_N", tiles as isize);
