@@ -22,6 +22,7 @@ use record::{Layout, Step};
 use staging::Upload;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
+use std::time::Instant;
 
 mod gpu;
 mod record;
@@ -285,5 +286,12 @@ impl Backend for Wgpu {
 
     fn wait(&mut self) -> Result<()> {
         self.gpu.wait()
+    }
+
+    /// What was written before is copied first: else that would go with the next submission, and into its time.
+    fn start(&mut self) -> Result<Instant> {
+        staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
+        self.gpu.wait()?;
+        Ok(Instant::now())
     }
 }
