@@ -59,6 +59,8 @@ struct Importer<'a> {
     graph: Graph,
     /// Constants of elements of which several share a byte: they are held as whole ones.
     few_bits: HashSet<ValueId>,
+    /// Values that rows would use if they were constants, and do without.
+    unread: HashSet<ValueId>,
 }
 
 /// Domain, name and overload.
@@ -129,6 +131,7 @@ impl<'a> Importer<'a> {
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
             few_bits: HashSet::new(),
+            unread: HashSet::new(),
         }
     }
 
@@ -373,7 +376,13 @@ impl<'a> Importer<'a> {
                     let Some(value) = value else { continue };
                     let Some(constant) = self.graph.as_constant(value) else {
                         match declared.arity {
-                            Arity::Hint => continue,
+                            Arity::Hint => {
+                                if self.unread.insert(value) {
+                                    let input = declared.name;
+                                    tracing::warn!(node = name, input, "no constant: the plan follows from shapes");
+                                }
+                                continue;
+                            }
                             _ => return Err(fail(self.not_constant(declared.name, value))),
                         }
                     };
