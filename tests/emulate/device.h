@@ -1,12 +1,15 @@
 // CUDA C++ as a host compiler takes it: the threads of a workgroup are contexts that take turns, from one barrier to the next. The
 // workgroups of a cluster are threads of the host.
+#include <atomic>
 #include <cmath>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <setjmp.h>
 #include <thread>
 #include <ucontext.h>
 #include <utility>
@@ -27,86 +30,129 @@ struct uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct Dim { unsigned x, y, z; };
 static thread_local Dim blockIdx, threadIdx;
-static thread_local ucontext_t scheduler;
-static thread_local std::vector<ucontext_t> contexts;
-static thread_local std::vector<char> finished;
 static void (*entry)();
-static void turn() { swapcontext(&contexts[threadIdx.x], &scheduler); }
-static void run_thread() { entry(); finished[threadIdx.x] = 1; swapcontext(&contexts[threadIdx.x], &scheduler); }
-static void workgroup(unsigned size) {
-    static thread_local std::vector<std::vector<char>> stacks;
-    while (stacks.size() < size) stacks.emplace_back(256 << 10);
-    contexts.resize(1024);
-    finished.assign(size, 0);
+// Where a thread waits, if it has not ended.
+enum Place { END, WARP, WORKGROUP };
+// A thread's context goes on to the thread of its number in the next workgroup. Contexts change by jumps, which ask nothing of the system
+// as `swapcontext` does; only to begin, one needs more.
+struct Thread {
+    std::unique_ptr<char[]> stack;
+    jmp_buf point;
+    Place place;
+    bool given;
+};
+static thread_local Thread threads[1024];
+static thread_local jmp_buf scheduler;
+static void turn(Place place) {
+    Thread& own = threads[threadIdx.x];
+    own.place = place;
+    if (_setjmp(own.point) == 0) _longjmp(scheduler, 1);
+}
+static void run_threads() {
+    for (;; turn(END)) entry();
+}
+static void resume(unsigned t) {
+    threadIdx = {t, 0, 0};
+    Thread& next = threads[t];
+    if (_setjmp(scheduler) != 0) return;
+    if (next.stack) _longjmp(next.point, 1);
+    const size_t size = 256 << 10;
+    next.stack.reset(new char[size]);
+    ucontext_t start;
+    getcontext(&start);
+    start.uc_stack.ss_sp = next.stack.get();
+    start.uc_stack.ss_size = size;
+    makecontext(&start, run_threads, 0);
+    setcontext(&start);
+}
+// What a case did that no result shows.
+static std::atomic<const char*> fault;
+// One warp after another runs to the next barrier of the workgroup; its lanes take turns, from one barrier of the warp to the next. Upwards
+// and downwards: what should wait for another and does not goes wrong in one of them.
+static void workgroup(unsigned size, bool down) {
     for (unsigned t = 0; t < size; t++) {
-        getcontext(&contexts[t]);
-        contexts[t].uc_stack.ss_sp = stacks[t].data();
-        contexts[t].uc_stack.ss_size = stacks[t].size();
-        contexts[t].uc_link = nullptr;
-        makecontext(&contexts[t], run_thread, 0);
+        threads[t].place = WORKGROUP;
+        threads[t].given = false;
     }
+    const unsigned warps = (size + 31) / 32;
     for (bool more = true; more;) {
         more = false;
-        for (unsigned t = 0; t < size; t++) {
-            if (finished[t]) continue;
-            threadIdx = {t, 0, 0};
-            swapcontext(&scheduler, &contexts[t]);
-            more |= !finished[t];
+        for (unsigned w = 0; w < warps; w++) {
+            const unsigned warp = (down ? warps - 1 - w : w) * 32, lanes = min(32u, size - warp);
+            unsigned at[3];
+            do {
+                at[END] = at[WARP] = at[WORKGROUP] = 0;
+                for (unsigned l = 0; l < lanes; l++) {
+                    const unsigned t = warp + (down ? lanes - 1 - l : l);
+                    if (threads[t].place != END) resume(t);
+                    at[threads[t].place]++;
+                }
+                if (at[WARP] > 0 && at[WARP] < lanes) fault = "a warp meets without all of its lanes";
+            } while (at[WARP] > 0);
+            more |= at[WORKGROUP] > 0;
         }
     }
 }
-inline void __syncthreads() { turn(); }
-inline void __syncwarp() { turn(); }
-// What each thread lays open for the others, until the next turn but one.
-static thread_local unsigned long long given[1024][8];
-template <class T> inline T __shfl_xor_sync(unsigned, T v, int lanes) {
-    memcpy(given[threadIdx.x], &v, sizeof v);
-    turn();
-    T other;
-    memcpy(&other, given[threadIdx.x ^ lanes], sizeof other);
-    turn();
-    return other;
+inline void __syncthreads() { turn(WORKGROUP); }
+inline void __syncwarp() { turn(WARP); }
+// What each thread lays open for the others of its warp, in two places by turns: when one is written again, it has been read.
+static thread_local char given[2][1024][64];
+template <class T> inline auto exchange(const T& v) {
+    const unsigned t = threadIdx.x;
+    const auto place = given[threads[t].given ^= true];
+    memcpy(place[t], &v, sizeof v);
+    turn(WARP);
+    return [warp = place + t / 32 * 32](unsigned lane) {
+        T other;
+        memcpy(&other, warp[lane % 32], sizeof other);
+        return other;
+    };
+}
+template <class T> inline T __shfl_xor_sync(unsigned mask, T v, int lanes) {
+    if (mask != 0xffffffffu) fault = "only whole warps shuffle here";
+    return exchange(v)(threadIdx.x ^ lanes);
 }
 PRELUDE
 inline u16 to_f16(f32 v) { _Float16 h = v; u16 b; memcpy(&b, &h, 2); return b; }
 inline f32 from_f16(u16 b) { _Float16 h; memcpy(&h, &b, 2); return h; }
+struct Eight { u16 v[8]; };
 inline void matrices(u32 (&r)[4], const void* p, bool transposed) {
-    const unsigned t = threadIdx.x, lane = t % 32, warp = t - lane;
-    memcpy(given[t], &p, sizeof p);
-    turn();
+    const unsigned lane = threadIdx.x % 32;
+    Eight row;
+    memcpy(&row, p, sizeof row);
+    const auto row_of = exchange(row);
     for (unsigned j = 0; j < 4; j++) {
         u16 pair[2];
         for (unsigned e = 0; e < 2; e++) {
             const unsigned along = lane % 4 * 2 + e, across = lane / 4;
-            const u16* row;
-            memcpy(&row, given[warp + 8 * j + (transposed ? along : across)], sizeof row);
-            pair[e] = row[transposed ? across : along];
+            pair[e] = transposed ? row_of(8 * j + along).v[across] : row_of(8 * j + across).v[along];
         }
         memcpy(&r[j], pair, 4);
     }
-    turn();
 }
 inline void load_matrices(u32 (&r)[4], const void* p) { matrices(r, p, false); }
 inline void load_transposed(u32 (&r)[4], const void* p) { matrices(r, p, true); }
+struct Share { f32 a[8], b[4]; };
 template <class T> inline void multiply(f32 (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    const unsigned t = threadIdx.x, lane = t % 32, warp = t - lane;
-    const u32 own[6] = {a[0], a[1], a[2], a[3], b0, b1};
-    memcpy(given[t], own, sizeof own);
-    turn();
-    const auto half = [&](unsigned from, unsigned slot, unsigned e) {
-        T v;
-        memcpy(&v, reinterpret_cast<char*>(given[warp + from]) + 4 * slot + 2 * e, 2);
-        return f32(v);
-    };
-    for (unsigned e = 0; e < 4; e++) {
-        const unsigned row = lane / 4, column = lane % 4 * 2 + e % 2, low = e / 2;
-        for (unsigned k = 0; k < 16; k++) {
-            const f32 x = half(row * 4 + k % 8 / 2, low + k / 8 * 2, k % 2);
-            const f32 y = half(column * 4 + k % 8 / 2, 4 + k / 8, k % 2);
-            c[e] += x * y;
+    const unsigned lane = threadIdx.x % 32;
+    const u32 bits[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    T halves[12];
+    memcpy(halves, bits, sizeof bits);
+    Share own;
+    for (unsigned i = 0; i < 12; i++) (i < 8 ? own.a[i] : own.b[i - 8]) = f32(halves[i]);
+    const auto of = exchange(own);
+    for (unsigned k = 0; k < 16; k += 2) {
+        // Slices k and k + 1.
+        const Share rows = of(lane / 4 * 4 + k % 8 / 2);
+        for (unsigned e = 0; e < 2; e++) {
+            const Share column = of((lane % 4 * 2 + e) * 4 + k % 8 / 2);
+            for (unsigned v = 0; v < 2; v++) {
+                const f32 y = column.b[k / 8 * 2 + v];
+                c[e] += rows.a[k / 8 * 4 + v] * y;
+                c[e + 2] += rows.a[k / 8 * 4 + 2 + v] * y;
+            }
         }
     }
-    turn();
 }
 template <class T> inline u32 pair(f32 low, f32 high) {
     const T halves[2] = {T(low), T(high)};
@@ -142,23 +188,24 @@ static std::condition_variable all_here;
 static unsigned cluster_size, here, meetings;
 static char* memories[16];
 static thread_local char memory;
+static void meet() {
+    std::unique_lock<std::mutex> held(lock);
+    const unsigned meeting = meetings;
+    if (++here == cluster_size) { here = 0; meetings++; all_here.notify_all(); }
+    all_here.wait(held, [&] { return meetings != meeting; });
+}
 inline void meet_cluster() {
-    turn();
-    if (threadIdx.x == 0) {
-        std::unique_lock<std::mutex> held(lock);
-        const unsigned meeting = meetings;
-        if (++here == cluster_size) { here = 0; meetings++; all_here.notify_all(); }
-        all_here.wait(held, [&] { return meetings != meeting; });
-    }
-    turn();
+    turn(WORKGROUP);
+    if (threadIdx.x == 0) meet();
+    turn(WORKGROUP);
 }
 template <class T> inline const T* neighbours(const T* p, i32 rank) {
     return reinterpret_cast<const T*>(memories[rank] + (reinterpret_cast<const char*>(p) - &memory));
 }
-template <class... A, size_t... I> void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+template <class... A, size_t... I> static void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     kernel((A)args[I]...);
 }
-template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x, unsigned y, unsigned size, unsigned cluster) {
+template <class... A> static const char* launch(void (*kernel)(A...), void** args, unsigned x, unsigned y, unsigned size, unsigned cluster) {
     static void (*function)(A...);
     static void** arguments;
     function = kernel;
@@ -167,9 +214,13 @@ template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x,
     cluster_size = cluster;
     const auto group = [=](unsigned g) {
         memories[g % cluster] = &memory;
+        meet();
         blockIdx = {g % x, g / x, 0};
-        for (auto& own : parcels) own.clear();
-        workgroup(size);
+        workgroup(size, g / cluster % 2 > 0);
+        for (auto& own : parcels) {
+            if (!own.empty()) fault = "what was sent is not waited for";
+            own.clear();
+        }
     };
     for (unsigned g = 0; g < x * y; g += cluster) {
         std::vector<std::thread> others;
@@ -177,4 +228,5 @@ template <class... A> void launch(void (*kernel)(A...), void** args, unsigned x,
         group(g);
         for (auto& other : others) other.join();
     }
+    return fault.exchange(nullptr);
 }

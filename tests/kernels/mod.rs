@@ -91,7 +91,6 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
         let (plain, reads) = without_prologues(kernel, reads);
         return interpret(&plain, &reads);
     }
-    let core = kernel.template.core_reads();
     let load = |r: usize, index: &[usize]| reads[r][kernel.reads[r].access.at(index) as usize];
     let mut out = vec![Vec::new(); kernel.writes.len()];
     let mut push = |values: Vec<f64>| out.iter_mut().zip(values).for_each(|(o, v)| o.push(v));
@@ -122,13 +121,12 @@ pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
                 }
             }
         }
-        template => {
-            for index in indices(&kernel.shape) {
-                let mut inputs: Vec<f64> = kernel.further().map(|r| load(r, &index)).collect();
-                if core > 0 {
-                    inputs.insert(0, core_value(template, kernel, reads, &index));
-                }
-                push(kernel.body.eval(&inputs, &index, &[]));
+        _ => {
+            let core = core_values(kernel, reads);
+            for (i, index) in indices(&kernel.shape).iter().enumerate() {
+                let further = kernel.further().map(|r| load(r, index));
+                let inputs: Vec<f64> = core.get(i).copied().into_iter().chain(further).collect();
+                push(kernel.body.eval(&inputs, index, &[]));
             }
         }
     }
@@ -154,48 +152,78 @@ fn without_prologues(kernel: &Kernel, reads: &[Vec<f64>]) -> (Kernel, Vec<Vec<f6
     (plain, passed)
 }
 
-fn core_value(template: &Template, kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
+/// What the core of a kernel is at every index, in row-major order; nothing where there is none.
+fn core_values(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<f64> {
+    match kernel.template {
+        Template::Map => Vec::new(),
+        // Its weights are those of a whole row.
+        Template::Attention { .. } => {
+            let rows = indices(&kernel.shape[..kernel.shape.len() - 1]);
+            rows.iter().flat_map(|row| attended(kernel, reads, row)).collect()
+        }
+        _ => indices(&kernel.shape).iter().map(|index| core_value(kernel, reads, index)).collect(),
+    }
+}
+
+/// What lies along an axis of an operand, from an index on.
+fn along<'a>(access: &Access, values: &'a [f64], index: &[usize], axis: usize) -> impl Iterator<Item = f64> + use<'a> {
+    let (start, step) = (access.at(index), access.strides[axis]);
+    (0..access.shape[axis] as isize).map(move |i| values[(start + i * step) as usize])
+}
+
+/// A row of the first operand times a column of the second.
+fn product(kernel: &Kernel, reads: &[Vec<f64>], batch: &[usize], m: usize, n: usize) -> f64 {
+    let access = |r: usize| &kernel.reads[r].access;
+    let row = along(access(0), &reads[0], &[batch, &[m, 0]].concat(), batch.len() + 1);
+    let column = along(access(1), &reads[1], &[batch, &[0, n]].concat(), batch.len());
+    row.zip(column).map(|(x, y)| x * y).sum()
+}
+
+/// A row of attention.
+fn attended(kernel: &Kernel, reads: &[Vec<f64>], row: &[usize]) -> Vec<f64> {
+    let Template::Attention { score, further, guarded } = &kernel.template else { unreachable!("it is attention") };
+    let access = |r: usize| &kernel.reads[r].access;
+    let (&m, batch) = row.split_last().expect("it has rows");
+    let score = |n: usize| {
+        let at = [batch, &[m, n]].concat();
+        let inputs = (3..3 + further).map(|r| reads[r][access(r).at(&at) as usize]);
+        score.eval(&[product(kernel, reads, batch, m, n)].into_iter().chain(inputs).collect::<Vec<_>>(), &at, &[])[0]
+    };
+    let scores: Vec<f64> = (0..access(1).shape[row.len()]).map(score).collect();
+    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
+    let total = powers.iter().sum::<f64>();
+    let weightless = match guarded {
+        Some(Guard::Unseen) => top == f64::NEG_INFINITY && scores.iter().all(|s| *s == top),
+        Some(Guard::All) => total.is_nan(),
+        None => false,
+    };
+    let value = |e: usize| {
+        let values = along(access(2), &reads[2], &[batch, &[0, e]].concat(), batch.len());
+        powers.iter().zip(values).map(|(p, v)| p * v).sum::<f64>() / total
+    };
+    (0..kernel.shape[row.len()]).map(|e| if weightless { 0.0 } else { value(e) }).collect()
+}
+
+fn core_value(kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
     let access = |r: usize| &kernel.reads[r].access;
     let load = |r: usize, index: &[usize]| reads[r][access(r).at(index) as usize];
     let rank = index.len();
-    match template {
+    match &kernel.template {
         Template::Map | Template::Row { .. } => unreachable!("these have no core"),
-        Template::MatMul => {
-            let (batch, m, n) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
-            let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
-            (0..access(0).shape[rank - 1]).map(product).sum()
-        }
-        Template::Attention { score, further, guarded } => {
-            let (batch, m, e) = (&index[..rank - 2], index[rank - 2], index[rank - 1]);
-            let (d, n) = (access(0).shape[rank - 1], access(1).shape[rank - 1]);
-            let score = |n: usize| {
-                let product = |k: usize| load(0, &[batch, &[m, k]].concat()) * load(1, &[batch, &[k, n]].concat());
-                let at = [batch, &[m, n]].concat();
-                let inputs = (0..*further).map(|j| load(3 + j, &at));
-                score.eval(&[(0..d).map(product).sum()].into_iter().chain(inputs).collect::<Vec<_>>(), &at, &[])[0]
-            };
-            let scores: Vec<f64> = (0..n).map(score).collect();
-            let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-            let weighted = powers.iter().enumerate().map(|(n, p)| p * load(2, &[batch, &[n, e]].concat()));
-            let total = powers.iter().sum::<f64>();
-            let weightless = match guarded {
-                Some(Guard::Unseen) => top == f64::NEG_INFINITY && scores.iter().all(|s| *s == top),
-                Some(Guard::All) => total.is_nan(),
-                None => false,
-            };
-            if weightless { 0.0 } else { weighted.sum::<f64>() / total }
-        }
+        Template::Attention { .. } => unreachable!("it is computed by rows"),
+        Template::MatMul => product(kernel, reads, &index[..rank - 2], index[rank - 2], index[rank - 1]),
         Template::Conv { groups, window } => {
             let x = &access(0).shape;
             let w = &access(1).shape;
             let per_group = kernel.shape[1] / groups;
             let group = index[1] / per_group;
             let mut sum = 0.0;
-            for t in indices(&w[1..]) {
-                if let Some([z, y, x]) = source(window, &index[2..], &t[1..], &x[2..]) {
-                    let data = load(0, &[index[0], group * w[1] + t[0], z, y, x]);
-                    sum += data * load(1, &[index[1], t[0], t[1], t[2], t[3]]);
+            for t in indices(&w[2..]) {
+                if let Some([z, y, x]) = source(window, &index[2..], &t, &x[2..]) {
+                    let data = along(access(0), &reads[0], &[index[0], group * w[1], z, y, x], 1);
+                    let weights = along(access(1), &reads[1], &[index[1], 0, t[0], t[1], t[2]], 1);
+                    sum += weights.zip(data).map(|(w, x)| w * x).sum::<f64>();
                 }
             }
             sum
