@@ -6,6 +6,7 @@
 //!   once. A record that runs again and again is encoded for its next replay while the device still runs it.
 //! - Data moves through the [staging](Memory) segments and nothing else, so that wgpu needs no memory of its own for it.
 //!   A write waits in its slot for the next submission.
+//! - Runs are timed by the device's [clock], where it has one: what the host takes to encode and submit is not part of it.
 //! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself: [`Usage::overhead`] is what it has taken
 //!   from the driver beyond the segments. Metal's does not say, and a device that the host program lent serves others as well: there
 //!   it is 0.
@@ -16,14 +17,16 @@ use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
+use clock::{Clock, Marks};
 pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, describe};
 use record::{Layout, Step};
 use staging::Upload;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+mod clock;
 mod gpu;
 mod record;
 mod staging;
@@ -31,6 +34,7 @@ mod staging;
 /// A wgpu device as a backend.
 pub struct Wgpu {
     gpu: Gpu,
+    clock: Option<Clock>,
     adapter: Adapter,
     target: Target,
     checked: bool,
@@ -98,6 +102,7 @@ impl Wgpu {
 
     fn assemble(gpu: Gpu, adapter: Adapter, checked: bool) -> Wgpu {
         Wgpu {
+            clock: Clock::new(&gpu),
             gpu,
             target: adapter.target.clone(),
             adapter,
@@ -137,13 +142,14 @@ impl Wgpu {
         Ok(buffer)
     }
 
-    /// The commands of a record.
-    fn encode(&self, record: RecordId) -> Result<wgpu::CommandBuffer> {
+    /// The commands of a record, which mark the clock if told to.
+    fn encode(&self, record: RecordId, marks: Option<&Marks>) -> Result<wgpu::CommandBuffer> {
         let steps = self.records.get(record);
         let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
         self.gpu.encode("replay", |encoder| {
             // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+            let timestamp_writes = marks.map(Marks::writes);
+            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for step in steps {
                 let [x, y, z] = step.groups;
                 pass.set_pipeline(&step.pipeline);
@@ -271,15 +277,19 @@ impl Backend for Wgpu {
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
+        if let Some(marks) = self.clock.as_mut().and_then(Clock::mark) {
+            let commands = self.encode(record, Some(&marks))?;
+            return staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands));
+        }
         let last = self.ahead.take().filter(|(last, _)| *last == record);
         let again = last.is_some();
         let commands = match last.and_then(|(_, commands)| commands) {
             Some(commands) => commands,
-            None => self.encode(record)?,
+            None => self.encode(record, None)?,
         };
         staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands))?;
         // Should this fail, the next replay says why.
-        let next = if again { self.encode(record).ok() } else { None };
+        let next = if again { self.encode(record, None).ok() } else { None };
         self.ahead = Some((record, next));
         Ok(())
     }
@@ -292,6 +302,19 @@ impl Backend for Wgpu {
     fn start(&mut self) -> Result<Instant> {
         staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
         self.gpu.wait()?;
+        self.clock.iter_mut().for_each(Clock::arm);
         Ok(Instant::now())
+    }
+
+    fn stop(&mut self, start: Instant) -> Result<Duration> {
+        self.gpu.wait()?;
+        let elapsed = start.elapsed();
+        let (Some(clock), Some(slot)) = (&mut self.clock, &self.download) else { return Ok(elapsed) };
+        let Some(commands) = clock.stop(&self.gpu)? else { return Ok(elapsed) };
+        staging::submit(&self.gpu, &mut self.upload, "clock", Some(commands))?;
+        let mut ticks = [0u64; 2];
+        let bytes = bytemuck::cast_slice_mut(&mut ticks);
+        staging::read(&self.gpu, &mut self.upload, slot, &clock.ticks, 0, bytes)?;
+        Ok(Clock::between(&self.gpu, ticks))
     }
 }

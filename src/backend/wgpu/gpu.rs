@@ -153,6 +153,7 @@ impl Gpu {
         let found = find(wanted)?;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
+            required_features: found.features() & wgpu::Features::TIMESTAMP_QUERY,
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()
