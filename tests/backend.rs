@@ -136,6 +136,7 @@ mod wgpu {
     use plimsoll::kernel::render::{Bindings, Dialect, render};
     use plimsoll::shape::{Access, Shape};
     use std::collections::BTreeSet;
+    use std::time::Duration;
 
     /// The best adapter, software ones included; without one the test is skipped, or fails where one is required.
     fn device() -> Option<Wgpu> {
@@ -182,7 +183,8 @@ mod wgpu {
                 assert!(shared <= target.max_shared, "{}: {shared} bytes of workgroup memory", case.name);
             }
         }
-        for template in ["matmul", "matmul_large", "matmul_deep", "matmul_thin", "matmul_quad"] {
+        let products = ["matmul", "matmul_large", "matmul_deep", "matmul_thin", "matmul_quad"];
+        for template in products.into_iter().chain(["attention", "attention_thin", "attention_quad"]) {
             assert!(reached.contains(&format!("// {template}")), "no case reaches {template}");
         }
     }
@@ -223,6 +225,45 @@ mod wgpu {
             .enumerate()
             .find(|(i, c)| i32::from_le_bytes((*c).try_into().expect("four bytes")) != 3 * *i as i32);
         assert_eq!(wrong, None);
+    }
+
+    /// What the host does between start and stop is not counted where the device has a clock; all that was replayed is.
+    #[test]
+    fn times_are_the_devices() {
+        let Some(mut wgpu) = device() else { return };
+        if !wgpu.device().features().contains(::wgpu::Features::TIMESTAMP_QUERY) {
+            return;
+        }
+        stage(&mut wgpu, 256);
+        let n = 1 << 16;
+        let operand = Operand { dtype: DType::F32, access: Access::contiguous(Shape::new([n])), packed: false };
+        let kernel = Kernel {
+            template: Template::Map,
+            shape: Shape::new([n]),
+            reads: vec![],
+            writes: vec![operand],
+            body: Body::new(&[(0..20).fold(Expr::index(0).cast(DType::F32), |x, _| x.sin())]),
+            prologues: Vec::new(),
+            workspace: 0,
+            call: None,
+        };
+        let bytes = 4 * n as u64;
+        let segment = wgpu.alloc(bytes, Memory::Device).expect("256 KiB");
+        let kernel = wgpu.compile(&kernel).expect("renders");
+        let at = Slice { segment, offset: 0, bytes };
+        let record = wgpu.record(&[Launch::new(kernel, vec![at])]).expect("records");
+        let usage = wgpu.usage();
+        let mut time = |runs: usize| {
+            let start = wgpu.start().expect("starts");
+            std::thread::sleep(Duration::from_secs(2));
+            (0..runs).for_each(|_| wgpu.replay(record).expect("runs"));
+            wgpu.stop(start).expect("stops")
+        };
+        time(1);
+        let (one, five) = (time(1), time(5));
+        assert!(one > Duration::from_micros(10) && one < Duration::from_secs(2), "{one:?}");
+        assert!(five > 2 * one, "{one:?} for one, {five:?} for five");
+        assert_eq!(wgpu.usage(), usage);
     }
 
     #[test]

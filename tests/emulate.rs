@@ -166,6 +166,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "matmul_thin",
         "matmul_slim",
         "attention_tile",
+        "attention_slim",
         "attention_mma",
         "conv",
         "gather",

@@ -69,6 +69,8 @@ kernels! {
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+    attention_thin "attention_thin.wgsl": "the same of few rows, whose keys and values many invocations share",
+    attention_slim "attention_slim.cu": "the same, and where these are few, workgroups of a cluster",
     attention_quad "attention_quad.wgsl": "the same with sums in registers, four neighbours at a time",
     attention_tile "attention_tile.cu": "the same with scores and sums in registers",
     attention_mma "attention_mma.cu": "the same of halves on tensor cores",

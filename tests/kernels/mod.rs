@@ -966,6 +966,18 @@ fn attention(c: &mut Cases) {
         f32s(spread(&[2, 1, 1, 600], &[2, 7, 1, 600])),
     ];
     c.add("attention of a step", a(x(0) * 0.2 + x(1), 1), &[2, 7, 1, 40], reads, &[x(0)]);
+    // Two rows to a head of keys, neither of whose extents is a multiple of anything; and four of them, whose keys lie the other way.
+    let shared =
+        |matrix: [usize; 2]| dense(&[3, 1, matrix[0], matrix[1]]).broadcast(&Shape::new([3, 2, matrix[0], matrix[1]]));
+    let reads = vec![
+        f32s(dense(&[3, 2, 1, 20])),
+        f32s(shared([270, 20]).permute(&[0, 1, 3, 2])),
+        f32s(shared([270, 36])),
+        f32s(spread(&[3, 1, 1, 270], &[3, 2, 1, 270])),
+    ];
+    c.add("attention of two queries to a head", a(x(0) * 0.2 + x(1), 1), &[3, 2, 1, 36], reads, &[x(0)]);
+    let many = three(&[130], [4, 10, 37, 6]);
+    c.add("attention of many short steps", a(x(0) * 0.25, 0), &[130, 4, 6], many, &[x(0)]);
     let many = three(&[270], [40, 16, 24, 8]);
     c.add("attention of many heads", a(x(0) * 0.25, 0), &[270, 40, 8], many, &[x(0)]);
     // As many, of which every row sees keys of its own.

@@ -46,12 +46,29 @@ impl Extents {
 enum Cut {
     /// Scores pass through workgroup memory.
     Plain,
+    /// So do parts of them, of few rows.
+    Few(Few),
     /// Sums are held in registers, four neighbours as one vector.
     Quad(Quad),
     /// Scores and sums are held in registers.
     Tile(Tile),
     /// The same on tensor cores.
     Warps(Warps),
+}
+
+/// What a workgroup of [`Few::SIZE`] invocations has of an attention of few rows, of vectors of four.
+#[derive(Clone, Copy)]
+struct Few {
+    /// Rows of the result.
+    rows: usize,
+    /// Keys at a time.
+    columns: usize,
+    /// Invocations that share a key.
+    lanes: usize,
+    /// Places for vectors of a row of values.
+    across: usize,
+    /// Workgroups that share the rows, each with keys of its own.
+    cluster: usize,
 }
 
 /// What a workgroup of [`Quad::SIZE`] invocations has of an attention, of vectors of four.
@@ -120,13 +137,29 @@ impl Module<'_> {
             return Err("attention is of floats".into());
         }
         let cut = self.cut(&extents);
-        for (slot, name, names) in [(0, "a", ["m", "k"]), (1, "b", ["k", "n"]), (2, "c", ["n", "e"])] {
-            let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, names));
-            let load = self.load(slot, &address);
+        for (slot, name, names, inner, axis, flag) in [
+            (0, "a", ["m", "k"], ("k", extents.k), rank - 1, "A_WIDE"),
+            (1, "b", ["k", "n"], ("k", extents.k), rank - 2, "B_WIDE"),
+            (2, "c", ["n", "e"], ("e", extents.e), rank - 1, "C_WIDE"),
+        ] {
+            let space = extents.space(&self.access(slot).shape, names);
+            let wide = match cut {
+                Cut::Few(_) => slot > 0,
+                Cut::Tile(_) => true,
+                _ => false,
+            };
+            if wide && self.fours(&format!("{name}_wide"), slot, &space, names, axis) {
+                self.flags.push(flag);
+                // Elements of a binding of vectors cannot be had one by one.
+                if self.dialect == Dialect::Wgsl {
+                    continue;
+                }
+            }
             // The last lanes may have no column, and the last vectors fewer than four.
-            let inner = if name == "c" { ("e", extents.e) } else { ("k", extents.k) };
+            let (mut body, address) = self.address(slot, &space);
+            let load = self.load(slot, &address);
             let ragged = match cut {
-                Cut::Quad(_) => !inner.1.is_multiple_of(4),
+                Cut::Quad(_) | Cut::Few(_) => !inner.1.is_multiple_of(4),
                 _ => name == "c",
             };
             if ragged {
@@ -146,7 +179,7 @@ impl Module<'_> {
         }
         match &cut {
             Cut::Plain => self.score_each(score, &extents, true)?,
-            Cut::Quad(_) => self.score_each(score, &extents, false)?,
+            Cut::Few(_) | Cut::Quad(_) => self.score_each(score, &extents, false)?,
             Cut::Tile(tile) => self.score_pairs(score, &extents, [tile.rows, tile.columns], [1, 1])?,
             Cut::Warps(warps) => {
                 // The powers of what is only scaled take one instruction to prepare.
@@ -165,6 +198,7 @@ impl Module<'_> {
         self.store(&outs, Some(F32), Some("m < M && n < COLUMNS_OUT"), &[])?;
         match &cut {
             Cut::Plain => self.attention_plain(&extents),
+            Cut::Few(few) => self.attention_few(&extents, few),
             Cut::Quad(quad) => self.attention_quad(&extents, quad),
             Cut::Tile(tile) => self.attention_tile(&extents, tile),
             Cut::Warps(warps) => self.attention_mma(&extents, warps),
@@ -176,13 +210,39 @@ impl Module<'_> {
         if [extents.k, extents.n, extents.e].contains(&0) {
             return Cut::Plain;
         }
-        if self.dialect == Dialect::Wgsl {
-            return self.vectors(extents).map_or(Cut::Plain, Cut::Quad);
+        let cuda = self.dialect == Dialect::Cuda;
+        let halves = self.warps(extents).filter(|_| cuda).map(Cut::Warps);
+        let few = || self.few(extents).map(Cut::Few);
+        let many = || match self.dialect {
+            Dialect::Wgsl => self.vectors(extents).map(Cut::Quad),
+            Dialect::Cuda => self.in_registers(extents).map(Cut::Tile),
+        };
+        halves.or_else(few).or_else(many).unwrap_or(Cut::Plain)
+    }
+
+    /// How invocations with vectors of four compute an attention of few rows, whose sums they can share, with as many keys at a time as fit in
+    /// workgroup memory: a row of its own for each workgroup, unless there are plenty.
+    fn few(&self, extents: &Extents) -> Option<Few> {
+        let &Extents { batch, m, k, e, n, .. } = extents;
+        if m > Few::ROWS || (self.target.max_workgroup as usize) < Few::SIZE || e > 4 * Few::SIZE {
+            return None;
         }
-        if let Some(warps) = self.warps(extents) {
-            return Cut::Warps(warps);
-        }
-        self.in_registers(extents).map_or(Cut::Plain, Cut::Tile)
+        let enough = match self.target.multiprocessors {
+            0 => FEW_GROUPS,
+            multiprocessors => multiprocessors as usize,
+        };
+        let busy = |rows: &usize| *rows < 2 * m && batch * m.div_ceil(*rows) >= enough;
+        let rows = [8, 4, 2].into_iter().find(busy).unwrap_or(1);
+        let lanes = k.div_ceil(4).next_power_of_two().min(8);
+        let across = e.div_ceil(4).next_power_of_two();
+        let least = Few::SIZE / lanes;
+        let room = (self.target.max_shared as usize).min(Few::MOST);
+        let of = |columns: usize| {
+            let cluster = self.cluster(batch * m.div_ceil(rows), n.div_ceil(columns), 2 * enough);
+            Few { rows, columns, lanes, across, cluster }
+        };
+        let useful = |few: &Few| few.columns == least || few.columns < 2 * n;
+        (0..=3).rev().map(|i| of(least << i)).filter(useful).find(|few| few.bytes(k, e) <= room)
     }
 
     /// How invocations with vectors of four compute an attention of more than a few rows, whose sums fit in registers, and of which some
@@ -372,6 +432,41 @@ fn tile_width(e: usize) -> (usize, usize) {
     (e.next_multiple_of(16 * each), each)
 }
 
+impl Few {
+    /// Invocations of a workgroup.
+    const SIZE: usize = 256;
+    /// The most rows that are few.
+    const ROWS: usize = 8;
+    /// Bytes of workgroup memory that leave room for other workgroups on the same multiprocessor.
+    const MOST: usize = 48 << 10;
+
+    /// Invocations that share four columns of the values.
+    fn parts(&self) -> usize {
+        (Few::SIZE / self.across).min(self.columns / 4)
+    }
+
+    /// Places from one lane's parts of the scores to the next one's, so that those of a warp lie in different banks.
+    fn pitch(&self) -> usize {
+        self.rows * self.columns + 32 / self.lanes
+    }
+
+    /// Places for parts of the scores, and at the end for sums.
+    fn tile(&self) -> usize {
+        (self.lanes * self.pitch()).max(4 * Few::SIZE)
+    }
+
+    /// What workgroups of a cluster leave for each other: sums, totals and largest scores.
+    fn found(&self, e: usize) -> usize {
+        if self.cluster > 1 { self.rows * (e + 2) } else { 0 }
+    }
+
+    /// Bytes of workgroup memory: queries, parts of scores, scores, largest of them, totals, what others collect.
+    fn bytes(&self, k: usize, e: usize) -> usize {
+        let scores = self.tile() + self.rows * (self.columns + 16);
+        16 * self.rows * k.div_ceil(4) + 4 * (scores + Few::SIZE + self.found(e))
+    }
+}
+
 impl Quad {
     /// Invocations of a workgroup.
     const SIZE: usize = 128;
@@ -417,6 +512,70 @@ impl Tile {
 }
 
 impl Module<'_> {
+    fn attention_few(&mut self, &Extents { batch, m, k, n, e, .. }: &Extents, few: &Few) -> Launch {
+        let &Few { rows, columns, lanes, across, cluster } = few;
+        let rank = self.kernel.shape.len();
+        let (depth, keys, groups) = (k.div_ceil(4), Few::SIZE / lanes, m.div_ceil(rows));
+        let along = self.access(1).strides[rank - 1] != 1;
+        let (key_step, lane_step) = if along { (lanes, 1) } else { (1, keys) };
+        let constants = [
+            ("ROWS", rows),
+            ("COLUMNS", columns),
+            ("LANES", lanes),
+            ("KEYS", keys),
+            ("KEY_STEP", key_step),
+            ("LANE_STEP", lane_step),
+            ("PITCH", few.pitch()),
+            ("PARTS", few.parts()),
+            ("ACROSS", across),
+            ("CLUSTER", cluster),
+            ("GROUPS", groups),
+            ("DEPTH", depth),
+            ("WIDTH", e.div_ceil(4)),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if !n.is_multiple_of(columns) {
+            self.flags.push("RAGGED");
+        }
+        let cuda = self.dialect == Dialect::Cuda;
+        if cuda {
+            self.shared.push(("queries", F32, 4 * rows * depth));
+            self.clustered(cluster);
+        } else {
+            self.shared.push(("queries", Vec4, rows * depth));
+            self.list_few(rows, columns / keys);
+        }
+        self.shared.push(("tile", F32, few.tile()));
+        self.shared.push(("scores", F32, rows * columns));
+        self.shared.push(("maxima", F32, rows * 16));
+        self.shared.push(("totals", F32, Few::SIZE));
+        if cluster > 1 {
+            self.shared.push(("found", F32, few.found(e)));
+        }
+        let name = if cuda { "attention_slim" } else { "attention_thin" };
+        Ok((name, Few::SIZE as u32, (batch * groups * cluster) as u64))
+    }
+
+    /// What WGSL writes out for each of the rows, and for each of their keys at a time.
+    fn list_few(&mut self, rows: usize, passes: usize) {
+        let product = |i: usize| {
+            let (down, over) = (i / passes, i % passes);
+            vec![("DOWN", down.to_string()), ("OVER", over.to_string()), ("FOUR", format!("four{over}"))]
+        };
+        let weight = |i: usize| {
+            let numbered = |names: &[(&'static str, &str)], at: usize| -> Vec<_> {
+                names.iter().map(|&(name, to)| (name, format!("{to}{at}"))).collect()
+            };
+            let of_row = numbered(&[("TOTAL", "total"), ("TOP", "top"), ("SUM", "sum"), ("DOWN", "")], i / 4);
+            [of_row, numbered(&[("VALUE", "value"), ("AT", "t")], i % 4)].concat()
+        };
+        self.lists.insert("row", vec![Vec::new(); rows]);
+        self.lists.insert("pass", vec![Vec::new(); passes]);
+        self.lists.insert("product", (0..rows * passes).map(product).collect());
+        self.lists.insert("four", vec![Vec::new(); 4]);
+        self.lists.insert("weight", (0..rows * 4).map(weight).collect());
+    }
+
     fn attention_quad(&mut self, &Extents { batch, m, k, n, e, .. }: &Extents, quad: &Quad) -> Launch {
         let &Quad { rows, lanes, apart } = quad;
         let rank = self.kernel.shape.len();
@@ -474,18 +633,6 @@ impl Module<'_> {
         let &Tile { rows, columns, cluster } = tile;
         let rank = self.kernel.shape.len();
         let (width, each) = tile_width(e);
-        for (slot, name, flag, names, axis) in [
-            (0, "a_wide", "A_WIDE", ["m", "k"], rank - 1),
-            (1, "b_wide", "B_WIDE", ["k", "n"], rank - 2),
-            (2, "c_wide", "C_WIDE", ["n", "e"], rank - 1),
-        ] {
-            if self.storage[slot] == F32 && self.lies(slot, axis, 4) {
-                let (mut body, address) = self.address(slot, &extents.space(&self.access(slot).shape, names));
-                body.push(format!("return {};", self.read_wide(slot, 4, &address)));
-                self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
-                self.flags.push(flag);
-            }
-        }
         if each > 1 {
             self.store_pairs(extents);
         }

@@ -12,23 +12,42 @@ pub(super) const THIN: usize = 4;
 const SIZE: usize = 256;
 
 impl Module<'_> {
-    /// Declares `b_wide`, which reads four elements of a product's right operand at once along an axis of it, if they can be: where their
-    /// binding holds nothing else. `space` is the operand's; `m` is how many rows the left one has.
+    /// Declares `b_wide` for a product's right operand, if that can be read so along this axis. `m` is how many rows the left one has.
     pub(super) fn reads_fours(&mut self, slot: usize, space: &Space, axis: usize, m: usize) -> bool {
-        let lies = self.dialect == Dialect::Wgsl && self.access(slot).lies(axis, 4);
-        let Some(binding) = self.bindings.of[slot].filter(|_| lies) else {
-            return false;
-        };
-        let alone = self.bindings.of.iter().filter(|b| **b == Some(binding)).count() == 1;
         let room = self.target.max_workgroup as usize >= SIZE && self.target.max_shared as usize >= m * SIZE * 16;
-        if !alone || !room || self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() {
+        let wide = self.dialect == Dialect::Wgsl && room && self.fours("b_wide", slot, space, ["k", "n"], axis);
+        if wide {
+            self.flags.push("B_FOURS");
+        }
+        wide
+    }
+
+    /// Declares a function that reads four elements of a matrix at once along an axis of it, if they lie so. `space` is the operand's.
+    pub(super) fn fours(
+        &mut self,
+        name: &str,
+        slot: usize,
+        space: &Space,
+        names: [&'static str; 2],
+        axis: usize,
+    ) -> bool {
+        if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.lies(slot, axis, 4) {
             return false;
         }
-        self.bound[binding] = Vec4;
-        self.flags.push("B_FOURS");
         let (mut body, address) = self.address(slot, space);
+        if self.dialect == Dialect::Cuda {
+            body.push(format!("return {};", self.read_wide(slot, 4, &address)));
+            self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
+            return true;
+        }
+        // The binding is one of vectors then: it may hold nothing else.
+        let alone = |b: &usize| self.bindings.of.iter().filter(|other| **other == Some(*b)).count() == 1;
+        let Some(binding) = self.bindings.of[slot].filter(alone) else {
+            return false;
+        };
+        self.bound[binding] = Vec4;
         body.push(format!("return b{binding}[({address}) >> 2u];"));
-        self.function("b_wide", &matrix(["k", "n"]), Some(Vec4), body);
+        self.function(name, &matrix(names), Some(Vec4), body);
         true
     }
 
