@@ -128,11 +128,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let target = Target { libraries: Libraries::default(), ..Target::cuda() };
     // Where there is one multiprocessor, small cases fill it, too.
     let small_target = Target { multiprocessors: 1, ..target.clone() };
-    // Contexts that take turns are slow: of large products, those that no smaller one stands for.
-    let small = |c: &Case| {
-        c.kernel.template != Template::MatMul || c.kernel.shape.numel() < 20_000 || c.name.starts_with("product")
-    };
-    let plain: Vec<Case> = variants::plain().into_iter().filter(small).collect();
+    let plain = variants::plain();
     let attends = |case: &Case| {
         let rows = case.kernel.shape.iter().rev().nth(1);
         matches!(case.kernel.template, Template::Attention { .. }) && rows > Some(&32) && case.kernel.shape[0] < 100
