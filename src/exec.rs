@@ -439,14 +439,16 @@ pub(crate) fn read_outputs(
     ports: &[Port],
     place: &dyn Fn(usize) -> (DType, Slice),
 ) -> Result<Vec<Tensor>> {
-    let mut outputs = Vec::with_capacity(ports.len());
-    for port in ports {
-        let (stored, at) = place(port.buffer);
-        let mut bytes = vec![0; port.shape.numel() * stored.size()];
-        backend.read(Slice { bytes: bytes.len() as u64, ..at }, &mut bytes)?;
-        outputs.push(Tensor::load(stored, bytes, port.dtype, port.shape.clone())?);
-    }
-    Ok(outputs)
+    let mut found: Vec<Vec<u8>> =
+        ports.iter().map(|port| vec![0; port.shape.numel() * place(port.buffer).0.size()]).collect();
+    let pieces = ports.iter().zip(&mut found).map(|(port, bytes)| {
+        let at = place(port.buffer).1;
+        (Slice { bytes: bytes.len() as u64, ..at }, bytes.as_mut_slice())
+    });
+    backend.read_all(&mut pieces.collect::<Vec<_>>())?;
+    let load =
+        |(port, bytes): (&Port, Vec<u8>)| Tensor::load(place(port.buffer).0, bytes, port.dtype, port.shape.clone());
+    ports.iter().zip(found).map(load).collect()
 }
 
 /// Whether all elements name one of those that are looked up.

@@ -323,6 +323,10 @@ mod wgpu {
             let mut part = vec![1; 520];
             wgpu.read(at(1024, 520), &mut part).expect("it is read");
             assert!(part == mirror[1024..][..520], "round {round}");
+            let (mut a, mut b, mut c) = ([1; 260], [1; 12], vec![1; 1024]);
+            let mut pieces = [(at(1280, 260), &mut a[..]), (at(512, 12), &mut b[..]), (at(256, 1024), &mut c[..])];
+            wgpu.read_all(&mut pieces).expect("they are read");
+            assert!(a == mirror[1280..][..260] && b == mirror[512..][..12] && c == mirror[256..][..1024], "{round}");
         }
         assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (4096 + 256 + 512, 3));
     }

@@ -465,13 +465,21 @@ impl Backend for Cuda {
     }
 
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
+        self.read_all(&mut [(at, data)])
+    }
+
+    fn read_all(&mut self, pieces: &mut [(Slice, &mut [u8])]) -> Result<()> {
         self.enter().map_err(failed)?;
-        let from = self.resolve(at)?;
-        if data.len() as u64 != at.bytes {
-            return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
+        let mut from = Vec::with_capacity(pieces.len());
+        for (at, data) in pieces.iter() {
+            from.push(self.resolve(*at)?);
+            if data.len() as u64 != at.bytes {
+                return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
+            }
         }
         let slot = self.download.as_mut().ok_or_else(|| failed("there is no segment to download to"))?;
-        slot.download(data, from, self.stream).map_err(failed)
+        let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();
+        slot.download(&mut data, &from, self.stream).map_err(failed)
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {

@@ -11,6 +11,8 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod records;
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod staged;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -108,6 +110,10 @@ pub trait Backend: Send {
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;
     /// Copies device bytes to the host, after all replayed work.
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()>;
+    /// As [`read`](Self::read), of many slices in one go.
+    fn read_all(&mut self, pieces: &mut [(Slice, &mut [u8])]) -> Result<()> {
+        pieces.iter_mut().try_for_each(|(at, data)| self.read(*at, data))
+    }
     /// Prepares a kernel.
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId>;
     /// Prepares a sequence of launches; all that can be done once is done here.

@@ -253,13 +253,21 @@ impl Backend for Wgpu {
     }
 
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()> {
+        self.read_all(&mut [(at, data)])
+    }
+
+    fn read_all(&mut self, pieces: &mut [(Slice, &mut [u8])]) -> Result<()> {
         self.gpu.alive()?;
-        let buffer = self.buffer(at)?.clone();
-        if data.len() as u64 != at.bytes {
-            return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
+        let mut from = Vec::with_capacity(pieces.len());
+        for (at, data) in pieces.iter() {
+            from.push((self.buffer(*at)?.clone(), at.offset));
+            if data.len() as u64 != at.bytes {
+                return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
+            }
         }
         let slot = self.download.as_ref().ok_or_else(|| failed("there is no segment to download to"))?;
-        staging::read(&self.gpu, &mut self.upload, slot, &buffer, at.offset, data)
+        let mut data: Vec<&mut [u8]> = pieces.iter_mut().map(|(_, data)| &mut **data).collect();
+        staging::read(&self.gpu, &mut self.upload, slot, &from, &mut data)
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
@@ -313,8 +321,8 @@ impl Backend for Wgpu {
         let Some(commands) = clock.stop(&self.gpu)? else { return Ok(elapsed) };
         staging::submit(&self.gpu, &mut self.upload, "clock", Some(commands))?;
         let mut ticks = [0u64; 2];
-        let bytes = bytemuck::cast_slice_mut(&mut ticks);
-        staging::read(&self.gpu, &mut self.upload, slot, &clock.ticks, 0, bytes)?;
+        let (from, bytes) = ((clock.ticks.clone(), 0), bytemuck::cast_slice_mut(&mut ticks));
+        staging::read(&self.gpu, &mut self.upload, slot, &[from], &mut [bytes])?;
         Ok(Clock::between(&self.gpu, ticks))
     }
 }

@@ -1,6 +1,7 @@
 //! The way of data to the device and back: pinned memory of the plan, in two halves that take turns.
 
 use super::api::{Driver, Refusal};
+use crate::backend::staged::{Part, rounds};
 use cudarc::driver::sys::{CUdeviceptr, CUevent, CUstream};
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -71,35 +72,42 @@ impl Slot {
         Ok(())
     }
 
-    /// Copies from `from` to `data`, behind what is in the stream: one part comes over while the one before is copied out.
-    pub(super) fn download(&mut self, data: &mut [u8], from: CUdeviceptr, stream: CUstream) -> Result<(), Refusal> {
+    /// Copies from each of `from` to each of `data`, behind what is in the stream, as many at a time as fit in a half: the next ones come over
+    /// while those before are copied out.
+    pub(super) fn download(
+        &mut self,
+        data: &mut [&mut [u8]],
+        from: &[CUdeviceptr],
+        stream: CUstream,
+    ) -> Result<(), Refusal> {
         let Slot { driver, memory, halves, .. } = self;
-        let mut parts = Vec::new();
-        let mut end = 0;
-        while end < data.len() {
-            let which = if parts.len() % 2 == 1 && halves[1].bytes > 0 { 1 } else { 0 };
-            let bytes = halves[which].bytes.min(data.len() - end);
-            parts.push((which, end, bytes));
-            end += bytes;
-        }
-        let begin = |&(which, at, bytes): &(usize, usize, usize)| {
-            let half = &halves[which];
-            // SAFETY: what this half held before has been copied out; the caller's source has all the bytes.
+        // With one half, nothing comes over before the last round is out.
+        let ahead = usize::from(halves[1].bytes > 0);
+        let half = |round: usize| &halves[round % 2 * ahead];
+        let lengths: Vec<usize> = data.iter().map(|piece| piece.len()).collect();
+        let rounds = rounds(&lengths, 16, |round| half(round).bytes);
+        let begin = |(number, round): (usize, &Vec<Part>)| {
+            // SAFETY: what this half held before has been copied out, and it has room for the round; the caller's sources have all
+            // the bytes.
             unsafe {
-                let to = memory.add(half.start).cast();
-                driver.cuMemcpyDtoHAsync_v2(to, from + at as u64, bytes, stream)?;
-                driver.cuEventRecord(half.event, stream)
+                for &Part { piece, from: start, at, bytes } in round {
+                    let to = memory.add(half(number).start + at).cast();
+                    driver.cuMemcpyDtoHAsync_v2(to, from[piece] + start as u64, bytes, stream)?;
+                }
+                driver.cuEventRecord(half(number).event, stream)
             }
         };
-        // With one half, nothing comes over before the last part is out.
-        let ahead = usize::from(halves[1].bytes > 0);
-        parts.iter().take(ahead).try_for_each(begin)?;
-        for (number, &(which, at, bytes)) in parts.iter().enumerate() {
-            parts.get(number + ahead).map_or(Ok(()), begin)?;
-            // SAFETY: the event lives as long as the slot; behind it the half holds this part.
+        let mut coming = rounds.iter().enumerate();
+        coming.by_ref().take(ahead).try_for_each(begin)?;
+        for (number, round) in rounds.iter().enumerate() {
+            coming.next().map_or(Ok(()), begin)?;
+            // SAFETY: the event lives as long as the slot; behind it the half holds this round.
             unsafe {
-                driver.cuEventSynchronize(halves[which].event)?;
-                data[at..at + bytes].as_mut_ptr().copy_from_nonoverlapping(memory.add(halves[which].start), bytes);
+                driver.cuEventSynchronize(half(number).event)?;
+                for &Part { piece, from, at, bytes } in round {
+                    let found = memory.add(half(number).start + at);
+                    data[piece][from..from + bytes].as_mut_ptr().copy_from_nonoverlapping(found, bytes);
+                }
             }
         }
         Ok(())

@@ -3,11 +3,12 @@
 //! ```text
 //! write   host bytes --> upload slot        while it has room; what is in it leaves with the next submission
 //! submit  [upload slot --> segments, work]  then the slot is mapped again
-//! read    segment --> download slot --> host bytes
+//! read    segments --> download slot --> host bytes
 //! ```
 
 use super::failed;
 use super::gpu::Gpu;
+use crate::backend::staged::{Part, rounds};
 use crate::backend::{SegmentId, Slice};
 use crate::error::Result;
 
@@ -100,29 +101,35 @@ pub(super) fn submit(
     })
 }
 
-/// Copies a range of a buffer to the host by way of `slot`, behind what waits in the upload slot.
+/// Copies ranges of buffers to the host by way of `slot`, behind what waits in the upload slot: as many at a time as fit.
 pub(super) fn read(
     gpu: &Gpu,
     upload: &mut Option<Upload>,
     slot: &wgpu::Buffer,
-    from: &wgpu::Buffer,
-    mut offset: u64,
-    data: &mut [u8],
+    from: &[(wgpu::Buffer, u64)],
+    data: &mut [&mut [u8]],
 ) -> Result<()> {
-    for chunk in data.chunks_mut(slot.size() as usize) {
-        let bytes = chunk.len() as u64;
-        let copy = gpu.encode("read", |encoder| encoder.copy_buffer_to_buffer(from, offset, slot, 0, bytes))?;
-        submit(gpu, upload, "read", Some(copy))?;
+    let lengths: Vec<usize> = data.iter().map(|piece| piece.len()).collect();
+    for round in rounds(&lengths, wgpu::MAP_ALIGNMENT as usize, |_| slot.size() as usize) {
+        let end = round.last().map_or(0, |part| (part.at + part.bytes) as u64);
+        let copies = gpu.encode("read", |encoder| {
+            for Part { piece, from: start, at, bytes } in &round {
+                let (buffer, offset) = &from[*piece];
+                encoder.copy_buffer_to_buffer(buffer, offset + *start as u64, slot, *at as u64, *bytes as u64);
+            }
+        })?;
+        submit(gpu, upload, "read", Some(copies))?;
         // Whether it worked shows when the range is asked for.
-        gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..bytes, |_| {}))?;
+        gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..end, |_| {}))?;
         let copied = gpu.wait().and_then(|()| {
-            let view = slot.get_mapped_range(..bytes).map_err(|e| failed(format!("read: {e}")))?;
-            chunk.copy_from_slice(&view);
+            let view = slot.get_mapped_range(..end).map_err(|e| failed(format!("read: {e}")))?;
+            for Part { piece, from, at, bytes } in round {
+                data[piece][from..from + bytes].copy_from_slice(&view[at..at + bytes]);
+            }
             Ok(())
         });
         gpu.scoped("read", || slot.unmap())?;
         copied?;
-        offset += bytes;
     }
     Ok(())
 }
