@@ -6,14 +6,6 @@
 // whose scores an invocation has are neighbours, and so is what it reads of a mask.
 constexpr i32 PITCH_B = DEPTH + 8, PITCH_C = WIDTH + 8, STAGE = STRIPE * (PITCH_B + PITCH_C);
 constexpr i32 WARPS = ROWS / 16 / EACH, TILES = COLUMNS / 8, PIECES = WIDTH / 8;
-//@ if GUARDED
-// Of a row's sum of powers: whether it weighs nothing.
-//@ if UNSEEN
-const auto weightless = [](f32 whole) { return whole == 0.0f; };
-//@ else
-const auto weightless = [](f32 whole) { return !(whole > 0.0f); };
-//@ end
-//@ end
 const i32 rank = group % CLUSTER;
 const i32 batch = group / CLUSTER / GROUPS;
 const i32 lane = thread % 32;

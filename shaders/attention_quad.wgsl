@@ -58,7 +58,12 @@ for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
         //@ end
         //@ each four
         if (s$ < COLUMNS * WIDTH) {
+            //@ if RAGGED
+            // Nothing times infinity is no number.
+            tile[VALUES + s$] = select(vec4f(0.0f), four$, from_n + s$ / WIDTH < N);
+            //@ else
             tile[VALUES + s$] = four$;
+            //@ end
         }
         //@ end
     }
@@ -98,7 +103,12 @@ for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
         //@ end
         //@ each four
         if (s$ < COLUMNS * WIDTH) {
+            //@ if RAGGED
+            // Nothing times infinity is no number.
+            tile[VALUES + s$] = select(vec4f(0.0f), four$, from_n + s$ / WIDTH < N);
+            //@ else
             tile[VALUES + s$] = four$;
+            //@ end
         }
         //@ end
     }

@@ -11,14 +11,6 @@ const i32 lane = thread / LANE_STEP % LANES;
 const i32 key = thread / KEY_STEP % KEYS;
 const i32 part = thread / ACROSS;
 const i32 column = min(thread % ACROSS, WIDTH - 1) * 4;
-//@ if GUARDED
-// Of a row's sum of powers: whether it weighs nothing.
-//@ if UNSEEN
-const auto weightless = [](f32 whole) { return whole == 0.0f; };
-//@ else
-const auto weightless = [](f32 whole) { return !(whole > 0.0f); };
-//@ end
-//@ end
 const auto finish = [&](i32 m, i32 n, f32 value, f32 whole) {
     //@ if GUARDED
     store(batch, m, n, weightless(whole) ? 0.0f : value / whole);
@@ -117,6 +109,12 @@ for (i32 from_n = rank * COLUMNS; from_n < N; from_n += CLUSTER * COLUMNS) {
             //@ else
             values[j] = {c(batch, n, column), c(batch, n, column + 1), c(batch, n, column + 2), c(batch, n, column + 3)};
             //@ end
+            //@ if RAGGED
+            // Nothing times infinity is no number.
+            if (from_n + t + j * PARTS >= N) {
+                values[j] = {};
+            }
+            //@ end
         }
         #pragma unroll
         for (i32 j = 0; j < 4; j++) {
@@ -161,6 +159,7 @@ for (i32 i = 0; i < ROWS; i++) {
     }
 }
 //@ if CLUSTERED
+__syncthreads();
 meet_cluster();
 // Each collects some of the columns.
 for (i32 at = rank * SIZE + thread; at < ROWS * COLUMNS_OUT; at += CLUSTER * SIZE) {
@@ -180,5 +179,6 @@ for (i32 at = rank * SIZE + thread; at < ROWS * COLUMNS_OUT; at += CLUSTER * SIZ
     finish(from_m + i, at % COLUMNS_OUT, value, whole);
 }
 // What a neighbour still reads stays until then.
+__syncthreads();
 meet_cluster();
 //@ end

@@ -80,9 +80,15 @@ for (var from_n = 0; from_n < N; from_n = from_n + COLUMNS) {
         let t$ = t + $ * PARTS;
         let n$ = min(from_n + t$, N - 1);
         //@ if C_WIDE
-        let value$ = c_wide(batch, n$, column);
+        let read$ = c_wide(batch, n$, column);
         //@ else
-        let value$ = vec4f(c(batch, n$, column), c(batch, n$, column + 1), c(batch, n$, column + 2), c(batch, n$, column + 3));
+        let read$ = vec4f(c(batch, n$, column), c(batch, n$, column + 1), c(batch, n$, column + 2), c(batch, n$, column + 3));
+        //@ end
+        //@ if RAGGED
+        // Nothing times infinity is no number.
+        let value$ = select(vec4f(0.0f), read$, from_n + t$ < N);
+        //@ else
+        let value$ = read$;
         //@ end
         //@ end
         //@ each weight

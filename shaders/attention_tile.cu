@@ -4,14 +4,6 @@
 // keys in workgroup memory, where four rows of theirs stand elsewhere for each invocation that writes them, so that banks are shared
 // evenly. CLUSTER neighbouring workgroups take turns at the keys of the same rows.
 constexpr i32 ROW = ROWS / 8, COLUMN = COLUMNS / 16, PIECES = WIDTH / 16 / EACH, SIDE = ROW < 4 ? ROW : 4;
-//@ if GUARDED
-// Of a row's sum of powers: whether it weighs nothing.
-//@ if UNSEEN
-const auto weightless = [](f32 whole) { return whole == 0.0f; };
-//@ else
-const auto weightless = [](f32 whole) { return !(whole > 0.0f); };
-//@ end
-//@ end
 const i32 rank = group % CLUSTER;
 const i32 batch = group / CLUSTER / GROUPS;
 const i32 m0 = group / CLUSTER % GROUPS * ROWS;

@@ -253,9 +253,7 @@ impl Exec {
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
         self.ready &= !self.consumes;
-        let start = self.backend.start()?;
-        self.backend.replay(self.record)?;
-        self.backend.stop(start)
+        self.backend.time(self.record)
     }
 
     /// Runs the steps one by one, in order, on whatever the inputs hold by now; how long each took by itself.
@@ -271,9 +269,7 @@ impl Exec {
         for round in 0..2 {
             times.clear();
             for record in &records {
-                let start = backend.start()?;
-                backend.replay(*record)?;
-                times.push(backend.stop(start)?);
+                times.push(backend.time(*record)?);
             }
             tracing::debug!(round, steps = times.len(), "profiled");
         }

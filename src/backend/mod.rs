@@ -138,10 +138,16 @@ pub trait Backend: Send {
         self.wait()?;
         Ok(Instant::now())
     }
-    /// Waits until all replayed work is done; the time since [`start`](Self::start), by the device's own clock if it has one.
+    /// Waits until all replayed work is done; the time since [`start`](Self::start).
     fn stop(&mut self, start: Instant) -> Result<Duration> {
         self.wait()?;
         Ok(start.elapsed())
+    }
+    /// Runs a recorded sequence; how long it took, by the device's own clock if it has one.
+    fn time(&mut self, record: RecordId) -> Result<Duration> {
+        let start = self.start()?;
+        self.replay(record)?;
+        self.stop(start)
     }
 }
 

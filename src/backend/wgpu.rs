@@ -6,7 +6,7 @@
 //!   once. A record that runs again and again is encoded for its next replay while the device still runs it.
 //! - Data moves through the [staging](Memory) segments and nothing else, so that wgpu needs no memory of its own for it.
 //!   A write waits in its slot for the next submission.
-//! - Runs are timed by the device's [clock], where it has one: what the host takes to encode and submit is not part of it.
+//! - Records are timed by the device's [clock], where it has one: what the host takes to encode and submit is not part of it.
 //! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself: [`Usage::overhead`] is what it has taken
 //!   from the driver beyond the segments. Metal's does not say, and a device that the host program lent serves others as well: there
 //!   it is 0.
@@ -17,14 +17,14 @@ use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
-use clock::{Clock, Marks};
+use clock::Clock;
 pub use gpu::{Adapter, adapters};
 use gpu::{Gpu, describe};
 use record::{Layout, Step};
 use staging::Upload;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 mod clock;
 mod gpu;
@@ -142,19 +142,23 @@ impl Wgpu {
         Ok(buffer)
     }
 
-    /// The commands of a record, which mark the clock if told to.
-    fn encode(&self, record: RecordId, marks: Option<&Marks>) -> Result<wgpu::CommandBuffer> {
+    /// The commands of a record; `clock` is read where they begin and end.
+    fn encode(&self, record: RecordId, clock: Option<&Clock>) -> Result<wgpu::CommandBuffer> {
         let steps = self.records.get(record);
         let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
         self.gpu.encode("replay", |encoder| {
             // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
-            let timestamp_writes = marks.map(Marks::writes);
+            let timestamp_writes = clock.map(Clock::marks);
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for step in steps {
                 let [x, y, z] = step.groups;
                 pass.set_pipeline(&step.pipeline);
                 pass.set_bind_group(0, &step.group, &[]);
                 pass.dispatch_workgroups(x, y, z);
+            }
+            drop(pass);
+            if let Some(clock) = clock {
+                clock.settle(encoder);
             }
         })
     }
@@ -285,10 +289,6 @@ impl Backend for Wgpu {
     }
 
     fn replay(&mut self, record: RecordId) -> Result<()> {
-        if let Some(marks) = self.clock.as_mut().and_then(Clock::mark) {
-            let commands = self.encode(record, Some(&marks))?;
-            return staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands));
-        }
         let last = self.ahead.take().filter(|(last, _)| *last == record);
         let again = last.is_some();
         let commands = match last.and_then(|(_, commands)| commands) {
@@ -306,23 +306,21 @@ impl Backend for Wgpu {
         self.gpu.wait()
     }
 
-    /// What was written before is copied first: else that would go with the next submission, and into its time.
-    fn start(&mut self) -> Result<Instant> {
+    /// What was written before is copied first: else that would go with the record, and into its time.
+    fn time(&mut self, record: RecordId) -> Result<Duration> {
         staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
-        self.gpu.wait()?;
-        self.clock.iter_mut().for_each(Clock::arm);
-        Ok(Instant::now())
-    }
-
-    fn stop(&mut self, start: Instant) -> Result<Duration> {
+        let start = self.start()?;
+        let (Some(clock), Some(slot)) = (&self.clock, &self.download) else {
+            self.replay(record)?;
+            return self.stop(start);
+        };
+        let commands = self.encode(record, Some(clock))?;
+        staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands))?;
         self.gpu.wait()?;
         let elapsed = start.elapsed();
-        let (Some(clock), Some(slot)) = (&mut self.clock, &self.download) else { return Ok(elapsed) };
-        let Some(commands) = clock.stop(&self.gpu)? else { return Ok(elapsed) };
-        staging::submit(&self.gpu, &mut self.upload, "clock", Some(commands))?;
         let mut ticks = [0u64; 2];
         let (from, bytes) = ((clock.ticks.clone(), 0), bytemuck::cast_slice_mut(&mut ticks));
         staging::read(&self.gpu, &mut self.upload, slot, &[from], &mut [bytes])?;
-        Ok(Clock::between(&self.gpu, ticks))
+        Ok(Clock::between(&self.gpu, ticks).filter(|time| *time <= elapsed).unwrap_or(elapsed))
     }
 }

@@ -14,7 +14,7 @@
 //! by the element's number, `//@ if FLAG` .. `//@ else` .. `//@ end` chooses between them.
 
 use super::layout::prologue;
-use super::{Guard, Kernel, Operand, Template};
+use super::{Kernel, Operand, Template};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{Body, Code};
@@ -68,13 +68,13 @@ kernels! {
     matmul_stream "matmul_stream.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
+    matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
     attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
-    attention_thin "attention_thin.wgsl": "the same of few rows, whose keys and values many invocations share",
-    attention_slim "attention_slim.cu": "the same, and where these are few, workgroups of a cluster",
     attention_quad "attention_quad.wgsl": "the same with sums in registers, four neighbours at a time",
     attention_tile "attention_tile.cu": "the same with scores and sums in registers",
     attention_mma "attention_mma.cu": "the same of halves on tensor cores",
-    matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",
+    attention_thin "attention_thin.wgsl": "attention of at most eight rows: many invocations share keys and values",
+    attention_slim "attention_slim.cu": "the same; of few heads the workgroups of a cluster share them, too",
     conv "conv.wgsl": "convolution with few channels per group, directly",
     conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",
     pool "pool.wgsl": "maximum or mean of a window",
@@ -152,10 +152,7 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
             Template::Map => module.map(),
             Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
             Template::MatMul => module.matmul(),
-            Template::Attention { score, guarded, .. } => {
-                module.flags.extend((*guarded == Some(Guard::Unseen)).then_some("UNSEEN"));
-                module.attention(score, guarded.is_some())
-            }
+            Template::Attention { score, guarded, .. } => module.attention(score, *guarded),
             Template::Conv { groups, window } => module.conv(*groups, window),
             Template::ConvTranspose { groups, window } => module.conv_transpose(*groups, window),
             Template::Pool { window, pool } => module.pool(window, *pool),

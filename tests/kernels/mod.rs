@@ -400,6 +400,13 @@ pub fn infinite() -> Vec<Case> {
     let template = Template::Pool { window: win, pool: Pool::Max };
     let case = c.add("pool infinite", template, &[1, 2, 1, 4, 4], vec![f32s(dense(&[1, 2, 1, 8, 8]))], &[x(0)]);
     case.inputs[0][..40].fill(f64::NEG_INFINITY);
+    // What stands in for keys that are not there must not be read with a weight of nothing.
+    for rows in [1, 2, 40] {
+        let template = Template::Attention { score: Body::new(&[x(0) * 0.1]), further: 0, guarded: None };
+        let reads = [[rows, 32], [32, 37], [37, 12]].map(|[a, b]| f32s(dense(&[2, a, b]))).to_vec();
+        let case = c.add(&format!("attention infinite, {rows} rows"), template, &[2, rows, 12], reads, &[x(0)]);
+        case.inputs[2][36 * 12] = f64::INFINITY;
+    }
     c.cases
 }
 

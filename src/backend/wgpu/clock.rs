@@ -1,40 +1,13 @@
-//! The device's own clock, read where the passes of a record begin and end. What the host does in between is not counted.
+//! The device's own clock, read where a record begins and ends: what the host does before and after is not counted.
 
 use super::gpu::Gpu;
-use crate::error::Result;
 use std::time::Duration;
 
-/// Two marks on the device, and how to read them.
+/// Two marks on the device, and where the host reads them.
 pub(super) struct Clock {
     marks: wgpu::QuerySet,
-    /// The marks in ticks, as the host reads them.
+    /// The marks, in ticks.
     pub ticks: wgpu::Buffer,
-    state: State,
-}
-
-#[derive(PartialEq)]
-enum State {
-    Idle,
-    /// The next pass is the first.
-    Armed,
-    Running,
-}
-
-/// What a pass marks: its end, and its beginning if it is the first.
-pub(super) struct Marks {
-    set: wgpu::QuerySet,
-    begin: Option<u32>,
-}
-
-impl Marks {
-    /// For the pass's descriptor.
-    pub fn writes(&self) -> wgpu::ComputePassTimestampWrites<'_> {
-        wgpu::ComputePassTimestampWrites {
-            query_set: &self.set,
-            beginning_of_pass_write_index: self.begin,
-            end_of_pass_write_index: Some(1),
-        }
-    }
 }
 
 impl Clock {
@@ -55,38 +28,27 @@ impl Clock {
                 usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
                 mapped_at_creation: false,
             }),
-            state: State::Idle,
         });
         made.inspect_err(|e| tracing::debug!(target: "plimsoll::wgpu", "times are the host's: {e}")).ok()
     }
 
-    /// Begins with the next pass.
-    pub fn arm(&mut self) {
-        self.state = State::Armed;
-    }
-
-    /// What the next pass marks.
-    pub fn mark(&mut self) -> Option<Marks> {
-        let begin = match self.state {
-            State::Idle => return None,
-            State::Armed => Some(0),
-            State::Running => None,
-        };
-        self.state = State::Running;
-        Some(Marks { set: self.marks.clone(), begin })
-    }
-
-    /// Ends, unless no pass was marked; what brings the marks to where they are read.
-    pub fn stop(&mut self, gpu: &Gpu) -> Result<Option<wgpu::CommandBuffer>> {
-        if std::mem::replace(&mut self.state, State::Idle) != State::Running {
-            return Ok(None);
+    /// Marks where a pass begins and ends.
+    pub fn marks(&self) -> wgpu::ComputePassTimestampWrites<'_> {
+        wgpu::ComputePassTimestampWrites {
+            query_set: &self.marks,
+            beginning_of_pass_write_index: Some(0),
+            end_of_pass_write_index: Some(1),
         }
-        gpu.encode("clock", |encoder| encoder.resolve_query_set(&self.marks, 0..2, &self.ticks, 0)).map(Some)
     }
 
-    /// The time between two marks.
-    pub fn between(gpu: &Gpu, ticks: [u64; 2]) -> Duration {
-        let nanoseconds = ticks[1].saturating_sub(ticks[0]) as f64 * f64::from(gpu.queue.get_timestamp_period());
-        Duration::from_secs_f64(nanoseconds / 1e9)
+    /// Brings the marks to where they are read.
+    pub fn settle(&self, encoder: &mut wgpu::CommandEncoder) {
+        encoder.resolve_query_set(&self.marks, 0..2, &self.ticks, 0);
+    }
+
+    /// The time from one mark to the other; `None` where the clock began anew in between, or knows no period.
+    pub fn between(gpu: &Gpu, [begin, end]: [u64; 2]) -> Option<Duration> {
+        let period = f64::from(gpu.queue.get_timestamp_period());
+        Duration::try_from_secs_f64(end.checked_sub(begin)? as f64 * period / 1e9).ok()
     }
 }

@@ -4,11 +4,11 @@ use super::locate::{Space, Var, locate, over};
 use super::scalar::Type::{BF16, F16, F32, I32, Vec4};
 use super::scalar::convert;
 use super::templates::Launch;
-use super::thin::THIN;
 use super::wide::{BYTES, matrix};
 use super::{Dialect, Input, Module};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
+use crate::kernel::Guard;
 use crate::target::FEW_GROUPS;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,7 +56,8 @@ enum Cut {
     Warps(Warps),
 }
 
-/// What a workgroup of [`Few::SIZE`] invocations has of an attention of few rows, of vectors of four.
+/// What a workgroup of [`Few::SIZE`] invocations has of an attention of few rows, of vectors of four: `attention_thin` in WGSL,
+/// `attention_slim` in CUDA C++.
 #[derive(Clone, Copy)]
 struct Few {
     /// Rows of the result.
@@ -119,7 +120,7 @@ impl Module<'_> {
         all().find(|&rows| busy(rows)).or_else(|| all().find(|&rows| rows <= 8)).unwrap_or(1)
     }
 
-    pub(super) fn attention(&mut self, score: &Body, guarded: bool) -> Launch {
+    pub(super) fn attention(&mut self, score: &Body, guarded: Option<Guard>) -> Launch {
         let shape = &self.kernel.shape;
         let rank = shape.len();
         let still =
@@ -174,8 +175,13 @@ impl Module<'_> {
         self.constant("LOWEST", f32::MIN.into(), F32);
         let Extents { m, k, n, e, .. } = extents;
         [("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)].iter().for_each(|&(name, v)| self.int(name, v as isize));
-        if guarded {
+        if let Some(guard) = guarded {
             self.flags.push("GUARDED");
+            // Of a row's sum of powers: whether it weighs nothing.
+            if self.dialect == Dialect::Cuda {
+                let whole = if guard == Guard::Unseen { "whole == 0.0f" } else { "!(whole > 0.0f)" };
+                self.declarations.push(format!("const auto weightless = [](f32 whole) {{ return {whole}; }};"));
+            }
         }
         match &cut {
             Cut::Plain => self.score_each(score, &extents, true)?,
@@ -210,14 +216,15 @@ impl Module<'_> {
         if [extents.k, extents.n, extents.e].contains(&0) {
             return Cut::Plain;
         }
-        let cuda = self.dialect == Dialect::Cuda;
-        let halves = self.warps(extents).filter(|_| cuda).map(Cut::Warps);
         let few = || self.few(extents).map(Cut::Few);
-        let many = || match self.dialect {
-            Dialect::Wgsl => self.vectors(extents).map(Cut::Quad),
-            Dialect::Cuda => self.in_registers(extents).map(Cut::Tile),
+        let cut = match self.dialect {
+            Dialect::Wgsl => few().or_else(|| self.vectors(extents).map(Cut::Quad)),
+            Dialect::Cuda => {
+                let halves = self.warps(extents).map(Cut::Warps);
+                halves.or_else(few).or_else(|| self.in_registers(extents).map(Cut::Tile))
+            }
         };
-        halves.or_else(few).or_else(many).unwrap_or(Cut::Plain)
+        cut.unwrap_or(Cut::Plain)
     }
 
     /// How invocations with vectors of four compute an attention of few rows, whose sums they can share, with as many keys at a time as fit in
@@ -231,25 +238,28 @@ impl Module<'_> {
             0 => FEW_GROUPS,
             multiprocessors => multiprocessors as usize,
         };
-        let busy = |rows: &usize| *rows < 2 * m && batch * m.div_ceil(*rows) >= enough;
-        let rows = [8, 4, 2].into_iter().find(busy).unwrap_or(1);
         let lanes = k.div_ceil(4).next_power_of_two().min(8);
         let across = e.div_ceil(4).next_power_of_two();
         let least = Few::SIZE / lanes;
         let room = (self.target.max_shared as usize).min(Few::MOST);
-        let of = |columns: usize| {
-            let cluster = self.cluster(batch * m.div_ceil(rows), n.div_ceil(columns), 2 * enough);
-            Few { rows, columns, lanes, across, cluster }
+        let of = |rows: usize| {
+            let groups = batch * m.div_ceil(rows);
+            let useful = |columns: &usize| *columns == least || *columns < 2 * n;
+            let all = (0..=3).rev().map(|i| least << i).filter(useful).map(|columns| {
+                let cluster = self.cluster(groups, n.div_ceil(columns), 2 * enough);
+                Few { rows, columns, lanes, across, cluster }
+            });
+            all.into_iter().find(|few| few.bytes(k, e) <= room)
         };
-        let useful = |few: &Few| few.columns == least || few.columns < 2 * n;
-        (0..=3).rev().map(|i| of(least << i)).filter(useful).find(|few| few.bytes(k, e) <= room)
+        let busy = |rows: &usize| *rows < 2 * m && batch * m.div_ceil(*rows) >= enough;
+        [8, 4, 2].into_iter().filter(busy).chain([1]).find_map(of)
     }
 
-    /// How invocations with vectors of four compute an attention of more than a few rows, whose sums fit in registers, and of which some
+    /// How invocations with vectors of four compute an attention of any rows, whose sums fit in registers, and of which some
     /// rows and keys fit in workgroup memory.
     fn vectors(&self, extents: &Extents) -> Option<Quad> {
         let &Extents { batch, m, k, e, .. } = extents;
-        if m <= THIN || (self.target.max_workgroup as usize) < Quad::SIZE {
+        if (self.target.max_workgroup as usize) < Quad::SIZE {
             return None;
         }
         let fits = |quad: &Quad| {

@@ -22,35 +22,6 @@ impl Module<'_> {
         wide
     }
 
-    /// Declares a function that reads four elements of a matrix at once along an axis of it, if they lie so. `space` is the operand's.
-    pub(super) fn fours(
-        &mut self,
-        name: &str,
-        slot: usize,
-        space: &Space,
-        names: [&'static str; 2],
-        axis: usize,
-    ) -> bool {
-        if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.lies(slot, axis, 4) {
-            return false;
-        }
-        let (mut body, address) = self.address(slot, space);
-        if self.dialect == Dialect::Cuda {
-            body.push(format!("return {};", self.read_wide(slot, 4, &address)));
-            self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
-            return true;
-        }
-        // The binding is one of vectors then: it may hold nothing else.
-        let alone = |b: &usize| self.bindings.of.iter().filter(|other| **other == Some(*b)).count() == 1;
-        let Some(binding) = self.bindings.of[slot].filter(alone) else {
-            return false;
-        };
-        self.bound[binding] = Vec4;
-        body.push(format!("return b{binding}[({address}) >> 2u];"));
-        self.function(name, &matrix(names), Some(Vec4), body);
-        true
-    }
-
     /// The constants of a product whose right operand `b_wide` reads, along the inner axis (`b_k`) or across it.
     pub(super) fn quad(&mut self, [batch, m, k, n]: [usize; 4], b_k: bool) -> (&'static str, u32, u64) {
         let (slices, across, along) = if b_k {

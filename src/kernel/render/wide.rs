@@ -1,7 +1,7 @@
 //! CUDA kernels that move up to 16 bytes at a time: elementwise ones, and rows that lie densely.
 
 use super::locate::{Space, locate, over};
-use super::scalar::Type::{self, BF16, F16, F32, F64, I32};
+use super::scalar::Type::{self, BF16, F16, F32, F64, I32, Vec4};
 use super::scalar::convert;
 use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
@@ -149,6 +149,35 @@ impl Module<'_> {
         let (params, flag) = if name == "a_wide" { (["m", "k"], "A_WIDE") } else { (["k", "n"], "B_WIDE") };
         self.wide_function(name, &matrix(params), result, body);
         self.flags.push(flag);
+    }
+
+    /// Declares a function that reads four elements of a matrix at once along an axis of it, if they lie so. `space` is the operand's.
+    pub(super) fn fours(
+        &mut self,
+        name: &str,
+        slot: usize,
+        space: &Space,
+        names: [&'static str; 2],
+        axis: usize,
+    ) -> bool {
+        if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.lies(slot, axis, 4) {
+            return false;
+        }
+        let (mut body, address) = self.address(slot, space);
+        if self.dialect == Dialect::Cuda {
+            body.push(format!("return {};", self.read_wide(slot, 4, &address)));
+            self.wide_function(name, &matrix(names), "wide<f32, 4>".into(), body);
+            return true;
+        }
+        // The binding is one of vectors then: it may hold nothing else.
+        let alone = |b: &usize| self.bindings.of.iter().filter(|other| **other == Some(*b)).count() == 1;
+        let Some(binding) = self.bindings.of[slot].filter(alone) else {
+            return false;
+        };
+        self.bound[binding] = Vec4;
+        body.push(format!("return b{binding}[({address}) >> 2u];"));
+        self.function(name, &matrix(names), Some(Vec4), body);
+        true
     }
 
     /// Whether an operand has elements that can be moved `width` at a time along an axis.
