@@ -261,7 +261,7 @@ mod wgpu {
             (0..5).map(|_| wgpu.time(record).expect("runs")).min().expect("five")
         };
         let (none, one, five) = (least(0), least(1), least(5));
-        assert!(none < one && one > Duration::from_micros(10) && five > 2 * one, "{none:?}, {one:?}, {five:?}");
+        assert!(none < one && one > Duration::from_micros(1) && five > 2 * one, "{none:?}, {one:?}, {five:?}");
         assert!(wgpu.time(RecordId(99)).is_err());
         // What a run takes by the host's clock holds its time by the device's.
         let start = wgpu.start().expect("starts");

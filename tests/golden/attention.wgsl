@@ -362,16 +362,20 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
             let at3 = min(from_n + s3 / WIDTH, N - 1);
             let four3 = vec4f(c(batch, at3, e3), c(batch, at3, e3 + 1), c(batch, at3, e3 + 2), c(batch, at3, e3 + 3));
             if (s0 < COLUMNS * WIDTH) {
-                tile[VALUES + s0] = four0;
+                // Nothing times infinity is no number.
+                tile[VALUES + s0] = select(vec4f(0.0f), four0, from_n + s0 / WIDTH < N);
             }
             if (s1 < COLUMNS * WIDTH) {
-                tile[VALUES + s1] = four1;
+                // Nothing times infinity is no number.
+                tile[VALUES + s1] = select(vec4f(0.0f), four1, from_n + s1 / WIDTH < N);
             }
             if (s2 < COLUMNS * WIDTH) {
-                tile[VALUES + s2] = four2;
+                // Nothing times infinity is no number.
+                tile[VALUES + s2] = select(vec4f(0.0f), four2, from_n + s2 / WIDTH < N);
             }
             if (s3 < COLUMNS * WIDTH) {
-                tile[VALUES + s3] = four3;
+                // Nothing times infinity is no number.
+                tile[VALUES + s3] = select(vec4f(0.0f), four3, from_n + s3 / WIDTH < N);
             }
         }
         workgroupBarrier();
