@@ -232,7 +232,8 @@ mod wgpu {
     #[test]
     fn times_are_the_devices() {
         let Some(mut wgpu) = device() else { return };
-        if !wgpu.device().features().contains(::wgpu::Features::TIMESTAMP_QUERY) {
+        use ::wgpu::Features as F;
+        if !wgpu.device().features().contains(F::TIMESTAMP_QUERY | F::MAPPABLE_PRIMARY_BUFFERS) {
             return;
         }
         stage(&mut wgpu, 256);
@@ -374,11 +375,11 @@ mod wgpu {
     fn an_uncaught_error_is_an_error() {
         let Some(mut wgpu) = device() else { return };
         stage(&mut wgpu, 256);
-        let usage = ::wgpu::BufferUsages::MAP_READ | ::wgpu::BufferUsages::STORAGE;
+        let usage = ::wgpu::BufferUsages::empty();
         let wrong = ::wgpu::BufferDescriptor { label: None, size: 4, usage, mapped_at_creation: false };
         drop(wgpu.device().create_buffer(&wrong));
         let error = wgpu.alloc(256, Memory::Device).expect_err("something went wrong before").to_string();
-        assert!(error.contains("MAP_READ"), "{error}");
+        assert!(error.contains("usage"), "{error}");
     }
 
     /// Of a device that is gone nothing can be had, and nothing panics: not even where the host program has set no handlers.

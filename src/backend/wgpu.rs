@@ -142,13 +142,13 @@ impl Wgpu {
         Ok(buffer)
     }
 
-    /// The commands of a record; `clock` is read where they begin and end.
-    fn encode(&self, record: RecordId, clock: Option<&Clock>) -> Result<wgpu::CommandBuffer> {
+    /// The commands of a record; where they begin and end the clock is read, into a slot.
+    fn encode(&self, record: RecordId, clock: Option<(&Clock, &wgpu::Buffer)>) -> Result<wgpu::CommandBuffer> {
         let steps = self.records.get(record);
         let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
         self.gpu.encode("replay", |encoder| {
             // One pass for all: reads after writes are ordered within it, and passes cost more than dispatches.
-            let timestamp_writes = clock.map(Clock::marks);
+            let timestamp_writes = clock.map(|(clock, _)| clock.marks());
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
             for step in steps {
                 let [x, y, z] = step.groups;
@@ -157,8 +157,8 @@ impl Wgpu {
                 pass.dispatch_workgroups(x, y, z);
             }
             drop(pass);
-            if let Some(clock) = clock {
-                clock.settle(encoder);
+            if let Some((clock, slot)) = clock {
+                clock.settle(encoder, slot);
             }
         })
     }
@@ -169,6 +169,7 @@ impl Wgpu {
         let usage = match memory {
             Memory::Device => U::STORAGE | U::COPY_SRC | U::COPY_DST,
             Memory::Upload => U::MAP_WRITE | U::COPY_SRC,
+            Memory::Download if self.clock.is_some() => U::MAP_READ | U::COPY_DST | U::QUERY_RESOLVE,
             Memory::Download => U::MAP_READ | U::COPY_DST,
         };
         self.gpu.scoped("allocation", || {
@@ -310,7 +311,8 @@ impl Backend for Wgpu {
     fn time(&mut self, record: RecordId) -> Result<Duration> {
         staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
         let start = self.start()?;
-        let (Some(clock), Some(slot)) = (&self.clock, &self.download) else {
+        let slot = self.download.as_ref().filter(|slot| slot.size() >= Clock::BYTES);
+        let Some(clock) = self.clock.as_ref().zip(slot) else {
             self.replay(record)?;
             return self.stop(start);
         };
@@ -318,9 +320,8 @@ impl Backend for Wgpu {
         staging::submit(&self.gpu, &mut self.upload, "replay", Some(commands))?;
         self.gpu.wait()?;
         let elapsed = start.elapsed();
-        let mut ticks = [0u64; 2];
-        let (from, bytes) = ((clock.ticks.clone(), 0), bytemuck::cast_slice_mut(&mut ticks));
-        staging::read(&self.gpu, &mut self.upload, slot, &[from], &mut [bytes])?;
+        let ticks = |view: &[u8]| [0, 8].map(|at| bytemuck::pod_read_unaligned::<u64>(&view[at..at + 8]));
+        let ticks = staging::look(&self.gpu, clock.1, Clock::BYTES, ticks)?;
         Ok(Clock::between(&self.gpu, ticks).filter(|time| *time <= elapsed).unwrap_or(elapsed))
     }
 }

@@ -3,32 +3,26 @@
 use super::gpu::Gpu;
 use std::time::Duration;
 
-/// Two marks on the device, and where the host reads them.
+/// What it takes to have marks, and to have them where the host reads: in the slot that results come through.
+pub(super) const FEATURES: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
+
+/// Two marks on the device. They have no memory of their own.
 pub(super) struct Clock {
     marks: wgpu::QuerySet,
-    /// The marks, in ticks.
-    pub ticks: wgpu::Buffer,
 }
 
 impl Clock {
-    /// The clock of a device, if it has one. Its buffer is cut from wgpu's own block.
+    /// Bytes of both marks.
+    pub const BYTES: u64 = 16;
+
+    /// The clock of a device, if it has one.
     pub fn new(gpu: &Gpu) -> Option<Clock> {
-        if !gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+        if !gpu.device.features().contains(FEATURES) {
             return None;
         }
-        let made = gpu.scoped("clock", || Clock {
-            marks: gpu.device.create_query_set(&wgpu::QuerySetDescriptor {
-                label: None,
-                ty: wgpu::QueryType::Timestamp,
-                count: 2,
-            }),
-            ticks: gpu.device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("clock"),
-                size: 16,
-                usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
-                mapped_at_creation: false,
-            }),
-        });
+        let marks = wgpu::QuerySetDescriptor { label: None, ty: wgpu::QueryType::Timestamp, count: 2 };
+        let made = gpu.scoped("clock", || Clock { marks: gpu.device.create_query_set(&marks) });
         made.inspect_err(|e| tracing::debug!(target: "plimsoll::wgpu", "times are the host's: {e}")).ok()
     }
 
@@ -41,9 +35,9 @@ impl Clock {
         }
     }
 
-    /// Brings the marks to where they are read.
-    pub fn settle(&self, encoder: &mut wgpu::CommandEncoder) {
-        encoder.resolve_query_set(&self.marks, 0..2, &self.ticks, 0);
+    /// Brings the marks to the start of a slot.
+    pub fn settle(&self, encoder: &mut wgpu::CommandEncoder, slot: &wgpu::Buffer) {
+        encoder.resolve_query_set(&self.marks, 0..2, slot, 0);
     }
 
     /// The time from one mark to the other; `None` where the clock began anew in between, or knows no period.

@@ -1,7 +1,7 @@
 //! A device as wgpu gives it, and how it is found. Nothing here panics on what a device answers: every call that may fail stands in
 //! an error scope.
 
-use super::failed;
+use super::{clock, failed};
 use crate::error::Result;
 use crate::target::Target;
 use std::fmt::Display;
@@ -153,7 +153,7 @@ impl Gpu {
         let found = find(wanted)?;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
-            required_features: found.features() & wgpu::Features::TIMESTAMP_QUERY,
+            required_features: found.features() & clock::FEATURES,
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()

@@ -119,17 +119,23 @@ pub(super) fn read(
             }
         })?;
         submit(gpu, upload, "read", Some(copies))?;
-        // Whether it worked shows when the range is asked for.
-        gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..end, |_| {}))?;
-        let copied = gpu.wait().and_then(|()| {
-            let view = slot.get_mapped_range(..end).map_err(|e| failed(format!("read: {e}")))?;
+        look(gpu, slot, end, |view| {
             for Part { piece, from, at, bytes } in round {
                 data[piece][from..from + bytes].copy_from_slice(&view[at..at + bytes]);
             }
-            Ok(())
-        });
-        gpu.scoped("read", || slot.unmap())?;
-        copied?;
+        })?;
     }
     Ok(())
+}
+
+/// Looks at the first bytes of a slot, once all that was submitted is done.
+pub(super) fn look<T>(gpu: &Gpu, slot: &wgpu::Buffer, bytes: u64, see: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    // Whether it worked shows when the range is asked for.
+    gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..bytes, |_| {}))?;
+    let seen = gpu.wait().and_then(|()| {
+        let view = slot.get_mapped_range(..bytes).map_err(|e| failed(format!("read: {e}")))?;
+        Ok(see(&view))
+    });
+    gpu.scoped("read", || slot.unmap())?;
+    seen
 }
