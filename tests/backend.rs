@@ -193,7 +193,9 @@ mod wgpu {
     #[test]
     fn every_case_agrees() {
         if let Some(mut wgpu) = device() {
-            run_all(&mut wgpu, &cases());
+            let attends = |case: &Case| matches!(case.kernel.template, Template::Attention { .. });
+            let all: Vec<Case> = cases().into_iter().chain(infinite().into_iter().filter(attends)).collect();
+            run_all(&mut wgpu, &all);
         }
     }
 
@@ -264,10 +266,14 @@ mod wgpu {
         let (none, one, five) = (least(0), least(1), least(5));
         assert!(none < one && one > Duration::from_micros(1) && five > 2 * one, "{none:?}, {one:?}, {five:?}");
         assert!(wgpu.time(RecordId(99)).is_err());
-        // What a run takes by the host's clock holds its time by the device's.
-        let start = wgpu.start().expect("starts");
-        let time = wgpu.time(records[5]).expect("runs");
-        assert!(time < wgpu.stop(start).expect("stops"));
+        // To the host, a record without steps is a submission all the same.
+        let mut whole = || {
+            let start = wgpu.start().expect("starts");
+            wgpu.time(records[0]).expect("runs");
+            wgpu.stop(start).expect("stops")
+        };
+        let whole = (0..5).map(|_| whole()).min().expect("five");
+        assert!(4 * none < whole, "{none:?} of {whole:?}");
         assert_eq!(wgpu.usage(), usage);
     }
 

@@ -27,7 +27,7 @@ struct Half {
 impl Slot {
     /// Takes `bytes` bytes of the host's memory, at least one, in the current context.
     pub(super) fn new(driver: Arc<Driver>, bytes: usize) -> Result<Slot, Refusal> {
-        let first = (bytes / 2).next_multiple_of(256).min(bytes);
+        let first = bytes.div_ceil(2).next_multiple_of(256).min(bytes);
         let half = |start, bytes| Half { start, bytes, used: 0, event: null_mut() };
         let halves = [half(0, first), half(first, bytes - first)];
         let mut slot = Slot { driver, memory: null_mut(), halves, current: 0 };

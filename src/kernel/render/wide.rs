@@ -1,4 +1,4 @@
-//! CUDA kernels that move up to 16 bytes at a time: elementwise ones, and rows that lie densely.
+//! What moves up to 16 bytes at a time: CUDA's elementwise kernels and rows that lie densely, and operands of products and attention.
 
 use super::locate::{Space, locate, over};
 use super::scalar::Type::{self, BF16, F16, F32, F64, I32, Vec4};
