@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times plimsoll beside PyTorch on one NVIDIA GPU: the same models, inputs and card, in one run.
 
-    python tests/gpu_compare.py [FOLDER] [--only WORD]... [--chunks N] [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
+    python tests/gpu_compare.py [FOLDER] [--all] [--only WORD]... [--chunks N] [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
 
 FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type, batch:
 PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
@@ -435,6 +435,7 @@ def print_bars(args):
 
 def main():
     parser = zoo.arguments(__doc__)
+    parser.add_argument("--all", action="store_true", help="every model that export_models.py writes but the small ones")
     parser.add_argument("--dtype", action="append", choices=("f32", *export_models.HALVES), help="only this type")
     parser.add_argument("--compile-seconds", type=float, default=0, help="torch.compile too, given so long")
     parser.add_argument("--jax", action="store_true", help="time jax.jit too")
@@ -443,7 +444,7 @@ def main():
     parser.add_argument("--no-memory", action="store_true", help="do not search PyTorch's smallest limit")
     parser.add_argument("--json", type=Path, help="append each measurement to this file as it is made")
     args = parser.parse_args()
-    rows = [m for m in export_models.MODELS if m.name in MODELS]
+    rows = [m for m in export_models.MODELS if m.name in MODELS or args.all and not m.small]
     rows = [m for m in rows if not args.only or any(word in m.name for word in args.only)]
     records, models = [], {}
     for row in rows:
