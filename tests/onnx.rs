@@ -223,6 +223,46 @@ fn functions_cannot_grow_a_model_without_end() {
     assert!(refusal(&source, &[]).contains("functions let the graph grow beyond 262144 nodes"));
 }
 
+/// Sequences whose length and order follow from shapes and constants are values among others.
+#[test]
+fn sequences_are_lists_of_values() {
+    let graph_of = |body: &str| format!("g (float[5, 2] x, float[1, 2] z) => (float[m, k] y) {{ {body} }}");
+    let constants =
+        "zero = Constant <value_int = 0> () last = Constant <value_int = -1> () two = Constant <value_int = 2> ()";
+    let parts = format!("{constants} parts = SplitToSequence <axis = 0> (x, two)");
+    // x counts from 1 to 10, z from 1 to 2.
+    let first = graph_of(&format!(
+        "{parts} a = SequenceAt (parts, zero) b = SequenceAt (parts, last) y = Concat <axis = 0> (b, a)"
+    ));
+    assert_eq!(run(&graph(&first, &[])), [[9.0, 10.0, 1.0, 2.0, 3.0, 4.0]]);
+    assert_eq!(operators(&graph(&first, &[])), ["Split", "Concat"]);
+    let edited = "more = SequenceInsert (parts, z, last) fewer = SequenceErase (more, zero) rest = SequenceErase (fewer) \
+                  all = SequenceInsert (rest, z) y = ConcatFromSequence <axis = 0> (all)";
+    assert_eq!(run(&graph(&graph_of(&format!("{parts} {edited}")), &[])), [[5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 1.0, 2.0]]);
+    // Rows without their axis, and a new one.
+    let rows =
+        "rows = SplitToSequence <axis = 0, keepdims = 0> (x) y = ConcatFromSequence <axis = 1, new_axis = 1> (rows)";
+    assert_eq!(run(&graph(&graph_of(rows), &[])), [[1.0, 3.0, 5.0, 7.0, 9.0, 2.0, 4.0, 6.0, 8.0, 10.0]]);
+    let sizes = "sizes = Constant <value_ints = [1, 4]> () parts = SplitToSequence (x, sizes) one = Constant <value_int = 1> () \
+                 made = SequenceConstruct (z, x) n = SequenceLength (made) at = Sub (n, one) a = SequenceAt (parts, at) y = Neg (a)";
+    assert_eq!(run(&graph(&graph_of(sizes), &[])), [[-3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0, -10.0]]);
+
+    let refused = |body: &str| refusal(&graph_of(&format!("{parts} {body}")), &[]);
+    assert_eq!(
+        refused("three = Constant <value_int = 3> () y = SequenceAt (parts, three)"),
+        "node 'y' (SequenceAt): input 'position': expected a place in a sequence of 3, found [3]"
+    );
+    assert_eq!(refused("y = Neg (parts)"), "node 'y' (Neg): expected a tensor, found the sequence 'parts'");
+    assert_eq!(
+        refused("y = SequenceInsert (parts, zero)"),
+        "node 'y' (SequenceInsert): expected tensors of one type, found f32 and i64"
+    );
+    assert_eq!(
+        refused("y = SequenceConstruct (x)"),
+        "graph: output 'y' is a sequence: expected a tensor; let its tensors be outputs"
+    );
+}
+
 #[test]
 fn a_branch_that_is_known_is_taken() {
     let source = "

@@ -3,7 +3,7 @@
 //! A loop over nodes: inputs are looked up by name, attributes are copied, and inputs that only shape the computation
 //! become attributes. Every node whose inputs are known is folded at once, so that the shape arithmetic that exporters
 //! write out is gone before the next node asks for its result. Functions of the model are inlined, and so is the
-//! branch of an `If` whose condition is known.
+//! branch of an `If` whose condition is known. A [sequence] is a list of values, and not in the graph.
 
 use super::Model;
 use super::dims::{bind, check_output};
@@ -15,7 +15,10 @@ use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
+use sequence::Named;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+mod sequence;
 
 /// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
@@ -68,8 +71,7 @@ type FunctionId<'a> = (&'a str, &'a str, &'a str);
 
 /// What names mean within a graph, a function's body or a branch.
 struct Scope<'s, 'a> {
-    /// A function's optional input that is left out has a name and no value.
-    values: HashMap<&'a str, Option<ValueId>>,
+    values: HashMap<&'a str, Named>,
     /// What a function's body may refer to by `ref_attr_name`.
     attributes: HashMap<&'a str, &'a AttributeProto>,
     /// What a branch sees of the graph around it.
@@ -85,6 +87,7 @@ enum Meaning<'a> {
     Row(&'static OpDef),
     Function(&'a FunctionProto),
     If,
+    Sequence,
 }
 
 /// ONNX's own operators have two names for their domain.
@@ -142,6 +145,7 @@ impl<'a> Importer<'a> {
         }
         match domain {
             "" if op == "If" => Some(Meaning::If),
+            "" if sequence::OPERATORS.contains(&op) => Some(Meaning::Sequence),
             // Some operators of ONNX Runtime are called as one of ONNX's and are none of it: their rows have the domain in the name.
             "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
             "" => self.rows.get(op).copied().map(Meaning::Row),
@@ -201,7 +205,7 @@ impl<'a> Importer<'a> {
         // Up to IR version 3, every initializer was an input, too: its default value, which nobody overrides here.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         for (name, fact) in bind(&inputs, dims)? {
-            if scope.values.insert(name, Some(self.graph.input(name, fact))).is_some() {
+            if scope.values.insert(name, Named::Tensor(self.graph.input(name, fact))).is_some() {
                 return Err(Error::Graph(format!("two inputs are called '{name}'")));
             }
         }
@@ -209,8 +213,13 @@ impl<'a> Importer<'a> {
         let mut names = HashSet::new();
         for output in &proto.output {
             let name = output.name.as_str();
-            let Some(Some(value)) = scope.find(name) else {
-                return Err(Error::Graph(format!("output '{name}' is produced by no node")));
+            let value = match scope.find(name) {
+                Some(Named::Tensor(value)) => value,
+                Some(Named::Sequence(_)) => {
+                    let what = "is a sequence: expected a tensor; let its tensors be outputs";
+                    return Err(Error::Graph(format!("output '{name}' {what}")));
+                }
+                _ => return Err(Error::Graph(format!("output '{name}' is produced by no node"))),
             };
             check_output(output, self.graph.fact(value), dims)?;
             // Some exporters list a value twice. It is one all the same: values go by their names.
@@ -232,7 +241,7 @@ impl<'a> Importer<'a> {
         }
         for tensor in &proto.initializer {
             let constant = self.constant(tensor, &format!("{}{}", scope.prefix, tensor.name))?;
-            if scope.values.insert(&tensor.name, Some(constant)).is_some() {
+            if scope.values.insert(&tensor.name, Named::Tensor(constant)).is_some() {
                 return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
             }
         }
@@ -247,9 +256,7 @@ impl<'a> Importer<'a> {
         let bytes = self.graph.constant(self.model.constant(&tensor.shared()?, name.into())?);
         let attrs = Attrs::new().with("bits", bits as i64).with("signed", i64::from(signed));
         let row = self.rows["plimsoll.Unpack"];
-        let node = self.graph.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?;
-        let folded = fold_node(&mut self.graph, node)?;
-        let value = folded.map_or(ValueId { node, port: 0 }, |values| values[0]);
+        let value = self.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?[0];
         self.few_bits.insert(value);
         Ok(value)
     }
@@ -260,8 +267,22 @@ impl<'a> Importer<'a> {
             return Ok(value);
         }
         let attrs = Attrs::new().with("to", DType::I8.onnx());
-        let node = self.graph.add(self.rows["Cast"], &format!("{name}.whole"), &[Some(value)], attrs, &[])?;
-        Ok(fold_node(&mut self.graph, node)?.map_or(ValueId { node, port: 0 }, |values| values[0]))
+        Ok(self.add(self.rows["Cast"], &format!("{name}.whole"), &[Some(value)], attrs, &[])?[0])
+    }
+
+    /// The values of a new node, folded if what it takes is known.
+    fn add(
+        &mut self,
+        op: &'static OpDef,
+        name: &str,
+        inputs: &[Option<ValueId>],
+        attrs: Attrs,
+        outputs: &[&str],
+    ) -> Result<Vec<ValueId>> {
+        let node = self.graph.add(op, name, inputs, attrs, outputs)?;
+        let ports = self.graph.node(node).outputs.len() as u32;
+        let folded = fold_node(&mut self.graph, node)?;
+        Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node, port }).collect()))
     }
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
@@ -270,7 +291,7 @@ impl<'a> Importer<'a> {
             let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what };
             let mut inputs = Vec::with_capacity(node.input.len());
             for input in &node.input {
-                let value = if input.is_empty() { Some(None) } else { scope.find(input) };
+                let value = if input.is_empty() { Some(Named::Nothing) } else { scope.find(input) };
                 let Some(value) = value else {
                     let later = nodes.iter().enumerate().skip(index).find(|(_, n)| n.output.contains(input));
                     return Err(fail(match later {
@@ -287,7 +308,7 @@ impl<'a> Importer<'a> {
             self.graph.append();
             let outputs = self.node(node, &name, inputs, scope)?;
             for (output, value) in node.output.iter().zip(outputs).filter(|(name, _)| !name.is_empty()) {
-                if scope.values.insert(output, Some(value)).is_some() {
+                if scope.values.insert(output, value).is_some() {
                     return Err(fail(format!("'{output}' is already another value's name")));
                 }
             }
@@ -303,9 +324,9 @@ impl<'a> Importer<'a> {
         &mut self,
         node: &'a NodeProto,
         name: &str,
-        inputs: Vec<Option<ValueId>>,
+        inputs: Vec<Named>,
         scope: &Scope<'_, 'a>,
-    ) -> Result<Vec<ValueId>> {
+    ) -> Result<Vec<Named>> {
         let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
         let mut attributes: Vec<(&'a str, &'a AttributeProto)> = Vec::with_capacity(node.attribute.len());
         for attribute in &node.attribute {
@@ -316,7 +337,18 @@ impl<'a> Importer<'a> {
             }
         }
         match self.meaning(node) {
-            Some(Meaning::Row(op)) => self.row(op, node, name, inputs, &attributes, scope),
+            Some(Meaning::Row(op)) => {
+                let tensors = inputs.into_iter().zip(&node.input).map(|(value, input)| value.tensor(input));
+                let tensors = tensors.collect::<Result<_, _>>().map_err(fail)?;
+                let values = self.row(op, node, name, tensors, &attributes, scope)?;
+                Ok(values.into_iter().map(Named::Tensor).collect())
+            }
+            Some(Meaning::Sequence) => {
+                let attrs = self.attributes(&attributes).map_err(fail)?;
+                let output = node.output.first().filter(|o| !o.is_empty());
+                let output = output.map_or(name.to_owned(), |o| format!("{}{o}", scope.prefix));
+                Ok(vec![self.sequence(&node.op_type, &output, &inputs, &attrs).map_err(fail)?])
+            }
             Some(_) if scope.depth == MAX_DEPTH => {
                 Err(fail(format!("functions or branches nest deeper than {MAX_DEPTH}: does one call itself?")))
             }
@@ -341,18 +373,14 @@ impl<'a> Importer<'a> {
             .iter()
             .map(|o| if o.is_empty() { String::new() } else { format!("{}{o}", scope.prefix) })
             .collect();
-        let mut attrs = Attrs::new();
         for &(key, attribute) in attributes {
             // A constant's elements stay where they are.
             if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
                 let name = outputs.first().map_or(name, String::as_str);
                 return Ok(vec![self.constant(tensor, name).map_err(|e| fail(e.to_string()))?]);
             }
-            if attrs.get(key).is_some() {
-                return Err(fail(format!("attribute '{key}' is given twice")));
-            }
-            attrs.set(key, self.attribute(attribute).map_err(|what| fail(format!("attribute '{key}': {what}")))?);
         }
+        let mut attrs = self.attributes(attributes).map_err(fail)?;
         let few_bits = |input: &Option<ValueId>| input.is_some_and(|value| self.few_bits.contains(&value));
         if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(few_bits) {
             return Err(fail(
@@ -413,20 +441,17 @@ impl<'a> Importer<'a> {
             attrs.set("num_outputs", outputs.len() as i64);
         }
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
-        let id = self.graph.add(op, name, &data, attrs, &outputs)?;
-        let ports = self.graph.node(id).outputs.len() as u32;
-        let folded = fold_node(&mut self.graph, id)?;
-        Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node: id, port }).collect()))
+        self.add(op, name, &data, attrs, &outputs)
     }
 
     fn function(
         &mut self,
         function: &'a FunctionProto,
         name: &str,
-        inputs: &[Option<ValueId>],
+        inputs: &[Named],
         attributes: &[(&'a str, &'a AttributeProto)],
         scope: &Scope<'_, 'a>,
-    ) -> Result<Vec<ValueId>> {
+    ) -> Result<Vec<Named>> {
         let fail = |what: String| Error::Node { node: name.into(), op: function.name.clone(), what };
         if inputs.len() > function.input.len() {
             let (expected, found) = (function.input.len(), inputs.len());
@@ -445,13 +470,13 @@ impl<'a> Importer<'a> {
             opset: opset(&function.opset_import)?.unwrap_or(scope.opset),
             depth: scope.depth + 1,
         };
-        let given = inputs.iter().copied().chain(std::iter::repeat(None));
+        let given = inputs.iter().cloned().chain(std::iter::repeat(Named::Nothing));
         inner.values.extend(function.input.iter().map(String::as_str).zip(given));
         self.nodes(&function.node, &mut inner)?;
         let output = |name: &String| {
             inner
                 .find(name)
-                .flatten()
+                .filter(|value| !matches!(value, Named::Nothing))
                 .ok_or_else(|| fail(format!("the function's output '{name}' is produced by no node")))
         };
         function.output.iter().map(output).collect()
@@ -461,11 +486,13 @@ impl<'a> Importer<'a> {
     fn branch(
         &mut self,
         name: &str,
-        inputs: &[Option<ValueId>],
+        inputs: &[Named],
         attributes: &[(&'a str, &'a AttributeProto)],
         scope: &Scope<'_, 'a>,
-    ) -> Result<Result<Vec<ValueId>, String>> {
-        let &[Some(condition)] = inputs else { return Ok(Err(format!("expected 1 input, found {}", inputs.len()))) };
+    ) -> Result<Result<Vec<Named>, String>> {
+        let &[Named::Tensor(condition)] = inputs else {
+            return Ok(Err(format!("expected 1 input, found {}", inputs.len())));
+        };
         let Some(constant) = self.graph.as_constant(condition) else {
             return Ok(Err(self.not_constant("cond", condition)));
         };
@@ -490,9 +517,21 @@ impl<'a> Importer<'a> {
         self.initializers(branch, &mut inner)?;
         self.nodes(&branch.node, &mut inner)?;
         let output = |o: &ValueInfoProto| {
-            inner.find(&o.name).flatten().ok_or_else(|| format!("{key}: output '{}' is produced by no node", o.name))
+            let value = inner.find(&o.name).filter(|value| !matches!(value, Named::Nothing));
+            value.ok_or_else(|| format!("{key}: output '{}' is produced by no node", o.name))
         };
         Ok(branch.output.iter().map(output).collect())
+    }
+
+    fn attributes(&self, attributes: &[(&'a str, &'a AttributeProto)]) -> Result<Attrs, String> {
+        let mut attrs = Attrs::new();
+        for &(key, attribute) in attributes {
+            if attrs.get(key).is_some() {
+                return Err(format!("attribute '{key}' is given twice"));
+            }
+            attrs.set(key, self.attribute(attribute).map_err(|what| format!("attribute '{key}': {what}"))?);
+        }
+        Ok(attrs)
     }
 
     fn attribute(&self, attribute: &AttributeProto) -> Result<Attr, String> {
@@ -538,8 +577,8 @@ impl<'a> Importer<'a> {
 
 impl<'a> Scope<'_, 'a> {
     /// The value of a name, if anything has it.
-    fn find(&self, name: &str) -> Option<Option<ValueId>> {
-        self.values.get(name).copied().or_else(|| self.outer?.find(name))
+    fn find(&self, name: &str) -> Option<Named> {
+        self.values.get(name).cloned().or_else(|| self.outer?.find(name))
     }
 
     fn attribute(&self, name: &str) -> Option<&'a AttributeProto> {

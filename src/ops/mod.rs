@@ -84,10 +84,8 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
         "RegexFullMatch" | "StringConcat" | "StringNormalizer" | "TfIdfVectorizer" | "ImageDecoder" => {
             "it works on strings or files; let the model begin after it"
         }
-        "Optional" | "OptionalGetElement" | "OptionalHasElement" | "ConcatFromSequence" | "SplitToSequence"
-        | "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert"
-        | "SequenceLength" | "SequenceMap" => {
-            "sequences and optionals have no place that is known before the run; export the model with tensors alone"
+        "Optional" | "OptionalGetElement" | "OptionalHasElement" | "SequenceMap" => {
+            "what it works on has no place that is known before the run; export the model with tensors alone"
         }
         _ => return None,
     })

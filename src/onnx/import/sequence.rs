@@ -1,0 +1,173 @@
+//! Sequences of tensors. How many tensors one has and which of them is taken follows from shapes and constants, or else no plan could
+//! be made: so a sequence is a list of the graph's values, and nothing of it is in the graph.
+
+use super::{Importer, needed};
+use crate::op::{Attr, Attrs, ValueId};
+use crate::tensor::Tensor;
+use std::rc::Rc;
+
+/// What a name stands for.
+#[derive(Clone)]
+pub(super) enum Named {
+    /// An optional input that is left out.
+    Nothing,
+    Tensor(ValueId),
+    Sequence(Rc<[ValueId]>),
+}
+
+impl Named {
+    /// The value that an input called so has, if it has one.
+    pub(super) fn tensor(self, input: &str) -> Result<Option<ValueId>, String> {
+        match self {
+            Named::Nothing => Ok(None),
+            Named::Tensor(value) => Ok(Some(value)),
+            Named::Sequence(_) => Err(format!("expected a tensor, found the sequence '{input}'")),
+        }
+    }
+}
+
+/// Operators that take or give sequences.
+pub(super) const OPERATORS: [&str; 8] = [
+    "ConcatFromSequence",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceEmpty",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceLength",
+    "SplitToSequence",
+];
+
+impl Importer<'_> {
+    /// The output of a node with one of [`OPERATORS`]; `name` is that of its values.
+    pub(super) fn sequence(&mut self, op: &str, name: &str, inputs: &[Named], attrs: &Attrs) -> Result<Named, String> {
+        let int = |key: &str| match attrs.get(key) {
+            None => Ok(None),
+            Some(&Attr::Int(value)) => Ok(Some(value)),
+            Some(_) => Err(format!("attribute '{key}': expected an integer")),
+        };
+        let sequence = |at: usize| match inputs.get(at) {
+            Some(Named::Sequence(values)) => Ok(values.to_vec()),
+            _ => Err(format!("input {at}: expected a sequence")),
+        };
+        let tensor = |at: usize| match inputs.get(at) {
+            None | Some(Named::Nothing) => Ok(None),
+            Some(&Named::Tensor(value)) => Ok(Some(value)),
+            Some(Named::Sequence(_)) => Err(format!("input {at}: expected a tensor, found a sequence")),
+        };
+        let required = |at: usize| tensor(at)?.ok_or_else(|| format!("input {at} is missing"));
+        let given = |values: Vec<ValueId>| self.same_types(&values).map(|()| Named::Sequence(values.into()));
+        match op {
+            "SequenceEmpty" => Ok(Named::Sequence(Rc::new([]))),
+            "SequenceConstruct" => given((0..inputs.len()).map(required).collect::<Result<_, _>>()?),
+            "SequenceAt" => {
+                let values = sequence(0)?;
+                Ok(Named::Tensor(values[self.position(required(1)?, values.len())?]))
+            }
+            "SequenceErase" => {
+                let mut values = sequence(0)?;
+                let at = match tensor(1)? {
+                    Some(position) => self.position(position, values.len())?,
+                    None => values.len().checked_sub(1).ok_or("the sequence is empty")?,
+                };
+                values.remove(at);
+                Ok(Named::Sequence(values.into()))
+            }
+            "SequenceInsert" => {
+                let (mut values, value) = (sequence(0)?, required(1)?);
+                let at = match tensor(2)? {
+                    // Behind the last is a place, too, but not from the end.
+                    Some(position) => match self.numbers("position", position)?[..] {
+                        [at] if at == values.len() as i64 => values.len(),
+                        _ => self.position(position, values.len())?,
+                    },
+                    None => values.len(),
+                };
+                values.insert(at, value);
+                given(values)
+            }
+            "SequenceLength" => {
+                let count = sequence(0)?.len() as i64;
+                let count = Tensor::from_i64([], &[count]).map_err(|e| e.to_string())?;
+                Ok(Named::Tensor(self.graph.constant(crate::graph::Constant::new(name, count))))
+            }
+            "ConcatFromSequence" => {
+                let mut values = sequence(0)?;
+                let axis = int("axis")?.ok_or("attribute 'axis' is missing")?;
+                if int("new_axis")?.unwrap_or(0) != 0 {
+                    for (i, value) in values.iter_mut().enumerate() {
+                        let attrs = Attrs::new().with("axes", vec![axis]);
+                        *value = self.values("Unsqueeze", &format!("{name}.{i}"), &[*value], attrs)?[0];
+                    }
+                }
+                Ok(Named::Tensor(self.values("Concat", name, &values, Attrs::new().with("axis", axis))?[0]))
+            }
+            _ => {
+                let (data, axis) = (required(0)?, int("axis")?.unwrap_or(0));
+                let shape = &self.graph.fact(data).shape;
+                let rank = shape.len();
+                let along = usize::try_from(if axis < 0 { axis + rank as i64 } else { axis }).ok();
+                let extent = along.and_then(|a| shape.get(a).copied());
+                let extent =
+                    extent.ok_or_else(|| format!("attribute 'axis': expected an axis of {shape}, found {axis}"))?;
+                let split = match tensor(1)? {
+                    Some(split) => Some((self.numbers("split", split)?, self.graph.fact(split).shape.is_empty())),
+                    None => None,
+                };
+                let squeezed = split.is_none() && int("keepdims")?.unwrap_or(1) == 0;
+                let sizes: Vec<i64> = match split {
+                    None => vec![1; extent],
+                    Some((sizes, false)) => sizes,
+                    Some((size, true)) => {
+                        let size = usize::try_from(size[0]).ok().filter(|&size| size > 0);
+                        let size = size.ok_or("input 'split': expected a positive number")?;
+                        (0..extent).step_by(size).map(|at| size.min(extent - at) as i64).collect()
+                    }
+                };
+                let none = sizes.is_empty();
+                let attrs = Attrs::new().with("axis", axis).with("split", sizes);
+                let mut values = if none { Vec::new() } else { self.values("Split", name, &[data], attrs)? };
+                if squeezed {
+                    for (i, value) in values.iter_mut().enumerate() {
+                        let attrs = Attrs::new().with("axes", vec![axis]);
+                        *value = self.values("Squeeze", &format!("{name}.{i}"), &[*value], attrs)?[0];
+                    }
+                }
+                Ok(Named::Sequence(values.into()))
+            }
+        }
+    }
+
+    fn same_types(&self, values: &[ValueId]) -> Result<(), String> {
+        let mut types = values.iter().map(|&value| self.graph.fact(value).dtype);
+        let Some(first) = types.next() else { return Ok(()) };
+        match types.find(|&other| other != first) {
+            Some(other) => Err(format!("expected tensors of one type, found {first} and {other}")),
+            None => Ok(()),
+        }
+    }
+
+    /// The place in a sequence of `len` tensors that a constant says, from the end where it is negative.
+    fn position(&self, value: ValueId, len: usize) -> Result<usize, String> {
+        let found = self.numbers("position", value)?;
+        let at = match found[..] {
+            [at] => usize::try_from(if at < 0 { at.saturating_add(len as i64) } else { at }).ok(),
+            _ => None,
+        };
+        at.filter(|&at| at < len)
+            .ok_or_else(|| format!("input 'position': expected a place in a sequence of {len}, found {found:?}"))
+    }
+
+    /// What an input says that must be known before the run.
+    fn numbers(&self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
+        let constant = self.graph.as_constant(value).ok_or_else(|| self.not_constant(input, value))?;
+        let tensor = constant.value().map_err(|e| needed(input, &e))?;
+        tensor.to_i64().ok_or_else(|| format!("input '{input}': expected integers, found {}", constant.fact))
+    }
+
+    /// The outputs of a row's node.
+    fn values(&mut self, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> Result<Vec<ValueId>, String> {
+        let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
+        self.add(self.rows[op], name, &inputs, attrs, &[]).map_err(|e| e.to_string())
+    }
+}
