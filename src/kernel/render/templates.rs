@@ -80,9 +80,16 @@ impl Module<'_> {
             along(outer..shape.len()) || !along(0..outer)
         });
         let most = 1usize << self.target.max_workgroup.min(256).ilog2();
-        let mut lanes = if dense_row { length / 4 } else { (length / 8).min((1 << 14) / rows.max(1)) };
-        lanes = (lanes.max(1).next_power_of_two()).min(most);
-        let per_group = (most / lanes).min(rows.max(1).next_power_of_two());
+        let side_by_side = rows.max(1).next_power_of_two();
+        let lanes = if dense_row {
+            length / 4
+        } else {
+            // As many as occupy the device, of which those that lie together still read whole lines.
+            let room = 4 * most * (self.target.multiprocessors as usize).max(FEW_GROUPS);
+            (length / 8).min(room / rows.max(1)).min(most / side_by_side.min(16))
+        };
+        let lanes = lanes.max(1).next_power_of_two().min(most);
+        let per_group = (most / lanes).min(side_by_side);
         let size = lanes * per_group;
         let (lane_step, row_step) = if dense_row { (1, lanes) } else { (per_group, 1) };
         let constants = [
