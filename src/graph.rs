@@ -63,7 +63,7 @@ struct Decomposed {
 /// Constants of decompositions are made at once up to this many elements: passes look at those.
 const MADE_AT_ONCE: usize = 1 << 12;
 
-/// Chains of derived constants longer than this are evaluated at once, so that fetching one cannot recurse far.
+/// Chains of derived constants longer than this are evaluated at once, and end there: neither fetching nor dropping one recurses far.
 const MAX_DERIVED_DEPTH: usize = 64;
 
 /// What operators stand for, and functions of a file, lets a graph grow to no more nodes.
@@ -92,9 +92,10 @@ impl Constant {
     ) -> Result<Constant> {
         let depth = 1 + inputs.iter().flatten().map(|c| c.depth()).max().unwrap_or(0);
         let source = Source::Derived { op, attrs, inputs, port, depth };
-        let constant = Constant { name, fact, source, value: OnceLock::new() };
+        let mut constant = Constant { name, fact, source, value: OnceLock::new() };
         if depth > MAX_DERIVED_DEPTH {
             constant.value()?;
+            constant.source = Source::Given;
         }
         Ok(constant)
     }
@@ -180,7 +181,7 @@ impl Constant {
 
     fn depth(&self) -> usize {
         match &self.source {
-            Source::Derived { depth, .. } if self.value.get().is_none() => *depth,
+            Source::Derived { depth, .. } => *depth,
             _ => 0,
         }
     }

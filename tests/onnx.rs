@@ -223,6 +223,53 @@ fn functions_cannot_grow_a_model_without_end() {
     assert!(refusal(&source, &[]).contains("functions let the graph grow beyond 262144 nodes"));
 }
 
+/// Constants that follow from one another are as deep as the file makes them.
+#[test]
+fn long_chains_of_constants_are_folded() {
+    let chain: String = (1..100_000).map(|i| format!("c{i} = Neg (c{}) ", i - 1)).collect();
+    let source = format!("g (float[2] x) => (float[2] y) <float c0 = {{3}}> {{ {chain} y = Mul (x, c99999) }}");
+    assert_eq!(run(&graph(&source, &[])), [[-3.0, -6.0]]);
+}
+
+/// Iterations that can be counted before the run stand one after another.
+#[test]
+fn loops_that_can_be_counted_are_unrolled() {
+    let graph_of = |body: &str| format!("g (float[2, 3] x, bool c) => (float[k] last, float[m, n] all) {{ {body} }}");
+    let constants =
+        "three = Constant <value_int = 3> () yes = Constant <value = bool {1}> () one = Constant <value_int = 1> ()
+        start = Constant <value_floats = [1.0, 2.0]> ()";
+    // The state times i + 1: 1, 2; then 2, 4; then 6, 12.
+    let body = "body = b (int64 i, bool go, float[2] state) => (bool go_on, float[2] next, float[2] seen)
+        { go_on = Identity (go) n = Add (i, one) f = Cast <to = 1> (n) next = Mul (state, f) seen = Identity (next) }";
+    let counted = format!("{constants} last, all = Loop <{body}> (three, yes, start)");
+    assert_eq!(run(&graph(&graph_of(&counted), &[])), [vec![6.0, 12.0], vec![1.0, 2.0, 2.0, 4.0, 6.0, 12.0]]);
+    // Until the number of the iteration is 1, without a bound.
+    let until = body.replace("go_on = Identity (go)", "go_on = Less (i, one)");
+    let until = format!("{constants} last, all = Loop <{until}> (, yes, start)");
+    assert_eq!(run(&graph(&graph_of(&until), &[])), [vec![2.0, 4.0], vec![1.0, 2.0, 2.0, 4.0]]);
+    // Columns of x from the last to the first: running sums, put together along axis 1.
+    let body = "body = b (float[2] state, float[2] column) => (float[2] next, float[2] seen)
+        { next = Add (state, column) seen = Neg (next) }";
+    let axes = "num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [1]";
+    let scanned = format!("{constants} last, all = Scan <{axes}, {body}> (start, x)");
+    // x is 1, 2, 3 and 4, 5, 6.
+    assert_eq!(run(&graph(&graph_of(&scanned), &[])), [vec![7.0, 17.0], vec![-4.0, -6.0, -7.0, -8.0, -13.0, -17.0]]);
+
+    let open = counted.replace("(three, yes, start)", "(three, c, start)");
+    assert_eq!(
+        refusal(&graph_of(&open), &[]),
+        "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
+    );
+    let never = counted.replace("(three, yes, start)", "(zero, yes, start)");
+    assert_eq!(
+        refusal(&graph_of(&format!("zero = Constant <value_int = 0> () {never}")), &[]),
+        "node 'last' (Loop): output 'all' has no shape: no iteration makes a part of it"
+    );
+    let endless = counted.replace("(three, yes, start)", "(, yes, start)");
+    let found = refusal(&graph_of(&endless), &[]);
+    assert!(found.contains("functions let the graph grow beyond") || found.contains("more than"), "{found}");
+}
+
 /// Sequences whose length and order follow from shapes and constants are values among others.
 #[test]
 fn sequences_are_lists_of_values() {

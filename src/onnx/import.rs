@@ -2,8 +2,9 @@
 //!
 //! A loop over nodes: inputs are looked up by name, attributes are copied, and inputs that only shape the computation
 //! become attributes. Every node whose inputs are known is folded at once, so that the shape arithmetic that exporters
-//! write out is gone before the next node asks for its result. Functions of the model are inlined, and so is the
-//! branch of an `If` whose condition is known. A [sequence] is a list of values, and not in the graph.
+//! write out is gone before the next node asks for its result. Functions of the model are inlined, and so are
+//! [bodies]: the branch of an `If` whose condition is known, the iterations of a `Loop` that can be counted. A [sequence] is a list of
+//! values, and not in the graph.
 
 use super::Model;
 use super::dims::{bind, check_output};
@@ -18,6 +19,7 @@ use crate::pass::fold_node;
 use sequence::Named;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+mod bodies;
 mod sequence;
 
 /// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
@@ -86,7 +88,7 @@ struct Scope<'s, 'a> {
 enum Meaning<'a> {
     Row(&'static OpDef),
     Function(&'a FunctionProto),
-    If,
+    Bodies,
     Sequence,
 }
 
@@ -144,7 +146,7 @@ impl<'a> Importer<'a> {
             return Some(Meaning::Function(function));
         }
         match domain {
-            "" if op == "If" => Some(Meaning::If),
+            "" if bodies::OPERATORS.contains(&op) => Some(Meaning::Bodies),
             "" if sequence::OPERATORS.contains(&op) => Some(Meaning::Sequence),
             // Some operators of ONNX Runtime are called as one of ONNX's and are none of it: their rows have the domain in the name.
             "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
@@ -353,7 +355,7 @@ impl<'a> Importer<'a> {
                 Err(fail(format!("functions or branches nest deeper than {MAX_DEPTH}: does one call itself?")))
             }
             Some(Meaning::Function(function)) => self.function(function, name, &inputs, &attributes, scope),
-            Some(Meaning::If) => self.branch(name, &inputs, &attributes, scope).and_then(|v| v.map_err(fail)),
+            Some(Meaning::Bodies) => self.bodies(node, name, &inputs, &attributes, scope),
             None => Err(fail("no such operator; `plimsoll ops` lists those there are".into())),
         }
     }
@@ -480,47 +482,6 @@ impl<'a> Importer<'a> {
                 .ok_or_else(|| fail(format!("the function's output '{name}' is produced by no node")))
         };
         function.output.iter().map(output).collect()
-    }
-
-    /// Inlines the branch that a known condition takes.
-    fn branch(
-        &mut self,
-        name: &str,
-        inputs: &[Named],
-        attributes: &[(&'a str, &'a AttributeProto)],
-        scope: &Scope<'_, 'a>,
-    ) -> Result<Result<Vec<Named>, String>> {
-        let &[Named::Tensor(condition)] = inputs else {
-            return Ok(Err(format!("expected 1 input, found {}", inputs.len())));
-        };
-        let Some(constant) = self.graph.as_constant(condition) else {
-            return Ok(Err(self.not_constant("cond", condition)));
-        };
-        let value = match constant.value() {
-            Ok(value) => value,
-            Err(error) => return Ok(Err(needed("cond", &error))),
-        };
-        let Some(taken) = value.to_f64().first().map(|&v| v != 0.0) else {
-            return Ok(Err("input 'cond': expected one element, found none".into()));
-        };
-        let key = if taken { "then_branch" } else { "else_branch" };
-        let branch = attributes.iter().find(|(k, _)| *k == key).and_then(|(_, a)| a.g.as_deref());
-        let Some(branch) = branch else { return Ok(Err(format!("attribute '{key}' is missing or no graph"))) };
-        let mut inner = Scope {
-            values: HashMap::new(),
-            attributes: HashMap::new(),
-            outer: Some(scope),
-            prefix: format!("{name}/"),
-            opset: scope.opset,
-            depth: scope.depth + 1,
-        };
-        self.initializers(branch, &mut inner)?;
-        self.nodes(&branch.node, &mut inner)?;
-        let output = |o: &ValueInfoProto| {
-            let value = inner.find(&o.name).filter(|value| !matches!(value, Named::Nothing));
-            value.ok_or_else(|| format!("{key}: output '{}' is produced by no node", o.name))
-        };
-        Ok(branch.output.iter().map(output).collect())
     }
 
     fn attributes(&self, attributes: &[(&'a str, &'a AttributeProto)]) -> Result<Attrs, String> {

@@ -77,7 +77,6 @@ pub fn unplannable(name: &str) -> Option<&'static str> {
         "Bernoulli" | "Multinomial" | "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" => {
             "it draws other numbers at every run; make them an input of the model"
         }
-        "Loop" | "Scan" => "how often it runs may depend on data; export the model with the loop unrolled",
         "MaxUnpool" | "MaxRoiPool" => {
             "where it writes or reads depends on data; export the model with resizing instead"
         }

@@ -92,50 +92,66 @@ impl Importer<'_> {
                 Ok(Named::Tensor(self.graph.constant(crate::graph::Constant::new(name, count))))
             }
             "ConcatFromSequence" => {
-                let mut values = sequence(0)?;
+                let values = sequence(0)?;
                 let axis = int("axis")?.ok_or("attribute 'axis' is missing")?;
                 if int("new_axis")?.unwrap_or(0) != 0 {
-                    for (i, value) in values.iter_mut().enumerate() {
-                        let attrs = Attrs::new().with("axes", vec![axis]);
-                        *value = self.values("Unsqueeze", &format!("{name}.{i}"), &[*value], attrs)?[0];
-                    }
+                    return self.together(name, values, axis).map(Named::Tensor);
                 }
                 Ok(Named::Tensor(self.values("Concat", name, &values, Attrs::new().with("axis", axis))?[0]))
             }
             _ => {
                 let (data, axis) = (required(0)?, int("axis")?.unwrap_or(0));
-                let shape = &self.graph.fact(data).shape;
-                let rank = shape.len();
-                let along = usize::try_from(if axis < 0 { axis + rank as i64 } else { axis }).ok();
-                let extent = along.and_then(|a| shape.get(a).copied());
-                let extent =
-                    extent.ok_or_else(|| format!("attribute 'axis': expected an axis of {shape}, found {axis}"))?;
-                let split = match tensor(1)? {
-                    Some(split) => Some((self.numbers("split", split)?, self.graph.fact(split).shape.is_empty())),
-                    None => None,
-                };
-                let squeezed = split.is_none() && int("keepdims")?.unwrap_or(1) == 0;
-                let sizes: Vec<i64> = match split {
-                    None => vec![1; extent],
-                    Some((sizes, false)) => sizes,
-                    Some((size, true)) => {
-                        let size = usize::try_from(size[0]).ok().filter(|&size| size > 0);
+                let values = match tensor(1)? {
+                    None if int("keepdims")?.unwrap_or(1) == 0 => self.apart(name, data, axis)?,
+                    None => self.split(name, data, axis, vec![1; self.extent(data, axis)?])?,
+                    Some(split) if self.graph.fact(split).shape.is_empty() => {
+                        let (size, extent) = (self.numbers("split", split)?[0], self.extent(data, axis)?);
+                        let size = usize::try_from(size).ok().filter(|&size| size > 0);
                         let size = size.ok_or("input 'split': expected a positive number")?;
-                        (0..extent).step_by(size).map(|at| size.min(extent - at) as i64).collect()
+                        let sizes = (0..extent).step_by(size).map(|at| size.min(extent - at) as i64);
+                        self.split(name, data, axis, sizes.collect())?
                     }
+                    Some(split) => self.split(name, data, axis, self.numbers("split", split)?)?,
                 };
-                let none = sizes.is_empty();
-                let attrs = Attrs::new().with("axis", axis).with("split", sizes);
-                let mut values = if none { Vec::new() } else { self.values("Split", name, &[data], attrs)? };
-                if squeezed {
-                    for (i, value) in values.iter_mut().enumerate() {
-                        let attrs = Attrs::new().with("axes", vec![axis]);
-                        *value = self.values("Squeeze", &format!("{name}.{i}"), &[*value], attrs)?[0];
-                    }
-                }
                 Ok(Named::Sequence(values.into()))
             }
         }
+    }
+
+    /// The parts of a tensor at each place along an axis, without the axis.
+    pub(super) fn apart(&mut self, name: &str, value: ValueId, axis: i64) -> Result<Vec<ValueId>, String> {
+        let parts = self.split(name, value, axis, vec![1; self.extent(value, axis)?])?;
+        parts
+            .into_iter()
+            .enumerate()
+            .map(|(i, part)| self.turn("Squeeze", &format!("{name}.{i}"), part, axis))
+            .collect()
+    }
+
+    /// Tensors along an axis of their own.
+    pub(super) fn together(&mut self, name: &str, values: Vec<ValueId>, axis: i64) -> Result<ValueId, String> {
+        let raised = values.into_iter().enumerate();
+        let raised = raised.map(|(i, value)| self.turn("Unsqueeze", &format!("{name}.{i}"), value, axis));
+        let raised = raised.collect::<Result<Vec<_>, _>>()?;
+        Ok(self.values("Concat", name, &raised, Attrs::new().with("axis", axis))?[0])
+    }
+
+    fn turn(&mut self, op: &str, name: &str, value: ValueId, axis: i64) -> Result<ValueId, String> {
+        Ok(self.values(op, name, &[value], Attrs::new().with("axes", vec![axis]))?[0])
+    }
+
+    fn split(&mut self, name: &str, value: ValueId, axis: i64, sizes: Vec<i64>) -> Result<Vec<ValueId>, String> {
+        if sizes.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.values("Split", name, &[value], Attrs::new().with("axis", axis).with("split", sizes))
+    }
+
+    fn extent(&self, value: ValueId, axis: i64) -> Result<usize, String> {
+        let shape = &self.graph.fact(value).shape;
+        let at = usize::try_from(if axis < 0 { axis + shape.len() as i64 } else { axis }).ok();
+        let extent = at.and_then(|at| shape.get(at).copied());
+        extent.ok_or_else(|| format!("attribute 'axis': expected an axis of {shape}, found {axis}"))
     }
 
     fn same_types(&self, values: &[ValueId]) -> Result<(), String> {
@@ -159,7 +175,7 @@ impl Importer<'_> {
     }
 
     /// What an input says that must be known before the run.
-    fn numbers(&self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
+    pub(super) fn numbers(&self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
         let constant = self.graph.as_constant(value).ok_or_else(|| self.not_constant(input, value))?;
         let tensor = constant.value().map_err(|e| needed(input, &e))?;
         tensor.to_i64().ok_or_else(|| format!("input '{input}': expected integers, found {}", constant.fact))
