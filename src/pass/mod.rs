@@ -18,6 +18,7 @@ mod round;
 mod scale;
 mod simplify;
 mod turn;
+mod views;
 
 pub use fold::fold_node;
 
@@ -35,6 +36,7 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("turn", turn::run),
     ("simplify", simplify::run),
     ("scale", scale::run),
+    ("views", views::run),
     ("merge", merge::run),
     ("horizontal", horizontal::run),
     ("round", round::run),
