@@ -132,7 +132,7 @@ fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
     if constant.fact.shape.numel() != 1 || graph.fact(source) != fact || !fact.dtype.is_float() {
         return Ok(None);
     }
-    let number = constant.value()?.to_f64()[0];
+    let number = constant.unrounded().unwrap_or(constant).value()?.to_f64()[0];
     let factor = if name == "Div" { 1.0 / number } else { number };
     // Between the least and the largest that any of the types holds as it should.
     let holds = (1e-4..1e4).contains(&factor.abs());
