@@ -60,3 +60,36 @@ fn f64_is_two_products_where_kernels_sum_in_f32() {
     assert!(!kernels(text, &Target::cuda()).contains(&"attention"));
     assert_eq!(kernels(&text.replace("double", "float"), &Target::cuda()), ["attention"]);
 }
+
+/// Queries and keys under factors; `q`, `k`, `v` and a mask are what there is.
+fn factors(ty: &str, code: &str, outputs: &str) -> String {
+    format!(
+        "g ({ty}[2, 20, 8] q, {ty}[2, 30, 8] k, {ty}[2, 30, 8] v, {ty}[20, 30] mask) => ({ty}[2, 20, 8] y{outputs})
+        <float s0 = {{0.25}}, float[1, 1] t0 = {{3.5}}, float[8] each0 = {{1, 2, 3, 4, 5, 6, 7, 8}}, float zero0 = {{0}}> {{
+            s = CastLike (s0, q)  t = CastLike (t0, q)  each = CastLike (each0, q)  zero = CastLike (zero0, q)  {code}  p = Softmax <axis = -1> (m)  y = MatMul (p, v)
+        }}"
+    )
+}
+
+#[test]
+fn factors_of_queries_and_keys_are_of_the_kernel() {
+    const TURN: &str = "kt = Transpose <perm = [0, 2, 1]> ";
+    for ty in ["float", "float16", "bfloat16"] {
+        for (code, more) in [
+            (format!("a = Mul (q, s) {TURN} (k) b = Mul (kt, s) m = MatMul (a, b)"), 0),
+            (format!("a = Div (q, t) b = Mul (s, k) {TURN} (b) m = MatMul (a, kt)"), 0),
+            (format!("a = Mul (q, s) b = Div (a, t) {TURN} (k) r = MatMul (b, kt) m = Add (r, mask)"), 0),
+            (format!("{TURN} (k) b = Mul (kt, s) r = MatMul (q, b) c = Div (r, t) m = Add (c, mask)"), 0),
+            // Not one number, or one that cannot be taken back.
+            (format!("a = Mul (q, each) {TURN} (k) m = MatMul (a, kt)"), 1),
+            (format!("a = Mul (q, zero) {TURN} (k) m = MatMul (a, kt)"), 1),
+        ] {
+            let found = kernels(&factors(ty, &code, ""), &Target::cuda());
+            let expected = ["map", "attention"];
+            assert_eq!(found, expected[1 - more..], "{ty} {code}");
+        }
+        let stored = format!("a = Mul (q, s) {TURN} (k) m = MatMul (a, kt)");
+        let found = kernels(&factors(ty, &stored, &format!(", {ty}[2, 20, 8] a")), &Target::cuda());
+        assert_eq!(found, ["map", "attention"], "what is an output is computed, {ty}");
+    }
+}

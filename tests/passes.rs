@@ -202,3 +202,119 @@ fn operators_of_many_inputs_are_divided() {
         }
     }
 }
+
+/// The templates of a graph's kernels on CUDA, whose results are the reference's.
+fn kernels(text: &str) -> Vec<&'static str> {
+    let graph = common::graph(text);
+    let mut state = 3;
+    let inputs: Vec<_> = graph.inputs().iter().map(|&v| common::random(&mut state, &graph.fact(v).shape)).collect();
+    let expected = &reference::run(&graph, &inputs).expect("it has a meaning")[0];
+    let target = Target::cuda();
+    let found = &reference::run(&passed(&graph, &target), &inputs).expect("it has a meaning")[0];
+    common::agrees(found, expected, 1e-5).unwrap_or_else(|e| panic!("{text}: {e}"));
+    let plan = common::planned(&graph, &target);
+    plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
+}
+
+/// What a Slice could say is a view, however it is said.
+#[test]
+fn known_indices_are_views_where_they_are_evenly_apart() {
+    for (at, shape, axis, view) in [
+        ("2", "", 1, true),
+        ("-1", "", 1, true),
+        ("-5", "[1]", 1, true),
+        ("1, 2, 3", "[3]", 1, true),
+        ("0, 2, 4", "[3]", -2, true),
+        ("4, 2, 0", "[3]", 1, true),
+        ("4, 3, 2, 1, 0", "[5]", 1, true),
+        ("-5, -4, 3, 2", "[2, 2]", 1, false),
+        ("-5, -4, 2, 3", "[2, 2]", 1, true),
+        ("1, 3", "[1, 2]", 2, true),
+        ("1, 1", "[2]", 1, false),
+        ("0, 1, 3", "[3]", 1, false),
+        // Kernels take the nearest element.
+        ("5", "", 1, false),
+        ("3, 4, 5", "[3]", 1, false),
+        ("-6", "[1]", 1, false),
+    ] {
+        let text = format!(
+            "g (float[2, 5, 4] x) => (y) <int64{shape} at = {{{at}}}> {{ p = Gather <axis = {axis}> (x, at)  y = Neg (p) }}"
+        );
+        let graph = common::graph(&text);
+        let target = Target::cuda();
+        let inputs = [common::random(&mut 3, &graph.fact(graph.inputs()[0]).shape)];
+        let [found, expected] = [&passed(&graph, &target), &graph].map(|graph| reference::run(graph, &inputs).ok());
+        assert_eq!(found, expected, "{text}");
+        let plan = common::planned(&graph, &target);
+        let names: Vec<_> = plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect();
+        assert_eq!(names, [if view { "map" } else { "gather" }], "{text}");
+    }
+}
+
+/// `torch.nn.MultiheadAttention` as `torch.export` writes it: the sequence first, queries, keys and values in one product, both factors.
+fn packed(ty: &str, queries: &str) -> String {
+    let table = |n: usize| (0..n).map(|i| format!("{}", (i % 13) as f64 / 8.0 - 0.75)).collect::<Vec<_>>().join(", ");
+    format!(
+        "g ({ty}[2, 5, 8] x) => ({ty}[2, 5, 8] y)
+        <{ty}[8, 24] w = {{{}}}, {ty}[24] b = {{{}}}, {ty}[8, 8] u = {{{}}}, {ty}[8] d = {{{}}}, {ty}[1] c = {{0.75}}, {ty} half = {{0.5}},
+        int64[4] four = {{5, 2, 3, 8}}, int64[1] n0 = {{0}}, int64[1] n3 = {{3}}, int64 i0 = {{0}}, int64 i1 = {{1}}, int64 i2 = {{-1}},
+        int64[3] heads = {{5, 4, 4}}, int64[4] apart = {{2, 2, 5, 4}}, int64[4] keys = {{2, 2, 4, 5}}, int64[2] rows = {{10, 8}}, int64[3] back = {{5, 2, 8}}> {{
+            n = Relu (x)  t = Transpose <perm = [1, 0, 2]> (n)  m = MatMul (t, w)  l = Add (m, b)
+            r = Reshape (l, four)  o = Unsqueeze (r, n0)  z = Transpose <perm = [3, 1, 2, 0, 4]> (o)  s = Squeeze (z, n3)
+            sq = Gather <axis = 0> (s, i0)  sk = Gather <axis = 0> (s, i1)  sv = Gather <axis = 0> (s, i2)
+            rq = Reshape (sq, heads)  rk = Reshape (sk, heads)  rv = Reshape (sv, heads)
+            tq = Transpose <perm = [1, 0, 2]> (rq)  tk = Transpose <perm = [1, 0, 2]> (rk)  tv = Transpose <perm = [1, 0, 2]> (rv)
+            q = Reshape (tq, apart)  kk = Transpose <perm = [0, 2, 1]> (tk)  k = Reshape (kk, keys)  v = Reshape (tv, apart)
+            {queries}  p = MatMul (fq, fk)  e = Softmax <axis = -1> (p)  a = MatMul (e, v)
+            ta = Transpose <perm = [2, 0, 1, 3]> (a)  ra = Reshape (ta, rows)  g = Gemm (ra, u, d)
+            rg = Reshape (g, back)  tg = Transpose <perm = [1, 0, 2]> (rg)  y = Add (tg, x)
+        }}",
+        table(192),
+        table(24),
+        table(64),
+        table(8),
+    )
+}
+
+/// Neither the order of the rows nor the factors of queries and keys take kernels of their own.
+#[test]
+fn packed_heads_are_read_where_they_lie() {
+    for queries in [
+        "fq = Mul (q, c)  fk = Mul (c, k)",
+        "fq = Div (q, half)  fk = Identity (k)",
+        "fq = Identity (q)  fk = Mul (k, half)",
+        "fq = Identity (q)  fk = Identity (k)",
+    ] {
+        assert_eq!(kernels(&packed("float", queries)), ["map", "matmul", "attention", "matmul"], "{queries}");
+    }
+    // Both products are of rows that lie one after another, and the second one adds what the result is added to.
+    let graph = common::graph(&packed("float", "fq = Mul (q, c)  fk = Mul (k, c)"));
+    let plan = common::planned(&graph, &Target::cuda());
+    let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
+    let products: Vec<_> = kernels.filter(|kernel| kernel.template.name() == "matmul").collect();
+    let lies = |operand: &plimsoll::kernel::Operand| operand.access.is_contiguous();
+    assert!(products.iter().all(|kernel| lies(&kernel.reads[0]) && lies(&kernel.writes[0])));
+    assert_eq!(products.iter().map(|kernel| kernel.reads.len()).collect::<Vec<_>>(), [3, 4]);
+}
+
+/// Views of views are as few as can be, and what cannot be told apart is left alone.
+#[test]
+fn axes_that_are_joined_on_the_way_are_not_copied() {
+    for (views, steps) in [
+        ("a = Reshape (x, s) b = Transpose <perm = [1, 0, 2]> (a) c = Reshape (b, t)", 1),
+        (
+            "a = Transpose <perm = [1, 0, 2]> (x) b = Transpose <perm = [2, 1, 0]> (a) c = Transpose <perm = [1, 2, 0]> (b)",
+            1,
+        ),
+        ("a = Transpose <perm = [1, 0, 2]> (x) b = Reshape (a, u) c = Reshape (b, p)", 1),
+        // The copy is of a value that was joined otherwise.
+        ("a = Transpose <perm = [1, 0, 2]> (x) b = Reshape (a, w) c = Identity (b)", 2),
+    ] {
+        let text = format!(
+            "g (float[6, 4, 10] x) => (y) <int64[3] s = {{6, 8, 5}}, int64[4] t = {{4, 2, 6, 5}}, int64[1] u = {{240}}, int64[2] w = {{3, 80}}, int64[4] p = {{4, 3, 2, 10}}> {{
+                {views}  y = Cos (c)
+            }}"
+        );
+        assert_eq!(kernels(&text).len(), steps, "{views}");
+    }
+}

@@ -12,12 +12,12 @@
 //! Of halves, the softmax may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
 //! before the second product: rows of which nothing is seen. Our own decomposition says so: `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
-use super::fuse::uses_index;
+use super::fuse::{MAX_NODES, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Call, Fact, Lower, ValueId, reduced_axes};
-use crate::target::Family;
+use crate::target::{Family, Target};
 use std::collections::HashSet;
 
 /// The nodes of an attention.
@@ -31,6 +31,16 @@ pub struct Attention {
     pub guarded: Option<Guard>,
     /// All nodes from the first product to the second one, without an order.
     pub nodes: HashSet<u32>,
+}
+
+/// The attention that ends in a node, if it becomes one kernel, even of so many nodes more.
+pub(super) fn as_kernel(graph: &Graph, sink: u32, target: &Target, more: usize) -> Option<Attention> {
+    let attention = ending_in(graph, sink)?;
+    if !graph.choices().pays("attend", sink, attention.pays(graph, sink, target.family)) {
+        return None;
+    }
+    let small = attention.nodes.len() + more <= MAX_NODES;
+    (small && 3 + attention.further(graph).len() <= max_reads(target)).then_some(attention)
 }
 
 /// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
@@ -162,7 +172,7 @@ impl Attention {
     /// Whether one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
     /// scores are smaller than one of them. Where nothing else reads the copies there are none: kernels of GPUs read each key once for all
     /// its queries.
-    pub fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
+    fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
         if family == Family::Cuda && *dtype == DType::F64 {
             // Its kernels sum in f32.
@@ -173,13 +183,15 @@ impl Attention {
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 
-    /// The values that the scores are made of beside the product, each once.
-    pub fn further(&self, graph: &Graph) -> HashSet<ValueId> {
+    /// The values that the scores are made of beside the product, each once, without numbers, which are of the code.
+    fn further(&self, graph: &Graph) -> HashSet<ValueId> {
         let maps = self
             .nodes
             .iter()
             .filter(|&&n| n != self.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_))));
         let operands = maps.flat_map(|&n| graph.operands(n)).flatten();
-        operands.filter(|v| !self.nodes.contains(&v.node)).collect()
+        let number =
+            |v: ValueId| graph.as_constant(v).is_some_and(|c| c.fact.shape.numel() == 1 && c.fact.dtype.is_float());
+        operands.filter(|&v| !self.nodes.contains(&v.node) && !number(v)).collect()
     }
 }

@@ -18,7 +18,7 @@ use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
 use crate::shape::Shape;
-use crate::target::{Family, Target};
+use crate::target::Target;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// A group may read this many values from outside, less what the target can bind.
@@ -26,7 +26,12 @@ const MAX_READS: usize = 24;
 /// A growing group is given up when more values than this leave it.
 const MAX_LEAVING: usize = 4;
 /// The most nodes in a group: what a kernel's code may grow to.
-const MAX_NODES: usize = 64;
+pub(super) const MAX_NODES: usize = 64;
+
+/// How many values a group may read from outside.
+pub(super) fn max_reads(target: &Target) -> usize {
+    MAX_READS.min((target.max_bindings as usize).saturating_sub(2))
+}
 
 struct Fuser<'a> {
     graph: &'a Graph,
@@ -35,7 +40,6 @@ struct Fuser<'a> {
     groups: HashMap<u32, u32>,
     next: u32,
     max_reads: usize,
-    family: Family,
 }
 
 /// What a growing group iterates over.
@@ -50,8 +54,7 @@ struct Space {
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     let order = graph.order()?;
     let position = order.iter().enumerate().map(|(i, &n)| (n, i)).collect();
-    let max_reads = MAX_READS.min((target.max_bindings as usize).saturating_sub(2));
-    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads, family: target.family };
+    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads: max_reads(target) };
     let is = |f: fn(&Lower) -> bool| {
         let graph = &*fuser.graph;
         order.iter().copied().filter(move |&n| graph.node(n).op().is_some_and(|op| f(&op.lower))).collect::<Vec<_>>()
@@ -60,7 +63,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     let reductions = is(|l| matches!(l, Lower::Reduce(_)));
     let maps = is(|l| matches!(l, Lower::Map(_)));
     for &node in &templates {
-        fuser.attend(node);
+        fuser.attend(node, target);
     }
     for node in templates.into_iter().filter(|n| !fuser.groups.contains_key(n)).collect::<Vec<_>>() {
         let space = Space { full: fuser.shape(node).clone(), row: None };
@@ -99,14 +102,9 @@ impl Fuser<'_> {
     }
 
     /// Makes a group of the attention that ends in a node, if one does.
-    fn attend(&mut self, sink: u32) {
-        let Some(attention) = attention::ending_in(self.graph, sink) else { return };
-        if !self.graph.choices().pays("attend", sink, attention.pays(self.graph, sink, self.family)) {
-            return;
-        }
-        let free = attention.nodes.iter().all(|n| !self.groups.contains_key(n));
-        let free = free && attention.nodes.len() <= MAX_NODES;
-        if free && 3 + attention.further(self.graph).len() <= self.max_reads {
+    fn attend(&mut self, sink: u32, target: &Target) {
+        let Some(attention) = attention::as_kernel(self.graph, sink, target, 0) else { return };
+        if attention.nodes.iter().all(|n| !self.groups.contains_key(n)) {
             self.seal(&attention.nodes.into_iter().collect::<Vec<_>>());
         }
     }

@@ -15,8 +15,10 @@ mod horizontal;
 mod indexes;
 mod merge;
 mod round;
+mod scale;
 mod simplify;
 mod turn;
+mod views;
 
 pub use fold::fold_node;
 
@@ -33,6 +35,8 @@ pub const PASSES: &[(&str, Pass)] = &[
     ("fold", fold::run),
     ("turn", turn::run),
     ("simplify", simplify::run),
+    ("scale", scale::run),
+    ("views", views::run),
     ("merge", merge::run),
     ("horizontal", horizontal::run),
     ("round", round::run),
@@ -46,7 +50,9 @@ pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
     graph.verify()?;
     let before = constant_bytes(graph)?;
     let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
-    for (name, pass) in PASSES.iter().chain(fusion) {
+    // Nodes that stay apart would scale the scores, which are more than the queries.
+    let passes = PASSES.iter().filter(|(name, _)| fuse || *name != "scale");
+    for (name, pass) in passes.chain(fusion) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(graph, target)?;
         graph.verify()?;

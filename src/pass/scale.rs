@@ -1,0 +1,140 @@
+//! Factors of an attention's queries and keys become one factor of its scores, which the kernel has where they are: neither is multiplied by
+//! a kernel of its own, and of halves neither is rounded once more.
+//!
+//! ```text
+//! MatMul (q * a, Transpose (k * b))   =   MatMul (q, Transpose (k)) * (a b)
+//! ```
+
+use super::attention;
+use super::simplify::add;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::graph::{Constant, Graph};
+use crate::op::{Attrs, Lower, ValueId};
+use crate::shape::Shape;
+use crate::target::Target;
+use crate::tensor::Tensor;
+
+/// Nodes that the factor of the scores may take.
+const NODES: usize = 3;
+
+/// Moves such factors. Right only where what is found becomes one kernel: products of halves are not rounded before they are scaled there.
+pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+    let mut changed = false;
+    for sink in graph.order()? {
+        if let Some(found) = attention::as_kernel(graph, sink, target, NODES) {
+            changed |= scale(graph, found.products)?;
+        }
+    }
+    if changed {
+        graph.sweep();
+    }
+    Ok(())
+}
+
+/// Moves the factors of a product's operands behind it.
+fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
+    let mut operands = graph.operands(products);
+    if operands[0] == operands[1] {
+        return Ok(false);
+    }
+    let mut factor = 1.0;
+    for operand in operands.iter_mut().flatten() {
+        while let Some(found) = scaled(graph, *operand)? {
+            factor *= found.factor;
+            *operand = found.without(graph)?;
+        }
+    }
+    if operands == graph.operands(products) {
+        return Ok(false);
+    }
+    // What scales the product anyway is of the same factor.
+    let mut old = ValueId { node: products, port: 0 };
+    while let ([user], false) = (&graph.users(old)[..], graph.is_output(old)) {
+        match multiplied(graph, *user)? {
+            Some((source, by)) if source == old => (old, factor) = (ValueId { node: *user, port: 0 }, factor * by),
+            _ => break,
+        }
+    }
+    let node = graph.node(products).clone();
+    let dtype = node.outputs[0].fact.dtype;
+    // A factor in halves would err for all scores alike.
+    let wide = if dtype.is_half() { DType::F32 } else { dtype };
+    let to = |dtype: DType| Attrs::new().with("to", dtype.onnx());
+    graph.insert_at(products);
+    let mut value = add(graph, &node.name, node.op_name(), &operands, node.attrs.clone())?;
+    if wide != dtype {
+        value = add(graph, &node.name, "Cast", &[Some(value)], to(wide))?;
+    }
+    let factor = Tensor::from_f64(wide, Shape::default(), &[factor]);
+    let factor = graph.constant(Constant::new(format!("scale of {}", node.name), factor));
+    graph.insert_at(products);
+    value = add(graph, &node.name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
+    if wide != dtype {
+        value = add(graph, &node.name, "Cast", &[Some(value)], to(dtype))?;
+    }
+    graph.replace(old, value);
+    Ok(true)
+}
+
+/// A value seen through views, all of whose elements are multiplied by one factor.
+struct Scaled {
+    source: ValueId,
+    factor: f64,
+    /// From the last one to the first one.
+    views: Vec<u32>,
+}
+
+impl Scaled {
+    /// The same views of the source as it is.
+    fn without(&self, graph: &mut Graph) -> Result<ValueId> {
+        let mut value = self.source;
+        for &id in self.views.iter().rev() {
+            let node = graph.node(id).clone();
+            graph.insert_at(id);
+            value = add(graph, &node.name, node.op_name(), &[Some(value)], node.attrs)?;
+        }
+        Ok(value)
+    }
+}
+
+/// What scales an operand, if nothing else reads what is scaled.
+fn scaled(graph: &Graph, mut value: ValueId) -> Result<Option<Scaled>> {
+    let mut views = Vec::new();
+    loop {
+        if graph.users(value).len() != 1 || graph.is_output(value) {
+            return Ok(None);
+        }
+        if let Some((source, factor)) = multiplied(graph, value.node)? {
+            return Ok(Some(Scaled { source, factor, views }));
+        }
+        match (graph.node(value.node).op().map(|op| &op.lower), &graph.operands(value.node)[..]) {
+            (Some(Lower::View(_)), &[Some(source)]) => {
+                views.push(value.node);
+                value = source;
+            }
+            _ => return Ok(None),
+        }
+    }
+}
+
+/// What a node multiplies by a number, or divides by one, and the factor.
+fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
+    let node = graph.node(id);
+    let (name, operands) = (node.op_name(), graph.operands(id));
+    let (source, by) = match (name, &operands[..]) {
+        ("Mul", &[Some(a), Some(b)]) if graph.as_constant(a).is_some() => (b, a),
+        ("Mul" | "Div", &[Some(a), Some(b)]) => (a, b),
+        _ => return Ok(None),
+    };
+    let Some(constant) = graph.as_constant(by) else { return Ok(None) };
+    let fact = &node.outputs[0].fact;
+    if constant.fact.shape.numel() != 1 || graph.fact(source) != fact || !fact.dtype.is_float() {
+        return Ok(None);
+    }
+    let number = constant.unrounded().unwrap_or(constant).value()?.to_f64()[0];
+    let factor = if name == "Div" { 1.0 / number } else { number };
+    // Between the least and the largest that any of the types holds as it should.
+    let holds = (1e-4..1e4).contains(&factor.abs());
+    Ok(holds.then_some((source, factor)))
+}

@@ -1,0 +1,369 @@
+//! Brings views into forms in which what follows reads values where they lie.
+//!
+//! - A Gather of indices that are known and evenly apart is a Slice.
+//! - However axes are taken apart, turned and joined, it is one Reshape, one Transpose and one Reshape: what is joined and taken apart again
+//!   on the way is not joined.
+//! - A product computes rows in the order in which its left operand has them, or in which its result is wanted, not in between:
+//!
+//! ```text
+//! MatMul (Transpose (x), w) + b   =   Transpose (MatMul (x, w) + b)        rows of x lie where they are wanted
+//! Transpose (MatMul (y, w) + b)   =   MatMul (Transpose (y), w) + b        y is turned, anyway
+//! ```
+
+use super::simplify::{add, addend, only};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::op::{Attrs, Call, Lower, ValueId};
+use crate::shape::{Access, Shape};
+use crate::target::Target;
+
+/// No more indices are looked at.
+const MAX_INDICES: usize = 1 << 16;
+/// So many axes are turned at most.
+const MAX_AXES: usize = 8;
+
+/// Rearranges views.
+pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+    for step in [pick, straighten, sink, lift] {
+        for id in graph.order()? {
+            step(graph, id)?;
+        }
+        graph.sweep();
+    }
+    Ok(())
+}
+
+fn shaped(shape: &Shape) -> Attrs {
+    Attrs::new().with("shape", shape.as_slice()).with("allowzero", 1)
+}
+
+/// Makes a Slice of a Gather.
+fn pick(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = picked(graph, id)?;
+    if !graph.choices().holds("pick", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some((data, attrs)) = found else { return Ok(()) };
+    let (name, shape) = (graph.node(id).name.clone(), graph.node(id).outputs[0].fact.shape.clone());
+    graph.insert_at(id);
+    let mut value = add(graph, &name, "Slice", &[Some(data)], attrs)?;
+    if graph.fact(value).shape != shape {
+        value = add(graph, &name, "Reshape", &[Some(value)], shaped(&shape))?;
+    }
+    graph.replace(ValueId { node: id, port: 0 }, value);
+    Ok(())
+}
+
+/// The data of a Gather, and the Slice that its indices are.
+fn picked(graph: &Graph, id: u32) -> Result<Option<(ValueId, Attrs)>> {
+    let node = graph.node(id);
+    let (Some(op), &[Some(data), Some(indices)]) = (node.op(), &graph.operands(id)[..]) else { return Ok(None) };
+    let Some(constant) = graph.as_constant(indices).filter(|_| op.name == "Gather") else { return Ok(None) };
+    let shape = &graph.fact(data).shape;
+    let count = constant.fact.shape.numel();
+    if !(1..=MAX_INDICES).contains(&count) || shape.contains(&0) {
+        return Ok(None);
+    }
+    let axis = Call { op, attrs: &node.attrs, inputs: &[] }.axis("axis", 0, shape).map_err(|what| node.error(what))?;
+    let extent = shape[axis] as i64;
+    let Some(indices) = constant.value()?.to_i64() else { return Ok(None) };
+    let at = |&i: &i64| if (-extent..0).contains(&i) { i + extent } else { i };
+    let indices: Vec<i64> = indices.iter().map(at).collect();
+    let step = if count > 1 { indices[1].saturating_sub(indices[0]) } else { 1 };
+    let even = |pair: &[i64]| pair[1].checked_sub(pair[0]) == Some(step);
+    // Elsewhere kernels take the nearest element.
+    if step == 0 || !indices.windows(2).all(even) || !indices.iter().all(|i| (0..extent).contains(i)) {
+        return Ok(None);
+    }
+    let end = indices[count - 1] + step.signum();
+    let attrs = Attrs::new().with("axes", vec![axis as i64]).with("steps", vec![step]);
+    let attrs = attrs.with("starts", vec![indices[0]]).with("ends", vec![if end < 0 { i64::MIN } else { end }]);
+    Ok(Some((data, attrs)))
+}
+
+/// Whether a node is a view that has each element of its source once.
+fn rearranges(graph: &Graph, id: u32) -> bool {
+    matches!(graph.node(id).op_name(), "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose")
+}
+
+/// Which axis of its source each axis of a transposed value is, if it is one.
+fn permutation(graph: &Graph, id: u32) -> Option<Vec<usize>> {
+    let node = graph.node(id);
+    let op = node.op().filter(|op| op.name == "Transpose")?;
+    let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
+    let reversed = || (0..node.outputs[0].fact.shape.len()).rev().collect();
+    Some(perm.map_or_else(reversed, |p| p.iter().map(|&axis| axis as usize).collect()))
+}
+
+fn turning(perm: &[usize]) -> Attrs {
+    Attrs::new().with("perm", perm.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
+}
+
+/// Axes of a value, in the parts that views of it move as wholes.
+struct Parts {
+    extents: Vec<usize>,
+    /// In the order in which they lie.
+    source: Vec<usize>,
+    /// Those of each axis of the view.
+    axes: Vec<Vec<usize>>,
+}
+
+impl Parts {
+    fn of(shape: &Shape) -> Parts {
+        let all = 0..shape.len();
+        Parts { extents: shape.to_vec(), source: all.clone().collect(), axes: all.map(|part| vec![part]).collect() }
+    }
+
+    fn reshape(&mut self, shape: &Shape) -> Option<()> {
+        let mut rest: Vec<usize> = self.axes.concat();
+        rest.reverse();
+        let mut axes: Vec<Vec<usize>> = Vec::with_capacity(shape.len());
+        for &extent in shape.iter() {
+            let (mut axis, mut missing) = (Vec::new(), extent);
+            if extent == 1 && rest.last().is_some_and(|&part| self.extents[part] == 1) {
+                axis.extend(rest.pop());
+            }
+            while missing > 1 {
+                let part = rest.pop()?;
+                let found = self.extents[part];
+                if found > missing && found.is_multiple_of(missing) {
+                    let inner = self.extents.len();
+                    self.extents[part] = missing;
+                    self.extents.push(found / missing);
+                    let at = self.source.iter().position(|&p| p == part)?;
+                    self.source.insert(at + 1, inner);
+                    rest.push(inner);
+                } else if !missing.is_multiple_of(found) {
+                    return None;
+                }
+                axis.push(part);
+                missing /= self.extents[part];
+            }
+            axes.push(axis);
+        }
+        // Only those of one element can be left.
+        rest.reverse();
+        match axes.last_mut() {
+            Some(last) => last.extend(rest),
+            None if rest.is_empty() => {}
+            None => return None,
+        }
+        self.axes = axes;
+        Some(())
+    }
+
+    /// The shape with all parts apart that do not stay together, and their order in the view.
+    fn turned(&self) -> (Shape, Vec<usize>) {
+        // Of each run of parts that lie side by side in one axis: where it lies and its extent.
+        let mut runs: Vec<(usize, usize)> = Vec::new();
+        for axis in &self.axes {
+            let mut next = None;
+            for &part in axis {
+                let at = self.source.iter().position(|&p| p == part).expect("every part lies somewhere");
+                match runs.last_mut() {
+                    Some(run) if next == Some(at) => run.1 *= self.extents[part],
+                    _ => runs.push((at, self.extents[part])),
+                }
+                next = Some(at + 1);
+            }
+        }
+        let mut lying = runs.clone();
+        lying.sort_unstable();
+        let place = |run: &(usize, usize)| lying.iter().position(|other| other.0 == run.0).expect("it is among them");
+        (lying.iter().map(|run| run.1).collect(), runs.iter().map(place).collect())
+    }
+}
+
+/// A value as a Reshape, a Transpose and a Reshape of another, as far as it takes them.
+struct Straight {
+    source: ValueId,
+    apart: Shape,
+    perm: Vec<usize>,
+    /// Whether there is each of the three.
+    steps: [bool; 3],
+}
+
+impl Straight {
+    /// A number for the structure, whatever the extents.
+    fn code(&self) -> u32 {
+        let places = self.perm.iter().fold(1, |code, &place| code << 3 | place as u32);
+        self.steps.iter().fold(places, |code, &step| code << 1 | u32::from(step))
+    }
+}
+
+/// Makes one Reshape, one Transpose and one Reshape at most of a chain of more.
+fn straighten(graph: &mut Graph, id: u32) -> Result<()> {
+    straight(graph, id).map(|_| ())
+}
+
+/// As [`straighten`]; gives the value that stands for the node's then.
+fn straight(graph: &mut Graph, id: u32) -> Result<ValueId> {
+    let old = ValueId { node: id, port: 0 };
+    let found = shorter(graph, id);
+    let own = found.as_ref().map(Straight::code);
+    if graph.choices().take("straighten", id, own, |code| own == Some(code)).is_none() {
+        return Ok(old);
+    }
+    let Some(Straight { source, apart, perm, steps }) = found else { return Ok(old) };
+    let node = graph.node(id).clone();
+    graph.insert_at(id);
+    let mut value = source;
+    let all =
+        [("Reshape", shaped(&apart)), ("Transpose", turning(&perm)), ("Reshape", shaped(&node.outputs[0].fact.shape))];
+    for (op, attrs) in all.into_iter().zip(steps).filter_map(|(step, taken)| taken.then_some(step)) {
+        value = add(graph, &node.name, op, &[Some(value)], attrs)?;
+    }
+    graph.replace(old, value);
+    Ok(value)
+}
+
+/// A chain of views that ends in a node with fewer of them.
+fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
+    let (mut source, mut chain) = (ValueId { node: id, port: 0 }, Vec::new());
+    while rearranges(graph, source.node) {
+        chain.push(source.node);
+        source = graph.operands(source.node)[0]?;
+    }
+    let whole = &graph.node(id).outputs[0].fact.shape;
+    if chain.len() < 2 || whole.contains(&0) {
+        return None;
+    }
+    let mut parts = Parts::of(&graph.fact(source).shape);
+    for &view in chain.iter().rev() {
+        match permutation(graph, view) {
+            Some(perm) => parts.axes = perm.into_iter().map(|axis| parts.axes[axis].clone()).collect(),
+            None => parts.reshape(&graph.node(view).outputs[0].fact.shape)?,
+        }
+    }
+    let (apart, perm) = parts.turned();
+    let from = &graph.fact(source).shape;
+    let steps = match perm.is_sorted() {
+        true => [false, false, from != whole],
+        false => {
+            let turned: Shape = perm.iter().map(|&run| apart[run]).collect();
+            [*from != apart, true, turned != *whole]
+        }
+    };
+    let fewer = steps.iter().filter(|&&step| step).count() < chain.len() && perm.len() <= MAX_AXES;
+    fewer.then_some(Straight { source, apart, perm, steps })
+}
+
+/// Rows of a value times weights, and what is added to each.
+struct Rows {
+    left: ValueId,
+    weights: ValueId,
+    bias: Option<ValueId>,
+}
+
+impl Rows {
+    /// What computes a value, through the addition of a constant if nothing else reads the product.
+    fn of(graph: &Graph, value: ValueId) -> Option<Rows> {
+        let (mut product, mut bias) = (value, None);
+        if let Some((inner, constant)) = addend(graph, value.node) {
+            let row = graph.fact(constant).shape.iter().rev().skip(1).all(|&d| d == 1);
+            if !row || graph.fact(inner) != graph.fact(value) || !only(graph, inner, &["MatMul"]) {
+                return None;
+            }
+            (product, bias) = (inner, Some(constant));
+        }
+        if graph.node(product.node).op_name() != "MatMul" {
+            return None;
+        }
+        let &[Some(left), Some(weights)] = &graph.operands(product.node)[..] else { return None };
+        let matrix = graph.fact(weights).shape.len() == 2 && graph.fact(left).shape.len() > 2;
+        matrix.then_some(Rows { left, weights, bias })
+    }
+
+    /// The same of other rows.
+    fn with(&self, graph: &mut Graph, id: u32, left: ValueId) -> Result<ValueId> {
+        let name = graph.node(id).name.clone();
+        let product = add(graph, &name, "MatMul", &[Some(left), Some(self.weights)], Attrs::new())?;
+        match self.bias {
+            Some(bias) => add(graph, &name, "Add", &[Some(product), Some(bias)], Attrs::new()),
+            None => Ok(product),
+        }
+    }
+}
+
+/// Whether rows stay rows, in another order.
+fn turns_rows(perm: &[usize]) -> bool {
+    perm.last().is_some_and(|&axis| axis + 1 == perm.len()) && !perm.is_sorted()
+}
+
+/// Lets a product of turned rows be turned itself, if only products read it, through views that see it so.
+fn sink(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = sinkable(graph, id);
+    if !graph.choices().holds("sink", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some((rows, x, perm)) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let result = rows.with(graph, id, x)?;
+    let result = add(graph, &name, "Transpose", &[Some(result)], turning(&perm))?;
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
+    let value = ValueId { node: id, port: 0 };
+    let rows = Rows::of(graph, value)?;
+    let perm = permutation(graph, rows.left.node).filter(|perm| turns_rows(perm))?;
+    let x = graph.operands(rows.left.node)[0]?;
+    let lies = !rearranges(graph, x.node) && graph.as_constant(x).is_none();
+    let mut back = vec![0; perm.len()];
+    perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
+    let turned = Access::contiguous(back.iter().map(|&k| graph.fact(value).shape[k]).collect()).permute(&perm);
+    (lies && seen(graph, value, &turned)).then_some((rows, x, perm))
+}
+
+/// Whether views of a value that lies so are all that reads it, and products all that reads these.
+fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
+    let readers = graph.users(value);
+    !graph.is_output(value)
+        && !readers.is_empty()
+        && readers.into_iter().all(|user| {
+            let (node, operands) = (graph.node(user), graph.operands(user));
+            let Some(op) = node.op() else { return false };
+            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            match op.lower {
+                Lower::View(view) => view(&Call { op, attrs: &node.attrs, inputs: &facts }, access)
+                    .is_some_and(|access| seen(graph, ValueId { node: user, port: 0 }, &access)),
+                _ => op.name == "MatMul" && !rearranged(graph, value).0,
+            }
+        })
+}
+
+/// Whether a value is no view of another one, and whether one of the views up to that is a Transpose.
+fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
+    let (mut itself, mut turned) = (true, false);
+    while let (true, Some(&Some(source))) = (rearranges(graph, value.node), graph.operands(value.node).first()) {
+        turned |= graph.node(value.node).op_name() == "Transpose";
+        (itself, value) = (false, source);
+    }
+    (itself, turned)
+}
+
+/// Lets a product that is turned be of turned rows, where these are a turned value's anyway.
+fn lift(graph: &mut Graph, id: u32) -> Result<()> {
+    let found = liftable(graph, id);
+    if !graph.choices().holds("lift", id, found.is_some()) {
+        return Ok(());
+    }
+    let Some((rows, perm)) = found else { return Ok(()) };
+    let name = graph.node(id).name.clone();
+    graph.insert_at(id);
+    let left = add(graph, &name, "Transpose", &[Some(rows.left)], turning(&perm))?;
+    let left = straight(graph, left.node)?;
+    graph.insert_at(id);
+    let result = rows.with(graph, id, left)?;
+    graph.replace(ValueId { node: id, port: 0 }, result);
+    Ok(())
+}
+
+fn liftable(graph: &Graph, id: u32) -> Option<(Rows, Vec<usize>)> {
+    let perm = permutation(graph, id).filter(|perm| turns_rows(perm))?;
+    let product = graph.operands(id)[0].filter(|&value| only(graph, value, &["Add", "MatMul"]))?;
+    let rows = Rows::of(graph, product)?;
+    rearranged(graph, rows.left).1.then_some((rows, perm))
+}
