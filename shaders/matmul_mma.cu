@@ -4,6 +4,11 @@
 constexpr i32 STEP = 32, PITCH = STEP + 8;
 constexpr i32 PIECES_M = TILE_M / 32, PIECES_N = TILE_N / 32;
 constexpr i32 EACH_A = TILE_M / 64, EACH_B = TILE_N / 64;
+//@ if A_ROWS
+constexpr i32 PITCH_A = TILE_M + 8, HALF_A = STEP * PITCH_A;
+//@ else
+constexpr i32 PITCH_A = PITCH, HALF_A = TILE_M * PITCH_A;
+//@ end
 //@ if B_ROWS
 constexpr i32 PITCH_B = TILE_N + 8, HALF_B = STEP * PITCH_B;
 //@ else
@@ -25,9 +30,16 @@ const auto fetch = [&](i32 k0) {
     #pragma unroll
     for (i32 l = 0; l < EACH_A; l++) {
         const i32 s = thread + l * 256;
+        next_a[l] = {};
+        //@ if A_ROWS
+        const i32 k = k0 + s / (TILE_M / 8);
+        const i32 m = m0 + s % (TILE_M / 8) * 8;
+        constexpr i32 ALONG_M = 1;
+        //@ else
         const i32 m = m0 + s / 4;
         const i32 k = k0 + s % 4 * 8;
-        next_a[l] = {};
+        constexpr i32 ALONG_M = 0;
+        //@ end
         //@ if A_WIDE
         if (m < M && k < K) {
             next_a[l] = a_wide(batch, m, k);
@@ -35,8 +47,10 @@ const auto fetch = [&](i32 k0) {
         //@ else
         #pragma unroll
         for (i32 v = 0; v < 8; v++) {
-            if (m < M && k + v < K) {
-                next_a[l].v[v] = element(a(batch, m, k + v));
+            const i32 mv = m + ALONG_M * v;
+            const i32 kv = k + (1 - ALONG_M) * v;
+            if (mv < M && kv < K) {
+                next_a[l].v[v] = element(a(batch, mv, kv));
             }
         }
         //@ end
@@ -74,7 +88,11 @@ const auto keep = [&](i32 half) {
     #pragma unroll
     for (i32 l = 0; l < EACH_A; l++) {
         const i32 s = thread + l * 256;
-        write(tile_a + (half * TILE_M + s / 4) * PITCH + s % 4 * 8, next_a[l]);
+        //@ if A_ROWS
+        write(tile_a + half * HALF_A + s / (TILE_M / 8) * PITCH_A + s % (TILE_M / 8) * 8, next_a[l]);
+        //@ else
+        write(tile_a + half * HALF_A + s / 4 * PITCH_A + s % 4 * 8, next_a[l]);
+        //@ end
     }
     #pragma unroll
     for (i32 l = 0; l < EACH_B; l++) {
@@ -99,7 +117,13 @@ for (i32 k0 = 0; k0 < K; k0 += STEP) {
         u32 x[PIECES_M][4], y[PIECES_N / 2][4];
         #pragma unroll
         for (i32 i = 0; i < PIECES_M; i++) {
-            load_matrices(x[i], tile_a + (half * TILE_M + row + i * 16 + lane % 16) * PITCH + k + lane / 16 * 8);
+            //@ if A_ROWS
+            const i32 at = (k + lane / 16 * 8 + lane % 8) * PITCH_A + row + i * 16 + lane / 8 % 2 * 8;
+            load_transposed(x[i], tile_a + half * HALF_A + at);
+            //@ else
+            const i32 at = (row + i * 16 + lane % 16) * PITCH_A + k + lane / 16 * 8;
+            load_matrices(x[i], tile_a + half * HALF_A + at);
+            //@ end
         }
         #pragma unroll
         for (i32 j = 0; j < PIECES_N / 2; j++) {

@@ -110,6 +110,20 @@ const CASES: &[Case] = &[
         cpu: (2, 0),
         wgpu: (2, 0),
     },
+    Case {
+        text: "turned_back (float[1, 8, 5, 6] x, float[8, 1, 1] s, float[8, 3, 4, 4] w) => (float[1, 3, 10, 12] y) {
+            a = Add (x, s)  y = ConvTranspose <strides = [2, 2], pads = [1, 1, 1, 1]> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (1, 1),
+    },
+    Case {
+        text: "few (float[1, 3, 5, 6] x, float[3, 1, 1] s, float[3, 3, 2, 2] w) => (float[1, 3, 10, 12] y) {
+            a = Add (x, s)  y = ConvTranspose <strides = [2, 2]> (a, w)
+        }",
+        cpu: (2, 0),
+        wgpu: (2, 0),
+    },
     // What must stay a kernel of its own: it is an output, it is read twice, it depends on the index, it is costly, it would keep
     // two tensors for one.
     Case {

@@ -21,7 +21,7 @@ use crate::expr::{Body, Code};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 use frame::Frame;
-use locate::{Space, locate, over};
+use locate::{Space, beyond, locate, over, within};
 use scalar::Type::{self, BF16, F16, F32, I32};
 use scalar::{binary, constant, convert, literal, small, unary};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,7 +76,7 @@ kernels! {
     attention_thin "attention_thin.wgsl": "attention of at most eight rows: many invocations share keys and values",
     attention_slim "attention_slim.cu": "the same; of few heads the workgroups of a cluster share them, too",
     conv "conv.wgsl": "convolution with few channels per group, directly",
-    conv_transpose "conv_transpose.wgsl": "transposed convolution, gathering",
+    conv_transpose "conv_transpose.wgsl": "transposed convolution with few channels per group, gathering",
     pool "pool.wgsl": "maximum or mean of a window",
     gather "gather.wgsl": "elements chosen by index operands",
     pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
@@ -411,7 +411,7 @@ impl<'a> Module<'a> {
         Ok((code.statements, convert(&value, ty, self.storage[slot])))
     }
 
-    /// The function `store(<variables>, value)`: the kernel's body and its stores, where `guard` holds.
+    /// The function `store(<variables>, value)`: the kernel's body and its stores, where `guard` holds and the space is within the kernel's.
     fn store(&mut self, space: &Space, core: Option<Type>, guard: Option<&str>, folds: &[Type]) -> Result<(), String> {
         let kernel = self.kernel;
         let reads = kernel.template.core_reads();
@@ -431,6 +431,16 @@ impl<'a> Module<'a> {
             let stored =
                 if bound == self.storage[slot] { stored } else { format!("bitcast<{}>({stored})", bound.name()) };
             body.push(format!("b{b}[{address}] = {stored};"));
+        }
+        let outside = beyond(space, &kernel.shape);
+        if !outside.is_empty() {
+            let located = locate(space, &[], &outside.keys().copied().collect());
+            let mut checked = located.statements;
+            let inside = within(&outside, &located.coordinates, &kernel.shape, &mut checked);
+            checked.push(format!("if ({inside}) {{"));
+            checked.extend(body.iter().map(|line| format!("    {line}")));
+            checked.push("}".into());
+            body = checked;
         }
         if let Some(guard) = guard {
             body.iter_mut().for_each(|line| line.insert_str(0, "    "));

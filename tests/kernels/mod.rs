@@ -1036,6 +1036,43 @@ fn conv(c: &mut Cases) {
         let name = format!("conv_transpose {name}");
         c.add(&name, Template::ConvTranspose { groups, window: win }, &s, reads, &[x(0) + x(1)]);
     }
+    // Enough channels for a product of matrices.
+    let twos = || window([1, 2, 2], [1, 2, 2], one, [0; 3]);
+    let rows: [Row; 12] = [
+        ("2x2, 2 apart", [2, 40, 1, 8, 8], [24, 1, 16, 16], 1, twos()),
+        ("2x2, 2 apart, odd", [3, 19, 1, 5, 7], [7, 1, 10, 14], 1, twos()),
+        ("4x4, 2 apart", [2, 8, 1, 5, 6], [8, 1, 10, 12], 1, window([1, 4, 4], [1, 2, 2], one, [0, 1, 1])),
+        ("3x3, 2 apart", [2, 16, 1, 5, 4], [6, 1, 10, 8], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
+        ("3x3", [1, 16, 1, 6, 7], [20, 1, 6, 7], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("3x2, 3 and 2 apart", [2, 9, 1, 4, 5], [5, 1, 11, 9], 1, window([1, 3, 2], [1, 3, 2], one, [0, 1, 0])),
+        ("2x2 in groups", [2, 16, 1, 4, 5], [24, 1, 8, 10], 2, twos()),
+        ("4x4 in groups", [1, 16, 1, 3, 4], [12, 1, 6, 8], 2, window([1, 4, 4], [1, 2, 2], one, [0, 1, 1])),
+        ("3x3 of dilated", [1, 10, 1, 6, 5], [12, 1, 8, 7], 1, window([1, 3, 3], one, [1, 2, 2], [0, 1, 1])),
+        ("5x5 behind much padding", [1, 8, 1, 4, 4], [8, 1, 5, 5], 1, window([1, 5, 5], [1, 2, 2], one, [0, 3, 3])),
+        ("lines", [2, 12, 1, 1, 9], [9, 1, 1, 18], 1, window([1, 1, 4], [1, 1, 2], one, [0, 0, 1])),
+        ("spaces", [1, 8, 3, 2, 4], [5, 6, 4, 8], 1, window([2, 2, 2], [2, 2, 2], one, [0; 3])),
+    ];
+    for (name, x_shape, [o, d, h, w], groups, win) in rows {
+        let s = [x_shape[0], o, d, h, w];
+        let [kd, kh, kw] = win.kernel;
+        let weights = dense(&[x_shape[1], o / groups, kd, kh, kw]);
+        let reads = vec![f32s(dense(&x_shape)), f32s(weights), f32s(spread(&[o, 1, 1, 1], &s)), f32s(dense(&s))];
+        let name = format!("conv_transpose {name}");
+        let template = Template::ConvTranspose { groups, window: win };
+        let body = (x(0) + x(1)).max(&x(0).like(0.0)) + x(2);
+        c.add(&name, template.clone(), &s, reads[..3].to_vec(), &[x(0) + x(1)]);
+        c.add(&format!("{name}, rectified"), template.clone(), &s, reads.clone(), &[body]);
+        let own = vec![f32s(spread(&[x_shape[1], 1, 1, 1], &x_shape)), f32s(dense(&x_shape))];
+        let behind = x(0) * x(1) + x(2) + 1.0;
+        c.add_behind(
+            &format!("{name}, prologue"),
+            template,
+            &s,
+            reads[..3].to_vec(),
+            vec![(0, own, behind)],
+            &[x(0) + x(1)],
+        );
+    }
     // Images side by side in a larger buffer: batch and channel strides are not dense, each image is.
     let mut apart = dense(&[2, 5, 1, 6, 6]);
     (apart.shape[1], apart.offset) = (3, 36);

@@ -95,10 +95,13 @@ fn products() -> Vec<Case> {
 /// Convolutions and windows over images whose channels come last.
 fn channels_last() -> Vec<Case> {
     let mut list = cases();
-    list.retain(|c| matches!(c.kernel.template, Template::Conv { .. } | Template::Pool { .. }));
+    let windowed =
+        |t: &Template| matches!(t, Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. });
+    list.retain(|c| windowed(&c.kernel.template));
     for case in &mut list {
         let Kernel { template, reads, writes, .. } = &mut case.kernel;
-        let core = template.core_reads();
+        // The weights of transposed convolutions stay as they are.
+        let core = if matches!(template, Template::ConvTranspose { .. }) { 1 } else { template.core_reads() };
         for operand in reads[..core].iter_mut().chain(writes.iter_mut().filter(|_| case.in_place.is_none())) {
             operand.access = Access::channels_last(operand.access.shape.clone());
         }

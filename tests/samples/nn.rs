@@ -366,6 +366,14 @@ fn transposed() -> Vec<Sample> {
         conv(&[&[1, 1, 3, 4], &[1, 1, 2, 1]]).ints("strides", &[3, 2]).attr("auto_pad", "SAME_LOWER"),
         conv(&[&[1, 1, 3, 4], &[1, 1, 3, 4]]).attr("auto_pad", "VALID"),
         conv(&[&[1, 2, 3, 2, 3], &[2, 2, 2, 3, 2], &[2]]).ints("strides", &[2, 1, 2]).ints("pads", &[0, 1, 1, 1, 1, 0]),
+        // Enough channels for a product of matrices.
+        conv(&[&[2, 8, 3, 4], &[8, 6, 2, 2], &[6]]).ints("strides", &[2, 2]),
+        conv(&[&[1, 8, 3, 3], &[8, 4, 4, 4], &[4]]).ints("strides", &[2, 2]).ints("pads", &[1, 1, 1, 1]),
+        conv(&[&[2, 8, 3, 2], &[8, 5, 3, 3]])
+            .ints("strides", &[2, 2])
+            .ints("pads", &[1, 1, 1, 1])
+            .ints("output_padding", &[1, 1]),
+        conv(&[&[2, 16, 4], &[16, 4, 5], &[8]]).attr("group", 2).ints("strides", &[3]).ints("pads", &[4, 1]),
         call("plimsoll.ConvTranspose", &[&[1, 4, 3, 3], &[4, 1, 3, 2]])
             .attr("group", 2)
             .ints("strides", &[2, 1])

@@ -4,7 +4,7 @@ use super::gemm::{FEW_ROWS, IN_PLACE_ROWS, Layout};
 use super::{Product, Slide, Way, Windowed};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::{Kernel, Operand, Prologue, Template};
+use crate::kernel::{Kernel, Operand, Prologue, Template, Window};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 
@@ -17,6 +17,17 @@ const CHEAP: usize = 8;
 /// matrices on GPUs.
 pub fn unfolds(outputs: usize, depth: usize) -> bool {
     outputs >= 8 && depth >= 8
+}
+
+/// Whether a transposed convolution is computed as one on GPUs. Of each group, results that lie a stride apart are a row; each takes as many
+/// weights as the window has for one of them.
+pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> bool {
+    let Window { kernel, strides, dilations, .. } = window;
+    // Every tap is that of one phase, the same for all positions.
+    let regular = |a: usize| strides[a] == 1 || dilations[a] == 1 && (2..=kernel[a]).contains(&strides[a]);
+    let rows = || strides.iter().fold(outputs, |rows, &s| rows.saturating_mul(s));
+    let depth = || (0..3).fold(inputs, |depth, a| depth.saturating_mul(kernel[a].div_ceil(strides[a])));
+    (0..3).all(regular) && unfolds(rows(), depth())
 }
 
 /// Whether the prologues are those of core operands, one each, and have the operands that they name.
@@ -74,6 +85,14 @@ pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
             let weights = kernel.reads.get(1).map_or(&[][..], |w| &w.access.shape[..]);
             match (kernel.shape.get(1), weights) {
                 (Some(outputs), [_, taps @ ..]) if groups > 0 => unfolds(outputs / groups, taps.iter().product()),
+                _ => false,
+            }
+        }
+        (Template::ConvTranspose { groups, window }, 0) if !cpu => {
+            match (kernel.shape.get(1), read.access.shape.get(1)) {
+                (Some(outputs), Some(inputs)) if *groups > 0 => {
+                    unfolds_transposed(outputs / groups, inputs / groups, window)
+                }
                 _ => false,
             }
         }

@@ -4,12 +4,19 @@ use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// A piece of an axis of the kernel's index space: coordinate `p` of it stands for `p * step` of the axis.
+/// A piece of an axis of the kernel's index space: coordinate `p` of it stands for `start + p * step` of the axis.
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub(super) axis: usize,
     pub(super) extent: usize,
-    pub(super) step: usize,
+    pub(super) step: isize,
+    pub(super) start: isize,
+}
+
+impl Piece {
+    pub(super) fn new(axis: usize, extent: usize, step: usize) -> Piece {
+        Piece { axis, extent, step: step as isize, start: 0 }
+    }
 }
 
 /// A variable that runs over some pieces of axes, row-major, and the parameter that holds it.
@@ -23,7 +30,36 @@ pub(super) type Space = Vec<Var>;
 
 /// One variable over whole axes.
 pub(super) fn over(name: &'static str, shape: &[usize], axes: impl IntoIterator<Item = usize>) -> Var {
-    Var { name, pieces: axes.into_iter().map(|axis| Piece { axis, extent: shape[axis], step: 1 }).collect() }
+    Var { name, pieces: axes.into_iter().map(|axis| Piece::new(axis, shape[axis], 1)).collect() }
+}
+
+/// The axes of which a space goes beyond these extents: to the front of them, behind them.
+pub(super) fn beyond(space: &Space, shape: &[usize]) -> BTreeMap<usize, (bool, bool)> {
+    let mut reach: BTreeMap<usize, (isize, isize)> = BTreeMap::new();
+    for piece in space.iter().flat_map(|var| &var.pieces) {
+        let (low, high) = reach.entry(piece.axis).or_default();
+        let far = piece.step * (piece.extent.max(1) as isize - 1);
+        *low += piece.start + far.min(0);
+        *high += piece.start + far.max(0);
+    }
+    let sides = |(axis, (low, high)): (usize, (isize, isize))| (axis, (low < 0, high >= shape[axis] as isize));
+    reach.into_iter().map(sides).filter(|(_, (front, behind))| *front || *behind).collect()
+}
+
+/// The coordinates of such axes as variables `p2` .. and the condition that all are within.
+pub(super) fn within(
+    beyond: &BTreeMap<usize, (bool, bool)>,
+    coordinates: &BTreeMap<usize, String>,
+    shape: &[usize],
+    statements: &mut Vec<String>,
+) -> String {
+    let mut conditions = Vec::new();
+    for (axis, (front, behind)) in beyond {
+        statements.push(format!("let p{axis} = {};", coordinates[axis]));
+        conditions.extend(front.then(|| format!("p{axis} >= 0")));
+        conditions.extend(behind.then(|| format!("p{axis} < {}", shape[*axis])));
+    }
+    conditions.join(" && ")
 }
 
 /// How accesses read at a point of a space: statements, an address per access, the coordinate of every axis asked for.
@@ -91,7 +127,14 @@ pub(super) fn locate(space: &Space, accesses: &[&Access], asked: &BTreeSet<usize
     let mut terms: Vec<Vec<(String, isize)>> = vec![Vec::new(); accesses.len()];
     let mut axes: BTreeMap<usize, Vec<(String, isize)>> = asked.iter().map(|&a| (a, Vec::new())).collect();
     // An operand of a row's result has no strides for the axes of the row.
-    let stride = |a: &Access, p: &Piece| a.strides.get(p.axis).map_or(0, |s| s * p.step as isize);
+    let along = |a: &Access, p: &Piece| a.strides.get(p.axis).copied().unwrap_or(0);
+    let mut offsets: Vec<isize> = accesses.iter().map(|a| a.offset).collect();
+    let mut origins: BTreeMap<usize, isize> = BTreeMap::new();
+    for piece in space.iter().flat_map(|var| &var.pieces).filter(|p| p.start != 0) {
+        offsets.iter_mut().zip(accesses).for_each(|(offset, a)| *offset += along(a, piece) * piece.start);
+        *origins.entry(piece.axis).or_default() += piece.start;
+    }
+    let stride = |a: &Access, p: &Piece| along(a, p) * p.step;
     for var in space {
         // Per merged piece: extent, stride of every access, the one original piece if its coordinate is asked for.
         let mut merged: Vec<(usize, Vec<isize>, Option<Piece>)> = Vec::new();
@@ -126,14 +169,15 @@ pub(super) fn locate(space: &Space, accesses: &[&Access], asked: &BTreeSet<usize
         for (c, (_, _, named)) in coordinates.iter().zip(&merged) {
             if let Some(piece) = named {
                 let axis = axes.get_mut(&piece.axis).expect("named because it was asked for");
-                axis.push((c.clone(), piece.step as isize));
+                axis.push((c.clone(), piece.step));
             }
         }
     }
     let text = |offset, terms: &[(String, isize)]| {
         sum(offset, &terms.iter().map(|(c, s)| (c.as_str(), *s)).collect::<Vec<_>>())
     };
-    located.addresses = accesses.iter().zip(&terms).map(|(a, t)| text(a.offset, t)).collect();
-    located.coordinates = axes.into_iter().map(|(axis, t)| (axis, text(0, &t))).collect();
+    located.addresses = offsets.iter().zip(&terms).map(|(offset, t)| text(*offset, t)).collect();
+    let origin = |axis: usize| origins.get(&axis).copied().unwrap_or(0);
+    located.coordinates = axes.into_iter().map(|(axis, t)| (axis, text(origin(axis), &t))).collect();
     located
 }

@@ -1,13 +1,14 @@
 //! The holes of each template: constants and functions, the shape of its workgroups, and how many there are.
 
-use super::locate::{Piece, Space, Var, locate, over, split, sum};
+use super::locate::{Piece, Space, Var, beyond, locate, over, split, sum, within};
 use super::scalar::Type::{self, F32, F64, I32, I64, Vec4};
 use super::scalar::{convert, extreme, literal};
 use super::thin::THIN;
-use super::wide::Tile;
+use super::wide::{BYTES, Tile, matrix};
 use super::{Dialect, Input, Module};
-use crate::kernel::layout::prologue::unfolds;
+use crate::kernel::layout::prologue::{unfolds, unfolds_transposed};
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
+use crate::shape::Access;
 use crate::target::FEW_GROUPS;
 use std::collections::BTreeSet;
 
@@ -395,7 +396,7 @@ impl Module<'_> {
         // As the product of weights [o, c * kernel] and unfolded data [c * kernel, n * positions], per group.
         let s = &self.kernel.shape;
         let weights = self.access(1);
-        let group = |extent, step| Piece { axis: 0, extent, step };
+        let group = |extent, step| Piece::new(0, extent, step);
         let space = vec![
             Var { name: "batch", pieces: vec![group(groups, out)] },
             Var { name: "m", pieces: vec![group(out, 1)] },
@@ -461,7 +462,7 @@ impl Module<'_> {
             body.push("return value;".into());
         }
         self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);
-        let channel = |extent, step| Piece { axis: 1, extent, step };
+        let channel = |extent, step| Piece::new(1, extent, step);
         let space = vec![
             Var { name: "batch", pieces: vec![channel(groups, out)] },
             Var { name: "m", pieces: vec![channel(out, 1)] },
@@ -471,10 +472,121 @@ impl Module<'_> {
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {
-        let channels = self.channels(groups)?;
-        self.windowed(window, Some(channels));
-        self.store(&self.flat(), Some(F32), None, &[])?;
-        self.per_element("conv_transpose")
+        let (out, input) = self.channels(groups)?;
+        if !unfolds_transposed(out, input, window) {
+            self.windowed(window, Some((out, input)));
+            self.store(&self.flat(), Some(F32), None, &[])?;
+            return self.per_element("conv_transpose");
+        }
+        // As the product of weights [o * phases, taps * c] and data [taps * c, n * positions], per group. Position q and phase p of an axis
+        // stand for p + q * stride of the padded result: what reaches it comes by taps p + j * stride from q - j.
+        let (s, x) = (&self.kernel.shape, &self.access(0).shape);
+        let phases = window.strides;
+        let taps: [usize; 3] = std::array::from_fn(|a| window.kernel[a].div_ceil(phases[a]));
+        let cut: [usize; 3] = std::array::from_fn(|a| window.pads[a] % phases[a]);
+        let covered = |a: usize| if s[a + 2] == 0 { 0 } else { (s[a + 2] + cut[a]).div_ceil(phases[a]) };
+        let positions: [usize; 3] = std::array::from_fn(covered);
+        let var = |name, first: Option<Piece>, each: &dyn Fn(usize) -> Piece, last: Option<Piece>| {
+            let pieces = first.into_iter().chain((0..3).map(each)).chain(last).collect();
+            Var { name, pieces }
+        };
+        let group = |axis, step| Var { name: "batch", pieces: vec![Piece::new(axis, groups, step)] };
+        let weights = vec![
+            group(0, input),
+            var("m", Some(Piece::new(1, out, 1)), &|a| Piece::new(a + 2, phases[a], 1), None),
+            var("k", None, &|a| Piece::new(a + 2, taps[a], phases[a]), Some(Piece::new(0, input, 1))),
+        ];
+        let back = |a: usize| Piece { step: -(window.dilations[a] as isize), ..Piece::new(a + 2, taps[a], 1) };
+        let from =
+            |a: usize| Piece { start: (window.pads[a] / phases[a]) as isize, ..Piece::new(a + 2, positions[a], 1) };
+        let data = vec![
+            group(1, input),
+            var("k", None, &back, Some(Piece::new(1, input, 1))),
+            var("n", Some(Piece::new(0, x[0], 1)), &from, None),
+        ];
+        let to = |a: usize| Piece { start: -(cut[a] as isize), ..Piece::new(a + 2, positions[a], phases[a]) };
+        let space = vec![
+            group(1, out),
+            var("m", Some(Piece::new(1, out, 1)), &|a| Piece::new(a + 2, phases[a], 1), None),
+            var("n", Some(Piece::new(0, s[0], 1)), &to, None),
+        ];
+        let b_k = self.access(0).strides[1] == 1;
+        self.part_operand("a", 1, &weights, ["m", "k"], "m")?;
+        self.part_operand("b", 0, &data, ["k", "n"], if b_k { "k" } else { "n" })?;
+        let product = |first: usize, each: [usize; 3]| each.iter().product::<usize>() * first;
+        let [m, k, n] = [product(out, phases), product(input, taps), product(s[0], positions)];
+        self.product(space, [groups, m, k, n], false, b_k, None)
+    }
+
+    /// A function of a product's operand at a point of a space over the operand's axes, zero where that goes beyond them; and one of as many
+    /// halves as move together along a variable, if they lie so.
+    fn part_operand(
+        &mut self,
+        name: &'static str,
+        slot: usize,
+        space: &Space,
+        names: [&'static str; 2],
+        along: &str,
+    ) -> Result<(), String> {
+        let access = self.access(slot);
+        let outside = beyond(space, &access.shape);
+        // By coordinates that are compared the element is addressed, too.
+        let mut rest = access.clone();
+        outside.keys().for_each(|&axis| rest.strides[axis] = 0);
+        let plain = self.kernel.prologue(slot).is_none();
+        // What a prologue makes of an element it addresses itself.
+        let accesses: &[&Access] = if plain { &[&rest] } else { &[] };
+        let located = locate(space, accesses, &outside.keys().copied().collect());
+        let origin = |piece: &Piece| piece.start * access.strides[piece.axis];
+        let start = access.offset + space.iter().flat_map(|var| &var.pieces).map(origin).sum::<isize>();
+        let mut body = located.statements;
+        let inside = within(&outside, &located.coordinates, &access.shape, &mut body);
+        let mut terms: Vec<_> = located.addresses.into_iter().map(|address| (address, 1)).collect();
+        terms.extend(outside.keys().map(|&axis| (format!("p{axis}"), access.strides[axis])));
+        let address = sum(0, &terms.iter().map(|(term, stride)| (term.as_str(), *stride)).collect::<Vec<_>>());
+        let guarded = |none: &str, before: Vec<String>, value: String| {
+            let mut lines = body.clone();
+            if inside.is_empty() {
+                lines.extend(before);
+                lines.push(format!("return {value};"));
+                return lines;
+            }
+            lines.push(none.to_owned());
+            lines.push(format!("if ({inside}) {{"));
+            lines.extend(before.into_iter().map(|line| format!("    {line}")));
+            lines.extend([format!("    value = {value};"), "}".into(), "return value;".into()]);
+            lines
+        };
+        let (before, value) = if plain { (Vec::new(), self.load(slot, &address)) } else { self.element(slot, space)? };
+        let each = guarded("var value = 0.0f;", before, value);
+        // Neighbours that lie side by side, all of them within or none.
+        let element = self.storage[slot];
+        let width = BYTES / element.size();
+        let mut run = 1;
+        let mut aligned = start.unsigned_abs().is_multiple_of(width);
+        for var in space {
+            let mut dense = var.name == along;
+            for piece in var.pieces.iter().rev().filter(|p| p.extent != 1) {
+                let step = access.strides[piece.axis] * piece.step;
+                dense &= step == run as isize && !outside.contains_key(&piece.axis);
+                if dense {
+                    run *= piece.extent;
+                } else {
+                    aligned &= step.unsigned_abs().is_multiple_of(width);
+                }
+            }
+        }
+        let halves = element.size() == 2 && self.storage[..2] == [element; 2] && self.value[slot] == F32;
+        let lies = self.bindings.of[slot].is_some() && aligned && run.is_multiple_of(width);
+        if self.dialect == Dialect::Cuda && halves && lies && plain {
+            let result = format!("wide<{}, {width}>", element.name());
+            let wide = guarded(&format!("{result} value = {{}};"), Vec::new(), self.read_wide(slot, width, &address));
+            let (name, flag) = if name == "a" { ("a_wide", "A_WIDE") } else { ("b_wide", "B_WIDE") };
+            self.wide_function(name, &matrix(names), result, wide);
+            self.flags.push(flag);
+        }
+        self.function(name, &matrix(names), Some(F32), each);
+        Ok(())
     }
 
     pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Launch {

@@ -247,14 +247,18 @@ impl Module<'_> {
                 if !b_k {
                     self.flags.push("B_ROWS");
                 }
+                if !a_k {
+                    self.flags.push("A_ROWS");
+                }
                 if sent.is_some() {
                     let stages = 3 * (rows + columns) * 32;
                     let sums = 2 * (rows / 2) * (columns + 8);
                     self.shared.push(("tile", element, stages.max(sums)));
                     return Ok(("matmul_stream", 128, groups));
                 }
-                self.shared.push(("tile_a", element, 2 * rows * 40));
-                self.shared.push(("tile_b", element, if b_k { 2 * columns * 40 } else { 2 * 32 * (columns + 8) }));
+                let half = |inner: bool, lines: usize| if inner { lines * 40 } else { 32 * (lines + 8) };
+                self.shared.push(("tile_a", element, 2 * half(a_k, rows)));
+                self.shared.push(("tile_b", element, 2 * half(b_k, columns)));
                 Ok(("matmul_mma", 256, groups))
             }
         }

@@ -154,7 +154,9 @@ fn check_template(kernel: &Kernel, writes: bool, target: &Target) -> Verdict<Opt
             image.shape.remove(0);
             image.strides.remove(0);
         }
-        let either = target.family == Family::Cuda && matches!(template, Template::Conv { .. } | Template::Pool { .. });
+        let windowed =
+            matches!(template, Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. });
+        let either = target.family == Family::Cuda && windowed;
         let lies = image.is_contiguous() || either && reads[0].access.has_channels_last();
         ensure(lies, || "operand 0 read: each image must be contiguous".into())
     };

@@ -58,7 +58,7 @@ impl Lowering<'_> {
             let fixed = match (op.lower, anchor) {
                 (_, Some(anchor)) => match template(anchor)? {
                     ref t if self.wants_channels_last(t, *dtype) => Some(true),
-                    Template::Pool { .. } if from(&[anchor]) => Some(false),
+                    Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[anchor]) => Some(false),
                     _ => None,
                 },
                 (Lower::Map(_), None) => {

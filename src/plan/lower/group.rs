@@ -222,7 +222,8 @@ impl Lowering<'_> {
             }
             core = self.build(anchor, &accesses(&places), apart)?;
         }
-        let either = self.target.family == Family::Cuda && matches!(core.template, Template::Pool { .. });
+        let strided = matches!(core.template, Template::ConvTranspose { .. } | Template::Pool { .. });
+        let either = self.target.family == Family::Cuda && strided;
         let lies = either && core.reads[0].1.has_channels_last();
         let lies = last || self.graph.choices().holds("lies", anchor, lies);
         let windowed = matches!(

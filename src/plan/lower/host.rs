@@ -138,7 +138,11 @@ impl Lowering<'_> {
         let accesses: Vec<_> = operands.iter().map(dense).collect();
         let core = self.build(anchor, &accesses, None)?;
         let operand = core.reads.iter().position(|(i, _)| *i == input);
-        let takes = |&o: &usize| matches!((&core.template, o), (Template::MatMul, _) | (Template::Conv { .. }, 0));
+        let takes = |&o: &usize| match &core.template {
+            Template::MatMul => true,
+            Template::Conv { .. } | Template::ConvTranspose { .. } => o == 0,
+            _ => false,
+        };
         Ok(operand.filter(takes).map(|operand| Slot { anchor, operands, accesses, input, operand, core }))
     }
 
