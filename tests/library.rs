@@ -262,6 +262,21 @@ fn few_tiles_of_f32_are_rendered() {
 }
 
 #[test]
+fn convolutions_of_few_channels_per_group_are_rendered() {
+    let has_call = |name: &str, dtype: DType| {
+        let mut kernel = cases().into_iter().find(|c| c.name == name).expect("it is one of the cases").kernel;
+        kernel.reads.truncate(2);
+        kernel.body = Body::new(&[Expr::input(0, dtype)]);
+        kernel.reads.iter_mut().chain(&mut kernel.writes).for_each(|operand| operand.dtype = dtype);
+        library::call(&kernel, &Target::cuda()).is_some()
+    };
+    for name in ["conv strips 7x7", "conv strips of four each", "conv strips of small groups", "conv strips 3-D"] {
+        assert!([DType::F32, DType::F16, DType::BF16].iter().all(|&dtype| !has_call(name, dtype)), "{name}");
+    }
+    assert!(has_call("conv 1x1", DType::BF16) && has_call("conv grouped", DType::BF16));
+}
+
+#[test]
 fn a_target_without_the_library_renders() {
     let target = Target { libraries: Default::default(), ..Target::cuda() };
     assert!(library::split(&product_of(DType::F32, x(0)), &target).is_none());
