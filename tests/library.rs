@@ -121,8 +121,9 @@ fn bodies() -> Vec<(&'static str, Expr, bool)> {
 /// Every product and convolution of the cases, with every body.
 #[test]
 fn calls_compute_what_the_kernel_does() {
-    let target = Target::cuda();
-    let mut counts = [0, 0];
+    // One multiprocessor is busy with few tiles, which others render.
+    let target = Target { multiprocessors: 1, ..Target::cuda() };
+    let mut counts = [0; 3];
     for case in cases() {
         let bias_axis = match case.kernel.template {
             Template::MatMul => case.kernel.shape.len() - 1,
@@ -152,7 +153,7 @@ fn calls_compute_what_the_kernel_does() {
                 counts[0] += 1;
                 continue;
             };
-            counts[1] += 1;
+            counts[if matches!(call, Call::MatMul(_)) { 1 } else { 2 }] += 1;
             let name = format!("{}, {name}", case.name);
             let alike = matches!(call, Call::MatMul(_)) || name.contains("residual");
             assert!(mapped == rest || !alike || bias.strides == whole.strides, "{name}: {call:?}");
@@ -163,7 +164,7 @@ fn calls_compute_what_the_kernel_does() {
             }
         }
     }
-    assert!(counts[1] > 100, "{counts:?}");
+    assert!(counts[1..].iter().all(|&count| count > 60), "{counts:?}");
 }
 
 fn product_of(dtype: DType, body: Expr) -> Kernel {

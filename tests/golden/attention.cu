@@ -55,6 +55,7 @@ DEVICE vec2f operator*(f32 a, vec2f b) { return vec2f(a * b.x, a * b.y); }
 DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 DEVICE vec4f operator*(vec4f a, vec4f b) { return vec4f(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
 DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
+
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
 // What is not a number stays none.
 template <class T> DEVICE T clamp(T v, T low, T high) { return v < low ? low : v > high ? high : v; }
