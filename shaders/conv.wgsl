@@ -1,31 +1,41 @@
-// One invocation per element: for few output channels per group. With more of them the product of weights and unfolded
-// data is computed by the matmul template.
+// One invocation per strip of results along y, of so many channels at a time: a row of data serves every window of the strip that
+// it lies in, a weight the whole strip. With more outputs per group the product of weights and unfolded data is computed by the
+// matmul templates.
 let i = group * SIZE + thread;
 if (i < COUNT) {
-    let x = i % OUT_X;
-    let y = i / OUT_X % OUT_Y;
-    let z = i / (OUT_X * OUT_Y) % OUT_Z;
-    let o = i / (OUT_X * OUT_Y * OUT_Z) % OUT_C;
-    let n = i / (OUT_X * OUT_Y * OUT_Z * OUT_C);
-    let image = DATA_0 + n * DATA_N + o / GROUP_OUT * GROUP_IN * DATA_C;
+    let o = (i / BLOCK_STEP % BLOCKS * LANES + i % LANES) * WIDTH;
+    let x = i / X_STEP % OUT_X;
+    let y = i / STRIP_STEP % STRIPS * STRIP;
+    let z = i / Z_STEP % OUT_Z;
+    let n = i / N_STEP;
+    let v = y * STRIDE_Y - PAD_Y;
+    let image = DATA_0 + n * DATA_N + o / GROUP_OUT * GROUP_IN * DATA_C + v * DATA_Y;
     let filter_ = WEIGHT_0 + o * WEIGHT_N;
-    var sum = 0.0f;
+    //@ each sum
+    var sum$ = ZERO;
+    //@ end
     for (var c = 0; c < GROUP_IN; c++) {
-        var part = 0.0f;
         for (var r = 0; r < KERNEL_Z; r++) {
             let w = z * STRIDE_Z + r * DILATION_Z - PAD_Z;
-            for (var s = 0; s < KERNEL_Y; s++) {
-                let v = y * STRIDE_Y + s * DILATION_Y - PAD_Y;
-                for (var t = 0; t < KERNEL_X; t++) {
-                    let u = x * STRIDE_X + t * DILATION_X - PAD_X;
-                    if (w >= 0 && w < IN_Z && v >= 0 && v < IN_Y && u >= 0 && u < IN_X) {
-                        let d = data(image + c * DATA_C + w * DATA_Z + v * DATA_Y + u * DATA_X);
-                        part = part + d * weight(filter_ + c * WEIGHT_C + r * WEIGHT_Z + s * WEIGHT_Y + t * WEIGHT_X);
-                    }
+            for (var t = 0; t < KERNEL_X; t++) {
+                let u = x * STRIDE_X + t * DILATION_X - PAD_X;
+                if (w >= 0 && w < IN_Z && u >= 0 && u < IN_X) {
+                    let start = image + c * DATA_C + w * DATA_Z + u * DATA_X;
+                    let by = filter_ + c * WEIGHT_C + r * WEIGHT_Z + t * WEIGHT_X;
+                    //@ each tap
+                    let tap$ = weight(by + $ * WEIGHT_Y);
+                    //@ end
+                    //@ each row
+                    let row$ = data(start + DOWN * DATA_Y, INSIDE);
+                    //@ end
+                    //@ each term
+                    SUM = SUM + ROW * TAP;
+                    //@ end
                 }
             }
         }
-        sum = sum + part;
     }
-    store(i, sum);
+    //@ each sum
+    finish(n, o, z, y + $, x, sum$);
+    //@ end
 }

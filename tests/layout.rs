@@ -24,7 +24,7 @@ fn weights(name: &str, dims: &[usize], scale: f64) -> String {
     )
 }
 
-/// A stem, a residual block with normalisation, a grouped convolution, a pool, a concatenation, and values that are outputs.
+/// A stem, a residual block with normalisation, a grouped convolution, a depthwise one, a pool, a concatenation, and values that are outputs.
 fn network() -> Graph {
     let constants = [
         weights("w1", &[16, 3, 3, 3], 0.3),
@@ -35,6 +35,7 @@ fn network() -> Graph {
         weights("w2", &[16, 16, 3, 3], 0.1),
         weights("w3", &[16, 8, 1, 1], 0.2),
         weights("w4", &[32, 5], 0.3),
+        weights("w5", &[16, 1, 3, 3], 0.3),
     ];
     let text = format!(
         "<ir_version: 8, opset_import: [\"\" : 17]>
@@ -50,7 +51,8 @@ fn network() -> Graph {
         seen = Relu (s)
         g = Conv <group = 2> (seen, w3)
         q = Sigmoid (g)
-        p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (q)
+        d = Conv <group = 16, pads = [1, 1, 1, 1]> (q, w5)
+        p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (d)
         o = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (seen, given)
         t = Concat <axis = 1> (p, o)
         m = GlobalAveragePool (t)
@@ -102,6 +104,13 @@ fn channels_come_last_where_tensor_cores_convolve() {
     let graph = network();
     let (plan, constants) = planned(&graph, &Target::cuda());
     let convolutions: Vec<_> = plan.kernels.iter().filter(|k| matches!(k.template, Template::Conv { .. })).collect();
+    let (depthwise, convolutions): (Vec<_>, Vec<_>) =
+        convolutions.into_iter().partition(|k| matches!(k.template, Template::Conv { groups: 16, .. }));
+    // Rendered: eight bytes of neighbouring channels at a time, of the weights, too.
+    let [depthwise] = depthwise[..] else { panic!("{depthwise:?}") };
+    let [image, weights, ..] = &depthwise.reads[..] else { panic!("{depthwise:?}") };
+    assert!(depthwise.call.is_none() && [image, &depthwise.writes[0]].iter().all(|o| o.access.has_channels_last()));
+    assert!(weights.access.lies(0, 4), "{weights:?}");
     assert_eq!(convolutions.len(), 4);
     for kernel in &convolutions {
         let Some(Call::Conv(call)) = &kernel.call else { panic!("not cuDNN's: {kernel:?}") };

@@ -277,6 +277,9 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
         // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
         (Call::Conv(_), &Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
+            if prologue::by_strips(&w.access.shape, groups) {
+                return true;
+            }
             let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
             let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
             let few = prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize;

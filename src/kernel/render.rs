@@ -30,6 +30,7 @@ mod attention;
 mod frame;
 mod locate;
 mod scalar;
+mod strip;
 mod templates;
 mod thin;
 mod wide;
@@ -75,7 +76,7 @@ kernels! {
     attention_mma "attention_mma.cu": "the same of halves on tensor cores",
     attention_thin "attention_thin.wgsl": "attention of at most eight rows: many invocations share keys and values",
     attention_slim "attention_slim.cu": "the same; of few heads the workgroups of a cluster share them, too",
-    conv "conv.wgsl": "convolution with few channels per group, directly",
+    conv "conv.wgsl": "convolution with few channels per group, directly, by strips of results",
     conv_transpose "conv_transpose.wgsl": "transposed convolution with few channels per group, gathering",
     pool "pool.wgsl": "maximum or mean of a window",
     gather "gather.wgsl": "elements chosen by index operands",

@@ -14,7 +14,8 @@
 //! copied by a kernel of its own.
 //!
 //! A value lies row-major, but for those around convolutions that cuDNN computes on tensor cores: these want the channels of a
-//! position one after another.
+//! position one after another. So do those of the same types that are rendered, of few channels per group; of their constant weights
+//! neighbouring outputs lie side by side.
 //!
 //! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
 //! in: it is the prologue of that operand.

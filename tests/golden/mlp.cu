@@ -36,13 +36,24 @@ struct bf16 {
     DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
 };
 
+struct alignas(8) vec2f {
+    f32 x, y;
+    DEVICE explicit vec2f(f32 v) : x(v), y(v) {}
+    DEVICE vec2f(f32 x, f32 y) : x(x), y(y) {}
+    vec2f() = default;
+};
 struct alignas(16) vec4f {
     f32 x, y, z, w;
     DEVICE explicit vec4f(f32 v) : x(v), y(v), z(v), w(v) {}
     DEVICE vec4f(f32 x, f32 y, f32 z, f32 w) : x(x), y(y), z(z), w(w) {}
+    DEVICE vec4f(vec2f a, vec2f b) : x(a.x), y(a.y), z(b.x), w(b.y) {}
     vec4f() = default;
 };
+DEVICE vec2f operator+(vec2f a, vec2f b) { return vec2f(a.x + b.x, a.y + b.y); }
+DEVICE vec2f operator*(vec2f a, vec2f b) { return vec2f(a.x * b.x, a.y * b.y); }
+DEVICE vec2f operator*(f32 a, vec2f b) { return vec2f(a * b.x, a * b.y); }
 DEVICE vec4f operator+(vec4f a, vec4f b) { return vec4f(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+DEVICE vec4f operator*(vec4f a, vec4f b) { return vec4f(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w); }
 DEVICE vec4f operator*(f32 a, vec4f b) { return vec4f(a * b.x, a * b.y, a * b.z, a * b.w); }
 
 template <class T> DEVICE T select(T f, T t, bool c) { return c ? t : f; }
@@ -99,6 +110,10 @@ template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
     typedef typename raw<sizeof(T) * N>::type bits;
     *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
 }
+// Two halves that lie side by side, the first in the low bits.
+template <class T> DEVICE vec2f apart(u32 bits);
+template <> DEVICE vec2f apart<f16>(u32 bits) { return vec2f(from_f16(u16(bits)), from_f16(u16(bits >> 16))); }
+template <> DEVICE vec2f apart<bf16>(u32 bits) { return vec2f(bitcast<f32>(bits << 16), bitcast<f32>(bits & 0xffff0000u)); }
 
 // The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
 template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {

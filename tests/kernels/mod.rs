@@ -1002,7 +1002,8 @@ fn conv(c: &mut Cases) {
     let one = [1; 3];
     // name, input, output channels and extents, groups, window
     type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
-    let rows: [Row; 9] = [
+    let three = window([1, 3, 3], one, one, [0, 1, 1]);
+    let rows: [Row; 26] = [
         ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("2-D", [2, 3, 1, 9, 8], [4, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
         ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
@@ -1012,6 +1013,29 @@ fn conv(c: &mut Cases) {
         ("1x1", [2, 40, 1, 7, 7], [33, 1, 7, 7], 1, window(one, one, one, [0; 3])),
         ("1x1 strided", [1, 16, 1, 8, 8], [16, 1, 4, 4], 1, window(one, [1, 2, 2], one, [0; 3])),
         ("3-D", [1, 2, 5, 6, 7], [3, 4, 3, 8], 1, window([2, 3, 3], [1, 2, 1], one, [0, 1, 2])),
+        ("1-D, many", [2, 8, 1, 1, 20], [9, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
+        ("3-D, many", [1, 8, 3, 6, 5], [9, 4, 3, 5], 1, window([2, 3, 3], [1, 2, 1], one, [1, 1, 1])),
+        ("of few outputs", [2, 9, 1, 7, 8], [4, 1, 7, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("strips", [2, 8, 1, 20, 18], [8, 1, 20, 18], 8, three.clone()),
+        ("strips of many", [1, 4, 1, 96, 90], [4, 1, 96, 90], 4, three.clone()),
+        ("strips 7x7", [1, 12, 1, 17, 11], [12, 1, 17, 11], 12, window([1, 7, 7], one, one, [0, 3, 3])),
+        ("strips by fours", [1, 96, 1, 13, 6], [96, 1, 13, 6], 96, three.clone()),
+        (
+            "strips by twos, strided",
+            [2, 10, 1, 15, 13],
+            [10, 1, 8, 7],
+            10,
+            window([1, 3, 3], [1, 2, 2], one, [0, 1, 1]),
+        ),
+        ("strips, dilated", [1, 6, 1, 14, 9], [6, 1, 14, 9], 6, window([1, 3, 3], one, [1, 2, 3], [0, 2, 3])),
+        ("strips apart", [1, 4, 1, 23, 9], [4, 1, 6, 3], 4, window([1, 2, 2], [1, 4, 3], one, [0; 3])),
+        ("strips of odd channels", [1, 5, 1, 37, 8], [5, 1, 37, 6], 5, window([1, 3, 3], one, one, [0, 1, 0])),
+        ("strips of four each", [1, 3, 1, 19, 10], [12, 1, 19, 10], 3, three.clone()),
+        ("strips of small groups", [2, 12, 1, 18, 8], [12, 1, 18, 8], 3, three.clone()),
+        ("strips of few channels", [1, 3, 1, 9, 40], [16, 1, 9, 40], 1, window(one, one, one, [0; 3])),
+        ("strips 1-D", [2, 8, 1, 1, 70], [8, 1, 1, 67], 8, window([1, 1, 9], one, one, [0, 0, 3])),
+        ("strips 3-D", [1, 4, 6, 17, 5], [4, 6, 17, 5], 4, window([3; 3], one, one, one)),
+        ("strips through images", [1, 4, 18, 4, 5], [4, 17, 4, 5], 4, window([4, 1, 1], one, one, [1, 0, 0])),
     ];
     for (name, x_shape, [o, d, h, w], groups, win) in rows {
         let s = [x_shape[0], o, d, h, w];

@@ -3,6 +3,7 @@
 use super::{Case, cases, elements, infinite, unordered};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::layout::prologue::by_strips;
 use plimsoll::kernel::{Guard, Kernel, Operand, Template};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::tensor::Tensor;
@@ -92,25 +93,40 @@ fn products() -> Vec<Case> {
     list
 }
 
-/// Convolutions and windows over images whose channels come last.
+/// Convolutions and windows over images whose channels come last; where strips of results share what they read, the outputs of weights, too.
 fn channels_last() -> Vec<Case> {
     let mut list = cases();
     let windowed =
         |t: &Template| matches!(t, Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. });
     list.retain(|c| windowed(&c.kernel.template));
-    for case in &mut list {
+    let strips = |case: &Case| match (&case.kernel.template, &case.kernel.reads[..]) {
+        (Template::Conv { groups, .. }, [_, weights, ..]) => by_strips(&weights.access.shape, *groups),
+        _ => false,
+    };
+    let outputs = list.iter().filter(|case| strips(case)).cloned().map(|case| (case, true)).collect::<Vec<_>>();
+    let mut list: Vec<_> = list.into_iter().map(|case| (case, false)).chain(outputs).collect();
+    for (case, outputs_last) in &mut list {
         let Kernel { template, reads, writes, .. } = &mut case.kernel;
+        let core = template.core_reads();
         // The weights of transposed convolutions stay as they are.
-        let core = if matches!(template, Template::ConvTranspose { .. }) { 1 } else { template.core_reads() };
-        for operand in reads[..core].iter_mut().chain(writes.iter_mut().filter(|_| case.in_place.is_none())) {
+        let stays = |i: usize| i == 1 && matches!(template, Template::ConvTranspose { .. });
+        let turned = |i: usize, o: &Operand| (i < core || o.access.is_contiguous()) && !stays(i);
+        let read = reads.iter_mut().enumerate().filter(|(i, o)| turned(*i, o)).map(|(_, o)| o);
+        for operand in read.chain(writes.iter_mut().filter(|_| case.in_place.is_none())) {
             operand.access = Access::channels_last(operand.access.shape.clone());
+        }
+        if *outputs_last {
+            let lies = &mut reads[1].access;
+            let outer: Shape = [1, 2, 3, 4, 0].map(|axis| lies.shape[axis]).into_iter().collect();
+            *lies = Access::contiguous(outer).permute(&[4, 0, 1, 2, 3]);
+            case.name += ", outputs last";
         }
         for (operand, values) in reads.iter().zip(&mut case.inputs) {
             values.resize(elements(&operand.access), 0.25);
         }
         case.name += ", channels last";
     }
-    list
+    list.into_iter().map(|(case, _)| case).collect()
 }
 
 /// Guarded attention: rows of which nothing is seen, and perhaps those of which something is no number, weigh nothing. Of many rows and of

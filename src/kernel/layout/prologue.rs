@@ -30,6 +30,12 @@ pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> boo
     (0..3).all(regular) && unfolds(rows(), depth())
 }
 
+/// Whether a convolution with these weights is computed on GPUs by strips of results even where a library has it: one of a few channels
+/// per group, which libraries compute as products that are mostly zeros, or one result at a time.
+pub fn by_strips(weights: &[usize], groups: usize) -> bool {
+    matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
+}
+
 /// Whether the prologues are those of core operands, one each, and have the operands that they name.
 ///
 /// # Errors

@@ -4,7 +4,7 @@ use super::Dialect;
 use crate::dtype::DType;
 use crate::expr::{Binary, Unary};
 use crate::target::Family;
-use Type::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8, Vec4};
+use Type::{BF16, Bool, F16, F32, F64, I8, I32, I64, U8, Vec2, Vec4};
 
 /// Types of values in registers and buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -18,6 +18,7 @@ pub(super) enum Type {
     U8,
     I8,
     Bool,
+    Vec2,
     Vec4,
 }
 
@@ -33,6 +34,7 @@ impl Type {
             U8 => "u8",
             I8 => "i8",
             Bool => "bool",
+            Vec2 => "vec2f",
             Vec4 => "vec4f",
         }
     }
@@ -43,7 +45,7 @@ impl Type {
             U8 | I8 | Bool => 1,
             F16 | BF16 => 2,
             F32 | I32 => 4,
-            F64 | I64 => 8,
+            F64 | I64 | Vec2 => 8,
             Vec4 => 16,
         }
     }
@@ -147,7 +149,7 @@ pub(super) fn literal(value: f64, ty: Type) -> String {
             let v = if value.is_nan() { 0.0 } else { value.clamp(f64::MIN, f64::MAX) };
             format!("({v:?})")
         }
-        F32 | F16 | BF16 | Vec4 => {
+        F32 | F16 | BF16 | Vec2 | Vec4 => {
             let v = if value.is_nan() { 0.0 } else { (value as f32).clamp(f32::MIN, f32::MAX) };
             let v = if v.is_subnormal() { 0.0 } else { v };
             if v.is_sign_negative() { format!("({v:?}f)") } else { format!("{v:?}f") }
@@ -160,7 +162,7 @@ pub(super) fn unary(op: Unary, (x, ty): (String, Type)) -> Result<String, String
     Ok(match (op, ty) {
         (Unary::Not, Bool) => format!("!{x}"),
         (Unary::Not, I32 | I64) => format!("{x} == 0"),
-        (_, Bool | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
+        (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) | (Unary::Not, _) => return Err(format!("{op:?} of a {name}")),
         (Unary::Neg, _) => format!("-{x}"),
         (Unary::Abs, _) => format!("abs({x})"),
         (Unary::Sign, F32) => format!("sign_f32({x})"),
@@ -199,7 +201,7 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
         (Binary::Eq, _) => format!("{a} == {b}"),
         (Binary::Max, Bool) => logical("||"),
         (Binary::Min, Bool) => logical("&&"),
-        (_, Bool | Vec4 | F16 | BF16 | U8 | I8) => return Err(format!("{op:?} of a {name}")),
+        (_, Bool | Vec2 | Vec4 | F16 | BF16 | U8 | I8) => return Err(format!("{op:?} of a {name}")),
         (Binary::Add, _) => format!("{a} + {b}"),
         (Binary::Sub, _) => format!("{a} - {b}"),
         (Binary::Mul, _) => format!("{a} * {b}"),

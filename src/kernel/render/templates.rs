@@ -343,15 +343,17 @@ impl Module<'_> {
         Ok(("matmul", (tile_m * tile_n / 16) as u32, (batch * tiles(tile_m, tile_n)) as u64))
     }
 
-    /// Constants of a windowed template: output extents, data extents, strides of the data (and weights), the window.
-    fn windowed(&mut self, window: &Window, channels: Option<(usize, usize)>) {
+    /// Constants of a windowed template: output extents, data extents, strides of the data (and weights), the window; which of the
+    /// spatial axes goes by the names of Z, Y and X.
+    pub(super) fn windowed(&mut self, window: &Window, channels: Option<(usize, usize)>, axes: &[usize]) {
         if let Some((out, input)) = channels {
             self.int("GROUP_OUT", out as isize);
             self.int("GROUP_IN", input as isize);
         }
         let data = self.access(0);
         let shape = &self.kernel.shape;
-        for (k, axis) in ["N", "C", "Z", "Y", "X"].into_iter().enumerate() {
+        let order = [0, 1].into_iter().chain(axes.iter().map(|axis| axis + 2));
+        for (k, axis) in order.zip(["N", "C", "Z", "Y", "X"]) {
             self.int(format!("OUT_{axis}"), shape[k] as isize);
             self.int(format!("IN_{axis}"), data.shape[k] as isize);
             self.int(format!("DATA_{axis}"), data.strides[k]);
@@ -366,10 +368,8 @@ impl Module<'_> {
             }
         }
         self.int("DATA_0", data.offset);
-        self.loader("data", 0);
         if self.kernel.template.core_reads() > 1 {
             self.int("WEIGHT_0", self.access(1).offset);
-            self.loader("weight", 1);
         }
     }
 
@@ -389,9 +389,7 @@ impl Module<'_> {
         let (out, input) = self.channels(groups)?;
         let [kz, ky, kx] = window.kernel;
         if !unfolds(out, input * kz * ky * kx) {
-            self.windowed(window, Some((out, input)));
-            self.store(&self.flat(), Some(F32), None, &[])?;
-            return self.per_element("conv");
+            return self.strips([out, input], window);
         }
         // As the product of weights [o, c * kernel] and unfolded data [c * kernel, n * positions], per group.
         let s = &self.kernel.shape;
@@ -474,7 +472,9 @@ impl Module<'_> {
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {
         let (out, input) = self.channels(groups)?;
         if !unfolds_transposed(out, input, window) {
-            self.windowed(window, Some((out, input)));
+            self.windowed(window, Some((out, input)), &[0, 1, 2]);
+            self.loader("data", 0);
+            self.loader("weight", 1);
             self.store(&self.flat(), Some(F32), None, &[])?;
             return self.per_element("conv_transpose");
         }
@@ -590,7 +590,8 @@ impl Module<'_> {
     }
 
     pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Launch {
-        self.windowed(window, None);
+        self.windowed(window, None, &[0, 1, 2]);
+        self.loader("data", 0);
         let ty = if pool == Pool::Max { self.value[0] } else { F32 };
         if pool != Pool::Max && !self.value[0].is_float() {
             return Err("a mean is of floats".into());

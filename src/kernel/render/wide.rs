@@ -64,7 +64,7 @@ fn aligned(access: &Access, run: usize, width: usize) -> bool {
     access.offset.unsigned_abs().is_multiple_of(width) && access.shape.iter().zip(&access.strides).rev().all(step)
 }
 
-fn inputs(body: &Body) -> BTreeSet<usize> {
+pub(super) fn inputs(body: &Body) -> BTreeSet<usize> {
     let input = |code| if let Code::Input(j) = code { Some(j as usize) } else { None };
     body.code.iter().filter_map(|i| input(i.code)).collect()
 }

@@ -4,7 +4,7 @@ use super::place::Place;
 use super::{DraftConstant, Lowering};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Kind;
+use crate::graph::{Constant, Kind};
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, ValueId};
 use crate::plan::Class;
@@ -62,7 +62,9 @@ impl Lowering<'_> {
                     _ => None,
                 },
                 (Lower::Map(_), None) => {
-                    let meant = !users.is_empty() && users.iter().all(convolved);
+                    // What reads it element by element beside a convolution reads it either way.
+                    let either = |user: &u32| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
+                    let meant = users.iter().any(convolved) && users.iter().all(either);
                     (meant || from(group)).then_some(false)
                 }
                 (Lower::Concat, None) => from(&[id]).then_some(false),
@@ -89,16 +91,7 @@ impl Lowering<'_> {
     pub(super) fn with_channels_last(&mut self, value: ValueId) -> Result<Place> {
         let shape = self.graph.fact(value).shape.clone();
         if let Some(constant) = self.graph.as_constant(value).cloned() {
-            let key = (Arc::as_ptr(&constant), Some("channels last".to_owned()));
-            let access = Access::channels_last(shape.clone());
-            if let Some(&buffer) = self.constants.get(&key) {
-                return Ok(Place { buffer, access });
-            }
-            let constant = Arc::new(constant.permuted(&crate::shape::channels_last(shape.len()))?);
-            let buffer = self.buffer(value, Class::Constant)?;
-            self.constants.insert(key, buffer);
-            self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
-            return Ok(Place { buffer, access });
+            return self.stored(value, &constant, "channels last", &crate::shape::channels_last(shape.len()));
         }
         let place = self.place(value)?;
         if self.graph.choices().holds("last", value.node, place.access.has_channels_last()) {
@@ -110,6 +103,36 @@ impl Lowering<'_> {
         let copy = self.copied(value, &place, Access::channels_last(shape))?;
         self.copies.insert(value, copy.clone());
         Ok(copy)
+    }
+
+    /// The weights of a convolution that vectors of channels go through: those of neighbouring outputs side by side, where they are constant.
+    pub(super) fn with_outputs_last(&mut self, value: ValueId) -> Result<Place> {
+        let rank = self.graph.fact(value).shape.len();
+        match self.graph.as_constant(value).cloned() {
+            Some(constant) => {
+                let order: Vec<usize> = (1..rank).chain([0]).collect();
+                self.stored(value, &constant, "outputs last", &order)
+            }
+            None => self.with_channels_last(value),
+        }
+    }
+
+    /// A constant whose axes lie in another order, from the outermost inwards; the order goes by a name.
+    fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<Place> {
+        let shape = self.graph.fact(value).shape.clone();
+        let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
+        let mut strides = vec![0; shape.len()];
+        order.iter().zip(&lies.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
+        let access = Access { shape, strides, offset: 0 };
+        let key = (Arc::as_ptr(constant), Some(name.to_owned()));
+        if let Some(&buffer) = self.constants.get(&key) {
+            return Ok(Place { buffer, access });
+        }
+        let constant = Arc::new(constant.permuted(order)?);
+        let buffer = self.buffer(value, Class::Constant)?;
+        self.constants.insert(key, buffer);
+        self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
+        Ok(Place { buffer, access })
     }
 }
 

@@ -9,6 +9,7 @@ use super::view::take_apart;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
+use crate::kernel::layout::prologue::by_strips;
 use crate::kernel::{Prologue, RowFold, Template};
 use crate::op::{Args, Call, Core, Fact, Lower, ValueId, reduced_axes};
 use crate::pass::attention;
@@ -217,8 +218,11 @@ impl Lowering<'_> {
         let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
         let last = self.wants_channels_last(&core.template, dtype);
         if last {
-            for (place, &value) in places.iter_mut().zip(&operands) {
-                *place = self.with_channels_last(value)?;
+            let strips =
+                matches!(core.template, Template::Conv { groups, .. } if by_strips(&core.reads[1].1.shape, groups));
+            for (i, &value) in operands.iter().enumerate() {
+                let vectors = i == core.reads[1].0 && strips;
+                places[i] = if vectors { self.with_outputs_last(value)? } else { self.with_channels_last(value)? };
             }
             core = self.build(anchor, &accesses(&places), apart)?;
         }
