@@ -1,5 +1,5 @@
-// LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, then the blocks, then the
-// lanes meet in a tree: short sums of short sums, for accuracy.
+// LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, four on their way at a time, then the
+// blocks, then the lanes meet in a tree: short sums of short sums, for accuracy.
 let lane = thread / LANE_STEP % LANES;
 let row = group * ROWS + thread / ROW_STEP % ROWS;
 let live = row < COUNT;
@@ -9,7 +9,13 @@ var all$ = START$;
 for (var first = lane; first < end; first = first + BLOCK) {
     var block = START$;
     let last = min(first + BLOCK, end);
-    for (var j = first; j < last; j = j + LANES) {
+    var j = first;
+    for (; j + 3 * LANES < last; j = j + 4 * LANES) {
+        let a = combine$(element$(row, j), element$(row, j + LANES));
+        let b = combine$(element$(row, j + 2 * LANES), element$(row, j + 3 * LANES));
+        block = combine$(block, combine$(a, b));
+    }
+    for (; j < last; j = j + LANES) {
         block = combine$(block, element$(row, j));
     }
     all$ = combine$(all$, block);

@@ -206,12 +206,7 @@ impl Call {
         match self {
             Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
             Call::Conv(c) => {
-                // Tensor cores take eight channels at a time: of fewer, tensors are filled up on the way.
-                let step = if c.x.dtype.size() == 2 { 8 } else { 1 };
-                let bytes = [&c.x, &c.w, &c.y].map(|t| {
-                    let positions = t.elements() / t.dims[1].max(1);
-                    positions.saturating_mul(t.dims[1].next_multiple_of(step) * t.dtype.size() as u64)
-                });
+                let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
                 bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
             }
         }

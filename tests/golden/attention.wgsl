@@ -57,8 +57,8 @@ fn store(row: i32, j: i32) {
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let group = i32(id.x + id.y * 2u);
     let thread = i32(index);
-    // LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, then the blocks, then the
-    // lanes meet in a tree: short sums of short sums, for accuracy.
+    // LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, four on their way at a time, then the
+    // blocks, then the lanes meet in a tree: short sums of short sums, for accuracy.
     let lane = thread / LANE_STEP % LANES;
     let row = group * ROWS + thread / ROW_STEP % ROWS;
     let live = row < COUNT;
@@ -67,7 +67,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     for (var first = lane; first < end; first = first + BLOCK) {
         var block = START0;
         let last = min(first + BLOCK, end);
-        for (var j = first; j < last; j = j + LANES) {
+        var j = first;
+        for (; j + 3 * LANES < last; j = j + 4 * LANES) {
+            let a = combine0(element0(row, j), element0(row, j + LANES));
+            let b = combine0(element0(row, j + 2 * LANES), element0(row, j + 3 * LANES));
+            block = combine0(block, combine0(a, b));
+        }
+        for (; j < last; j = j + LANES) {
             block = combine0(block, element0(row, j));
         }
         all0 = combine0(all0, block);
@@ -86,7 +92,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
     for (var first = lane; first < end; first = first + BLOCK) {
         var block = START1;
         let last = min(first + BLOCK, end);
-        for (var j = first; j < last; j = j + LANES) {
+        var j = first;
+        for (; j + 3 * LANES < last; j = j + 4 * LANES) {
+            let a = combine1(element1(row, j), element1(row, j + LANES));
+            let b = combine1(element1(row, j + 2 * LANES), element1(row, j + 3 * LANES));
+            block = combine1(block, combine1(a, b));
+        }
+        for (; j < last; j = j + LANES) {
             block = combine1(block, element1(row, j));
         }
         all1 = combine1(all1, block);
