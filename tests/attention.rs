@@ -65,8 +65,8 @@ fn f64_is_two_products_where_kernels_sum_in_f32() {
 fn factors(ty: &str, code: &str, outputs: &str) -> String {
     format!(
         "g ({ty}[2, 20, 8] q, {ty}[2, 30, 8] k, {ty}[2, 30, 8] v, {ty}[20, 30] mask) => ({ty}[2, 20, 8] y{outputs})
-        <float s0 = {{0.25}}, float[1, 1] t0 = {{3.5}}, float[8] each0 = {{1, 2, 3, 4, 5, 6, 7, 8}}, float zero0 = {{0}}> {{
-            s = CastLike (s0, q)  t = CastLike (t0, q)  each = CastLike (each0, q)  zero = CastLike (zero0, q)  {code}  p = Softmax <axis = -1> (m)  y = MatMul (p, v)
+        <float s0 = {{0.25}}, float[1, 1] t0 = {{3.5}}, float[8] each0 = {{1, 2, 3, 4, 5, 6, 7, 8}}, float zero0 = {{0}}, float large0 = {{9000}}> {{
+            s = CastLike (s0, q)  t = CastLike (t0, q)  each = CastLike (each0, q)  zero = CastLike (zero0, q)  large = CastLike (large0, q)  {code}  p = Softmax <axis = -1> (m)  y = MatMul (p, v)
         }}"
     )
 }
@@ -83,6 +83,8 @@ fn factors_of_queries_and_keys_are_of_the_kernel() {
             // Not one number, or one that cannot be taken back.
             (format!("a = Mul (q, each) {TURN} (k) m = MatMul (a, kt)"), 1),
             (format!("a = Mul (q, zero) {TURN} (k) m = MatMul (a, kt)"), 1),
+            // Each could be, both together are more than halves hold.
+            (format!("a = Mul (q, large) b = Mul (a, large) {TURN} (k) m = MatMul (b, kt)"), 1),
         ] {
             let found = kernels(&factors(ty, &code, ""), &Target::cuda());
             let expected = ["map", "attention"];

@@ -179,6 +179,19 @@ fn long_sequences_are_planned_in_time() {
 }
 
 /// A kernel binds no more than the target lets it, however many inputs an operator has.
+/// A product's rows are followed through views, of which a file may have any number.
+#[test]
+fn views_in_a_row_are_as_many_as_the_file_has() {
+    let slices: String = (1..20_000).map(|i| format!("s{i} = Slice (s{}, one, end, zero) ", i - 1)).collect();
+    let text = format!(
+        "g (float[3, 20002, 4] x) => (float[m, n, 4] y)
+        <float[4, 4] w = {{1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1}}, int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] end = {{30000}}> {{
+            r = Relu (x)  t = Transpose <perm = [1, 0, 2]> (r)  s0 = MatMul (t, w)  {slices}  y = MatMul (s19999, w)
+        }}"
+    );
+    passed(&common::graph(&text), &Target::cpu(1)).verify().expect("it is sound");
+}
+
 #[test]
 fn operators_of_many_inputs_are_divided() {
     for op in ["Sum", "Max", "Min", "Mean"] {

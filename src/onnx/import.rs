@@ -26,6 +26,8 @@ mod sequence;
 const OLDEST_OPSET: i64 = 7;
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
+/// Nodes of functions and bodies are read no more often, each as often as it is inlined.
+const MAX_WORK: usize = 1 << 22;
 /// An input that shapes a computation holds no more numbers.
 const MAX_SHAPING: usize = 1 << 16;
 
@@ -66,6 +68,8 @@ struct Importer<'a> {
     few_bits: HashSet<ValueId>,
     /// Values that rows would use if they were constants, and do without.
     unread: HashSet<ValueId>,
+    /// What has been done, in units of a node that is read.
+    work: usize,
 }
 
 /// Domain, name and overload.
@@ -137,6 +141,7 @@ impl<'a> Importer<'a> {
             graph: Graph::new(name),
             few_bits: HashSet::new(),
             unread: HashSet::new(),
+            work: 0,
         }
     }
 
@@ -314,8 +319,13 @@ impl<'a> Importer<'a> {
                     return Err(fail(format!("'{output}' is already another value's name")));
                 }
             }
+            // Long names are copied, too.
+            self.work += 1 + node.output.len() + name.len() / 64;
             if self.graph.len() > MAX_NODES {
                 return Err(fail(format!("functions let the graph grow beyond {MAX_NODES} nodes")));
+            }
+            if self.work > MAX_WORK {
+                return Err(fail(format!("functions and loops repeat more than {MAX_WORK} nodes and their outputs")));
             }
         }
         Ok(())
@@ -339,6 +349,7 @@ impl<'a> Importer<'a> {
             }
         }
         match self.meaning(node) {
+            Some(Meaning::Row(op)) if op.name == "Identity" && matches!(inputs[..], [Named::Sequence(_)]) => Ok(inputs),
             Some(Meaning::Row(op)) => {
                 let tensors = inputs.into_iter().zip(&node.input).map(|(value, input)| value.tensor(input));
                 let tensors = tensors.collect::<Result<_, _>>().map_err(fail)?;

@@ -40,7 +40,7 @@ fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
     }
     let mut factor = 1.0;
     for operand in operands.iter_mut().flatten() {
-        while let Some(found) = scaled(graph, *operand)? {
+        while let Some(found) = scaled(graph, *operand)?.filter(|found| holds(factor * found.factor)) {
             factor *= found.factor;
             *operand = found.without(graph)?;
         }
@@ -52,7 +52,9 @@ fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
     let mut old = ValueId { node: products, port: 0 };
     while let ([user], false) = (&graph.users(old)[..], graph.is_output(old)) {
         match multiplied(graph, *user)? {
-            Some((source, by)) if source == old => (old, factor) = (ValueId { node: *user, port: 0 }, factor * by),
+            Some((source, by)) if source == old && holds(factor * by) => {
+                (old, factor) = (ValueId { node: *user, port: 0 }, factor * by)
+            }
             _ => break,
         }
     }
@@ -134,7 +136,10 @@ fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
     }
     let number = constant.unrounded().unwrap_or(constant).value()?.to_f64()[0];
     let factor = if name == "Div" { 1.0 / number } else { number };
-    // Between the least and the largest that any of the types holds as it should.
-    let holds = (1e-4..1e4).contains(&factor.abs());
-    Ok(holds.then_some((source, factor)))
+    Ok(holds(factor).then_some((source, factor)))
+}
+
+/// Whether any of the types holds a factor, and what it scales, as it should.
+pub(super) fn holds(factor: f64) -> bool {
+    (1e-4..1e4).contains(&factor.abs())
 }

@@ -310,6 +310,11 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     let weights = operands[0].and(operands[1]).filter(|&w| graph.as_constant(w).is_some())?;
     let op = graph.node(product.node).op()?.name;
     let along = weight_factor(op, &graph.fact(factor).shape, shape, graph.fact(weights).shape.len())?;
+    // Larger ones, or none that are numbers, make other weights than they make results.
+    let factors = graph.as_constant(factor)?;
+    if !factors.value().ok()?.to_f64().iter().all(|factor| factor.abs() <= 1e4) {
+        return None;
+    }
     // What others read, too, would be held twice.
     graph.is_alone(weights).then_some(Scaling { product, factor, bias, along })
 }

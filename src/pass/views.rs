@@ -19,6 +19,8 @@ use crate::target::Target;
 
 /// No more indices are looked at.
 const MAX_INDICES: usize = 1 << 16;
+/// No longer chains of views are looked at as one.
+const MAX_VIEWS: usize = 64;
 /// So many axes are turned at most.
 const MAX_AXES: usize = 8;
 
@@ -220,7 +222,7 @@ fn straight(graph: &mut Graph, id: u32) -> Result<ValueId> {
 /// A chain of views that ends in a node with fewer of them.
 fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
     let (mut source, mut chain) = (ValueId { node: id, port: 0 }, Vec::new());
-    while rearranges(graph, source.node) {
+    while rearranges(graph, source.node) && chain.len() < MAX_VIEWS {
         chain.push(source.node);
         source = graph.operands(source.node)[0]?;
     }
@@ -319,19 +321,27 @@ fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
 
 /// Whether views of a value that lies so are all that reads it, and products all that reads these.
 fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
-    let readers = graph.users(value);
-    !graph.is_output(value)
-        && !readers.is_empty()
-        && readers.into_iter().all(|user| {
+    let mut work = vec![(value, access.clone())];
+    while let Some((value, access)) = work.pop() {
+        let readers = graph.users(value);
+        if graph.is_output(value) || readers.is_empty() {
+            return false;
+        }
+        for user in readers {
             let (node, operands) = (graph.node(user), graph.operands(user));
             let Some(op) = node.op() else { return false };
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             match op.lower {
-                Lower::View(view) => view(&Call { op, attrs: &node.attrs, inputs: &facts }, access)
-                    .is_some_and(|access| seen(graph, ValueId { node: user, port: 0 }, &access)),
-                _ => op.name == "MatMul" && !rearranged(graph, value).0,
+                Lower::View(view) => match view(&Call { op, attrs: &node.attrs, inputs: &facts }, &access) {
+                    Some(access) => work.push((ValueId { node: user, port: 0 }, access)),
+                    None => return false,
+                },
+                _ if op.name == "MatMul" && !rearranged(graph, value).0 => {}
+                _ => return false,
             }
-        })
+        }
+    }
+    true
 }
 
 /// Whether a value is no view of another one, and whether one of the views up to that is a Transpose.

@@ -45,7 +45,7 @@ impl Epilogue {
                 _ => None,
             };
             let constant = |o: u32| match code[o as usize].code {
-                Code::Const(v) => Some(v),
+                Code::Const(v) if v.is_finite() => Some(v),
                 _ => None,
             };
             let other = |a: u32, b: u32| if a == found.end { b } else { a };

@@ -8,6 +8,9 @@ use crate::tensor::Tensor;
 
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
 
+/// A loop is unrolled no further.
+const MAX_ITERATIONS: i64 = 1 << 13;
+
 /// A node that has bodies.
 struct Site<'n, 'a> {
     node: &'a NodeProto,
@@ -50,6 +53,12 @@ impl<'a> Site<'_, 'a> {
     }
 }
 
+/// A graph of an attribute, and the names that its initializers give it, whatever its inputs are.
+struct Body<'n, 'a> {
+    proto: &'a GraphProto,
+    scope: Scope<'n, 'a>,
+}
+
 impl<'a> Importer<'a> {
     /// The outputs of a node with one of [`OPERATORS`].
     pub(super) fn bodies(
@@ -73,11 +82,12 @@ impl<'a> Importer<'a> {
             return Err(site.fail(format!("expected 1 input, found {}", site.inputs.len())));
         };
         let key = if self.holds(site, "cond", condition)? { "then_branch" } else { "else_branch" };
-        self.inline(site, site.body(key)?, format!("{}/", site.name), &[])
+        let body = self.body(site, site.body(key)?)?;
+        self.inline(site, &body, format!("{}/", site.name), &[])
     }
 
     fn iterate(&mut self, site: &Site<'_, 'a>) -> Result<Vec<Named>> {
-        let body = site.body("body")?;
+        let body = self.body(site, site.body("body")?)?;
         let most = match site.tensor(0)? {
             Some(most) => self.number(site, "M", most)?,
             None => i64::MAX,
@@ -87,17 +97,23 @@ impl<'a> Importer<'a> {
             None => true,
         };
         let mut carried = site.inputs.get(2..).unwrap_or(&[]).to_vec();
-        let collected = body.output.len().checked_sub(1 + carried.len());
+        let collected = body.proto.output.len().checked_sub(1 + carried.len());
         let collected = collected.ok_or_else(|| {
-            site.fail(format!("expected a body of {} outputs or more, found {}", 1 + carried.len(), body.output.len()))
+            site.fail(format!(
+                "expected a body of {} outputs or more, found {}",
+                1 + carried.len(),
+                body.proto.output.len()
+            ))
         })?;
         let mut columns = vec![Vec::new(); collected];
         for i in 0.. {
             if !going || i >= most {
                 break;
             }
-            if i as usize == MAX_NODES {
-                return Err(site.fail(format!("it runs more than {MAX_NODES} times")));
+            if i == MAX_ITERATIONS {
+                return Err(site.fail(format!(
+                    "it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"
+                )));
             }
             let prefix = format!("{}/{i}/", site.name);
             let number = Tensor::from_i64([], &[i])?;
@@ -106,7 +122,7 @@ impl<'a> Importer<'a> {
             let condition = self.graph.constant(Constant::new(format!("{prefix}cond"), condition));
             let mut given = vec![Named::Tensor(number), Named::Tensor(condition)];
             given.append(&mut carried);
-            let mut outputs = self.inline(site, body, prefix, &given)?.into_iter();
+            let mut outputs = self.inline(site, &body, prefix, &given)?.into_iter();
             going = match outputs.next() {
                 Some(Named::Tensor(condition)) => self.holds(site, "cond", condition)?,
                 _ => return Err(site.fail("expected a body whose first output is a condition")),
@@ -125,7 +141,7 @@ impl<'a> Importer<'a> {
         if site.scope.opset < 9 {
             return Err(site.fail(format!("expected opset 9 or newer, found {}", site.scope.opset)));
         }
-        let body = site.body("body")?;
+        let body = self.body(site, site.body("body")?)?;
         let scanned = site.attributes.iter().find(|(k, _)| *k == "num_scan_inputs").map_or(0, |(_, a)| a.i);
         let states = usize::try_from(scanned).ok().filter(|&n| n > 0).and_then(|n| site.inputs.len().checked_sub(n));
         let states = states.ok_or_else(|| {
@@ -147,12 +163,12 @@ impl<'a> Importer<'a> {
             slices.push(parts);
         }
         let mut carried = site.inputs[..states].to_vec();
-        let collected = body.output.len().checked_sub(states);
+        let collected = body.proto.output.len().checked_sub(states);
         let collected = collected.ok_or_else(|| site.fail(format!("expected a body of {states} outputs or more")))?;
         let mut columns = vec![Vec::new(); collected];
         for i in 0..slices[0].len() {
             let given: Vec<_> = carried.drain(..).chain(slices.iter().map(|parts| Named::Tensor(parts[i]))).collect();
-            let mut outputs = self.inline(site, body, format!("{}/{i}/", site.name), &given)?.into_iter();
+            let mut outputs = self.inline(site, &body, format!("{}/{i}/", site.name), &given)?.into_iter();
             carried = outputs.by_ref().take(states).collect();
             site.collect(&mut columns, outputs)?;
         }
@@ -183,33 +199,47 @@ impl<'a> Importer<'a> {
         self.together(&name, values, axis).map(Named::Tensor).map_err(|what| site.fail(what))
     }
 
+    fn body<'n>(&mut self, site: &'n Site<'n, 'a>, proto: &'a GraphProto) -> Result<Body<'n, 'a>> {
+        let mut scope = Scope {
+            values: HashMap::new(),
+            attributes: HashMap::new(),
+            outer: Some(site.scope),
+            prefix: format!("{}/", site.name),
+            opset: site.scope.opset,
+            depth: site.scope.depth + 1,
+        };
+        self.initializers(proto, &mut scope)?;
+        Ok(Body { proto, scope })
+    }
+
     /// What a graph makes of the values that its inputs are given.
     fn inline(
         &mut self,
         site: &Site<'_, 'a>,
-        body: &'a GraphProto,
+        body: &Body<'_, 'a>,
         prefix: String,
         given: &[Named],
     ) -> Result<Vec<Named>> {
-        if body.input.len() != given.len() {
-            let (expected, found) = (given.len(), body.input.len());
-            return Err(site.fail(format!("graph '{}': expected {expected} inputs, found {found}", body.name)));
+        let Body { proto, scope } = body;
+        if proto.input.len() != given.len() {
+            let (expected, found) = (given.len(), proto.input.len());
+            return Err(site.fail(format!("graph '{}': expected {expected} inputs, found {found}", proto.name)));
         }
         let mut inner = Scope {
-            values: body.input.iter().map(|i| i.name.as_str()).zip(given.iter().cloned()).collect(),
+            values: proto.input.iter().map(|i| i.name.as_str()).zip(given.iter().cloned()).collect(),
             attributes: HashMap::new(),
-            outer: Some(site.scope),
+            outer: Some(scope),
             prefix,
-            opset: site.scope.opset,
-            depth: site.scope.depth + 1,
+            opset: scope.opset,
+            depth: scope.depth,
         };
-        self.initializers(body, &mut inner)?;
-        self.nodes(&body.node, &mut inner)?;
+        self.nodes(&proto.node, &mut inner)?;
         let output = |o: &ValueInfoProto| {
             let value = inner.find(&o.name).filter(|value| !matches!(value, Named::Nothing));
-            value.ok_or_else(|| site.fail(format!("graph '{}': output '{}' is produced by no node", body.name, o.name)))
+            value
+                .ok_or_else(|| site.fail(format!("graph '{}': output '{}' is produced by no node", proto.name, o.name)))
         };
-        body.output.iter().map(output).collect()
+        proto.output.iter().map(output).collect()
     }
 
     fn number(&self, site: &Site<'_, 'a>, input: &str, value: ValueId) -> Result<i64> {

@@ -26,6 +26,9 @@ impl Named {
     }
 }
 
+/// A sequence holds no more tensors.
+const MAX_TENSORS: usize = 1 << 13;
+
 /// Operators that take or give sequences.
 pub(super) const OPERATORS: [&str; 8] = [
     "ConcatFromSequence",
@@ -56,10 +59,13 @@ impl Importer<'_> {
             Some(Named::Sequence(_)) => Err(format!("input {at}: expected a tensor, found a sequence")),
         };
         let required = |at: usize| tensor(at)?.ok_or_else(|| format!("input {at} is missing"));
-        let given = |values: Vec<ValueId>| self.same_types(&values).map(|()| Named::Sequence(values.into()));
         match op {
             "SequenceEmpty" => Ok(Named::Sequence(Rc::new([]))),
-            "SequenceConstruct" => given((0..inputs.len()).map(required).collect::<Result<_, _>>()?),
+            "SequenceConstruct" => {
+                let values = (0..inputs.len()).map(required).collect::<Result<Vec<_>, _>>()?;
+                self.same_types(&values)?;
+                Ok(Named::Sequence(values.into()))
+            }
             "SequenceAt" => {
                 let values = sequence(0)?;
                 Ok(Named::Tensor(values[self.position(required(1)?, values.len())?]))
@@ -84,7 +90,11 @@ impl Importer<'_> {
                     None => values.len(),
                 };
                 values.insert(at, value);
-                given(values)
+                if values.len() > MAX_TENSORS {
+                    return Err(format!("expected a sequence of {MAX_TENSORS} tensors or fewer"));
+                }
+                self.same_types(&[values[0], *values.last().expect("one was inserted"), value])?;
+                Ok(Named::Sequence(values.into()))
             }
             "SequenceLength" => {
                 let count = sequence(0)?.len() as i64;
@@ -93,6 +103,9 @@ impl Importer<'_> {
             }
             "ConcatFromSequence" => {
                 let values = sequence(0)?;
+                if values.is_empty() {
+                    return Err("the sequence is empty: expected tensors to put together".into());
+                }
                 let axis = int("axis")?.ok_or("attribute 'axis' is missing")?;
                 if int("new_axis")?.unwrap_or(0) != 0 {
                     return self.together(name, values, axis).map(Named::Tensor);
@@ -102,16 +115,18 @@ impl Importer<'_> {
             _ => {
                 let (data, axis) = (required(0)?, int("axis")?.unwrap_or(0));
                 let values = match tensor(1)? {
-                    None if int("keepdims")?.unwrap_or(1) == 0 => self.apart(name, data, axis)?,
-                    None => self.split(name, data, axis, vec![1; self.extent(data, axis)?])?,
-                    Some(split) if self.graph.fact(split).shape.is_empty() => {
-                        let (size, extent) = (self.numbers("split", split)?[0], self.extent(data, axis)?);
-                        let size = usize::try_from(size).ok().filter(|&size| size > 0);
-                        let size = size.ok_or("input 'split': expected a positive number")?;
-                        let sizes = (0..extent).step_by(size).map(|at| size.min(extent - at) as i64);
-                        self.split(name, data, axis, sizes.collect())?
+                    Some(split) if !self.graph.fact(split).shape.is_empty() => {
+                        self.split(name, data, axis, self.numbers("split", split)?)?
                     }
-                    Some(split) => self.split(name, data, axis, self.numbers("split", split)?)?,
+                    split => {
+                        let size = split.map_or(Ok(1), |split| self.numbers("split", split).map(|n| n[0]))?;
+                        // Exporters write an unbind with its size of 1, and mean what is said of no size.
+                        let sizes = self.sizes(data, axis, size)?;
+                        match (int("keepdims")?.unwrap_or(1), size) {
+                            (0, 1) => self.apart(name, data, axis)?,
+                            _ => self.split(name, data, axis, sizes)?,
+                        }
+                    }
                 };
                 Ok(Named::Sequence(values.into()))
             }
@@ -120,7 +135,8 @@ impl Importer<'_> {
 
     /// The parts of a tensor at each place along an axis, without the axis.
     pub(super) fn apart(&mut self, name: &str, value: ValueId, axis: i64) -> Result<Vec<ValueId>, String> {
-        let parts = self.split(name, value, axis, vec![1; self.extent(value, axis)?])?;
+        let sizes = self.sizes(value, axis, 1)?;
+        let parts = self.split(name, value, axis, sizes)?;
         parts
             .into_iter()
             .enumerate()
@@ -140,8 +156,19 @@ impl Importer<'_> {
         Ok(self.values(op, name, &[value], Attrs::new().with("axes", vec![axis]))?[0])
     }
 
+    /// Those of the parts of an axis, of which the last may be smaller.
+    fn sizes(&self, value: ValueId, axis: i64, size: i64) -> Result<Vec<i64>, String> {
+        let extent = self.extent(value, axis)?;
+        let size = usize::try_from(size).ok().filter(|&size| size > 0);
+        let size = size.ok_or("input 'split': expected a positive number")?;
+        match extent.div_ceil(size) {
+            count if count > MAX_TENSORS => Err(format!("expected {MAX_TENSORS} tensors or fewer, found {count}")),
+            _ => Ok((0..extent).step_by(size).map(|at| size.min(extent - at) as i64).collect()),
+        }
+    }
+
     fn split(&mut self, name: &str, value: ValueId, axis: i64, sizes: Vec<i64>) -> Result<Vec<ValueId>, String> {
-        if sizes.is_empty() {
+        if sizes.is_empty() && self.extent(value, axis)? == 0 {
             return Ok(Vec::new());
         }
         self.values("Split", name, &[value], Attrs::new().with("axis", axis).with("split", sizes))
