@@ -2,6 +2,7 @@
 //! be made: so a sequence is a list of the graph's values, and nothing of it is in the graph.
 
 use super::{Importer, needed};
+use crate::graph::Constant;
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;
@@ -53,11 +54,7 @@ impl Importer<'_> {
             Some(Named::Sequence(values)) => Ok(values.to_vec()),
             _ => Err(format!("input {at}: expected a sequence")),
         };
-        let tensor = |at: usize| match inputs.get(at) {
-            None | Some(Named::Nothing) => Ok(None),
-            Some(&Named::Tensor(value)) => Ok(Some(value)),
-            Some(Named::Sequence(_)) => Err(format!("input {at}: expected a tensor, found a sequence")),
-        };
+        let tensor = |at: usize| inputs.get(at).cloned().map_or(Ok(None), |input| input.tensor(&format!("input {at}")));
         let required = |at: usize| tensor(at)?.ok_or_else(|| format!("input {at} is missing"));
         match op {
             "SequenceEmpty" => Ok(Named::Sequence(Rc::new([]))),
@@ -99,7 +96,7 @@ impl Importer<'_> {
             "SequenceLength" => {
                 let count = sequence(0)?.len() as i64;
                 let count = Tensor::from_i64([], &[count]).map_err(|e| e.to_string())?;
-                Ok(Named::Tensor(self.graph.constant(crate::graph::Constant::new(name, count))))
+                Ok(Named::Tensor(self.graph.constant(Constant::new(name, count))))
             }
             "ConcatFromSequence" => {
                 let values = sequence(0)?;
@@ -120,11 +117,10 @@ impl Importer<'_> {
                     }
                     split => {
                         let size = split.map_or(Ok(1), |split| self.numbers("split", split).map(|n| n[0]))?;
-                        // Exporters write an unbind with its size of 1, and mean what is said of no size.
-                        let sizes = self.sizes(data, axis, size)?;
                         match (int("keepdims")?.unwrap_or(1), size) {
+                            // Exporters write an unbind with its size of 1, and mean what is said of no size.
                             (0, 1) => self.apart(name, data, axis)?,
-                            _ => self.split(name, data, axis, sizes)?,
+                            _ => self.split(name, data, axis, self.sizes(data, axis, size)?)?,
                         }
                     }
                 };
