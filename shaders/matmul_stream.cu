@@ -18,26 +18,35 @@ const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + (n / 8 
 //@ else
 const auto at_b = [&](i32 k, i32 n) { return TILE_M * STEP + along_k(n, k); };
 //@ end
+// An invocation sends the same piece of some rows. Rows beyond the operands are those of results that are not stored: the last one serves.
+constexpr i32 EIGHTS = STEP / 8, LINES = SIZE / EIGHTS;
+const i32 line = thread / EIGHTS;
+const i32 eighth = thread % EIGHTS * 8;
+//@ if B_ROWS
+constexpr i32 ACROSS = TILE_N / 8, DEEP = SIZE / ACROSS;
+const i32 n = thread % ACROSS * 8;
+//@ end
 const auto fetch = [&](i32 k0, element* stage) {
+    const bool there = k0 + eighth < K;
+    const i32 k = there ? k0 + eighth : 0;
     #pragma unroll
-    for (i32 s = thread; s < TILE_M * STEP / 8; s += SIZE) {
-        const i32 m = s / (STEP / 8);
-        const i32 k = s % (STEP / 8) * 8;
-        const bool there = m0 + m < M && k0 + k < K;
-        send(stage + along_k(m, k), a_at(batch, there ? m0 + m : 0, there ? k0 + k : 0), there);
+    for (i32 i = 0; i < TILE_M / LINES; i++) {
+        const i32 m = line + i * LINES;
+        send(stage + along_k(m, eighth), a_at(batch, min(m0 + m, M - 1), k), there);
     }
+    //@ if B_ROWS
     #pragma unroll
-    for (i32 s = thread; s < TILE_N * STEP / 8; s += SIZE) {
-        //@ if B_ROWS
-        const i32 k = s / (TILE_N / 8);
-        const i32 n = s % (TILE_N / 8) * 8;
-        //@ else
-        const i32 n = s / (STEP / 8);
-        const i32 k = s % (STEP / 8) * 8;
-        //@ end
-        const bool there = n0 + n < N && k0 + k < K;
-        send(stage + at_b(k, n), b_at(batch, there ? k0 + k : 0, there ? n0 + n : 0), there);
+    for (i32 i = 0; i < STEP / DEEP; i++) {
+        const i32 k = thread / ACROSS + i * DEEP;
+        send(stage + at_b(k, n), b_at(batch, min(k0 + k, K - 1), min(n0 + n, N - 8)), k0 + k < K);
     }
+    //@ else
+    #pragma unroll
+    for (i32 i = 0; i < TILE_N / LINES; i++) {
+        const i32 n = line + i * LINES;
+        send(stage + at_b(eighth, n), b_at(batch, k, min(n0 + n, N - 1)), there);
+    }
+    //@ end
 };
 f32 sum[PIECES_M][PIECES_N][4];
 #pragma unroll

@@ -168,7 +168,7 @@ fn auto_falls_back() {
 
 /// A search that finds the driver of paper and the real compiler; `None`, in words, where that or a C compiler is missing.
 fn paper(folder: &Folder, defines: &[&str]) -> Option<Search> {
-    if let Err(error) = machine_code(&Search::here(), "sm_90", &[]) {
+    if let Err(error) = machine_code(&Search::here(), "sm_90a", &[]) {
         assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
         eprintln!("SKIPPED: {error}");
         return None;
@@ -378,7 +378,7 @@ fn audit() {
 #[test]
 fn plans_compile() {
     let search = Search::here();
-    let empty = machine_code(&search, "sm_90", &[]);
+    let empty = machine_code(&search, "sm_90a", &[]);
     if let Err(error) = empty {
         assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
         eprintln!("SKIPPED: {error}");
@@ -397,7 +397,7 @@ fn plans_compile() {
         };
         let sources: Vec<_> = plan.kernels.iter().map(render).collect();
         let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();
-        let image = machine_code(&search, "sm_90", &texts).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let image = machine_code(&search, "sm_90a", &texts).unwrap_or_else(|error| panic!("{file}: {error}"));
         assert_eq!(&image[..4], b"\x7fELF");
     }
 }

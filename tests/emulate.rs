@@ -133,11 +133,11 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         let rows = case.kernel.shape.iter().rev().nth(1);
         matches!(case.kernel.template, Template::Attention { .. }) && rows > Some(&32) && case.kernel.shape[0] < 100
     };
-    let strips = |case: &Case| case.name.starts_with("conv strips");
+    let convolved = |case: &Case| ["conv strips", "conv patches"].iter().any(|name| case.name.starts_with(name));
     let again = plain
         .iter()
         .flat_map(|case| [case.clone(), variants::halved(case, DType::F16)])
-        .filter(|c| attends(c) || strips(c));
+        .filter(|c| attends(c) || convolved(c));
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_hosted(&target));
     let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
@@ -163,6 +163,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         "matmul_tile",
         "matmul_mma",
         "matmul_stream",
+        "matmul_warpgroup",
         "matmul_thin",
         "matmul_slim",
         "attention_tile",

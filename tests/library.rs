@@ -6,7 +6,7 @@ use kernels::{cases, elements, indices, interpret};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
-use plimsoll::kernel::{Kernel, Operand, Template};
+use plimsoll::kernel::{Kernel, Operand, Template, Window};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::Target;
 
@@ -260,6 +260,59 @@ fn few_tiles_of_f32_are_rendered() {
     assert!(!rendered(&target, DType::BF16, [128, 768, 768]), "tensor cores");
     assert!(!rendered(&Target { allow_tf32: true, ..target.clone() }, DType::F32, [128, 768, 768]), "tensor cores");
     assert!(!rendered(&Target { compute: 75, ..target }, DType::F32, [128, 768, 768]), "nothing is sent ahead there");
+}
+
+#[test]
+fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
+    let rendered = |target: &Target, [m, k, n]: [usize; 3], turned: [bool; 2]| {
+        let mut kernel = product_sized(DType::BF16, [m, k, n]);
+        let dense = |rows: usize, columns: usize| Access::contiguous(Shape::new([rows, columns])).permute(&[1, 0]);
+        if turned[0] {
+            kernel.reads[1].access = dense(n, k);
+        }
+        if turned[1] {
+            kernel.writes[0].access = dense(n, m);
+        }
+        library::call(&kernel, target).is_none()
+    };
+    let (target, along_k) = (Target::cuda(), [true, false]);
+    assert!(rendered(&target, [64, 768, 257], along_k), "at odd elements");
+    assert!(rendered(&target, [2048, 768, 30522], along_k), "at even ones, in whole tiles");
+    assert!(!rendered(&target, [2048, 768, 30528], along_k), "at multiples of 16 bytes");
+    assert!(!rendered(&target, [512, 768, 3074], along_k), "too few tiles");
+    assert!(!rendered(&target, [2048, 768, 30522], [false; 2]), "columns that do not lie 16 bytes at a time");
+    assert!(!rendered(&target, [2056, 768, 30522], [true; 2]), "a result by columns");
+    assert!(!rendered(&Target { compute: 80, ..target }, [2048, 768, 30522], along_k), "no products of whole tiles");
+}
+
+#[test]
+fn patches_of_images_are_rendered() {
+    let image = |shape: [usize; 5], last: bool| {
+        let access = Access::contiguous(Shape::new(shape));
+        let [n, c, d, h, w] = shape;
+        let turned = || Access::contiguous(Shape::new([n, d, h, w, c])).permute(&[0, 4, 1, 2, 3]);
+        Operand { dtype: DType::F16, access: if last { turned() } else { access }, packed: false }
+    };
+    let called = |channels: usize, size: usize, stride: usize, last: bool| {
+        let positions = (224 - size) / stride + 1;
+        let shape = [8, 768, 1, positions, positions];
+        let steps = |n: usize| [1, n, n];
+        let (strides, dilations, pads) = (steps(stride), [1; 3], [0; 3]);
+        let kernel = Kernel {
+            template: Template::Conv { groups: 1, window: Window { kernel: steps(size), strides, dilations, pads } },
+            reads: vec![image([8, channels, 1, 224, 224], last), image([768, channels, 1, size, size], last)],
+            writes: vec![image(shape, last)],
+            shape: Shape::new(shape),
+            body: Body::new(&[Expr::input(0, DType::F16)]),
+            prologues: Vec::new(),
+            workspace: 0,
+            call: None,
+        };
+        library::call(&kernel, &Target::cuda()).is_some()
+    };
+    assert!([true, false].iter().all(|&last| !called(3, 16, 16, last)), "windows of 16 halves");
+    assert!([true, false].iter().all(|&last| called(3, 7, 2, last)), "windows that lie anywhere");
+    assert!(called(64, 16, 16, true), "what cuDNN has on tensor cores");
 }
 
 #[test]

@@ -100,7 +100,7 @@ fn searches() -> Vec<Search> {
 fn failures(search: &Search, all: &[(&str, &str)]) -> Vec<String> {
     let failure = |batch: &[(&str, &str)]| {
         let compile = |batch: &[(&str, &str)]| {
-            machine_code(search, "sm_90", &batch.iter().map(|(text, _)| *text).collect::<Vec<_>>()).err()
+            machine_code(search, "sm_90a", &batch.iter().map(|(text, _)| *text).collect::<Vec<_>>()).err()
         };
         compile(batch)?;
         let alone = batch.iter().find_map(|one| Some(format!("{}: {}", one.1, compile(slice::from_ref(one))?)));
@@ -121,7 +121,7 @@ fn failures(search: &Search, all: &[(&str, &str)]) -> Vec<String> {
 #[test]
 fn every_kernel_compiles() {
     let searches = searches();
-    if let Err(error) = searches.iter().try_for_each(|search| machine_code(search, "sm_90", &[]).map(drop)) {
+    if let Err(error) = searches.iter().try_for_each(|search| machine_code(search, "sm_90a", &[]).map(drop)) {
         assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
         eprintln!("SKIPPED: {error}; tests/test.sh installs it");
         return;

@@ -83,7 +83,7 @@ pub fn open(search: &Search, settings: &Settings) -> Result<(Box<dyn Backend>, S
     Ok((Box::new(cuda), name))
 }
 
-/// Machine code of kernel texts for an architecture (`sm_90`), compiled as [`Backend::record`] would, with no device and no cache.
+/// Machine code of kernel texts for an architecture (`sm_90a`), compiled as [`Backend::record`] would, with no device and no cache.
 ///
 /// # Errors
 /// When NVRTC is missing, or refuses a text: with what it says.
@@ -204,7 +204,7 @@ impl Cuda {
                 info.name
             ))));
         }
-        let (arch, cache) = (format!("sm_{arch}"), program::cache_folder());
+        let (arch, cache) = (program::architecture(arch), program::cache_folder());
         let compiler = Compiler { nvrtc, version: nvrtc_version, include: include(path), arch, cache };
         info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
         info.target.allow_tf32 = settings.allow_tf32;

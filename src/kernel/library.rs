@@ -162,6 +162,13 @@ pub struct Conv {
     pub tf32: bool,
 }
 
+impl Conv {
+    /// Whether tensor cores take the operands as they lie.
+    fn suits_tensor_cores(&self) -> bool {
+        self.channels_last && self.w.dims[1].is_multiple_of(8)
+    }
+}
+
 /// A tensor among a launch's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Image {
@@ -222,9 +229,7 @@ impl Call {
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
             Call::MatMul(p) => p.partial_sums().clamp(64 << 10, 8 * MIB),
-            Call::Conv(c) if c.x.dtype.size() == 2 && !(c.channels_last && c.w.dims[1].is_multiple_of(8)) => {
-                self.workspace()
-            }
+            Call::Conv(c) if c.x.dtype.size() == 2 && !c.suits_tensor_cores() => self.workspace(),
             Call::Conv(_) => MIB,
         }
     }
@@ -266,13 +271,17 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
         // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
         (Call::MatMul(p), ..) => {
             let thinner = p.m.min(p.n);
-            let rendered = thinner > WARP_ROWS && starts_anywhere(kernel, target);
+            let rendered = thinner > WARP_ROWS && starts_anywhere(kernel, p, target);
             thinner <= THIN || rendered || splits(kernel, p, target)
         }
         // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
-        (Call::Conv(_), &Template::Conv { groups, .. }, [images, channels, rest @ ..], [x, w, ..]) => {
+        (Call::Conv(c), Template::Conv { groups, window }, [images, channels, rest @ ..], [x, w, ..]) => {
+            let groups = *groups;
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
-            if prologue::by_strips(&w.access.shape, groups) {
+            // Of patches of few channels cuDNN has no algorithm for tensor cores.
+            let patches = x.dtype.is_half() && target.compute >= 80 && !c.suits_tensor_cores();
+            let patches = patches && prologue::lies_by_patches(kernel, window, EIGHT).is_some();
+            if patches || prologue::by_strips(&w.access.shape, groups) {
                 return true;
             }
             let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
@@ -284,14 +293,19 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
     }
 }
 
-/// Whether this is a product of halves that lie 16 bytes at a time, whose result's rows start at odd ones: libraries have nothing but
-/// kernels of earlier architectures for it (on an H200 half as fast as rendered ones, where multiples of two are a fifth faster).
-fn starts_anywhere(kernel: &Kernel, target: &Target) -> bool {
+/// Whether this is a product of halves that lie 16 bytes at a time, whose result's rows do not: libraries have nothing but kernels of earlier
+/// architectures for it. On an H200 those take twice as long as rendered ones where rows start at odd elements; at even ones a fifth less
+/// than these, but twice as long as products of whole tiles.
+fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
     let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
     let halves = [left, right, write].iter().all(|o| o.dtype.size() == 2 && o.dtype.is_float());
-    let lie = left.access.lies(row + 1, EIGHT) && (right.access.lies(row, EIGHT) || right.access.lies(row + 1, EIGHT));
-    halves && target.compute >= 80 && lie && write.access.strides[row] % 2 != 0
+    let along_k = right.access.lies(row, EIGHT);
+    let lie = left.access.lies(row + 1, EIGHT) && (along_k || right.access.lies(row + 1, EIGHT));
+    let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
+    let [batch, m, n] = [call.batch, call.n, call.m].map(|extent| extent as usize);
+    let odd = step % 2 != 0 || step % EIGHT as isize != 0 && along_k && fill_warpgroups([batch, m, n], target);
+    halves && target.compute >= 80 && lie && dense == 1 && odd
 }
 
 /// Whether this is a product of `f32` whose inner axis warps of a rendered kernel share, 16 bytes at a time. On an H200 it takes between
@@ -303,6 +317,20 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     // Rendered kernels count elements in 32 bits.
     let near = [left, right].iter().all(|o| o.access.span().is_none_or(|(_, last)| i32::try_from(last).is_ok()));
     plain && lie && near && target.compute >= 80 && few_tiles(call.tiles(SPLIT_TILE as u64), target)
+}
+
+/// Rows and columns of a tile that two groups of four warps multiply by the instructions of compute capability 9.0.
+pub const WARPGROUP_TILE: [usize; 2] = [128, 256];
+/// Bytes of workgroup memory in which four stages of such tiles lie, of 64 slices of the inner axis each.
+pub const WARPGROUP_BYTES: usize = 4 * 64 * (WARPGROUP_TILE[0] + WARPGROUP_TILE[1]) * 2;
+
+/// Whether products of halves of so many rows and columns keep the target busy in such tiles. They take half as long as by earlier
+/// instructions: even where their last turn is nearly empty.
+pub fn fill_warpgroups([batch, m, n]: [usize; 3], target: &Target) -> bool {
+    let [rows, columns] = WARPGROUP_TILE;
+    let tiles = batch.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(columns));
+    let there = target.compute == 90 && target.max_shared as usize >= WARPGROUP_BYTES && target.max_workgroup >= 256;
+    there && m > rows / 2 && tiles >= target.multiprocessors as usize
 }
 
 /// Rows and columns of a tile whose inner axis warps share.

@@ -67,6 +67,7 @@ kernels! {
     matmul_split "matmul_split.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
     matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
     matmul_stream "matmul_stream.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
+    matmul_warpgroup "matmul_warpgroup.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
     matmul_thin "matmul_thin.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
     matmul_quad "matmul_quad.wgsl": "the same, four elements at a time",
     matmul_slim "matmul_slim.cu": "the same, 16 bytes at a time",

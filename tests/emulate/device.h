@@ -21,7 +21,7 @@
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(n)
 #define __cluster_dims__(x, y, z)
-#define POOL(bytes) __shared__ __align__(16) u8 pool[bytes]
+#define POOL(bytes) __shared__ __align__(1024) u8 pool[bytes]
 using std::abs; using std::ceil; using std::cos; using std::erf; using std::exp; using std::floor; using std::fmod;
 using std::log; using std::memcpy; using std::pow; using std::rint; using std::sin; using std::sqrt; using std::tanh;
 template <class T> inline T min(T a, T b) { return b < a ? b : a; }
@@ -115,6 +115,10 @@ template <class T> inline T __shfl_xor_sync(unsigned mask, T v, int lanes) {
 PRELUDE
 inline u16 to_f16(f32 v) { _Float16 h = v; u16 b; memcpy(&b, &h, 2); return b; }
 inline f32 from_f16(u16 b) { _Float16 h; memcpy(&h, &b, 2); return h; }
+inline u16 to_bf16(f32 v) {
+    const u32 u = bitcast<u32>(v);
+    return v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
 struct Eight { u16 v[8]; };
 inline void matrices(u32 (&r)[4], const void* p, bool transposed) {
     const unsigned lane = threadIdx.x % 32;
@@ -182,6 +186,45 @@ inline void deliver(int until) {
 }
 inline void arrive() { deliver(posts[threadIdx.x] + 1); }
 template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
+// Products of tiles are made when they are waited for, and not before: what is overwritten too soon shows. They are most of the work.
+struct Order { void (*make)(const Order&); f32* c; const void *a, *b; int post; };
+static thread_local std::vector<Order> orders[1024];
+static thread_local int orders_posted[1024];
+template <class T> inline T in_tile(const T* tile, int row, int k) {
+    const size_t at = reinterpret_cast<size_t>(tile + row * 64 + k);
+    return *reinterpret_cast<const T*>(at ^ (at >> 7 & 7) << 4);
+}
+template <class T> __attribute__((optimize("O2"))) static void make(const Order& order) {
+    const T *a = static_cast<const T*>(order.a), *b = static_cast<const T*>(order.b);
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    f32 rows[2][16];
+    for (int k = 0; k < 32; k++) rows[k / 16][k % 16] = f32(in_tile(a, warp * 16 + k / 16 * 8 + lane / 4, k % 16));
+    for (int n = 0; n < 64; n++) {
+        f32 *const first = order.c + n / 2 * 4 + n % 2, *const second = first + 2;
+        for (int k = 0; k < 16; k++) {
+            const f32 y = f32(in_tile(b, n / 2 * 8 + lane % 4 * 2 + n % 2, k));
+            *first += rows[0][k] * y;
+            *second += rows[1][k] * y;
+        }
+    }
+}
+template <class T> inline void multiply_tiles(f32 (&c)[128], const T* a, const T* b) {
+    for (const T* tile : {a, b}) {
+        if (reinterpret_cast<size_t>(tile) % 1024 >= 128) fault = "a tile begins between multiples of 1024 bytes";
+    }
+    orders[threadIdx.x].push_back({make<T>, c, a, b, orders_posted[threadIdx.x]});
+}
+inline void show_tiles() {}
+inline void begin_tiles() {}
+inline void post_tiles() { orders_posted[threadIdx.x]++; }
+template <int LATER> inline void arrive_tiles() {
+    std::vector<Order> later;
+    for (const Order& order : orders[threadIdx.x]) {
+        if (order.post < orders_posted[threadIdx.x] - LATER) order.make(order);
+        else later.push_back(order);
+    }
+    orders[threadIdx.x] = later;
+}
 // The workgroups of a cluster: where each has its memory, and how many of them are at the barrier.
 static std::mutex lock;
 static std::condition_variable all_here;
@@ -219,6 +262,10 @@ template <class... A> static const char* launch(void (*kernel)(A...), void** arg
         workgroup(size, g / cluster % 2 > 0);
         for (auto& own : parcels) {
             if (!own.empty()) fault = "what was sent is not waited for";
+            own.clear();
+        }
+        for (auto& own : orders) {
+            if (!own.empty()) fault = "a product is not waited for";
             own.clear();
         }
     };

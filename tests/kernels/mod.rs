@@ -1003,7 +1003,7 @@ fn conv(c: &mut Cases) {
     // name, input, output channels and extents, groups, window
     type Row = (&'static str, [usize; 5], [usize; 4], usize, Window);
     let three = window([1, 3, 3], one, one, [0, 1, 1]);
-    let rows: [Row; 26] = [
+    let rows: [Row; 28] = [
         ("1-D", [2, 3, 1, 1, 20], [5, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("2-D", [2, 3, 1, 9, 8], [4, 1, 9, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
         ("strided", [1, 20, 1, 11, 13], [70, 1, 6, 7], 1, window([1, 3, 3], [1, 2, 2], one, [0, 1, 1])),
@@ -1016,6 +1016,8 @@ fn conv(c: &mut Cases) {
         ("1-D, many", [2, 8, 1, 1, 20], [9, 1, 1, 18], 1, window([1, 1, 3], one, one, [0; 3])),
         ("3-D, many", [1, 8, 3, 6, 5], [9, 4, 3, 5], 1, window([2, 3, 3], [1, 2, 1], one, [1, 1, 1])),
         ("of few outputs", [2, 9, 1, 7, 8], [4, 1, 7, 8], 1, window([1, 3, 3], one, one, [0, 1, 1])),
+        ("patches", [2, 3, 1, 35, 40], [70, 1, 4, 5], 1, window([1, 8, 8], [1, 8, 8], one, [0; 3])),
+        ("patches that overlap", [3, 2, 1, 7, 96], [140, 1, 3, 6], 2, window([1, 3, 16], [1, 2, 16], one, [0; 3])),
         ("strips", [2, 8, 1, 20, 18], [8, 1, 20, 18], 8, three.clone()),
         ("strips of many", [1, 4, 1, 96, 90], [4, 1, 96, 90], 4, three.clone()),
         ("strips 7x7", [1, 12, 1, 17, 11], [12, 1, 17, 11], 12, window([1, 7, 7], one, one, [0, 3, 3])),

@@ -68,6 +68,8 @@ fn products() -> Vec<Case> {
         (24, [130, 19, 136], [false, false]),
         (24, [130, 24, 131], [false, true]),
         (24, [129, 33, 136], [true, true]),
+        (33, [130, 72, 258], [false, true]),
+        (132, [65, 264, 17], [false, true]),
     ] {
         let matrix = |flip: bool, rows: usize, columns: usize| match flip {
             true => dense(&[batch, columns, rows]).permute(&[0, 2, 1]),

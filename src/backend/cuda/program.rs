@@ -21,10 +21,15 @@ pub(super) struct Compiler {
     pub(super) version: String,
     /// Where CUDA's headers are, if that is known.
     pub(super) include: Option<PathBuf>,
-    /// The architecture: `sm_90`.
+    /// The architecture, as [`architecture`] says it.
     pub(super) arch: String,
     /// Where machine code is kept; `None` to keep none.
     pub(super) cache: Option<PathBuf>,
+}
+
+/// What NVRTC calls the architecture of a compute capability. 9.0 alone has the instructions for products of whole tiles, and more by name.
+pub(super) fn architecture(compute: u32) -> String {
+    format!("sm_{compute}{}", if compute == 90 { "a" } else { "" })
 }
 
 /// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.

@@ -36,6 +36,41 @@ pub fn by_strips(weights: &[usize], groups: usize) -> bool {
     matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
 }
 
+/// The axes of a convolution's weights but the first, in the order in which they and the data under them lie `width` elements at a time, if
+/// there is one: windows without padding that begin at multiples of it, as the patches of a vision transformer.
+pub fn lies_by_patches(kernel: &Kernel, window: &Window, width: usize) -> Option<[usize; 4]> {
+    let ([x, w, ..], [_, _, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
+    let (x, w) = (&x.access, &w.access);
+    let whole = |n: isize| n.unsigned_abs().is_multiple_of(width);
+    let times = |stride: isize, n: usize| stride.saturating_mul(n.try_into().unwrap_or(isize::MAX));
+    let within = (0..3).all(|a| {
+        let reach = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
+        let last = reach(positions[a], window.strides[a]).saturating_add(reach(window.kernel[a], window.dilations[a]));
+        window.pads[a] == 0 && last < x.shape[a + 2]
+    });
+    let begins = (0..3).all(|a| positions[a] == 1 || whole(times(x.strides[a + 2], window.strides[a])))
+        && (x.shape[0] == 1 || whole(x.strides[0]))
+        && (x.shape[1] == w.shape[1] || whole(times(x.strides[1], w.shape[1])))
+        && (w.shape[0] == 1 || whole(w.strides[0]))
+        && whole(x.offset)
+        && whole(w.offset);
+    let along = |order: &[usize; 4]| {
+        let (mut run, mut dense) = (1, true);
+        for &axis in order.iter().rev().filter(|&&axis| w.shape[axis] != 1) {
+            let dilation = if axis == 1 { 1 } else { window.dilations[axis - 2] };
+            let steps = [times(x.strides[axis], dilation), w.strides[axis]];
+            dense &= steps == [run as isize; 2];
+            match dense {
+                true => run *= w.shape[axis],
+                false if !steps.into_iter().all(whole) => return false,
+                false => {}
+            }
+        }
+        run.is_multiple_of(width)
+    };
+    [[1, 2, 3, 4], [2, 3, 4, 1]].into_iter().find(|order| within && begins && along(order))
+}
+
 /// Whether the prologues are those of core operands, one each, and have the operands that they name.
 ///
 /// # Errors

@@ -6,7 +6,7 @@ use super::scalar::{convert, extreme, literal};
 use super::thin::THIN;
 use super::wide::{BYTES, Tile, matrix};
 use super::{Dialect, Input, Module};
-use crate::kernel::layout::prologue::{unfolds, unfolds_transposed};
+use crate::kernel::layout::prologue::{lies_by_patches, unfolds, unfolds_transposed};
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
 use crate::shape::Access;
 use crate::target::FEW_GROUPS;
@@ -230,7 +230,7 @@ impl Module<'_> {
             _ => self.split_operands(a_along_k, b_along_k),
         };
         let sent = lie && !swap && self.dialect == Dialect::Cuda && self.target.compute >= 80;
-        self.product(space, [batch, m, k, n], a_along_k, b_along_k, sent.then_some([&spaces[0], &spaces[1]]))
+        self.product(space, [batch, m, k, n], a_along_k, b_along_k, sent.then_some([(0, &spaces[0]), (1, &spaces[1])]))
     }
 
     /// Whether both operands of a product are `f32` as they lie in memory, 16 bytes at a time, the left one along the inner axis.
@@ -241,19 +241,19 @@ impl Module<'_> {
         a_along_k && lies(0, last) && lies(1, if b_along_k { last - 1 } else { last })
     }
 
-    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; those of its operands
-    /// where those can be sent to workgroup memory, 16 bytes at a time.
+    /// The product of `a(batch, m, k)` and `b(batch, k, n)`, whose space has the variables `batch`, `m` and `n`; the slots of its operands
+    /// and their spaces where they can be sent to workgroup memory, 16 bytes at a time.
     fn product(
         &mut self,
         mut space: Space,
         [batch, m, k, n]: [usize; 4],
         a_k: bool,
         b_k: bool,
-        sent: Option<[&Space; 2]>,
+        sent: Option<[(usize, &Space); 2]>,
     ) -> Launch {
         // `store` is called with (batch, m, n).
         space.sort_by_key(|var| ["batch", "m", "n"].iter().position(|name| *name == var.name));
-        let wide = self.tile([batch, m, k, n], sent.is_some());
+        let wide = self.tile([batch, m, k, n], sent.is_some(), b_k);
         let core = if wide == Some(Tile::Plain(F64)) { F64 } else { F32 };
         self.store(&space, Some(core), Some("m < M && n < N"), &[])?;
         [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
@@ -393,14 +393,9 @@ impl Module<'_> {
         }
         // As the product of weights [o, c * kernel] and unfolded data [c * kernel, n * positions], per group.
         let s = &self.kernel.shape;
+        let [m, k, n] = [out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]];
         let weights = self.access(1);
-        let group = |extent, step| Piece::new(0, extent, step);
-        let space = vec![
-            Var { name: "batch", pieces: vec![group(groups, out)] },
-            Var { name: "m", pieces: vec![group(out, 1)] },
-            over("k", &weights.shape, 1..5),
-        ];
-        let located = locate(&space, &[weights], &BTreeSet::new());
+        let located = locate(&self.conv_weights([groups, out], [1, 2, 3, 4]), &[weights], &BTreeSet::new());
         let mut body = located.statements;
         body.push(format!("return {};", self.load(1, &located.addresses[0])));
         self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
@@ -466,7 +461,35 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        self.product(space, [groups, out, input * kz * ky * kx, s[0] * s[2] * s[3] * s[4]], true, false, None)
+        let element = self.storage[0];
+        let halves = element.size() == 2 && self.storage[1] == element && self.target.compute >= 80;
+        let plain = self.kernel.prologues.is_empty() && self.bindings.of[..2].iter().all(Option::is_some);
+        let order = lies_by_patches(self.kernel, window, BYTES / element.size()).filter(|_| halves && plain);
+        let Some(order) = order else {
+            return self.product(space, [groups, m, k, n], true, false, None);
+        };
+        let under = |axis: usize| match axis {
+            1 => channel(input, 1),
+            _ => Piece::new(axis, window.kernel[axis - 2], window.dilations[axis - 2]),
+        };
+        let position = |axis: usize| Piece::new(axis, s[axis], if axis == 0 { 1 } else { window.strides[axis - 2] });
+        let patches = vec![
+            Var { name: "batch", pieces: vec![channel(groups, input)] },
+            Var { name: "k", pieces: order.map(under).into() },
+            Var { name: "n", pieces: [0, 2, 3, 4].map(position).into() },
+        ];
+        let of_weights = self.conv_weights([groups, out], order);
+        self.product(space, [groups, m, k, n], true, true, Some([(1, &of_weights), (0, &patches)]))
+    }
+
+    /// The weights of a convolution as a matrix per group, whose columns are these axes.
+    fn conv_weights(&self, [groups, out]: [usize; 2], columns: [usize; 4]) -> Space {
+        let group = |extent, step| Piece::new(0, extent, step);
+        vec![
+            Var { name: "batch", pieces: vec![group(groups, out)] },
+            Var { name: "m", pieces: vec![group(out, 1)] },
+            over("k", &self.access(1).shape, columns),
+        ]
     }
 
     pub(super) fn conv_transpose(&mut self, groups: usize, window: &Window) -> Launch {

@@ -7,7 +7,7 @@ use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
 use crate::expr::{Body, Code};
 use crate::kernel::RowFold;
-use crate::kernel::library::{SPLIT_TILE, few_tiles};
+use crate::kernel::library::{SPLIT_TILE, WARPGROUP_BYTES, WARPGROUP_TILE, few_tiles, fill_warpgroups};
 use crate::shape::Access;
 use crate::target::FEW_GROUPS;
 use std::collections::{BTreeMap, BTreeSet};
@@ -82,6 +82,8 @@ pub(super) enum Tile {
     Split(usize),
     /// On tensor cores, in tiles of this many rows and columns, from elements of this type.
     Halves(usize, Type),
+    /// On those of compute capability 9.0, from elements of this type.
+    Warpgroups(Type),
 }
 
 /// The parameters of a function of an element of a batch of matrices.
@@ -90,17 +92,19 @@ pub(super) fn matrix([first, second]: [&'static str; 2]) -> [(&'static str, Type
 }
 
 impl Module<'_> {
-    /// The tiles of CUDA for a product, `sent` if its operands lie 16 bytes at a time.
-    pub(super) fn tile(&self, [batch, m, k, n]: [usize; 4], sent: bool) -> Option<Tile> {
+    /// The tiles of CUDA for a product, `sent` if its operands lie 16 bytes at a time, the right one along the inner axis if `b_k`.
+    pub(super) fn tile(&self, [batch, m, k, n]: [usize; 4], sent: bool, b_k: bool) -> Option<Tile> {
         let tiles = |size: usize| batch * m.div_ceil(size) * n.div_ceil(size);
         let element = self.storage[0];
         if self.dialect != Dialect::Cuda || m <= THIN || n <= THIN {
             return None;
         }
         match element {
-            F16 | BF16 if self.storage[1] == element && m > 16 && n > 16 && k >= 16 => {
-                Some(Tile::Halves(if tiles(128) >= 96 { 128 } else { 64 }, element))
-            }
+            F16 | BF16 if self.storage[1] == element && m > 16 && n > 16 && k >= 16 => Some(match () {
+                () if sent && b_k && fill_warpgroups([batch, m, n], self.target) => Tile::Warpgroups(element),
+                () if tiles(128) >= 96 => Tile::Halves(128, element),
+                () => Tile::Halves(64, element),
+            }),
             F64 if m > 16 && n > 16 => Some(Tile::Plain(F64)),
             F32 if sent && few_tiles(tiles(SPLIT_TILE) as u64, self.target) => {
                 let full = m > 16 && tiles(SPLIT_TILE) >= self.target.multiprocessors as usize;
@@ -205,20 +209,21 @@ impl Module<'_> {
         tile: Tile,
         [batch, m, n]: [usize; 3],
         [a_k, b_k]: [bool; 2],
-        sent: Option<[&Space; 2]>,
+        sent: Option<[(usize, &Space); 2]>,
     ) -> Result<(&'static str, u32, u64), String> {
         let (rows, columns) = match tile {
             Tile::Plain(_) => (128, 128),
             Tile::Split(rows) => (rows, SPLIT_TILE),
             Tile::Halves(size, _) => (if sent.is_some() && m <= 64 { 64 } else { size }, size),
+            Tile::Warpgroups(_) => WARPGROUP_TILE.into(),
         };
         let (tiles_m, tiles_n) = (m.div_ceil(rows), n.div_ceil(columns));
         self.int("TILES_M", tiles_m as isize);
         self.int("TILES_N", tiles_n as isize);
         let groups = (batch * tiles_m * tiles_n) as u64;
-        if let Some([a, b]) = sent.filter(|_| !matches!(tile, Tile::Plain(_))) {
-            self.address_function("a_at", 0, a, ["m", "k"]);
-            self.address_function("b_at", 1, b, ["k", "n"]);
+        if let Some([(a, of_a), (b, of_b)]) = sent.filter(|_| !matches!(tile, Tile::Plain(_))) {
+            self.address_function("a_at", a, of_a, ["m", "k"]);
+            self.address_function("b_at", b, of_b, ["k", "n"]);
         }
         match tile {
             Tile::Plain(ty) => {
@@ -239,6 +244,13 @@ impl Module<'_> {
                 }
                 self.shared.push(("tile", F32, 8 * (rows + columns).saturating_mul(3 * 8).max(rows * columns)));
                 Ok(("matmul_split", 256, groups))
+            }
+            Tile::Warpgroups(element) => {
+                self.declarations.push(format!("typedef {} element;", element.name()));
+                self.int("TILE_M", rows as isize);
+                self.int("TILE_N", columns as isize);
+                self.shared.push(("tile", element, WARPGROUP_BYTES / element.size()));
+                Ok(("matmul_warpgroup", 256, groups))
             }
             Tile::Halves(_, element) => {
                 self.declarations.push(format!("typedef {} element;", element.name()));

@@ -1,0 +1,77 @@
+// Products of halves by the instructions of compute capability 9.0, of operands that lie 16 bytes at a time along the inner axis. Two
+// groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time pass through workgroup
+// memory in four stages: while one is multiplied, the others are on their way. Sums leave through workgroup memory, too: neighbours are
+// stored side by side.
+constexpr i32 STEP = 64, STAGES = 4, STAGE = (TILE_M + TILE_N) * STEP, PITCH = TILE_N + 8;
+// Of workgroups that run side by side many read the same operands: along the shorter side of the result.
+constexpr bool DOWN = TILES_M < TILES_N;
+const i32 batch = group / (TILES_M * TILES_N);
+const i32 m0 = (DOWN ? group % TILES_M : group / TILES_N % TILES_M) * TILE_M;
+const i32 n0 = (DOWN ? group / TILES_M % TILES_N : group % TILES_N) * TILE_N;
+const i32 row = thread / 128 * (TILE_M / 2);
+// An invocation sends the same piece of some rows. Rows beyond the operands are those of results that are not stored: the last one serves.
+constexpr i32 PIECES = STEP / 8, ROWS = SIZE / PIECES;
+const i32 line = thread / PIECES;
+const i32 piece = thread % PIECES;
+const auto fetch = [&](i32 k0, element* stage) {
+    const bool there = k0 + piece * 8 < K;
+    const i32 k = there ? k0 + piece * 8 : 0;
+    element* const to = stage + line * STEP + (piece ^ line % 8) * 8;
+    #pragma unroll
+    for (i32 i = 0; i < TILE_M / ROWS; i++) {
+        send(to + i * ROWS * STEP, a_at(batch, min(m0 + line + i * ROWS, M - 1), k), there);
+    }
+    #pragma unroll
+    for (i32 i = 0; i < TILE_N / ROWS; i++) {
+        send(to + (TILE_M + i * ROWS) * STEP, b_at(batch, k, min(n0 + line + i * ROWS, N - 1)), there);
+    }
+};
+f32 sum[128];
+#pragma unroll
+for (i32 i = 0; i < 128; i++) {
+    sum[i] = 0.0f;
+}
+#pragma unroll
+for (i32 s = 0; s < STAGES - 1; s++) {
+    if (s * STEP < K) {
+        fetch(s * STEP, tile + s * STAGE);
+    }
+    post();
+}
+i32 used = 0;
+for (i32 k0 = 0; k0 < K; k0 += STEP) {
+    arrive<STAGES - 2>();
+    show_tiles();
+    arrive_tiles<0>();
+    __syncthreads();
+    const element* const stage = tile + used * STAGE;
+    begin_tiles();
+    #pragma unroll
+    for (i32 k = 0; k < STEP; k += 16) {
+        multiply_tiles(sum, stage + row * STEP + k, stage + TILE_M * STEP + k);
+    }
+    post_tiles();
+    const i32 ahead = k0 + (STAGES - 1) * STEP;
+    if (ahead < K) {
+        fetch(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
+    }
+    post();
+    used = (used + 1) % STAGES;
+}
+arrive_tiles<0>();
+__syncthreads();
+f32* const out = reinterpret_cast<f32*>(tile);
+const i32 lane = thread % 32;
+#pragma unroll
+for (i32 i = 0; i < 64; i++) {
+    const i32 m = row + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
+    const i32 n = i / 2 * 8 + lane % 4 * 2;
+    write(out + m * PITCH + n, wide<f32, 2>{sum[2 * i], sum[2 * i + 1]});
+}
+__syncthreads();
+#pragma unroll 8
+for (i32 s = thread; s < TILE_M * TILE_N; s += SIZE) {
+    const i32 m = s / TILE_N;
+    const i32 n = s % TILE_N;
+    store(batch, m0 + m, n0 + n, out[m * PITCH + n]);
+}
