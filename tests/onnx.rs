@@ -220,7 +220,7 @@ fn functions_cannot_grow_a_model_without_end() {
             "<domain: \"l\", opset_import: [\"\" : 20, \"l\" : 1]> f{level} (v) => (r) {{ t = {next} (v) r = {next} (t) }}"
         );
     }
-    assert!(refusal(&source, &[]).contains("functions let the graph grow beyond 262144 nodes"));
+    assert!(refusal(&source, &[]).contains("functions and loops let the graph grow beyond 262144 nodes"));
 }
 
 /// Constants that follow from one another are as deep as the file makes them.
