@@ -4,6 +4,8 @@
 use super::sequence::Named;
 use super::*;
 use crate::graph::Constant;
+use crate::op::Fact;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
@@ -124,6 +126,19 @@ impl<'a> Importer<'a> {
             site.collect(&mut columns, outputs)?;
         }
         let start = carried.len();
+        if columns.first().is_some_and(Vec::is_empty) && site.node.output.len() > start {
+            // What no iteration makes a part of has the type and the shape of the parts that the first one would make.
+            let outputs = self.iteration(site, &body, 0, &carried)?;
+            site.collect(&mut columns, outputs.into_iter().skip(1 + start))?;
+            for (i, part) in columns.concat().into_iter().enumerate() {
+                let Fact { dtype, shape } = self.graph.fact(part);
+                let shape: Shape = std::iter::once(0).chain(shape.iter().copied()).collect();
+                let name = site.scope.name(site.node.output.get(start + i).map_or("", String::as_str));
+                let none = Constant::new(name, Tensor::new(*dtype, shape, Vec::new())?);
+                carried.push(Named::Tensor(self.graph.constant(none)));
+            }
+            return Ok(carried);
+        }
         for (i, column) in columns.into_iter().enumerate() {
             carried.push(self.column(site, start + i, column, 0, false)?);
         }
