@@ -169,8 +169,16 @@ fn what_loops_repeat_is_bounded() {
     };
     let endless = "it runs more than 8192 times: expected an 'M' or a 'cond' that ends it";
     let repeated = "functions and loops repeat more than 4194304 nodes, inputs and outputs, 64 bytes of theirs counted as one: expected fewer calls or iterations";
+    // Of a long name both ends are kept, also where there are no nodes.
+    let bare = format!(
+        "g (float[2] x) => (float[2] y) {{
+            yes = Constant <value = bool {{1}}> ()
+            [{long}] y = Loop <body = b (int64 i, bool go, float[2] s) => (bool go, float[2] s) {{ }}> (, yes, x)
+        }}"
+    );
+    let refused = imported(&bare, &[]).expect_err("it does not end");
+    assert!(refused.ends_with(endless) && refused.len() < 2000, "{} bytes", refused.len());
     for (name, outputs, body, collected, expected) in [
-        // Of a long name both ends are kept.
         (&long[..], String::new(), "t = Identity (s)".to_owned(), String::new(), endless),
         ("l", String::new(), format!("[{long}] t = Identity (s)"), String::new(), repeated),
         ("l", String::new(), format!("{long} = Identity (s)  t = Identity (s)"), String::new(), repeated),
