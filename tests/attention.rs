@@ -1,15 +1,25 @@
 //! Which attentions are one kernel.
 
-use plimsoll::{Limits, Target, onnx, pass, plan};
+use plimsoll::expr::{Binary, Code};
+use plimsoll::kernel::Template;
+use plimsoll::{DType, Graph, Limits, Plan, Target, Tensor, onnx, pass, plan, reference};
 use std::path::Path;
 
-/// The templates of a graph's kernels on a target.
-fn kernels(text: &str, target: &Target) -> Vec<&'static str> {
+fn passed(text: &str, target: &Target, fuse: bool) -> Graph {
     let text = format!("<ir_version: 10, opset_import: [\"\" : 21]>\n{text}");
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
     let mut graph = onnx::import(&model, &[]).expect("it is a graph");
-    pass::run(&mut graph, target, true).expect("passes run");
-    let plan = plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned");
+    pass::run(&mut graph, target, fuse).expect("passes run");
+    graph
+}
+
+fn planned(graph: &Graph, target: &Target) -> Plan {
+    plan::plan(graph, target, &Limits { memory: None }).expect("it is planned")
+}
+
+/// The templates of a graph's kernels on a target.
+fn kernels(text: &str, target: &Target) -> Vec<&'static str> {
+    let plan = planned(&passed(text, target, true), target);
     plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
 }
 
@@ -93,5 +103,51 @@ fn factors_of_queries_and_keys_are_of_the_kernel() {
         let stored = format!("a = Mul (q, s) {TURN} (k) m = MatMul (a, kt)");
         let found = kernels(&factors(ty, &stored, &format!(", {ty}[2, 20, 8] a")), &Target::cuda());
         assert_eq!(found, ["map", "attention"], "what is an output is computed, {ty}");
+    }
+}
+
+/// Products that no half holds, of queries that are scaled so that one holds them. In one kernel they are scaled before they are rounded;
+/// where they would be stored, the queries are scaled as they were.
+#[test]
+fn products_that_no_half_holds_are_scaled_first() {
+    let text = |outputs: &str| {
+        format!(
+            "g (float16[1, 2, 1, 64] q, float16[1, 1, 3, 64] k, float16[1, 1, 3, 2] v) => (float16[1, 2, 1, 2] y{outputs})
+            <float wide = {{0.001}}, int64[4] often = {{1, 2, 3, 64}}> {{
+                s = Cast <to = 10> (wide)  small = Mul (q, s)
+                copies = Expand (k, often)  kt = Transpose <perm = [0, 1, 3, 2]> (copies)  products = MatMul (small, kt)
+                weights = Softmax <axis = -1> (products)  y = MatMul (weights, v)
+            }}"
+        )
+    };
+    let (alone, stored) = (text(""), text(", float16[1, 2, 3, 64] copies"));
+    let target = Target::cuda();
+    let plan = planned(&passed(&alone, &target, true), &target);
+    let [kernel] = &plan.kernels[..] else { panic!("one kernel: {:?}", plan.steps) };
+    let Template::Attention { score, .. } = &kernel.template else { panic!("{:?}", kernel.template) };
+    let code: Vec<_> = score.code.iter().map(|i| (i.code, i.dtype)).collect();
+    let factor = Code::Const(f64::from(0.001f32));
+    let [product, wide, factor, scaled, rounded] =
+        [Code::Input(0), Code::Cast(0), factor, Code::Binary(Binary::Mul, 1, 2), Code::Cast(3)];
+    let expected = [product, wide, factor, scaled, rounded].into_iter();
+    let dtypes = [DType::F16, DType::F32, DType::F32, DType::F32, DType::F16];
+    assert_eq!(code, expected.zip(dtypes).collect::<Vec<_>>());
+
+    // Of the first query scores are 0, 128 and 256, of the second one the same below 0.
+    let halves = |shape: [usize; 4], f: &dyn Fn(usize) -> f64| {
+        let values: Vec<f64> = (0..shape.iter().product()).map(f).collect();
+        Tensor::from_f64(DType::F16, shape, &values)
+    };
+    let inputs = [
+        halves([1, 2, 1, 64], &|i| if i < 64 { 50.0 } else { -50.0 }),
+        halves([1, 1, 3, 64], &|i| (i / 64) as f64 * 40.0),
+        halves([1, 1, 3, 2], &|i| 1.0 + i as f64),
+    ];
+    for (text, fuse) in [(&stored, true), (&alone, false)] {
+        let graph = passed(text, &target, fuse);
+        let found = planned(&graph, &target);
+        assert!(found.steps.len() > 2, "{:?}", found.steps);
+        let found = reference::run(&graph, &inputs).expect("it has a meaning")[0].to_f64();
+        assert_eq!(found, [5.0, 6.0, 1.0, 2.0], "fused: {fuse}");
     }
 }

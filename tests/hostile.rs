@@ -151,3 +151,56 @@ fn constants_of_decompositions_are_made_when_they_are_asked_for() {
         planned(imported(text, &[("n".into(), n)]).expect("a graph"), &Target::cpu(1)).expect("a plan");
     }
 }
+
+/// What is read of a function or a body is copied as often as it is inlined: its names, its lists, its tensors.
+#[test]
+fn what_loops_repeat_is_bounded() {
+    let long = "n".repeat(1 << 20);
+    let list = |item: &dyn Fn(usize) -> String| (0..100_000).map(item).collect::<Vec<_>>().join(", ");
+    let looped = |name: &str, outputs: &str, body: &str, collected: &str| {
+        format!(
+            "g (float[2] x) => (float[2] y) {{
+                yes = Constant <value = bool {{1}}> ()
+                [{name}] y{outputs} = Loop <body = b (int64 i, bool go, float[2] s) => (bool more, float[2] t{collected}) {{
+                    more = Identity (go)  {body}
+                }}> (, yes, x)
+            }}"
+        )
+    };
+    let endless = "it runs more than 8192 times: expected an 'M' or a 'cond' that ends it";
+    let repeated = "functions and loops repeat more than 4194304 nodes, inputs and outputs, 64 bytes of theirs counted as one: expected fewer calls or iterations";
+    // Of a long name both ends are kept, also where there are no nodes.
+    let bare = format!(
+        "g (float[2] x) => (float[2] y) {{
+            yes = Constant <value = bool {{1}}> ()
+            [{long}] y = Loop <body = b (int64 i, bool go, float[2] s) => (bool go, float[2] s) {{ }}> (, yes, x)
+        }}"
+    );
+    let refused = imported(&bare, &[]).expect_err("it does not end");
+    assert!(refused.ends_with(endless) && refused.len() < 2000, "{} bytes", refused.len());
+    for (name, outputs, body, collected, expected) in [
+        (&long[..], String::new(), "t = Identity (s)".to_owned(), String::new(), endless),
+        ("l", String::new(), format!("[{long}] t = Identity (s)"), String::new(), repeated),
+        ("l", String::new(), format!("{long} = Identity (s)  t = Identity (s)"), String::new(), repeated),
+        (
+            "l",
+            String::new(),
+            format!("u = Constant <value_ints = [{}]> ()  t = Identity (s)", list(&|i| i.to_string())),
+            String::new(),
+            repeated,
+        ),
+        (
+            "l",
+            String::new(),
+            format!("u = Constant <value = float[100000] {{{}}}> ()  t = Identity (s)", list(&|i| i.to_string())),
+            String::new(),
+            repeated,
+        ),
+        ("l", list(&|_| String::new()), "t = Identity (s)".into(), ", float[2] t".repeat(100_000), repeated),
+    ] {
+        let refused = imported(&looped(name, &outputs, &body, &collected), &[]).expect_err("it does not end");
+        assert!(refused.ends_with(expected), "{}", &refused[..refused.len().min(3000)]);
+        assert!(refused.starts_with(&format!("node '{}", &name[..1])), "{refused}");
+        assert!(refused.len() < 2000, "{} bytes", refused.len());
+    }
+}

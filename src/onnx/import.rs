@@ -16,6 +16,7 @@ use crate::graph::{Graph, Kind, MAX_NODES};
 use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
+use prost::Message;
 use sequence::Named;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -26,8 +27,12 @@ mod sequence;
 const OLDEST_OPSET: i64 = 7;
 /// Functions and branches nest no deeper.
 const MAX_DEPTH: usize = 32;
-/// Nodes of functions and bodies are read no more often, each as often as it is inlined.
+/// Nodes of functions and bodies are read no more often, each as often as it is inlined, and their inputs and outputs.
 const MAX_WORK: usize = 1 << 22;
+/// So many bytes that are copied are as much work as a node.
+const BYTES: usize = 1 << 6;
+/// Of longer names the middle is left out: what stands for a node has its name, as often as there is any.
+const MAX_NAME: usize = 1 << 10;
 /// An input that shapes a computation holds no more numbers.
 const MAX_SHAPING: usize = 1 << 16;
 
@@ -68,8 +73,8 @@ struct Importer<'a> {
     few_bits: HashSet<ValueId>,
     /// Values that rows would use if they were constants, and do without.
     unread: HashSet<ValueId>,
-    /// What has been done, in units of a node that is read.
-    work: usize,
+    /// What functions and bodies may still take, in units of a node that is read.
+    left: usize,
 }
 
 /// Domain, name and overload.
@@ -109,6 +114,33 @@ fn full_name(node: &NodeProto) -> String {
     }
 }
 
+/// A name without what is too much of it.
+fn shortened(name: String) -> String {
+    if name.len() <= MAX_NAME {
+        return name;
+    }
+    let half = MAX_NAME / 2;
+    let [head, tail] = [name.floor_char_boundary(half), name.ceil_char_boundary(name.len() - half)];
+    format!("{}…{}", &name[..head], &name[tail..])
+}
+
+/// The bytes of a tensor that are copied where it is read.
+fn copied(tensor: &TensorProto) -> usize {
+    let wide = tensor.double_data.len() + tensor.int64_data.len() + tensor.uint64_data.len();
+    tensor.name.len() + 8 * (tensor.dims.len() + wide) + 4 * (tensor.float_data.len() + tensor.int32_data.len())
+}
+
+/// What reading a node with these attributes takes, but for their graphs, in units of a node.
+fn effort(node: &NodeProto, attributes: &[(&str, &AttributeProto)]) -> usize {
+    let names = node.input.iter().chain(&node.output).map(String::len).sum::<usize>() + node.name.len();
+    let attribute = |(name, a): &(&str, &AttributeProto)| {
+        let texts = a.strings.iter().map(|s| s.len()).sum::<usize>() + a.s.len() + name.len();
+        texts + 8 * (a.ints.len() + a.floats.len()) + a.t.as_deref().map_or(0, copied)
+    };
+    let bytes = names + attributes.iter().map(attribute).sum::<usize>();
+    1 + node.input.len() + node.output.len() + node.attribute.len() + bytes / BYTES
+}
+
 fn node_name(node: &NodeProto, index: usize) -> String {
     let output = || node.output.iter().find(|o| !o.is_empty()).cloned();
     let name = Some(&node.name).filter(|n| !n.is_empty()).cloned();
@@ -141,7 +173,8 @@ impl<'a> Importer<'a> {
             graph: Graph::new(name),
             few_bits: HashSet::new(),
             unread: HashSet::new(),
-            work: 0,
+            // What the file has is read once anyway.
+            left: MAX_WORK + model.proto.encoded_len() / BYTES,
         }
     }
 
@@ -247,7 +280,7 @@ impl<'a> Importer<'a> {
             return Err(Error::Graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
         }
         for tensor in &proto.initializer {
-            let constant = self.constant(tensor, &format!("{}{}", scope.prefix, tensor.name))?;
+            let constant = self.constant(tensor, &scope.name(&tensor.name))?;
             if scope.values.insert(&tensor.name, Named::Tensor(constant)).is_some() {
                 return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
             }
@@ -294,7 +327,7 @@ impl<'a> Importer<'a> {
 
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
         for (index, node) in nodes.iter().enumerate() {
-            let name = format!("{}{}", scope.prefix, node_name(node, index));
+            let name = scope.name(&node_name(node, index));
             let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what };
             let mut inputs = Vec::with_capacity(node.input.len());
             for input in &node.input {
@@ -319,15 +352,23 @@ impl<'a> Importer<'a> {
                     return Err(fail(format!("'{output}' is already another value's name")));
                 }
             }
-            // Long names are copied, too.
-            self.work += 1 + node.output.len() + name.len() / 64;
             if self.graph.len() > MAX_NODES {
-                return Err(fail(format!("functions let the graph grow beyond {MAX_NODES} nodes")));
-            }
-            if self.work > MAX_WORK {
-                return Err(fail(format!("functions and loops repeat more than {MAX_WORK} nodes and their outputs")));
+                return Err(fail(format!(
+                    "functions and loops let the graph grow beyond {MAX_NODES} nodes: expected fewer calls or iterations"
+                )));
             }
         }
+        Ok(())
+    }
+
+    /// Counts what is done as often as a function or a body is inlined.
+    fn spend(&mut self, work: usize) -> Result<(), String> {
+        let left = self.left.checked_sub(work).ok_or_else(|| {
+            format!(
+                "functions and loops repeat more than {MAX_WORK} nodes, inputs and outputs, {BYTES} bytes of theirs counted as one: expected fewer calls or iterations"
+            )
+        })?;
+        self.left = left;
         Ok(())
     }
 
@@ -348,6 +389,9 @@ impl<'a> Importer<'a> {
                 refers => attributes.extend(scope.attribute(refers).map(|a| (attribute.name.as_str(), a))),
             }
         }
+        if scope.depth > 0 {
+            self.spend(effort(node, &attributes)).map_err(fail)?;
+        }
         match self.meaning(node) {
             Some(Meaning::Row(op)) if op.name == "Identity" && matches!(inputs[..], [Named::Sequence(_)]) => Ok(inputs),
             Some(Meaning::Row(op)) => {
@@ -359,7 +403,7 @@ impl<'a> Importer<'a> {
             Some(Meaning::Sequence) => {
                 let attrs = self.attributes(&attributes).map_err(fail)?;
                 let output = node.output.first().filter(|o| !o.is_empty());
-                let output = output.map_or(name.to_owned(), |o| format!("{}{o}", scope.prefix));
+                let output = output.map_or(name.to_owned(), |o| scope.name(o));
                 Ok(vec![self.sequence(&node.op_type, &output, &inputs, &attrs).map_err(fail)?])
             }
             Some(_) if scope.depth == MAX_DEPTH => {
@@ -381,11 +425,8 @@ impl<'a> Importer<'a> {
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<ValueId>> {
         let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
-        let outputs: Vec<_> = node
-            .output
-            .iter()
-            .map(|o| if o.is_empty() { String::new() } else { format!("{}{o}", scope.prefix) })
-            .collect();
+        let outputs: Vec<_> =
+            node.output.iter().map(|o| if o.is_empty() { String::new() } else { scope.name(o) }).collect();
         for &(key, attribute) in attributes {
             // A constant's elements stay where they are.
             if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
@@ -470,6 +511,7 @@ impl<'a> Importer<'a> {
             let (expected, found) = (function.input.len(), inputs.len());
             return Err(fail(format!("expected at most {expected} inputs, found {found}")));
         }
+        self.spend(1 + function.input.len() + function.output.len() + function.attribute_proto.len()).map_err(fail)?;
         let known = |key| function.attribute.iter().any(|a| a == key);
         let defaults = || function.attribute_proto.iter();
         if let Some((key, _)) = attributes.iter().find(|(key, _)| !known(key) && defaults().all(|d| d.name != *key)) {
@@ -548,6 +590,11 @@ impl<'a> Importer<'a> {
 }
 
 impl<'a> Scope<'_, 'a> {
+    /// The name in the graph of what is called so here.
+    fn name(&self, own: &str) -> String {
+        shortened(format!("{}{own}", self.prefix))
+    }
+
     /// The value of a name, if anything has it.
     fn find(&self, name: &str) -> Option<Named> {
         self.values.get(name).cloned().or_else(|| self.outer?.find(name))

@@ -25,34 +25,42 @@ pub use fold::fold_node;
 /// A pass.
 pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
 
+/// Of which graphs a pass is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Of all.
+    Always,
+    /// Of those in which neighbouring nodes become one kernel: what it makes is worse where they stay apart.
+    Fused,
+}
+
 /// The pipeline, in order.
-pub const PASSES: &[(&str, Pass)] = &[
-    ("indexes", indexes::run),
-    ("fold", fold::run),
-    ("simplify", simplify::run),
-    ("decompose", decompose::run),
-    ("bind", bind::run),
-    ("fold", fold::run),
-    ("turn", turn::run),
-    ("simplify", simplify::run),
-    ("scale", scale::run),
-    ("views", views::run),
-    ("merge", merge::run),
-    ("horizontal", horizontal::run),
-    ("round", round::run),
+pub const PASSES: &[(&str, Pass, When)] = &[
+    ("indexes", indexes::run, When::Always),
+    ("fold", fold::run, When::Always),
+    ("simplify", simplify::run, When::Always),
+    ("decompose", decompose::run, When::Always),
+    ("bind", bind::run, When::Always),
+    ("fold", fold::run, When::Always),
+    ("turn", turn::run, When::Always),
+    ("simplify", simplify::run, When::Always),
+    // Nodes that stay apart would scale the scores, which are more than the queries.
+    ("scale", scale::run, When::Fused),
+    ("views", views::run, When::Always),
+    ("merge", merge::run, When::Always),
+    ("horizontal", horizontal::run, When::Always),
+    ("round", round::run, When::Always),
+    ("fuse", fuse::run, When::Fused),
 ];
 
-/// Runs the pipeline, and fuses unless told otherwise.
+/// Runs the pipeline; without fusion, what is [always](When::Always) of it.
 ///
 /// # Errors
 /// What a pass or the verification after it finds.
 pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
     graph.verify()?;
     let before = constant_bytes(graph)?;
-    let fusion: &[(&str, Pass)] = if fuse { &[("fuse", fuse::run)] } else { &[] };
-    // Nodes that stay apart would scale the scores, which are more than the queries.
-    let passes = PASSES.iter().filter(|(name, _)| fuse || *name != "scale");
-    for (name, pass) in passes.chain(fusion) {
+    for (name, pass, _) in PASSES.iter().filter(|(.., when)| fuse || *when == When::Always) {
         let span = tracing::debug_span!("pass", name).entered();
         pass(graph, target)?;
         graph.verify()?;

@@ -4,6 +4,8 @@
 use super::sequence::Named;
 use super::*;
 use crate::graph::Constant;
+use crate::op::Fact;
+use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 pub(super) const OPERATORS: [&str; 3] = ["If", "Loop", "Scan"];
@@ -115,26 +117,42 @@ impl<'a> Importer<'a> {
                     "it runs more than {MAX_ITERATIONS} times: expected an 'M' or a 'cond' that ends it"
                 )));
             }
-            let prefix = format!("{}/{i}/", site.name);
-            let number = Tensor::from_i64([], &[i])?;
-            let number = self.graph.constant(Constant::new(format!("{prefix}i"), number));
-            let condition = Tensor::from_f64(DType::Bool, [], &[1.0]);
-            let condition = self.graph.constant(Constant::new(format!("{prefix}cond"), condition));
-            let mut given = vec![Named::Tensor(number), Named::Tensor(condition)];
-            given.append(&mut carried);
-            let mut outputs = self.inline(site, &body, prefix, &given)?.into_iter();
+            let mut outputs = self.iteration(site, &body, i, &carried)?.into_iter();
             going = match outputs.next() {
                 Some(Named::Tensor(condition)) => self.holds(site, "cond", condition)?,
                 _ => return Err(site.fail("expected a body whose first output is a condition")),
             };
-            carried = outputs.by_ref().take(given.len() - 2).collect();
+            carried = outputs.by_ref().take(carried.len()).collect();
             site.collect(&mut columns, outputs)?;
         }
         let start = carried.len();
+        if columns.first().is_some_and(Vec::is_empty) && site.node.output.len() > start {
+            // What no iteration makes a part of has the type and the shape of the parts that the first one would make.
+            let outputs = self.iteration(site, &body, 0, &carried)?;
+            site.collect(&mut columns, outputs.into_iter().skip(1 + start))?;
+            for (i, part) in columns.concat().into_iter().enumerate() {
+                let Fact { dtype, shape } = self.graph.fact(part);
+                let shape: Shape = std::iter::once(0).chain(shape.iter().copied()).collect();
+                let name = site.scope.name(site.node.output.get(start + i).map_or("", String::as_str));
+                let none = Constant::new(name, Tensor::new(*dtype, shape, Vec::new())?);
+                carried.push(Named::Tensor(self.graph.constant(none)));
+            }
+            return Ok(carried);
+        }
         for (i, column) in columns.into_iter().enumerate() {
             carried.push(self.column(site, start + i, column, 0, false)?);
         }
         Ok(carried)
+    }
+
+    /// What the body of a `Loop` makes of what is carried into this iteration.
+    fn iteration(&mut self, site: &Site<'_, 'a>, body: &Body<'_, 'a>, i: i64, carried: &[Named]) -> Result<Vec<Named>> {
+        let prefix = format!("{}/{i}/", site.name);
+        let number = Constant::new(format!("{prefix}i"), Tensor::from_i64([], &[i])?);
+        let condition = Constant::new(format!("{prefix}cond"), Tensor::from_f64(DType::Bool, [], &[1.0]));
+        let mut given = [number, condition].map(|constant| Named::Tensor(self.graph.constant(constant))).to_vec();
+        given.extend_from_slice(carried);
+        self.inline(site, body, prefix, &given)
     }
 
     fn scan(&mut self, site: &Site<'_, 'a>) -> Result<Vec<Named>> {
@@ -151,7 +169,7 @@ impl<'a> Importer<'a> {
         for at in states..site.inputs.len() {
             let value = site.tensor(at)?.ok_or_else(|| site.fail(format!("input {at} is missing")))?;
             let axis = site.listed("scan_input_axes", at - states);
-            let name = format!("{}/{}", site.name, site.node.input[at]);
+            let name = shortened(format!("{}/{}", site.name, site.node.input[at]));
             let mut parts = self.apart(&name, value, axis).map_err(|what| site.fail(what))?;
             if site.listed("scan_input_directions", at - states) == 1 {
                 parts.reverse();
@@ -195,7 +213,7 @@ impl<'a> Importer<'a> {
         if backwards {
             values.reverse();
         }
-        let name = format!("{}{name}", site.scope.prefix);
+        let name = site.scope.name(name);
         self.together(&name, values, axis).map(Named::Tensor).map_err(|what| site.fail(what))
     }
 
@@ -208,6 +226,8 @@ impl<'a> Importer<'a> {
             opset: site.scope.opset,
             depth: site.scope.depth + 1,
         };
+        let work = proto.initializer.iter().map(|tensor| 1 + copied(tensor) / BYTES).sum();
+        self.spend(work).map_err(|what| site.fail(what))?;
         self.initializers(proto, &mut scope)?;
         Ok(Body { proto, scope })
     }
@@ -225,6 +245,7 @@ impl<'a> Importer<'a> {
             let (expected, found) = (given.len(), proto.input.len());
             return Err(site.fail(format!("graph '{}': expected {expected} inputs, found {found}", proto.name)));
         }
+        self.spend(1 + given.len() + proto.output.len()).map_err(|what| site.fail(what))?;
         let mut inner = Scope {
             values: proto.input.iter().map(|i| i.name.as_str()).zip(given.iter().cloned()).collect(),
             attributes: HashMap::new(),
