@@ -18,33 +18,33 @@ const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + (n / 8 
 //@ else
 const auto at_b = [&](i32 k, i32 n) { return TILE_M * STEP + along_k(n, k); };
 //@ end
-// An invocation sends the same piece of some rows. Rows beyond the operands are those of results that are not stored: the last one serves.
-constexpr i32 EIGHTS = STEP / 8, LINES = SIZE / EIGHTS;
-const i32 line = thread / EIGHTS;
-const i32 eighth = thread % EIGHTS * 8;
+// An invocation sends the same piece of some lines. Lines beyond the operands are those of results that are not stored: the last one serves.
+constexpr i32 PIECES = STEP / 8, LINES = SIZE / PIECES;
+const i32 line = thread / PIECES;
+const i32 along = thread % PIECES * 8;
 //@ if B_ROWS
-constexpr i32 ACROSS = TILE_N / 8, DEEP = SIZE / ACROSS;
-const i32 n = thread % ACROSS * 8;
+constexpr i32 PIECES_B = TILE_N / 8, LINES_B = SIZE / PIECES_B;
+const i32 across = thread % PIECES_B * 8;
 //@ end
 const auto fetch = [&](i32 k0, element* stage) {
-    const bool there = k0 + eighth < K;
-    const i32 k = there ? k0 + eighth : 0;
+    const bool there = k0 + along < K;
+    const i32 k = there ? k0 + along : 0;
     #pragma unroll
     for (i32 i = 0; i < TILE_M / LINES; i++) {
         const i32 m = line + i * LINES;
-        send(stage + along_k(m, eighth), a_at(batch, min(m0 + m, M - 1), k), there);
+        send(stage + along_k(m, along), a_at(batch, min(m0 + m, M - 1), k), there);
     }
     //@ if B_ROWS
     #pragma unroll
-    for (i32 i = 0; i < STEP / DEEP; i++) {
-        const i32 k = thread / ACROSS + i * DEEP;
-        send(stage + at_b(k, n), b_at(batch, min(k0 + k, K - 1), min(n0 + n, N - 8)), k0 + k < K);
+    for (i32 i = 0; i < STEP / LINES_B; i++) {
+        const i32 k = thread / PIECES_B + i * LINES_B;
+        send(stage + at_b(k, across), b_at(batch, min(k0 + k, K - 1), min(n0 + across, N - 8)), k0 + k < K);
     }
     //@ else
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
         const i32 n = line + i * LINES;
-        send(stage + at_b(eighth, n), b_at(batch, k, min(n0 + n, N - 1)), there);
+        send(stage + at_b(along, n), b_at(batch, k, min(n0 + n, N - 1)), there);
     }
     //@ end
 };

@@ -1,4 +1,4 @@
-// Products of halves by the instructions of compute capability 9.0, of operands that lie 16 bytes at a time along the inner axis. Two
+// Products of halves by the instructions of compute capability 9.0 (wgmma), of operands that lie 16 bytes at a time along the inner axis. Two
 // groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time pass through workgroup
 // memory in four stages: while one is multiplied, the others are on their way. Sums leave through workgroup memory, too: neighbours are
 // stored side by side.
@@ -9,8 +9,8 @@ const i32 batch = group / (TILES_M * TILES_N);
 const i32 m0 = (DOWN ? group % TILES_M : group / TILES_N % TILES_M) * TILE_M;
 const i32 n0 = (DOWN ? group / TILES_M % TILES_N : group % TILES_N) * TILE_N;
 const i32 row = thread / 128 * (TILE_M / 2);
-// An invocation sends the same piece of some rows. Rows beyond the operands are those of results that are not stored: the last one serves.
-constexpr i32 PIECES = STEP / 8, ROWS = SIZE / PIECES;
+// An invocation sends the same piece of some lines. Lines beyond the operands are those of results that are not stored: the last one serves.
+constexpr i32 PIECES = STEP / 8, LINES = SIZE / PIECES;
 const i32 line = thread / PIECES;
 const i32 piece = thread % PIECES;
 const auto fetch = [&](i32 k0, element* stage) {
@@ -18,17 +18,17 @@ const auto fetch = [&](i32 k0, element* stage) {
     const i32 k = there ? k0 + piece * 8 : 0;
     element* const to = stage + line * STEP + (piece ^ line % 8) * 8;
     #pragma unroll
-    for (i32 i = 0; i < TILE_M / ROWS; i++) {
-        send(to + i * ROWS * STEP, a_at(batch, min(m0 + line + i * ROWS, M - 1), k), there);
+    for (i32 i = 0; i < TILE_M / LINES; i++) {
+        send(to + i * LINES * STEP, a_at(batch, min(m0 + line + i * LINES, M - 1), k), there);
     }
     #pragma unroll
-    for (i32 i = 0; i < TILE_N / ROWS; i++) {
-        send(to + (TILE_M + i * ROWS) * STEP, b_at(batch, k, min(n0 + line + i * ROWS, N - 1)), there);
+    for (i32 i = 0; i < TILE_N / LINES; i++) {
+        send(to + (TILE_M + i * LINES) * STEP, b_at(batch, k, min(n0 + line + i * LINES, N - 1)), there);
     }
 };
-f32 sum[128];
+f32 sum[TILE_N / 2];
 #pragma unroll
-for (i32 i = 0; i < 128; i++) {
+for (i32 i = 0; i < TILE_N / 2; i++) {
     sum[i] = 0.0f;
 }
 #pragma unroll
@@ -42,7 +42,7 @@ i32 used = 0;
 for (i32 k0 = 0; k0 < K; k0 += STEP) {
     arrive<STAGES - 2>();
     show_tiles();
-    arrive_tiles<0>();
+    arrive_tiles();
     __syncthreads();
     const element* const stage = tile + used * STAGE;
     begin_tiles();
@@ -58,12 +58,12 @@ for (i32 k0 = 0; k0 < K; k0 += STEP) {
     post();
     used = (used + 1) % STAGES;
 }
-arrive_tiles<0>();
+arrive_tiles();
 __syncthreads();
 f32* const out = reinterpret_cast<f32*>(tile);
 const i32 lane = thread % 32;
 #pragma unroll
-for (i32 i = 0; i < 64; i++) {
+for (i32 i = 0; i < TILE_N / 4; i++) {
     const i32 m = row + thread / 32 % 4 * 16 + i % 2 * 8 + lane / 4;
     const i32 n = i / 2 * 8 + lane % 4 * 2;
     write(out + m * PITCH + n, wide<f32, 2>{sum[2 * i], sum[2 * i + 1]});

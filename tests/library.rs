@@ -277,12 +277,13 @@ fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
     };
     let (target, along_k) = (Target::cuda(), [true, false]);
     assert!(rendered(&target, [64, 768, 257], along_k), "at odd elements");
-    assert!(rendered(&target, [2048, 768, 30522], along_k), "at even ones, in whole tiles");
+    assert!(rendered(&target, [2048, 768, 30522], along_k), "at even ones, by warpgroups");
     assert!(!rendered(&target, [2048, 768, 30528], along_k), "at multiples of 16 bytes");
     assert!(!rendered(&target, [512, 768, 3074], along_k), "too few tiles");
+    assert!(!rendered(&target, [71680, 768, 30522], along_k), "more elements than 32 bits count");
     assert!(!rendered(&target, [2048, 768, 30522], [false; 2]), "columns that do not lie 16 bytes at a time");
     assert!(!rendered(&target, [2056, 768, 30522], [true; 2]), "a result by columns");
-    assert!(!rendered(&Target { compute: 80, ..target }, [2048, 768, 30522], along_k), "no products of whole tiles");
+    assert!(!rendered(&Target { compute: 80, ..target }, [2048, 768, 30522], along_k), "no warpgroups");
 }
 
 #[test]
@@ -293,14 +294,14 @@ fn patches_of_images_are_rendered() {
         let turned = || Access::contiguous(Shape::new([n, d, h, w, c])).permute(&[0, 4, 1, 2, 3]);
         Operand { dtype: DType::F16, access: if last { turned() } else { access }, packed: false }
     };
-    let called = |channels: usize, size: usize, stride: usize, last: bool| {
+    let called_for = |outputs: usize, channels: usize, size: usize, stride: usize, last: bool| {
         let positions = (224 - size) / stride + 1;
-        let shape = [8, 768, 1, positions, positions];
+        let shape = [8, outputs, 1, positions, positions];
         let steps = |n: usize| [1, n, n];
         let (strides, dilations, pads) = (steps(stride), [1; 3], [0; 3]);
         let kernel = Kernel {
             template: Template::Conv { groups: 1, window: Window { kernel: steps(size), strides, dilations, pads } },
-            reads: vec![image([8, channels, 1, 224, 224], last), image([768, channels, 1, size, size], last)],
+            reads: vec![image([8, channels, 1, 224, 224], last), image([outputs, channels, 1, size, size], last)],
             writes: vec![image(shape, last)],
             shape: Shape::new(shape),
             body: Body::new(&[Expr::input(0, DType::F16)]),
@@ -310,7 +311,9 @@ fn patches_of_images_are_rendered() {
         };
         library::call(&kernel, &Target::cuda()).is_some()
     };
+    let called = |channels, size, stride, last| called_for(768, channels, size, stride, last);
     assert!([true, false].iter().all(|&last| !called(3, 16, 16, last)), "windows of 16 halves");
+    assert!(called_for(16, 3, 16, 16, false), "too few outputs for tensor cores");
     assert!([true, false].iter().all(|&last| called(3, 7, 2, last)), "windows that lie anywhere");
     assert!(called(64, 16, 16, true), "what cuDNN has on tensor cores");
 }

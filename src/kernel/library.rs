@@ -10,7 +10,7 @@
 //! ```
 
 use super::layout::prologue;
-use super::{Kernel, Template};
+use super::{Kernel, Template, render};
 use crate::dtype::DType;
 use crate::target::{Family, Target};
 use serde::{Deserialize, Serialize};
@@ -267,6 +267,10 @@ const THIN: u64 = 4;
 
 /// Whether a product or a convolution is rendered even where a library computes it.
 fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
+    // Rendered kernels count elements in 32 bits.
+    if !render::counts(kernel) {
+        return false;
+    }
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
         // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
         (Call::MatMul(p), ..) => {
@@ -274,16 +278,14 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
             let rendered = thinner > WARP_ROWS && starts_anywhere(kernel, p, target);
             thinner <= THIN || rendered || splits(kernel, p, target)
         }
-        // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
-        (Call::Conv(c), Template::Conv { groups, window }, [images, channels, rest @ ..], [x, w, ..]) => {
-            let groups = *groups;
+        (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
             // Of patches of few channels cuDNN has no algorithm for tensor cores.
-            let patches = x.dtype.is_half() && target.compute >= 80 && !c.suits_tensor_cores();
-            let patches = patches && prologue::lies_by_patches(kernel, window, EIGHT).is_some();
+            let patches = !c.suits_tensor_cores() && prologue::by_patches(kernel, groups, window, target).is_some();
             if patches || prologue::by_strips(&w.access.shape, groups) {
                 return true;
             }
+            // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
             let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
             let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
             let few = prologue::unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
@@ -294,18 +296,22 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
 }
 
 /// Whether this is a product of halves that lie 16 bytes at a time, whose result's rows do not: libraries have nothing but kernels of earlier
-/// architectures for it. On an H200 those take twice as long as rendered ones where rows start at odd elements; at even ones a fifth less
-/// than these, but twice as long as products of whole tiles.
+/// architectures for it. On an H200, where rows start at odd elements, they take twice a rendered kernel's time; at even ones a fifth less,
+/// but twice that of warpgroups.
 fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
     let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
-    let halves = [left, right, write].iter().all(|o| o.dtype.size() == 2 && o.dtype.is_float());
+    let halves = [left, right, write].iter().all(|o| o.dtype.is_half());
     let along_k = right.access.lies(row, EIGHT);
     let lie = left.access.lies(row + 1, EIGHT) && (along_k || right.access.lies(row + 1, EIGHT));
     let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
+    // The call's rows are the result's columns.
     let [batch, m, n] = [call.batch, call.n, call.m].map(|extent| extent as usize);
-    let odd = step % 2 != 0 || step % EIGHT as isize != 0 && along_k && fill_warpgroups([batch, m, n], target);
-    halves && target.compute >= 80 && lie && dense == 1 && odd
+    // A rendered product lengthens its rows by a batch over which the right operand stands still: its tiles are fewer.
+    let apart = batch == 1 || call.a.stride > 0;
+    let warpgroups = along_k && apart && fill_warpgroups([batch, m, n], target);
+    let anywhere = step % 2 != 0 || step % EIGHT as isize != 0 && warpgroups;
+    halves && target.compute >= 80 && lie && dense == 1 && anywhere
 }
 
 /// Whether this is a product of `f32` whose inner axis warps of a rendered kernel share, 16 bytes at a time. On an H200 it takes between
@@ -314,12 +320,11 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
     let lie = left.access.lies(row + 1, 4) && (right.access.lies(row, 4) || right.access.lies(row + 1, 4));
     let plain = call.a.dtype == DType::F32 && !call.tf32 && kernel.shape[row + 1] as u64 > WARP_ROWS;
-    // Rendered kernels count elements in 32 bits.
-    let near = [left, right].iter().all(|o| o.access.span().is_none_or(|(_, last)| i32::try_from(last).is_ok()));
-    plain && lie && near && target.compute >= 80 && few_tiles(call.tiles(SPLIT_TILE as u64), target)
+    plain && lie && target.compute >= 80 && few_tiles(call.tiles(SPLIT_TILE as u64), target)
 }
 
-/// Rows and columns of a tile that two groups of four warps multiply by the instructions of compute capability 9.0.
+/// Rows and columns of a tile that two groups of four warps multiply by the instructions of compute capability 9.0 (wgmma), as
+/// `shaders/matmul_warpgroup.cu` has them.
 pub const WARPGROUP_TILE: [usize; 2] = [128, 256];
 /// Bytes of workgroup memory in which four stages of such tiles lie, of 64 slices of the inner axis each.
 pub const WARPGROUP_BYTES: usize = 4 * 64 * (WARPGROUP_TILE[0] + WARPGROUP_TILE[1]) * 2;
@@ -330,7 +335,7 @@ pub fn fill_warpgroups([batch, m, n]: [usize; 3], target: &Target) -> bool {
     let [rows, columns] = WARPGROUP_TILE;
     let tiles = batch.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(columns));
     let there = target.compute == 90 && target.max_shared as usize >= WARPGROUP_BYTES && target.max_workgroup >= 256;
-    there && m > rows / 2 && tiles >= target.multiprocessors as usize
+    there && m > rows / 2 && target.multiprocessors > 0 && tiles >= target.multiprocessors as usize
 }
 
 /// Rows and columns of a tile whose inner axis warps share.

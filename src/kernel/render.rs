@@ -124,6 +124,17 @@ impl Bindings {
 /// Elements of the largest index space. Indices are `i32`, and those of a grid's last workgroups, or of a row's last block, may be beyond.
 const MOST: usize = i32::MAX as usize - (1 << 16);
 
+/// Whether an operand's first or last element is beyond what an `i32` counts.
+fn is_far((low, high): (isize, isize)) -> bool {
+    low < 0 || high >= i32::MAX as isize
+}
+
+/// Whether indices of a kernel's elements are `i32`.
+pub fn counts(kernel: &Kernel) -> bool {
+    let near = |operand: &Operand| !operand.access.span().is_some_and(is_far);
+    kernel.shape.checked_len().is_some_and(|n| n <= MOST) && kernel.reads.iter().chain(&kernel.writes).all(near)
+}
+
 /// A kernel's text, and how to launch it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
@@ -232,11 +243,8 @@ impl<'a> Module<'a> {
             let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
             let ty = Type::stored(stored, target.family)
                 .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;
-            match operand.access.span() {
-                Some((low, high)) if low < 0 || high >= i32::MAX as isize => {
-                    return Err(format!("operand {slot} reaches from element {low} to {high}"));
-                }
-                _ => {}
+            if let Some((low, high)) = operand.access.span().filter(|span| is_far(*span)) {
+                return Err(format!("operand {slot} reaches from element {low} to {high}"));
             }
             storage.push(ty);
             if let Some(binding) = bindings.of[slot] {

@@ -115,10 +115,6 @@ template <class T> inline T __shfl_xor_sync(unsigned mask, T v, int lanes) {
 PRELUDE
 inline u16 to_f16(f32 v) { _Float16 h = v; u16 b; memcpy(&b, &h, 2); return b; }
 inline f32 from_f16(u16 b) { _Float16 h; memcpy(&h, &b, 2); return h; }
-inline u16 to_bf16(f32 v) {
-    const u32 u = bitcast<u32>(v);
-    return v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
 struct Eight { u16 v[8]; };
 inline void matrices(u32 (&r)[4], const void* p, bool transposed) {
     const unsigned lane = threadIdx.x % 32;
@@ -186,14 +182,14 @@ inline void deliver(int until) {
 }
 inline void arrive() { deliver(posts[threadIdx.x] + 1); }
 template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
-// Products of tiles are made when they are waited for, and not before: what is overwritten too soon shows. They are most of the work.
-struct Order { void (*make)(const Order&); f32* c; const void *a, *b; int post; };
-static thread_local std::vector<Order> orders[1024];
-static thread_local int orders_posted[1024];
+// Products of tiles are made when they are waited for, and not before: what is overwritten too soon shows.
+struct Order { void (*make)(const Order&); f32* c; const void *a, *b; };
+static thread_local std::vector<Order> orders[1024], posted_orders[1024];
 template <class T> inline T in_tile(const T* tile, int row, int k) {
     const size_t at = reinterpret_cast<size_t>(tile + row * 64 + k);
     return *reinterpret_cast<const T*>(at ^ (at >> 7 & 7) << 4);
 }
+// Most of the work: optimized.
 template <class T> __attribute__((optimize("O2"))) static void make(const Order& order) {
     const T *a = static_cast<const T*>(order.a), *b = static_cast<const T*>(order.b);
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -212,18 +208,18 @@ template <class T> inline void multiply_tiles(f32 (&c)[128], const T* a, const T
     for (const T* tile : {a, b}) {
         if (reinterpret_cast<size_t>(tile) % 1024 >= 128) fault = "a tile begins between multiples of 1024 bytes";
     }
-    orders[threadIdx.x].push_back({make<T>, c, a, b, orders_posted[threadIdx.x]});
+    orders[threadIdx.x].push_back({make<T>, c, a, b});
 }
 inline void show_tiles() {}
 inline void begin_tiles() {}
-inline void post_tiles() { orders_posted[threadIdx.x]++; }
-template <int LATER> inline void arrive_tiles() {
-    std::vector<Order> later;
-    for (const Order& order : orders[threadIdx.x]) {
-        if (order.post < orders_posted[threadIdx.x] - LATER) order.make(order);
-        else later.push_back(order);
-    }
-    orders[threadIdx.x] = later;
+inline void post_tiles() {
+    auto& own = orders[threadIdx.x];
+    posted_orders[threadIdx.x].insert(posted_orders[threadIdx.x].end(), own.begin(), own.end());
+    own.clear();
+}
+inline void arrive_tiles() {
+    for (const Order& order : posted_orders[threadIdx.x]) order.make(order);
+    posted_orders[threadIdx.x].clear();
 }
 // The workgroups of a cluster: where each has its memory, and how many of them are at the barrier.
 static std::mutex lock;
@@ -264,9 +260,11 @@ template <class... A> static const char* launch(void (*kernel)(A...), void** arg
             if (!own.empty()) fault = "what was sent is not waited for";
             own.clear();
         }
-        for (auto& own : orders) {
-            if (!own.empty()) fault = "a product is not waited for";
-            own.clear();
+        for (auto list : {orders, posted_orders}) {
+            for (unsigned t = 0; t < size; t++) {
+                if (!list[t].empty()) fault = "a product is not waited for";
+                list[t].clear();
+            }
         }
     };
     for (unsigned g = 0; g < x * y; g += cluster) {

@@ -356,6 +356,15 @@ fn core_value(kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
     }
 }
 
+/// A convolution of patches that fills a large device with tiles.
+pub fn many_patches() -> Vec<Case> {
+    let mut c = Cases { random: Random(5), cases: Vec::new() };
+    let (groups, s, window) = (66, [1, 66 * 65, 1, 1, 257], window([1, 1, 16], [1, 1, 16], [1; 3], [0; 3]));
+    let reads = [&[1, groups, 1, 1, 257 * 16][..], &[s[1], 1, 1, 1, 16], &s].map(|shape| f32s(dense(shape)));
+    c.add("conv patches of many groups", Template::Conv { groups, window }, &s, reads.into(), &[x(0) + x(1)]);
+    c.cases
+}
+
 /// Kernels whose operands hold what is not a number, which their results must be then.
 pub fn unordered() -> Vec<Case> {
     let mut c = Cases { random: Random(3), cases: Vec::new() };

@@ -1,6 +1,6 @@
 //! The cases in more forms: in halves, as larger products, with channels last, guarded.
 
-use super::{Case, cases, elements, infinite, unordered};
+use super::{Case, cases, elements, infinite, many_patches, unordered};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::layout::prologue::by_strips;
@@ -10,7 +10,7 @@ use plimsoll::tensor::Tensor;
 
 /// The cases and their forms, in `f32`.
 pub fn plain() -> Vec<Case> {
-    [cases(), products(), unordered(), infinite(), channels_last(), guarded()].concat()
+    [cases(), products(), many_patches(), unordered(), infinite(), channels_last(), guarded()].concat()
 }
 
 /// Those with halves for `f32`. Long sums of halves are right, too, but their smallest digits are not what an element's type keeps.

@@ -27,7 +27,7 @@ pub(super) struct Compiler {
     pub(super) cache: Option<PathBuf>,
 }
 
-/// What NVRTC calls the architecture of a compute capability. 9.0 alone has the instructions for products of whole tiles, and more by name.
+/// What NVRTC calls the architecture of a compute capability: that of 9.0 has products of tiles under `sm_90a` alone.
 pub(super) fn architecture(compute: u32) -> String {
     format!("sm_{compute}{}", if compute == 90 { "a" } else { "" })
 }

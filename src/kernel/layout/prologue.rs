@@ -19,6 +19,11 @@ pub fn unfolds(outputs: usize, depth: usize) -> bool {
     outputs >= 8 && depth >= 8
 }
 
+/// Whether a product of halves of so many rows, inner elements and columns gives the tensor cores of a CUDA device something to do.
+pub fn suits_warps([m, k, n]: [usize; 3]) -> bool {
+    m > 16 && n > 16 && k >= 16
+}
+
 /// Whether a transposed convolution is computed as one on GPUs. Of each group, results that lie a stride apart are a row; each takes as many
 /// weights as the window has for one of them.
 pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> bool {
@@ -36,39 +41,49 @@ pub fn by_strips(weights: &[usize], groups: usize) -> bool {
     matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
 }
 
-/// The axes of a convolution's weights but the first, in the order in which they and the data under them lie `width` elements at a time, if
-/// there is one: windows without padding that begin at multiples of it, as the patches of a vision transformer.
-pub fn lies_by_patches(kernel: &Kernel, window: &Window, width: usize) -> Option<[usize; 4]> {
-    let ([x, w, ..], [_, _, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
+/// The columns of a convolution's weights, an order of their axes but the first, in which it is computed as a product of halves that lie 16
+/// bytes at a time, if it is one: of windows without padding that begin at multiples of 16 bytes, as the patches of a vision transformer.
+pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
+    const WIDTH: usize = 8;
+    let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
+    let halves = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();
     let (x, w) = (&x.access, &w.access);
-    let whole = |n: isize| n.unsigned_abs().is_multiple_of(width);
+    let columns = positions.iter().fold(x.shape[0], |n, &extent| n.saturating_mul(extent));
+    if !halves || !suits_warps([outputs / groups.max(1), w.shape[1..].iter().product(), columns]) {
+        return None;
+    }
+    let whole = |n: isize| n.unsigned_abs().is_multiple_of(WIDTH);
     let times = |stride: isize, n: usize| stride.saturating_mul(n.try_into().unwrap_or(isize::MAX));
     let within = (0..3).all(|a| {
         let reach = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
         let last = reach(positions[a], window.strides[a]).saturating_add(reach(window.kernel[a], window.dilations[a]));
         window.pads[a] == 0 && last < x.shape[a + 2]
     });
-    let begins = (0..3).all(|a| positions[a] == 1 || whole(times(x.strides[a + 2], window.strides[a])))
-        && (x.shape[0] == 1 || whole(x.strides[0]))
-        && (x.shape[1] == w.shape[1] || whole(times(x.strides[1], w.shape[1])))
-        && (w.shape[0] == 1 || whole(w.strides[0]))
-        && whole(x.offset)
-        && whole(w.offset);
-    let along = |order: &[usize; 4]| {
+    // Extents and steps of an operand along columns, the last of which are its runs, and between them.
+    let lies = |offset: isize, between: &[(usize, isize)], columns: [(usize, isize); 4]| {
         let (mut run, mut dense) = (1, true);
-        for &axis in order.iter().rev().filter(|&&axis| w.shape[axis] != 1) {
-            let dilation = if axis == 1 { 1 } else { window.dilations[axis - 2] };
-            let steps = [times(x.strides[axis], dilation), w.strides[axis]];
-            dense &= steps == [run as isize; 2];
+        for (extent, step) in columns.into_iter().rev().filter(|(extent, _)| *extent != 1) {
+            dense &= step == run as isize;
             match dense {
-                true => run *= w.shape[axis],
-                false if !steps.into_iter().all(whole) => return false,
+                true => run *= extent,
+                false if !whole(step) => return false,
                 false => {}
             }
         }
-        run.is_multiple_of(width)
+        run.is_multiple_of(WIDTH) && whole(offset) && between.iter().all(|&(extent, step)| extent == 1 || whole(step))
     };
-    [[1, 2, 3, 4], [2, 3, 4, 1]].into_iter().find(|order| within && begins && along(order))
+    let under = |axis: usize| match axis {
+        1 => x.strides[1],
+        _ => times(x.strides[axis], window.dilations[axis - 2]),
+    };
+    let position = |a: usize| (positions[a], times(x.strides[a + 2], window.strides[a]));
+    let images = [(x.shape[0], x.strides[0]), (groups, times(x.strides[1], w.shape[1]))];
+    let between = [images[0], images[1], position(0), position(1), position(2)];
+    let in_order = |order: &[usize; 4]| {
+        lies(x.offset, &between, order.map(|axis| (w.shape[axis], under(axis))))
+            && lies(w.offset, &[(w.shape[0], w.strides[0])], order.map(|axis| (w.shape[axis], w.strides[axis])))
+    };
+    [[1, 2, 3, 4], [2, 3, 4, 1]].into_iter().find(|order| within && in_order(order))
 }
 
 /// Whether the prologues are those of core operands, one each, and have the operands that they name.

@@ -6,7 +6,7 @@ use super::scalar::{convert, extreme, literal};
 use super::thin::THIN;
 use super::wide::{BYTES, Tile, matrix};
 use super::{Dialect, Input, Module};
-use crate::kernel::layout::prologue::{lies_by_patches, unfolds, unfolds_transposed};
+use crate::kernel::layout::prologue::{by_patches, unfolds, unfolds_transposed};
 use crate::kernel::{Fold, Nearest, PadMode, Pool, ResizeMode, RowFold, Window};
 use crate::shape::Access;
 use crate::target::FEW_GROUPS;
@@ -461,25 +461,26 @@ impl Module<'_> {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", s, [0, 2, 3, 4]),
         ];
-        let element = self.storage[0];
-        let halves = element.size() == 2 && self.storage[1] == element && self.target.compute >= 80;
-        let plain = self.kernel.prologues.is_empty() && self.bindings.of[..2].iter().all(Option::is_some);
-        let order = lies_by_patches(self.kernel, window, BYTES / element.size()).filter(|_| halves && plain);
-        let Some(order) = order else {
-            return self.product(space, [groups, m, k, n], true, false, None);
-        };
+        let order = by_patches(self.kernel, groups, window, self.target);
+        let spaces =
+            order.map(|order| [self.conv_weights([groups, out], order), self.conv_patches(groups, window, order)]);
+        let sent = spaces.as_ref().map(|[weights, patches]| [(1, weights), (0, patches)]);
+        self.product(space, [groups, m, k, n], true, sent.is_some(), sent)
+    }
+
+    /// The data of a convolution as a matrix per group, whose rows are those under these axes of the weights.
+    fn conv_patches(&self, groups: usize, window: &Window, rows: [usize; 4]) -> Space {
+        let (s, input) = (&self.kernel.shape, self.access(1).shape[1]);
         let under = |axis: usize| match axis {
-            1 => channel(input, 1),
+            1 => Piece::new(1, input, 1),
             _ => Piece::new(axis, window.kernel[axis - 2], window.dilations[axis - 2]),
         };
         let position = |axis: usize| Piece::new(axis, s[axis], if axis == 0 { 1 } else { window.strides[axis - 2] });
-        let patches = vec![
-            Var { name: "batch", pieces: vec![channel(groups, input)] },
-            Var { name: "k", pieces: order.map(under).into() },
+        vec![
+            Var { name: "batch", pieces: vec![Piece::new(1, groups, input)] },
+            Var { name: "k", pieces: rows.map(under).into() },
             Var { name: "n", pieces: [0, 2, 3, 4].map(position).into() },
-        ];
-        let of_weights = self.conv_weights([groups, out], order);
-        self.product(space, [groups, m, k, n], true, true, Some([(1, &of_weights), (0, &patches)]))
+        ]
     }
 
     /// The weights of a convolution as a matrix per group, whose columns are these axes.

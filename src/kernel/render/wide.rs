@@ -7,6 +7,7 @@ use super::thin::THIN;
 use super::{Dialect, Input, Module, Scalars};
 use crate::expr::{Body, Code};
 use crate::kernel::RowFold;
+use crate::kernel::layout::prologue::suits_warps;
 use crate::kernel::library::{SPLIT_TILE, WARPGROUP_BYTES, WARPGROUP_TILE, few_tiles, fill_warpgroups};
 use crate::shape::Access;
 use crate::target::FEW_GROUPS;
@@ -100,7 +101,7 @@ impl Module<'_> {
             return None;
         }
         match element {
-            F16 | BF16 if self.storage[1] == element && m > 16 && n > 16 && k >= 16 => Some(match () {
+            F16 | BF16 if self.storage[1] == element && suits_warps([m, k, n]) => Some(match () {
                 () if sent && b_k && fill_warpgroups([batch, m, n], self.target) => Tile::Warpgroups(element),
                 () if tiles(128) >= 96 => Tile::Halves(128, element),
                 () => Tile::Halves(64, element),
@@ -245,17 +246,14 @@ impl Module<'_> {
                 self.shared.push(("tile", F32, 8 * (rows + columns).saturating_mul(3 * 8).max(rows * columns)));
                 Ok(("matmul_split", 256, groups))
             }
-            Tile::Warpgroups(element) => {
+            Tile::Halves(_, element) | Tile::Warpgroups(element) => {
                 self.declarations.push(format!("typedef {} element;", element.name()));
                 self.int("TILE_M", rows as isize);
                 self.int("TILE_N", columns as isize);
-                self.shared.push(("tile", element, WARPGROUP_BYTES / element.size()));
-                Ok(("matmul_warpgroup", 256, groups))
-            }
-            Tile::Halves(_, element) => {
-                self.declarations.push(format!("typedef {} element;", element.name()));
-                self.int("TILE_M", rows as isize);
-                self.int("TILE_N", columns as isize);
+                if matches!(tile, Tile::Warpgroups(_)) {
+                    self.shared.push(("tile", element, WARPGROUP_BYTES / element.size()));
+                    return Ok(("matmul_warpgroup", 256, groups));
+                }
                 if !b_k {
                     self.flags.push("B_ROWS");
                 }

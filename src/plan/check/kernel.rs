@@ -87,7 +87,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     }
 
     let called = kernel.call.is_none() || kernel.call == library::call(kernel, target);
-    ensure(called, || "its library call is not what it computes, or the target lacks the library".into())?;
+    ensure(called, || "its library call is not what this version has for it, or the target lacks the library".into())?;
     let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
     let needed = layout::workspace(kernel, target);
     ensure(*workspace >= needed, || format!("expected a workspace of {needed} bytes, found {workspace}"))?;
