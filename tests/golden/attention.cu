@@ -30,8 +30,12 @@ struct bf16 {
     u16 bits;
     bf16() = default;
     DEVICE explicit bf16(f32 v) {
+#if __CUDA_ARCH__ >= 800
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(v));
+#else
         const u32 u = bitcast<u32>(v);
         bits = v != v ? 0x7fff : u16((u + 0x7fff + (u >> 16 & 1)) >> 16);
+#endif
     }
     DEVICE operator f32() const { return bitcast<f32>(u32(bits) << 16); }
 };
@@ -192,8 +196,38 @@ DEVICE void send(void* to, const void* from, bool there) {
 DEVICE void post() { asm volatile("cp.async.commit_group;"); }
 template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
 DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
-// Workgroup memory that is as large as the launch says.
-#define POOL(bytes) extern __shared__ __align__(16) u8 pool[]
+// Workgroup memory that is as large as the launch says, aligned as a tile wants it that comes first.
+#define POOL(bytes) extern __shared__ __align__(1024) u8 pool[]
+// Products of tiles of halves in workgroup memory by compute capability 9.0 (wgmma), which four warps ask for together and which take their
+// own time. A tile is made of rows of 64 that lie one after another from a multiple of 1024 bytes on, piece p of eight of row r in place
+// p ^ r % 8. What was written there is shown to the products before a barrier; they begin after all other uses of their sums; what was posted
+// is there when it has been seen to arrive.
+DEVICE void show_tiles() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+DEVICE void begin_tiles() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+DEVICE void post_tiles() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void arrive_tiles() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+// An address as products take it: in steps of 16 bytes, 1024 from eight rows to the next eight, their pieces as said above.
+DEVICE u64 tile_at(const void* p) {
+    return (u32(__cvta_generic_to_shared(p)) & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+// c += a b', where a is 64 x 16 and b 256 x 16: c as of `multiply`, warp w of the four has rows 16 w to 16 w + 15.
+#define TEN(tens) "%" #tens "0, %" #tens "1, %" #tens "2, %" #tens "3, %" #tens "4, %" #tens "5, %" #tens "6, %" #tens "7, %" #tens "8, %" #tens "9, "
+#define FOUR(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SIXTEEN(i) FOUR(i), FOUR(i + 4), FOUR(i + 8), FOUR(i + 12)
+#define MULTIPLY_TILES(T, NAME) \
+    DEVICE void multiply_tiles(f32 (&c)[128], const T* a, const T* b) { \
+        asm volatile("{ .reg .pred more; setp.ne.b32 more, 1, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32." NAME "." NAME " {" \
+                     TEN() TEN(1) TEN(2) TEN(3) TEN(4) TEN(5) TEN(6) TEN(7) TEN(8) TEN(9) TEN(10) TEN(11) \
+                     "%120, %121, %122, %123, %124, %125, %126, %127}, %128, %129, more, 1, 1, 0, 0; }" \
+                     : SIXTEEN(0), SIXTEEN(16), SIXTEEN(32), SIXTEEN(48), SIXTEEN(64), SIXTEEN(80), SIXTEEN(96), SIXTEEN(112) \
+                     : "l"(tile_at(a)), "l"(tile_at(b))); \
+    }
+MULTIPLY_TILES(f16, "f16")
+MULTIPLY_TILES(bf16, "bf16")
+#undef MULTIPLY_TILES
+#undef SIXTEEN
+#undef FOUR
+#undef TEN
 // Waits for all workgroups of a cluster; what they wrote to workgroup memory is seen by all.
 DEVICE void meet_cluster() {
     asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" : : : "memory");
