@@ -283,7 +283,18 @@ fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
     assert!(!rendered(&target, [71680, 768, 30522], along_k), "more elements than 32 bits count");
     assert!(!rendered(&target, [2048, 768, 30522], [false; 2]), "columns that do not lie 16 bytes at a time");
     assert!(!rendered(&target, [2056, 768, 30522], [true; 2]), "a result by columns");
-    assert!(!rendered(&Target { compute: 80, ..target }, [2048, 768, 30522], along_k), "no warpgroups");
+    assert!(!rendered(&target, [2048, 8, 30521], along_k), "an inner axis too short for tensor cores");
+    let [unknown, older] = [Target { multiprocessors: 0, ..target.clone() }, Target { compute: 80, ..target.clone() }];
+    assert!(!rendered(&unknown, [2048, 768, 30522], along_k), "a device of unknown size");
+    assert!(!rendered(&older, [2048, 768, 30522], along_k), "no warpgroups");
+    // 256 tiles of a batch, of which a rendered product makes 130: rows of 65 of its matrices.
+    let mut kernel = product_sized(DType::BF16, [65, 768, 258]);
+    let right = Access::contiguous(Shape::new([258, 768])).permute(&[1, 0]);
+    kernel.shape = Shape::new([128, 65, 258]);
+    kernel.reads[0].access = Access::contiguous(Shape::new([65, 128, 768])).permute(&[1, 0, 2]);
+    kernel.reads[1].access = right.broadcast(&Shape::new([128, 768, 258]));
+    kernel.writes[0].access = Access::contiguous(kernel.shape.clone());
+    assert!(library::call(&kernel, &target).is_some(), "too few tiles as they are rendered");
 }
 
 #[test]

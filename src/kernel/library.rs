@@ -9,7 +9,7 @@
 //!                       `------------------ the call -----------------------'   `-- a map --'
 //! ```
 
-use super::layout::prologue;
+use super::layout::prologue::{self, EIGHT};
 use super::{Kernel, Template, render};
 use crate::dtype::DType;
 use crate::target::{Family, Target};
@@ -274,9 +274,7 @@ fn is_small(kernel: &Kernel, call: &Call, target: &Target) -> bool {
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
         // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
         (Call::MatMul(p), ..) => {
-            let thinner = p.m.min(p.n);
-            let rendered = thinner > WARP_ROWS && starts_anywhere(kernel, p, target);
-            thinner <= THIN || rendered || splits(kernel, p, target)
+            p.m.min(p.n) <= THIN || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
         }
         (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
@@ -306,12 +304,12 @@ fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let lie = left.access.lies(row + 1, EIGHT) && (along_k || right.access.lies(row + 1, EIGHT));
     let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
     // The call's rows are the result's columns.
-    let [batch, m, n] = [call.batch, call.n, call.m].map(|extent| extent as usize);
+    let [batch, m, k, n] = [call.batch, call.n, call.k, call.m].map(|extent| extent as usize);
     // A rendered product lengthens its rows by a batch over which the right operand stands still: its tiles are fewer.
     let apart = batch == 1 || call.a.stride > 0;
     let warpgroups = along_k && apart && fill_warpgroups([batch, m, n], target);
     let anywhere = step % 2 != 0 || step % EIGHT as isize != 0 && warpgroups;
-    halves && target.compute >= 80 && lie && dense == 1 && anywhere
+    halves && target.compute >= 80 && prologue::suits_warps([m, k, n]) && lie && dense == 1 && anywhere
 }
 
 /// Whether this is a product of `f32` whose inner axis warps of a rendered kernel share, 16 bytes at a time. On an H200 it takes between
@@ -346,9 +344,7 @@ pub fn few_tiles(tiles: u64, target: &Target) -> bool {
     tiles <= 3 * u64::from(target.multiprocessors)
 }
 
-/// Halves in 16 bytes.
-const EIGHT: usize = 8;
-/// More rows and columns than this, and tensor cores have something to do.
+/// More columns than this, and warps have something to do.
 const WARP_ROWS: u64 = 16;
 
 /// Whether libraries compute products of this type on tensor cores.

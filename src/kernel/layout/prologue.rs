@@ -10,6 +10,8 @@ use crate::target::{Family, Target};
 
 /// How often the CPU may pack an element, and apply the prologue to it, before a kernel of its own is faster.
 const MOST_REPEATS: f64 = 2.0;
+/// Halves in 16 bytes.
+pub const EIGHT: usize = 8;
 /// The most instructions that vanish beside those of a product.
 const CHEAP: usize = 8;
 
@@ -44,7 +46,6 @@ pub fn by_strips(weights: &[usize], groups: usize) -> bool {
 /// The columns of a convolution's weights, an order of their axes but the first, in which it is computed as a product of halves that lie 16
 /// bytes at a time, if it is one: of windows without padding that begin at multiples of 16 bytes, as the patches of a vision transformer.
 pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
-    const WIDTH: usize = 8;
     let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
     let halves = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();
     let (x, w) = (&x.access, &w.access);
@@ -52,7 +53,7 @@ pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Targ
     if !halves || !suits_warps([outputs / groups.max(1), w.shape[1..].iter().product(), columns]) {
         return None;
     }
-    let whole = |n: isize| n.unsigned_abs().is_multiple_of(WIDTH);
+    let whole = |n: isize| n.unsigned_abs().is_multiple_of(EIGHT);
     let times = |stride: isize, n: usize| stride.saturating_mul(n.try_into().unwrap_or(isize::MAX));
     let within = (0..3).all(|a| {
         let reach = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
@@ -70,15 +71,15 @@ pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Targ
                 false => {}
             }
         }
-        run.is_multiple_of(WIDTH) && whole(offset) && between.iter().all(|&(extent, step)| extent == 1 || whole(step))
+        run.is_multiple_of(EIGHT) && whole(offset) && between.iter().all(|&(extent, step)| extent == 1 || whole(step))
     };
     let under = |axis: usize| match axis {
         1 => x.strides[1],
         _ => times(x.strides[axis], window.dilations[axis - 2]),
     };
     let position = |a: usize| (positions[a], times(x.strides[a + 2], window.strides[a]));
-    let images = [(x.shape[0], x.strides[0]), (groups, times(x.strides[1], w.shape[1]))];
-    let between = [images[0], images[1], position(0), position(1), position(2)];
+    let (image, group) = ((x.shape[0], x.strides[0]), (groups, times(x.strides[1], w.shape[1])));
+    let between = [image, group, position(0), position(1), position(2)];
     let in_order = |order: &[usize; 4]| {
         lies(x.offset, &between, order.map(|axis| (w.shape[axis], under(axis))))
             && lies(w.offset, &[(w.shape[0], w.strides[0])], order.map(|axis| (w.shape[axis], w.strides[axis])))
