@@ -116,7 +116,7 @@ fn what_rows_say_of_parts_is_so() {
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let read: Vec<_> = operands.iter().map(|v| v.map(|v| values[&v].clone())).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
-            if !matches!(op.lower, Lower::Decompose(_) | Lower::Fold) {
+            if !matches!(op.lower, Lower::Decompose(_) | Lower::Const) {
                 with_kernel.insert(op.name);
             }
             if parts_are_parts(&call, &read) > 0 {

@@ -5,7 +5,7 @@ mod samples;
 
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Nearest, Pool, ResizeMode, Template, Window};
-use plimsoll::op::{Attr, Attrs, Build, Call, Core, Fact, Lower, OpResult, ValueId};
+use plimsoll::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
 use plimsoll::tensor::Tensor;
@@ -98,7 +98,7 @@ fn element(access: &Access, values: &[f64], index: &[isize]) -> Option<f64> {
 }
 
 /// The core's values by the template's definition, for the templates that the rows of this file's concern use.
-fn interpret<'a>(core: &Core, buffer: impl Fn(usize) -> &'a Vec<f64>) -> Option<Vec<f64>> {
+fn interpret<'a>(core: &TemplateCall, buffer: impl Fn(usize) -> &'a Vec<f64>) -> Option<Vec<f64>> {
     let read = |r: usize, index: &[isize]| element(&core.reads[r].1, buffer(core.reads[r].0), index);
     let x = |r: usize| &core.reads[r].1.shape;
     let mut out = Vec::new();

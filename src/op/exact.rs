@@ -1,21 +1,25 @@
-//! What a row makes of tensors, in their own types: the meaning that constants are folded by.
+//! The meaning of a call on tensors, in their own types. Constant folding uses it.
 //!
-//! `f64` is exact for every type but `i64`. So elements are moved as bytes, and integers are computed as integers wherever
-//! a row is elementwise or a plain reduction; they wrap around, as those of kernels do.
+//! `f64` is exact for every type but `i64`. So a row that only moves elements moves their bytes. Elementwise rows and
+//! plain reductions of integers compute in integers, which wrap around as they do in kernels.
 
-use super::{Args, Arity, Call, Eval, Fact, Lower, OpResult, reduced_axes};
+use super::fact::{Fact, OpResult};
+use super::input::Arity;
+use super::{Args, Call, Eval, Lower};
 use crate::dtype::DType;
-use crate::expr::{self, Binary, Body, Code, Expr, Instr, Unary};
+use crate::expr::{self, Binary, Code, Expr, Instr, Unary};
 use crate::kernel::Fold;
 use crate::shape::{Access, Shape, advance};
 use crate::tensor::Tensor;
 
 impl Call<'_> {
-    /// Every output for these inputs. Exact, but for `i64` values beyond 2^53 in a row that neither moves elements, nor is
-    /// elementwise, nor a plain reduction.
+    /// Computes every output from these inputs.
+    ///
+    /// The result is exact, with one exception: `i64` values beyond 2^53 in a row that is not elementwise, not a plain
+    /// reduction, and does more than move elements.
     ///
     /// # Errors
-    /// What the row refuses.
+    /// The reason why the row refuses the call.
     pub fn compute(&self, inputs: &[Option<&Tensor>]) -> OpResult<Vec<Tensor>> {
         let facts = self.infer()?;
         let ints = self.inputs.iter().flatten().copied().chain(&facts).any(|fact| fact.dtype.is_int());
@@ -38,7 +42,7 @@ impl Call<'_> {
         Ok(facts.iter().zip(self.eval(&values)?).map(tensor).collect())
     }
 
-    /// Puts the elements of the inputs one behind the other along an axis, in runs.
+    /// Concatenates the inputs along attribute `axis`, run by run.
     fn join(&self, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
         let outer: usize = fact.shape[..self.axis("axis", 0, &fact.shape)?].iter().product();
         let mut bytes = Vec::with_capacity(fact.shape.numel() * fact.dtype.size());
@@ -52,7 +56,7 @@ impl Call<'_> {
         Tensor::new(fact.dtype, fact.shape.clone(), bytes).map_err(|e| e.to_string())
     }
 
-    /// Moves the numbers of the elements, then the elements to where their numbers went.
+    /// Moves elements of any type: numbers the elements, moves the numbers in `f64`, then copies the elements.
     fn move_elements(
         &self,
         rule: fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>,
@@ -85,10 +89,9 @@ impl Call<'_> {
         outputs.collect()
     }
 
-    /// Runs the code that kernels hold.
+    /// Runs the code of the elementwise kernel on integers.
     fn map_ints(&self, lower: fn(&Args, &Call) -> Expr, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
-        let args: Vec<_> = self.inputs.iter().enumerate().map(|(i, f)| f.map(|f| Expr::input(i, f.dtype))).collect();
-        let body = Body::new(&[lower(&Args(&args), self)]);
+        let body = self.body(lower);
         let mut operands = Vec::with_capacity(inputs.len());
         for tensor in inputs {
             operands.push(
@@ -118,7 +121,7 @@ impl Call<'_> {
 
     fn fold_ints(&self, fold: Fold, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
         let values = inputs[0].and_then(Tensor::to_i64).ok_or("input 'data' has no value")?;
-        let (axes, shape) = (reduced_axes(self)?, self.shape(0));
+        let (axes, shape) = (self.reduced_axes()?, self.shape(0));
         let kept: Shape = (0..shape.len()).map(|k| if axes.contains(&k) { 1 } else { shape[k] }).collect();
         let results = Access::contiguous(kept).broadcast(shape);
         let (low, high) = bounds(fact.dtype);
@@ -202,7 +205,7 @@ impl Values {
     }
 }
 
-/// The least and the largest value of an integer type or `bool`.
+/// The smallest and the largest value of an integer type or `bool`.
 fn bounds(dtype: DType) -> (i64, i64) {
     match dtype {
         DType::I32 => (i32::MIN.into(), i32::MAX.into()),
@@ -213,7 +216,7 @@ fn bounds(dtype: DType) -> (i64, i64) {
     }
 }
 
-/// The value that the type's bits hold.
+/// The value of the type with the same lowest bits.
 fn wrap(value: i64, dtype: DType) -> i64 {
     match dtype {
         DType::I32 => (value as i32).into(),

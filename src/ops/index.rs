@@ -6,7 +6,8 @@ use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Build, Call, Core, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping,
+    Args, Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one,
+    shaping,
 };
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
@@ -221,7 +222,7 @@ pub(super) const fn known(
     infer: fn(&Call) -> OpResult<Vec<Fact>>,
     value: fn(&Call) -> OpResult<Tensor>,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Fold, upgrade: None, part: None }
+    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Const, upgrade: None, part: None }
 }
 
 /// The tensor that the attributes of a Constant hold, exactly.
@@ -426,12 +427,12 @@ fn gather_core(
     shape: Shape,
     base: Access,
     at: impl IntoIterator<Item = Access>,
-) -> Core {
+) -> TemplateCall {
     let template =
         Template::Gather { strides: data.strides[axes.clone()].to_vec(), extents: data.shape[axes].to_vec() };
     let operand = |input: usize, access: Access| (input, Access { shape: shape.clone(), ..access });
     let reads = [operand(0, base)].into_iter().chain(at.into_iter().map(|at| operand(1, at))).collect();
-    Core { template, reads, shape: shape.clone() }
+    TemplateCall { template, reads, shape: shape.clone() }
 }
 
 /// Elements to add before and behind each axis.
@@ -531,12 +532,12 @@ fn pad_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
 }
 
 /// Negative pads are a slice of the data, so the template only adds.
-fn pad_core(call: &Call, x: &[Access]) -> OpResult<Core> {
+fn pad_core(call: &Call, x: &[Access]) -> OpResult<TemplateCall> {
     let crops = cropped(call)?;
     let data = crops.iter().enumerate().fold(x[0].clone(), |a, (k, &(start, left))| a.slice(k, start, 1, left));
     let before = pads(call)?.iter().map(|&(before, _)| before.max(0) as isize).collect();
     let shape = pad(call)?.remove(0).shape;
-    Ok(Core { template: Template::Pad { before, mode: pad_mode(call)? }, shape, reads: vec![(0, data)] })
+    Ok(TemplateCall { template: Template::Pad { before, mode: pad_mode(call)? }, shape, reads: vec![(0, data)] })
 }
 
 /// The new axis of a OneHot, and its extent.

@@ -2,7 +2,7 @@
 
 use super::{indices, output, same_float};
 use crate::kernel::Template;
-use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, optional};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -116,7 +116,7 @@ fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
     }
 }
 
-fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<Core> {
+fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
     let p = Product::new(call)?;
     let matrix = |access: &Access, promoted: [usize; 2], shape: Shape| match access.shape.len() {
         1 => access.reshape(&promoted.into()).expect("a unit axis needs no copy").broadcast(&shape),
@@ -124,7 +124,7 @@ fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<Core> {
     };
     let a = matrix(&at[0], [1, p.k], p.with(p.m, p.k));
     let b = matrix(&at[1], [p.k, 1], p.with(p.k, p.n));
-    Ok(Core { template: Template::MatMul, shape: p.with(p.m, p.n), reads: vec![(0, a), (1, b)] })
+    Ok(TemplateCall { template: Template::MatMul, shape: p.with(p.m, p.n), reads: vec![(0, a), (1, b)] })
 }
 
 /// The extents m, k and n of a Gemm, and which matrices are transposed.

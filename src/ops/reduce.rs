@@ -4,7 +4,7 @@ use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Fold;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, reduced_axes, shaping};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::Shape;
 
 const ONE: &[Input] = &[one("data")];
@@ -48,7 +48,7 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| fold(x, c, |x, _| x.iter().sum::<f64>() / x.len() as f64),
         Lower::Decompose(|b, c, x| {
             let sum = reduce(b, c, "ReduceSum", data(x))?[0];
-            let count: usize = reduced_axes(c)?.into_iter().map(|axis| c.shape(0)[axis]).product();
+            let count: usize = c.reduced_axes()?.into_iter().map(|axis| c.shape(0)[axis]).product();
             let count = b.scalar(count as f64, c.dtype(0));
             Ok(vec![b.op("Div", &[sum, count], Attrs::new())?])
         })),
@@ -97,7 +97,7 @@ const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: L
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {
-    output(call.dtype(0), reduced(call, &reduced_axes(call)?)?)
+    output(call.dtype(0), reduced(call, &call.reduced_axes()?)?)
 }
 
 fn number(call: &Call) -> OpResult<Vec<Fact>> {
@@ -151,7 +151,7 @@ fn groups(values: &[f64], shape: &Shape, axes: &[usize]) -> Vec<Vec<f64>> {
 
 fn fold(x: &[Option<&[f64]>], call: &Call, f: fn(&[f64], DType) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let x = x[0].ok_or("input 'data' has no value")?;
-    let groups = groups(x, call.shape(0), &reduced_axes(call)?);
+    let groups = groups(x, call.shape(0), &call.reduced_axes()?);
     Ok(vec![groups.iter().map(|group| f(group, call.dtype(0))).collect()])
 }
 
@@ -177,7 +177,7 @@ fn data(inputs: &[Option<ValueId>]) -> ValueId {
 
 /// A reduction of `x` over the axes of `call`.
 fn reduce(b: &mut dyn Build, call: &Call, op: &str, x: ValueId) -> OpResult<Vec<ValueId>> {
-    let attrs = over(&reduced_axes(call)?, call.int("keepdims", 1)?);
+    let attrs = over(&call.reduced_axes()?, call.int("keepdims", 1)?);
     Ok(vec![b.op(op, &[x], attrs)?])
 }
 
@@ -193,7 +193,7 @@ fn sum_square(b: &mut dyn Build, call: &Call, x: ValueId) -> OpResult<ValueId> {
 
 /// `m + ln(sum(e^(x - m)))` with the largest value `m`, held finite so that no infinities are subtracted.
 fn log_sum_exp(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
-    let (x, axes) = (data(inputs), reduced_axes(call)?);
+    let (x, axes) = (data(inputs), call.reduced_axes()?);
     let finite = match call.dtype(0) {
         DType::F16 => half::f16::MAX.to_f64(),
         DType::BF16 => half::bf16::MAX.to_f64(),

@@ -3,7 +3,9 @@
 use super::{indices, output, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Nearest, ResizeMode, Template};
-use crate::op::{Attr, Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, shaping};
+use crate::op::{
+    Attr, Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, shaping,
+};
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
@@ -341,7 +343,7 @@ fn infer_resize(call: &Call) -> OpResult<Vec<Fact>> {
     output(dtype, axes(call)?.iter().map(|a| a.out).collect::<Shape>())
 }
 
-fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
+fn lower_resize(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
     let (mode, axes) = (mode(call)?, axes(call)?);
     // A coordinate that should be an integer, or half of one, falls on the right side whatever the rounding errors of
     // `index * step + offset` in single precision. They grow with the axis; so does this.
@@ -353,7 +355,7 @@ fn lower_resize(call: &Call, at: &[Access]) -> OpResult<Core> {
             _ => 0.0,
         }
     };
-    Ok(Core {
+    Ok(TemplateCall {
         template: Template::Resize {
             scales: axes.iter().map(|a| a.step).collect(),
             offsets: axes.iter().map(|a| a.offset + nudge(a.len)).collect(),

@@ -3,7 +3,7 @@
 use super::{indices, output, position, same_float};
 use crate::dtype::DType;
 use crate::kernel::{Pool, Template, Window};
-use crate::op::{Attrs, Build, Call, Core, Eval, Fact, Lower, OpDef, OpResult, Part, ValueId, one, optional};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 use std::iter::zip;
 
@@ -35,7 +35,7 @@ pub(super) static OPS: &[OpDef] = &[
         lower: Lower::Template(|call, at| {
             let (shape, groups, sides) = conv(call)?;
             let template = Template::Conv { groups, window: window(&sides) };
-            Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+            Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
         upgrade: None,
         part: Some(images),
@@ -66,7 +66,7 @@ pub(super) static OPS: &[OpDef] = &[
         lower: Lower::Template(|call, at| {
             let (shape, groups, sides) = conv_transpose(call)?;
             let template = Template::ConvTranspose { groups, window: window(&sides) };
-            Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
+            Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
         upgrade: None,
         part: Some(images),
@@ -575,10 +575,10 @@ fn infer_pool(call: &Call) -> OpResult<Vec<Fact>> {
     output(same_float(call)?, pool(call)?.0)
 }
 
-fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<Core> {
+fn lower_pool(call: &Call, at: &[Access], kind: impl Fn(&[Side]) -> Pool) -> OpResult<TemplateCall> {
     let (shape, sides) = pool(call)?;
     let template = Template::Pool { window: window(&sides), pool: kind(&sides) };
-    Ok(Core { template, shape: widen(&shape), reads: vec![(0, widened(&at[0]))] })
+    Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0]))] })
 }
 
 fn eval_pool(

@@ -16,7 +16,7 @@ use super::fuse::{MAX_NODES, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
-use crate::op::{Call, Fact, Lower, ValueId, reduced_axes};
+use crate::op::{Call, Fact, Lower, ValueId};
 use crate::target::{Family, Target};
 use std::collections::HashSet;
 
@@ -90,7 +90,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let folds_columns = |value: ValueId| {
         let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
         let facts = [Some(graph.fact(operand))];
-        let axes = reduced_axes(&Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }).ok()?;
+        let axes = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.reduced_axes().ok()?;
         (axes == [rank - 1] && graph.fact(value).shape.len() == rank).then_some(())
     };
     let &[exp, sum] = &named(weights, "Div")?[..] else { return None };

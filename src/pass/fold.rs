@@ -33,7 +33,7 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     match op.lower {
         // A fact in disguise: computed at once, from facts and attributes alone.
-        Lower::Fold => {
+        Lower::Const => {
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
             let tensors = call.compute(&vec![None; operands.len()]).map_err(|what| node.error(what))?;

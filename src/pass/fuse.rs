@@ -16,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::Expr;
 use crate::graph::Graph;
-use crate::op::{Args, Call, Lower, ValueId, reduced_axes};
+use crate::op::{Args, Call, Lower, ValueId};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -114,7 +114,7 @@ impl Fuser<'_> {
         let input = self.graph.operands(node)[0].expect("a reduction reads one value");
         let facts = [Some(self.graph.fact(input))];
         let call = Call { op: n.op().expect("a reduction is an operator"), attrs: &n.attrs, inputs: &facts };
-        let axes = reduced_axes(&call).expect("axes were inferred");
+        let axes = call.reduced_axes().expect("axes were inferred");
         Space { full: self.graph.fact(input).shape.clone(), row: Some((self.shape(node).clone(), axes)) }
     }
 

@@ -133,7 +133,7 @@ impl Lowering<'_> {
                 Lower::Concat => self.concat(id)?,
                 Lower::Map(_) if node.group.is_some() && self.host(group, &members)? => {}
                 Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => self.group(group)?,
-                Lower::Decompose(_) | Lower::Fold => {
+                Lower::Decompose(_) | Lower::Const => {
                     return Err(node.error("its inputs must be constants: it has no kernel"));
                 }
             }

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::expr::{Body, Expr};
 use crate::kernel::layout::prologue::by_strips;
 use crate::kernel::{Prologue, RowFold, Template};
-use crate::op::{Args, Call, Core, Fact, Lower, ValueId, reduced_axes};
+use crate::op::{Args, Call, Fact, Lower, TemplateCall, ValueId};
 use crate::pass::attention;
 use crate::shape::{Access, Shape};
 use crate::target::Family;
@@ -171,7 +171,7 @@ impl Lowering<'_> {
         let full = self.graph.fact(input).shape.clone();
         let facts = [Some(self.graph.fact(input))];
         let call = Call { op: node.op().expect("a reduction"), attrs: &node.attrs, inputs: &facts };
-        let inner = reduced_axes(&call).expect("the axes were inferred");
+        let inner = call.reduced_axes().expect("the axes were inferred");
         let kept = (0..full.len()).map(|k| if inner.contains(&k) { 1 } else { full[k] }).collect();
         let mut axes: Vec<usize> = (0..full.len()).filter(|k| !inner.contains(k)).collect();
         axes.extend(&inner);
@@ -179,7 +179,7 @@ impl Lowering<'_> {
     }
 
     /// The template of a node whose operands are read as given; of a product, with its batch axes `apart`.
-    pub(super) fn build(&self, anchor: u32, accesses: &[Access], apart: Option<&Shape>) -> Result<Core> {
+    pub(super) fn build(&self, anchor: u32, accesses: &[Access], apart: Option<&Shape>) -> Result<TemplateCall> {
         let (graph, node) = (self.graph, self.graph.node(anchor));
         let op = node.op().expect("a template is an operator");
         let Lower::Template(template) = op.lower else { unreachable!("the caller chose a template") };
@@ -204,7 +204,7 @@ impl Lowering<'_> {
         &mut self,
         anchor: u32,
         apart: Option<&Shape>,
-    ) -> Result<(Core, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
+    ) -> Result<(TemplateCall, Vec<Read>, Vec<(Prologue, Vec<Read>)>)> {
         let operands: Vec<_> = self.graph.operands(anchor).into_iter().flatten().collect();
         let mut places = Vec::with_capacity(operands.len());
         for &value in &operands {

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::expr::{self, Body};
 use crate::kernel::layout::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
-use crate::op::{Core, Lower, ValueId};
+use crate::op::{Lower, TemplateCall, ValueId};
 use crate::plan::Class;
 use crate::shape::Access;
 use crate::target::Family;
@@ -44,7 +44,7 @@ struct Slot {
     input: usize,
     operand: usize,
     /// The kernel's template under these accesses.
-    core: Core,
+    core: TemplateCall,
 }
 
 /// What leaving an elementwise group to a core takes.

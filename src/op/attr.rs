@@ -1,0 +1,106 @@
+//! Attributes of a node.
+
+use crate::dtype::DType;
+use crate::tensor::Tensor;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Attr {
+    Int(i64),
+    Float(f64),
+    Str(String),
+    Ints(Vec<i64>),
+    Floats(Vec<f64>),
+    Strs(Vec<String>),
+    Tensor(Tensor),
+}
+
+impl Attr {
+    /// The name of the attribute's kind, as ONNX calls it.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Attr::Int(_) => "int",
+            Attr::Float(_) => "float",
+            Attr::Str(_) => "string",
+            Attr::Ints(_) => "ints",
+            Attr::Floats(_) => "floats",
+            Attr::Strs(_) => "strings",
+            Attr::Tensor(_) => "tensor",
+        }
+    }
+
+    /// The attribute that stands for the constant of a shaping input: a number for a scalar, a list for one axis.
+    ///
+    /// A tensor with more axes stays a tensor. So does a scalar of another type than `i64` and `f32`: the result of a
+    /// Range has its type.
+    pub fn shaping(tensor: &Tensor) -> Attr {
+        match (tensor.dtype(), tensor.to_i64(), tensor.shape().is_empty()) {
+            (DType::I64, Some(values), true) => Attr::Int(values[0]),
+            (DType::F32, _, true) => Attr::Float(tensor.to_f64()[0]),
+            _ if tensor.shape().len() != 1 => Attr::Tensor(tensor.clone()),
+            (_, Some(values), _) => Attr::Ints(values),
+            (_, None, _) => Attr::Floats(tensor.to_f64()),
+        }
+    }
+}
+
+/// The attributes of a node, by name, in a fixed order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Attrs(BTreeMap<String, Attr>);
+
+impl Attrs {
+    /// No attributes.
+    pub fn new() -> Attrs {
+        Attrs::default()
+    }
+
+    /// Attributes of a Slice of this range along one axis.
+    pub fn span(axis: usize, span: Range<usize>) -> Attrs {
+        let at = |n: usize| vec![n as i64];
+        Attrs::new().with("axes", at(axis)).with("starts", at(span.start)).with("ends", at(span.end))
+    }
+
+    /// Sets one attribute and returns all.
+    pub fn with(mut self, name: &str, value: impl Into<Attr>) -> Attrs {
+        self.set(name, value);
+        self
+    }
+
+    /// Sets an attribute. An earlier value is replaced.
+    pub fn set(&mut self, name: &str, value: impl Into<Attr>) {
+        self.0.insert(name.to_owned(), value.into());
+    }
+
+    /// The attribute's value, if it is set.
+    pub fn get(&self, name: &str) -> Option<&Attr> {
+        self.0.get(name)
+    }
+
+    /// Removes an attribute and returns its value.
+    pub fn remove(&mut self, name: &str) -> Option<Attr> {
+        self.0.remove(name)
+    }
+
+    /// All attributes in order of their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Attr)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), v))
+    }
+}
+
+macro_rules! from {
+    ($($kind:ident: $($ty:ty),+);+) => {$($(
+        impl From<$ty> for Attr {
+            fn from(value: $ty) -> Attr { Attr::$kind(value.into()) }
+        }
+    )+)+};
+}
+from!(Int: i64, i32; Float: f64, f32; Str: String, &str; Ints: Vec<i64>; Floats: Vec<f64>; Tensor: Tensor);
+
+impl From<&[usize]> for Attr {
+    fn from(values: &[usize]) -> Attr {
+        Attr::Ints(values.iter().map(|&v| v as i64).collect())
+    }
+}

@@ -1,0 +1,46 @@
+//! The reference meaning of a call, in `f64`.
+
+use super::fact::OpResult;
+use super::{Call, Eval};
+use crate::shape::{Access, advance};
+
+impl Call<'_> {
+    /// Evaluates the row's `f64` meaning: row-major values of every output. Integer and `bool` results are whole.
+    ///
+    /// # Errors
+    /// The reason why the row refuses the call.
+    pub fn eval(&self, values: &[Option<&[f64]>]) -> OpResult<Vec<Vec<f64>>> {
+        let facts = self.infer()?;
+        let mut outputs = match self.op.eval {
+            Eval::Tensor(f) | Eval::Move(f) => f(values, self)?,
+            Eval::Known(f) => vec![f(self)?.to_f64()],
+            Eval::Scalar(f) => {
+                let shape = &facts[0].shape;
+                let views: Vec<_> = self
+                    .inputs
+                    .iter()
+                    .map(|fact| fact.map(|f| Access::contiguous(f.shape.clone()).broadcast(shape)))
+                    .collect();
+                let mut index = vec![0; shape.len()];
+                let mut args = vec![f64::NAN; values.len()];
+                let mut out = Vec::with_capacity(shape.numel());
+                for _ in 0..shape.numel() {
+                    for ((arg, value), view) in args.iter_mut().zip(values).zip(&views) {
+                        if let (Some(value), Some(view)) = (value, view) {
+                            *arg = value[view.at(&index) as usize];
+                        }
+                    }
+                    out.push(f(&args, self));
+                    advance(&mut index, shape);
+                }
+                vec![out]
+            }
+        };
+        for (output, fact) in outputs.iter_mut().zip(&facts) {
+            if !fact.dtype.is_float() {
+                output.iter_mut().for_each(|v| *v = v.trunc());
+            }
+        }
+        Ok(outputs)
+    }
+}

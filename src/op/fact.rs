@@ -1,0 +1,73 @@
+//! Facts: the element type and the shape of a value, known before anything runs.
+
+use crate::dtype::DType;
+use crate::shape::Shape;
+
+/// The error is the reason why a row refuses a node: expected and found. The graph adds the node's name and operator.
+pub type OpResult<T> = Result<T, String>;
+
+/// Type and shape of a value.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Fact {
+    /// Element type.
+    pub dtype: DType,
+    /// Extents; named dims are bound.
+    pub shape: Shape,
+}
+
+/// Upper bound of a value's bytes, extents of 0 left out. Below it no product of extents overflows.
+const MAX_BYTES: usize = 1 << 46;
+/// Upper bound of the bytes of a constant that shapes and attributes alone determine. The host computes and holds it.
+pub const MAX_MADE: usize = 1 << 30;
+
+impl Fact {
+    /// A value of this type and shape.
+    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Fact {
+        Fact { dtype, shape: shape.into() }
+    }
+
+    /// Bytes of the elements. The fact must be [countable](Self::countable).
+    pub fn bytes(&self) -> usize {
+        self.shape.numel() * self.dtype.size()
+    }
+
+    /// Refuses a value that no memory holds. Every extent is checked here before it enters a graph.
+    ///
+    /// # Errors
+    /// The fact, and the bound that it exceeds.
+    pub fn countable(&self) -> OpResult<()> {
+        let mut extents = self.shape.iter().filter(|&&extent| extent > 0);
+        match extents.try_fold(self.dtype.size(), |n, &extent| n.checked_mul(extent).filter(|&n| n <= MAX_BYTES)) {
+            Some(_) => Ok(()),
+            None if self.shape.contains(&0) => Err(format!("{self} has extents larger than any memory")),
+            None => Err(format!("{self} is larger than any memory")),
+        }
+    }
+
+    /// Refuses a constant that is too large for the host to compute from shapes and attributes.
+    ///
+    /// # Errors
+    /// Expected and found.
+    pub fn makeable(&self) -> OpResult<()> {
+        if self.countable().is_ok() && self.bytes() <= MAX_MADE {
+            Ok(())
+        } else {
+            Err(format!("expected to make constants of up to {MAX_MADE} bytes, found {self}"))
+        }
+    }
+}
+
+impl std::fmt::Display for Fact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", self.dtype, self.shape)
+    }
+}
+
+/// A value of a graph: output `port` of node `node`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId {
+    /// The producing node's index.
+    pub node: u32,
+    /// The index of the output among the node's outputs.
+    pub port: u32,
+}

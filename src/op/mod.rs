@@ -1,0 +1,175 @@
+//! The schema of the op table: one static [`OpDef`] row holds everything that the crate knows of an operator.
+//!
+//! Names, inputs, attributes and semantics are ONNX's. An input that only shapes the computation is declared
+//! [`Arity::Shaping`], such as a Reshape's target or a Slice's bounds. It must be a constant, and the row's functions
+//! read it as the attribute of the same name, whichever way the file's opset spells it.
+//! A shaping input that a row can do without is an [`Arity::Hint`].
+//!
+//! This file holds the types. `call`, `part`, `eval` and `exact` hold what a [`Call`] can be asked: its attributes and
+//! facts, its parts, its values in `f64`, its values in its own types.
+
+mod attr;
+mod build;
+mod call;
+mod eval;
+mod exact;
+mod fact;
+mod input;
+mod part;
+
+pub use attr::{Attr, Attrs};
+pub use build::Build;
+pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
+pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
+
+use crate::expr::Expr;
+use crate::kernel::{Fold, Template};
+use crate::shape::{Access, Shape};
+use crate::tensor::Tensor;
+use std::ops::Index;
+
+/// One row of the op table.
+pub struct OpDef {
+    /// ONNX's name.
+    pub name: &'static str,
+    /// One line: what it computes.
+    pub doc: &'static str,
+    /// Inputs in ONNX's order.
+    pub inputs: &'static [Input],
+    /// Names of the attributes it knows, besides those of shaping inputs; any other is refused. If a row knows
+    /// `num_outputs` and a node lacks it, the graph's builder sets it to the number of outputs asked for.
+    pub attrs: &'static [&'static str],
+    /// Facts of the outputs.
+    pub infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    /// The meaning in `f64`.
+    pub eval: Eval,
+    /// How it becomes kernels.
+    pub lower: Lower,
+    /// Rewrites a node of an older opset in the newest form, before arity and attributes are checked. The slots are
+    /// the node's inputs in the file's order.
+    pub upgrade: Option<fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs)>,
+    /// Splits the output along an axis into units: see [`Call::part`]. `None` if the rule follows from `lower`, or if
+    /// no part can be computed without the rest.
+    pub part: Option<fn(&Call, axis: usize, units: usize) -> Option<Part>>,
+}
+
+impl std::fmt::Debug for OpDef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+impl OpDef {
+    /// Sets the rule for parts of the output.
+    pub const fn part(self, part: fn(&Call, usize, usize) -> Option<Part>) -> OpDef {
+        OpDef { part: Some(part), ..self }
+    }
+
+    /// The smallest and the largest number of data inputs of a node.
+    pub fn arity(&self) -> (usize, usize) {
+        let all: Vec<_> = self.inputs.iter().filter(|i| !i.shapes()).collect();
+        // Optional ones may stand before required ones.
+        let min = all.iter().rposition(|i| i.arity != Arity::Optional).map_or(0, |last| last + 1);
+        let variadic = all.iter().any(|i| i.arity == Arity::Variadic);
+        (min, if variadic { usize::MAX } else { all.len() })
+    }
+}
+
+/// A node as its row sees it: attributes and input facts.
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    /// The node's row.
+    pub op: &'static OpDef,
+    /// The node's attributes, shaping inputs among them.
+    pub attrs: &'a Attrs,
+    /// Facts of the data inputs; an omitted optional input is `None`.
+    pub inputs: &'a [Option<&'a Fact>],
+}
+
+/// The row's meaning in `f64`, independent of its lowering. Tests compare every backend with it.
+#[derive(Clone, Copy)]
+pub enum Eval {
+    /// Elementwise: maps the values of the broadcast inputs at one index to the output's. An omitted optional input reads as NaN.
+    Scalar(fn(&[f64], &Call) -> f64),
+    /// Maps row-major values of the inputs to those of every output.
+    Tensor(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    /// Like `Tensor`, and only moves elements: every output element is one of input 0, or of any input of a variadic row.
+    Move(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    /// Computes the only output from facts and attributes alone.
+    Known(fn(&Call) -> OpResult<Tensor>),
+}
+
+/// How a row becomes kernels.
+#[derive(Clone, Copy)]
+pub enum Lower {
+    /// Elementwise over the broadcast inputs.
+    Map(fn(&Args, &Call) -> Expr),
+    /// A reduction over [`Call::reduced_axes`], which are kept with extent 1 unless `keepdims` is 0.
+    Reduce(Fold),
+    /// Maps the access of input 0 to the output's. `None` if strides cannot express it, so that a copy is needed.
+    View(fn(&Call, &Access) -> Option<Access>),
+    /// The inputs one after another along attribute `axis`.
+    Concat,
+    /// Nodes of other rows; returns one value per output.
+    Decompose(fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>),
+    /// A kernel template over the data inputs, whose accesses are given.
+    Template(fn(&Call, &[Access]) -> OpResult<TemplateCall>),
+    /// A constant, computed from constants, facts and attributes before lowering. It has no kernel.
+    Const,
+}
+
+impl Lower {
+    /// The name of the lowering, as `plimsoll ops` prints it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Lower::Map(_) => "elementwise",
+            Lower::Reduce(_) => "row",
+            Lower::View(_) => "view",
+            Lower::Concat => "in place",
+            Lower::Decompose(_) => "decomposed",
+            Lower::Template(_) => "template",
+            Lower::Const => "constant",
+        }
+    }
+}
+
+/// A call of a kernel template: its parameters and operands, before these have buffers.
+pub struct TemplateCall {
+    /// The template.
+    pub template: Template,
+    /// The kernel's index space: the output's elements in row-major order, possibly under another shape.
+    pub shape: Shape,
+    /// The template's operands: the data input that each reads, and the access.
+    pub reads: Vec<(usize, Access)>,
+}
+
+/// The inputs of an elementwise row, as expressions; an omitted optional input is absent.
+pub struct Args<'a>(pub &'a [Option<Expr>]);
+
+impl Args<'_> {
+    /// An optional input.
+    pub fn get(&self, input: usize) -> Option<&Expr> {
+        self.0.get(input)?.as_ref()
+    }
+
+    /// Every input given.
+    pub fn iter(&self) -> impl Iterator<Item = &Expr> {
+        self.0.iter().flatten()
+    }
+}
+
+impl Index<usize> for Args<'_> {
+    type Output = Expr;
+    fn index(&self, input: usize) -> &Expr {
+        self.get(input).expect("a required input is present: arity is checked first")
+    }
+}
+
+/// How a part of an output is computed. The output is split along one axis into equal units; a part is a run of units.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Per data input, the axis along which a part reads the same units. `None` if a part reads the whole input.
+    pub inputs: Vec<Option<usize>>,
+    /// The attribute that lists the output's extents, if there is one.
+    pub extents: Option<&'static str>,
+}
