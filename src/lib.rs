@@ -53,11 +53,11 @@
 //! - A structured operator: one row that decomposes into others, or names a [template](kernel::Template).
 //! - A kernel template: a variant of [`kernel::Template`], a file in `shaders/` with its row in [`kernel::render::KERNELS`] and its holes
 //!   in `kernel/render/`, its workspace in [`kernel::layout`], its rules in `plan/check/kernel.rs`, a function of the CPU backend,
-//!   and cases in `tests/kernels`.
+//!   and cases in `tests/it/kernels`.
 //! - A text of a template for CUDA alone: a file in `shaders/` with the same holes, chosen where the template is rendered.
 //! - A library's call: a variant of [`kernel::library::Call`], which the checker derives again, and its execution in `backend/cuda/`.
 //! - A backend: a file with the methods of [`backend::Backend`], a [`target::Family`] with its preset, an arm of [`session::open`],
-//!   and a line in `tests/common`.
+//!   and a line in `tests/it/common.rs`.
 //! - A pass: one function and one line in [`pass::PASSES`], or, if it runs on request, a field of [`Recipe`]. What it decides by extents goes through [`choices`];
 //!   only `pass/bind.rs` cuts by what a binding holds without asking: a range whose ends it cuts differently is refused.
 //! - What can be [computed in chunks](pass::chunk): a rule in the operator's row, [`part`](op::OpDef::part), unless its kind tells.

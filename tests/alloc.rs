@@ -1,6 +1,8 @@
 //! A run allocates nothing. Counted on the CPU: calls of the allocator, over every kernel case at once, with one thread and with two. On
 //! wgpu: what its own allocator reports, after each of a thousand runs, and that the host's heap does not grow.
 
+#[path = "it/kernels/mod.rs"]
+#[allow(dead_code, reason = "the cases serve other tests as well")]
 mod kernels;
 
 use plimsoll::backend::cpu::Cpu;

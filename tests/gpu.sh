@@ -3,8 +3,8 @@
 #
 #     bash tests/gpu.sh FOLDER [MODELS]
 #
-# FOLDER holds the built binaries, as in target/release: plimsoll, and below it or in deps/ the tests ops, backend and cuda
-# (cargo build --release && cargo test --release --no-run). MODELS is a folder of exported models (tests/export_models.py); without
+# FOLDER holds the built binaries, as in target/release: plimsoll, and below it or in deps/ the integration tests, it-*
+# (cargo build --release && cargo test --release --no-run --test it). MODELS is a folder of exported models (tests/export_models.py); without
 # it, those of graphs/ serve. Prints one summary, and writes it to $OUT/gpu-summary.md if OUT is set. Exit code 1 if anything failed.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,13 +21,9 @@ failed=0
 plimsoll=$folder/plimsoll
 chmod +x "$plimsoll" 2>/dev/null
 
-# The newest binary of a test.
-binary() {
-    local found
-    found=$(find "$folder" -maxdepth 2 -type f -name "$1-*" ! -name '*.*' -printf '%T@ %p\n' 2>/dev/null | sort -rn | head -1 | cut -d' ' -f2-)
-    [[ -n $found ]] && chmod +x "$found" 2>/dev/null
-    echo "$found"
-}
+# The newest binary of the integration tests.
+tests=$(find "$folder" -maxdepth 2 -type f -name 'it-*' ! -name '*.*' -printf '%T@ %p\n' 2>/dev/null | sort -rn | head -1 | cut -d' ' -f2-)
+[[ -n $tests ]] && chmod +x "$tests" 2>/dev/null
 
 # step NAME COMMAND...: runs it, keeps its log, notes how it went.
 step() {
@@ -51,12 +47,11 @@ skip() {
     summary+=("| $1 | not run: $2 | |")
 }
 
-# tested NAME BINARY ARGUMENTS...: a step, if the test was built.
+# tested NAME ARGUMENTS...: tests as a step, if they were built.
 tested() {
-    local name=$1 path
-    path=$(binary "$2")
-    shift 2
-    if [[ -n $path ]]; then step "$name" env "${with[@]}" timeout "$limit" "$path" "$@"; else skip "$name" "no binary"; fi
+    local name=$1
+    shift
+    if [[ -n $tests ]]; then step "$name" env "${with[@]}" timeout "$limit" "$tests" "$@"; else skip "$name" "no binary"; fi
 }
 
 # What a command that ran beside others printed, and how it ended.
@@ -127,10 +122,10 @@ step "ranges on CUDA" ranges cuda
 step "digits on CUDA" digits cuda
 # These start the program where cargo built it, which is on another machine, and ask for the CPU.
 built_here=(--skip every_sample_is_of_a_type_that_the_table_lists --skip rows_without_a_softmax_are_found)
-tested "op table on CUDA" ops "${built_here[@]}" --test-threads=1
-tested "op table on CUDA, its tests side by side" ops "${built_here[@]}"
-tested "kernel cases on CUDA" backend cuda
-tested "memory audit" cuda audit --nocapture
+tested "op table on CUDA" ops:: "${built_here[@]}" --test-threads=1
+tested "op table on CUDA, its tests side by side" ops:: "${built_here[@]}"
+tested "kernel cases on CUDA" backend::every_case_agrees_on_cuda
+tested "memory audit" cuda::audit --nocapture
 # Side by side: they take long, and nothing is timed.
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -1)
 names=() pids=()
@@ -148,9 +143,9 @@ sanitized() {
         names+=("$name") pids+=($!)
     done
 }
-sanitized "the op table in f32" "$(binary ops)" every_row_agrees_with_the_reference_on_every_backend
-sanitized "the op table in halves" "$(binary ops)" every_row_agrees_with_the_reference_in_halves
-sanitized "the kernel cases" "$(binary backend)" every_case_agrees_on_cuda
+sanitized "the op table in f32" "$tests" ops::every_row_agrees_with_the_reference_on_every_backend
+sanitized "the op table in halves" "$tests" ops::every_row_agrees_with_the_reference_in_halves
+sanitized "the kernel cases" "$tests" backend::every_case_agrees_on_cuda
 sanitized "a decoder's step" "$plimsoll" run "$root/graphs/decode.onnxtxt" --set batch=1 --set past=2000 --backend cuda
 for i in "${!names[@]}"; do
     wait "${pids[$i]}"
@@ -160,8 +155,8 @@ with=(PLIMSOLL_BACKENDS=wgpu PLIMSOLL_REQUIRE_WGPU=1)
 step "graphs on wgpu" run_graphs wgpu --placement
 step "graphs on wgpu, dead memory spoilt" run_graphs wgpu --poison
 step "ranges on wgpu" ranges wgpu
-tested "op table on wgpu" ops "${built_here[@]}"
-tested "kernel cases on wgpu" backend wgpu
+tested "op table on wgpu" ops:: "${built_here[@]}"
+tested "kernel cases on wgpu" backend::wgpu::
 step "start-up" start_up
 step "bench" bench
 if [[ -n $models ]] && python3 -c 'import numpy, onnxruntime' 2>/dev/null; then

@@ -1,8 +1,6 @@
 //! Where plans for tensor cores put the channels of images, and that what they compute is still the graph.
 
-mod kernels;
-
-use kernels::{elements, indices, interpret};
+use crate::kernels::{elements, indices, interpret};
 use plimsoll::kernel::library::Call;
 use plimsoll::kernel::{Kernel, Template};
 use plimsoll::plan::{Limits, Plan};

@@ -1,14 +1,12 @@
 //! Two meanings of every elementwise row and every view: what it evaluates to, and the code or the access that it is
 //! lowered to.
 
-mod samples;
-
+use crate::samples::{Sample, samples};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::op::{Args, Attrs, Call, Eval, Fact, Lower};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
-use samples::{Sample, samples};
 
 fn agree(found: f64, expected: f64) -> bool {
     found == expected

@@ -1,13 +1,10 @@
 //! Rows that are stated once, as the nodes that they stand for or as their values: what these compute, against values that others
 //! computed.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-mod samples;
-
+use crate::samples::Sample;
 use plimsoll::dtype::DType::*;
 use plimsoll::op::{Call, Fact};
 use plimsoll::ops;
-use samples::Sample;
 
 trait Wave {
     /// One more input, whose elements go up and down between -1.25 and 1.25; each input starts elsewhere.

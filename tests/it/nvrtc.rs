@@ -1,14 +1,10 @@
 //! Every CUDA kernel of the op table, of the kernel cases and of the golden graphs, in every type, compiled by NVRTC: it needs no GPU.
 //!
 //! Without the library the test says that it was skipped, unless `PLIMSOLL_REQUIRE_NVRTC` is set: then it fails.
-#![cfg(feature = "cuda")]
 
-mod graphs;
-mod kernels;
-#[allow(dead_code, reason = "the samples serve other tests as well")]
-mod samples;
-
-use kernels::variants;
+use crate::graphs;
+use crate::kernels::variants;
+use crate::samples;
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::machine_code;
 use plimsoll::dtype::DType;

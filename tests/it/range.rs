@@ -1,7 +1,6 @@
 //! One plan for a range of shapes: every binding runs in the same bytes, and gives what it gives when it is planned alone.
 
-mod common;
-
+use crate::common;
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Usage};
 use plimsoll::choices::Choices;

@@ -1,8 +1,7 @@
 //! The op table on every backend against the reference.
 
-mod common;
-mod samples;
-
+use crate::common;
+use crate::samples;
 use plimsoll::backend::Backend;
 use plimsoll::dtype::DType;
 use plimsoll::exec::Exec;

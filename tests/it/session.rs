@@ -1,7 +1,6 @@
 //! The library's front door: sessions, shared and misused, over memory of their own or of the host; and random graphs through it.
 
-mod common;
-
+use crate::common;
 use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll::eager::alloc::Kind;
@@ -284,7 +283,7 @@ mod readme {
             let (_, rest) = text.split_once(begin).expect("it begins");
             lines(rest.split_once(end).expect("it ends").0)
         };
-        let shown = between(include_str!("../README.md"), "```rust\n", "\n```");
+        let shown = between(include_str!("../../README.md"), "```rust\n", "\n```");
         let here = between(include_str!("session.rs"), "// begin\n", "// end\n");
         assert_eq!(shown, here);
     }

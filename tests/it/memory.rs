@@ -1,7 +1,6 @@
 //! Bytes that a plan does not need: constants held twice, copies of what repeats, workspaces beyond the peak, inputs that are done with.
 
-mod common;
-
+use crate::common;
 use plimsoll::dtype::DType::{F32, I64};
 use plimsoll::graph::Graph;
 use plimsoll::plan::{Class, Limits, Plan};

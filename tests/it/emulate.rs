@@ -1,11 +1,8 @@
 //! What CUDA kernels compute, where there is no GPU: their texts compiled for the host, with contexts that take turns for threads.
 //!
 //! It needs a C++ compiler (`CXX`, else `c++`) with `_Float16` and `ucontext`; without one the test says that it was skipped.
-#![cfg(target_os = "linux")]
 
-mod kernels;
-
-use kernels::{Case, elements, encode, untouched, variants};
+use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::dtype::DType;
 use plimsoll::kernel::Template;

@@ -1,7 +1,6 @@
 //! Targets: what is said of devices that are not here, and limits that plans keep to.
 
-mod common;
-
+use crate::common;
 use plimsoll::exec::Exec;
 use plimsoll::plan::{Class, Limits, Plan, compile, plan};
 use plimsoll::target::{PRESETS, Target};

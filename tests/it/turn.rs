@@ -1,7 +1,6 @@
 //! Concatenations of a value's own parts, as rotary embeddings make them: which become views, and that they mean the same.
 
-mod common;
-
+use crate::common;
 use plimsoll::exec::Exec;
 use plimsoll::plan::Limits;
 use plimsoll::{DType, Graph, Plan, Target, Tensor, onnx, pass, plan, reference};

@@ -1,11 +1,10 @@
 //! Pictures of plans: what is drawn is what the plan says, in a real browser too.
 
-#[path = "picture/chromium.rs"]
 mod chromium;
-mod graphs;
 
+use crate::graphs;
+use crate::graphs::GRAPHS;
 use chromium::Chromium;
-use graphs::GRAPHS;
 use plimsoll::plan::lives::Lives;
 use plimsoll::plan::{Class, Limits, Plan, plan};
 use plimsoll::report::picture::{Scene, page};
@@ -109,7 +108,7 @@ fn rectangles_are_the_plan() {
     assert!(lanes > 1, "some steps run side by side");
 }
 
-/// `BLESS=1 cargo test --test picture` draws them anew.
+/// `BLESS=1 cargo test --test it picture::` draws them anew.
 #[test]
 fn pictures_in_the_readme_are_what_the_tool_draws() {
     let folder = Folder::new("readme");

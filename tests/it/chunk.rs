@@ -1,10 +1,9 @@
 //! Computing in chunks: what rows say of parts, by their own meaning; graphs in chunks on every backend; what it saves.
 
-mod common;
-mod graphs;
-mod samples;
-
-use common::{Opener, agrees, backends};
+use crate::common;
+use crate::common::{Opener, agrees, backends};
+use crate::graphs;
+use crate::samples;
 use plimsoll::exec::Exec;
 use plimsoll::graph::Graph;
 use plimsoll::op::{Call, Fact, Lower, ValueId};

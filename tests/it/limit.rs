@@ -1,5 +1,6 @@
 //! Limits, what they mean for a model, and what would help: every figure that is printed is held against a plan of its own.
 
+use crate::graphs;
 use plimsoll::advise::{self, Answer, Case, Taken, Verdict, largest};
 use plimsoll::onnx::proto::NodeProto;
 use plimsoll::pass::{self, half};
@@ -17,8 +18,6 @@ use plimsoll::{DType, Error, Graph, Tensor, onnx, reference};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-mod graphs;
 
 const MLP: &[&str] = &["graphs/mlp.onnxtxt", "--set", "batch=64"];
 const CPU: &[&str] = &["--backend", "cpu", "--threads", "2"];

@@ -1,8 +1,6 @@
 //! Library calls: each computes what the kernel does that it was taken from, and splits off no more than it can.
 
-mod kernels;
-
-use kernels::{cases, elements, indices, interpret};
+use crate::kernels::{cases, elements, indices, interpret};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};

@@ -1,8 +1,7 @@
 //! Elementwise nodes in front of a matrix product or a convolution: where they become a part of its kernel, and what it then computes.
 
-mod common;
-
-use common::{graph, planned, runs_as_the_reference};
+use crate::common;
+use crate::common::{graph, planned, runs_as_the_reference};
 use plimsoll::kernel::Template;
 use plimsoll::plan::{self, Limits};
 use plimsoll::{Plan, Target, pass};

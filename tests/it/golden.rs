@@ -1,9 +1,8 @@
 //! Goldens of every stage: the graph after the passes, plans, kernels, the table of operators. A refactor leaves them alone;
-//! `BLESS=1 cargo test --test golden` writes them anew.
+//! `BLESS=1 cargo test --test it golden::` writes them anew.
 
-mod graphs;
-
-use graphs::GRAPHS;
+use crate::graphs;
+use crate::graphs::GRAPHS;
 use plimsoll::target::Target;
 use plimsoll::{Limits, pass, plan};
 use serde_json::Value;
@@ -79,7 +78,10 @@ fn every_stage_is_as_it_was() {
             Err(error) => wrong += &format!("tests/golden/{name}: {error}\n"),
         }
     }
-    assert!(wrong.is_empty(), "\n{wrong}If this is meant: BLESS=1 cargo test --test golden, and look at git diff.");
+    assert!(
+        wrong.is_empty(),
+        "\n{wrong}If this is meant: BLESS=1 cargo test --test it golden::, and look at git diff."
+    );
 
     let there = std::fs::read_dir(golden("")).expect("the folder is there");
     let there: BTreeSet<_> = there.map(|f| f.expect("it can be listed").file_name()).collect();

@@ -1,12 +1,9 @@
 //! The plan's checker: good plans pass, corrupted ones are refused or harmless, and nothing panics.
 
-#[path = "plan/mutate.rs"]
 mod mutate;
-#[path = "plan/run.rs"]
 mod run;
-#[allow(dead_code, reason = "plans need no values")]
-mod samples;
 
+use crate::samples;
 use mutate::{Kind, Mutant, Random};
 use plimsoll::dtype::DType;
 use plimsoll::error::Error;

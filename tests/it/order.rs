@@ -1,7 +1,6 @@
 //! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
 
-mod common;
-
+use crate::common;
 use plimsoll::op::ValueId;
 use plimsoll::plan::lanes::Lanes;
 use plimsoll::plan::live::live;

@@ -1,7 +1,6 @@
 //! Eager and planned runs of the same graphs: equal results, and the figures that each claims of its memory.
 
-mod common;
-
+use crate::common;
 use plimsoll::backend::Backend;
 use plimsoll::eager::alloc::{Kind, smallest_device};
 use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, compare};

@@ -1,5 +1,4 @@
 //! What several integration tests need: the backends that are here, and a comparison in terms of the peak.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use plimsoll::backend::{Backend, cpu::Cpu};
 use plimsoll::exec::Exec;

@@ -1,6 +1,5 @@
 //! CUDA where there is none: what is missing is said in words. Its compiler, where that is, which needs no GPU. And the backend on a
 //! driver of paper, whose memory is the host's and whose kernels compute nothing.
-#![cfg(feature = "cuda")]
 
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::{Settings, machine_code, open, report};
@@ -56,7 +55,7 @@ fn compile(folder: &Folder, text: &str, defines: &[&str]) -> bool {
 
 /// Every function of the driver that is used, as C that answers "not initialised", but for the ones in `with`.
 fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
-    let api = include_str!("../src/backend/cuda/api.rs");
+    let api = include_str!("../../src/backend/cuda/api.rs");
     let names = api.match_indices("fn cu").filter_map(|(at, _)| api[at + 3..].split('(').next());
     let names = names.filter(|name| name.as_bytes()[2].is_ascii_uppercase());
     let mut text = String::from(with);

@@ -1,5 +1,4 @@
 //! The graph files that stand for all: goldens are kept of them, and their kernels are compiled.
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use plimsoll::{Graph, onnx};
 use std::path::Path;

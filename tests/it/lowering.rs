@@ -1,15 +1,13 @@
 //! Two meanings of every row: what it evaluates to, and what the rows and templates that it is lowered to compute.
 
-#[allow(dead_code, reason = "the samples serve other tests as well")]
-mod samples;
-
+use crate::samples;
+use crate::samples::Sample;
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Nearest, Pool, ResizeMode, Template, Window};
 use plimsoll::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
 use plimsoll::tensor::Tensor;
-use samples::Sample;
 
 /// Evaluates nodes as they are added: rows that decompose by their parts, templates by their definition, others by
 /// their own meaning.

@@ -1,6 +1,5 @@
 //! Kernels for testing a backend by itself, and their meaning: a plain interpreter in `f64` that shares nothing with any
 //! backend but the definition of [`Kernel`].
-#![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod variants;
 

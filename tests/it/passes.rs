@@ -1,7 +1,6 @@
 //! What passes make of a graph: it means what it meant, and takes no more.
 
-mod common;
-
+use crate::common;
 use plimsoll::trace::Trace;
 use plimsoll::{DType, Graph, Shape, Target, pass, reference};
 use std::collections::HashMap;

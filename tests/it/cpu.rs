@@ -1,8 +1,7 @@
 //! The CPU backend by itself: every kernel case on every instruction set, with one thread and with two, packed and not; and what it refuses.
 
-mod kernels;
-
-use kernels::{Case, interpret};
+use crate::kernels;
+use crate::kernels::{Case, interpret};
 use plimsoll::backend::cpu::simd::Isa;
 use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};

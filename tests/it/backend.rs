@@ -1,8 +1,6 @@
 //! Every backend that is here, by itself, against the interpreter.
 
-mod kernels;
-
-use kernels::{Case, cases, encode, infinite, interpret, unordered, untouched, variants};
+use crate::kernels::{Case, cases, encode, infinite, interpret, unordered, untouched, variants};
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::kernel::{Kernel, Operand, layout};

@@ -1,0 +1,60 @@
+//! The integration tests: one crate, a module for each subject. `cargo test --test it passes::` runs those of one.
+//!
+//! What counts the process's allocations is a process of its own: `tests/alloc.rs`.
+
+// What several modules use: backends and comparisons; graph files; kernels with their meaning; a call of every operator.
+mod common;
+mod graphs;
+mod kernels;
+mod samples;
+
+// Operators: every row of the table.
+mod composed;
+mod lowering;
+mod ops;
+mod rows;
+
+// Files and graphs.
+mod edges;
+mod hostile;
+mod onnx;
+
+// Passes.
+mod attention;
+mod chunk;
+mod halves;
+mod layout;
+mod passes;
+mod prologue;
+mod turn;
+
+// Plans: lowering, order, placement, the checker, limits.
+mod limit;
+mod memory;
+mod order;
+mod place;
+mod plan;
+mod range;
+mod target;
+
+// Kernels and backends.
+mod backend;
+mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(target_os = "linux")]
+mod emulate;
+mod library;
+#[cfg(feature = "cuda")]
+mod nvrtc;
+
+// The library and the program from outside.
+mod cli;
+mod eager;
+mod golden;
+mod picture;
+mod scenarios;
+mod session;
+
+// The project's rules about itself.
+mod tidy;
