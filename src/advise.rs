@@ -1,10 +1,10 @@
-//! What a memory limit means for a model, and what would help. Every figure is that of a plan, or of a [bound](crate::plan::bound).
+//! What a memory limit means for a model, and what would help. Every figure is that of a plan, or of a [bound](crate::plan::fit::bound).
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::onnx::{self, Model};
-use crate::plan::bound::{Bound, bound};
-use crate::plan::peak::{Peak, peak};
+use crate::plan::fit::bound::{Bound, bound};
+use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{self, Class, Limits, Plan, Recipe};
 use crate::target::{Family, Target};
 use serde::Serialize;
@@ -244,7 +244,7 @@ pub type Change<'a> = (String, Case<'a>);
 ///
 /// Rematerialisation, which is not there yet, is one more row, and a field of the [recipe](Recipe): a pass that lets values be computed again near
 /// a late reader instead of kept for it. Nodes that it adds are ordered, placed and judged like all others, so that this is its one place here;
-/// what it may add it decides by the [bytes across](crate::plan::peak) the peak.
+/// what it may add it decides by the [bytes across](crate::plan::tell::peak) the peak.
 pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
     ("f16 values", narrowed),

@@ -1,11 +1,11 @@
 //! Loads a plan on a backend and replays it. Decides nothing.
 
 use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Indexes};
 use crate::kernel::{Kernel, layout};
-use crate::plan::{Plan, Port, Step};
+use crate::plan::{Indexes, Plan, Port, Step};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -19,19 +19,20 @@
 //! # Layers
 //! A module uses its own folder, its own line, and the lines above it:
 //! ```text
-//! values   error file dtype shape tensor npy target
+//! values   error file dtype shape elements tensor npy target
 //! meaning  expr kernel op ops
-//! graph    choices graph               graph is the only file that names petgraph
+//! graph    choices constant graph      graph is the only file that names petgraph
 //! in, out  trace onnx reference pass
 //! kernels  kernel::library             what cuBLASLt and cuDNN compute of a kernel
 //!          kernel::layout              packed constants, workspaces, where prologues pay: from shapes alone
 //!          kernel::render              WGSL and CUDA C++ from shaders/
-//! plan     plan::{lower, order, lanes, live, place, spare, check}
-//!          plan::{arrange, layout, assemble}    tries them all; where everything lies; the plan of the best
-//!          plan::chunks                what is worth computing in chunks: found by planning
-//!          plan::recipe                from what was asked to what is lowered: f16, passes, fusion, chunks
+//! place    place                       offsets for items with live ranges: knows no plan
+//! plan     plan::check                 judges a plan from the plan alone
+//!          plan::lower                 groups of nodes become kernels, values become buffers
+//!          plan::make                  order, streams, liveness, offsets, workspaces: tries several, assembles the best
+//!          plan::fit                   the recipe of passes, what is worth computing in chunks, the least that any plan takes
 //!          plan::range                 one plan for a range of extents; the largest binding's choices are followed
-//!          plan::{bound, lives, peak, diff}    what can be said of plans: the least, who lives when, what became of one
+//!          plan::tell                  what can be said of a plan: who lives when, the peak, what became of another plan
 //! devices  backend::{cpu, cuda, wgpu} exec eager
 //! door     session advise report cli
 //! ```
@@ -70,8 +71,10 @@ pub mod advise;
 pub mod backend;
 pub mod choices;
 pub mod cli;
+pub mod constant;
 pub mod dtype;
 pub mod eager;
+pub mod elements;
 pub mod error;
 pub mod exec;
 pub mod expr;
@@ -83,6 +86,7 @@ pub mod onnx;
 pub mod op;
 pub mod ops;
 pub mod pass;
+pub mod place;
 pub mod plan;
 pub mod reference;
 pub mod report;

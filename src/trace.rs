@@ -20,9 +20,10 @@
 //! # Ok::<(), plimsoll::Error>(())
 //! ```
 
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::op::{Attr, Attrs, Fact, ValueId};
 use crate::ops;
 use crate::shape::Shape;

@@ -2,7 +2,7 @@
 
 use super::{line, plan};
 use crate::error::Result;
-use crate::plan::diff::diff;
+use crate::plan::tell::diff::diff;
 use crate::report;
 use clap::Args;
 use serde_json::json;

@@ -4,8 +4,8 @@
 //! graph into a model. Operators have ONNX's names and meanings throughout the crate, so both ways are loops over nodes:
 //! what an operator is stands in its row of the [op table](crate::ops), and nowhere here.
 
+use crate::constant::Constant;
 use crate::error::{Error, Result};
-use crate::graph::Constant;
 use crate::op::Fact;
 use crate::tensor::Tensor;
 use bytes::Bytes;

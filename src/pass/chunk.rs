@@ -7,7 +7,7 @@
 //! ```
 //!
 //! That a node's chunks make up what the node makes is for its row to say ([`Call::part`]); so every choice of nodes is right, and what
-//! is chosen is a matter of memory alone: all that runs while so many bytes are live, a threshold that [plans](crate::plan::chunks) are
+//! is chosen is a matter of memory alone: all that runs while so many bytes are live, a threshold that [plans](crate::plan::fit::chunks) are
 //! asked for. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks is their concatenation; along
 //! the outermost axis neither moves a byte. Constants are shared.
 

@@ -2,8 +2,9 @@
 
 use super::fold_node;
 use super::simplify::add;
+use crate::constant::Constant;
 use crate::error::Result;
-use crate::graph::{Constant, Decomposer, Graph};
+use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, OpDef, ValueId};
 use crate::shape::Shape;
 use crate::target::Target;

@@ -1,7 +1,8 @@
 //! Constant folding: what depends on constants and shapes alone is known before the run.
 
+use crate::constant::Constant;
 use crate::error::Result;
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::op::{Call, Lower, MAX_MADE, ValueId};
 use crate::target::Target;
 

@@ -7,9 +7,10 @@
 
 use super::attention;
 use super::simplify::add;
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
 use crate::shape::Shape;
 use crate::target::Target;

@@ -9,8 +9,9 @@
 
 use super::fuse::uses_index;
 use super::simplify::add;
+use crate::constant::Constant;
 use crate::error::Result;
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
 use crate::target::Target;

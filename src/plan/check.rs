@@ -13,20 +13,19 @@
 
 use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
+use crate::elements::Set;
 use crate::error::{Error, Result};
 use crate::kernel::{Template, layout};
 use crate::shape::Access;
 use crate::target::Memory;
 use kernel::{Needs, Touch, is_countable, stores};
-use lanes::Clock;
-use set::Set;
 use std::collections::{BTreeMap, HashSet};
+use streams::Clock;
 
 mod dead;
 mod kernel;
-pub(super) mod lanes;
 mod placement;
-pub(crate) mod set;
+pub(super) mod streams;
 
 pub use dead::{Span, dead};
 pub use placement::placement;

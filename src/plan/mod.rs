@@ -9,37 +9,26 @@
 //! The [`Recipe`] makes the graph. `arrange` tries lowerings, orders and lanes; `layout` decides where everything lies under one of them;
 //! `assemble` writes the plan of the best.
 
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::{Constant, Graph, Indexes};
+pub use crate::graph::Indexes;
 use crate::kernel::Kernel;
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
-use arrange::{arrange, draft};
-use assemble::assemble;
-pub(crate) use layout::Moved;
-pub use recipe::Recipe;
+pub use fit::recipe::Recipe;
+pub(crate) use make::offsets::Moved;
+pub use make::{compile, plan};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Arc;
 
-mod arrange;
-mod assemble;
-pub mod bound;
 pub mod check;
-pub mod chunks;
-pub mod diff;
-pub mod lanes;
-mod layout;
-pub mod live;
-pub mod lives;
+pub mod fit;
 pub mod lower;
-pub mod order;
-pub mod peak;
-pub mod place;
+pub mod make;
 pub mod range;
-mod recipe;
-mod spare;
+pub mod tell;
 
 /// The version of the plan's file format.
 pub const VERSION: u32 = 1;
@@ -372,30 +361,4 @@ impl Limits {
             _ => Ok(()),
         }
     }
-}
-
-/// Plans a graph that a [`Recipe`] made: exact bytes, before any device is touched.
-///
-/// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
-/// saves enough, or where the plan would not fit without. On a target with lanes its steps are then spread over them, as long as that
-/// costs little and the limit holds.
-///
-/// # Errors
-/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
-/// bindings where a kernel needs all of it at once, or the target lacks its type.
-pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
-    Ok(compile(graph, target, limits)?.0)
-}
-
-/// As [`plan`], with the data of the plan's constants.
-///
-/// # Errors
-/// As [`plan`].
-pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
-    let found = arrange(target, limits, |options| draft(graph, target, options))?;
-    let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
-    let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
-    check::check(&plan)?;
-    limits.check(&plan)?;
-    Ok((plan, constants))
 }

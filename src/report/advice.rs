@@ -2,7 +2,7 @@
 
 use super::{Table, bytes, grouped, human};
 use crate::advise::{Advice, Answer, Largest, Rigid, Size, Taken, Verdict};
-use crate::plan::peak::{Peak, Rest};
+use crate::plan::tell::peak::{Peak, Rest};
 
 /// The answer, the peak, and the remedies.
 pub fn advice(advice: &Advice) -> String {

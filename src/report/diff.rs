@@ -1,8 +1,8 @@
 //! What became of a plan.
 
 use super::{Table, grouped, human};
-use crate::plan::diff::{Changed, Diff, Fate};
-use crate::plan::peak::Peak;
+use crate::plan::tell::diff::{Changed, Diff, Fate};
+use crate::plan::tell::peak::Peak;
 
 /// Buffers of each kind that are listed one by one.
 const LISTED: usize = 12;

@@ -7,8 +7,8 @@
 
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template};
-use crate::plan::lives::Lives;
-use crate::plan::peak::operators;
+use crate::plan::tell::peak::operators;
+use crate::plan::tell::timeline::Lives;
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
 use serde::Serialize;

@@ -1,7 +1,7 @@
 //! A plan step by step: kernels and times.
 
 use super::Table;
-use crate::plan::lives::Lives;
+use crate::plan::tell::timeline::Lives;
 use crate::plan::{Class, Plan};
 use serde_json::{Value, json};
 use std::time::Duration;

@@ -2,10 +2,11 @@
 
 use crate::common;
 use plimsoll::backend::Backend;
+use plimsoll::constant::Constant;
 use plimsoll::eager::alloc::{Kind, smallest_device};
 use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, compare};
 use plimsoll::eager::{Eager, Program};
-use plimsoll::graph::{Constant, Graph};
+use plimsoll::graph::Graph;
 use plimsoll::op::{Attrs, Fact, ValueId};
 use plimsoll::{DType, Error, Limits, Recipe, Result, Shape, Target, Tensor, onnx, ops, pass, plan, reference, report};
 use proptest::prelude::*;

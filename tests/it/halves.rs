@@ -1,7 +1,7 @@
 //! Halves that are rounded late and seldom: what is stored as `f32`, in how many steps, and that results become more exact. Products of
 //! halves side by side: which become one, and that it computes the same.
 
-use plimsoll::graph::Constant;
+use plimsoll::constant::Constant;
 use plimsoll::kernel::Template;
 use plimsoll::kernel::library::{Activation, Call, MatMul};
 use plimsoll::pass::PASSES;

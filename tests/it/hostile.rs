@@ -1,7 +1,8 @@
 //! Graphs whose extents no memory holds, or nearly: they are planned, or refused in words, and soon.
 
+use plimsoll::constant::Constant;
 use plimsoll::dtype::DType;
-use plimsoll::graph::{Constant, Graph};
+use plimsoll::graph::Graph;
 use plimsoll::plan::{Limits, Plan, Recipe};
 use plimsoll::session::{Choice, Options, Session};
 use plimsoll::target::Target;

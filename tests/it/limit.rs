@@ -4,13 +4,13 @@ use crate::graphs;
 use plimsoll::advise::{self, Answer, Case, Taken, Verdict, largest};
 use plimsoll::onnx::proto::NodeProto;
 use plimsoll::pass::{self, half};
-use plimsoll::plan::bound::bound;
-use plimsoll::plan::diff::{Fate, diff};
-use plimsoll::plan::lanes::Lanes;
-use plimsoll::plan::live::live;
+use plimsoll::plan::fit::bound::bound;
 use plimsoll::plan::lower::{Options, lower};
-use plimsoll::plan::order::Dag;
-use plimsoll::plan::peak::peak;
+use plimsoll::plan::make::liveness::live;
+use plimsoll::plan::make::order::Dag;
+use plimsoll::plan::make::streams::Lanes;
+use plimsoll::plan::tell::diff::{Fate, diff};
+use plimsoll::plan::tell::peak::peak;
 use plimsoll::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
 use plimsoll::target::Target;
 use plimsoll::trace::Trace;
@@ -832,7 +832,7 @@ fn plans_are_compared() {
     assert!(grown.buffers.iter().any(|c| c.name == "image" && c.fate == Fate::Grown && c.bytes == [1024, 16384]));
     assert!(grown.buffers.is_sorted_by_key(|c| std::cmp::Reverse(c.bytes[0].abs_diff(c.bytes[1]))));
     let back = diff(&large, &small);
-    let count = |d: &plimsoll::plan::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
+    let count = |d: &plimsoll::plan::tell::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
     assert_eq!(count(&grown, Fate::Grown), count(&back, Fate::Shrunk));
 
     let more = diff(&small, &unfused);

@@ -3,9 +3,10 @@
 use crate::common;
 use crate::samples;
 use plimsoll::backend::Backend;
+use plimsoll::constant::Constant;
 use plimsoll::dtype::DType;
 use plimsoll::exec::Exec;
-use plimsoll::graph::{Constant, Graph};
+use plimsoll::graph::Graph;
 use plimsoll::op::{Attr, Attrs, Fact, ValueId};
 use plimsoll::plan::{Limits, Recipe};
 use plimsoll::target::Target;

@@ -2,11 +2,11 @@
 
 use crate::common;
 use plimsoll::op::ValueId;
-use plimsoll::plan::lanes::Lanes;
-use plimsoll::plan::live::live;
+use plimsoll::place::{Effort, Item, Problem, place};
 use plimsoll::plan::lower::{Draft, DraftBuffer, DraftStep};
-use plimsoll::plan::order::{Dag, orders};
-use plimsoll::plan::place::{Effort, Item, Problem, place};
+use plimsoll::plan::make::liveness::live;
+use plimsoll::plan::make::order::{Dag, orders};
+use plimsoll::plan::make::streams::Lanes;
 use plimsoll::plan::{Class, Limits};
 use plimsoll::trace::{Trace, Var};
 use plimsoll::{DType, Graph, Shape, Target, onnx, pass, plan};
@@ -62,8 +62,12 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
 /// What an order leads to, by its live ranges.
 fn problem(draft: &Draft, order: &[usize]) -> Problem {
     let live = live(draft, order, &Lanes::new(draft, order, 1));
-    let item =
-        |r: &plan::live::Range| Item { lower: r.lower as u64, upper: r.upper as u64, size: r.bytes, align: ALIGN };
+    let item = |r: &plan::make::liveness::Range| Item {
+        lower: r.lower as u64,
+        upper: r.upper as u64,
+        size: r.bytes,
+        align: ALIGN,
+    };
     Problem::new(live.ranges.iter().map(item).collect(), ALIGN).expect("it is sound")
 }
 

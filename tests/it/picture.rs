@@ -5,7 +5,7 @@ mod chromium;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
-use plimsoll::plan::lives::Lives;
+use plimsoll::plan::tell::timeline::Lives;
 use plimsoll::plan::{Class, Limits, Plan, plan};
 use plimsoll::report::picture::{Scene, page};
 use plimsoll::report::{grouped, human, svg};

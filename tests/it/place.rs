@@ -1,8 +1,8 @@
 //! Placement: judged from the result alone, against brute force, against the figures it is held to, and from the command line.
 
 use plimsoll::Error;
+use plimsoll::place::{Effort, Item, Problem, Solution, Table, place, place_below};
 use plimsoll::plan::check::placement;
-use plimsoll::plan::place::{Effort, Item, Problem, Solution, Table, place, place_below};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -142,7 +142,7 @@ fn the_host_provides_the_memory() {
 }
 
 /// Two products of one input: no step writes where it lies.
-fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::graph::Constant>>) {
+fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::constant::Constant>>) {
     let g = Trace::new("kept");
     let x = g.input("x", DType::F32, [6, 40]);
     g.output("y", x.matmul(g.constant("w", random([40, 24], 2))));
@@ -183,7 +183,7 @@ fn constants_are_those_of_the_plan() {
     refused(&[], "expected 2 constants, found 0");
     let swapped: Vec<_> = constants.iter().rev().cloned().collect();
     refused(&swapped, "expected constant 'w' (f32[40,24]), found 'v' (f32[40,5])");
-    let short = std::sync::Arc::new(plimsoll::graph::Constant::new("w", random([40, 23], 2)));
+    let short = std::sync::Arc::new(plimsoll::constant::Constant::new("w", random([40, 23], 2)));
     refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
 }
 

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// Modules from bottom to top; a file may use only modules listed above its own, and its own folder.
 const LAYERS: &[&[&str]] = &[
-    &["error", "file", "dtype", "shape", "tensor", "npy", "target"],
+    &["error", "file", "dtype", "shape", "elements", "tensor", "npy", "target"],
     &["expr", "kernel", "op", "ops"],
-    &["choices", "graph"],
+    &["choices", "constant", "graph"],
     &["trace", "onnx", "reference", "pass"],
     &["kernel::library", "kernel::layout", "kernel::render"],
+    &["place"],
     &["plan"],
     &["backend", "exec", "eager"],
     &["session", "advise", "report", "cli"],

@@ -96,7 +96,7 @@ fn graph(case: &Case) -> Graph {
     onnx::import(&model, &[]).expect("it is a graph")
 }
 
-fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::graph::Constant>>) {
+fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::constant::Constant>>) {
     let mut graph = graph.clone();
     pass::run(&mut graph, target, true).expect("the passes run");
     plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked")

@@ -3,10 +3,10 @@
 
 use super::map::stored;
 use crate::backend::Slice;
+use crate::elements::Set;
 use crate::expr::{Body, Instr};
 use crate::kernel::layout::{packed_bytes, prologue, same_elements};
 use crate::kernel::{Kernel, Operand, Template};
-use crate::plan::check::set::Set;
 use crate::shape::{Access, Shape};
 
 /// What a kernel asks of its launches.

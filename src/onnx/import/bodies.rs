@@ -3,7 +3,7 @@
 
 use super::sequence::Named;
 use super::*;
-use crate::graph::Constant;
+use crate::constant::Constant;
 use crate::op::Fact;
 use crate::shape::Shape;
 use crate::tensor::Tensor;

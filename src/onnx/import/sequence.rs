@@ -2,7 +2,7 @@
 //! be made: so a sequence is a list of the graph's values, and nothing of it is in the graph.
 
 use super::{Importer, needed};
-use crate::graph::Constant;
+use crate::constant::Constant;
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Judges a kernel on its own: whether every backend can run it without a step outside of what its operands say.
 
-use super::set::{Set, is_injective};
 use crate::dtype::DType;
+use crate::elements::{Set, is_injective};
 use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::layout::{self, prologue};
 use crate::kernel::{Kernel, Operand, PadMode, Pool, Template, Window, library};

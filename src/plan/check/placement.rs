@@ -2,7 +2,7 @@
 
 use super::{Verdict, ensure};
 use crate::error::{Error, Result};
-use crate::plan::place::{Problem, Solution};
+use crate::place::{Problem, Solution};
 use std::collections::BTreeMap;
 
 /// Checks that items which are live at the same time share no byte, that offsets are aligned, that the peak is what it is said to be and no

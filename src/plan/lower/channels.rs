@@ -1,10 +1,11 @@
 //! Channels last: which values lie so, around convolutions that cuDNN computes on tensor cores.
 
-use super::place::Place;
+use super::buffer_view::Place;
 use super::{DraftConstant, Lowering};
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Constant, Kind};
+use crate::graph::Kind;
 use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, ValueId};
 use crate::plan::Class;

@@ -2,9 +2,10 @@
 //! want in a layout of their own.
 
 use super::{DraftBuffer, DraftConstant, Lowering};
+use crate::constant::Constant;
 use crate::error::Result;
 use crate::expr::Expr;
-use crate::graph::{Constant, Graph};
+use crate::graph::Graph;
 use crate::kernel::{Kernel, Template, layout};
 use crate::op::{Call, Lower, ValueId};
 use crate::plan::Class;

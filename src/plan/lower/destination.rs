@@ -1,7 +1,7 @@
 //! Where values are written, decided before their kernels are made: outputs in the caller's buffers, parts of concatenations in the whole,
 //! heads of attentions side by side.
 
-use super::place::Place;
+use super::buffer_view::Place;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::kernel::layout::same_elements;

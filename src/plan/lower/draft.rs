@@ -1,8 +1,8 @@
 //! What lowering makes: kernels, and buffers that have no offsets yet.
 
+use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::graph::Constant;
 use crate::kernel::Kernel;
 use crate::op::ValueId;
 use crate::plan::{Class, Window};

@@ -1,8 +1,8 @@
 //! Kernels become launches: cut into parts where a binding does not hold a buffer, called from a library where that computes them,
 //! written in place where that is possible.
 
-use super::place::{Place, Read};
-use super::{DraftStep, Lowering, parts};
+use super::buffer_view::{Place, Read};
+use super::{DraftStep, Lowering, split};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{self, Body};
@@ -52,7 +52,7 @@ impl Lowering<'_> {
             true => {
                 // What no segment holds is not worth cutting.
                 self.draft.fits_segments(self.target)?;
-                let parts = parts::cut(&kernel, &slots, self.target);
+                let parts = split::cut(&kernel, &slots, self.target);
                 Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
             }
             false => None,
@@ -61,10 +61,10 @@ impl Lowering<'_> {
         let count = own.as_ref().map(|parts| parts.len() as u32);
         let most = self.graph.choices().take("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
         if let Some(most) = most {
-            let parts = own.map_or_else(|| parts::cut(&kernel, &slots, self.target), Ok);
+            let parts = own.map_or_else(|| split::cut(&kernel, &slots, self.target), Ok);
             let parts = parts.expect("it is within bindings, or was cut");
-            let parts = parts::pad(&kernel, parts, most as usize, &slots);
-            for parts::Part { kernel, windows } in parts {
+            let parts = split::pad(&kernel, parts, most as usize, &slots);
+            for split::Part { kernel, windows } in parts {
                 self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
             }
             return Ok(());

@@ -1,7 +1,7 @@
 //! Views: values whose access differs from their source's, and whose buffer is the same.
 
 use super::Lowering;
-use super::place::Place;
+use super::buffer_view::Place;
 use crate::error::Result;
 use crate::op::{Call, Lower, ValueId};
 use crate::shape::{Access, Shape};

@@ -5,10 +5,10 @@ use crate::eager::alloc::Block;
 use crate::eager::{Act, Log, Program};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::place::{self, Effort, Problem};
 use crate::plan::Class;
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
-use crate::plan::peak::operators;
-use crate::plan::place::{self, Effort, Problem};
+use crate::plan::tell::peak::operators;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 

@@ -1,0 +1,275 @@
+//! Tensors that are known before a run: their facts at once, their elements when they are asked for.
+
+use crate::error::{Error, Result};
+use crate::op::{Attrs, Call, Fact, Lower, OpDef};
+use crate::ops;
+use crate::shape::Shape;
+use crate::tensor::Tensor;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// A tensor that is known before the run. Its fact is known at once; its elements are fetched when a device asks for
+/// them, so that planning a large model touches none of its weights.
+#[derive(Debug)]
+pub struct Constant {
+    /// Name, for people and for the plan.
+    pub name: String,
+    /// Type and shape.
+    pub fact: Fact,
+    source: Source,
+    value: OnceLock<Tensor>,
+}
+
+/// Where a constant's elements come from.
+#[derive(Debug)]
+enum Source {
+    Given,
+    File {
+        path: PathBuf,
+        offset: u64,
+    },
+    Derived {
+        op: &'static OpDef,
+        attrs: Attrs,
+        inputs: Vec<Option<Arc<Constant>>>,
+        port: usize,
+        depth: usize,
+    },
+    /// One of those that an operator's decomposition makes, by number.
+    Part {
+        of: Arc<Decomposed>,
+        number: usize,
+    },
+}
+
+/// An operator and the facts of its inputs: what its decomposition follows from.
+#[derive(Debug)]
+pub struct Decomposed {
+    op: &'static OpDef,
+    attrs: Attrs,
+    inputs: Vec<Option<Fact>>,
+}
+
+/// Constants of decompositions are made at once up to this many elements: passes look at those.
+const MADE_AT_ONCE: usize = 1 << 12;
+
+/// Chains of derived constants longer than this are evaluated at once, and end there: neither fetching nor dropping one recurses far.
+const MAX_DERIVED_DEPTH: usize = 64;
+
+impl Decomposed {
+    /// Takes note of a call.
+    pub fn new(call: &Call) -> Arc<Decomposed> {
+        let inputs = call.inputs.iter().map(|fact| fact.cloned()).collect();
+        Arc::new(Decomposed { op: call.op, attrs: call.attrs.clone(), inputs })
+    }
+}
+
+impl Constant {
+    /// A constant in memory.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> Constant {
+        let fact = Fact::new(tensor.dtype(), tensor.shape().clone());
+        Constant { name: name.into(), fact, source: Source::Given, value: OnceLock::from(tensor) }
+    }
+
+    /// A constant in a file, row-major and little-endian from `offset`.
+    pub fn in_file(name: impl Into<String>, fact: Fact, path: PathBuf, offset: u64) -> Constant {
+        Constant { name: name.into(), fact, source: Source::File { path, offset }, value: OnceLock::new() }
+    }
+
+    /// A constant that an operator's decomposition makes, by number. Few elements are made at once, for passes look at them; many when
+    /// they are asked for.
+    pub fn decomposed(
+        name: String,
+        fact: Fact,
+        of: &Arc<Decomposed>,
+        number: usize,
+        elements: &dyn Fn() -> Vec<f64>,
+    ) -> Constant {
+        if fact.shape.numel() <= MADE_AT_ONCE {
+            return Constant::new(name, Tensor::from_f64(fact.dtype, fact.shape, &elements()));
+        }
+        Constant { name, fact, source: Source::Part { of: Arc::clone(of), number }, value: OnceLock::new() }
+    }
+
+    /// Output `port` of a node whose inputs are all constants.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    pub fn derived(
+        name: String,
+        op: &'static OpDef,
+        attrs: Attrs,
+        inputs: Vec<Option<Arc<Constant>>>,
+        port: usize,
+        fact: Fact,
+    ) -> Result<Constant> {
+        let depth = 1 + inputs.iter().flatten().map(|c| c.depth()).max().unwrap_or(0);
+        let source = Source::Derived { op, attrs, inputs, port, depth };
+        let mut constant = Constant { name, fact, source, value: OnceLock::new() };
+        if depth > MAX_DERIVED_DEPTH {
+            constant.value()?;
+            constant.source = Source::Given;
+        }
+        Ok(constant)
+    }
+
+    /// The operator and the attributes that make a view of another constant of this one, and that constant, if it is one.
+    pub fn view(&self) -> Option<(&'static OpDef, &Attrs, &Arc<Constant>)> {
+        match &self.source {
+            Source::Derived { op, attrs, inputs, .. } if matches!(op.lower, Lower::View(_)) => match &inputs[..] {
+                [Some(input)] => Some((op, attrs, input)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The constant whose elements this one's are, seen through any number of [views](Self::view).
+    pub fn root(self: &Arc<Constant>) -> &Arc<Constant> {
+        let mut root = self;
+        while let Some((.., source)) = root.view() {
+            root = source;
+        }
+        root
+    }
+
+    /// The same elements with axis `axes[k]` as axis `k`.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    pub fn permuted(self: &Arc<Constant>, axes: &[usize]) -> Result<Constant> {
+        let op = ops::find("Transpose").expect("the table has a row for transposition");
+        let shape: Shape = axes.iter().map(|&axis| self.fact.shape[axis]).collect();
+        let axes: Vec<i64> = axes.iter().map(|&axis| axis as i64).collect();
+        let (attrs, fact) = (Attrs::new().with("perm", axes), Fact::new(self.fact.dtype, shape));
+        Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
+    }
+
+    /// What this constant is a rounded copy of, if it is a cast of wider floats.
+    pub fn unrounded(&self) -> Option<&Arc<Constant>> {
+        match &self.source {
+            Source::Derived { op, inputs, .. } if op.name == "Cast" => {
+                let wider =
+                    |c: &&Arc<Constant>| c.fact.dtype.is_float() && c.fact.dtype.size() > self.fact.dtype.size();
+                inputs.first()?.as_ref().filter(wider)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether both are the same data, as far as that can be told without opening a file.
+    pub fn same(&self, other: &Constant) -> bool {
+        if std::ptr::eq(self, other) {
+            return true;
+        }
+        let source = match (&self.source, &other.source) {
+            (Source::Given, Source::Given) => self.value.get() == other.value.get(),
+            (Source::File { path, offset }, Source::File { path: p, offset: o }) => (path, offset) == (p, o),
+            (Source::Derived { inputs: a, .. }, Source::Derived { inputs: b, .. }) => {
+                let same = |(a, b): (&Option<Arc<Constant>>, &Option<Arc<Constant>>)| match (a, b) {
+                    (Some(a), Some(b)) => a.same(b),
+                    (a, b) => a.is_none() && b.is_none(),
+                };
+                self.mark() == other.mark() && a.len() == b.len() && a.iter().zip(b).all(same)
+            }
+            (Source::Part { of: a, number: i }, Source::Part { of: b, number: k }) => {
+                i == k && std::ptr::eq(a.op, b.op) && a.attrs == b.attrs && a.inputs == b.inputs
+            }
+            _ => false,
+        };
+        source && self.fact == other.fact
+    }
+
+    /// Equal for constants that are the [same](Self::same), and seldom for others.
+    pub(crate) fn mark(&self) -> String {
+        const FIRST: usize = 64;
+        let first = |tensor: &Tensor| tensor.bytes()[..tensor.bytes().len().min(FIRST)].to_vec();
+        match &self.source {
+            Source::Given => format!("{} {:?}", self.fact, self.value.get().map(first)),
+            Source::File { path, offset } => format!("{} {} {offset}", self.fact, path.display()),
+            Source::Derived { op, attrs, port, .. } => format!("{} {} {attrs:?} {port}", self.fact, op.name),
+            Source::Part { of, number } => format!("{} {of:?} {number}", self.fact),
+        }
+    }
+
+    fn depth(&self) -> usize {
+        match &self.source {
+            Source::Derived { depth, .. } => *depth,
+            _ => 0,
+        }
+    }
+
+    /// The elements, fetched or computed on first use.
+    ///
+    /// # Errors
+    /// When the file that should hold them is missing or too short.
+    pub fn value(&self) -> Result<&Tensor> {
+        match self.value.get() {
+            Some(tensor) => Ok(tensor),
+            None => {
+                let tensor = self.fetch()?;
+                Ok(self.value.get_or_init(|| tensor))
+            }
+        }
+    }
+
+    /// The elements as for [`value`](Self::value), of which the constant keeps nothing.
+    ///
+    /// # Errors
+    /// As [`value`](Self::value).
+    pub fn fetch(&self) -> Result<Tensor> {
+        if let Some(tensor) = self.value.get() {
+            return Ok(tensor.clone());
+        }
+        match &self.source {
+            Source::Given => unreachable!("a given constant has its value from the start"),
+            Source::File { path, offset } => {
+                let bytes = self.fact.shape.numel() * self.fact.dtype.size();
+                let fail = |e: std::io::Error| {
+                    let what = format!("{bytes} bytes of tensor '{}' at {offset}", self.name);
+                    match e.kind() {
+                        ErrorKind::NotFound => Error::File {
+                            path: path.clone(),
+                            what: format!("no such file; it should hold {what}: put it there"),
+                        },
+                        _ => Error::file(path, &format!("read {what}"), e),
+                    }
+                };
+                let mut file = File::open(path).map_err(fail)?;
+                let len = file.metadata().map_err(fail)?.len();
+                if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
+                    let what =
+                        format!("tensor '{}' needs {bytes} bytes from {offset} on, but the file has {len}", self.name);
+                    return Err(Error::File { path: path.clone(), what });
+                }
+                file.seek(SeekFrom::Start(*offset)).map_err(fail)?;
+                let mut data = vec![0; bytes];
+                file.read_exact(&mut data).map_err(fail)?;
+                Tensor::new(self.fact.dtype, self.fact.shape.clone(), data)
+            }
+            Source::Derived { op, attrs, inputs, port, .. } => {
+                let facts: Vec<_> = inputs.iter().map(|c| c.as_deref().map(|c| &c.fact)).collect();
+                let mut values = Vec::with_capacity(inputs.len());
+                for input in inputs {
+                    let fetch = |c: &Constant| match c.source {
+                        // Constants on the way to it may be asked for many times over.
+                        Source::Derived { .. } | Source::Part { .. } => c.value().cloned(),
+                        _ => c.fetch(),
+                    };
+                    values.push(input.as_deref().map(fetch).transpose()?);
+                }
+                let values: Vec<_> = values.iter().map(Option::as_ref).collect();
+                let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
+                Ok(Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port))
+            }
+            Source::Part { of, number } => {
+                let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();
+                let call = Call { op: of.op, attrs: &of.attrs, inputs: &facts };
+                let fail = |what| Error::Node { node: self.name.clone(), op: of.op.name.into(), what };
+                ops::made_constant(&call, *number).map_err(fail)
+            }
+        }
+    }
+}

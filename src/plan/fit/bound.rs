@@ -1,0 +1,135 @@
+//! What no order of the steps and no placement can avoid.
+
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel::layout;
+use crate::plan::Class;
+use crate::plan::lower::Draft;
+use crate::plan::make::arrange::{draft, drafts};
+use crate::plan::make::offsets::Moved;
+use crate::plan::make::order::Dag;
+use crate::target::Target;
+use serde::Serialize;
+use std::cmp::Reverse;
+
+/// The least that a graph's kernels take, in whatever order they run and wherever their buffers lie.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Bound {
+    /// Bytes of all segments together.
+    pub bytes: u64,
+    /// Bytes that are held throughout, such as constants, state, staging.
+    pub held_bytes: u64,
+    /// Bytes of the arena that must hold data at once.
+    pub arena_bytes: u64,
+    /// The node of the step that runs then; none before the first or behind the last step.
+    pub step: Option<String>,
+}
+
+/// Above this many steps, what must be live across a step is no longer sought: the ancestors of all steps take a bit per pair.
+const MAX_ANCESTRY: usize = 1 << 14;
+
+/// A bound for every order and every placement of the graph's kernels; passes have run.
+///
+/// While a step runs, all it reads and writes is live, and so is whatever a step that must precede it has written and a step that
+/// must follow it reads; inputs are there before all steps, outputs behind all. A result that may be written over an operand counts
+/// once. Padding for alignment is left out.
+/// Other kernels (another fusion, another binding of a dim) are not judged by it.
+///
+/// # Errors
+/// As [`plan`](crate::plan::plan), but for the limit.
+pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
+    let bounds = drafts(|options| draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
+    Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))
+}
+
+fn of(draft: &Draft, target: &Target) -> Bound {
+    let used = draft.used();
+    let sum = |class: Class| -> u64 {
+        let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
+        kept.map(|(b, _)| b.bytes).sum()
+    };
+    let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
+    let staging: u64 = moved.staging(target).map(|s| s.bytes).sum();
+    let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
+    let held_bytes = lasting.map(sum).sum::<u64>() + staging;
+    let across = across(draft);
+    let worst = (0..draft.steps.len()).map(|s| (touched(draft, target, s) + across[s], s));
+    // The first of equals, so that the same graph names the same step.
+    let worst = worst.max_by_key(|&(bytes, s)| (bytes, Reverse(s)));
+    // All inputs are there before the first step, and all outputs behind the last one.
+    let within = |class: Class| if class.in_arena() { sum(class) } else { 0 };
+    let ends = within(Class::Input).max(within(Class::Output));
+    let (arena_bytes, step) = match worst {
+        Some((bytes, s)) if bytes >= ends && bytes > 0 => (bytes, Some(draft.steps[s].name.clone())),
+        _ => (ends, None),
+    };
+    Bound { bytes: held_bytes + arena_bytes, held_bytes, arena_bytes, step }
+}
+
+fn in_arena(draft: &Draft, buffer: usize) -> bool {
+    draft.buffers[buffer].class.in_arena()
+}
+
+/// Bytes that a step's own operands take in the arena at the least.
+fn touched(draft: &Draft, target: &Target, step: usize) -> u64 {
+    let step = &draft.steps[step];
+    let mut all: Vec<usize> = step.reads.iter().chain(&step.writes).copied().filter(|&b| in_arena(draft, b)).collect();
+    all.sort_unstable();
+    all.dedup();
+    let bytes = |b: &usize| match draft.buffers[*b].class {
+        // The least that the kernel runs with, even if it is given more.
+        Class::Workspace => layout::workspace(&draft.kernels[step.kernel], target),
+        _ => draft.buffers[*b].bytes,
+    };
+    let bytes: u64 = all.iter().map(bytes).sum();
+    let over = step.reusable.iter().any(|&b| in_arena(draft, b));
+    let shared = step.writes.first().filter(|&&b| over && in_arena(draft, b)).map_or(0, |&b| draft.buffers[b].bytes);
+    bytes - shared
+}
+
+/// Per step, the bytes of the arena's buffers that it does not touch and that hold data across it in every order.
+fn across(draft: &Draft) -> Vec<u64> {
+    let steps = draft.steps.len();
+    let mut bytes = vec![0; steps];
+    if steps > MAX_ANCESTRY {
+        return bytes;
+    }
+    let dag = Dag::new(draft);
+    let words = steps.div_ceil(64);
+    let mut ancestors = vec![0u64; steps * words];
+    // Steps are in the file's order: what precedes one is complete when its turn comes.
+    for s in 0..steps {
+        let (earlier, own) = ancestors.split_at_mut(s * words);
+        for &p in &dag.before[s] {
+            own.iter_mut().zip(&earlier[p * words..(p + 1) * words]).for_each(|(a, b)| *a |= b);
+            own[p / 64] |= 1 << (p % 64);
+        }
+    }
+    let has = |of: usize, s: usize| ancestors[of * words + s / 64] >> (s % 64) & 1 == 1;
+    let (mut writers, mut users) = (vec![Vec::new(); draft.buffers.len()], vec![Vec::new(); draft.buffers.len()]);
+    for (s, step) in draft.steps.iter().enumerate() {
+        step.writes.iter().for_each(|&b| writers[b].push(s));
+        step.reads.iter().chain(&step.writes).for_each(|&b| users[b].push(s));
+    }
+    let mut before = vec![0u64; words];
+    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b)) {
+        // What the caller reads is read behind all steps, and what it writes is written before them.
+        let class = draft.buffers[b].class;
+        before.fill(if class == Class::Output { u64::MAX } else { 0 });
+        for &user in &users[b] {
+            before.iter_mut().zip(&ancestors[user * words..(user + 1) * words]).for_each(|(a, b)| *a |= b);
+        }
+        for (word, &bits) in before.iter().enumerate() {
+            let mut bits = bits;
+            while bits != 0 {
+                let s = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                let there = || class == Class::Input || writers[b].iter().any(|&w| has(s, w));
+                if s < steps && users[b].binary_search(&s).is_err() && there() {
+                    bytes[s] += draft.buffers[b].bytes;
+                }
+            }
+        }
+    }
+    bytes
+}

@@ -1,0 +1,102 @@
+//! Which stretches of a graph are computed in [chunks](crate::pass::chunk): those that plans show to be worth it.
+//!
+//! ```text
+//! live bytes, as a whole                        in chunks
+//!   ^        ___                                  ^
+//!   |  _____|   |___                              |
+//!   |-|-------------|-------- threshold ----------|---.--.----.--.----------------
+//!   | |             |_     ___                    | _|    |  |    |_     ___
+//!   |_|               |___|   |____               |_|      |_|      |___|   |____
+//!   +------------------------------> kernels      +------------------------------> kernels
+//!      ^^^^^^^^^^^^^
+//! ```
+//!
+//! All that runs while a threshold of bytes or more is live is computed in chunks, and the rest as a whole: a chunk's kernels have less to
+//! do at once, which takes time where it saves no memory. Thresholds are tried from the peak downwards, and each graph is planned. Under a
+//! limit the highest wins that fits, or the smallest plan if none does; without one the highest that saves about as much as any.
+
+use crate::choices::Choices;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::pass::chunk;
+use crate::plan::make::arrange::{arrange, draft};
+use crate::plan::{Class, Limits};
+use crate::target::Target;
+
+/// So many thresholds are tried at most, equally far apart.
+const TRIED: usize = 16;
+/// Of a large graph so many that all that are planned have about this many nodes together, and at least one.
+const NODES: usize = 1 << 16;
+/// Without a limit, chunks are worth it if they save one in so many bytes of the arena, and a lower threshold if it saves that much more.
+const WORTH: u64 = 16;
+
+/// Computes in so many chunks what is worth it, as [`chunk::run`] does, and without a limit lets memory come before time. Where nothing is
+/// worth it, the graph stays whole.
+///
+/// # Errors
+/// As [`chunk::run`].
+pub fn run(graph: &mut Graph, target: &Target, limits: &Limits, chunks: usize) -> Result<()> {
+    if chunks < 2 {
+        return Ok(());
+    }
+    if let Some(least) = threshold(graph, target, limits, chunks)? {
+        chunk::run(graph, chunks, least)?;
+    }
+    if limits.memory.is_none() {
+        graph.spare_memory();
+    }
+    Ok(())
+}
+
+/// The live bytes from which on a graph is computed in so many chunks; `None` where it is better left whole.
+///
+/// # Errors
+/// As [`chunk::run`].
+pub fn threshold(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<u64>> {
+    let (units, levels) = chunk::levels(graph)?;
+    let chunks = chunks.min(units);
+    let fits = |bytes: u64| limits.memory.is_some_and(|limit| bytes <= limit);
+    // What is too large to be planned becomes smaller in any chunks.
+    let (whole, arena) = bytes(graph, target, limits).unwrap_or((u64::MAX, 0));
+    if fits(whole) {
+        tracing::info!("'{}' fits the limit without chunks", graph.name);
+        return Ok(None);
+    }
+    let mut saved = Vec::new();
+    for least in thresholds(&levels, (NODES / graph.len().saturating_mul(chunks).max(1)).clamp(1, TRIED)) {
+        let mut changed = graph.clone().choosing(Choices::default());
+        chunk::run(&mut changed, chunks, least)?;
+        let (bytes, _) = bytes(&changed, target, limits).unwrap_or((u64::MAX, 0));
+        tracing::debug!(least, bytes, whole, "in chunks");
+        if fits(bytes) {
+            return Ok(Some(least));
+        }
+        saved.push((least, whole.saturating_sub(bytes)));
+    }
+    let most = saved.iter().map(|&(_, saved)| saved).max().unwrap_or(0);
+    let (worth, slack) = if limits.memory.is_none() { (arena / WORTH, most / WORTH) } else { (0, 0) };
+    if most == 0 || most < worth {
+        tracing::warn!("'{}' takes hardly less memory in {chunks} chunks: it is computed as a whole", graph.name);
+        return Ok(None);
+    }
+    Ok(saved.into_iter().find(|&(_, saved)| saved >= most - slack).map(|(least, _)| least))
+}
+
+/// At most so many of the levels, the highest first and the lowest last.
+fn thresholds(levels: &[u64], most: usize) -> Vec<u64> {
+    let peak = levels.last().copied().unwrap_or(0);
+    let step = |number: usize| (u128::from(peak) * number as u128 / most as u128) as u64;
+    let level = |number: usize| levels.iter().copied().find(|&level| level >= step(number));
+    let mut found: Vec<u64> = (0..most).rev().filter_map(level).collect();
+    found.dedup();
+    found
+}
+
+/// Bytes of a graph's plan, and those of the arena in it, with one step after another.
+fn bytes(graph: &Graph, target: &Target, limits: &Limits) -> Result<(u64, u64)> {
+    let target = Target { lanes: 1, ..target.clone() };
+    let graph = graph.clone().choosing(Choices::default());
+    let found = arrange(&target, limits, |options| draft(&graph, &target, options))?;
+    let arena = found.segments.iter().filter(|segment| segment.class == Class::Activation);
+    Ok((found.segments.iter().map(|segment| segment.bytes).sum(), arena.map(|segment| segment.bytes).sum()))
+}

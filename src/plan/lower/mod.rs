@@ -1,0 +1,168 @@
+//! Groups become kernels, values become buffers and accesses.
+//!
+//! ```text
+//! draft                            what is made: buffers without offsets, kernels, launches
+//! place, view                      where a value lies, under which access, and copies of it
+//! constant, channels, destination  decided first: what is held once, what has its channels last, what is written where
+//! host                             then group by group: elementwise code that a core takes along,
+//! group                            or a kernel's template, its body, its operands
+//! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
+//! ```
+//!
+//! A view is a value whose access differs from its source's and whose buffer is the same. A concatenation is a buffer
+//! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
+//! copied by a kernel of its own.
+//!
+//! A value lies row-major, but for those around convolutions that cuDNN computes on tensor cores: these want the channels of a
+//! position one after another. So do those of the same types that are rendered, of few channels per group; of their constant weights
+//! neighbouring outputs lie side by side.
+//!
+//! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
+//! in: it is the prologue of that operand.
+
+use crate::constant::Constant;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, Kind};
+use crate::op::{Lower, ValueId};
+use crate::plan::Class;
+use crate::shape::{Access, Shape};
+use crate::target::Target;
+use buffer_view::Place;
+use fuse_prologue::Hosted;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+mod buffer_view;
+mod channels;
+mod constant;
+mod destination;
+mod draft;
+mod fuse_prologue;
+mod launch;
+mod split;
+mod template;
+mod view;
+
+pub use draft::{Draft, DraftBuffer, DraftConstant, DraftStep};
+
+/// Choices of lowering that change memory, not results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Write the parts of a concatenation in place.
+    pub join: bool,
+}
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    target: &'a Target,
+    draft: Draft,
+    places: HashMap<ValueId, Place>,
+    /// Where a value must be written, decided before its kernel is made.
+    destinations: HashMap<ValueId, Place>,
+    /// Values whose channels come last, and whether their kernels can write them in no other way.
+    channels_last: HashMap<ValueId, bool>,
+    /// Copies of values in the layout that a core wants.
+    copies: HashMap<ValueId, Place>,
+    /// Per value that a core reads: the group that stands in for it.
+    hosted: HashMap<ValueId, Hosted>,
+    /// Views that a core looks through.
+    passed: HashSet<u32>,
+    constants: HashMap<(*const Constant, Option<String>), usize>,
+    /// Constants that are read as views of another one, which is there anyway.
+    shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
+    kernels: HashMap<String, usize>,
+}
+
+/// Lowers a graph whose passes have run.
+///
+/// # Errors
+/// When the target has no type for a value, or a node has no kernel.
+pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+    let mut lowering = Lowering {
+        graph,
+        target,
+        draft: Draft { sparing: graph.spares_memory(), ..Draft::default() },
+        places: HashMap::new(),
+        destinations: HashMap::new(),
+        channels_last: HashMap::new(),
+        copies: HashMap::new(),
+        hosted: HashMap::new(),
+        passed: HashSet::new(),
+        constants: HashMap::new(),
+        shared: HashMap::new(),
+        kernels: HashMap::new(),
+    };
+    lowering.run(options)?;
+    Ok(lowering.draft)
+}
+
+impl Lowering<'_> {
+    fn run(&mut self, options: Options) -> Result<()> {
+        let order = self.graph.order()?;
+        for &value in self.graph.inputs() {
+            let buffer = self.buffer(value, Class::Input)?;
+            self.draft.inputs.push((value, buffer));
+            let access = Access::contiguous(self.graph.fact(value).shape.clone());
+            self.places.insert(value, Place { buffer, access });
+        }
+        self.share_constants(&order);
+        let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
+        for &node in &order {
+            if let Some(group) = self.graph.node(node).group {
+                members.entry(group).or_default().push(node);
+            }
+        }
+        self.choose_layouts(&order, &members)?;
+        self.choose_outputs()?;
+        self.choose_destinations(&order, options)?;
+        self.choose_turns(&order, &members)?;
+        for &id in &order {
+            let node = self.graph.node(id);
+            let Kind::Op(op) = node.kind else { continue };
+            let alone = [id];
+            let group = match node.group {
+                Some(group) => members[&group].as_slice(),
+                None => &alone,
+            };
+            if group.last() != Some(&id) {
+                continue;
+            }
+            match op.lower {
+                Lower::View(_) if self.passed.contains(&id) => {}
+                Lower::View(_) => self.view(id)?,
+                Lower::Concat => self.concat(id)?,
+                Lower::Map(_) if node.group.is_some() && self.host(group, &members)? => {}
+                Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => self.group(group)?,
+                Lower::Decompose(_) | Lower::Const => {
+                    return Err(node.error("its inputs must be constants: it has no kernel"));
+                }
+            }
+        }
+        for index in 0..self.draft.outputs.len() {
+            let (_, value, buffer) = self.draft.outputs[index];
+            let place = self.place(value)?;
+            if place.buffer != buffer {
+                let access = Access::contiguous(place.access.shape.clone());
+                self.copy(value, &place, Place { buffer, access })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn buffer(&mut self, value: ValueId, class: Class) -> Result<usize> {
+        let (fact, name) = (self.graph.fact(value), self.graph.value_name(value));
+        let dtype = self.storage(fact.dtype, name)?;
+        Ok(self.add_buffer(name.to_owned(), dtype, fact.shape.clone(), class))
+    }
+
+    fn storage(&self, dtype: DType, name: &str) -> Result<DType> {
+        self.target.storage(dtype).map_err(|e| Error::Usage(format!("value '{name}': {e}")))
+    }
+
+    fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> usize {
+        let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
+        self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class });
+        self.draft.buffers.len() - 1
+    }
+}

@@ -1,0 +1,139 @@
+//! Which lowering, in which order, on how many lanes: the one with the smallest arena, in as many lanes as cost little.
+
+use super::offsets::{Layout, check_sizes, layout, stack, total};
+use super::{order, workspace};
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::plan::lower::{Draft, Options, lower};
+use crate::plan::{Candidate, Limits, Segment};
+use crate::target::Target;
+
+/// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
+pub fn draft(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+    let mut draft = lower(graph, target, options)?;
+    workspace::shrink(&mut draft, target);
+    Ok(draft)
+}
+
+/// A draft with all that is decided of it: order, segments, offsets.
+pub struct Arrangement {
+    pub draft: Draft,
+    pub options: Options,
+    pub layout: Layout,
+    pub orders: Vec<Candidate>,
+    pub segments: Vec<Segment>,
+    /// Per buffer of the draft, segment and offset; `None` for what nothing uses.
+    pub places: Vec<Option<(usize, u64)>>,
+}
+
+/// Decides which of the drafts to plan, and where everything of it goes.
+pub fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
+    let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
+    if let Some(wide) = widen(&draft, target, &layout)? {
+        let bytes = |layout| total(target, &draft, layout);
+        // Where neither fits, the smaller one tells by how much.
+        if limits.memory.is_none_or(|limit| bytes(&wide) <= limit.max(bytes(&layout))) {
+            layout = wide;
+        }
+    }
+    let before = layout.peak;
+    workspace::grow(&mut draft, &mut layout, target);
+    if let Some(order) = orders.iter_mut().find(|order| order.peak == before) {
+        order.peak = layout.peak;
+        order.bound = order.bound.min(layout.peak);
+    }
+    let (segments, places) = stack(target, &draft, &layout);
+    Ok(Arrangement { draft, options, layout, orders, segments, places })
+}
+
+/// The lowerings that may become the plan.
+pub fn drafts(mut draft: impl FnMut(Options) -> Result<Draft>) -> Result<Vec<Draft>> {
+    let joined = draft(Options { join: true })?;
+    if !joined.concatenates {
+        return Ok(vec![joined]);
+    }
+    Ok(vec![joined, draft(Options { join: false })?])
+}
+
+/// Copies of parts into concatenations take time: they are made only where they save more than one in this many bytes of the plan, or
+/// where it would not fit without.
+const COPIES_SAVE: u64 = 64;
+
+/// The order with the smallest arena, the file's among equals, in the lowering that is worth it; and the orders that were tried of that,
+/// behind the file's.
+fn best_order(
+    target: &Target,
+    limits: &Limits,
+    draft: impl FnMut(Options) -> Result<Draft>,
+) -> Result<(Draft, Options, Layout, Vec<Candidate>)> {
+    let mut best: Option<(Draft, Options, Layout, Vec<Candidate>)> = None;
+    for (join, draft) in [true, false].into_iter().zip(drafts(draft)?) {
+        check_sizes(&draft, target)?;
+        let bar = best.as_ref().map_or(u64::MAX, |(joined, _, layout, _)| {
+            let bytes = total(target, joined, layout);
+            let fits = limits.memory.is_none_or(|limit| bytes <= limit);
+            layout.peak.saturating_sub(if fits { bytes / COPIES_SAVE } else { 0 })
+        });
+        if let Some((layout, mut orders)) = best_of(target, &draft, bar)? {
+            if let Some((_, _, _, joined)) = &best {
+                orders.iter_mut().for_each(|order| order.name += Candidate::COPIED);
+                orders.insert(0, joined[0].clone());
+            }
+            best = Some((draft, Options { join }, layout, orders));
+        }
+    }
+    Ok(best.expect("any arena is below the first bar"))
+}
+
+/// The order of a draft with the smallest arena below `bar`, the file's among equals, and all that were tried.
+fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, Vec<Candidate>)>> {
+    let tries = order::orders(draft, target.alignment);
+    let candidate = |order: &order::Order| Candidate { name: order.name.clone(), bound: order.bound, peak: u64::MAX };
+    let mut orders: Vec<Candidate> = tries.iter().map(candidate).collect();
+    // A low bound first: what is placed within it leaves little for others to win.
+    let mut turns: Vec<usize> = (0..tries.len()).collect();
+    turns.sort_by_key(|&at| (tries[at].bound, at));
+    let mut best: Option<(usize, Layout)> = None;
+    for at in turns {
+        let bar = best.as_ref().map_or(bar, |(holder, best)| best.peak.saturating_add(u64::from(at < *holder)));
+        let layout = layout(draft, target, &tries[at].steps, 1, bar)?;
+        orders[at].peak = layout.peak;
+        orders[at].bound = layout.bound.min(layout.peak);
+        if layout.peak < bar {
+            best = Some((at, layout));
+        }
+    }
+    Ok(best.map(|(_, layout)| (layout, orders)))
+}
+
+/// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
+/// which no device is short of.
+const LANES_COST: u64 = 1 << 20;
+
+/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory: none, where the graph
+/// spares it.
+fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layout>> {
+    let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
+    let most = if draft.sparing { 0 } else { LANES_COST.max(narrow.peak / 4).max(constants / 32) };
+    let bar = narrow.peak.saturating_add(most).saturating_add(1);
+    let file: Vec<usize> = (0..draft.steps.len()).collect();
+    let mut lanes = target.lanes as usize;
+    while lanes > 1 {
+        let mut best: Option<Layout> = None;
+        for order in [&file, &narrow.order] {
+            let bar = best.as_ref().map_or(bar, |best| best.peak);
+            let wide = layout(draft, target, order, lanes, bar)?;
+            if wide.peak < bar && wide.lanes.used() > 1 {
+                best = Some(wide);
+            }
+            if narrow.order == file {
+                break;
+            }
+        }
+        if best.is_some() {
+            return Ok(best);
+        }
+        lanes /= 2;
+    }
+    Ok(None)
+}

@@ -1,0 +1,135 @@
+//! The plan of what was decided.
+
+use super::arrange::Arrangement;
+use super::offsets::Layout;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::kernel;
+use crate::place::{Item, Problem};
+use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
+use crate::plan::{Buffer, Class, Compiled, ConstantPort, Plan, Port, Step, Summary, VERSION};
+use crate::target::Target;
+
+/// The plan of a draft whose buffers lie where those of an arrangement do: `whole` gives each buffer's number there. With the data of the
+/// plan's constants.
+///
+/// # Errors
+/// When the sizes cannot be counted.
+pub fn assemble(
+    graph: &Graph,
+    target: &Target,
+    arrangement: &Arrangement,
+    draft: &Draft,
+    whole: &[usize],
+) -> Result<Compiled> {
+    let Arrangement { layout, orders, segments, places, .. } = arrangement;
+    let used = draft.used();
+    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut buffers = Vec::new();
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(b, _)| used[*b]) {
+        let (segment, offset) = places[whole[b]].expect("what a draft uses has its place");
+        number[b] = buffers.len();
+        let DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
+        buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
+    }
+    let port = |name: &str, value, buffer: usize| {
+        let fact = graph.fact(value);
+        let indexes = graph.indexes(value).cloned();
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
+    };
+    let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
+    let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
+    let kept = || draft.constants.iter().filter(|c| used[c.buffer]);
+    let data = kept().map(|c| c.constant.clone()).collect();
+    let constants = kept().map(|c| ConstantPort {
+        name: c.constant.name.clone(),
+        dtype: c.constant.fact.dtype,
+        buffer: number[c.buffer],
+        packed: c.packed,
+    });
+    let constants: Vec<_> = constants.collect();
+    let steps = layout.order.iter().enumerate().map(|(at, &s)| {
+        let step = &draft.steps[s];
+        let renumber = |list: &[usize]| list.iter().map(|&b| number[b]).collect();
+        Step {
+            name: step.name.clone(),
+            kernel: step.kernel,
+            reads: renumber(&step.reads),
+            writes: renumber(&step.writes),
+            windows: step.windows.clone(),
+            lane: layout.lanes.lane[at],
+            waits: layout.lanes.waits[at].clone(),
+        }
+    });
+    let mut plan = Plan {
+        version: VERSION,
+        name: graph.name.clone(),
+        target: target.clone(),
+        dims: Vec::new(),
+        summary: Summary::default(),
+        steps: steps.collect(),
+        segments: segments.clone(),
+        buffers,
+        constants,
+        state: Vec::new(),
+        inputs,
+        outputs,
+        kernels: draft.kernels.clone(),
+    };
+    let aligned = |b: &Buffer| b.bytes.next_multiple_of(target.alignment);
+    plan.summary = Summary {
+        planned_bytes: plan.bytes(),
+        arena_bytes: plan.class_bytes(Class::Activation),
+        lower_bound: live_bytes(layout, draft, whole, target)?.min(plan.class_bytes(Class::Activation)),
+        constant_bytes: plan.class_bytes(Class::Constant),
+        state_bytes: plan.class_bytes(Class::State),
+        input_bytes: plan.buffer_bytes(Class::Input),
+        output_bytes: plan.buffer_bytes(Class::Output),
+        staging_bytes: plan.class_bytes(Class::Staging),
+        unshared_bytes: plan.buffers.iter().filter(|b| b.class.in_arena()).map(aligned).sum(),
+        steps: plan.steps.len(),
+        orders: orders.clone(),
+    };
+    Ok((plan, data))
+}
+
+/// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes and for further
+/// uses of its buffers.
+fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
+    let mut items = Vec::new();
+    // Per range, the buffer that holds it and the last step that used it.
+    let mut held: Vec<Option<(usize, usize, Item)>> = vec![None; layout.live.ranges.len()];
+    let align = target.alignment;
+    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(_, b)| b.class == Class::Input) {
+        if let Some(range) = layout.live.range[whole[b]] {
+            held[range] = Some((b, 0, Item { lower: 0, upper: 1, size: buffer.bytes, align }));
+        }
+    }
+    for (at, &s) in layout.order.iter().enumerate() {
+        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
+        let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
+        for &b in reads.iter().chain(writes) {
+            let Some(range) = layout.live.range[whole[b]] else { continue };
+            // Of a library call's workspace counts what it cannot do without.
+            let size = match draft.buffers[b].class {
+                Class::Workspace => kernel::layout::workspace(&draft.kernels[*kernel], target),
+                _ => draft.buffers[b].bytes,
+            };
+            let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };
+            let new = Item { lower: from, upper: to, size, align };
+            let item = match held[range].take() {
+                // The same buffer, or one that takes the bytes of what this step reads.
+                Some((other, last, item)) if other == b || last == at && item.size == size => {
+                    Item { lower: item.lower.min(from), upper: item.upper.max(to), ..item }
+                }
+                other => {
+                    items.extend(other.map(|(.., item)| item));
+                    new
+                }
+            };
+            held[range] = Some((b, at, item));
+        }
+    }
+    items.extend(held.into_iter().flatten().map(|(.., item)| item));
+    Ok(Problem::new(items, target.alignment)?.lower_bound())
+}

@@ -1,0 +1,83 @@
+//! When each buffer holds data, and which buffers take the bytes of one that dies as they are made.
+
+use super::streams::Lanes;
+use crate::plan::Class;
+use crate::plan::lower::Draft;
+
+/// Buffers that are placed as one, because each takes the bytes of the one before it.
+#[derive(Clone, Debug)]
+pub struct Range {
+    /// Position of the first step that may run when the first one writes.
+    pub lower: usize,
+    /// One more than the position of the last step that may run when one reads or writes.
+    pub upper: usize,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Live ranges under an order of the steps.
+#[derive(Clone, Debug)]
+pub struct Live {
+    /// Per buffer, the index in `ranges`; `None` outside of the arena.
+    pub range: Vec<Option<usize>>,
+    /// Ranges to place.
+    pub ranges: Vec<Range>,
+}
+
+/// Live ranges of the arena's buffers when steps run in `order`, side by side in `lanes`. Inputs are there from the start, outputs stay
+/// until the end.
+pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
+    let class = |b: usize| draft.buffers[b].class;
+    let arena = |b: usize| class(b).in_arena();
+    let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
+    for (at, &s) in order.iter().enumerate() {
+        let step = &draft.steps[s];
+        for &b in step.reads.iter().chain(&step.writes).filter(|&&b| arena(b)) {
+            if uses[b].last() != Some(&at) {
+                uses[b].push(at);
+            }
+        }
+    }
+    let ends = |b: usize| match class(b) {
+        Class::Output => order.len().max(1),
+        _ => uses[b].iter().map(|&at| lanes.latest(at) + 1).max().unwrap_or(1),
+    };
+    let mut owner: Vec<usize> = Vec::new();
+    let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
+    for b in (0..draft.buffers.len()).filter(|&b| class(b) == Class::Input) {
+        live.range[b] = Some(live.ranges.len());
+        owner.push(b);
+        live.ranges.push(Range { lower: 0, upper: ends(b), bytes: draft.buffers[b].bytes });
+    }
+    for (at, &s) in order.iter().enumerate() {
+        let step = &draft.steps[s];
+        for (slot, &b) in step.writes.iter().enumerate() {
+            if !arena(b) || live.range[b].is_some() {
+                continue;
+            }
+            let dying = |&r: &usize| {
+                let range = live.range[r].filter(|_| class(r) != Class::Output)?;
+                // Nothing has taken its bytes yet, and whatever else uses it is over.
+                let (&last, others) = uses[r].split_last()?;
+                let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));
+                (dies && owner[range] == r).then_some(range)
+            };
+            let taken = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
+            match taken {
+                Some(range) => {
+                    let upper = &mut live.ranges[range].upper;
+                    *upper = ends(b).max(*upper);
+                    owner[range] = b;
+                    live.range[b] = Some(range);
+                }
+                None => {
+                    live.range[b] = Some(live.ranges.len());
+                    owner.push(b);
+                    let lower = uses[b].iter().map(|&at| lanes.earliest(at)).min().map_or(at, |p| p.min(at));
+                    live.ranges.push(Range { lower, upper: ends(b), bytes: draft.buffers[b].bytes });
+                }
+            }
+        }
+    }
+    live
+}

@@ -1,0 +1,152 @@
+//! Where everything lies when the steps run in one order: offsets in the arena's segments, and the segments beside it.
+
+use super::liveness::{self, Live};
+use super::streams::Lanes;
+use crate::error::{Error, Result};
+use crate::place::{self, Effort, Item, Problem};
+use crate::plan::lower::{Draft, DraftBuffer};
+use crate::plan::{Class, Segment};
+use crate::target::{Memory, Target};
+
+/// An order and the offsets it leads to.
+pub struct Layout {
+    pub order: Vec<usize>,
+    pub lanes: Lanes,
+    pub live: Live,
+    /// Per range: segment of the arena, offset in it.
+    pub offsets: Vec<(usize, u64)>,
+    /// Bytes of each segment of the arena.
+    pub segments: Vec<u64>,
+    pub bound: u64,
+    pub peak: u64,
+}
+
+/// Refuses what no segment holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
+pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
+    let mut sum = 0u64;
+    for b in &draft.buffers {
+        let padded = b.bytes.checked_next_multiple_of(target.alignment);
+        let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
+        sum = next.ok_or_else(|| {
+            let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
+            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+        })?;
+    }
+    draft.fits_segments(target)
+}
+
+/// Places an order, with little effort where its bound says that it cannot come below `bar`.
+pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar: u64) -> Result<Layout> {
+    let lanes = Lanes::new(draft, order, lanes);
+    let live = liveness::live(draft, order, &lanes);
+    let items = live.ranges.iter().map(|r| Item {
+        lower: r.lower as u64,
+        upper: r.upper as u64,
+        size: r.bytes,
+        align: target.alignment,
+    });
+    let problem = Problem::new(items.collect(), target.alignment)?;
+    let bound = problem.lower_bound();
+    let effort = if bound < bar { Effort::PLAN } else { Effort::Steps(0) };
+    // The peak of one of several segments says nothing about their sum.
+    let bar = if bar <= target.max_segment { bar } else { u64::MAX };
+    let mut offsets = vec![(0, 0); live.ranges.len()];
+    let mut segments = Vec::new();
+    let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
+    while !rest.is_empty() {
+        // What reaches beyond the largest segment goes to the next one.
+        let items = rest.iter().map(|&r| problem.items()[r]).collect();
+        let part = Problem::new(items, target.alignment)?;
+        let solution = place::place_below(&part, bar, effort);
+        let mut bytes = 0;
+        let mut beyond = Vec::new();
+        for (&range, &offset) in rest.iter().zip(&solution.offsets) {
+            let end = offset + live.ranges[range].bytes;
+            if end > target.max_segment {
+                beyond.push(range);
+            } else {
+                offsets[range] = (segments.len(), offset);
+                bytes = bytes.max(end);
+            }
+        }
+        segments.push(bytes);
+        rest = beyond;
+    }
+    let peak = segments.iter().sum();
+    Ok(Layout { order: order.to_vec(), lanes, live, offsets, segments, bound, peak })
+}
+
+/// Lays buffers one after another into segments of one class.
+struct Stack<'a> {
+    target: &'a Target,
+    class: Class,
+    open: Option<usize>,
+}
+
+impl Stack<'_> {
+    fn push(&mut self, segments: &mut Vec<Segment>, bytes: u64) -> (usize, u64) {
+        if let Some(open) = self.open {
+            let offset = segments[open].bytes.next_multiple_of(self.target.alignment);
+            if offset + bytes <= self.target.max_segment {
+                segments[open].bytes = offset + bytes;
+                return (open, offset);
+            }
+        }
+        segments.push(Segment { class: self.class, memory: Memory::Device, bytes });
+        self.open = Some(segments.len() - 1);
+        (segments.len() - 1, 0)
+    }
+}
+
+/// Bytes that move between the host and the device, with what alignment puts between them.
+pub struct Moved {
+    pub constants: u64,
+    pub inputs: u64,
+    pub outputs: u64,
+}
+
+impl Moved {
+    pub fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> Moved {
+        let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
+        let bytes = |class| buffers.clone().filter(|b| b.class == class).map(aligned).sum();
+        Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
+    }
+
+    /// The segments through which they pass, as [`Target::staged`] has it. All inputs, and all outputs, move at once: that is done in
+    /// every run. Constants move once, in sixteen parts if the inputs' segment is no larger: for that it is not worth doubling them.
+    pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
+        let slots = [(Memory::Upload, self.inputs.max(self.constants.div_ceil(16))), (Memory::Download, self.outputs)];
+        let slots = slots.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes: target.staged(bytes) });
+        slots.into_iter().filter(|s| s.bytes > 0)
+    }
+}
+
+/// The bytes of all segments.
+pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
+    stack(target, draft, layout).0.iter().map(|segment| segment.bytes).sum()
+}
+
+/// Segments, and where in them each buffer lies that is used.
+pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<(usize, u64)>>) {
+    let used = draft.used();
+    let mut segments: Vec<Segment> = Vec::new();
+    let arena =
+        layout.segments.iter().map(|&bytes| Segment { class: Class::Activation, memory: Memory::Device, bytes });
+    segments.extend(arena.filter(|s| s.bytes > 0));
+    let stack = |class| Stack { target, class, open: None };
+    let mut stacks = Class::ALL.map(stack);
+    let places = draft.buffers.iter().zip(&used).enumerate().map(|(b, (buffer, used))| {
+        let place = || match layout.live.range[b] {
+            Some(range) => layout.offsets[range],
+            None => {
+                let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");
+                stack.push(&mut segments, buffer.bytes)
+            }
+        };
+        used.then(place)
+    });
+    let places = places.collect();
+    let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
+    segments.extend(Moved::new(there, target).staging(target));
+    (segments, places)
+}

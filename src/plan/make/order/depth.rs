@@ -1,0 +1,80 @@
+//! Depth first from the results: what a step needs is made right before it.
+
+use super::Dag;
+use super::live_bytes::Uses;
+use std::cmp::Reverse;
+
+/// Which of a step's needs comes first.
+#[derive(Clone, Copy)]
+pub(super) enum First {
+    /// The first in the file.
+    File,
+    /// The one that makes most.
+    Largest,
+    /// The one whose results, and what they are made of, have most other readers; then the one with most bytes. So does XLA's
+    /// depth-first scheduler.
+    Shared,
+    /// The one that needs most beyond what it leaves. In a tree no order that completes subtrees one by one has a lower peak
+    /// (Sethi and Ullman, 1970; Liu, 1986).
+    Needy,
+}
+
+pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
+    let steps = dag.before.len();
+    let key = keys(uses, dag, first);
+    let mut order = Vec::with_capacity(steps);
+    let (mut begun, mut done) = (vec![false; steps], vec![false; steps]);
+    for root in (0..steps).filter(|&s| dag.after[s].is_empty()) {
+        let mut stack = vec![root];
+        while let Some(&s) = stack.last() {
+            if !begun[s] {
+                begun[s] = true;
+                let from = stack.len();
+                stack.extend(dag.before[s].iter().filter(|&&p| !begun[p]));
+                stack[from..].sort_by_key(|&p| (key[p], Reverse(p)));
+                continue;
+            }
+            stack.pop();
+            if !done[s] {
+                done[s] = true;
+                order.push(s);
+            }
+        }
+    }
+    order
+}
+
+/// Per step, a key: the greatest goes first.
+fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
+    let size = |b: u32| uses.bytes[b as usize];
+    // What it makes and leaves to others, and what it has while it runs.
+    let first_in = move |b: u32, s: usize| !uses.before[b as usize] && uses.touching[b as usize][0] as usize == s;
+    let made = |s: usize| uses.touched[s].iter().copied().filter(move |&b| first_in(b, s));
+    let kept = |&b: &u32| uses.behind[b as usize] || uses.touching[b as usize].len() > 1;
+    let leaves = |s: usize| made(s).filter(kept).map(size).sum::<u64>();
+    let mut keys: Vec<(u64, u64)> = Vec::with_capacity(dag.before.len());
+    let mut need: Vec<u64> = Vec::new();
+    for (s, before) in dag.before.iter().enumerate() {
+        keys.push(match first {
+            First::File => (0, 0),
+            First::Largest => (leaves(s), 0),
+            First::Shared => {
+                let own = (dag.after[s].len().saturating_sub(1) as u64, leaves(s));
+                before.iter().fold(own, |sum, &p| (sum.0.saturating_add(keys[p].0), sum.1.saturating_add(keys[p].1)))
+            }
+            First::Needy => {
+                let mut parts: Vec<(u64, u64)> = before.iter().map(|&p| (keys[p].0, need[p])).collect();
+                parts.sort_unstable_by_key(|&part| Reverse(part));
+                let (mut held, mut most) = (0u64, 0u64);
+                for (beyond, need) in parts {
+                    most = most.max(held.saturating_add(need));
+                    held = held.saturating_add(need - beyond);
+                }
+                most = most.max(held.saturating_add(made(s).map(size).sum()));
+                need.push(most);
+                (most - leaves(s).min(most), 0)
+            }
+        });
+    }
+    keys
+}

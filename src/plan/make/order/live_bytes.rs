@@ -1,0 +1,131 @@
+//! How many bytes are live while steps run one after another: what [`live`](crate::plan::make::liveness) will find, without its ranges.
+
+use crate::plan::Class;
+use crate::plan::lower::Draft;
+
+/// Which buffers of the arena each step touches.
+pub(super) struct Uses {
+    /// Per buffer, its bytes in the arena, rounded up to the alignment; 0 for what lies elsewhere.
+    pub bytes: Vec<u64>,
+    /// Per step, the buffers of the arena that it reads or writes, each once.
+    pub touched: Vec<Vec<u32>>,
+    /// Per buffer of the arena, the steps that touch it.
+    pub touching: Vec<Vec<u32>>,
+    /// Per buffer, whether it is live before the first step, and whether it stays so behind the last one.
+    pub before: Vec<bool>,
+    pub behind: Vec<bool>,
+    /// Per step, its first result and what that may take the bytes of.
+    pub heirs: Vec<Option<(u32, Vec<u32>)>>,
+}
+
+impl Uses {
+    /// Nothing if all buffers together exceed what is counted with here.
+    pub fn new(draft: &Draft, align: u64) -> Option<Uses> {
+        let arena = |b: usize| draft.buffers[b].class.in_arena();
+        let rounded = |b| if arena(b) { draft.buffers[b].bytes.checked_next_multiple_of(align) } else { Some(0) };
+        let bytes = (0..draft.buffers.len()).map(rounded).collect::<Option<Vec<u64>>>()?;
+        let sum = bytes.iter().try_fold(0u64, |sum, &bytes| sum.checked_add(bytes))?;
+        i64::try_from(sum).ok()?;
+        let of_arena = |buffers: &mut dyn Iterator<Item = usize>| {
+            let mut found: Vec<u32> = buffers.filter(|&b| arena(b)).map(|b| b as u32).collect();
+            found.sort_unstable();
+            found.dedup();
+            found
+        };
+        let mut touching = vec![Vec::new(); bytes.len()];
+        let (mut touched, mut heirs) = (Vec::new(), Vec::new());
+        for (s, step) in draft.steps.iter().enumerate() {
+            touched.push(of_arena(&mut step.reads.iter().chain(&step.writes).copied()));
+            touched[s].iter().for_each(|&b| touching[b as usize].push(s as u32));
+            let from = of_arena(&mut step.reusable.iter().copied());
+            let to = step.writes.first().filter(|&&b| arena(b) && !from.is_empty());
+            heirs.push(to.map(|&b| (b as u32, from)));
+        }
+        let of_class = |class: Class| draft.buffers.iter().map(|b| b.class == class).collect();
+        Some(Uses { bytes, touched, touching, before: of_class(Class::Input), behind: of_class(Class::Output), heirs })
+    }
+
+    /// The most bytes that are live at once in an order.
+    pub fn peak(&self, order: &[usize]) -> u64 {
+        self.levels(order).iter().map(|level| level.during).max().unwrap_or(0)
+    }
+
+    /// What is live before and during each step of an order.
+    pub fn levels(&self, order: &[usize]) -> Vec<Level> {
+        let mut ledger = Ledger::new(self, false);
+        let mut levels: Vec<Level> = order.iter().map(|&s| ledger.run(s)).collect();
+        if let Some(first) = levels.first_mut() {
+            // What nothing reads is given up at once.
+            let unread = |&b: &usize| self.before[b] && self.touching[b].is_empty();
+            first.during += (0..self.bytes.len()).filter(unread).map(|b| self.bytes[b]).sum::<u64>();
+        }
+        levels
+    }
+}
+
+/// Bytes live before and during a step.
+#[derive(Clone, Copy)]
+pub(super) struct Level {
+    pub before: u64,
+    pub during: u64,
+}
+
+/// What is live at a point in an order. Buffers live from the first to the last step that touches them, or longer on one side: backwards
+/// it is counted the same way.
+pub(super) struct Ledger<'a> {
+    uses: &'a Uses,
+    /// Per buffer, how many of the steps that touch it are still to run.
+    pub left: Vec<u32>,
+    /// Per buffer, whether it is live from the start, and whether it stays to the end.
+    before: &'a [bool],
+    behind: &'a [bool],
+    bytes: u64,
+}
+
+impl<'a> Ledger<'a> {
+    pub fn new(uses: &'a Uses, backward: bool) -> Ledger<'a> {
+        let (before, behind) = if backward { (&uses.behind, &uses.before) } else { (&uses.before, &uses.behind) };
+        let touched = |&b: &usize| before[b] && !uses.touching[b].is_empty();
+        Ledger {
+            uses,
+            left: uses.touching.iter().map(|steps| steps.len() as u32).collect(),
+            before,
+            behind,
+            bytes: (0..uses.bytes.len()).filter(touched).map(|b| uses.bytes[b]).sum(),
+        }
+    }
+
+    /// Whether a buffer becomes live with the next step that touches it.
+    pub fn is_new(&self, buffer: u32) -> bool {
+        let b = buffer as usize;
+        !self.before[b] && self.left[b] as usize == self.uses.touching[b].len()
+    }
+
+    /// Whether a buffer is given up behind the next step that touches it.
+    fn dies(&self, buffer: u32) -> bool {
+        self.left[buffer as usize] == 1 && !self.behind[buffer as usize]
+    }
+
+    /// How many more bytes are live after a step than before it.
+    pub fn growth(&self, step: usize) -> i64 {
+        let change = |&b: &u32| {
+            let bytes = self.uses.bytes[b as usize] as i64;
+            i64::from(self.is_new(b)) * bytes - i64::from(self.dies(b)) * bytes
+        };
+        self.uses.touched[step].iter().map(change).sum()
+    }
+
+    /// Runs a step.
+    pub fn run(&mut self, step: usize) -> Level {
+        let Uses { bytes, touched, heirs, .. } = self.uses;
+        let size = |b: u32| bytes[b as usize];
+        let made: u64 = touched[step].iter().filter(|&&b| self.is_new(b)).map(|&b| size(b)).sum();
+        let freed: u64 = touched[step].iter().filter(|&&b| self.dies(b)).map(|&b| size(b)).sum();
+        let inherits = |(to, from): &(u32, Vec<u32>)| self.is_new(*to) && from.iter().any(|&b| self.dies(b));
+        let inherited = heirs[step].as_ref().filter(|heir| inherits(heir)).map_or(0, |heir| size(heir.0));
+        let level = Level { before: self.bytes, during: self.bytes + made - inherited };
+        self.bytes = self.bytes + made - freed;
+        touched[step].iter().for_each(|&b| self.left[b as usize] -= 1);
+        level
+    }
+}

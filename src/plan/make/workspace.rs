@@ -1,0 +1,185 @@
+//! Workspaces of library calls: an algorithm may use more than it needs, and no more than what is free beside it anyway.
+//!
+//! The order and the offsets are chosen with the least that each call runs with. What is then free of the arena during a step is its
+//! call's, up to what it can make use of. One kernel has one algorithm, so its steps have as much as the one with the least.
+//!
+//! ```text
+//! address                                       address
+//!   ^  +----------------------+ peak              ^  +----------------------+ peak
+//!   |  |   b   +------+-----+ |                   |  |   b   +------+-----+ |
+//!   |  +-----+ |   d  |     | |        ->         |  +-----+ |   d  |     | |
+//!   |  |  w  | |      +--+  | |                   |  |  w  | |      +--+  | |
+//!   |  +-----+-+------| w|  | |                   |  |     | |------|w |  | |
+//!   +-----------------+--+----+--> step           +--+-----+-+------+--+----+--> step
+//! ```
+
+use super::liveness::Range;
+use super::offsets::Layout;
+use crate::kernel::layout;
+use crate::plan::lower::{Draft, DraftStep};
+use crate::shape::Shape;
+use crate::target::Target;
+use std::cmp::Reverse;
+
+/// Leaves every library call the least workspace that it runs with.
+pub fn shrink(draft: &mut Draft, target: &Target) {
+    for kernel in draft.kernels.iter_mut().filter(|k| k.call.is_some()) {
+        kernel.workspace = layout::workspace(kernel, target);
+    }
+    resize(draft);
+}
+
+/// Gives every library call what is free of the arena while it runs, up to what it can make use of.
+pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
+    let most: Vec<u64> = draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    if most.iter().all(|&bytes| bytes == 0) {
+        return;
+    }
+    let (ranges, offsets) = (&mut layout.live.ranges, &mut layout.offsets);
+    let mut by_start: Vec<usize> = (0..ranges.len()).collect();
+    by_start.sort_by_key(|&r| (ranges[r].lower, r));
+    // Those that begin before this workspace, or an earlier one, ends.
+    let mut beside: Vec<usize> = Vec::new();
+    let mut next = by_start.into_iter().peekable();
+    let mut given = most.clone();
+    for &step in &layout.order {
+        let kernel = draft.steps[step].kernel;
+        let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) else {
+            continue;
+        };
+        let Range { lower, upper, .. } = ranges[own];
+        while let Some(range) = next.next_if(|&r| ranges[r].lower < upper) {
+            beside.push(range);
+        }
+        let meets = |&r: &usize| r != own && ranges[r].lower < upper && lower < ranges[r].upper;
+        let mut taken: Vec<_> = beside.iter().copied().filter(meets).collect();
+        taken.sort_unstable_by_key(|&r| (offsets[r], Reverse(ranges[r].bytes)));
+        let (room, place) = roomiest(&taken, ranges, offsets, &layout.segments, target.alignment);
+        let bytes = most[kernel].min(room);
+        if bytes > ranges[own].bytes {
+            offsets[own] = place;
+            ranges[own].bytes = bytes;
+        }
+        given[kernel] = given[kernel].min(ranges[own].bytes);
+    }
+    for (kernel, &bytes) in draft.kernels.iter_mut().zip(&given).filter(|(k, _)| k.call.is_some()) {
+        kernel.workspace = bytes;
+    }
+    resize(draft);
+    for &step in &layout.order {
+        let DraftStep { kernel, .. } = draft.steps[step];
+        if let Some(own) = draft.workspace(step).filter(|_| most[kernel] > 0).and_then(|b| layout.live.range[b]) {
+            layout.live.ranges[own].bytes = given[kernel];
+        }
+    }
+    // A workspace that lay behind all else has perhaps left its place, or ends before it did.
+    let mut ends = vec![0; layout.segments.len()];
+    for (range, &(segment, offset)) in layout.live.ranges.iter().zip(&layout.offsets) {
+        ends[segment] = ends[segment].max(offset + range.bytes);
+    }
+    layout.segments = ends;
+    layout.peak = layout.segments.iter().sum();
+}
+
+/// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.
+pub fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
+    let mut given: Vec<u64> =
+        draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    for (step, DraftStep { kernel, .. }) in draft.steps.iter().enumerate() {
+        if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]]) {
+            given[*kernel] = given[*kernel].min(layout.live.ranges[range].bytes);
+        }
+    }
+    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+        kernel.workspace = bytes;
+    }
+    resize(draft);
+}
+
+/// The largest stretch between ranges that are sorted by offset: its bytes, a multiple of the alignment, and where it begins.
+fn roomiest(
+    taken: &[usize],
+    ranges: &[Range],
+    offsets: &[(usize, u64)],
+    segments: &[u64],
+    alignment: u64,
+) -> (u64, (usize, u64)) {
+    let mut best = (0, (0, 0));
+    let mut taken = taken.iter().copied().peekable();
+    for (segment, &bytes) in segments.iter().enumerate() {
+        let mut free = 0;
+        let mut consider = |from: u64, to: u64| {
+            let room = to.saturating_sub(from) / alignment * alignment;
+            if room > best.0 {
+                best = (room, (segment, from));
+            }
+        };
+        while let Some(range) = taken.next_if(|&r| offsets[r].0 == segment) {
+            consider(free, offsets[range].1);
+            free = free.max((offsets[range].1 + ranges[range].bytes).next_multiple_of(alignment));
+        }
+        consider(free, bytes);
+    }
+    best
+}
+
+/// Workspaces have the bytes that their kernels ask for.
+fn resize(draft: &mut Draft) {
+    for step in 0..draft.steps.len() {
+        let kernel = &draft.kernels[draft.steps[step].kernel];
+        let (called, bytes) = (kernel.call.is_some(), kernel.workspace);
+        if let Some(buffer) = draft.workspace(step).filter(|_| called) {
+            draft.buffers[buffer].bytes = bytes;
+            draft.buffers[buffer].shape = Shape::new([bytes as usize]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::plan::lower::Options;
+    use crate::plan::make::liveness::live;
+    use crate::plan::make::streams::Lanes;
+    use crate::trace::Trace;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The first of two calls of one kernel has room at the end of the arena that the second has not: both get the second's, and the arena
+    /// ends where its last buffer then does.
+    #[test]
+    fn calls_of_one_kernel_leave_what_only_one_has_room_for() {
+        let g = Trace::new("twice");
+        let [x, w] = [("x", 512), ("w", 1024)].map(|(name, rows)| g.input(name, DType::F16, [rows, 1024]));
+        g.output("y", x.matmul(w).matmul(w));
+        let (graph, target) = (g.finish().expect("the graph is sound"), Target::cuda());
+        let mut draft =
+            crate::plan::make::arrange::draft(&graph, &target, Options { join: true }).expect("it is lowered");
+        assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
+        let order = vec![0, 1];
+        let lanes = Lanes::new(&draft, &order, 1);
+        let live = live(&draft, &order, &lanes);
+        let range = |b: usize| live.range[b].expect("it lies in the arena");
+        let mut offsets = vec![(0, u64::MAX); live.ranges.len()];
+        let (inputs, writes) = (&draft.inputs, |s: usize| draft.steps[s].writes[0]);
+        // The result stands between the intermediate and the end.
+        let end = 6 * MIB;
+        for (b, offset) in [(inputs[0].1, 0), (inputs[1].1, MIB), (writes(0), 3 * MIB), (writes(1), 4 * MIB + MIB / 4)]
+        {
+            offsets[range(b)] = (0, offset);
+        }
+        let own = [0, 1].map(|s| range(draft.workspace(s).expect("it is a library's call")));
+        own.iter().for_each(|&r| offsets[r] = (0, end));
+        let mut layout = Layout { order, lanes, live, offsets, segments: vec![end], bound: 0, peak: end };
+        own.iter().for_each(|&r| layout.live.ranges[r].bytes = 0);
+        grow(&mut draft, &mut layout, &target);
+        let placed = |b: usize| layout.live.range[b].map(|r| layout.offsets[r].1 + draft.buffers[b].bytes);
+        assert_eq!(layout.segments, [(0..draft.buffers.len()).filter_map(placed).max().expect("there are buffers")]);
+        assert!(
+            layout.segments[0] < end && own.iter().all(|&r| layout.live.ranges[r].bytes == MIB),
+            "{:?}",
+            layout.segments
+        );
+    }
+}

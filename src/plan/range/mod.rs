@@ -1,0 +1,586 @@
+//! One plan for a range of shapes: a graph whose named dims have a range each is planned once, and every binding in the range runs in the
+//! same segments at the same offsets.
+//!
+//! ```text
+//! largest binding --import, passes, lower--> Draft ---.                     the choices of the largest are written down,
+//!        | choices                                    |                     and the others follow them, so that all have
+//!        v                                            v largest sizes       the same steps and buffers
+//! other bindings  --import, passes, lower--> Draft --- --> order, place --> segments, offsets
+//!                                              |                                    |
+//!                                              '-------------> Plan <---------------'   one per binding, each judged by check
+//! ```
+//!
+//! What is planned are the sizes that buffers have at most over the bindings that are tried: all of them where the range has few, else
+//! its corners and some between them. Between these, a size is taken to be between those of its neighbours: of a dim with which the size of
+//! any tensor both grows and shrinks all extents are tried, and where these are too many, the range is refused.
+//!
+//! A binding that was not tried is lowered when it is asked for. Should a buffer outgrow its place all the same (a workspace may, where a
+//! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
+
+use super::fit::chunks;
+use super::lower::{Draft, DraftConstant, Options};
+use super::make::arrange::{self, Arrangement, arrange};
+use super::make::assemble::assemble;
+use super::make::offsets::{Layout, layout};
+use super::make::workspace;
+use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check};
+use crate::choices::{Choices, Divergence, Record};
+use crate::error::{Error, Result};
+use crate::graph::Graph;
+use crate::pass::chunk;
+use crate::shape::{Extent, Shape};
+use crate::target::Target;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// As many bindings of a range are tried when it is planned.
+const MOST_TRIED: usize = 64;
+/// And as many where they must be, as sizes do not just grow, or just shrink, with a dim.
+const MOST_UNEVEN: usize = 256;
+/// Stands for what a draft does not use.
+const NONE: usize = usize::MAX;
+
+/// Where graphs come from: the same one for every binding but for its extents, which makes the given choices.
+pub type Source = Box<dyn Fn(&[(String, usize)], Choices) -> Result<Graph> + Send + Sync>;
+
+/// A binding that was tried.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tried {
+    /// One extent per dim of the range.
+    pub binding: Vec<usize>,
+    /// The largest sum of live bytes over the steps.
+    pub live: u64,
+}
+
+/// A graph over a range of bindings, planned.
+pub struct Family {
+    maker: Maker,
+    record: Arc<Record>,
+    arrangement: Arrangement,
+    largest: Compiled,
+    tried: Vec<Tried>,
+    /// Per dim, inputs and their axes whose extents are the dim's.
+    told: Vec<Vec<(usize, usize)>>,
+}
+
+/// Makes the graph and the draft of a binding.
+struct Maker {
+    source: Source,
+    fixed: Vec<(String, usize)>,
+    dims: Vec<Dim>,
+    target: Target,
+    recipe: Recipe,
+    /// The live bytes from which on there are chunks, if there are any.
+    chunked: Option<u64>,
+}
+
+/// A binding's graph, its draft, and the draft's buffers by their numbers in the range's draft.
+struct Member {
+    binding: Vec<usize>,
+    graph: Graph,
+    draft: Draft,
+    whole: Vec<usize>,
+}
+
+impl std::fmt::Debug for Family {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Family").field("dims", &self.maker.dims).finish_non_exhaustive()
+    }
+}
+
+impl Family {
+    /// Plans a range; each binding of it by the same recipe.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a dim that is set twice, and for a range whose graphs differ by more than extents; what any of the bindings
+    /// that are tried brings; [`Error::Fit`].
+    pub fn new(
+        source: Source,
+        dims: &[(String, Extent)],
+        target: &Target,
+        recipe: Recipe,
+        limits: &Limits,
+    ) -> Result<Family> {
+        for (i, (name, extent)) in dims.iter().enumerate() {
+            if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
+                return Err(Error::Usage(format!("dim '{name}' is set twice, to different values")));
+            }
+        }
+        if let Some((name, extent)) = dims.iter().find(|(_, e)| e.least() > e.most()) {
+            return Err(Error::Usage(format!(
+                "dim '{name}': the range {extent} is empty: expected the smaller extent first"
+            )));
+        }
+        let (mut fixed, mut ranges): (Vec<_>, Vec<Dim>) = (Vec::new(), Vec::new());
+        for (name, extent) in dims {
+            match extent.fixed() {
+                Some(extent) => fixed.push((name.clone(), extent)),
+                None if ranges.iter().any(|d| d.name == *name) => {}
+                None => ranges.push(Dim { name: name.clone(), least: extent.least(), most: extent.most() }),
+            }
+        }
+        let target = target.clone();
+        let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None };
+        if recipe.chunks > 1 {
+            // Other bindings may add to what the largest takes: whatever the limit, all is in chunks that saves.
+            let largest = maker.graph(&maker.largest(), Choices::default())?;
+            maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
+        }
+        let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
+        let arrangement = arrange(&maker.target, limits, |options| {
+            let (record, whole, members) = maker.all(options)?;
+            found.push((options, record, members));
+            Ok(whole)
+        })?;
+        let chosen = found.into_iter().find(|(options, ..)| *options == arrangement.options);
+        let (_, record, members) = chosen.expect("what is arranged was made");
+        let told = told(&members, maker.dims.len());
+        let mut tried = Vec::with_capacity(members.len());
+        let mut largest = None;
+        for member in members {
+            let compiled = maker.compile(&arrangement, &member)?;
+            let plan = &compiled.0;
+            tried.push(Tried { binding: member.binding, live: plan.summary.lower_bound });
+            if largest.is_none() {
+                limits.check(plan)?;
+                largest = Some(compiled);
+            }
+        }
+        let mut largest = largest.expect("the largest binding is tried first");
+        largest.0.dims.clone_from(&maker.dims);
+        tried.sort_by(|a, b| a.binding.cmp(&b.binding));
+        Ok(Family { maker, record, arrangement, largest, tried, told })
+    }
+
+    /// The dims and their ranges.
+    pub fn dims(&self) -> &[Dim] {
+        &self.maker.dims
+    }
+
+    /// The plan of the largest binding, in the segments of all of them.
+    pub fn plan(&self) -> &Plan {
+        &self.largest.0
+    }
+
+    /// The plan of the largest binding, with its constants.
+    pub fn largest(&self) -> &Compiled {
+        &self.largest
+    }
+
+    /// The bindings that were tried when the range was planned, in order.
+    pub fn tried(&self) -> &[Tried] {
+        &self.tried
+    }
+
+    /// The plan of a binding, one extent per dim of [`dims`](Self::dims), in the segments of [`plan`](Self::plan).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a binding outside of the range, or one that takes more than the largest.
+    pub fn at(&self, binding: &[usize]) -> Result<Compiled> {
+        self.maker.check(binding)?;
+        let options = self.arrangement.options;
+        let choices = Choices::follow(&self.record);
+        let made = self.maker.draft(binding, options, choices.clone());
+        let diverges =
+            |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| graph));
+        match (choices.finish(), &made) {
+            (Err(divergence @ Divergence::Wrong(_)), _) | (Err(divergence), Ok(_)) => return Err(diverges(divergence)),
+            _ => {}
+        }
+        let (graph, draft) = made?;
+        let binding = binding.to_vec();
+        match correspond(&mut self.arrangement.draft.clone(), &draft, false) {
+            Ok(whole) => self.maker.compile(&self.arrangement, &Member { binding, graph, draft, whole }),
+            Err(what) => {
+                let refused = |more: String| self.maker.differs(&binding, &format!("{what}; {more}"));
+                let own = self.anew(&draft).map_err(refused)?;
+                let whole = (0..draft.buffers.len()).collect();
+                self.maker.compile(&own, &Member { binding, graph, draft, whole })
+            }
+        }
+    }
+
+    /// Places the arena of a draft that outgrows its places anew, within the segments of the range. Constants stay where they are: plans
+    /// that take turns know by its place which of them is there.
+    fn anew(&self, draft: &Draft) -> Result<Arrangement, String> {
+        let Arrangement { options, layout: Layout { order, lanes, .. }, orders, segments, .. } = &self.arrangement;
+        let mut whole = self.arrangement.draft.clone();
+        let map = correspond(&mut whole, draft, true)?;
+        let layout =
+            layout(draft, &self.maker.target, order, lanes.used(), u64::MAX).map_err(|error| error.to_string())?;
+        let arena: Vec<u64> = segments.iter().filter(|s| s.class == Class::Activation).map(|s| s.bytes).collect();
+        let within =
+            layout.segments.len() <= arena.len() && layout.segments.iter().zip(&arena).all(|(own, is)| own <= is);
+        if !within {
+            return Err(format!("placed by itself it takes {:?} bytes, planned were {arena:?}", layout.segments));
+        }
+        let place = |(b, used): (usize, bool)| match layout.live.range[b] {
+            _ if !used => Ok(None),
+            Some(range) => Ok(Some(layout.offsets[range])),
+            None => {
+                let planned =
+                    self.arrangement.draft.buffers.get(map[b]).is_some_and(|p| p.bytes >= draft.buffers[b].bytes);
+                let place = planned.then(|| self.arrangement.places[map[b]]).flatten();
+                place.map(Some).ok_or_else(|| format!("there is no place for '{}'", draft.buffers[b].name))
+            }
+        };
+        let places = draft.used().into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
+        let (draft, orders, segments) = (draft.clone(), orders.clone(), segments.clone());
+        Ok(Arrangement { draft, options: *options, layout, orders, segments, places })
+    }
+
+    /// The binding that inputs of these shapes, in the plan's order, ask for. A dim that none of them tells has its largest extent.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an input outside of the range.
+    pub fn binding(&self, inputs: &[Option<&Shape>]) -> Result<Vec<usize>> {
+        let mut binding = Vec::with_capacity(self.dims().len());
+        for (dim, told) in self.dims().iter().zip(&self.told) {
+            let extent =
+                |&(input, axis): &(usize, usize)| Some((input, axis, *inputs.get(input)?.as_ref()?.get(axis)?));
+            let Some((input, axis, extent)) = told.iter().find_map(extent) else {
+                binding.push(dim.most);
+                continue;
+            };
+            if !(dim.least..=dim.most).contains(&extent) {
+                let (name, Dim { name: dim, least, most }) = (&self.plan().inputs[input].name, dim);
+                return Err(Error::Usage(format!(
+                    "input '{name}': dim '{dim}' (axis {axis}): expected {least} to {most}, as was planned, found {extent}"
+                )));
+            }
+            binding.push(extent);
+        }
+        Ok(binding)
+    }
+}
+
+impl Maker {
+    fn largest(&self) -> Vec<usize> {
+        self.dims.iter().map(|d| d.most).collect()
+    }
+
+    fn show(&self, binding: &[usize]) -> String {
+        let pairs = self.dims.iter().zip(binding).map(|(dim, extent)| format!("{}={extent}", dim.name));
+        pairs.collect::<Vec<_>>().join(", ")
+    }
+
+    fn check(&self, binding: &[usize]) -> Result<()> {
+        let inside = |(dim, extent): (&Dim, &usize)| (dim.least..=dim.most).contains(extent);
+        if binding.len() == self.dims.len() && self.dims.iter().zip(binding).all(inside) {
+            return Ok(());
+        }
+        let ranges = self.dims.iter().map(|d| format!("{}={}..{}", d.name, d.least, d.most)).collect::<Vec<_>>();
+        Err(Error::Usage(format!("{} is outside of the range {}", self.show(binding), ranges.join(", "))))
+    }
+
+    fn differs(&self, binding: &[usize], what: &str) -> Error {
+        let (here, largest) = (self.show(binding), self.show(&self.largest()));
+        let smaller = self.dims.iter().zip(binding).filter(|(dim, extent)| dim.most != **extent);
+        let apart: Vec<_> =
+            smaller.map(|(dim, extent)| format!("'{}' up to {extent} and above it", dim.name)).collect();
+        let ranges = if apart.is_empty() { "" } else { "; plan ranges of their own for " };
+        let apart = apart.join(", or for ");
+        Error::Usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
+    }
+
+    fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Graph>) -> Error {
+        let node = match (divergence, graph) {
+            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.name_of(node),
+            _ => None,
+        };
+        let at = node.map_or(String::new(), |name| format!(", at node '{name}'"));
+        self.differs(binding, &format!("it has another structure{at}"))
+    }
+
+    /// The graph of a binding, as a whole.
+    fn graph(&self, binding: &[usize], choices: Choices) -> Result<Graph> {
+        let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
+        let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
+        self.recipe.whole((self.source)(&dims, choices)?, &self.target)
+    }
+
+    fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
+        let mut graph = self.graph(binding, choices)?;
+        if let Some(least) = self.chunked {
+            chunk::run(&mut graph, self.recipe.chunks, least)?;
+        }
+        if self.recipe.chunks > 1 {
+            graph.spare_memory();
+        }
+        let draft = arrange::draft(&graph, &self.target, options)?;
+        Ok((graph, draft))
+    }
+
+    /// The bindings to try, the largest first: all of a small range, else of each dim its ends and extents between them, and all extents of
+    /// the dims that are `uneven`.
+    ///
+    /// # Errors
+    /// With the number of bindings, where that is too large.
+    fn bindings(&self, uneven: &[bool]) -> Result<Vec<Vec<usize>>, usize> {
+        let count = |dim: &Dim| (dim.most - dim.least).saturating_add(1);
+        let product = |counts: &mut dyn Iterator<Item = usize>| counts.fold(1, usize::saturating_mul);
+        let chosen = |each: usize| {
+            product(
+                &mut self
+                    .dims
+                    .iter()
+                    .zip(uneven)
+                    .map(|(dim, all)| count(dim).min(if *all { usize::MAX } else { each })),
+            )
+        };
+        let most = if uneven.contains(&true) { MOST_UNEVEN } else { MOST_TRIED };
+        let each = match chosen(usize::MAX) <= most {
+            true => usize::MAX,
+            false => (2..=most).rev().find(|&each| chosen(each) <= most).unwrap_or(2),
+        };
+        if uneven.contains(&true) && chosen(each) > most {
+            return Err(chosen(each));
+        }
+        let mut bindings = vec![Vec::new()];
+        for (dim, all) in self.dims.iter().zip(uneven) {
+            let extents = dim.extents(if *all { usize::MAX } else { each });
+            bindings = bindings.iter().flat_map(|b| extents.iter().map(|&e| [&b[..], &[e]].concat())).collect();
+        }
+        Ok(bindings)
+    }
+
+    /// The choices that are right for every binding that is tried, all of their drafts, and one of their sizes at most.
+    fn all(&self, options: Options) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
+        let mut uneven = vec![false; self.dims.len()];
+        let mut bindings = self.bindings(&uneven).expect("corners and some between them");
+        loop {
+            let made = self.among(options, &bindings)?;
+            let Some((dim, tensor)) = self.uneven(&made.1, &made.2) else { return Ok(made) };
+            tracing::debug!(dim = self.dims[dim].name, tensor, "its size neither grows with the dim nor shrinks");
+            uneven[dim] = true;
+            bindings = self.bindings(&uneven).map_err(|count| {
+                let Dim { name, least, most } = &self.dims[dim];
+                Error::Usage(format!(
+                    "dim '{name}', {least}..{most}: '{tensor}' neither just grows with it nor just shrinks, so that each extent must be \
+                     tried: {count} bindings; expected a smaller range, of at most {MOST_UNEVEN} bindings"
+                ))
+            })?;
+        }
+    }
+
+    /// A dim of which not all extents are among the members, and a tensor whose size both grows and shrinks with it.
+    fn uneven(&self, whole: &Draft, members: &[Member]) -> Option<(usize, String)> {
+        let tensor = |b: &usize| matches!(whole.buffers[*b].class, Class::Input | Class::Output | Class::Activation);
+        let mut sizes = vec![vec![0; members.len()]; whole.buffers.len()];
+        for (number, member) in members.iter().enumerate() {
+            let used = member.whole.iter().zip(&member.draft.buffers).filter(|(w, _)| **w != NONE);
+            used.for_each(|(&w, buffer)| sizes[w][number] = buffer.bytes);
+        }
+        for (at, dim) in self.dims.iter().enumerate() {
+            let mut lines: HashMap<Vec<usize>, Vec<usize>> = HashMap::new();
+            for (number, member) in members.iter().enumerate() {
+                let mut others = member.binding.clone();
+                others.remove(at);
+                lines.entry(others).or_default().push(number);
+            }
+            if lines.values().all(|line| line.len() > dim.most - dim.least) {
+                continue;
+            }
+            let even = |sizes: &[u64], line: &[usize]| {
+                line.is_sorted_by_key(|&m| sizes[m]) || line.iter().rev().is_sorted_by_key(|&m| sizes[m])
+            };
+            let found =
+                (0..whole.buffers.len()).filter(tensor).find(|&b| lines.values().any(|line| !even(&sizes[b], line)));
+            if let Some(buffer) = found {
+                return Some((at, whole.buffers[buffer].name.clone()));
+            }
+        }
+        None
+    }
+
+    /// As [`all`](Self::all), of these bindings.
+    fn among(&self, options: Options, bindings: &[Vec<usize>]) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
+        let mut forbidden = BTreeSet::new();
+        'choices: loop {
+            let choices = Choices::record(&forbidden);
+            let (graph, mut whole) = self.draft(&bindings[0], options, choices.clone())?;
+            let record = Arc::new(choices.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
+            let same = (0..whole.buffers.len()).collect();
+            let mut members = vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
+            for binding in &bindings[1..] {
+                let choices = Choices::follow(&record);
+                let made = self.draft(binding, options, choices.clone());
+                match choices.finish() {
+                    Err(Divergence::Wrong(choice)) => {
+                        tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
+                        // What was asked after it is asked anew, and may be something else.
+                        forbidden.split_off(&choice);
+                        forbidden.insert(choice);
+                        continue 'choices;
+                    }
+                    Err(divergence) if made.is_ok() => {
+                        return Err(self.diverges(binding, divergence, made.ok().as_ref().map(|(graph, _)| graph)));
+                    }
+                    _ => {}
+                }
+                let (graph, draft) = made.map_err(|e| self.differs(binding, &e.to_string()))?;
+                let map = correspond(&mut whole, &draft, true).map_err(|what| self.differs(binding, &what))?;
+                members.push(Member { binding: binding.clone(), graph, draft, whole: map });
+            }
+            return Ok((record, whole, members));
+        }
+    }
+
+    fn compile(&self, arrangement: &Arrangement, member: &Member) -> Result<Compiled> {
+        let Member { binding, graph, draft, whole } = member;
+        let mut draft = draft.clone();
+        workspace::take(&mut draft, &arrangement.layout, whole);
+        let (mut plan, constants) = assemble(graph, &self.target, arrangement, &draft, whole)?;
+        let own = |(dim, &extent): (&Dim, &usize)| Dim { name: dim.name.clone(), least: extent, most: extent };
+        plan.dims = self.dims.iter().zip(binding).map(own).collect();
+        check::check(&plan)?;
+        Ok((plan, constants))
+    }
+}
+
+impl Dim {
+    /// At most so many extents (two at least), evenly apart on a scale of ratios, the largest first.
+    fn extents(&self, count: usize) -> Vec<usize> {
+        if self.most - self.least < count {
+            return (self.least..=self.most).rev().collect();
+        }
+        let (low, high) = (self.least.max(1) as f64, self.most as f64);
+        let between = (1..count - 1).map(|i| (high * (low / high).powf(i as f64 / (count - 1) as f64)) as usize);
+        let mut extents: Vec<usize> = [self.most, self.least].into_iter().chain(between).collect();
+        extents.sort_unstable_by(|a, b| b.cmp(a));
+        extents.dedup();
+        extents
+    }
+}
+
+/// Per dim, the inputs and their axes that have the dim's extent in every member.
+fn told(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
+    let first = &members[0].graph;
+    let axes = || {
+        let ranks = first.inputs().iter().map(|&v| first.fact(v).shape.len()).enumerate();
+        ranks.flat_map(|(input, rank)| (0..rank).map(move |axis| (input, axis)))
+    };
+    let tells = |dim: usize, input: usize, axis: usize| {
+        let extent = |m: &Member| m.graph.fact(m.graph.inputs()[input]).shape[axis];
+        members.iter().all(|m| extent(m) == m.binding[dim])
+    };
+    (0..dims).map(|dim| axes().filter(|&(input, axis)| tells(dim, input, axis)).collect()).collect()
+}
+
+/// The number in `whole` of each buffer of a draft with the same steps. Where `grow`, `whole` becomes as large as it must to hold it.
+fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<usize>, String> {
+    if whole.steps.len() != own.steps.len() {
+        return Err(format!("expected {} steps, found {}", whole.steps.len(), own.steps.len()));
+    }
+    let mut map = Map { whole, own, to: vec![NONE; own.buffers.len()], grow };
+    let inputs: Vec<_> = map.whole.inputs.iter().map(|p| p.1).zip(own.inputs.iter().map(|p| p.1)).collect();
+    let outputs: Vec<_> = map.whole.outputs.iter().map(|p| p.2).zip(own.outputs.iter().map(|p| p.2)).collect();
+    for (whole, own) in inputs.into_iter().chain(outputs) {
+        map.set(own, whole)?;
+    }
+    map.constants()?;
+    for step in 0..own.steps.len() {
+        let name = &own.steps[step].name;
+        map.step(step).map_err(|what| format!("step '{name}': {what}"))?;
+    }
+    Ok(map.to)
+}
+
+struct Map<'a> {
+    whole: &'a mut Draft,
+    own: &'a Draft,
+    to: Vec<usize>,
+    grow: bool,
+}
+
+impl Map<'_> {
+    fn set(&mut self, own: usize, whole: usize) -> Result<(), String> {
+        let (buffer, slot) = (&self.own.buffers[own], &mut self.whole.buffers[whole]);
+        if self.to[own] != NONE && self.to[own] != whole || buffer.class != slot.class {
+            return Err(format!("writes '{}' where another buffer was planned, '{}'", buffer.name, slot.name));
+        }
+        if self.grow {
+            slot.bytes = slot.bytes.max(buffer.bytes);
+        } else if buffer.bytes > slot.bytes {
+            let (found, planned) = (buffer.bytes, slot.bytes);
+            return Err(format!("'{}' takes {found} bytes, planned were {planned}", buffer.name));
+        }
+        self.to[own] = whole;
+        Ok(())
+    }
+
+    /// A further buffer of the range's draft, for one that only smaller bindings have.
+    fn add(&mut self, own: usize) -> Result<usize, String> {
+        let buffer = &self.own.buffers[own];
+        if !self.grow {
+            return Err(format!("needs '{}', which was not planned", buffer.name));
+        }
+        self.whole.buffers.push(buffer.clone());
+        Ok(self.whole.buffers.len() - 1)
+    }
+
+    /// Constants correspond by name and form. One that stands for another is no harm: it is written when its binding is chosen.
+    fn constants(&mut self) -> Result<(), String> {
+        let used = self.own.used();
+        let mut known: HashMap<(String, Option<usize>), Vec<usize>> = HashMap::new();
+        for constant in self.whole.constants.iter().rev() {
+            let key = (constant.constant.name.clone(), constant.packed.map(|(_, operand)| operand));
+            known.entry(key).or_default().push(constant.buffer);
+        }
+        for constant in self.own.constants.iter().filter(|c| used[c.buffer]) {
+            let key = (constant.constant.name.clone(), constant.packed.map(|(_, operand)| operand));
+            let whole = match known.get_mut(&key).and_then(Vec::pop) {
+                Some(whole) => whole,
+                None => {
+                    let whole = self.add(constant.buffer)?;
+                    self.whole.constants.push(DraftConstant { buffer: whole, ..constant.clone() });
+                    whole
+                }
+            };
+            self.set(constant.buffer, whole)?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, number: usize) -> Result<(), String> {
+        let own = &self.own.steps[number];
+        let results = self.own.kernels[own.kernel].writes.len();
+        let planned = &self.whole.steps[number];
+        if planned.name != own.name {
+            return Err(format!("stands where '{}' was planned", planned.name));
+        }
+        let planned_results = self.whole.kernels[planned.kernel].writes.len();
+        if results != planned_results {
+            return Err(format!("writes {results} buffers, planned were {planned_results}"));
+        }
+        for slot in 0..results {
+            self.set(own.writes[slot], self.whole.steps[number].writes[slot])?;
+        }
+        if let Some(&work) = own.writes.get(results) {
+            let whole = match self.whole.steps[number].writes.get(results) {
+                Some(&whole) => whole,
+                None => {
+                    let whole = self.add(work)?;
+                    self.whole.steps[number].writes.push(whole);
+                    whole
+                }
+            };
+            self.set(work, whole)?;
+        }
+        for &read in &own.reads {
+            let whole = self.to[read];
+            let reads = &mut self.whole.steps[number].reads;
+            if whole == NONE || !reads.contains(&whole) && !self.grow {
+                return Err(format!("reads '{}', which it was not planned to", self.own.buffers[read].name));
+            }
+            if !reads.contains(&whole) {
+                reads.push(whole);
+            }
+        }
+        if self.grow {
+            let dies: Vec<usize> = own.reusable.iter().map(|&b| self.to[b]).collect();
+            self.whole.steps[number].reusable.retain(|b| dies.contains(b));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! What became of a plan.
+
+use super::peak::{Peak, peak};
+use crate::plan::{Buffer, Class, Plan};
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+/// What a buffer did between two plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Fate {
+    /// Only the second plan has it.
+    New,
+    /// Only the first plan has it.
+    Gone,
+    /// It takes more bytes.
+    Grown,
+    /// It takes fewer bytes.
+    Shrunk,
+    /// It takes as many bytes elsewhere.
+    Moved,
+}
+
+/// A buffer that is not the same in two plans.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Changed {
+    /// Its name. The first buffer of a name and a class is compared with the first, the second with the second.
+    pub name: String,
+    /// What it is for.
+    pub class: Class,
+    /// What it did.
+    pub fate: Fate,
+    /// Bytes in each plan; 0 where it is not.
+    pub bytes: [u64; 2],
+    /// Segment and offset in each plan that has it.
+    pub at: [Option<(usize, u64)>; 2],
+}
+
+/// Bytes of one class in two plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Total {
+    /// The class of the segments.
+    pub class: Class,
+    /// Their bytes in each plan.
+    pub bytes: [u64; 2],
+}
+
+/// What became of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diff {
+    /// Names of the plans.
+    pub plans: [String; 2],
+    /// Names of their targets.
+    pub targets: [String; 2],
+    /// Bytes of each plan.
+    pub planned_bytes: [u64; 2],
+    /// Bytes by class, of those that either plan has.
+    pub classes: Vec<Total>,
+    /// Buffers that are not the same, what changed most first.
+    pub buffers: Vec<Changed>,
+    /// Buffers that are the same.
+    pub unchanged: usize,
+    /// The step with most live bytes in each plan, and who is live there.
+    pub peaks: [Peak; 2],
+}
+
+/// Compares two plans buffer by buffer.
+pub fn diff(a: &Plan, b: &Plan) -> Diff {
+    let plans = [a, b];
+    let total = |class| Total { class, bytes: plans.map(|p| p.class_bytes(class)) };
+    let classes = Class::ALL.into_iter().map(total).filter(|t| t.bytes != [0, 0]).collect();
+    let [before, after] = plans.map(keyed);
+    let numbers: HashMap<_, _> = after.iter().copied().collect();
+    let old: HashMap<_, _> = before.iter().copied().collect();
+    let place = |b: &Buffer| (b.segment, b.offset);
+    let mut unchanged = 0;
+    let mut buffers = Vec::new();
+    for (key, was) in &before {
+        let now = numbers.get(key);
+        let fate = match now {
+            None => Fate::Gone,
+            Some(now) if now.bytes > was.bytes => Fate::Grown,
+            Some(now) if now.bytes < was.bytes => Fate::Shrunk,
+            Some(now) if place(now) != place(was) => Fate::Moved,
+            Some(_) => {
+                unchanged += 1;
+                continue;
+            }
+        };
+        let (bytes, at) = ([was.bytes, now.map_or(0, |b| b.bytes)], [Some(place(was)), now.map(|b| place(b))]);
+        buffers.push(Changed { name: was.name.clone(), class: was.class, fate, bytes, at });
+    }
+    for (_, now) in after.iter().filter(|(key, _)| !old.contains_key(key)) {
+        let (bytes, at) = ([0, now.bytes], [None, Some(place(now))]);
+        buffers.push(Changed { name: now.name.clone(), class: now.class, fate: Fate::New, bytes, at });
+    }
+    // Stable: equals stay in the order of the plans.
+    buffers.sort_by_key(|c| Reverse((c.bytes[0].abs_diff(c.bytes[1]), c.bytes[1])));
+    Diff {
+        plans: plans.map(|p| p.name.clone()),
+        targets: plans.map(|p| p.target.name.clone()),
+        planned_bytes: plans.map(Plan::bytes),
+        classes,
+        buffers,
+        unchanged,
+        peaks: plans.map(|p| peak(p, None)),
+    }
+}
+
+/// Name, class, and which of those that share both.
+type Key<'a> = (&'a str, Class, usize);
+
+fn keyed(plan: &Plan) -> Vec<(Key<'_>, &Buffer)> {
+    let mut seen: HashMap<(&str, Class), usize> = HashMap::new();
+    let keys = plan.buffers.iter().map(|b| (b.name.as_str(), b.class));
+    let mut count = |key| {
+        let count = seen.entry(key).or_default();
+        *count += 1;
+        (key.0, key.1, *count)
+    };
+    keys.map(&mut count).zip(&plan.buffers).collect()
+}

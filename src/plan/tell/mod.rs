@@ -1,0 +1,5 @@
+//! What can be said of a finished plan, for people.
+
+pub mod diff;
+pub mod peak;
+pub mod timeline;
