@@ -4,8 +4,9 @@
 #     bash tests/gpu.sh FOLDER [MODELS]
 #
 # FOLDER holds the built binaries, as in target/release: plimsoll, and below it or in deps/ the integration tests, it-*
-# (cargo build --release && cargo test --release --no-run --test it). MODELS is a folder of exported models (tests/export_models.py); without
-# it, those of graphs/ serve. Prints one summary, and writes it to $OUT/gpu-summary.md if OUT is set. Exit code 1 if anything failed.
+# (cargo build --release && cargo test --release --no-run --test it). MODELS is a folder of exported models
+# (tests/compare/export_models.py); without it, those of graphs/ serve. Prints one summary, and writes it to $OUT/gpu-summary.md
+# if OUT is set. Exit code 1 if anything failed.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 folder=${1:?usage: tests/gpu.sh FOLDER [MODELS]}
@@ -160,12 +161,12 @@ tested "kernel cases on wgpu" backend::wgpu::
 step "start-up" start_up
 step "bench" bench
 if [[ -n $models ]] && python3 -c 'import numpy, onnxruntime' 2>/dev/null; then
-    step "exported models" python3 "$root/tests/compare_models.py" "$models" --backend cuda --plimsoll "$plimsoll"
+    step "exported models" python3 "$root/tests/compare/compare_models.py" "$models" --backend cuda --plimsoll "$plimsoll"
 else
     skip "exported models" "no folder of models, or no onnxruntime"
 fi
 if [[ -n $models ]] && python3 -c 'import torch, transformers' 2>/dev/null; then
-    step "against PyTorch" python3 "$root/tests/gpu_compare.py" "$models" --plimsoll "$plimsoll" "${compare[@]}"
+    step "against PyTorch" python3 "$root/tests/compare/gpu_compare.py" "$models" --plimsoll "$plimsoll" "${compare[@]}"
 else
     skip "against PyTorch" "no folder of models, or no PyTorch"
 fi

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Runs exported models in plimsoll and compares every output with onnxruntime's.
 
-    python tests/compare_models.py [FOLDER] [--backend cpu|cuda|wgpu] [--batch 1] [--only WORD]... [--plimsoll PATH]
+    python tests/compare/compare_models.py [FOLDER] [--backend cpu|cuda|wgpu] [--batch 1] [--only WORD]...
+        [--plimsoll PATH]
 
 The error of an output is its largest absolute difference over the largest magnitude that onnxruntime computed; an
 output fails above --tolerance, on another shape or dtype, and on NaN. Exit code 3 when any model fails.

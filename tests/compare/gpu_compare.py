@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Times plimsoll beside PyTorch on one NVIDIA GPU: the same models, inputs and card, in one run.
 
-    python tests/gpu_compare.py [FOLDER] [--all] [--only WORD]... [--chunks N] [--compile-seconds 0] [--json FILE] [--plimsoll PATH]
+    python tests/compare/gpu_compare.py [FOLDER] [--all] [--only WORD]... [--chunks N] [--compile-seconds 0]
+        [--json FILE] [--plimsoll PATH]
 
-FOLDER holds what tests/export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type, batch:
+FOLDER holds what export_models.py wrote with --exporter dy, and with --dtype bf16 and f16. Per model, type, batch:
 PyTorch eager (attention by scaled_dot_product_attention, TF32 off, inputs on the device, CUDA events around each run),
 torch.compile(mode="max-autotune", in f32 with the libraries' products and convolutions alone) where that is done within
 --compile-seconds for all, with --jax the exported file under jax.jit (xla.py; calls in a row, as JAX has no events),
@@ -286,7 +287,7 @@ def measure(args, row, model, dtype, batch):
     case = zoo.Case(args.models / f"{name}.dy.onnx", batch)
     record = {"model": row.name, "dtype": dtype, "batch": batch}
     if not case.model.is_file():
-        return record | {"notes": [f"no {case.model}: tests/export_models.py writes it"]}
+        return record | {"notes": [f"no {case.model}: tests/compare/export_models.py writes it"]}
     known = {dim.dim_param for v in case.input_values().values() for dim in v.type.tensor_type.shape.dim}
     bound = {dim: size for dim, size in {"batch": batch, **row.sizes}.items() if dim in known}
     sizes = [flag for dim, size in bound.items() for flag in ("--set", f"{dim}={size}")]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times plimsoll beside onnxruntime on the CPU: the same models, inputs and number of threads.
 
-    python tests/latency.py [FOLDER] [--batch 1] [--threads 2] [--rounds 5] [--only WORD]... [--plimsoll PATH]
+    python tests/compare/latency.py [FOLDER] [--batch 1] [--threads 2] [--rounds 5] [--only WORD]... [--plimsoll PATH]
 
 The two take turns, --rounds times per model, so that a slow spell of the machine hits both; who goes first
 alternates. A turn warms up, then runs for about --seconds. The figure of an engine is the median over its turns of

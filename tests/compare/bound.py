@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Computes how little memory a model's unfused graph needs, on its own, and compares plimsoll's plan with it.
 
-    python tests/bound.py [FOLDER] [--batch 1] [--only WORD]... [--plimsoll PATH | --no-plimsoll]
+    python tests/compare/bound.py [FOLDER] [--batch 1] [--only WORD]... [--plimsoll PATH | --no-plimsoll]
 
 The in-place lower bound is the largest sum of live bytes over the nodes in the file's order, where
 

@@ -5,7 +5,7 @@ The data are the 1,797 real 8x8 digits that come with scikit-learn (the test par
 Handwritten Digits"). 360 of them, drawn evenly over the classes, are set aside before anything else happens and take
 no part in training or in any choice; the script reads them once, at the end, to print the accuracy.
 
-    pip install -r tests/requirements.txt && python tests/train_digits.py
+    pip install -r tests/compare/requirements.txt && python tests/compare/train_digits.py
 
 writes, under graphs/:
     digits.onnx         image f32 [batch, 1, 8, 8], ink from 0 to 1  ->  logits f32 [batch, 10]
@@ -106,14 +106,14 @@ def export(model, path):
         )
     graph = onnx.load(path)
     graph.graph.name = "digits"
-    graph.doc_string = "Handwritten digits: ink from 0 to 1 to ten logits. By tests/train_digits.py."
+    graph.doc_string = "Handwritten digits: ink from 0 to 1 to ten logits. By tests/compare/train_digits.py."
     onnx.checker.check_model(graph, full_check=True)
     onnx.save(graph, path)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output-dir", type=Path, default=Path(__file__).resolve().parent.parent / "graphs")
+    parser.add_argument("--output-dir", type=Path, default=Path(__file__).resolve().parents[2] / "graphs")
     out = parser.parse_args().output_dir
     out.mkdir(parents=True, exist_ok=True)
 

@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def file_name(tensor):
@@ -129,7 +129,7 @@ def arguments(doc, plimsoll=True):
 def cases_or_exit(args):
     found = cases(args.models, args.only, args.batch)
     if not found:
-        sys.exit(f"no matching models under {args.models}; write some with tests/export_models.py")
+        sys.exit(f"no matching models under {args.models}; write some with tests/compare/export_models.py")
     return found
 
 

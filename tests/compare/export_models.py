@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Exports models the way people do, with seeded random weights, by both of PyTorch's exporters.
 
-    python tests/export_models.py [--output-dir tests/models] [--small] [--dtype bf16|f16] [--only WORD]...
+    python tests/compare/export_models.py [--output-dir tests/models] [--small] [--dtype bf16|f16] [--only WORD]...
 
 For each model: NAME.ts.onnx (TorchScript-based exporter), NAME.dy.onnx (torch.export-based), inputs, and what
-onnxruntime makes of them at batch 1 and 8; tests/zoo.py has the layout. Every file is compared with PyTorch before it
+onnxruntime makes of them at batch 1 and 8; zoo.py has the layout. Every file is compared with PyTorch before it
 counts. The batch is the named dim `batch`, and some models name `sequence` or `past` too.
 
 With --dtype bf16 or f16 the weights and all arithmetic are of that type. NumPy has no bfloat16, so the graph takes f32
