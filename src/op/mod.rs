@@ -28,6 +28,13 @@ use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::ops::Index;
 
+/// Infers the facts of a call's outputs.
+pub type Infer = fn(&Call) -> OpResult<Vec<Fact>>;
+/// Rewrites inputs and attributes of a node of this opset in the newest form.
+pub type Upgrade = fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs);
+/// Splits the output along an axis into units, or refuses to.
+pub type Split = fn(&Call, axis: usize, units: usize) -> Option<Part>;
+
 /// One row of the op table.
 pub struct OpDef {
     /// ONNX's name.
@@ -40,17 +47,17 @@ pub struct OpDef {
     /// `num_outputs` and a node lacks it, the graph's builder sets it to the number of outputs asked for.
     pub attrs: &'static [&'static str],
     /// Facts of the outputs.
-    pub infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    pub infer: Infer,
     /// The meaning in `f64`.
     pub eval: Eval,
     /// How it becomes kernels.
     pub lower: Lower,
     /// Rewrites a node of an older opset in the newest form, before arity and attributes are checked. The slots are
     /// the node's inputs in the file's order.
-    pub upgrade: Option<fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs)>,
+    pub upgrade: Option<Upgrade>,
     /// Splits the output along an axis into units: see [`Call::part`]. `None` if the rule follows from `lower`, or if
     /// no part can be computed without the rest.
-    pub part: Option<fn(&Call, axis: usize, units: usize) -> Option<Part>>,
+    pub part: Option<Split>,
 }
 
 impl std::fmt::Debug for OpDef {
@@ -60,8 +67,30 @@ impl std::fmt::Debug for OpDef {
 }
 
 impl OpDef {
-    /// Sets the rule for parts of the output.
-    pub const fn part(self, part: fn(&Call, usize, usize) -> Option<Part>) -> OpDef {
+    /// A row with the columns that every row has. The methods below set the others.
+    pub(crate) const fn new(
+        name: &'static str,
+        doc: &'static str,
+        inputs: &'static [Input],
+        infer: Infer,
+        eval: Eval,
+        lower: Lower,
+    ) -> OpDef {
+        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None }
+    }
+
+    /// Sets the names of the attributes.
+    pub(crate) const fn attrs(self, attrs: &'static [&'static str]) -> OpDef {
+        OpDef { attrs, ..self }
+    }
+
+    /// Sets the rule that rewrites nodes of older opsets.
+    pub(crate) const fn upgrade(self, upgrade: Upgrade) -> OpDef {
+        OpDef { upgrade: Some(upgrade), ..self }
+    }
+
+    /// Sets the rule that splits the output.
+    pub(crate) const fn part(self, part: Split) -> OpDef {
         OpDef { part: Some(part), ..self }
     }
 

@@ -21,10 +21,11 @@ const ATTENTION: &[&str] =
     &["is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale", "softcap", "softmax_precision"];
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "Attention",
-        doc: "Softmax of masked products of queries and keys, times values; also keys and values behind those of the past, and the products",
-        inputs: &[
+    OpDef::new(
+        "Attention",
+        "Softmax of masked products of queries and keys, times values; also keys and values behind those \
+         of the past, and the products",
+        &[
             one("Q"),
             one("K"),
             one("V"),
@@ -33,24 +34,21 @@ pub(super) static OPS: &[OpDef] = &[
             optional("past_value"),
             optional("nonpad_kv_seqlen"),
         ],
-        attrs: ATTENTION,
         infer,
-        eval: Eval::Tensor(eval),
-        lower: Lower::Decompose(nodes),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "RotaryEmbedding",
-        doc: "Pairs of elements of each head rotated by the angles of their position, whose cosines and sines are given",
-        inputs: &[one("X"), one("cos_cache"), one("sin_cache"), optional("position_ids")],
-        attrs: &["interleaved", "num_heads", "rotary_embedding_dim"],
-        infer: |call| Rotation::of(call).map(|_| vec![call.fact(0).clone()]),
-        eval: Eval::Tensor(rotate),
-        lower: Lower::Decompose(rotation),
-        upgrade: None,
-        part: None,
-    },
+        Eval::Tensor(eval),
+        Lower::Decompose(nodes),
+    )
+    .attrs(ATTENTION),
+    OpDef::new(
+        "RotaryEmbedding",
+        "Pairs of elements of each head rotated by the angles of their position, whose cosines and sines \
+         are given",
+        &[one("X"), one("cos_cache"), one("sin_cache"), optional("position_ids")],
+        |call| Rotation::of(call).map(|_| vec![call.fact(0).clone()]),
+        Eval::Tensor(rotate),
+        Lower::Decompose(rotation),
+    )
+    .attrs(&["interleaved", "num_heads", "rotary_embedding_dim"]),
 ];
 
 const Q: usize = 0;

@@ -8,26 +8,17 @@ use crate::tensor::Tensor;
 pub(super) type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
 
 /// A row that stands for these nodes.
-pub(super) const fn composed(
-    name: &'static str,
-    doc: &'static str,
-    inputs: &'static [Input],
-    attrs: &'static [&'static str],
-    nodes: Nodes,
-) -> OpDef {
-    OpDef {
+pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'static [Input], nodes: Nodes) -> OpDef {
+    OpDef::new(
         name,
         doc,
         inputs,
-        attrs,
-        infer: |call| Trace::of(call, None).map(|outputs| outputs.into_iter().map(|(fact, _)| fact).collect()),
-        eval: Eval::Tensor(|x, call| {
+        |call| Trace::of(call, None).map(|outputs| outputs.into_iter().map(|(fact, _)| fact).collect()),
+        Eval::Tensor(|x, call| {
             Trace::of(call, Some(x)).map(|outputs| outputs.into_iter().map(|(_, values)| values).collect())
         }),
-        lower: Lower::Decompose(nodes),
-        upgrade: None,
-        part: None,
-    }
+        Lower::Decompose(nodes),
+    )
 }
 
 /// A row is made of no more values.

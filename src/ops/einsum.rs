@@ -15,21 +15,20 @@ use super::{indices, output, position, same_float};
 use crate::op::{Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, variadic};
 use crate::shape::Shape;
 
-pub(super) static OPS: &[OpDef] = &[OpDef {
-    name: "Einsum",
-    doc: "Products of the inputs' elements whose letters agree, summed over the letters that the output does not have",
-    inputs: &[variadic("Inputs")],
-    attrs: &["equation"],
-    infer: |call| {
+pub(super) static OPS: &[OpDef] = &[OpDef::new(
+    "Einsum",
+    "Products of the inputs' elements whose letters agree, summed over the letters that the output \
+         does not have",
+    &[variadic("Inputs")],
+    |call| {
         let dtype = same_float(call)?;
         let equation = Equation::of(call)?;
         output(dtype, equation.shape(&equation.output))
     },
-    eval: Eval::Tensor(eval),
-    lower: Lower::Decompose(nodes),
-    upgrade: None,
-    part: None,
-}];
+    Eval::Tensor(eval),
+    Lower::Decompose(nodes),
+)
+.attrs(&["equation"])];
 
 /// An axis: a letter, or one of those that `...` stands for, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

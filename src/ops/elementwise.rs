@@ -6,7 +6,7 @@
 use super::{broadcast, expect_dtype, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
-use crate::op::{Args, Attrs, Call, Eval, Fact, Input, Lower, OpDef, OpResult, one, optional, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
@@ -29,7 +29,8 @@ pub(super) static OPS: &[OpDef] = &[
         |x, _| join(x, |a, b| a + b) / x.0.len() as f64),
     map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, minimum), |x, _| join(x, Expr::min)),
     map("Mod", "Remainder of a / b: with the sign of b, or with that of a where `fmod` is 1", AB, number, modulo,
-        modulo_expr).attrs(&["fmod"]),
+        modulo_expr)
+        .attrs(&["fmod"]),
     map("Mul", "The product a b", AB, number, |x, _| x[0] * x[1], |x, _| &x[0] * &x[1]),
     map("Neg", "The negative -x", X, number, |x, _| -x[0], |x, _| -&x[0]),
     map("Pow", "a^b, in the type of a", &[one("X"), one("Y")], pow_infer, |x, _| x[0].powf(x[1]), pow),
@@ -65,33 +66,39 @@ pub(super) static OPS: &[OpDef] = &[
         |x, _| gelu_expr(&(&x[0] + &x[1]), false)),
     map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
         |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
-        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0))).attrs(&["alpha"]),
+        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0)))
+        .attrs(&["alpha"]),
     map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr).attrs(&["min", "max"]),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
-        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0)).attrs(&["alpha"]),
+        |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0))
+        .attrs(&["alpha"]),
     map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", &[one("X"), optional("bias")], float,
         |x, c| gelu(if c.has(1) { x[0] + x[1] } else { x[0] }, true),
         |x, _| gelu_expr(&x.get(1).map_or(x[0].clone(), |bias| &x[0] + bias), true)),
     map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer,
         |x, c| gelu(x[0], approximate(c)),
-        |x, c| gelu_expr(&x[0], approximate(c))).attrs(&["approximate"]),
+        |x, c| gelu_expr(&x[0], approximate(c)))
+        .attrs(&["approximate"]),
     map("HardSigmoid", "alpha x + beta within 0..1", X, float,
         |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
-        |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5))).attrs(&["alpha", "beta"]),
+        |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5)))
+        .attrs(&["alpha", "beta"]),
     map("HardSwish", "x times (x / 6 + 1/2 within 0..1)", X, float,
         |x, _| x[0] * (x[0] / 6.0 + 0.5).clamp(0.0, 1.0),
         |x, _| &x[0] * ramp(&x[0], 1.0 / 6.0, 0.5)),
     map("LeakyRelu", "x, or alpha x where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 0.01) * x[0] } else { x[0] },
-        |x, c| negative(&x[0]).select(&(&x[0] * param(c, "alpha", 0.01)), &x[0])).attrs(&["alpha"]),
+        |x, c| negative(&x[0]).select(&(&x[0] * param(c, "alpha", 0.01)), &x[0]))
+        .attrs(&["alpha"]),
     map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish),
     map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
     map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.702) * x[0]).exp()),
-        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702)))).attrs(&["alpha"]),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702))))
+        .attrs(&["alpha"]),
     map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
         |x, c| {
@@ -109,7 +116,8 @@ pub(super) static OPS: &[OpDef] = &[
             let (x, bias, least) = (&x[0], param(c, "bias", 0.0), param(c, "lambd", 0.5));
             let above = x.like(least).lt(x).select(&(x + -bias), &x.like(0.0));
             x.lt(&x.like(-least)).select(&(x + bias), &above)
-        }).attrs(&["bias", "lambd"]),
+        })
+        .attrs(&["bias", "lambd"]),
     map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0])),
     map("Softplus", "ln(1 + e^x)", X, float,
         |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
@@ -117,13 +125,16 @@ pub(super) static OPS: &[OpDef] = &[
     map("Softsign", "x / (1 + |x|)", IN, float, |x, _| x[0] / (1.0 + x[0].abs()), |x, _| &x[0] / (x[0].abs() + 1.0)),
     map("SwiGLU", "Swish of a times b", AB, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()) * x[1],
-        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))) * &x[1]).attrs(&["alpha"]),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))) * &x[1])
+        .attrs(&["alpha"]),
     map("Swish", "x / (1 + e^(-alpha x))", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()),
-        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0)))).attrs(&["alpha"]),
+        |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))))
+        .attrs(&["alpha"]),
     map("ThresholdedRelu", "x, or 0 where x <= alpha", X, float,
         |x, c| if x[0] > param(c, "alpha", 1.0) { x[0] } else { 0.0 },
-        |x, c| x[0].like(param(c, "alpha", 1.0)).lt(&x[0]).select(&x[0], &x[0].like(0.0))).attrs(&["alpha"]),
+        |x, c| x[0].like(param(c, "alpha", 1.0)).lt(&x[0]).select(&x[0], &x[0].like(0.0)))
+        .attrs(&["alpha"]),
     // Comparison and logic
     map("And", "Whether both a and b hold", AB, logical, |x, _| x[0] * x[1], |x, _| x[0].and(&x[1])),
     map("Equal", "Whether a = b", AB, equality, |x, _| truth(x[0] == x[1]), |x, _| x[0].eq(&x[1])),
@@ -131,7 +142,8 @@ pub(super) static OPS: &[OpDef] = &[
     map("GreaterOrEqual", "Whether a >= b", AB, comparison, |x, _| truth(x[0] >= x[1]), |x, _| x[1].le(&x[0])),
     map("IsInf", "Whether x is infinite, of a sign that `detect_negative` and `detect_positive` do not exclude", X, undefined,
         |x, c| truth(x[0].is_infinite() && param(c, if x[0] < 0.0 { NEGATIVE } else { POSITIVE }, 1.0) != 0.0),
-        infinite).attrs(&[NEGATIVE, POSITIVE]),
+        infinite)
+        .attrs(&[NEGATIVE, POSITIVE]),
     map("IsNaN", "Whether x is not a number", X, undefined, |x, _| truth(x[0].is_nan()), |x, _| x[0].eq(&x[0]).not()),
     map("Less", "Whether a < b", AB, comparison, |x, _| truth(x[0] < x[1]), |x, _| x[0].lt(&x[1])),
     map("LessOrEqual", "Whether a <= b", AB, comparison, |x, _| truth(x[0] <= x[1]), |x, _| x[0].le(&x[1])),
@@ -150,23 +162,18 @@ pub(super) static OPS: &[OpDef] = &[
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
         |x, c| convert(x[0], target(c)),
-        |x, c| x[0].cast(target(c))).attrs(&["to", "saturate", "round_mode"]),
-    OpDef {
-        name: "CastLike",
-        doc: "x in the other input's type",
-        inputs: &[one("input"), one("target_type")],
-        attrs: &["saturate", "round_mode"],
-        infer: |c| output(c.dtype(1), c.shape(0).clone()),
-        eval: Eval::Tensor(|x, c| {
+        |x, c| x[0].cast(target(c)))
+        .attrs(&["to", "saturate", "round_mode"]),
+    OpDef::new("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
+        |c| output(c.dtype(1), c.shape(0).clone()),
+        Eval::Tensor(|x, c| {
             let x = x[0].ok_or("input 'input' has no value")?;
             Ok(vec![x.iter().map(|&x| convert(x, c.dtype(1))).collect()])
         }),
-        lower: Lower::Decompose(|b, c, x| {
+        Lower::Decompose(|b, c, x| {
             Ok(vec![b.node("Cast", &x[..1], Attrs::new().with("to", c.dtype(1).onnx()))?])
-        }),
-        upgrade: None,
-        part: None,
-    },
+        }))
+        .attrs(&["saturate", "round_mode"]),
 ];
 
 /// An elementwise row.
@@ -174,28 +181,11 @@ const fn map(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     eval: fn(&[f64], &Call) -> f64,
     lower: fn(&Args, &Call) -> Expr,
 ) -> OpDef {
-    OpDef {
-        name,
-        doc,
-        inputs,
-        attrs: &[],
-        infer,
-        eval: Eval::Scalar(eval),
-        lower: Lower::Map(lower),
-        upgrade: None,
-        part: None,
-    }
-}
-
-impl OpDef {
-    /// The row with these attributes.
-    const fn attrs(self, attrs: &'static [&'static str]) -> OpDef {
-        OpDef { attrs, ..self }
-    }
+    OpDef::new(name, doc, inputs, infer, Eval::Scalar(eval), Lower::Map(lower))
 }
 
 /// Operands of one type, which `allowed` admits; attributes are floats.

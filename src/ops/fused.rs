@@ -16,21 +16,21 @@ pub(super) static OPS: &[OpDef] = &[
         "FusedMatMul",
         "alpha A' B', where A' and B' may have their last axes swapped, and their first one put before the last",
         &[one("A"), one("B")],
-        &["alpha", "transA", "transB", "transBatchA", "transBatchB"],
         product,
-    ),
-    composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], GEMM, |b, call, x| {
+    )
+    .attrs(&["alpha", "transA", "transB", "transBatchA", "transBatchB"]),
+    composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], |b, call, x| {
         let y = b.node("Gemm", x, known("Gemm", call))?;
         let names = ["activation_alpha", "activation_beta", "activation_gamma"];
         let given = names.iter().filter(|&&name| call.attrs.get(name).is_some());
         let parameters = given.map(|name| call.float(name, 0.0)).collect::<OpResult<Vec<_>>>()?;
         Ok(vec![activated(b, call, y, &parameters)?])
-    }),
+    })
+    .attrs(GEMM),
     composed(
         "FusedConv",
         "An activation of Conv, to which Z may be added before",
         &[one("X"), one("W"), optional("B"), optional("Z")],
-        CONV,
         |b, call, x| {
             let y = b.node("Conv", &x[..x.len().min(3)], known("Conv", call))?;
             let y = match given(x, 3) {
@@ -40,12 +40,12 @@ pub(super) static OPS: &[OpDef] = &[
             let parameters = call.floats("activation_params")?.unwrap_or_default();
             Ok(vec![activated(b, call, y, &parameters)?])
         },
-    ),
+    )
+    .attrs(CONV),
     composed(
         "NhwcConv",
         "Conv of images and by filters whose channels stand last",
         &[one("X"), one("W"), optional("B")],
-        &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
         |b, call, x| {
             let rank = call.shape(0).len();
             if rank < 3 || call.shape(1).len() != rank {
@@ -58,8 +58,9 @@ pub(super) static OPS: &[OpDef] = &[
             let y = b.node("Conv", &inputs, call.attrs.clone())?;
             Ok(vec![transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?])
         },
-    ),
-    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], &[], |b, _, x| {
+    )
+    .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
+    composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], |b, _, x| {
         let y = binary(b, "Add", required(x, 0), required(x, 1))?;
         Ok(vec![binary(b, "Add", y, required(x, 2))?])
     }),
@@ -67,7 +68,6 @@ pub(super) static OPS: &[OpDef] = &[
         "BiasSplitGelu",
         "The first half of X + bias along the last axis times Gelu of the second",
         &[one("X"), one("bias")],
-        &[],
         |b, call, x| {
             let (axis, width) = match call.shape(0)[..] {
                 [.., width] if width % 2 == 0 => (call.shape(0).len() - 1, width),
@@ -81,7 +81,8 @@ pub(super) static OPS: &[OpDef] = &[
     ),
     composed(
         "EmbedLayerNormalization",
-        "LayerNormalization of the sum of embeddings of words, positions and segments; how many words a mask leaves, and the sum",
+        "LayerNormalization of the sum of embeddings of words, positions and segments; how many words a \
+         mask leaves, and the sum",
         &[
             one("input_ids"),
             optional("segment_ids"),
@@ -93,21 +94,21 @@ pub(super) static OPS: &[OpDef] = &[
             optional("mask"),
             optional("position_ids"),
         ],
-        &["epsilon", "mask_index_type"],
         embedded,
-    ),
+    )
+    .attrs(&["epsilon", "mask_index_type"]),
     composed(
         "GroupNorm",
-        "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where `activation` is 1",
+        "GroupNormalization of channels that stand last unless `channels_last` is 0, and Swish of it where \
+         `activation` is 1",
         &[one("X"), one("gamma"), one("beta")],
-        GROUP,
         |b, call, x| Ok(vec![grouped(b, call, x, required(x, 0))?]),
-    ),
+    )
+    .attrs(GROUP),
     composed(
         "SkipGroupNorm",
         "GroupNorm of the sum of X, skip and bias, and the sum",
         &[one("X"), one("gamma"), one("beta"), one("skip"), optional("bias")],
-        GROUP,
         |b, call, x| {
             let mut skip = required(x, 3);
             if let ([n, c], rank @ 3..) = (&call.shape(3)[..], call.shape(0).len()) {
@@ -122,15 +123,16 @@ pub(super) static OPS: &[OpDef] = &[
             }
             Ok(vec![grouped(b, call, x, sum)?, sum])
         },
-    ),
+    )
+    .attrs(GROUP),
     composed(
         "CausalConvWithState",
-        "Conv of each channel of [n, c, steps] by itself, behind the steps of the past, and Swish of it where `activation` says so; and the \
-         steps that the next one needs",
+        "Conv of each channel of [n, c, steps] by itself, behind the steps of the past, and Swish of it \
+         where `activation` says so; and the steps that the next one needs",
         &[one("input"), one("weight"), optional("bias"), optional("past_state")],
-        &["activation", "channels_last", "dilation", "ndim", "state_window"],
         causal,
-    ),
+    )
+    .attrs(&["activation", "channels_last", "dilation", "ndim", "state_window"]),
 ];
 
 /// Those of the attributes that a row knows.

@@ -7,24 +7,23 @@ use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId,
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "GridSample",
-        doc: "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's value, or a mean of four",
-        inputs: &[one("X"), one("grid")],
-        attrs: &["align_corners", "mode", "padding_mode"],
-        infer: |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
-        eval: Eval::Tensor(eval),
-        lower: Lower::Decompose(nodes),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new(
+        "GridSample",
+        "The image [n, c, h, w] at points [n, .., .., 2] of -1..1 along w and h: the nearest element's \
+         value, or a mean of four",
+        &[one("X"), one("grid")],
+        |call| Sampling::of(call).map(|(_, fact)| vec![fact]),
+        Eval::Tensor(eval),
+        Lower::Decompose(nodes),
+    )
+    .attrs(&["align_corners", "mode", "padding_mode"]),
     composed(
         "AffineGrid",
         "The points of -1..1 that a GridSample is to read for images moved by matrices [n, axes, axes + 1]",
         &[one("theta"), shaping("size")],
-        &["align_corners"],
         moved,
-    ),
+    )
+    .attrs(&["align_corners"]),
 ];
 
 fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {

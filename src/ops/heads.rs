@@ -12,9 +12,9 @@ pub(super) static OPS: &[OpDef] = &[
         "com.microsoft.RotaryEmbedding",
         "RotaryEmbedding of ONNX with the inputs in another order; the positions may be given by the first one",
         &[one("input"), one("position_ids"), one("cos_cache"), one("sin_cache")],
-        &["interleaved", "is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"],
         rotated,
-    ),
+    )
+    .attrs(&["interleaved", "is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"]),
     composed(
         "com.microsoft.Attention",
         "Attention of ONNX between projections of one input, with keys and values behind those of the past",
@@ -26,21 +26,21 @@ pub(super) static OPS: &[OpDef] = &[
             optional("past"),
             optional("attention_bias"),
         ],
-        &[
-            "do_rotary",
-            "mask_filter_value",
-            "num_heads",
-            "past_present_share_buffer",
-            "qkv_hidden_sizes",
-            "scale",
-            "unidirectional",
-        ],
         |b, call, x| {
             let projected = binary(b, "MatMul", required(x, 0), required(x, 1))?;
             let projected = added(b, projected, given(x, 2))?;
             attended(b, call, projected, [given(x, 3), given(x, 4), given(x, 5)])
         },
-    ),
+    )
+    .attrs(&[
+        "do_rotary",
+        "mask_filter_value",
+        "num_heads",
+        "past_present_share_buffer",
+        "qkv_hidden_sizes",
+        "scale",
+        "unidirectional",
+    ]),
     composed(
         "QAttention",
         "com.microsoft.Attention whose projection is a product of small integers",
@@ -55,18 +55,25 @@ pub(super) static OPS: &[OpDef] = &[
             optional("weight_zero_point"),
             optional("past"),
         ],
-        &["do_rotary", "mask_filter_value", "num_heads", "past_present_share_buffer", "scale", "unidirectional"],
         |b, call, x| {
             let product = [Some(required(x, 0)), Some(required(x, 1)), Some(required(x, 3)), Some(required(x, 4))];
             let product = [&product[..], &[given(x, 6), given(x, 7), Some(required(x, 2))]].concat();
             let projected = b.node("MatMulIntegerToFloat", &product, Attrs::new())?;
             attended(b, call, projected, [given(x, 5), given(x, 8), None])
         },
-    ),
+    )
+    .attrs(&[
+        "do_rotary",
+        "mask_filter_value",
+        "num_heads",
+        "past_present_share_buffer",
+        "scale",
+        "unidirectional",
+    ]),
     composed(
         "MultiHeadAttention",
-        "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is masked, and of more keys than queries \
-         the last query sees all where it is unidirectional",
+        "Attention of ONNX of queries, keys and values that may be packed and have a bias; padding is \
+         masked, and of more keys than queries the last query sees all where it is unidirectional",
         &[
             one("query"),
             optional("key"),
@@ -77,14 +84,14 @@ pub(super) static OPS: &[OpDef] = &[
             optional("past_key"),
             optional("past_value"),
         ],
-        &["mask_filter_value", "num_heads", "scale", "unidirectional"],
         many,
-    ),
+    )
+    .attrs(&["mask_filter_value", "num_heads", "scale", "unidirectional"]),
     composed(
         "GroupQueryAttention",
-        "Causal Attention of ONNX of queries of which several share keys, rotated, with caches of keys and values that may be longer than \
-         what they hold; where the total length is not known ahead, the past has room for the new tokens if it is as long as they are, and \
-         grows by them if not",
+        "Causal Attention of ONNX of queries of which several share keys, rotated, with caches of keys and \
+         values that may be longer than what they hold; where the total length is not known ahead, the past \
+         has room for the new tokens if it is as long as they are, and grows by them if not",
         &[
             one("query"),
             optional("key"),
@@ -99,18 +106,18 @@ pub(super) static OPS: &[OpDef] = &[
             optional("attention_bias"),
             optional("head_sink"),
         ],
-        &[
-            "do_rotary",
-            "kv_num_heads",
-            "local_window_size",
-            "num_heads",
-            "rotary_interleaved",
-            "scale",
-            "smooth_softmax",
-            "softcap",
-        ],
         shared,
-    ),
+    )
+    .attrs(&[
+        "do_rotary",
+        "kv_num_heads",
+        "local_window_size",
+        "num_heads",
+        "rotary_interleaved",
+        "scale",
+        "smooth_softmax",
+        "softcap",
+    ]),
 ];
 
 const MOST_HEADS: usize = 1 << 16;

@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
 use crate::op::{
-    Args, Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one,
+    Args, Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Part, TemplateCall, ValueId, one,
     shaping,
 };
 use crate::shape::{Access, Shape};
@@ -21,31 +21,36 @@ const CONSTANT: &[&str] = &["value", "value_float", "value_floats", "value_int",
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Known before the run
-    known("Constant", "The value of its attribute", &[], CONSTANT,
+    known("Constant", "The value of its attribute", &[],
         |c| constant(c.attrs).map(|t| vec![Fact::new(t.dtype(), t.shape().clone())]),
-        |c| constant(c.attrs)),
-    known("ConstantOfShape", "One value everywhere", &[shaping("input")], &["value"], constant_of_shape,
+        |c| constant(c.attrs))
+        .attrs(CONSTANT),
+    known("ConstantOfShape", "One value everywhere", &[shaping("input")], constant_of_shape,
         |c| {
             let (filler, shape) = (filler(c)?, constant_of_shape(c)?.remove(0).shape);
             Ok(filler.gather(&Access { strides: vec![0; shape.len()], shape, offset: 0 }))
-        }),
-    known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], &["dtype", "k"], eye_like,
+        })
+        .attrs(&["value"]),
+    known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], eye_like,
         |c| {
             let (k, fact) = (c.int("k", 0)?, eye_like(c)?.remove(0));
             let eye: Vec<_> = indices(&fact.shape).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect();
             Ok(Tensor::from_f64(fact.dtype, fact.shape, &eye))
-        }),
-    known("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE, &["stash_type"],
+        })
+        .attrs(&["dtype", "k"]),
+    known("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE,
         |c| range(c).map(|(dtype, len)| vec![Fact::new(dtype, [len])]),
-        range_values),
-    known("Shape", "The extents of the input's axes `start` to `end`", DATA, &["start", "end"],
+        range_values)
+        .attrs(&["stash_type"]),
+    known("Shape", "The extents of the input's axes `start` to `end`", DATA,
         |c| output(DType::I64, [extents(c)?.len()]),
-        |c| extents(c).map(|d| whole_numbers([d.len()].into(), d))),
-    known("Size", "The number of the input's elements", DATA, &[],
+        |c| extents(c).map(|d| whole_numbers([d.len()].into(), d)))
+        .attrs(&["start", "end"]),
+    known("Size", "The number of the input's elements", DATA,
         |_| output(DType::I64, Shape::default()),
         |c| Ok(whole_numbers(Shape::default(), &[c.shape(0).numel()]))),
     // Read where an index says
-    moving("Gather", "The slices along `axis` that the indices name", GATHER, &["axis"], gather,
+    moving("Gather", "The slices along `axis` that the indices name", GATHER, gather,
         |x, c| {
             let (axis, rank) = (c.axis("axis", 0, c.shape(0))?, c.shape(1).len());
             lookup(x, c, |i, indices| {
@@ -62,6 +67,7 @@ pub(super) static OPS: &[OpDef] = &[
             at.strides[axis..axis + indices.strides.len()].copy_from_slice(&indices.strides);
             Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
         }))
+        .attrs(&["axis"])
         .part(|c, axis, _| {
             let (at, rank) = (c.axis("axis", 0, c.shape(0)).ok()?, c.shape(1).len());
             Part::of(match axis {
@@ -70,7 +76,7 @@ pub(super) static OPS: &[OpDef] = &[
                 k => [Some(k + 1 - rank), None],
             })
         }),
-    moving("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER, &["axis"],
+    moving("GatherElements", "For each index, the element it names along `axis` at its own place", GATHER,
         gather_elements,
         |x, c| {
             let axis = c.axis("axis", 0, c.shape(0))?;
@@ -85,12 +91,13 @@ pub(super) static OPS: &[OpDef] = &[
             base.strides[axis] = 0;
             Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
         }))
+        .attrs(&["axis"])
         .part(|c, axis, _| {
             let along = c.axis("axis", 0, c.shape(0)).ok()?;
             let alike = c.shape(0)[axis] == c.shape(1)[axis];
             if axis == along { Part::of([None, Some(axis)]) } else { Part::of([Some(axis); 2]).filter(|_| alike) }
         }),
-    moving("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER, &["batch_dims"],
+    moving("GatherND", "The slices that the tuples along the last axis of the indices name", GATHER,
         gather_nd,
         |x, c| {
             let (batch, tuple) = tuples(c)?;
@@ -113,6 +120,7 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(gather_core(data, batch..batch + tuple, shape.clone(), base, (0..tuple).map(at)))
         }))
+        .attrs(&["batch_dims"])
         .part(|c, axis, _| {
             let ((batch, tuple), outer) = (tuples(c).ok()?, c.shape(1).len() - 1);
             Part::of(match axis {
@@ -121,20 +129,19 @@ pub(super) static OPS: &[OpDef] = &[
                 k => [Some(k - outer + batch + tuple), None],
             })
         }),
-    OpDef {
-        upgrade: Some(|_, _, attrs| {
+    row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, pad, pad_eval,
+        Lower::Template(pad_core))
+        .attrs(&["mode"])
+        .upgrade(|_, _, attrs| {
             // Before opset 11.
             if let Some(value) = attrs.remove("value") {
                 attrs.set("constant_value", value);
             }
-        }),
-        ..row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, &["mode"], pad, pad_eval,
-            Lower::Template(pad_core))
-            .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| pads(c).is_ok_and(|pads| pads[axis] == (0, 0))))
-    },
+        })
+        .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| pads(c).is_ok_and(|pads| pads[axis] == (0, 0)))),
     // Computed from the index
     row("OneHot", "`values[1]` where an index is the position along the new `axis`, else `values[0]`",
-        &[one("indices"), shaping("depth"), one("values")], &["axis"], one_hot,
+        &[one("indices"), shaping("depth"), one("values")], one_hot,
         |x, c| {
             let (axis, depth) = one_hot_axis(c)?;
             let [at, values] = [x[0].ok_or("an input has no value")?, x[1].ok_or("an input has no value")?];
@@ -145,9 +152,10 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(vec![indices(&one_hot(c)?[0].shape).map(hot).collect()])
         },
-        Lower::Decompose(one_hot_nodes)),
+        Lower::Decompose(one_hot_nodes))
+        .attrs(&["axis"]),
     row("Trilu", "The part on and above the `k`-th diagonal, or on and below it where `upper` is 0",
-        &[one("input"), shaping("k")], &["upper"], trilu,
+        &[one("input"), shaping("k")], trilu,
         |x, c| {
             let (k, upper) = (c.int("k", 0)?, c.int("upper", 1)? != 0);
             let x = x[0].ok_or("input 'input' has no value")?.iter();
@@ -155,9 +163,11 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
         },
         Lower::Map(trilu_expr))
+        .attrs(&["upper"])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
     composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
-        &[one("input_data"), shaping("shape")], &["axes"], centred),
+        &[one("input_data"), shaping("shape")], centred)
+        .attrs(&["axes"]),
 ];
 
 fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
@@ -192,12 +202,11 @@ const fn row(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    attrs: &'static [&'static str],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
+    OpDef::new(name, doc, inputs, infer, Eval::Tensor(eval), lower)
 }
 
 /// A row that moves elements of its first input.
@@ -205,12 +214,11 @@ const fn moving(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    attrs: &'static [&'static str],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None, part: None }
+    OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
 }
 
 /// A row that has no kernel: facts and attributes tell its value.
@@ -218,11 +226,10 @@ pub(super) const fn known(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    attrs: &'static [&'static str],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     value: fn(&Call) -> OpResult<Tensor>,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Known(value), lower: Lower::Const, upgrade: None, part: None }
+    OpDef::new(name, doc, inputs, infer, Eval::Known(value), Lower::Const)
 }
 
 /// The tensor that the attributes of a Constant hold, exactly.

@@ -37,50 +37,42 @@ const QLINEAR_MATRICES: &[Input] = &[
 ];
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "MatMulInteger",
-        doc: "The exact i32 product of matrices of u8 or i8 less their zero points, which may differ per row of A and column of B",
-        inputs: &[one("A"), one("B"), optional("a_zero_point"), optional("b_zero_point")],
-        attrs: &[],
-        infer: |call| MATRICES.exact_infer(call),
-        eval: Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
-        lower: Lower::Decompose(|b, call, x| MATRICES.exact_nodes(b, call, x)),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "ConvInteger",
-        doc: "The exact i32 convolution of u8 or i8 less their zero points, which may differ per filter",
-        inputs: &[one("x"), one("w"), optional("x_zero_point"), optional("w_zero_point")],
-        attrs: CONV,
-        infer: |call| FILTERS.exact_infer(call),
-        eval: Eval::Tensor(|x, call| FILTERS.exact_eval(x, call)),
-        lower: Lower::Decompose(|b, call, x| FILTERS.exact_nodes(b, call, x)),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "QLinearMatMul",
-        doc: "QuantizeLinear of the product of two DequantizeLinears; its sums are whole numbers in f32",
-        inputs: QLINEAR_MATRICES,
-        attrs: &[],
-        infer: |call| MATRICES.linear_infer(call),
-        eval: Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
-        lower: Lower::Decompose(|b, call, x| MATRICES.linear_nodes(b, call, x)),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "QLinearConv",
-        doc: "QuantizeLinear of the convolution of two DequantizeLinears plus an i32 bias; its sums are whole numbers in f32",
-        inputs: QLINEAR,
-        attrs: CONV,
-        infer: |call| FILTERS.linear_infer(call),
-        eval: Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
-        lower: Lower::Decompose(|b, call, x| FILTERS.linear_nodes(b, call, x)),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new(
+        "MatMulInteger",
+        "The exact i32 product of matrices of u8 or i8 less their zero points, which may differ per row of \
+         A and column of B",
+        &[one("A"), one("B"), optional("a_zero_point"), optional("b_zero_point")],
+        |call| MATRICES.exact_infer(call),
+        Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
+        Lower::Decompose(|b, call, x| MATRICES.exact_nodes(b, call, x)),
+    ),
+    OpDef::new(
+        "ConvInteger",
+        "The exact i32 convolution of u8 or i8 less their zero points, which may differ per filter",
+        &[one("x"), one("w"), optional("x_zero_point"), optional("w_zero_point")],
+        |call| FILTERS.exact_infer(call),
+        Eval::Tensor(|x, call| FILTERS.exact_eval(x, call)),
+        Lower::Decompose(|b, call, x| FILTERS.exact_nodes(b, call, x)),
+    )
+    .attrs(CONV),
+    OpDef::new(
+        "QLinearMatMul",
+        "QuantizeLinear of the product of two DequantizeLinears; its sums are whole numbers in f32",
+        QLINEAR_MATRICES,
+        |call| MATRICES.linear_infer(call),
+        Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
+        Lower::Decompose(|b, call, x| MATRICES.linear_nodes(b, call, x)),
+    ),
+    OpDef::new(
+        "QLinearConv",
+        "QuantizeLinear of the convolution of two DequantizeLinears plus an i32 bias; its sums are whole \
+         numbers in f32",
+        QLINEAR,
+        |call| FILTERS.linear_infer(call),
+        Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
+        Lower::Decompose(|b, call, x| FILTERS.linear_nodes(b, call, x)),
+    )
+    .attrs(CONV),
 ];
 
 /// A product of floats that there is one of integers of.

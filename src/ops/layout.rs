@@ -2,7 +2,9 @@
 
 use super::{indices, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic};
+use crate::op::{
+    Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic,
+};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];
@@ -13,20 +15,22 @@ const SLICE: &[Input] = &[one("data"), shaping("starts"), shaping("ends"), shapi
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
-    row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, &["axis"], flatten, same, RESHAPE)
+    row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, flatten, same, RESHAPE)
+        .attrs(&["axis"])
         .part(regrouped),
-    row("Identity", "The input", INPUT, &[], |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+    row("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .part(regrouped),
-    row("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")],
-        &["allowzero"], reshape, same, RESHAPE)
+    row("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")], reshape,
+        same, RESHAPE)
+        .attrs(&["allowzero"])
         .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
-    row("Squeeze", "Without axes of extent 1", DATA_AXES, &[], squeeze, same, RESHAPE)
+    row("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
         // Which axes have one element is another question of a part.
         .part(|c, axis, units| c.attrs.get("axes").and_then(|_| regrouped(c, axis, units))),
-    row("Unsqueeze", "With more axes of extent 1", DATA_AXES, &[], unsqueeze, same, RESHAPE)
+    row("Unsqueeze", "With more axes of extent 1", DATA_AXES, unsqueeze, same, RESHAPE)
         .part(regrouped),
     // Views: other strides
-    row("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], &[], expand,
+    row("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], expand,
         |x, c| rearrange(x, c, |index, shape| {
             let skip = index.len() - shape.len();
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
@@ -35,7 +39,7 @@ pub(super) static OPS: &[OpDef] = &[
         .part(|c, axis, _| {
             Some(Part { extents: Some("shape"), ..c.broadcast_part(&expand(c).ok()?[0].shape, axis) })
         }),
-    row("Slice", "From `starts` to `ends` along `axes`, every `steps`-th element", SLICE, &[], slice,
+    row("Slice", "From `starts` to `ends` along `axes`, every `steps`-th element", SLICE, slice,
         |x, c| {
             let spans = spans(c)?;
             let start = |k: usize, i: usize| (spans[k].start as i64 + i as i64 * spans[k].step) as usize;
@@ -49,7 +53,7 @@ pub(super) static OPS: &[OpDef] = &[
             let Span { start, step, len } = spans(c).ok()?.swap_remove(axis);
             if (start, step, len) == (0, 1, c.shape(0)[axis]) { Part::of([Some(axis)]) } else { None }
         }),
-    row("Transpose", "The axes in the order of `perm`; reversed without it", DATA, &["perm"], transpose,
+    row("Transpose", "The axes in the order of `perm`; reversed without it", DATA, transpose,
         |x, c| {
             let perm = permutation(c)?;
             rearrange(x, c, |index, shape| {
@@ -59,20 +63,21 @@ pub(super) static OPS: &[OpDef] = &[
             })
         },
         Lower::View(|c, a| Some(a.permute(&permutation(c).ok()?))))
+        .attrs(&["perm"])
         .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
     // Several inputs or outputs
-    row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], &["axis"], concat, concat_eval,
-        Lower::Concat),
-    OpDef {
-        eval: Eval::Tensor(|x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat())),
-        ..row("Dropout", "The input, as in inference, and a mask that keeps all of it",
-            &[one("data"), shaping("ratio"), shaping("training_mode")], &["seed"], dropout, same,
-            Lower::Decompose(|b, c, x| {
-                let all = b.scalar(1.0, DType::Bool);
-                Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
-            }))
-    },
-    row("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], &["axis", "num_outputs"], split,
+    row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], concat, concat_eval,
+        Lower::Concat)
+        .attrs(&["axis"]),
+    OpDef::new("Dropout", "The input, as in inference, and a mask that keeps all of it",
+        &[one("data"), shaping("ratio"), shaping("training_mode")], dropout,
+        Eval::Tensor(|x, c| Ok([same(x, c)?, vec![vec![1.0; c.shape(0).numel()]]].concat())),
+        Lower::Decompose(|b, c, x| {
+            let all = b.scalar(1.0, DType::Bool);
+            Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
+        }))
+        .attrs(&["seed"]),
+    row("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
         |x, c| {
             let (axis, sizes) = parts(c)?;
             let mut at = 0;
@@ -99,9 +104,10 @@ pub(super) static OPS: &[OpDef] = &[
                 b.op("Slice", &[data(x)], attrs)
             };
             sizes.into_iter().map(part).collect()
-        })),
+        }))
+        .attrs(&["axis", "num_outputs"]),
     // Rearrangements
-    row("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, &["blocksize", "mode"], depth_to_space,
+    row("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, depth_to_space,
         |x, c| {
             let (depth, block) = (depth_to_space(c)?[0].shape[1], blocksize(c)?);
             let columns_first = columns_first(c)?;
@@ -118,8 +124,9 @@ pub(super) static OPS: &[OpDef] = &[
                 true => shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3]),
                 false => shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2]),
             }
-        })),
-    row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, &["blocksize", "mode"], space_to_depth,
+        }))
+        .attrs(&["blocksize", "mode"]),
+    row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, space_to_depth,
         |x, c| {
             let (depth, block) = (c.shape(0)[1], blocksize(c)?);
             let columns_first = columns_first(c)?;
@@ -135,8 +142,9 @@ pub(super) static OPS: &[OpDef] = &[
             let (s, k) = (c.shape(0), blocksize(c)?);
             let perm = if columns_first(c)? { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
             shuffle(b, c, x, &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
-        })),
-    row("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], &[], tile,
+        }))
+        .attrs(&["blocksize", "mode"]),
+    row("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
         Lower::Decompose(|b, c, x| {
             let (from, to) = (c.shape(0), &tile(c)?[0].shape);
@@ -159,12 +167,11 @@ const fn row(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    attrs: &'static [&'static str],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     eval: Tensors,
     lower: Lower,
 ) -> OpDef {
-    OpDef { name, doc, inputs, attrs, infer, eval: Eval::Move(eval), lower, upgrade: None, part: None }
+    OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
 }
 
 /// The input's elements in their order, under the shape that the row infers.

@@ -6,28 +6,25 @@ use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, Part, Te
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "MatMul",
-        doc: "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes broadcast",
-        inputs: &[one("A"), one("B")],
-        attrs: &[],
-        infer: infer_matmul,
-        eval: Eval::Tensor(eval_matmul),
-        lower: Lower::Template(lower_matmul),
-        upgrade: None,
-        part: Some(part_matmul),
-    },
-    OpDef {
-        name: "Gemm",
-        doc: "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
-        inputs: &[one("A"), one("B"), optional("C")],
-        attrs: &["alpha", "beta", "transA", "transB"],
-        infer: infer_gemm,
-        eval: Eval::Tensor(eval_gemm),
-        lower: Lower::Decompose(decompose_gemm),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new(
+        "MatMul",
+        "The matrix product of the last two axes, as NumPy's matmul: vectors are promoted, leading axes \
+         broadcast",
+        &[one("A"), one("B")],
+        infer_matmul,
+        Eval::Tensor(eval_matmul),
+        Lower::Template(lower_matmul),
+    )
+    .part(part_matmul),
+    OpDef::new(
+        "Gemm",
+        "alpha * A' * B' + beta * C, where A' and B' are the matrices or their transposes",
+        &[one("A"), one("B"), optional("C")],
+        infer_gemm,
+        Eval::Tensor(eval_gemm),
+        Lower::Decompose(decompose_gemm),
+    )
+    .attrs(&["alpha", "beta", "transA", "transB"]),
 ];
 
 /// The extents of a batched product `[batch.., m, k] x [batch.., k, n]`.

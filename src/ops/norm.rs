@@ -8,117 +8,103 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "BatchNormalization",
-        doc: "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: inference only",
-        inputs: &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
-        attrs: &["epsilon", "momentum", "spatial", "training_mode"],
-        infer: infer_batch,
-        eval: Eval::Tensor(eval_batch),
-        lower: Lower::Decompose(decompose_batch),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "InstanceNormalization",
-        doc: "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
-        inputs: &[one("input"), one("scale"), one("B")],
-        attrs: &["epsilon"],
-        infer: |call| infer_groups(call, 3, None),
-        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
-        lower: Lower::Decompose(decompose_instance),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "GroupNormalization",
-        doc: "Groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (or, before opset 21, group)",
-        inputs: &[one("X"), one("scale"), one("bias")],
-        attrs: &["epsilon", "num_groups", "stash_type"],
-        infer: |call| infer_groups(call, 2, Some(groups(call)?)),
-        eval: Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
-        lower: Lower::Decompose(decompose_group),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "LayerNormalization",
-        doc: "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; with both statistics",
-        inputs: &[one("X"), one("Scale"), optional("B")],
-        attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, 2),
-        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
-        lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "RMSNormalization",
-        doc: "The axes from `axis` on divided by their root mean square, then scaled",
-        inputs: &[one("X"), one("scale")],
-        attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, 0),
-        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
-        lower: Lower::Decompose(|b, call, inputs| {
-            decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())
-        }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "SimplifiedLayerNormalization",
-        doc: "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square",
-        inputs: &[one("X"), one("scale")],
-        attrs: &["axis", "epsilon", "stash_type"],
-        infer: |call| infer_layer(call, 1),
-        eval: Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
-        lower: Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "LRN",
-        doc: "x / (bias + alpha m)^beta with the mean square m of the `size` channels around each, zeros beyond the first and the last",
-        inputs: &[one("X")],
-        attrs: &["alpha", "beta", "bias", "size"],
-        infer: |call| neighbours(call).map(|_| vec![call.fact(0).clone()]),
-        eval: Eval::Tensor(eval_neighbours),
-        lower: Lower::Decompose(decompose_neighbours),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "MeanVarianceNormalization",
-        doc: "Along `axes` (0, 2 and 3 if not given) brought to mean 0 and variance 1",
-        inputs: &[one("X")],
-        attrs: &["axes"],
-        infer: |call| infer_over(call, mean_axes),
-        eval: Eval::Tensor(|inputs, call| {
+    OpDef::new(
+        "BatchNormalization",
+        "(X - mean) / sqrt(var + epsilon) * scale + B per channel (axis 1), with given statistics: \
+         inference only",
+        &[one("X"), one("scale"), one("B"), one("input_mean"), one("input_var")],
+        infer_batch,
+        Eval::Tensor(eval_batch),
+        Lower::Decompose(decompose_batch),
+    )
+    .attrs(&["epsilon", "momentum", "spatial", "training_mode"]),
+    OpDef::new(
+        "InstanceNormalization",
+        "Each image of [n, c, spatial..] brought to mean 0 and variance 1, then scaled and shifted per channel",
+        &[one("input"), one("scale"), one("B")],
+        |call| infer_groups(call, 3, None),
+        Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
+        Lower::Decompose(decompose_instance),
+    )
+    .attrs(&["epsilon"]),
+    OpDef::new(
+        "GroupNormalization",
+        "Groups of channels brought to mean 0 and variance 1, then scaled and shifted per channel (or, \
+         before opset 21, group)",
+        &[one("X"), one("scale"), one("bias")],
+        |call| infer_groups(call, 2, Some(groups(call)?)),
+        Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
+        Lower::Decompose(decompose_group),
+    )
+    .attrs(&["epsilon", "num_groups", "stash_type"]),
+    OpDef::new(
+        "LayerNormalization",
+        "The axes from `axis` on brought to mean 0 and variance 1, then scaled and shifted; with both \
+         statistics",
+        &[one("X"), one("Scale"), optional("B")],
+        |call| infer_layer(call, 2),
+        Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
+        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
+    )
+    .attrs(&["axis", "epsilon", "stash_type"]),
+    OpDef::new(
+        "RMSNormalization",
+        "The axes from `axis` on divided by their root mean square, then scaled",
+        &[one("X"), one("scale")],
+        |call| infer_layer(call, 0),
+        Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
+        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())),
+    )
+    .attrs(&["axis", "epsilon", "stash_type"]),
+    OpDef::new(
+        "SimplifiedLayerNormalization",
+        "RMSNormalization under its name in ONNX Runtime; also the inverse root mean square",
+        &[one("X"), one("scale")],
+        |call| infer_layer(call, 1),
+        Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
+        Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
+    )
+    .attrs(&["axis", "epsilon", "stash_type"]),
+    OpDef::new(
+        "LRN",
+        "x / (bias + alpha m)^beta with the mean square m of the `size` channels around each, zeros beyond \
+         the first and the last",
+        &[one("X")],
+        |call| neighbours(call).map(|_| vec![call.fact(0).clone()]),
+        Eval::Tensor(eval_neighbours),
+        Lower::Decompose(decompose_neighbours),
+    )
+    .attrs(&["alpha", "beta", "bias", "size"]),
+    OpDef::new(
+        "MeanVarianceNormalization",
+        "Along `axes` (0, 2 and 3 if not given) brought to mean 0 and variance 1",
+        &[one("X")],
+        |call| infer_over(call, mean_axes),
+        Eval::Tensor(|inputs, call| {
             eval_over(inputs, call, mean_axes, |x| {
                 let (mean, inverse) = statistics(x.iter().copied(), DEVIATION * DEVIATION);
                 Box::new(move |x| (x - mean) * inverse)
             })
         }),
-        lower: Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|b, call, inputs| {
             // Halves know no number as small.
             let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
             let x = b.cast(inputs[0].expect("required"), wide)?;
             let (y, ..) = normalize(b, x, &mean_axes(call)?, DEVIATION * DEVIATION, true)?;
             Ok(vec![b.cast(y, call.dtype(0))?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "LpNormalization",
-        doc: "x over the sum of magnitudes along `axis` (`p` 1), or the root of the sum of squares (2); 0 where that is 0",
-        inputs: &[one("input")],
-        attrs: &["axis", "p"],
-        infer: |call| {
+    )
+    .attrs(&["axes"]),
+    OpDef::new(
+        "LpNormalization",
+        "x over the sum of magnitudes along `axis` (`p` 1), or the root of the sum of squares (2); 0 where \
+         that is 0",
+        &[one("input")],
+        |call| {
             length(call)?;
             infer_over(call, axis_alone)
         },
-        eval: Eval::Tensor(|inputs, call| {
+        Eval::Tensor(|inputs, call| {
             let squares = length(call)? == "ReduceL2";
             let of = |x: &[f64], power: i32| x.iter().map(|x| x.abs().powi(power)).sum::<f64>();
             eval_over(inputs, call, axis_alone, |x| {
@@ -126,7 +112,7 @@ pub(super) static OPS: &[OpDef] = &[
                 Box::new(move |x| if length == 0.0 { 0.0 } else { x / length })
             })
         }),
-        lower: Lower::Decompose(|b, call, inputs| {
+        Lower::Decompose(|b, call, inputs| {
             let x = inputs[0].expect("required");
             let length = reduce(b, length(call)?, x, &axis_alone(call)?)?;
             let (zero, one) = (b.scalar(0.0, call.dtype(0)), b.scalar(1.0, call.dtype(0)));
@@ -134,45 +120,42 @@ pub(super) static OPS: &[OpDef] = &[
             let length = b.op("Where", &[none, one, length], Attrs::new())?;
             Ok(vec![binary(b, "Div", x, length)?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "Hardmax",
-        doc: "1 for the first largest element along `axis`, 0 for the others; with flatten (opsets before 13), along all axes from `axis` on",
-        inputs: &[one("input")],
-        attrs: &["axis", "flatten"],
-        infer: |call| match softmax_axes(call)?.iter().find(|&&axis| call.shape(0)[axis] == 0) {
+    )
+    .attrs(&["axis", "p"]),
+    OpDef::new(
+        "Hardmax",
+        "1 for the first largest element along `axis`, 0 for the others; with flatten (opsets before 13), \
+         along all axes from `axis` on",
+        &[one("input")],
+        |call| match softmax_axes(call)?.iter().find(|&&axis| call.shape(0)[axis] == 0) {
             Some(axis) => Err(format!("input 'input': expected elements along axis {axis}, found {}", call.shape(0))),
             None => infer_softmax(call),
         },
-        eval: Eval::Tensor(eval_hardmax),
-        lower: Lower::Decompose(decompose_hardmax),
-        upgrade: Some(flattened),
-        part: None,
-    },
-    OpDef {
-        name: "Softmax",
-        doc: "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
-        inputs: &[one("input")],
-        attrs: &["axis", "flatten"],
-        infer: infer_softmax,
-        eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
-        lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
-        upgrade: Some(flattened),
-        part: None,
-    },
-    OpDef {
-        name: "LogSoftmax",
-        doc: "The logarithm of Softmax",
-        inputs: &[one("input")],
-        attrs: &["axis", "flatten"],
-        infer: infer_softmax,
-        eval: Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
-        lower: Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
-        upgrade: Some(flattened),
-        part: None,
-    },
+        Eval::Tensor(eval_hardmax),
+        Lower::Decompose(decompose_hardmax),
+    )
+    .attrs(&["axis", "flatten"])
+    .upgrade(flattened),
+    OpDef::new(
+        "Softmax",
+        "exp(x) over its sum along `axis`; with flatten (opsets before 13), along all axes from `axis` on",
+        &[one("input")],
+        infer_softmax,
+        Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
+        Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
+    )
+    .attrs(&["axis", "flatten"])
+    .upgrade(flattened),
+    OpDef::new(
+        "LogSoftmax",
+        "The logarithm of Softmax",
+        &[one("input")],
+        infer_softmax,
+        Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
+        Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
+    )
+    .attrs(&["axis", "flatten"])
+    .upgrade(flattened),
 ];
 
 /// Keeps deviations from zero.

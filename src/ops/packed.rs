@@ -21,7 +21,6 @@ pub(super) static OPS: &[OpDef] = &[
             optional("b_zero_point"),
             optional("bias"),
         ],
-        &[],
         |b, call, x| {
             let dtype = scale_type(call, &[2, 3, 6])?;
             let product = b.node("MatMulInteger", &[x[0], x[1], given(x, 4), given(x, 5)], Attrs::new())?;
@@ -37,7 +36,6 @@ pub(super) static OPS: &[OpDef] = &[
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat of DynamicQuantizeLinear",
         &[one("A"), one("B"), one("b_scale"), optional("b_zero_point"), optional("bias")],
-        &[],
         |b, _, x| {
             let a = outputs(b, "DynamicQuantizeLinear", &x[..1], Attrs::new())?;
             let inputs = [Some(a[0]), x[1], Some(a[1]), x[2], Some(a[2]), given(x, 3), given(x, 4)];
@@ -46,7 +44,8 @@ pub(super) static OPS: &[OpDef] = &[
     ),
     composed(
         "QGemm",
-        "alpha (A' B' + C) times both scales, of small integers and an i32 C; QuantizeLinear of it where `y_scale` is given",
+        "alpha (A' B' + C) times both scales, of small integers and an i32 C; QuantizeLinear of it where \
+         `y_scale` is given",
         &[
             one("A"),
             one("a_scale"),
@@ -58,14 +57,13 @@ pub(super) static OPS: &[OpDef] = &[
             optional("y_scale"),
             optional("y_zero_point"),
         ],
-        &["alpha", "transA", "transB"],
         gemm,
-    ),
+    )
+    .attrs(&["alpha", "transA", "transB"]),
     composed(
         "QLinearConcat",
         "QuantizeLinear of Concat of DequantizeLinears: each input is followed by its scale and its zero point",
         &[one("Y_scale"), one("Y_zero_point"), variadic("inputs")],
-        &["axis"],
         |b, call, x| {
             let parts = x[2..].chunks(3).enumerate().map(|(i, part)| match part.len() {
                 3 => b.node("DequantizeLinear", part, Attrs::new()),
@@ -78,12 +76,12 @@ pub(super) static OPS: &[OpDef] = &[
             let y = b.op("Concat", &parts, call.attrs.clone())?;
             Ok(vec![b.node("QuantizeLinear", &[Some(y), x[0], x[1]], Attrs::new())?])
         },
-    ),
+    )
+    .attrs(&["axis"]),
     composed(
         "QLinearSoftmax",
         "QuantizeLinear of Softmax of DequantizeLinear; before `opset` 13, over all axes from `axis` on",
         &[one("X"), one("X_scale"), optional("x_zero_point"), one("y_scale"), one("y_zero_point")],
-        &["axis", "opset"],
         |b, call, x| {
             let flat = call.int("opset", 13)? < 13;
             let numbers = b.node("DequantizeLinear", &x[..3], Attrs::new())?;
@@ -91,7 +89,8 @@ pub(super) static OPS: &[OpDef] = &[
             let y = b.op("Softmax", &[numbers], Attrs::new().with("axis", axis).with("flatten", i64::from(flat)))?;
             Ok(vec![b.node("QuantizeLinear", &[Some(y), x[3], x[4]], Attrs::new())?])
         },
-    ),
+    )
+    .attrs(&["axis", "opset"]),
     composed(
         "QLinearWhere",
         "QuantizeLinear of Where between DequantizeLinears",
@@ -106,7 +105,6 @@ pub(super) static OPS: &[OpDef] = &[
             one("z_scale"),
             one("z_zero_point"),
         ],
-        &[],
         |b, _, x| {
             let (yes, no) = (
                 b.node("DequantizeLinear", &x[1..4], Attrs::new())?,
@@ -118,42 +116,40 @@ pub(super) static OPS: &[OpDef] = &[
     ),
     composed(
         "MatMulNBits",
-        "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` have a scale and a zero point; \
-         weights that are constants are unpacked once and kept in the type of the scales",
+        "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
+         have a scale and a zero point; weights that are constants are unpacked once and kept in the type \
+         of the scales",
         &[one("A"), one("B"), one("scales"), optional("zero_points"), optional("g_idx"), optional("bias")],
-        &["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"],
         few_bits,
-    ),
-    OpDef {
-        name: "plimsoll.Weights",
-        doc: "The weights of a MatMulNBits, [N, K]",
-        inputs: &[one("B"), one("scales"), optional("zero_points"), optional("g_idx")],
-        attrs: BLOCKS,
-        infer: |call| Weights::of(call).and_then(|w| output(w.dtype, [w.n, w.k])),
-        eval: Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
-        lower: Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "plimsoll.Unpack",
-        doc: "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
-        inputs: &[one("bytes")],
-        attrs: &["bits", "shape", "signed"],
-        infer: |call| Packed::of(call).map(|p| vec![p.fact]),
-        eval: Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
-        lower: Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x)),
-        upgrade: None,
-        part: None,
-    },
+    )
+    .attrs(&["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"]),
+    OpDef::new(
+        "plimsoll.Weights",
+        "The weights of a MatMulNBits, [N, K]",
+        &[one("B"), one("scales"), optional("zero_points"), optional("g_idx")],
+        |call| Weights::of(call).and_then(|w| output(w.dtype, [w.n, w.k])),
+        Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
+        Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
+    )
+    .attrs(BLOCKS),
+    OpDef::new(
+        "plimsoll.Unpack",
+        "The integers of `bits` bits, signed or not, that bytes hold, the lowest bits first, in a shape",
+        &[one("bytes")],
+        |call| Packed::of(call).map(|p| vec![p.fact]),
+        Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
+        Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x)),
+    )
+    .attrs(&["bits", "shape", "signed"]),
     composed(
         "GatherBlockQuantized",
-        "Gather of numbers of which every `block_size` along `quantize_axis` have a scale and a zero point: numbers of `bits` bits each, \
-         of which u8 holds several and the rows that are read are unpacked, or whole ones, i8",
+        "Gather of numbers of which every `block_size` along `quantize_axis` have a scale and a zero \
+         point: numbers of `bits` bits each, of which u8 holds several and the rows that are read are \
+         unpacked, or whole ones, i8",
         &[one("data"), one("indices"), one("scales"), optional("zero_points")],
-        &["bits", "block_size", "gather_axis", "quantize_axis"],
         looked_up,
-    ),
+    )
+    .attrs(&["bits", "block_size", "gather_axis", "quantize_axis"]),
 ];
 
 fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
@@ -163,7 +159,8 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     let (gather, quantize) = (call.axis("gather_axis", 0, data)?, call.axis("quantize_axis", 1, data)?);
     if held == DType::U8 && (gather != 0 || quantize + 1 != data.len() || quantize == 0) {
         return Err(format!(
-            "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} of {data}"
+            "expected rows along axis 0 whose blocks lie along the last one, found axes {gather} and {quantize} \
+         of {data}"
         ));
     }
     let (bits, block) = (call.int("bits", 4)?, call.int("block_size", 128)?);

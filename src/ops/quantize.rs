@@ -9,18 +9,18 @@ const QUANTIZE: &[Input] = &[one("x"), one("y_scale"), optional("y_zero_point")]
 const DEQUANTIZE: &[Input] = &[one("x"), one("x_scale"), optional("x_zero_point")];
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "QuantizeLinear",
-        doc: "x / y_scale, rounded, plus the zero point, within the bounds of u8 or i8; parameters may differ along `axis`",
-        inputs: QUANTIZE,
-        attrs: &["axis", "block_size", "output_dtype", "precision", "saturate"],
-        infer: quantize,
-        eval: Eval::Tensor(|x, call| {
+    OpDef::new(
+        "QuantizeLinear",
+        "x / y_scale, rounded, plus the zero point, within the bounds of u8 or i8; parameters may differ \
+         along `axis`",
+        QUANTIZE,
+        quantize,
+        Eval::Tensor(|x, call| {
             let (low, high) = bounds(quantize(call)?[0].dtype);
             let number = |x: f64, scale: f64, zero: f64| ((x / scale).round_ties_even() + zero).clamp(low, high);
             each(x, call, number)
         }),
-        lower: Lower::Decompose(|b, call, x| {
+        Lower::Decompose(|b, call, x| {
             let to = quantize(call)?[0].dtype;
             let ([x, scale, zero], (low, high)) = (operands(b, call, x, DType::is_float)?, bounds(to));
             let x = x.expect("a required input is present: arity is checked first");
@@ -32,17 +32,15 @@ pub(super) static OPS: &[OpDef] = &[
             let held = b.op("Clip", &[whole], Attrs::new().with("min", low).with("max", high))?;
             Ok(vec![b.op("Cast", &[held], Attrs::new().with("to", to.onnx()))?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "DequantizeLinear",
-        doc: "(x - the zero point) x_scale; parameters may differ along `axis`",
-        inputs: DEQUANTIZE,
-        attrs: &["axis", "block_size", "output_dtype"],
-        infer: dequantize,
-        eval: Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
-        lower: Lower::Decompose(|b, call, x| {
+    )
+    .attrs(&["axis", "block_size", "output_dtype", "precision", "saturate"]),
+    OpDef::new(
+        "DequantizeLinear",
+        "(x - the zero point) x_scale; parameters may differ along `axis`",
+        DEQUANTIZE,
+        dequantize,
+        Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
+        Lower::Decompose(|b, call, x| {
             // Sums of products are known to the last digit, which floats of their size are not.
             let [x, scale, zero] = operands(b, call, x, |dtype| dtype == DType::I32)?;
             let x = match zero {
@@ -52,19 +50,17 @@ pub(super) static OPS: &[OpDef] = &[
             let x = b.cast(x, call.dtype(1))?;
             Ok(vec![b.node("Mul", &[Some(x), scale], Attrs::new())?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "DynamicQuantizeLinear",
-        doc: "QuantizeLinear to u8 by the scale and the zero point that fit the data and zero; both are outputs, too",
-        inputs: &[one("x")],
-        attrs: &[],
-        infer: |call| {
+    )
+    .attrs(&["axis", "block_size", "output_dtype"]),
+    OpDef::new(
+        "DynamicQuantizeLinear",
+        "QuantizeLinear to u8 by the scale and the zero point that fit the data and zero; both are outputs, too",
+        &[one("x")],
+        |call| {
             let dtype = expect_dtype(call, 0, "f32", |d| d == DType::F32)?;
             Ok(vec![Fact::new(DType::U8, call.shape(0).clone()), Fact::new(dtype, []), Fact::new(DType::U8, [])])
         },
-        eval: Eval::Tensor(|x, _| {
+        Eval::Tensor(|x, _| {
             let x = x[0].ok_or("input 'x' has no value")?;
             let low = x.iter().copied().fold(0.0, f64::min);
             let range = x.iter().copied().fold(0.0, f64::max) - low;
@@ -73,10 +69,8 @@ pub(super) static OPS: &[OpDef] = &[
             let number = |x: &f64| ((x / scale).round_ties_even() + zero).clamp(0.0, 255.0);
             Ok(vec![x.iter().map(number).collect(), vec![scale], vec![zero]])
         }),
-        lower: Lower::Decompose(fit),
-        upgrade: None,
-        part: None,
-    },
+        Lower::Decompose(fit),
+    ),
 ];
 
 /// As in `eval` above: data of zeros, as in ONNX Runtime, has the scale 1.

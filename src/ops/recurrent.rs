@@ -10,7 +10,7 @@
 
 use super::{output, same_float};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 
 /// The longest sequence: each of its elements is a cell of the graph.
 const LONGEST: usize = 1 << 12;
@@ -65,13 +65,13 @@ const fn row(
     name: &'static str,
     doc: &'static str,
     inputs: &'static [Input],
-    infer: fn(&Call) -> OpResult<Vec<Fact>>,
+    infer: Infer,
     eval: Tensors,
     nodes: Nodes,
 ) -> OpDef {
     let attrs = &["activations", "direction", "hidden_size", "input_forget", "layout", "linear_before_reset"];
     let (eval, lower) = (Eval::Tensor(eval), Lower::Decompose(nodes));
-    OpDef { name, doc, inputs, attrs, infer, eval, lower, upgrade: None, part: None }
+    OpDef::new(name, doc, inputs, infer, eval, lower).attrs(attrs)
 }
 
 /// What tells the cells apart.

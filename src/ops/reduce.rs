@@ -4,7 +4,7 @@ use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Fold;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, ValueId, one, shaping};
 use crate::shape::Shape;
 
 const ONE: &[Input] = &[one("data")];
@@ -59,26 +59,18 @@ pub(super) static OPS: &[OpDef] = &[
         |x, c| position_of(x, c, |a, b| a > b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMax"))),
     argument("ArgMin", "The index of the smallest value along `axis`",
         |x, c| position_of(x, c, |a, b| a < b), Lower::Decompose(|b, c, x| locate(b, c, x, "ReduceMin"))),
-    OpDef {
-        name: "CumSum",
-        doc: "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
-        inputs: &[one("x"), shaping("axis")],
-        attrs: &["exclusive", "reverse"],
-        infer: running_infer,
-        eval: Eval::Tensor(running),
-        lower: Lower::Decompose(running_sums),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new("CumSum",
+        "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
+        &[one("x"), shaping("axis")], running_infer, Eval::Tensor(running), Lower::Decompose(running_sums))
+        .attrs(&["exclusive", "reverse"]),
 ];
 
-type Infer = fn(&Call) -> OpResult<Vec<Fact>>;
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 
 /// A reduction over any axes.
 const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {
     let attrs = &["keepdims", "noop_with_empty_axes"];
-    OpDef { name, doc, inputs: DATA, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
+    OpDef::new(name, doc, DATA, infer, Eval::Tensor(eval), lower).attrs(attrs)
 }
 
 /// A search along one axis.
@@ -93,7 +85,7 @@ const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: L
             _ => output(DType::I64, reduced(c, &[axis])?),
         }
     };
-    OpDef { name, doc, inputs: ONE, attrs, infer, eval: Eval::Tensor(eval), lower, upgrade: None, part: None }
+    OpDef::new(name, doc, ONE, infer, Eval::Tensor(eval), lower).attrs(attrs)
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {

@@ -9,49 +9,46 @@ use crate::op::{
 use crate::shape::{Access, Shape};
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "Resize",
-        doc: "Interpolates along every axis to `sizes`, or by `scales`",
-        inputs: &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
-        attrs: &[
-            "antialias",
-            "axes",
-            "coordinate_transformation_mode",
-            "cubic_coeff_a",
-            "exclude_outside",
-            "extrapolation_value",
-            "keep_aspect_ratio_policy",
-            "mode",
-            "nearest_mode",
-        ],
-        infer: infer_resize,
-        eval: Eval::Tensor(eval_resize),
-        lower: Lower::Decompose(decompose_resize),
-        upgrade: Some(upgrade_resize),
-        part: None,
-    },
-    OpDef {
-        name: "plimsoll.Resize",
-        doc: "What Resize decomposes into: no antialias, and nothing extrapolated",
-        inputs: &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
-        attrs: CORE_ATTRS,
-        infer: infer_resize,
-        eval: Eval::Tensor(eval_resize),
-        lower: Lower::Template(lower_resize),
-        upgrade: None,
-        part: Some(part_resize),
-    },
-    OpDef {
-        name: "Upsample",
-        doc: "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element rounded down",
-        inputs: &[one("X"), shaping("scales")],
-        attrs: &["mode"],
-        infer: infer_resize,
-        eval: Eval::Tensor(eval_resize),
-        lower: Lower::Decompose(decompose_upsample),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new(
+        "Resize",
+        "Interpolates along every axis to `sizes`, or by `scales`",
+        &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        infer_resize,
+        Eval::Tensor(eval_resize),
+        Lower::Decompose(decompose_resize),
+    )
+    .attrs(&[
+        "antialias",
+        "axes",
+        "coordinate_transformation_mode",
+        "cubic_coeff_a",
+        "exclude_outside",
+        "extrapolation_value",
+        "keep_aspect_ratio_policy",
+        "mode",
+        "nearest_mode",
+    ])
+    .upgrade(upgrade_resize),
+    OpDef::new(
+        "plimsoll.Resize",
+        "What Resize decomposes into: no antialias, and nothing extrapolated",
+        &[one("X"), shaping("roi"), shaping("scales"), shaping("sizes")],
+        infer_resize,
+        Eval::Tensor(eval_resize),
+        Lower::Template(lower_resize),
+    )
+    .attrs(CORE_ATTRS)
+    .part(part_resize),
+    OpDef::new(
+        "Upsample",
+        "Resize before opset 10: by `scales`, with coordinates divided by them and the nearest element \
+         rounded down",
+        &[one("X"), shaping("scales")],
+        infer_resize,
+        Eval::Tensor(eval_resize),
+        Lower::Decompose(decompose_upsample),
+    )
+    .attrs(&["mode"]),
 ];
 
 /// What the kernel template knows of.

@@ -23,39 +23,27 @@ const SKIP: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("beta
 const SKIP_SIMPLIFIED: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("bias")];
 
 pub(super) static OPS: &[OpDef] = &[
-    quantized("QLinearAdd", "QuantizeLinear of the sum of two DequantizeLinears", BINARY, &[]),
-    quantized("QLinearMul", "QuantizeLinear of the product of two DequantizeLinears", BINARY, &[]),
-    quantized("QLinearSigmoid", "QuantizeLinear of Sigmoid of DequantizeLinear", UNARY, &[]),
-    quantized("QLinearLeakyRelu", "QuantizeLinear of LeakyRelu of DequantizeLinear", UNARY, &["alpha"]),
-    quantized("QLinearAveragePool", "QuantizeLinear of AveragePool of DequantizeLinear", UNARY, POOL),
-    quantized(
-        "QLinearGlobalAveragePool",
-        "QuantizeLinear of GlobalAveragePool of DequantizeLinear",
-        UNARY,
-        &["channels_last"],
-    ),
+    quantized("QLinearAdd", "QuantizeLinear of the sum of two DequantizeLinears", BINARY),
+    quantized("QLinearMul", "QuantizeLinear of the product of two DequantizeLinears", BINARY),
+    quantized("QLinearSigmoid", "QuantizeLinear of Sigmoid of DequantizeLinear", UNARY),
+    quantized("QLinearLeakyRelu", "QuantizeLinear of LeakyRelu of DequantizeLinear", UNARY).attrs(&["alpha"]),
+    quantized("QLinearAveragePool", "QuantizeLinear of AveragePool of DequantizeLinear", UNARY).attrs(POOL),
+    quantized("QLinearGlobalAveragePool", "QuantizeLinear of GlobalAveragePool of DequantizeLinear", UNARY)
+        .attrs(&["channels_last"]),
     skip("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP),
     skip("SkipSimplifiedLayerNormalization", "RMSNormalization of a sum, and the sum", SKIP_SIMPLIFIED),
 ];
 
 /// A row `QLinear..` of small integers: the row called `..` between numbers.
-const fn quantized(
-    name: &'static str,
-    doc: &'static str,
-    inputs: &'static [Input],
-    attrs: &'static [&'static str],
-) -> OpDef {
-    OpDef {
+const fn quantized(name: &'static str, doc: &'static str, inputs: &'static [Input]) -> OpDef {
+    OpDef::new(
         name,
         doc,
         inputs,
-        attrs,
-        infer: |call| Quantized::of(call).map(|q| vec![q.result]),
-        eval: Eval::Tensor(quantized_eval),
-        lower: Lower::Decompose(quantized_nodes),
-        upgrade: None,
-        part: None,
-    }
+        |call| Quantized::of(call).map(|q| vec![q.result]),
+        Eval::Tensor(quantized_eval),
+        Lower::Decompose(quantized_nodes),
+    )
 }
 
 /// What stands between DequantizeLinear and QuantizeLinear.
@@ -147,17 +135,15 @@ fn quantized_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpR
 
 /// A normalization of what is left of a branch and what goes past it.
 const fn skip(name: &'static str, doc: &'static str, inputs: &'static [Input]) -> OpDef {
-    OpDef {
+    OpDef::new(
         name,
         doc,
         inputs,
-        attrs: &["epsilon"],
-        infer: |call| Skip::of(call).map(|(_, facts)| facts),
-        eval: Eval::Tensor(skip_eval),
-        lower: Lower::Decompose(skip_nodes),
-        upgrade: None,
-        part: None,
-    }
+        |call| Skip::of(call).map(|(_, facts)| facts),
+        Eval::Tensor(skip_eval),
+        Lower::Decompose(skip_nodes),
+    )
+    .attrs(&["epsilon"])
 }
 
 /// The normalization behind a sum.

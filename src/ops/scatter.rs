@@ -16,45 +16,41 @@ use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId,
 use crate::shape::Shape;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "ScatterND",
-        doc: "The data with updates at the places that the tuples along the last axis of the indices name; the last of several where \
-              nothing is reduced, none where an index is outside",
-        inputs: &[one("data"), one("indices"), one("updates")],
-        attrs: &["reduction"],
-        infer: scatter_nd,
-        eval: Eval::Tensor(scatter_nd_eval),
-        lower: Lower::Decompose(scatter_nd_nodes),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "ScatterElements",
-        doc: "The data with each update at its own place but along `axis`, where its index says; the last of several where nothing is \
-              reduced, none where an index is outside",
-        inputs: &[one("data"), one("indices"), one("updates")],
-        attrs: &["axis", "reduction"],
-        infer: scatter_elements,
-        eval: Eval::Tensor(scatter_elements_eval),
-        lower: Lower::Decompose(scatter_elements_nodes),
-        upgrade: None,
-        part: None,
-    },
+    OpDef::new(
+        "ScatterND",
+        "The data with updates at the places that the tuples along the last axis of the indices name; the \
+         last of several where nothing is reduced, none where an index is outside",
+        &[one("data"), one("indices"), one("updates")],
+        scatter_nd,
+        Eval::Tensor(scatter_nd_eval),
+        Lower::Decompose(scatter_nd_nodes),
+    )
+    .attrs(&["reduction"]),
+    OpDef::new(
+        "ScatterElements",
+        "The data with each update at its own place but along `axis`, where its index says; the last of \
+         several where nothing is reduced, none where an index is outside",
+        &[one("data"), one("indices"), one("updates")],
+        scatter_elements,
+        Eval::Tensor(scatter_elements_eval),
+        Lower::Decompose(scatter_elements_nodes),
+    )
+    .attrs(&["axis", "reduction"]),
     composed(
         "Scatter",
         "ScatterElements under its name before opset 11",
         &[one("data"), one("indices"), one("updates")],
-        &["axis"],
         |b, call, x| Ok(vec![b.node("ScatterElements", x, call.attrs.clone())?]),
-    ),
+    )
+    .attrs(&["axis"]),
     composed(
         "TensorScatter",
-        "The cache with the update written along `axis`, from a place on that differs from row to row; what goes beyond the end is left \
-         out, or goes on at the start where `mode` is circular",
+        "The cache with the update written along `axis`, from a place on that differs from row to row; \
+         what goes beyond the end is left out, or goes on at the start where `mode` is circular",
         &[one("past_cache"), one("update"), optional("write_indices")],
-        &["axis", "mode"],
         tensor_scatter_nodes,
-    ),
+    )
+    .attrs(&["axis", "mode"]),
 ];
 
 fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {

@@ -7,18 +7,17 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "Compress",
-        doc: "The slices along `axis`, or the elements, for which the condition holds, which is a constant",
-        inputs: &[one("input"), shaping("condition")],
-        attrs: &["axis"],
-        infer: |call| {
+    OpDef::new(
+        "Compress",
+        "The slices along `axis`, or the elements, for which the condition holds, which is a constant",
+        &[one("input"), shaping("condition")],
+        |call| {
             let (axis, kept) = kept(call)?;
             let mut shape = flat(call)?;
             shape[axis] = kept.len();
             output(call.dtype(0), shape)
         },
-        eval: Eval::Move(|x, call| {
+        Eval::Move(|x, call| {
             let (x, shape, (axis, kept)) = (x[0].ok_or("input 'input' has no value")?, flat(call)?, kept(call)?);
             let mut taken = shape.clone();
             taken[axis] = kept.len();
@@ -28,34 +27,30 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(vec![indices(&taken).map(element).collect()])
         }),
-        lower: Lower::Decompose(|b, call, x| {
+        Lower::Decompose(|b, call, x| {
             let (axis, kept) = kept(call)?;
             let x = x[0].expect("a required input is present: arity is checked first");
             let x = b.op("Reshape", &[x], Attrs::new().with("shape", &flat(call)?[..]).with("allowzero", 1))?;
             let at = b.constant(DType::I64, [kept.len()], || kept.iter().map(|&i| i as f64).collect())?;
             Ok(vec![b.op("Gather", &[x, at], Attrs::new().with("axis", axis as i64))?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "NonZero",
-        doc: "The indices of the elements of a constant that are not zero, one column for each",
-        inputs: &[shaping("X")],
-        attrs: &[],
-        infer: |call| output(DType::I64, places(call)?.shape().clone()),
-        eval: Eval::Known(places),
-        lower: Lower::Const,
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "ReverseSequence",
-        doc: "Each sequence along `time_axis` turned around up to its length; there is one per element of `batch_axis`",
-        inputs: &[one("input"), one("sequence_lens")],
-        attrs: &["batch_axis", "time_axis"],
-        infer: |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
-        eval: Eval::Move(|x, call| {
+    )
+    .attrs(&["axis"]),
+    OpDef::new(
+        "NonZero",
+        "The indices of the elements of a constant that are not zero, one column for each",
+        &[shaping("X")],
+        |call| output(DType::I64, places(call)?.shape().clone()),
+        Eval::Known(places),
+        Lower::Const,
+    ),
+    OpDef::new(
+        "ReverseSequence",
+        "Each sequence along `time_axis` turned around up to its length; there is one per element of \
+         `batch_axis`",
+        &[one("input"), one("sequence_lens")],
+        |call| sequences(call).map(|_| vec![call.fact(0).clone()]),
+        Eval::Move(|x, call| {
             let ([batch, time], shape) = (sequences(call)?, call.shape(0));
             let [x, lengths] = [x[0].ok_or("input 'input' has no value")?, x[1].ok_or("'sequence_lens' has no value")?];
             let element = |mut index: Vec<usize>| {
@@ -65,10 +60,9 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(vec![indices(shape).map(element).collect()])
         }),
-        lower: Lower::Decompose(turned),
-        upgrade: None,
-        part: None,
-    },
+        Lower::Decompose(turned),
+    )
+    .attrs(&["batch_axis", "time_axis"]),
 ];
 
 /// The input's shape, or as many elements in a row where no axis is given.
@@ -112,7 +106,8 @@ fn sequences(call: &Call) -> OpResult<[usize; 2]> {
     match axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]] {
         true => Ok(axes),
         false => Err(format!(
-            "input 'sequence_lens': expected one length per element of 'batch_axis', which is not 'time_axis', of {shape}, found {}",
+            "input 'sequence_lens': expected one length per element of 'batch_axis', which is not 'time_axis', \
+         of {shape}, found {}",
             call.shape(1)
         )),
     }

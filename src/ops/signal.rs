@@ -12,13 +12,16 @@ const SIZE: &[Input] = &[shaping("size")];
 const WINDOW: &[&str] = &["output_datatype", "periodic"];
 
 pub(super) static OPS: &[OpDef] = &[
-    known("HannWindow", "The Hann window of `size` elements", SIZE, WINDOW, window_fact, |c| window(c, &[0.5, 0.5])),
-    known("HammingWindow", "The Hamming window of `size` elements", SIZE, WINDOW, window_fact, |c| {
+    known("HannWindow", "The Hann window of `size` elements", SIZE, window_fact, |c| window(c, &[0.5, 0.5]))
+        .attrs(WINDOW),
+    known("HammingWindow", "The Hamming window of `size` elements", SIZE, window_fact, |c| {
         window(c, &[25.0 / 46.0, 21.0 / 46.0])
-    }),
-    known("BlackmanWindow", "The Blackman window of `size` elements", SIZE, WINDOW, window_fact, |c| {
+    })
+    .attrs(WINDOW),
+    known("BlackmanWindow", "The Blackman window of `size` elements", SIZE, window_fact, |c| {
         window(c, &[0.42, 0.5, 0.08])
-    }),
+    })
+    .attrs(WINDOW),
     known(
         "MelWeightMatrix",
         "The weights that take a spectrum to bins of equal width in mel",
@@ -29,34 +32,33 @@ pub(super) static OPS: &[OpDef] = &[
             shaping("lower_edge_hertz"),
             shaping("upper_edge_hertz"),
         ],
-        &["output_datatype"],
         |call| {
             let mel = Mel::of(call)?;
             output(datatype(call)?, [mel.spectrum, mel.bins])
         },
         |call| Mel::of(call)?.weights(datatype(call)?),
-    ),
-    OpDef {
-        upgrade: Some(|opset, _, attrs| {
-            if opset < 20 && attrs.get("axis").is_none() {
-                attrs.set("axis", 1);
-            }
-        }),
-        ..composed(
-            "DFT",
-            "The discrete Fourier transform along `axis` of numbers, real or complex, whose parts are the last axis",
-            &[one("input"), shaping("dft_length"), shaping("axis")],
-            &["inverse", "onesided"],
-            transform,
-        )
-    },
+    )
+    .attrs(&["output_datatype"]),
+    composed(
+        "DFT",
+        "The discrete Fourier transform along `axis` of numbers, real or complex, whose parts are the last axis",
+        &[one("input"), shaping("dft_length"), shaping("axis")],
+        transform,
+    )
+    .attrs(&["inverse", "onesided"])
+    .upgrade(|opset, _, attrs| {
+        if opset < 20 && attrs.get("axis").is_none() {
+            attrs.set("axis", 1);
+        }
+    }),
     composed(
         "STFT",
-        "DFT of frames of a signal [batch, length, parts], `frame_step` apart and `frame_length` long, each times a window",
+        "DFT of frames of a signal [batch, length, parts], `frame_step` apart and `frame_length` long, \
+         each times a window",
         &[one("signal"), shaping("frame_step"), optional("window"), shaping("frame_length")],
-        &["onesided"],
         frames,
-    ),
+    )
+    .attrs(&["onesided"]),
 ];
 
 /// The type that `output_datatype` names.

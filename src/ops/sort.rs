@@ -17,27 +17,27 @@ use std::cmp::Ordering;
 /// The longest axis that is sorted: each of its elements is compared with every other.
 const LONGEST: usize = 1 << 14;
 
-pub(super) static OPS: &[OpDef] = &[OpDef {
-    name: "TopK",
-    doc: "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; and their indices",
-    inputs: &[one("X"), shaping("K")],
-    attrs: &["axis", "largest", "sorted"],
-    infer: |call| {
+pub(super) static OPS: &[OpDef] = &[OpDef::new(
+    "TopK",
+    "The `K` largest elements along `axis`, or the smallest, in order, the first of equal ones first; \
+         and their indices",
+    &[one("X"), shaping("K")],
+    |call| {
         let (axis, k) = extent(call)?;
         let mut shape = call.shape(0).clone();
         shape[axis] = k;
         Ok(vec![Fact::new(call.dtype(0), shape.clone()), Fact::new(DType::I64, shape)])
     },
-    eval: Eval::Tensor(eval),
-    lower: Lower::Decompose(nodes),
-    upgrade: Some(|_, _, attrs| {
-        // Before opset 10.
-        if let Some(k) = attrs.remove("k") {
-            attrs.set("K", k);
-        }
-    }),
-    part: None,
-}];
+    Eval::Tensor(eval),
+    Lower::Decompose(nodes),
+)
+.attrs(&["axis", "largest", "sorted"])
+.upgrade(|_, _, attrs| {
+    // Before opset 10.
+    if let Some(k) = attrs.remove("k") {
+        attrs.set("K", k);
+    }
+})];
 
 /// The axis, and how many elements of it are taken.
 fn extent(call: &Call) -> OpResult<(usize, usize)> {

@@ -10,122 +10,120 @@ use std::iter::zip;
 pub(super) mod sums;
 
 pub(super) static OPS: &[OpDef] = &[
-    OpDef {
-        name: "Conv",
-        doc: "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
-        inputs: &[one("X"), one("W"), optional("B")],
-        attrs: &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"],
-        infer: infer_conv,
-        eval: Eval::Tensor(eval_conv),
-        lower: Lower::Decompose(|b, call, inputs| {
+    OpDef::new(
+        "Conv",
+        "Convolution of [n, c, spatial..] with filters [o, c / group, kernel..], plus a bias per o",
+        &[one("X"), one("W"), optional("B")],
+        infer_conv,
+        Eval::Tensor(eval_conv),
+        Lower::Decompose(|b, call, inputs| {
             let (_, group, sides) = conv(call)?;
             let attrs = window_attrs(&sides).with("group", group as i64);
             decompose_biased(b, call, inputs, "plimsoll.Conv", attrs)
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "plimsoll.Conv",
-        doc: "What Conv decomposes into: no bias, every attribute given, pads explicit",
-        inputs: &[one("X"), one("W")],
-        attrs: &["dilations", "group", "pads", "strides"],
-        infer: infer_conv,
-        eval: Eval::Tensor(eval_conv),
-        lower: Lower::Template(|call, at| {
+    )
+    .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
+    OpDef::new(
+        "plimsoll.Conv",
+        "What Conv decomposes into: no bias, every attribute given, pads explicit",
+        &[one("X"), one("W")],
+        infer_conv,
+        Eval::Tensor(eval_conv),
+        Lower::Template(|call, at| {
             let (shape, groups, sides) = conv(call)?;
             let template = Template::Conv { groups, window: window(&sides) };
             Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
-        upgrade: None,
-        part: Some(images),
-    },
-    OpDef {
-        name: "ConvTranspose",
-        doc: "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a bias per o",
-        inputs: &[one("X"), one("W"), optional("B")],
-        attrs: &["auto_pad", "dilations", "group", "kernel_shape", "output_padding", "output_shape", "pads", "strides"],
-        infer: infer_conv_transpose,
-        eval: Eval::Tensor(eval_conv_transpose),
-        lower: Lower::Decompose(|b, call, inputs| {
+    )
+    .attrs(&["dilations", "group", "pads", "strides"])
+    .part(images),
+    OpDef::new(
+        "ConvTranspose",
+        "The gradient of Conv by its input: [n, c, spatial..], filters [c, o / group, kernel..], plus a \
+         bias per o",
+        &[one("X"), one("W"), optional("B")],
+        infer_conv_transpose,
+        Eval::Tensor(eval_conv_transpose),
+        Lower::Decompose(|b, call, inputs| {
             let (_, group, sides) = conv_transpose(call)?;
             let surplus: Vec<i64> = sides.iter().map(|s| s.surplus as i64).collect();
             let attrs = window_attrs(&sides).with("group", group as i64).with("output_padding", surplus);
             decompose_biased(b, call, inputs, "plimsoll.ConvTranspose", attrs)
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "plimsoll.ConvTranspose",
-        doc: "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
-        inputs: &[one("X"), one("W")],
-        attrs: &["dilations", "group", "output_padding", "pads", "strides"],
-        infer: infer_conv_transpose,
-        eval: Eval::Tensor(eval_conv_transpose),
-        lower: Lower::Template(|call, at| {
+    )
+    .attrs(&[
+        "auto_pad",
+        "dilations",
+        "group",
+        "kernel_shape",
+        "output_padding",
+        "output_shape",
+        "pads",
+        "strides",
+    ]),
+    OpDef::new(
+        "plimsoll.ConvTranspose",
+        "What ConvTranspose decomposes into: no bias, every attribute given, pads explicit",
+        &[one("X"), one("W")],
+        infer_conv_transpose,
+        Eval::Tensor(eval_conv_transpose),
+        Lower::Template(|call, at| {
             let (shape, groups, sides) = conv_transpose(call)?;
             let template = Template::ConvTranspose { groups, window: window(&sides) };
             Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
-        upgrade: None,
-        part: Some(images),
-    },
-    OpDef {
-        name: "MaxPool",
-        doc: "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
-        inputs: &[one("X")],
-        attrs: MAX_POOL_ATTRS,
-        infer: |call| {
+    )
+    .attrs(&["dilations", "group", "output_padding", "pads", "strides"])
+    .part(images),
+    OpDef::new(
+        "MaxPool",
+        "The maximum of each window of [n, c, spatial..], and where in the input it stands first",
+        &[one("X")],
+        |call| {
             let values = infer_pool(call)?.remove(0);
             let indices = Fact::new(DType::I64, values.shape.clone());
             Ok(vec![values, indices])
         },
-        eval: Eval::Tensor(|inputs, call| Ok(vec![eval_max(inputs, call)?.remove(0), first_max(inputs, call)?])),
-        lower: Lower::Decompose(|b, call, inputs| {
+        Eval::Tensor(|inputs, call| Ok(vec![eval_max(inputs, call)?.remove(0), first_max(inputs, call)?])),
+        Lower::Decompose(|b, call, inputs| {
             // Unread indices are dropped before they are decomposed in turn.
             let values = b.node("plimsoll.MaxPool", inputs, call.attrs.clone())?;
             Ok(vec![values, b.node("plimsoll.MaxPoolIndices", &[inputs[0], Some(values)], call.attrs.clone())?])
         }),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "plimsoll.MaxPool",
-        doc: "The first output of MaxPool",
-        inputs: &[one("X")],
-        attrs: MAX_POOL_ATTRS,
-        infer: infer_pool,
-        eval: Eval::Tensor(eval_max),
-        lower: Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
-        upgrade: None,
-        part: Some(planes),
-    },
-    OpDef {
-        name: "plimsoll.MaxPoolIndices",
-        doc: "The second output of MaxPool, from its input and its first output",
-        inputs: &[one("X"), one("Y")],
-        attrs: MAX_POOL_ATTRS,
-        infer: |call| {
+    )
+    .attrs(MAX_POOL_ATTRS),
+    OpDef::new(
+        "plimsoll.MaxPool",
+        "The first output of MaxPool",
+        &[one("X")],
+        infer_pool,
+        Eval::Tensor(eval_max),
+        Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
+    )
+    .attrs(MAX_POOL_ATTRS)
+    .part(planes),
+    OpDef::new(
+        "plimsoll.MaxPoolIndices",
+        "The second output of MaxPool, from its input and its first output",
+        &[one("X"), one("Y")],
+        |call| {
             let expected = infer_pool(call)?.remove(0);
             match *call.fact(1) == expected {
                 true => output(DType::I64, expected.shape),
                 false => Err(format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1))),
             }
         },
-        eval: Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
-        lower: Lower::Decompose(decompose_indices),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "AveragePool",
-        doc: "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
-        inputs: &[one("X")],
-        attrs: &["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"],
-        infer: infer_pool,
-        eval: Eval::Tensor(|inputs, call| eval_pool(inputs, call, 0.0, |sum, x| sum + x, |sum, n| sum / n as f64)),
-        lower: Lower::Template(|call, at| {
+        Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
+        Lower::Decompose(decompose_indices),
+    )
+    .attrs(MAX_POOL_ATTRS),
+    OpDef::new(
+        "AveragePool",
+        "The mean of each window of [n, c, spatial..], padding left out unless count_include_pad",
+        &[one("X")],
+        infer_pool,
+        Eval::Tensor(|inputs, call| eval_pool(inputs, call, 0.0, |sum, x| sum + x, |sum, n| sum / n as f64)),
+        Lower::Template(|call, at| {
             let padded = call.int("count_include_pad", 0)? != 0;
             let mean = |sides: &[Side]| match padded {
                 true => Pool::MeanPadded { pads_end: three(sides, 0, |s| s.after) },
@@ -133,35 +131,27 @@ pub(super) static OPS: &[OpDef] = &[
             };
             lower_pool(call, at, mean)
         }),
-        upgrade: None,
-        part: Some(planes),
-    },
-    OpDef {
-        name: "GlobalMaxPool",
-        doc: "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
-        inputs: &[one("X")],
-        attrs: &[],
-        infer: infer_global,
-        eval: Eval::Tensor(|inputs, call| {
+    )
+    .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
+    .part(planes),
+    OpDef::new(
+        "GlobalMaxPool",
+        "The maximum over all spatial axes of [n, c, spatial..], which stay with extent 1",
+        &[one("X")],
+        infer_global,
+        Eval::Tensor(|inputs, call| {
             Ok(vec![each_image(inputs, call, |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max))])
         }),
-        lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
-        upgrade: None,
-        part: None,
-    },
-    OpDef {
-        name: "GlobalAveragePool",
-        doc: "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
-        inputs: &[one("X")],
-        attrs: &[],
-        infer: infer_global,
-        eval: Eval::Tensor(|inputs, call| {
-            Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])
-        }),
-        lower: Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
-        upgrade: None,
-        part: None,
-    },
+        Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
+    ),
+    OpDef::new(
+        "GlobalAveragePool",
+        "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
+        &[one("X")],
+        infer_global,
+        Eval::Tensor(|inputs, call| Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])),
+        Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
+    ),
 ];
 
 /// Each image is convolved for itself.
@@ -405,7 +395,8 @@ fn conv(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
     let (w, group) = filters(call)?;
     if w[1].checked_mul(group) != Some(x[1]) || !w[0].is_multiple_of(group) {
         return Err(format!(
-            "expected filters [o, c / group, kernel..] with o divisible by group, found X {x}, W {w} and group {group}"
+            "expected filters [o, c / group, kernel..] with o divisible by group, found X {x}, W {w} and group \
+         {group}"
         ));
     }
     let auto = AutoPad::new(call)?;
@@ -423,7 +414,8 @@ fn conv_transpose(call: &Call) -> OpResult<(Shape, usize, Vec<Side>)> {
     let channels = w[1].checked_mul(group);
     let (Some(channels), true) = (channels, w[0] == x[1] && x[1].is_multiple_of(group)) else {
         return Err(format!(
-            "expected filters [c, o / group, kernel..] with c divisible by group, found X {x}, W {w} and group {group}"
+            "expected filters [c, o / group, kernel..] with c divisible by group, found X {x}, W {w} and group \
+         {group}"
         ));
     };
     let auto = AutoPad::new(call)?;

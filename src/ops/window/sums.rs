@@ -11,14 +11,13 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         "LpPool",
         "The root of the sum of `p`-th powers of magnitudes in each window of [n, c, spatial..]",
         &[one("X")],
-        &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "p", "pads", "strides"],
         power_pool,
-    ),
+    )
+    .attrs(&["auto_pad", "ceil_mode", "dilations", "kernel_shape", "p", "pads", "strides"]),
     composed(
         "GlobalLpPool",
         "The root of the sum of `p`-th powers of magnitudes over all spatial axes, which stay with extent 1",
         &[one("X")],
-        &["p"],
         |b, call, x| {
             spatial(call)?;
             let p = power(call)?;
@@ -27,14 +26,15 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             let sum = b.op("ReduceSum", &[raised], Attrs::new().with("axes", &axes[..]))?;
             Ok(vec![rooted(b, sum, p)?])
         },
-    ),
+    )
+    .attrs(&["p"]),
     composed(
         "Col2Im",
         "The images that windows [n, c window, windows] add up to",
         &[one("input"), shaping("image_shape"), shaping("block_shape")],
-        &["dilations", "pads", "strides"],
         image,
-    ),
+    )
+    .attrs(&["dilations", "pads", "strides"]),
 ];
 
 /// The power of a norm.
