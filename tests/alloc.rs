@@ -1,5 +1,5 @@
-//! A run allocates nothing. Counted on the CPU: calls of the allocator, over every kernel case at once, with one thread and with two. On
-//! wgpu: what its own allocator reports, after each of a thousand runs, and that the host's heap does not grow.
+//! A run allocates nothing. On the CPU the tests count calls of the allocator, over every kernel case at once, with one thread and with
+//! two. On wgpu they read its own allocator's report after each of a thousand runs, and hold the host's heap to its size.
 
 #[path = "it/kernels/mod.rs"]
 #[allow(dead_code, reason = "the cases serve other tests as well")]
@@ -23,7 +23,7 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 /// Bytes allocated and not given back.
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
-/// What is counted is the whole process's: one test at a time.
+/// The counts are of the whole process, so one test runs at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 // SAFETY: the system's allocator, counted.

@@ -1,4 +1,4 @@
-//! Which attentions are one kernel.
+//! The attentions that become one kernel.
 
 use plimsoll::expr::{Binary, Code};
 use plimsoll::kernel::Template;

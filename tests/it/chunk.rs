@@ -1,4 +1,5 @@
-//! Computing in chunks: what rows say of parts, by their own meaning; graphs in chunks on every backend; what it saves.
+//! Computing in chunks: rows tell how they are computed in parts, held to their own meaning; graphs in chunks agree on every backend, and
+//! take less.
 
 use crate::common;
 use crate::common::{Opener, agrees, backends};
@@ -285,7 +286,7 @@ fn chunks_shrink_activations() {
     }
 }
 
-/// What is made between two large values is in chunks; a long tail of small ones is not.
+/// Chunks cover the values between two large ones, and not a long tail of small ones.
 #[test]
 fn what_is_not_at_the_peak_stays_whole() {
     let tail: String = (0..20).map(|i| format!("t{} = MatMul (t{i}, w)\n", i + 1)).collect();

@@ -1,4 +1,4 @@
-//! The command line from outside: what it prints, what it exits with, and what it leaves behind.
+//! The command line from outside: its output, its exit codes, and the files that it leaves behind.
 
 use plimsoll::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::onnx::{self, export};
@@ -515,7 +515,7 @@ fn a_missing_adapter_exits_with_4() {
     assert!(ran.err.contains("no GPU"), "what was picked, and why: {}", ran.err);
 }
 
-/// What a file calls its values moves no cursor.
+/// Names in a file may hold control characters; none reaches the terminal.
 #[test]
 fn names_reach_the_terminal_without_control_characters() {
     let folder = Folder::new("control");

@@ -1,11 +1,13 @@
-//! What several integration tests need: the backends that are here, and a comparison in terms of the peak.
+//! Helpers of several modules: the backends that are here, comparisons in terms of the peak, graphs from text, work compared with work.
 
 use plimsoll::backend::{Backend, cpu::Cpu};
 use plimsoll::exec::Exec;
 use plimsoll::plan::Limits;
 use plimsoll::tensor::Tensor;
 use plimsoll::{DType, Graph, Plan, Shape, Target, onnx, pass, plan, reference};
+use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
 /// A backend's name and how to open it.
 pub type Opener = (&'static str, fn() -> Box<dyn Backend>);
@@ -49,12 +51,42 @@ pub fn cuda() -> plimsoll::Result<Box<dyn Backend>> {
     open(&Search::here(), &Settings::default()).map(|(backend, _)| backend)
 }
 
-/// Whether two tensors agree within `tolerance` times the expected one's largest magnitude (exactly, if they are not of
-/// floats); if not, what differs.
+/// Holds two tensors to each other, within `tolerance` times the expected one's largest magnitude; exactly, if they are not of floats. The
+/// error names the difference.
 pub fn agrees(found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), String> {
     let peak = expected.to_f64().iter().filter(|v| v.is_finite()).fold(0.0f64, |m, v| m.max(v.abs()));
     let absolute = if expected.dtype().is_float() { tolerance * peak } else { 0.0 };
     found.compare(expected, 0.0, absolute)
+}
+
+/// True if `PLIMSOLL_LONG` is set: long searches then run in full. Otherwise stderr names what is left out; a test that passes keeps what
+/// the print macros write to itself.
+pub fn runs_long(left_out: &str) -> bool {
+    let set = std::env::var_os("PLIMSOLL_LONG").is_some_and(|value| !value.is_empty() && value != "0");
+    if !set {
+        writeln!(std::io::stderr(), "left out without PLIMSOLL_LONG=1: {left_out}").expect("stderr is open");
+    }
+    set
+}
+
+/// Seconds for which this thread is on a core while `work` runs, the mean over a tenth of a second or more. Tests compare such figures with
+/// one another, taken in one run; none is held against a clock. Off Linux it is the time that passes.
+pub fn core_seconds(mut work: impl FnMut()) -> f64 {
+    let now = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        let nanos: Option<u64> = stat.and_then(|stat| stat.split(' ').next()?.parse().ok());
+        let since = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("the clock is set");
+        nanos.map_or_else(since, Duration::from_nanos).as_secs_f64()
+    };
+    let (start, mut rounds) = (now(), 0);
+    loop {
+        work();
+        rounds += 1;
+        let spent = now() - start;
+        if spent > 0.1 {
+            return spent / f64::from(rounds);
+        }
+    }
 }
 
 /// A graph from ONNX's textual form, without its header.
@@ -64,7 +96,7 @@ pub fn graph(text: &str) -> Graph {
     onnx::import(&model, &[]).expect("it is a graph")
 }
 
-/// What is planned of a graph.
+/// A graph's plan after the passes, without a limit.
 pub fn planned(graph: &Graph, target: &Target) -> Plan {
     let mut graph = graph.clone();
     pass::run(&mut graph, target, true).expect("the passes run");

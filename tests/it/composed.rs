@@ -1,5 +1,4 @@
-//! Rows that are stated once, as the nodes that they stand for or as their values: what these compute, against values that others
-//! computed.
+//! Rows that are stated once, as nodes or as values, against values that other programs computed.
 
 use crate::samples::Sample;
 use plimsoll::dtype::DType::*;
@@ -493,7 +492,7 @@ fn values_are_those_of_onnxruntime() {
     ]);
 }
 
-/// What stands beyond the length of a row of a prompt is nothing that counts.
+/// Values beyond the length of a prompt's row do not count.
 #[test]
 fn rows_of_a_prompt_begin_where_their_caches_do() {
     let prompt = Sample::new("GroupQueryAttention")

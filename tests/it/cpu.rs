@@ -1,4 +1,5 @@
-//! The CPU backend by itself: every kernel case on every instruction set, with one thread and with two, packed and not; and what it refuses.
+//! The CPU backend by itself: every kernel case on every instruction set, with one thread and with two, packed and not; and the launches
+//! that it refuses.
 
 use crate::kernels;
 use crate::kernels::{Case, interpret};
@@ -67,7 +68,7 @@ fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String
     Ok(out)
 }
 
-/// What is wrong with a case's results.
+/// The first element of a case's results that is wrong.
 fn compare(case: &Case, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Option<String> {
     for (w, (expected, found)) in expected.iter().zip(found).enumerate() {
         let peak = expected.iter().fold(1e-3f64, |p, v| p.max(v.abs()));

@@ -1,5 +1,5 @@
-//! CUDA where there is none: what is missing is said in words. Its compiler, where that is, which needs no GPU. And the backend on a
-//! driver of paper, whose memory is the host's and whose kernels compute nothing.
+//! CUDA without a GPU: errors name what is missing; its compiler, where there is one, compiles plans; the backend runs on a stub,
+//! whose memory is the host's and whose kernels compute nothing.
 
 use plimsoll::backend::cuda::library::Search;
 use plimsoll::backend::cuda::{Settings, machine_code, open, report};
@@ -65,7 +65,7 @@ fn driver(folder: &Folder, with: &str, without: &[&str]) -> bool {
     compile(folder, &text, &[])
 }
 
-/// What a device of this driver cannot be opened for.
+/// The error with which a device of this driver is not opened.
 fn refusal(search: &Search) -> String {
     let error = open(search, &Settings::default()).map(|(_, name)| name).expect_err("there is no device");
     assert_eq!(error.exit_code(), 4, "{error}");
@@ -254,7 +254,7 @@ fn a_range_runs_in_the_memory_of_its_largest_binding() {
     assert_eq!((taken(), session.overhead()), (before, beside), "further runs take nothing");
 }
 
-/// What was made on the way to an error is given back.
+/// An error gives back everything that was made before it.
 #[test]
 fn a_graph_that_cannot_be_used_takes_nothing() {
     let folder = Folder::new("upload");

@@ -1,4 +1,4 @@
-//! Graphs at the edges of what ONNX allows, on the CPU against results worked out by hand: no elements, NaN, images backwards.
+//! Graphs at the edges of ONNX, on the CPU, against results worked out by hand: no elements, NaN, images backwards.
 
 use plimsoll::plan::Recipe;
 use plimsoll::session::{Choice, Options, Session};
@@ -88,7 +88,7 @@ fn indices_of_what_is_not_there() {
     assert_eq!(&plimsoll::Plan::from_json(&json, Path::new("plan.json")).expect("its own JSON"), session.plan());
 }
 
-/// What a Cast makes of an input's elements is looked up, not they.
+/// A Gather looks up the integers that a Cast makes of an input's elements.
 #[test]
 fn indices_may_be_cast() {
     for (from, to, values, expected) in [
@@ -463,7 +463,7 @@ fn heads_share_matrices_in_groups() {
     assert_eq!(outputs(both, &inputs), [[10.0, 10.0, 20.0, 20.0, 60.0, 60.0, 80.0, 80.0]]);
 }
 
-/// What indices choose from and what they make are parts of one concatenation.
+/// A Gather reads one part of a concatenation and makes another.
 #[test]
 fn a_part_is_chosen_from_its_neighbour() {
     for (axis, [rows, columns], expected) in

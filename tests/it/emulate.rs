@@ -1,4 +1,4 @@
-//! What CUDA kernels compute, where there is no GPU: their texts compiled for the host, with contexts that take turns for threads.
+//! CUDA kernels run without a GPU: their texts are compiled for the host, where contexts stand for threads and run round robin.
 //!
 //! It needs a C++ compiler (`CXX`, else `c++`) with `_Float16` and `ucontext`; without one the test says that it was skipped.
 

@@ -28,7 +28,7 @@ fn golden(file: &str) -> PathBuf {
     root().join("tests/golden").join(file)
 }
 
-/// What the program prints.
+/// The program's stdout.
 fn printed(args: &[String]) -> String {
     let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).current_dir(root()).output();
     let output = output.expect("the program starts");

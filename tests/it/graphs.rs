@@ -1,4 +1,4 @@
-//! The graph files that stand for all: goldens are kept of them, and their kernels are compiled.
+//! The graph files of which goldens are kept and all kernels are compiled.
 
 use plimsoll::{Graph, onnx};
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Halves that are rounded late and seldom: what is stored as `f32`, in how many steps, and that results become more exact. Products of
-//! halves side by side: which become one, and that it computes the same.
+//! Halves are rounded late and seldom: some values are stored as `f32`, and results become more exact. Products of halves side by side
+//! become one, which computes the same.
 
 use plimsoll::constant::Constant;
 use plimsoll::kernel::Template;
@@ -108,7 +108,7 @@ fn result(dtype: DType, skip: Option<&str>) -> Vec<f64> {
     output(&graph)
 }
 
-/// What the reference makes of the same numbers in any type.
+/// The reference's output, for the same numbers in any type.
 fn output(graph: &Graph) -> Vec<f64> {
     let mut random = Random(11);
     let facts = graph.inputs().iter().map(|&v| graph.fact(v));

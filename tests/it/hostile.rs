@@ -1,4 +1,4 @@
-//! Graphs whose extents no memory holds, or nearly: they are planned, or refused in words, and soon.
+//! Graphs whose extents no memory holds, or nearly: each is planned, or refused in words, without work in proportion to its extents.
 
 use plimsoll::constant::Constant;
 use plimsoll::dtype::DType;
@@ -54,7 +54,7 @@ fn extents_beyond_memory_are_refused_where_they_come_in() {
     assert!(refused.contains(huge), "{refused}");
 }
 
-/// What constants alone determine is held by the host, unless it is much more than they are.
+/// The host computes what follows from constants alone, unless it is much larger than they are.
 #[test]
 fn constants_that_grow_far_are_left_to_the_run() {
     let tiled = |often: i64| {
@@ -153,7 +153,7 @@ fn constants_of_decompositions_are_made_when_they_are_asked_for() {
     }
 }
 
-/// What is read of a function or a body is copied as often as it is inlined: its names, its lists, its tensors.
+/// Inlining copies a function's or a body's names, lists and tensors each time, within bounds.
 #[test]
 fn what_loops_repeat_is_bounded() {
     let long = "n".repeat(1 << 20);

@@ -1,4 +1,4 @@
-//! Where plans for tensor cores put the channels of images, and that what they compute is still the graph.
+//! Plans for tensor cores choose where the channels of images lie, and compute the same.
 
 use crate::kernels::{elements, indices, interpret};
 use plimsoll::kernel::library::Call;
@@ -70,7 +70,7 @@ fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<Vec<f64>>) {
     (plan, constants.iter().map(|c| c.value().expect("it is known").to_f64()).collect())
 }
 
-/// What the kernels of a plan compute, each buffer with memory of its own.
+/// Runs a plan's kernels in the interpreter, each buffer with memory of its own.
 fn run(plan: &Plan, constants: &[Vec<f64>], inputs: &[Tensor]) -> Vec<Vec<f64>> {
     let mut buffers: Vec<Vec<f64>> = vec![Vec::new(); plan.buffers.len()];
     plan.constants.iter().zip(constants).for_each(|(port, values)| buffers[port.buffer] = values.clone());

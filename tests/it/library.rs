@@ -1,4 +1,4 @@
-//! Library calls: each computes what the kernel does that it was taken from, and splits off no more than it can.
+//! Library calls: each computes the same as its kernel, and takes over no more of it than the library can.
 
 use crate::kernels::{cases, elements, indices, interpret};
 use plimsoll::dtype::DType;
@@ -68,7 +68,7 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
     }
 }
 
-/// What a kernel's write holds at every index after its call and the map behind it.
+/// The values of a kernel's write at every index, after its call and the map behind it.
 fn split(kernel: &Kernel, target: &Target, reads: &[Vec<f64>]) -> Option<(Vec<f64>, Call, bool)> {
     let split = library::split(kernel, target)?;
     let (first, slots) = &split.call;

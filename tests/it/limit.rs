@@ -1,4 +1,4 @@
-//! Limits, what they mean for a model, and what would help: every figure that is printed is held against a plan of its own.
+//! Limits and remedies: every figure that is printed is held against a plan of its own.
 
 use crate::graphs;
 use plimsoll::advise::{self, Answer, Case, Taken, Verdict, largest};
@@ -193,7 +193,7 @@ fn an_order_can_make_it_fit() {
     assert_eq!(refused["verdict"], "fits_smaller");
 }
 
-/// What takes less in the file's order, its concatenations' parts copied, is not reordered.
+/// A plan that takes less in the file's order, its concatenations' parts copied, is not reordered.
 #[test]
 fn copied_parts_are_no_other_order() {
     let limit = 1 << 20;
@@ -415,7 +415,7 @@ fn the_peak_adds_up() {
 
 // ---- The largest binding
 
-/// What a search finds, and how many plans it took.
+/// The result of a search, and the number of plans that it took.
 fn search(limit: u64, most: usize, take: impl Fn(usize) -> Result<u64, String>) -> (Option<usize>, usize, usize) {
     let mut measure = |extent: usize| take(extent).map_err(Error::Usage);
     let found = largest("n", limit, most.checked_add(1), &mut measure).expect("something can be planned");
@@ -612,7 +612,7 @@ fn remedies_are_planned() {
     }
 }
 
-/// What is offered can be given: by name, and from a target's file.
+/// Every remedy that is offered is a flag that exists, for a target by name and for one from a file.
 #[test]
 fn remedies_name_flags_that_are_there() {
     let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=64"];

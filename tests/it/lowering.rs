@@ -1,4 +1,4 @@
-//! Two meanings of every row: what it evaluates to, and what the rows and templates that it is lowered to compute.
+//! Two meanings of every row agree: its own values, and those of the rows and templates that it is lowered to.
 
 use crate::samples;
 use crate::samples::Sample;

@@ -1,8 +1,10 @@
 //! The integration tests: one crate, a module for each subject. `cargo test --test it passes::` runs those of one.
 //!
-//! What counts the process's allocations is a process of its own: `tests/alloc.rs`.
+//! `tests/alloc.rs` counts allocations, and needs a process of its own.
+//!
+//! Long searches run in part unless `PLIMSOLL_LONG=1` is set; stderr then names what was left out. `BLESS=1` writes goldens anew.
 
-// What several modules use: backends and comparisons; graph files; kernels with their meaning; a call of every operator.
+// Shared by several modules: backends and comparisons; graph files; kernels with their meaning; a call of every operator.
 mod common;
 mod graphs;
 mod kernels;

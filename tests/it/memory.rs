@@ -1,4 +1,5 @@
-//! Bytes that a plan does not need: constants held twice, copies of what repeats, workspaces beyond the peak, inputs that are done with.
+//! Plans hold no bytes that they do not need: constants twice, copies of repeated values, workspaces beyond the peak, inputs after their
+//! last use.
 
 use crate::common;
 use plimsoll::dtype::DType::{F32, I64};
@@ -128,7 +129,7 @@ fn shared_keys_are_not_copied() {
     }
 }
 
-/// What no product reads is repeated after all, and what is an output, too.
+/// Heads are repeated for readers that are no products, and where they are an output.
 #[test]
 fn repeated_heads_are_there_for_who_needs_them() {
     let g = Trace::new("repeated");

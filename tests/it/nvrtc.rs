@@ -1,4 +1,4 @@
-//! Every CUDA kernel of the op table, of the kernel cases and of the golden graphs, in every type, compiled by NVRTC: it needs no GPU.
+//! NVRTC compiles every CUDA kernel of the op table, of the kernel cases and of the golden graphs, in every type. It needs no GPU.
 //!
 //! Without the library the test says that it was skipped, unless `PLIMSOLL_REQUIRE_NVRTC` is set: then it fails.
 
@@ -26,7 +26,7 @@ fn target() -> Target {
     Target { libraries: Libraries::default(), ..Target::cuda() }
 }
 
-/// What is rendered of kernels, by text.
+/// Adds the texts of kernels to those of before.
 fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<String, String>) {
     for kernel in kernels.iter().filter(|k| k.call.is_none() && !k.reads.iter().any(|r| r.packed)) {
         let source = render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda);
@@ -92,7 +92,7 @@ fn searches() -> Vec<Search> {
     [Search::here()].into_iter().chain(oldest).collect()
 }
 
-/// What a library says of texts that it does not compile, and of which.
+/// The texts that a library does not compile, each with its error.
 fn failures(search: &Search, all: &[(&str, &str)]) -> Vec<String> {
     let failure = |batch: &[(&str, &str)]| {
         let compile = |batch: &[(&str, &str)]| {

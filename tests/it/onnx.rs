@@ -1,4 +1,4 @@
-//! ONNX files, from outside: what is read, what is refused, and with which words.
+//! ONNX files from outside: those that are read, and those that are refused, in words.
 
 use plimsoll::backend::cpu::Cpu;
 use plimsoll::exec::Exec;

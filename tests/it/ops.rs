@@ -143,7 +143,7 @@ fn every_row_has_a_sample() {
     assert!(missing.is_empty(), "rows without a sample: {}", missing.join(", "));
 }
 
-/// What `plimsoll ops` finds out with calls of its own, the samples of every backend bear out.
+/// The samples agree with the types that `plimsoll ops` lists.
 #[test]
 fn every_sample_is_of_a_type_that_the_table_lists() {
     let listed = std::process::Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(["ops", "--json"]).output();

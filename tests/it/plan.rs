@@ -3,7 +3,7 @@
 mod mutate;
 mod run;
 
-use crate::samples;
+use crate::{common, samples};
 use mutate::{Kind, Mutant, Random};
 use plimsoll::dtype::DType;
 use plimsoll::error::Error;
@@ -721,34 +721,41 @@ fn rules_that_only_devices_would_notice() {
 }
 
 /// Each part of a concatenation is made from all that were written before it, as in a DenseNet.
-#[test]
-fn many_parts_are_quick() {
-    const PARTS: usize = 200;
+fn dense(parts: usize) -> Plan {
     let mut m = Maker::new("dense");
-    let y = m.add("y", Class::Output, F32, &[2, PARTS, 4]);
+    let y = m.add("y", Class::Output, F32, &[2, parts, 4]);
     let all = m.whole(y).1;
     let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) }];
-    for i in 0..PARTS {
+    for i in 0..parts {
         let before = all.slice(1, 0, 1, i).permute(&[0, 2, 1]);
         let part = all.slice(1, i, 1, 1).reshape(&Shape::new([2, 4])).expect("a unit axis");
         let row = Template::Row { inner: 1, folds: folds.clone(), per_row: true };
         m.step(row, &[2, 4, i], &[(y, before)], &[(y, part)], &[Expr::fold(0, F32) + 1.0]);
     }
-    let mut plan = m.done();
-    let start = std::time::Instant::now();
-    check(&plan).expect("it is a good plan");
-    assert!(start.elapsed().as_millis() < 2000, "{:?}", start.elapsed());
+    m.done()
+}
+
+/// Seconds that a thread needs to check a plan.
+fn check_seconds(plan: &Plan) -> f64 {
+    common::core_seconds(|| check(plan).expect("it is a good plan"))
+}
+
+/// There are as many pairs of parts as the square of their number; none is compared with each third.
+#[test]
+fn work_grows_with_the_pairs_of_parts() {
+    let mut plan = dense(200);
+    let (few, many) = (check_seconds(&dense(50)), check_seconds(&plan));
+    assert!(many < 40.0 * few, "{few} s for 50 parts, {many} s for 200");
     plan.steps.swap(70, 71);
     assert!(check(&plan).expect_err("a part is read too early").to_string().contains("not written"));
 }
 
-/// A long plan is checked in a time that nobody notices.
-#[test]
-fn ten_thousand_steps_are_quick() {
+/// A chain of steps in seven places, each of which is taken again and again.
+fn long(steps: usize) -> Plan {
     let mut m = Maker::new("long");
     let input = m.add("x", Class::Input, F32, &[64]);
     let mut last = m.whole(input);
-    for i in 0..10_000u64 {
+    for i in 0..steps as u64 {
         let b = m.at(i % 7 * 256, &format!("b{i}"), Class::Activation, F32, &[64]);
         let next = m.whole(b);
         m.step(Template::Map, &[64], &[last], std::slice::from_ref(&next), &[x(0) + 1.0]);
@@ -764,13 +771,16 @@ fn ten_thousand_steps_are_quick() {
         lower_bound: 512,
         input_bytes: 256,
         output_bytes: 256,
-        unshared_bytes: 10_002 * 256,
-        steps: 10_001,
+        unshared_bytes: (steps as u64 + 2) * 256,
+        steps: steps + 1,
         ..Summary::default()
     };
-    let start = std::time::Instant::now();
-    check(&plan).expect("it is a good plan");
-    let took = start.elapsed();
-    eprintln!("{took:?}");
-    assert!(took.as_millis() < 2000, "{took:?}");
+    plan
+}
+
+/// Sixteen times the steps take about sixteen times the work: 256 times would be that of steps compared with one another.
+#[test]
+fn work_grows_with_the_steps_and_not_with_their_square() {
+    let (few, many) = (check_seconds(&long(1000)), check_seconds(&long(16_000)));
+    assert!(many < 64.0 * few, "{few} s for 1000 steps, {many} s for 16,000");
 }

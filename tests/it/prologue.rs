@@ -1,4 +1,4 @@
-//! Elementwise nodes in front of a matrix product or a convolution: where they become a part of its kernel, and what it then computes.
+//! Elementwise nodes in front of a matrix product or a convolution: where they become a part of its kernel, and that results agree.
 
 use crate::common;
 use crate::common::{graph, planned, runs_as_the_reference};

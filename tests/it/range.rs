@@ -154,8 +154,8 @@ fn the_graphs_run_at_every_binding_on_every_backend() {
     }
 }
 
-/// What a dim only shapes: ranges, constants of its extent, bounds of slices, and sizes that fall while it rises. Constants that differ from
-/// binding to binding are written anew when the binding changes.
+/// A dim may only shape a computation: ranges, constants of its extent, bounds of slices, sizes that fall while it rises. Constants that
+/// differ from binding to binding are written anew when the binding changes.
 #[test]
 fn dims_that_only_shape_a_computation() {
     let shaped = text(
@@ -270,7 +270,7 @@ fn extent(dims: &[(String, usize)], name: &str) -> usize {
     dims.iter().find(|(n, _)| n == name).expect("it is bound").1
 }
 
-/// What is cut at the largest binding has as many parts at the others, where some of them have nothing to do.
+/// A value that is cut at the largest binding has as many parts at the others, some of them empty.
 #[test]
 fn bindings_have_the_parts_of_the_largest() {
     let make: Make = Arc::new(|dims, choices| {

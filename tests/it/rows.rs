@@ -1,5 +1,4 @@
-//! Two meanings of every elementwise row and every view: what it evaluates to, and the code or the access that it is
-//! lowered to.
+//! Two meanings of every elementwise row and every view agree: its values, and the code or the access that it is lowered to.
 
 use crate::samples::{Sample, samples};
 use plimsoll::dtype::DType;

@@ -1,4 +1,4 @@
-//! The troubles that the project is for, each as the README's command, and the README's other commands: they run, and end as it says.
+//! The README's commands run and end as it says: one for each trouble with device memory, and the others.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// What a command exits with, and prints.
+/// A command's exit code, stdout and stderr.
 fn run(folder: &Path, args: &[&str]) -> (Option<i32>, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_plimsoll")).args(args).current_dir(folder).output();
     let output = output.expect("the program starts");

@@ -1,4 +1,4 @@
-//! The library's front door: sessions, shared and misused, over memory of their own or of the host; and random graphs through it.
+//! Sessions, the library's front door: shared and misused, over memory of their own or of the host, and with random graphs.
 
 use crate::common;
 use plimsoll::backend::cpu::{Cpu, Line, Region};
@@ -222,7 +222,7 @@ impl Backend for Used {
     }
 }
 
-/// What is kept between runs starts as zeros, whatever lay there before.
+/// State, which is kept between runs, starts as zeros, whatever lay there before.
 #[test]
 fn state_starts_as_zeros() {
     let g = Trace::new("sum");
@@ -694,14 +694,14 @@ fn random_graphs_run_as_planned_on_wgpu() {
     assert!(found.0 > 50 && found.1 > 10, "steps with windows of one segment, and joined buffers: {found:?}");
 }
 
-/// Whether a step writes to a segment that it reads elsewhere.
+/// True if a step writes to a segment that it reads elsewhere.
 fn works_in_windows(plan: &Plan, step: &Step) -> bool {
     let place = |b: &usize| (plan.buffers[*b].segment, plan.buffers[*b].offset);
     let apart = |r: &usize, w: &usize| place(r).0 == place(w).0 && place(r).1 != place(w).1;
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
 }
 
-/// Whether several steps write a buffer: the parts of a concatenation, each in its place.
+/// True if several steps write a buffer: the parts of a concatenation, each in its place.
 fn is_joined(plan: &Plan, buffer: usize) -> bool {
     plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }

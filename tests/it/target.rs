@@ -1,4 +1,4 @@
-//! Targets: what is said of devices that are not here, and limits that plans keep to.
+//! Targets: devices that are not here are described, and plans keep to their limits.
 
 use crate::common;
 use plimsoll::exec::Exec;
@@ -147,7 +147,7 @@ fn planned(text: &str, target: &Target) -> Result<Plan, String> {
     plan(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
 }
 
-/// What is beyond a binding is cut; what cannot be, and what is beyond a buffer, is refused by name.
+/// A tensor beyond a binding is cut. One that cannot be cut, or is beyond a buffer, is refused by name.
 #[test]
 fn tensors_beyond_the_limits_are_cut_or_named() {
     let target = Target { max_binding: 4096, max_segment: 1 << 20, ..Target::wgpu() };

@@ -1,4 +1,4 @@
-//! Concatenations of a value's own parts, as rotary embeddings make them: which become views, and that they mean the same.
+//! Concatenations of a value's own parts, as rotary embeddings make them: some become views, and mean the same.
 
 use crate::common;
 use plimsoll::exec::Exec;

@@ -16,7 +16,7 @@ pub struct Chromium {
     folder: PathBuf,
     session: Option<String>,
     next: u64,
-    /// What the browser said that nobody has asked for.
+    /// The browser's messages that answer no call.
     pub events: Vec<Value>,
 }
 

@@ -6,12 +6,12 @@ use plimsoll::kernel::{Kernel, Operand, Template};
 use plimsoll::plan::{Class, Plan, Segment, Summary};
 use plimsoll::target::Memory;
 
-/// What a mutation may change, if it is let through.
+/// The part of a plan's meaning that a mutation may change, if the checker lets it through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Only where things lie, when they run, or what is said about them: results stay.
     Layout,
-    /// What is computed as well: results are those of the mutant with a memory of its own for each buffer.
+    /// The computation as well: results are those of the mutant with a memory of its own for each buffer.
     Meaning,
 }
 

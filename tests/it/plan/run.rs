@@ -1,4 +1,4 @@
-//! Runs a plan element by element, twice over: on the bytes that it assigns, and with memory of its own for every buffer.
+//! Runs a plan element by element, twice: on the bytes that it assigns, and with memory of its own for every buffer.
 
 use plimsoll::dtype::DType;
 use plimsoll::kernel::{Fold, Kernel, Template};
