@@ -170,7 +170,7 @@ pub fn largest(
             Taken::new(taken.map_err(|e| {
                 let text = e.to_string();
                 error.get_or_insert(e);
-                Error::Usage(text)
+                Error::usage(text)
             }))
         });
         found.clone()

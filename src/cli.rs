@@ -151,7 +151,7 @@ impl From<Error> for Failure {
 impl Failure {
     /// An error with its explanation, in the form that is asked for.
     fn explained(error: Error, json: bool, mut record: Value, text: String) -> Failure {
-        record["error"] = error.to_string().into();
+        record["error"] = explain(&error).into();
         let detail = if json { Detail::Record(record) } else { Detail::Text(text) };
         Failure { error, detail: Some(Box::new(detail)) }
     }
@@ -159,7 +159,16 @@ impl Failure {
 
 /// Writes an error. The exit code tells it as well, should nobody listen.
 fn tell(error: &Error) {
-    let _ = writeln!(std::io::stderr(), "error: {}", report::plain(&error.to_string()));
+    let _ = writeln!(std::io::stderr(), "error: {}", report::plain(&explain(error)));
+}
+
+/// An error's text, with the flags that mend it.
+fn explain(error: &Error) -> String {
+    let Error::Unbound { dims, .. } = error else { return error.to_string() };
+    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    let quote = |dim: &str| if dim.chars().all(plain) { dim.to_owned() } else { format!("'{dim}'") };
+    let flags: Vec<_> = dims.iter().map(|dim| format!("--set {}=N", quote(dim))).collect();
+    format!("{error}; give {}", flags.join(" "))
 }
 
 /// Writes the result. A reader that has seen enough (`| head`) is no error.
@@ -167,7 +176,7 @@ fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(report::plain(text).as_bytes()).and_then(|()| out.flush()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-            Err(Error::Usage(format!("cannot write to stdout: {e}")))
+            Err(Error::usage(format!("cannot write to stdout: {e}")))
         }
         _ => Ok(()),
     }

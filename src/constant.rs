@@ -233,6 +233,7 @@ impl Constant {
                         ErrorKind::NotFound => Error::File {
                             path: path.clone(),
                             what: format!("no such file; it should hold {what}: put it there"),
+                            source: Some(e),
                         },
                         _ => Error::file(path, &format!("read {what}"), e),
                     }
@@ -242,7 +243,7 @@ impl Constant {
                 if offset.checked_add(bytes as u64).is_none_or(|end| end > len) {
                     let what =
                         format!("tensor '{}' needs {bytes} bytes from {offset} on, but the file has {len}", self.name);
-                    return Err(Error::File { path: path.clone(), what });
+                    return Err(Error::File { path: path.clone(), what, source: None });
                 }
                 file.seek(SeekFrom::Start(*offset)).map_err(fail)?;
                 let mut data = vec![0; bytes];
@@ -261,13 +262,13 @@ impl Constant {
                     values.push(input.as_deref().map(fetch).transpose()?);
                 }
                 let values: Vec<_> = values.iter().map(Option::as_ref).collect();
-                let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what };
+                let fail = |what| Error::Node { node: self.name.clone(), op: op.name.into(), what, file: None };
                 Ok(Call { op, attrs, inputs: &facts }.compute(&values).map_err(fail)?.swap_remove(*port))
             }
             Source::Part { of, number } => {
                 let facts: Vec<_> = of.inputs.iter().map(Option::as_ref).collect();
                 let call = Call { op: of.op, attrs: &of.attrs, inputs: &facts };
-                let fail = |what| Error::Node { node: self.name.clone(), op: of.op.name.into(), what };
+                let fail = |what| Error::Node { node: self.name.clone(), op: of.op.name.into(), what, file: None };
                 ops::made_constant(&call, *number).map_err(fail)
             }
         }

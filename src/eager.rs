@@ -292,6 +292,7 @@ impl<'a> Eager<'a> {
             what: "staging".into(),
             needed: staging_bytes,
             limit,
+            file: None,
         })?;
         let device = Device {
             backend,
@@ -427,12 +428,12 @@ impl<'a> Eager<'a> {
 impl Device {
     /// Counts staging in; when it was not the limit that the allocator met with, says what it was.
     fn explain(&mut self, error: Error) -> Error {
-        let Error::Fit { mut what, needed, mut limit } = error else { return error };
+        let Error::Fit { mut what, needed, mut limit, file } = error else { return error };
         if let Some(reason) = self.refused.take() {
             what += &format!(" ({reason})");
             limit = limit.min(self.used);
         }
         let [needed, limit] = [needed, limit].map(|bytes| bytes.saturating_add(self.staging_bytes));
-        Error::Fit { what, needed, limit }
+        Error::Fit { what, needed, limit, file }
     }
 }

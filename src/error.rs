@@ -1,26 +1,42 @@
-//! One error type for the whole crate: a variant per phase, each with the facts.
+//! One error type for the whole crate: a variant per cause, each with its facts.
 
+use std::fmt::{self, Display, Formatter};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, where, and what was expected instead.
-#[derive(Debug, thiserror::Error)]
+///
+/// A variant is the same whether the graph came from a file or not: the file is one of its fields. [`Display`] says all of it, the file and
+/// the cause included.
+///
+/// ```
+/// use plimsoll::{DType, Error, Options, Session, Trace};
+/// let trace = Trace::new("large");
+/// trace.output("y", trace.input("x", DType::F32, [1000]).relu());
+/// let graph = trace.finish().unwrap();
+/// match Session::from_graph(graph, &Options { memory_limit: Some(1024), ..Options::default() }) {
+///     Err(Error::Fit { needed, limit, .. }) => assert!(needed > limit),
+///     other => panic!("it takes more than 1024 bytes: {other:?}"),
+/// }
+/// ```
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file could not be read or written.
-    #[error("{}: {what}", path.display())]
+    /// A file cannot be read or written, or is not what it should be.
     File {
-        /// The file or folder concerned.
+        /// The file or folder.
         path: PathBuf,
         /// What was tried and why it failed.
         what: String,
+        /// The cause, if the system or a decoder gave one.
+        source: Option<io::Error>,
     },
     /// A text file does not follow its syntax.
-    #[error("{}:{line}:{column}: {what}", path.display())]
     Syntax {
-        /// The file concerned.
+        /// The file.
         path: PathBuf,
         /// 1-based line.
         line: usize,
@@ -30,7 +46,6 @@ pub enum Error {
         what: String,
     },
     /// A node of a graph is not what its operator allows.
-    #[error("node '{node}' ({op}): {what}")]
     Node {
         /// Name of the node.
         node: String,
@@ -38,82 +53,144 @@ pub enum Error {
         op: String,
         /// Expected and found.
         what: String,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
     },
     /// A graph as a whole is malformed.
-    #[error("graph: {0}")]
-    Graph(String),
-    /// An input, a flag or a binding of the caller does not fit the graph.
-    #[error("{0}")]
-    Usage(String),
-    /// The plan is larger than the limit it was given. Nothing was allocated.
-    #[error("does not fit: {what}: needs {needed} bytes, the limit is {limit} bytes ({} over)", needed.saturating_sub(*limit))]
+    Graph {
+        /// What is wrong with it.
+        what: String,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
+    },
+    /// Named dims of a graph have no extent: see [`Options::set`](crate::Options::set).
+    Unbound {
+        /// The dims, by name.
+        dims: Vec<String>,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
+    },
+    /// An input or an option does not suit the graph or the device.
+    Usage {
+        /// Expected and found.
+        what: String,
+        /// The file concerned, if there is one.
+        file: Option<PathBuf>,
+    },
+    /// More bytes are needed than the limit allows or the device has. A plan that does not fit has allocated nothing.
     Fit {
         /// What was measured against the limit.
         what: String,
-        /// Bytes the plan needs.
+        /// Bytes needed.
         needed: u64,
-        /// Bytes it may use.
+        /// Bytes that may be used.
         limit: u64,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
     },
     /// The host has not the memory.
-    #[error("does not fit: {what}: the host has no {needed} bytes for it")]
     Memory {
-        /// What was to be taken.
+        /// What the memory was for.
         what: String,
-        /// Its bytes.
+        /// Bytes needed.
         needed: u64,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
     },
     /// A plan breaks a rule that every plan must keep.
-    #[error("plan: {0}")]
-    Plan(String),
-    /// Two results that should agree do not.
-    #[error("results differ: {0}")]
-    Differ(String),
+    Plan {
+        /// The rule, and where the plan breaks it.
+        what: String,
+        /// The plan's or the graph's file, if it came from one.
+        file: Option<PathBuf>,
+    },
+    /// Two results that should agree differ.
+    Differ {
+        /// Where, and by how much.
+        what: String,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
+    },
     /// A device is absent, lost, or refused something.
-    #[error("backend {backend}: {what}")]
     Backend {
         /// `cpu`, `wgpu`, ...
         backend: &'static str,
         /// What it was asked and what it answered.
         what: String,
-    },
-    /// An error met while working on a file.
-    #[error("{}: {error}", path.display())]
-    In {
-        /// The file that led to the error.
-        path: PathBuf,
-        /// The error itself.
-        error: Box<Error>,
+        /// The graph's file, if it came from one.
+        file: Option<PathBuf>,
     },
 }
 
 impl Error {
-    /// The process's exit code: 1 bad input or usage, 2 does not fit, 3 results differ, 4 backend unavailable.
+    /// The exit code of a process that ends with this error: 1 bad input or usage, 2 does not fit, 3 results differ, 4 backend unavailable.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Fit { .. } | Error::Memory { .. } => 2,
-            Error::Differ(_) => 3,
+            Error::Differ { .. } => 3,
             Error::Backend { .. } => 4,
-            Error::In { error, .. } => error.exit_code(),
             _ => 1,
         }
     }
 
-    /// Bytes that were needed and bytes that there are, if something does not fit.
-    pub fn misfit(&self) -> Option<(u64, u64)> {
+    /// The file that the error names.
+    pub fn path(&self) -> Option<&Path> {
         match self {
-            Error::Fit { needed, limit, .. } => Some((*needed, *limit)),
-            Error::In { error, .. } => error.misfit(),
-            _ => None,
+            Error::File { path, .. } | Error::Syntax { path, .. } => Some(path),
+            Error::Node { file, .. }
+            | Error::Graph { file, .. }
+            | Error::Unbound { file, .. }
+            | Error::Usage { file, .. }
+            | Error::Fit { file, .. }
+            | Error::Memory { file, .. }
+            | Error::Plan { file, .. }
+            | Error::Differ { file, .. }
+            | Error::Backend { file, .. } => file.as_deref(),
         }
     }
 
     /// Names the file that the error was met in, unless the error already names one.
-    pub fn in_file(self, path: &Path) -> Error {
-        match self {
-            Error::File { .. } | Error::Syntax { .. } | Error::In { .. } => self,
-            error => Error::In { path: path.to_owned(), error: Box::new(error) },
+    pub fn in_file(mut self, path: &Path) -> Error {
+        match &mut self {
+            Error::File { .. } | Error::Syntax { .. } => {}
+            Error::Node { file, .. }
+            | Error::Graph { file, .. }
+            | Error::Unbound { file, .. }
+            | Error::Usage { file, .. }
+            | Error::Fit { file, .. }
+            | Error::Memory { file, .. }
+            | Error::Plan { file, .. }
+            | Error::Differ { file, .. }
+            | Error::Backend { file, .. } => {
+                file.get_or_insert_with(|| path.to_owned());
+            }
         }
+        self
+    }
+
+    /// An [`Error::Graph`] that names no file.
+    pub fn graph(what: String) -> Error {
+        Error::Graph { what, file: None }
+    }
+
+    /// An [`Error::Usage`] that names no file.
+    pub fn usage(what: String) -> Error {
+        Error::Usage { what, file: None }
+    }
+
+    /// An [`Error::Plan`] that names no file.
+    pub fn plan(what: String) -> Error {
+        Error::Plan { what, file: None }
+    }
+
+    /// An [`Error::Differ`] that names no file.
+    pub fn differ(what: String) -> Error {
+        Error::Differ { what, file: None }
+    }
+
+    /// An [`Error::File`] from an I/O error.
+    pub fn file(path: &Path, doing: &str, error: io::Error) -> Error {
+        Error::File { path: path.to_owned(), what: format!("cannot {doing}: {error}"), source: Some(error) }
     }
 
     /// An [`Error::Syntax`] from a JSON reader's error.
@@ -123,9 +200,38 @@ impl Error {
         let what = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text).to_owned();
         Error::Syntax { path: path.to_owned(), line, column, what }
     }
+}
 
-    /// An [`Error::File`] from an I/O error.
-    pub fn file(path: &Path, doing: &str, error: std::io::Error) -> Error {
-        Error::File { path: path.to_owned(), what: format!("cannot {doing}: {error}") }
+impl Display for Error {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Syntax { path, line, column, .. } => write!(f, "{}:{line}:{column}: ", path.display())?,
+            error => error.path().map_or(Ok(()), |file| write!(f, "{}: ", file.display()))?,
+        }
+        match self {
+            Error::File { what, .. } | Error::Syntax { what, .. } | Error::Usage { what, .. } => f.write_str(what),
+            Error::Node { node, op, what, .. } => write!(f, "node '{node}' ({op}): {what}"),
+            Error::Graph { what, .. } => write!(f, "graph: {what}"),
+            Error::Unbound { dims, .. } => write!(f, "dims not bound: '{}'", dims.join("', '")),
+            Error::Fit { what, needed, limit, .. } => {
+                let over = needed.saturating_sub(*limit);
+                write!(f, "does not fit: {what}: needs {needed} bytes, the limit is {limit} bytes ({over} over)")
+            }
+            Error::Memory { what, needed, .. } => {
+                write!(f, "does not fit: {what}: the host has no {needed} bytes for it")
+            }
+            Error::Plan { what, .. } => write!(f, "plan: {what}"),
+            Error::Differ { what, .. } => write!(f, "results differ: {what}"),
+            Error::Backend { backend, what, .. } => write!(f, "backend {backend}: {what}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::File { source, .. } => source.as_ref().map(|error| error as _),
+            _ => None,
+        }
     }
 }

@@ -106,7 +106,7 @@ impl Exec {
         let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
         if let Some(room) = backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
-            return Err(Error::Fit { what, needed, limit: room.free });
+            return Err(Error::Fit { what, needed, limit: room.free, file: None });
         }
         for segment in &plan.segments {
             segments.push(backend.alloc(segment.bytes, segment.memory)?);
@@ -138,7 +138,7 @@ impl Exec {
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
         let (expected, found) = (&self.plan.segments, &plan.segments);
         if expected != found {
-            return Err(Error::Plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
+            return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
         are_constants(&plan, constants)?;
         if self.shared.is_none() {
@@ -241,7 +241,7 @@ impl Exec {
     /// When the device fails, no inputs were written since the plan was loaded or selected, or an earlier run has overwritten them.
     pub fn replay(&mut self) -> Result<()> {
         if !self.ready {
-            return Err(Error::Usage("the inputs have to be written before each run, which may overwrite them".into()));
+            return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
         self.ready = !self.consumes;
         self.backend.replay(self.record)
@@ -364,7 +364,7 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
 fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     let (expected, found) = (plan.constants.len(), constants.len());
     if expected != found {
-        return Err(Error::Plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
+        return Err(Error::plan(format!("'{}': expected {expected} constants, found {found}", plan.name)));
     }
     for (port, constant) in plan.constants.iter().zip(constants) {
         let shape = &plan.buffers[port.buffer].shape;
@@ -372,7 +372,7 @@ fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
         if (&port.name, port.dtype, shape.numel()) != (name, fact.dtype, fact.shape.numel()) {
             let (expected, dtype) = (&port.name, port.dtype);
             let what = format!("expected constant '{expected}' ({dtype}{shape}), found '{name}' ({fact})");
-            return Err(Error::Plan(format!("'{}': {what}", plan.name)));
+            return Err(Error::plan(format!("'{}': {what}", plan.name)));
         }
     }
     Ok(())
@@ -402,7 +402,7 @@ pub(crate) fn write_constant(
     let found = bytes.len() as u64;
     if found > at.bytes {
         let (name, expected) = (&constant.name, at.bytes);
-        return Err(Error::Plan(format!("constant '{name}': expected at most {expected} bytes, found {found}")));
+        return Err(Error::plan(format!("constant '{name}': expected at most {expected} bytes, found {found}")));
     }
     backend.write(Slice { bytes: found, ..at }, &bytes)
 }
@@ -416,7 +416,7 @@ pub(crate) fn write_inputs(
     inputs: &[Tensor],
 ) -> Result<()> {
     if inputs.len() != ports.len() {
-        return Err(Error::Usage(format!("expected {} inputs, found {}", ports.len(), inputs.len())));
+        return Err(Error::usage(format!("expected {} inputs, found {}", ports.len(), inputs.len())));
     }
     for (port, tensor) in ports.iter().zip(inputs) {
         fits(port, tensor)?;
@@ -454,7 +454,7 @@ fn within(name: &str, indexes: &Indexes, tensor: &Tensor) -> Result<()> {
     let all = tensor.to_i64().unwrap_or_default();
     match all.iter().enumerate().find(|(_, index)| !(-extent..extent).contains(*index)) {
         None => Ok(()),
-        Some((at, index)) => Err(Error::Usage(format!(
+        Some((at, index)) => Err(Error::usage(format!(
             "input '{name}': expected indices from {} to {}, by which node '{node}' looks up, found {index} (element {at})",
             -extent,
             extent - 1
@@ -467,5 +467,5 @@ fn fits(port: &Port, tensor: &Tensor) -> Result<()> {
         return port.indexes.as_ref().map_or(Ok(()), |indexes| within(&port.name, indexes, tensor));
     }
     let Port { name, dtype, shape, .. } = port;
-    Err(Error::Usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))
+    Err(Error::usage(format!("input '{name}': expected {dtype}{shape}, found {}{}", tensor.dtype(), tensor.shape())))
 }

@@ -75,7 +75,7 @@ impl Node {
 
     /// An error at this node.
     pub fn error(&self, what: impl Into<String>) -> Error {
-        Error::Node { node: self.name.clone(), op: self.op_name().into(), what: what.into() }
+        Error::Node { node: self.name.clone(), op: self.op_name().into(), what: what.into(), file: None }
     }
 }
 
@@ -207,10 +207,11 @@ impl Graph {
             node: name.into(),
             op: op.name.into(),
             what,
+            file: None,
         })?;
         if outputs.len() > facts.len() {
             let what = format!("expected at most {} outputs, found {}", facts.len(), outputs.len());
-            return Err(Error::Node { node: name.into(), op: op.name.into(), what });
+            return Err(Error::Node { node: name.into(), op: op.name.into(), what, file: None });
         }
         let outputs = facts.into_iter().enumerate().map(|(port, fact)| {
             let given = outputs.get(port).filter(|n| !n.is_empty()).map(|n| n.to_string());
@@ -407,7 +408,7 @@ impl Graph {
         }
         if order.len() != self.len() {
             let stuck = self.dag.node_indices().find(|n| missing[n] > 0).map(|n| self.dag[n].name.clone());
-            return Err(Error::Graph(format!("node '{}' depends on itself", stuck.unwrap_or_default())));
+            return Err(Error::graph(format!("node '{}' depends on itself", stuck.unwrap_or_default())));
         }
         Ok(order)
     }
@@ -470,7 +471,7 @@ impl Graph {
         for (name, value) in &self.outputs {
             let node = self.dag.node_weight(index(value.node));
             if node.is_none_or(|n| value.port as usize >= n.outputs.len()) {
-                return Err(Error::Graph(format!("output '{name}' reads a value that does not exist")));
+                return Err(Error::graph(format!("output '{name}' reads a value that does not exist")));
             }
         }
         Ok(())

@@ -37,6 +37,7 @@ pub mod architecture {}
 pub mod advise;
 pub mod backend;
 pub mod choices;
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod constant;
 pub mod dtype;

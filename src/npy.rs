@@ -1,15 +1,21 @@
-//! NumPy's array files.
+//! NumPy's array files: a header that describes the array, as a Python dictionary, and the elements behind it.
+//!
+//! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::file;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
-use half::{bf16, f16};
-use npyz::{NpyFile, Order, WriterBuilder};
+use half::bf16;
 use std::fs::File;
-use std::io::{BufReader, Read, Write};
+use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
+
+const MAGIC: &[u8; 6] = b"\x93NUMPY";
+
+/// The header ends at a multiple of this, so that elements are aligned in a mapped file.
+const ALIGNMENT: usize = 64;
 
 /// Reads an `.npy` file, in C or Fortran order.
 ///
@@ -20,11 +26,9 @@ pub fn read(path: &Path) -> Result<Tensor> {
     let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
     let length = file.metadata().map_err(fail)?.len();
     let mut file = BufReader::new(file);
-    let npy = NpyFile::new(&mut file).map_err(fail)?;
-    let kind = npy.dtype().descr();
-    let kind = kind.trim_matches('\'');
-    let bad = |what: String| Error::File { path: path.to_owned(), what };
-    let dtype = match kind {
+    let Header { descr, fortran, shape } = Header::read(&mut file).map_err(fail)?;
+    let bad = |what: String| fail(invalid(what));
+    let dtype = match descr.as_str() {
         "<f4" => DType::F32,
         "<f2" => DType::F16,
         "<f8" => DType::F64,
@@ -35,36 +39,18 @@ pub fn read(path: &Path) -> Result<Tensor> {
         "|b1" => DType::Bool,
         other => return Err(bad(format!("elements of type {other} are not supported; convert them to f4, i8, ..."))),
     };
-    let fortran = npy.order() == Order::Fortran;
-    let shape = npy.shape().iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<_>, _>>();
-    let mut shape = Shape::new(shape.map_err(|_| bad("its shape does not fit into memory".into()))?);
-    let bytes = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
-    if bytes.is_none_or(|n| n as u64 > length) {
+    let mut shape = Shape::new(shape);
+    let size = shape.checked_len().and_then(|n| n.checked_mul(dtype.size())).filter(|&n| n as u64 <= length);
+    let Some(size) = size else {
         return Err(bad(format!("the header says {dtype}{shape}, but the file has only {length} bytes")));
-    }
-    fn typed<T: npyz::Deserialize, R: std::io::Read>(
-        npy: NpyFile<R>,
-        le: impl Fn(T, &mut Vec<u8>),
-    ) -> std::io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        for value in npy.data::<T>().map_err(std::io::Error::other)? {
-            le(value?, &mut bytes);
-        }
-        Ok(bytes)
-    }
-    let bytes = match dtype {
-        DType::F32 => typed(npy, |v: f32, b| b.extend(v.to_le_bytes())),
-        DType::F16 => typed(npy, |v: f16, b| b.extend(v.to_le_bytes())),
-        DType::F64 => typed(npy, |v: f64, b| b.extend(v.to_le_bytes())),
-        DType::I64 => typed(npy, |v: i64, b| b.extend(v.to_le_bytes())),
-        DType::I32 => typed(npy, |v: i32, b| b.extend(v.to_le_bytes())),
-        DType::U8 => typed(npy, |v: u8, b| b.push(v)),
-        DType::I8 => typed(npy, |v: i8, b| b.extend(v.to_le_bytes())),
-        DType::Bool | DType::BF16 => typed(npy, |v: bool, b| b.push(u8::from(v))),
-    }
-    .map_err(fail)?;
+    };
+    let mut bytes = vec![0; size];
+    file.read_exact(&mut bytes).map_err(fail)?;
     if file.read(&mut [0]).map_err(fail)? > 0 {
         return Err(bad(format!("the header says {dtype}{shape}, but there is more behind it: expected one array")));
+    }
+    if let (DType::Bool, Some(byte)) = (dtype, bytes.iter().find(|&&byte| byte > 1)) {
+        return Err(bad(format!("expected 0 or 1 for a bool, found {byte}")));
     }
     if !fortran {
         return Tensor::new(dtype, shape, bytes);
@@ -78,34 +64,188 @@ pub fn read(path: &Path) -> Result<Tensor> {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
-    file::write_whole(path, "write the array", |file| match tensor.dtype() {
-        DType::F32 => put::<f32>(file, tensor),
-        DType::F16 => put::<f16>(file, tensor),
-        DType::F64 => put::<f64>(file, tensor),
-        DType::I64 => put::<i64>(file, tensor),
-        DType::I32 => put::<i32>(file, tensor),
-        DType::U8 => put::<u8>(file, tensor),
-        DType::I8 => put::<i8>(file, tensor),
-        DType::Bool => put_with(file, tensor, |v: u8| v != 0),
-        DType::BF16 => put_with(file, tensor, |v: bf16| v.to_f32()),
+    let descr = match tensor.dtype() {
+        DType::F32 | DType::BF16 => "<f4",
+        DType::F16 => "<f2",
+        DType::F64 => "<f8",
+        DType::I64 => "<i8",
+        DType::I32 => "<i4",
+        DType::U8 => "|u1",
+        DType::I8 => "|i1",
+        DType::Bool => "|b1",
+    };
+    let header = Header { descr: descr.into(), fortran: false, shape: tensor.shape().to_vec() };
+    file::write_whole(path, "write the array", |file| {
+        file.write_all(&header.to_bytes())?;
+        match tensor.dtype() {
+            DType::BF16 => tensor.bytes().chunks_exact(2).try_for_each(|element| {
+                let value: bf16 = bytemuck::pod_read_unaligned(element);
+                file.write_all(&value.to_f32().to_le_bytes())
+            }),
+            DType::Bool => tensor.bytes().iter().try_for_each(|&byte| file.write_all(&[u8::from(byte != 0)])),
+            _ => file.write_all(tensor.bytes()),
+        }
     })
 }
 
-fn put<T: npyz::AutoSerialize + bytemuck::AnyBitPattern>(file: impl Write, tensor: &Tensor) -> std::io::Result<()> {
-    put_with(file, tensor, |v: T| v)
+fn invalid(what: impl Into<String>) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
-fn put_with<T: bytemuck::AnyBitPattern, U: npyz::AutoSerialize>(
-    file: impl Write,
-    tensor: &Tensor,
-    convert: impl Fn(T) -> U,
-) -> std::io::Result<()> {
-    let shape: Vec<u64> = tensor.shape().iter().map(|&d| d as u64).collect();
-    let mut writer = npyz::WriteOptions::<U>::new().default_dtype().shape(&shape).writer(file).begin_nd()?;
-    for chunk in tensor.bytes().chunks_exact(size_of::<T>()) {
-        writer.push(&convert(bytemuck::pod_read_unaligned(chunk)))?;
+/// The description of an array that precedes its elements.
+#[derive(Debug, PartialEq)]
+struct Header {
+    /// The elements' type, such as `<f4`.
+    descr: String,
+    /// True if the first axis moves fastest.
+    fortran: bool,
+    shape: Vec<usize>,
+}
+
+impl Header {
+    fn read(file: &mut impl Read) -> io::Result<Header> {
+        let mut start = [0; MAGIC.len() + 2];
+        file.read_exact(&mut start)?;
+        let (magic, version) = start.split_at(MAGIC.len());
+        if magic != MAGIC {
+            return Err(invalid("not a NumPy array file"));
+        }
+        let length = match version[0] {
+            1 => {
+                let mut length = [0; 2];
+                file.read_exact(&mut length)?;
+                u64::from(u16::from_le_bytes(length))
+            }
+            2 | 3 => {
+                let mut length = [0; 4];
+                file.read_exact(&mut length)?;
+                u64::from(u32::from_le_bytes(length))
+            }
+            other => return Err(invalid(format!("expected version 1, 2 or 3 of the format, found {other}"))),
+        };
+        // The buffer grows with what is read, so a false length takes no memory.
+        let mut text = Vec::new();
+        if file.take(length).read_to_end(&mut text)? as u64 != length {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let text = std::str::from_utf8(&text).map_err(|e| invalid(format!("the header is no text: {e}")))?;
+        Header::parse(text).map_err(|what| invalid(format!("the header: {what}")))
     }
-    writer.finish()
+
+    fn parse(text: &str) -> Result<Header, String> {
+        let mut literal = Literal(text);
+        let (mut descr, mut fortran, mut shape) = (None, None, None);
+        literal.expect('{')?;
+        while !literal.take('}') {
+            let key = literal.string()?;
+            literal.expect(':')?;
+            match key {
+                "descr" if literal.take('[') => return Err("elements of several fields are not supported".into()),
+                "descr" => descr = Some(literal.string()?.to_owned()),
+                "fortran_order" => fortran = Some(literal.bool()?),
+                "shape" => shape = Some(literal.tuple()?),
+                other => return Err(format!("unknown key '{other}'")),
+            }
+            if !literal.take(',') {
+                literal.expect('}')?;
+                break;
+            }
+        }
+        literal.end()?;
+        let missing = |key: &str| format!("the key '{key}' is missing");
+        Ok(Header {
+            descr: descr.ok_or_else(|| missing("descr"))?,
+            fortran: fortran.ok_or_else(|| missing("fortran_order"))?,
+            shape: shape.ok_or_else(|| missing("shape"))?,
+        })
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let Header { descr, fortran, shape } = self;
+        let fortran = if *fortran { "True" } else { "False" };
+        let extents: String = shape.iter().map(|extent| format!("{extent}, ")).collect();
+        // A single extent keeps its comma, which makes it a tuple.
+        let extents = if shape.len() > 1 { extents.trim_end_matches(", ") } else { extents.trim_end() };
+        let mut text = format!("{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({extents}), }}");
+        // Version 2 counts the header with 32 bits; only thousands of axes need it.
+        let long = text.len() + 2 * ALIGNMENT > usize::from(u16::MAX);
+        let before = MAGIC.len() + 2 + if long { 4 } else { 2 };
+        let whole = (before + text.len() + 1).next_multiple_of(ALIGNMENT);
+        text.extend(std::iter::repeat_n(' ', whole - before - text.len() - 1));
+        text.push('\n');
+        let length = (text.len() as u32).to_le_bytes();
+        let (version, length) = if long { ([2, 0], &length[..]) } else { ([1, 0], &length[..2]) };
+        [&MAGIC[..], &version, length, text.as_bytes()].concat()
+    }
+}
+
+/// The rest of a Python literal that is being read.
+struct Literal<'a>(&'a str);
+
+impl<'a> Literal<'a> {
+    /// Reads this character, if it comes next behind space.
+    fn take(&mut self, wanted: char) -> bool {
+        self.0 = self.0.trim_start();
+        let rest = self.0.strip_prefix(wanted);
+        self.0 = rest.unwrap_or(self.0);
+        rest.is_some()
+    }
+
+    fn expect(&mut self, wanted: char) -> Result<(), String> {
+        if self.take(wanted) { Ok(()) } else { Err(self.unexpected(&format!("'{wanted}'"))) }
+    }
+
+    fn unexpected(&self, expected: &str) -> String {
+        match self.0.trim_start().chars().next() {
+            Some(found) => format!("expected {expected}, found '{found}'"),
+            None => format!("expected {expected}, found its end"),
+        }
+    }
+
+    /// Reads letters and digits.
+    fn word(&mut self) -> &'a str {
+        self.0 = self.0.trim_start();
+        let end = self.0.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(self.0.len());
+        let (word, rest) = self.0.split_at(end);
+        self.0 = rest;
+        word
+    }
+
+    fn string(&mut self) -> Result<&'a str, String> {
+        let quote = ['\'', '"'].into_iter().find(|&quote| self.take(quote));
+        let quote = quote.ok_or_else(|| self.unexpected("a string"))?;
+        let (text, rest) = self.0.split_once(quote).ok_or("a string does not end")?;
+        self.0 = rest;
+        Ok(text)
+    }
+
+    fn bool(&mut self) -> Result<bool, String> {
+        match self.word() {
+            "True" => Ok(true),
+            "False" => Ok(false),
+            other => Err(format!("expected True or False, found '{other}'")),
+        }
+    }
+
+    fn tuple(&mut self) -> Result<Vec<usize>, String> {
+        let mut extents = Vec::new();
+        self.expect('(')?;
+        while !self.take(')') {
+            let word = self.word();
+            // Python 2 marks long integers.
+            let digits = word.strip_suffix('L').unwrap_or(word);
+            extents.push(digits.parse().map_err(|_| format!("expected an extent, found '{word}'"))?);
+            if !self.take(',') {
+                self.expect(')')?;
+                break;
+            }
+        }
+        Ok(extents)
+    }
+
+    fn end(&self) -> Result<(), String> {
+        if self.0.trim().is_empty() { Ok(()) } else { Err(self.unexpected("its end")) }
+    }
 }
 
 #[cfg(test)]
@@ -139,12 +279,78 @@ mod tests {
     #[test]
     fn fortran_order_is_understood() {
         let path = std::env::temp_dir().join(format!("plimsoll-fortran-{}.npy", std::process::id()));
-        let file = File::create(&path).expect("a temporary file");
-        let options = npyz::WriteOptions::<f32>::new().default_dtype().shape(&[2, 3]).order(Order::Fortran);
-        let mut writer = options.writer(file).begin_nd().expect("begins");
-        [1f32, 4.0, 2.0, 5.0, 3.0, 6.0].iter().for_each(|v| writer.push(v).expect("pushes"));
-        writer.finish().expect("finishes");
+        let header = Header { descr: "<f4".into(), fortran: true, shape: vec![2, 3] };
+        let elements = [1f32, 4.0, 2.0, 5.0, 3.0, 6.0].map(f32::to_le_bytes).concat();
+        std::fs::write(&path, [header.to_bytes(), elements].concat()).expect("a temporary file");
         assert_eq!(read(&path).expect("reads").to_f64(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        std::fs::remove_file(&path).expect("is there");
+    }
+
+    #[test]
+    fn headers_are_those_of_numpy() {
+        let header = |shape: &[usize]| Header { descr: "|u1".into(), fortran: false, shape: shape.to_vec() };
+        for (shape, text) in [(&[][..], "()"), (&[3], "(3,)"), (&[2, 3], "(2, 3)")] {
+            let expected = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': {text}, }}");
+            let expected = format!("{expected:117}\n");
+            assert_eq!(header(shape).to_bytes(), [b"\x93NUMPY\x01\x00\x76\x00", expected.as_bytes()].concat());
+        }
+        for rank in [1, 30, 21_000, 22_000, 40_000] {
+            let header = header(&vec![1; rank]);
+            let bytes = header.to_bytes();
+            assert_eq!(bytes.len() % ALIGNMENT, 0);
+            assert_eq!(bytes[MAGIC.len()], if rank < 21_800 { 1 } else { 2 });
+            assert_eq!(Header::read(&mut &bytes[..]).expect("reads"), header);
+        }
+    }
+
+    #[test]
+    fn headers_of_other_writers_are_read_and_bad_ones_refused() {
+        let expected = Header { descr: "<f4".into(), fortran: true, shape: vec![2, 3] };
+        for text in [
+            "{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3)}",
+            "{\"shape\":(2L,3L,),\"fortran_order\":True,\"descr\":\"<f4\"}\n",
+            " { 'fortran_order' : True , 'descr' : '<f4' , 'shape' : ( 2 , 3 , ) , } ",
+        ] {
+            assert_eq!(Header::parse(text).as_ref(), Ok(&expected), "{text}");
+        }
+        for (text, error) in [
+            ("", "expected '{', found its end"),
+            ("{'descr': '<f4', 'fortran_order': True}", "the key 'shape' is missing"),
+            ("{'descr': [('a', '<f4')]}", "elements of several fields are not supported"),
+            ("{'descr': '<f4", "a string does not end"),
+            ("{'descr' \"<f4\"}", "expected ':', found '\"'"),
+            ("{'order': 'C'}", "unknown key 'order'"),
+            ("{'fortran_order': 1}", "expected True or False, found '1'"),
+            ("{'shape': (2, -3)}", "expected an extent, found ''"),
+            ("{'shape': (99999999999999999999,)}", "expected an extent, found '99999999999999999999'"),
+            ("{'shape': 3}", "expected '(', found '3'"),
+            ("{'shape': (3 4)}", "expected ')', found '4'"),
+            ("{} x", "expected its end, found 'x'"),
+        ] {
+            assert_eq!(Header::parse(text), Err(error.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_array_is_refused_by_its_reason() {
+        let path = std::env::temp_dir().join(format!("plimsoll-bad-{}.npy", std::process::id()));
+        let header = |descr: &str, shape: &[usize]| {
+            Header { descr: descr.into(), fortran: false, shape: shape.to_vec() }.to_bytes()
+        };
+        let huge = [&MAGIC[..], &[2, 0], &u32::MAX.to_le_bytes(), b"{'descr'"].concat();
+        for (bytes, reason) in [
+            (b"PK\x03\x04, a zip".to_vec(), "not a NumPy array file"),
+            ([&MAGIC[..], &[9, 0, 0, 0]].concat(), "found 9"),
+            (huge, "end of file"),
+            (header("<c8", &[1]), "elements of type <c8 are not supported"),
+            (header(">f4", &[1]), "elements of type >f4 are not supported"),
+            (header("|u1", &[usize::MAX, 2]), "the file has only"),
+            ([header("|b1", &[2]), vec![1, 2]].concat(), "expected 0 or 1 for a bool, found 2"),
+        ] {
+            std::fs::write(&path, bytes).expect("a temporary file");
+            let error = read(&path).expect_err(reason).to_string();
+            assert!(error.contains(reason), "{error}");
+        }
         std::fs::remove_file(&path).expect("is there");
     }
 }

@@ -16,14 +16,14 @@ use std::collections::HashMap;
 /// When an input does not fit, or an operator refuses its values.
 pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     if inputs.len() != graph.inputs().len() {
-        return Err(Error::Usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
+        return Err(Error::usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
     }
     let mut values: HashMap<ValueId, Vec<f64>> = HashMap::new();
     for (&value, tensor) in graph.inputs().iter().zip(inputs) {
         let fact = graph.fact(value);
         if tensor.dtype() != fact.dtype || *tensor.shape() != fact.shape {
             let (name, found) = (graph.value_name(value), (tensor.dtype(), tensor.shape()));
-            return Err(Error::Usage(format!("input '{name}': expected {fact}, found {}{}", found.0, found.1)));
+            return Err(Error::usage(format!("input '{name}': expected {fact}, found {}{}", found.0, found.1)));
         }
         values.insert(value, tensor.to_f64());
     }

@@ -101,7 +101,7 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     match (options.backend, device) {
         (Choice::Cpu, None) => Ok((cpu(), format!("cpu, {threads} threads"))),
         (Choice::Cpu, Some(name)) => {
-            Err(Error::Backend { backend: "cpu", what: format!("no device '{name}': the CPU is one") })
+            Err(Error::Backend { backend: "cpu", what: format!("no device '{name}': the CPU is one"), file: None })
         }
         (Choice::Cuda, _) => cuda(options),
         (Choice::Wgpu, device) => wgpu(device, true),
@@ -117,7 +117,7 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
             match device {
                 Some(name) => {
                     let what = format!("no device '{name}' (no CUDA: {no_cuda}; no GPU: {no_wgpu})");
-                    Err(Error::Backend { backend: "auto", what })
+                    Err(Error::Backend { backend: "auto", what, file: None })
                 }
                 None => Ok((cpu(), format!("cpu, {threads} threads (no CUDA: {no_cuda}; no GPU: {no_wgpu})"))),
             }
@@ -140,7 +140,7 @@ fn cuda(options: &Options) -> Result<(Box<dyn Backend>, String)> {
         None => 0,
         Some(name) => name.parse().map_err(|_| {
             let what = format!("no device '{name}': a CUDA device goes by its number");
-            Error::Backend { backend: "cuda", what }
+            Error::Backend { backend: "cuda", what, file: None }
         })?,
     };
     open(&Search::here(), &Settings { device, libraries: options.libraries, allow_tf32: options.allow_tf32 })
@@ -148,7 +148,7 @@ fn cuda(options: &Options) -> Result<(Box<dyn Backend>, String)> {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda(_: &Options) -> Result<(Box<dyn Backend>, String)> {
-    Err(Error::Backend { backend: "cuda", what: "this build has no CUDA".into() })
+    Err(Error::Backend { backend: "cuda", what: "this build has no CUDA".into(), file: None })
 }
 
 #[cfg(feature = "wgpu")]
@@ -158,7 +158,7 @@ fn wgpu(device: Option<&str>, software: bool) -> Result<(Box<dyn Backend>, Strin
 
 #[cfg(not(feature = "wgpu"))]
 fn wgpu(_: Option<&str>, _: bool) -> Result<(Box<dyn Backend>, String)> {
-    Err(Error::Backend { backend: "wgpu", what: "this build has no wgpu".into() })
+    Err(Error::Backend { backend: "wgpu", what: "this build has no wgpu".into(), file: None })
 }
 
 /// Refuses a limit that the device's memory makes meaningless.
@@ -169,7 +169,7 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     match (limit, backend.room()) {
         (Some(limit), Some(room)) if limit > room.total => {
             let (name, total) = (&backend.target().name, room.total);
-            Err(Error::Usage(format!("the memory limit is {limit} bytes, but '{name}' has {total} bytes")))
+            Err(Error::usage(format!("the memory limit is {limit} bytes, but '{name}' has {total} bytes")))
         }
         _ => Ok(()),
     }
@@ -347,7 +347,7 @@ impl Session {
     pub fn selected<T>(&self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
         let dims = self.family.as_ref().map_or(&[][..], Family::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
-            return Err(Error::Usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
+            return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }
         let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
         let extents: Vec<usize> = dims.iter().map(extent).collect();
@@ -400,13 +400,13 @@ pub fn arrange(plan: &Plan, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>> {
         if !plan.inputs.iter().any(|p| p.name == *name) {
             let known: Vec<_> = plan.inputs.iter().map(|p| p.name.as_str()).collect();
             let known = known.join(", ");
-            return Err(Error::Usage(format!("input '{name}': not an input of the graph; its inputs: {known}")));
+            return Err(Error::usage(format!("input '{name}': not an input of the graph; its inputs: {known}")));
         }
         if inputs[..i].iter().any(|(other, _)| other == name) {
-            return Err(Error::Usage(format!("input '{name}' is given twice")));
+            return Err(Error::usage(format!("input '{name}' is given twice")));
         }
     }
     let find = |name: &str| inputs.iter().find(|(n, _)| *n == name).map(|(_, t)| t.clone());
-    let missing = |p: &plan::Port| Error::Usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
+    let missing = |p: &plan::Port| Error::usage(format!("input '{}' ({}{}) is missing", p.name, p.dtype, p.shape));
     plan.inputs.iter().map(|p| find(&p.name).ok_or_else(|| missing(p))).collect()
 }

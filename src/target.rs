@@ -284,7 +284,7 @@ impl Target {
         };
         let read = std::fs::read_to_string(file).map_err(|e| {
             let presets: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
-            Error::Usage(format!(
+            Error::usage(format!(
                 "target '{text}': neither of {}, nor a file that can be read: {e}",
                 presets.join(", ")
             ))
@@ -295,9 +295,9 @@ impl Target {
             return Target::from_json(&read, path);
         }
         let list: Devices = serde_json::from_value(json).map_err(|e| {
-            Error::Usage(format!("expected a list of devices, as 'devices --json' writes it: {e}")).in_file(path)
+            Error::usage(format!("expected a target, or a list of devices with a target each: {e}")).in_file(path)
         })?;
-        let Device { target, .. } = list.choose(device).map_err(|what| Error::Usage(what).in_file(path))?;
+        let Device { target, .. } = list.choose(device).map_err(|what| Error::usage(what).in_file(path))?;
         target.checked(path)
     }
 
@@ -314,7 +314,7 @@ impl Target {
             (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),
             (Family::Wgpu, _) => {}
         }
-        Err(Error::Usage(format!("target '{}' has no {dtype}", self.name)))
+        Err(Error::usage(format!("target '{}' has no {dtype}", self.name)))
     }
 
     /// Size of the segment that `bytes` bytes pass through, at once if they fit into [`staging`](Self::staging), else in parts.
@@ -333,7 +333,7 @@ impl Target {
     }
 
     fn checked(self, path: &Path) -> Result<Target> {
-        self.check().map_err(|what| Error::Usage(format!("target '{}': {what}", self.name)).in_file(path))?;
+        self.check().map_err(|what| Error::usage(format!("target '{}': {what}", self.name)).in_file(path))?;
         Ok(self)
     }
 

@@ -24,7 +24,7 @@ impl Tensor {
         let (shape, bytes) = (shape.into(), bytes.into());
         let expected = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
         if expected != Some(bytes.len()) {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "a tensor {dtype}{shape} takes {} bytes, found {}",
                 expected.map_or("too many".into(), |n| n.to_string()),
                 bytes.len()
@@ -136,11 +136,11 @@ impl Tensor {
         let values = self
             .to_i64()
             .filter(|_| stored == DType::I32)
-            .ok_or_else(|| Error::Usage(format!("tensor '{name}': {} cannot be stored as {stored}", self.dtype)))?;
+            .ok_or_else(|| Error::usage(format!("tensor '{name}': {} cannot be stored as {stored}", self.dtype)))?;
         let mut bytes = Vec::with_capacity(values.len() * 4);
         for value in values {
             let narrow = i32::try_from(value).map_err(|_| {
-                Error::Usage(format!("tensor '{name}': {value} does not fit into i32, which this device computes in"))
+                Error::usage(format!("tensor '{name}': {value} does not fit into i32, which this device computes in"))
             })?;
             bytes.extend_from_slice(&narrow.to_le_bytes());
         }

@@ -64,9 +64,9 @@ impl Trace {
         let fact = Fact::new(dtype, shape);
         self.build(|state| {
             if !state.inputs.insert(name.into()) {
-                return Err(Error::Graph(format!("two inputs are called '{name}'")));
+                return Err(Error::graph(format!("two inputs are called '{name}'")));
             }
-            fact.countable().map_err(|what| Error::Graph(format!("input '{name}': {what}")))?;
+            fact.countable().map_err(|what| Error::graph(format!("input '{name}': {what}")))?;
             Ok(state.graph.input(name, fact))
         })
     }
@@ -85,7 +85,7 @@ impl Trace {
     pub fn output(&self, name: &str, var: Var) {
         self.build(|state| {
             if state.graph.outputs().iter().any(|(n, _)| n == name) {
-                return Err(Error::Graph(format!("two outputs are called '{name}'")));
+                return Err(Error::graph(format!("two outputs are called '{name}'")));
             }
             if let Some(value) = self.own(var)? {
                 state.graph.output(name, value);
@@ -112,7 +112,7 @@ impl Trace {
         let mut ports = 0;
         let first = self.build(|state| {
             let Some(row) = ops::find(op) else {
-                return Err(Error::Graph(format!("no such operator: {op}; `plimsoll ops` lists those there are")));
+                return Err(Error::graph(format!("no such operator: {op}; `plimsoll ops` lists those there are")));
             };
             let mut values = Vec::with_capacity(inputs.len());
             for var in inputs {
@@ -141,7 +141,7 @@ impl Trace {
         let State { mut graph, error, .. } = self.0.into_inner();
         match error {
             Some(error) => Err(error),
-            None if graph.outputs().is_empty() => Err(Error::Graph("it has no outputs".into())),
+            None if graph.outputs().is_empty() => Err(Error::graph("it has no outputs".into())),
             None => {
                 graph.sweep();
                 Ok(graph)
@@ -159,7 +159,7 @@ impl Trace {
     fn own(&self, var: Var) -> Result<Option<ValueId>> {
         match std::ptr::eq(self, var.trace) {
             true => Ok(var.value),
-            false => Err(Error::Graph("a value of another trace is used".into())),
+            false => Err(Error::graph("a value of another trace is used".into())),
         }
     }
 }

@@ -285,7 +285,7 @@ impl Cpu {
 }
 
 fn refuse(what: impl Into<String>) -> Error {
-    Error::Backend { backend: "cpu", what: what.into() }
+    Error::Backend { backend: "cpu", what: what.into(), file: None }
 }
 
 /// Chooses how to run a kernel.

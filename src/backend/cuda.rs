@@ -53,7 +53,7 @@ mod staging;
 pub use find::{Device, Report, report};
 
 fn failed(what: impl Display) -> Error {
-    Error::Backend { backend: "cuda", what: what.to_string() }
+    Error::Backend { backend: "cuda", what: what.to_string(), file: None }
 }
 
 /// How a device is used.
@@ -304,6 +304,7 @@ impl Cuda {
                 what: format!("an allocation on {} with {} bytes taken before", self.info.name, self.usage.bytes),
                 needed: bytes,
                 limit: room.free,
+                file: None,
             },
             _ => failed(refusal),
         }

@@ -58,7 +58,7 @@ struct Segment {
 }
 
 fn failed(what: impl Display) -> Error {
-    Error::Backend { backend: "wgpu", what: what.to_string() }
+    Error::Backend { backend: "wgpu", what: what.to_string(), file: None }
 }
 
 /// Opens a device as [`Wgpu::new`] does, and says which it is. Software devices count only if `software` allows it.

@@ -127,7 +127,7 @@ impl Model {
         ];
         match flags.into_iter().find(|&(_, of, given)| given && of != family) {
             Some((flag, of, _)) => {
-                Err(Error::Usage(format!("{flag}: {asked} has no use for it: it is for {} alone", of.name())))
+                Err(Error::usage(format!("{flag}: {asked} has no use for it: it is for {} alone", of.name())))
             }
             None => Ok(()),
         }
@@ -186,7 +186,7 @@ impl Model {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
             Some(extent) => Ok((name, extent)),
             None => {
-                Err(Error::Usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
+                Err(Error::usage(format!("--set {name}={extent}: expected one extent, as this command takes no range")))
             }
         };
         let (model, dims) = self.load_range(given)?;
@@ -199,14 +199,14 @@ impl Model {
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
         if let Some(Given { name, .. }) = given.iter().find(|g| !inputs.contains(&g.name.as_str())) {
             let what = format!("--input {name}: not an input of the graph; its inputs: {}", inputs.join(", "));
-            return Err(Error::Usage(what).in_file(&self.model));
+            return Err(Error::usage(what).in_file(&self.model));
         }
         let mut dims = self.dims.clone();
         for Given { name, tensor, flag } in given {
             if let Some(expected) = model.other_rank(name, tensor.shape()) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let what = format!("{flag}: input '{name}': expected {expected}, found {dtype}{shape}");
-                return Err(Error::Usage(what).in_file(&self.model));
+                return Err(Error::usage(what).in_file(&self.model));
             }
             for (dim, extent) in model.dims_of(name, tensor.shape()) {
                 if !dims.iter().any(|(d, _)| *d == dim) {
@@ -227,7 +227,7 @@ impl Model {
             if let Some(Given { tensor, flag, .. }) = given.iter().find(wrong) {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
                 let what = format!("{flag}: input '{name}': expected {fact}, found {dtype}{shape}");
-                return Err(Error::Usage(what).in_file(&self.model));
+                return Err(Error::usage(what).in_file(&self.model));
             }
         }
         Ok(graph)
@@ -296,7 +296,7 @@ pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>
         let whole = path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned());
         if let Some((other, _)) = taken.iter().find(|(_, taken)| *taken == whole) {
             let what = format!("{other} and {flag} would both write {}: expected a file for each", path.display());
-            return Err(Error::Usage(what));
+            return Err(Error::usage(what));
         }
         taken.push((flag, whole));
     }
@@ -305,7 +305,7 @@ pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>
 
 /// What does not fit is answered: what would fit, who is live, what would help.
 pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
-    let Some((_, limit)) = error.misfit() else { return error.into() };
+    let Error::Fit { limit, .. } = error else { return error.into() };
     match advise(case, Some(limit)) {
         Ok(advice) => Failure::explained(error, json, json!(advice), report::advice(&advice)),
         // The error that led here says more than one met on the way to its explanation.
@@ -416,7 +416,7 @@ pub(super) fn given(flag: &str, values: &[String]) -> Result<Vec<Given>> {
 }
 
 fn value(flag: &str, text: &str) -> Result<Given> {
-    let bad = || Error::Usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
+    let bad = || Error::usage(format!("{flag} {text}: expected NAME=FILE.npy or NAME=2x784xf32=0.5"));
     let (name, value) = text.split_once('=').ok_or_else(bad)?;
     let (name, flag) = (name.to_owned(), format!("{flag} {text}"));
     let Some((spec, fill)) = value.split_once('=').filter(|_| !Path::new(value).exists()) else {
@@ -426,7 +426,7 @@ fn value(flag: &str, text: &str) -> Result<Given> {
     let dtype = parts.pop().and_then(DType::from_name).ok_or_else(bad)?;
     let shape = parts.iter().map(|d| d.parse::<usize>().map_err(|_| bad())).collect::<Result<Vec<_>>>()?;
     let fill: f64 = fill.parse().map_err(|_| bad())?;
-    let tensor = made(dtype, Shape::new(shape), || fill).map_err(|what| Error::Usage(format!("{flag}: {what}")))?;
+    let tensor = made(dtype, Shape::new(shape), || fill).map_err(|what| Error::usage(format!("{flag}: {what}")))?;
     Ok(Given { name, tensor, flag })
 }
 
@@ -462,7 +462,7 @@ pub(super) fn fill(plan: &Plan, given: Vec<Given>, seed: u64) -> Result<Vec<Tens
         if !inputs.iter().any(|(name, _)| *name == port.name) {
             let most = port.indexes.as_ref().map_or(f64::INFINITY, |indexes| indexes.extent as f64 - 1.0);
             let tensor = made(port.dtype, port.shape.clone(), || random.value(port.dtype).min(most));
-            let tensor = tensor.map_err(|what| Error::Usage(format!("input '{}': {what}", port.name)))?;
+            let tensor = tensor.map_err(|what| Error::usage(format!("input '{}': {what}", port.name)))?;
             inputs.push((port.name.clone(), tensor));
         }
     }

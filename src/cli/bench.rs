@@ -110,7 +110,7 @@ impl Bench {
     fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
         if let Some(Given { name, .. }) = given.first() {
             let what = format!("--at and --input {name}: inputs of several shapes are random ones");
-            return Err(Error::Usage(what).into());
+            return Err(Error::usage(what).into());
         }
         let turns = self.at.iter().map(|(_, extents)| extents.len()).max().unwrap_or(0);
         let mut list = Vec::with_capacity(turns);

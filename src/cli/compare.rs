@@ -43,7 +43,7 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         if self.model.no_fuse {
-            return Err(Error::Usage("--no-fuse: both ways of it are compared".into()).into());
+            return Err(Error::usage("--no-fuse: both ways of it are compared".into()).into());
         }
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;

@@ -24,7 +24,7 @@ impl Devices {
         if let Some(wanted) = &self.device {
             let names = rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>().join(", ");
             let row = rows.iter().find(|row| row.name == *wanted);
-            let row = row.ok_or_else(|| Error::Usage(format!("no device '{wanted}' among: {names}")))?;
+            let row = row.ok_or_else(|| Error::usage(format!("no device '{wanted}' among: {names}")))?;
             return Ok(serde_json::to_string_pretty(&row.target).expect("a target is plain data") + "\n");
         }
         if json {

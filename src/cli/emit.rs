@@ -54,10 +54,10 @@ impl Emit {
         match (self.form, target.or(self.model.flag())) {
             (Form::Onnxtxt, Some(flag)) => {
                 let what = format!("{flag}: onnxtxt is the file as it is; `emit MODEL dot` shows what is made of it");
-                Err(Error::Usage(what))
+                Err(Error::usage(what))
             }
             (Form::Dot, _) if self.model.memory_limit.is_some() => {
-                Err(Error::Usage("--memory-limit: a graph has no size before it is planned; see `plan`".into()))
+                Err(Error::usage("--memory-limit: a graph has no size before it is planned; see `plan`".into()))
             }
             _ => Ok(()),
         }
@@ -72,7 +72,7 @@ impl Emit {
         match family {
             Some(family) if family != target.family => {
                 let (expected, found) = (family.name(), target.family.name());
-                Err(Error::Usage(format!("--target {name}: expected a target of family {expected}, found {found}")))
+                Err(Error::usage(format!("--target {name}: expected a target of family {expected}, found {found}")))
             }
             _ => Ok(target),
         }

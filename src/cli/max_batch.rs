@@ -24,7 +24,7 @@ pub(super) struct MaxBatch {
 impl MaxBatch {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let Some(limit) = self.model.memory_limit else {
-            return Err(Error::Usage("max-batch: expected --memory-limit SIZE".into()).into());
+            return Err(Error::usage("max-batch: expected --memory-limit SIZE".into()).into());
         };
         let target = self.model.target(&self.target)?;
         let (model, dims) = self.model.load(&[])?;
@@ -37,11 +37,11 @@ impl MaxBatch {
             return Err(match &found.next.bytes {
                 Taken::Bytes(needed) => {
                     let what = format!("the plan at {dim}={}", found.next.extent);
-                    let error = in_file(Error::Fit { what, needed: *needed, limit });
+                    let error = in_file(Error::Fit { what, needed: *needed, limit, file: None });
                     args::refuse(&case.with_dim(&dim, found.next.extent), error, json)
                 }
                 // What failed names its file.
-                Taken::Fails(error) => Error::Usage(error.clone()).into(),
+                Taken::Fails(error) => Error::usage(error.clone()).into(),
             });
         };
         if !json {
@@ -70,7 +70,7 @@ impl MaxBatch {
         let known = model.open_dims()?;
         if known.is_empty() {
             let dim = self.dim.as_deref().unwrap_or("batch");
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "it has no dim '{dim}' to vary: all sizes of its inputs are numbers in the file ({}); export it with that axis dynamic",
                 model.declared_inputs()
             )));
@@ -81,14 +81,14 @@ impl MaxBatch {
         match &self.dim {
             Some(dim) if !known.contains(dim) => {
                 let declared = model.declared_inputs();
-                Err(Error::Usage(format!("the graph has no dim '{dim}'; its dims: {} ({declared})", list(&all))))
+                Err(Error::usage(format!("the graph has no dim '{dim}'; its dims: {} ({declared})", list(&all))))
             }
-            Some(dim) if set(dim) => Err(Error::Usage(format!("dim '{dim}' is bound by --set and sought by --dim"))),
+            Some(dim) if set(dim) => Err(Error::usage(format!("dim '{dim}' is bound by --set and sought by --dim"))),
             Some(dim) => Ok(dim.clone()),
             None => match all.iter().filter(|d| !set(d)).collect::<Vec<_>>()[..] {
                 [only] => Ok((*only).clone()),
-                [] => Err(Error::Usage(format!("--set binds all dims: {}; leave one to be found", list(&all)))),
-                _ => Err(Error::Usage(format!(
+                [] => Err(Error::usage(format!("--set binds all dims: {}; leave one to be found", list(&all)))),
+                _ => Err(Error::usage(format!(
                     "several dims are open: {}; name one with --dim, bind the others with --set",
                     list(&all)
                 ))),

@@ -49,7 +49,7 @@ impl Place {
     pub(super) fn run(&self, json: bool) -> Result<String> {
         let files = self.files()?;
         if self.output.is_some() && files.len() > 1 {
-            return Err(Error::Usage(format!("--output takes one instance, found {}", files.len())));
+            return Err(Error::usage(format!("--output takes one instance, found {}", files.len())));
         }
         let mut table = Table::new("<>>>><>");
         table.row(["instance", "buffers", "bound", "peak", "gap", "", "CPU s"]);
@@ -62,7 +62,7 @@ impl Place {
                     let Placed { name, bound, peak, .. } = placed;
                     if let Some(limit) = self.capacity.filter(|&capacity| peak > capacity) {
                         let what = format!("{name}: a placement (lower bound {bound}, found {peak})");
-                        misfits.push(Error::Fit { what, needed: peak, limit });
+                        misfits.push(Error::Fit { what, needed: peak, limit, file: None });
                     }
                 }
                 Err(error) => {
@@ -93,7 +93,7 @@ impl Place {
         instance.problem.capacity = self.capacity;
         let until = |time| start.checked_add(time).map(Effort::Until);
         let effort = self.deadline.map_or(Some(Effort::Steps(self.steps)), until);
-        let effort = effort.ok_or_else(|| Error::Usage("--deadline: later than the clock can tell".into()))?;
+        let effort = effort.ok_or_else(|| Error::usage("--deadline: later than the clock can tell".into()))?;
         let (wall, cpu) = (Instant::now(), cpu_time());
         let solution = place::place(&instance.problem, effort);
         let seconds = match (cpu, cpu_time()) {
@@ -139,7 +139,7 @@ impl Place {
                     let mut found: Vec<_> = found.filter(|file| file.extension().is_some_and(|e| e == "csv")).collect();
                     found.sort();
                     if found.is_empty() {
-                        return Err(Error::Usage("the folder has no .csv file".into()).in_file(path));
+                        return Err(Error::usage("the folder has no .csv file".into()).in_file(path));
                     }
                     files.append(&mut found);
                 }

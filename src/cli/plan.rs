@@ -73,7 +73,7 @@ impl Plan {
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             let what = format!("--assert-peak: the plan of '{}'", plan.name);
-            let error = in_file(Error::Fit { what, needed: plan.bytes(), limit });
+            let error = in_file(Error::Fit { what, needed: plan.bytes(), limit, file: None });
             let peak = peak(&plan, Some(&graph));
             let deficit = plan.bytes() - limit;
             let mut record =

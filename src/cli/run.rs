@@ -57,14 +57,14 @@ impl Run {
         let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));
-            return Err(Error::Usage(what).into());
+            return Err(Error::usage(what).into());
         }
         if self.output_dir.is_some() {
             for (i, name) in names.iter().enumerate() {
                 if let Some(other) = names[..i].iter().find(|other| file_name(other) == file_name(name)) {
                     let file = file_name(name);
                     let what = format!("--output-dir: outputs '{other}' and '{name}' would both be {file}");
-                    return Err(Error::Usage(what).into());
+                    return Err(Error::usage(what).into());
                 }
             }
         }
@@ -88,7 +88,7 @@ impl Run {
         for Given { name, tensor, .. } in &expected {
             let (_, found) = outputs.iter().find(|(n, _)| n == name).expect("expected names were checked");
             let same = found.compare(tensor, self.rtol, self.atol);
-            same.map_err(|what| Error::Differ(format!("output '{name}': {what}")))?;
+            same.map_err(|what| Error::differ(format!("output '{name}': {what}")))?;
         }
         if json {
             let outputs = outputs.iter().map(|(name, t)| {
@@ -200,12 +200,12 @@ impl Score {
             [rows, classes] if rows == labels.shape().numel() && classes > 0 => classes,
             _ => {
                 let (found, rows) = (scores.shape(), labels.shape().numel());
-                return Err(Error::Usage(format!(
+                return Err(Error::usage(format!(
                     "--labels: expected output '{name}' of shape [{rows},classes] for {rows} labels, found {found}"
                 )));
             }
         };
-        let labels = labels.to_i64().ok_or_else(|| Error::Usage("--labels: expected integers".into()))?;
+        let labels = labels.to_i64().ok_or_else(|| Error::usage("--labels: expected integers".into()))?;
         let best = |row: &[f64]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b]).then(b.cmp(&a)));
         let predicted: Vec<usize> = scores.to_f64().chunks(classes).filter_map(best).collect();
         let right = predicted.iter().zip(&labels).filter(|&(&p, &l)| p as i64 == l).count();

@@ -113,6 +113,7 @@ impl Stats {
             what: format!("{name} allocator: request of {request} bytes with {live} live and {reserved} reserved"),
             needed: reserved.saturating_add(more),
             limit,
+            file: None,
         }
     }
 }
@@ -487,7 +488,7 @@ pub fn replay(trace: &[Event], allocator: &mut dyn Allocator, driver: &mut dyn D
 /// # Errors
 /// [`Error::Usage`] if no device of 64-bit size is large enough.
 pub fn smallest_device(kind: Kind, trace: &[Event]) -> Result<u64> {
-    let too_large = || Error::Usage(format!("{} allocator: the trace needs more than 64 bits of memory", kind.name()));
+    let too_large = || Error::usage(format!("{} allocator: the trace needs more than 64 bits of memory", kind.name()));
     let fits = |limit: u64| replay(trace, kind.build(limit).as_mut(), &mut Simulated::new(limit)).is_ok();
     let mut limit = peak_live(trace).and_then(|peak| peak.checked_next_multiple_of(256)).ok_or_else(too_large)?;
     let mut failed = limit;

@@ -129,7 +129,7 @@ impl Comparison {
             };
             if !agrees {
                 let reference = self.reference.as_deref().unwrap_or_default();
-                return Err(Error::Differ(format!(
+                return Err(Error::differ(format!(
                     "output '{}' of '{}' and of '{reference}': expected equal {bound}, found {:.3e} of the peak apart",
                     found.output, column.name, found.difference
                 )));
@@ -196,7 +196,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         let (launches, needed, staging_bytes) = (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging));
         let ran = match setup.memory_limit {
             Some(limit) if needed > limit => {
-                Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit })
+                Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit, file: None })
             }
             _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
                 let measured = measure(&mut exec, inputs, setup.iters)?;

@@ -56,7 +56,7 @@ impl Exec {
             self.compare(&plain.outputs, &poisoned.outputs, what)?;
             if let Some(at) = step {
                 let step = self.step_name(at);
-                return Err(Error::Differ(format!("{step} reads dead memory, which was filled with {pattern:#010x}")));
+                return Err(Error::differ(format!("{step} reads dead memory, which was filled with {pattern:#010x}")));
             }
         }
         self.compare(&outputs, &plain.outputs, || "the steps one by one".to_owned())?;
@@ -122,7 +122,7 @@ impl Exec {
     fn compare(&self, expected: &[Tensor], found: &[Tensor], other: impl Fn() -> String) -> Result<()> {
         for ((port, expected), found) in self.plan.outputs.iter().zip(expected).zip(found) {
             if expected.bytes() != found.bytes() {
-                return Err(Error::Differ(format!("output '{}' is not the same with {}", port.name, other())));
+                return Err(Error::differ(format!("output '{}' is not the same with {}", port.name, other())));
             }
         }
         Ok(())

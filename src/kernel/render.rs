@@ -191,6 +191,7 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
     render().map_err(|what| Error::Backend {
         backend: if dialect == Dialect::Wgsl { "wgpu" } else { "cuda" },
         what: format!("kernel '{}': {what}", kernel.template.name()),
+        file: None,
     })
 }
 

@@ -19,14 +19,14 @@ pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)])
     let mut values: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, value) in given {
         if values.insert(name, *value).is_some_and(|old| old != *value) {
-            return Err(Error::Usage(format!("dim '{name}' is set twice, to different values")));
+            return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
         }
     }
     let mut known = BTreeSet::new();
     let mut missing = BTreeSet::new();
     let mut facts = Vec::with_capacity(inputs.len());
     for input in inputs {
-        let (dtype, dims) = declared(input).map_err(|what| Error::Graph(format!("input '{}': {what}", input.name)))?;
+        let (dtype, dims) = declared(input).map_err(|what| Error::graph(format!("input '{}': {what}", input.name)))?;
         let mut shape = Shape::default();
         for dim in dims {
             shape.push(match dim {
@@ -42,17 +42,16 @@ pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)])
             });
         }
         let fact = Fact::new(dtype, shape);
-        fact.countable().map_err(|what| Error::Graph(format!("input '{}': {what}", input.name)))?;
+        fact.countable().map_err(|what| Error::graph(format!("input '{}': {what}", input.name)))?;
         facts.push((input.name.as_str(), fact));
     }
     let list = |names: &BTreeSet<String>| names.iter().map(|n| format!("'{n}'")).collect::<Vec<_>>().join(", ");
     if let Some(name) = values.keys().find(|n| !known.contains(**n)) {
         let known = if known.is_empty() { "none".into() } else { list(&known) };
-        return Err(Error::Usage(format!("the graph has no dim '{name}' to set; its dims: {known}")));
+        return Err(Error::usage(format!("the graph has no dim '{name}' to set; its dims: {known}")));
     }
     if !missing.is_empty() {
-        let flags: Vec<_> = missing.iter().map(|n| format!("--set {}=N", quote(n))).collect();
-        return Err(Error::Usage(format!("dims not bound: {}; give {}", list(&missing), flags.join(" "))));
+        return Err(Error::Unbound { dims: missing.into_iter().collect(), file: None });
     }
     Ok(facts)
 }
@@ -95,7 +94,7 @@ impl Model {
     pub fn open_dims(&self) -> Result<Vec<String>> {
         let mut open = BTreeSet::new();
         for input in self.open_inputs() {
-            let fail = |what| Error::Graph(format!("input '{}': {what}", input.name));
+            let fail = |what| Error::graph(format!("input '{}': {what}", input.name));
             for dim in declared(input).map_err(fail)?.1 {
                 if let Dim::Open(text) = dim {
                     open.extend(evaluate(&text, &BTreeMap::new())?.0);
@@ -128,12 +127,6 @@ fn written((dtype, dims): &(crate::dtype::DType, Vec<Dim>)) -> String {
         Dim::Open(text) => text.clone(),
     };
     format!("{dtype}[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(","))
-}
-
-/// As a shell wants it.
-fn quote(name: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
-    if name.chars().all(plain) { name.into() } else { format!("'{name}'") }
 }
 
 /// Type and dims that a file declares for a value.
@@ -169,7 +162,8 @@ fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, 
     if let Some(size) = values.get(text) {
         return Ok((Vec::new(), Some(*size)));
     }
-    let is_name = |f: &str| f.starts_with(|c: char| c.is_alphabetic() || c == '_') && quote(f) == f;
+    let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);
+    let is_name = |f: &str| f.starts_with(|c: char| c.is_alphabetic() || c == '_') && f.chars().all(plain);
     let mut names = Vec::new();
     let mut sum = Some(0usize);
     for term in text.split('+') {
@@ -190,7 +184,7 @@ fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, 
     }
     match sum {
         None if names.iter().all(|n| values.contains_key(n.as_str())) => {
-            Err(Error::Usage(format!("dim '{text}' is larger than any memory")))
+            Err(Error::usage(format!("dim '{text}' is larger than any memory")))
         }
         size => Ok((names, size)),
     }
@@ -202,7 +196,7 @@ pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact, dims: &[(String
     let Some(TypeValue::Tensor(tensor)) = output.r#type.as_ref().and_then(|t| t.value.as_ref()) else { return Ok(()) };
     let fail = |expected: String| {
         let name = &output.name;
-        Err(Error::Graph(format!("output '{name}': the file declares {expected}, but its nodes make {fact}")))
+        Err(Error::graph(format!("output '{name}': the file declares {expected}, but its nodes make {fact}")))
     };
     if tensor.elem_type != DataType::Undefined as i32 && tensor.elem_type != DataType::from(fact.dtype) as i32 {
         let found = DataType::try_from(tensor.elem_type).map_or("an unknown type", DataType::name);

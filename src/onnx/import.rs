@@ -156,7 +156,7 @@ fn needed(input: &str, error: &Error) -> String {
 fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
     match imports.iter().find(|i| domain(&i.domain).is_empty()).map(|i| i.version) {
         Some(version) if version < OLDEST_OPSET => {
-            Err(Error::Graph(format!("opset {version} is too old: expected {OLDEST_OPSET} or newer")))
+            Err(Error::graph(format!("opset {version} is too old: expected {OLDEST_OPSET} or newer")))
         }
         version => Ok(version),
     }
@@ -224,7 +224,7 @@ impl<'a> Importer<'a> {
             })
             .collect();
         let opset = opset(&self.model.proto.opset_import)?.map_or("unknown".into(), |v| v.to_string());
-        Err(Error::Graph(format!(
+        Err(Error::graph(format!(
             "no such operator: {}; the model's opset is {opset}, and `plimsoll ops` lists the operators there are",
             list.join(", ")
         )))
@@ -232,7 +232,7 @@ impl<'a> Importer<'a> {
 
     fn run(&mut self, proto: &'a GraphProto, dims: &[(String, usize)]) -> Result<()> {
         let opset = opset(&self.model.proto.opset_import)?
-            .ok_or_else(|| Error::Graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
+            .ok_or_else(|| Error::graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
         let mut scope = Scope {
             values: HashMap::with_capacity(proto.node.len() + proto.initializer.len()),
             attributes: HashMap::new(),
@@ -246,7 +246,7 @@ impl<'a> Importer<'a> {
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         for (name, fact) in bind(&inputs, dims)? {
             if scope.values.insert(name, Named::Tensor(self.graph.input(name, fact))).is_some() {
-                return Err(Error::Graph(format!("two inputs are called '{name}'")));
+                return Err(Error::graph(format!("two inputs are called '{name}'")));
             }
         }
         self.nodes(&proto.node, &mut scope)?;
@@ -257,9 +257,9 @@ impl<'a> Importer<'a> {
                 Some(Named::Tensor(value)) => value,
                 Some(Named::Sequence(_)) => {
                     let what = "is a sequence: expected a tensor; let its tensors be outputs";
-                    return Err(Error::Graph(format!("output '{name}' {what}")));
+                    return Err(Error::graph(format!("output '{name}' {what}")));
                 }
-                _ => return Err(Error::Graph(format!("output '{name}' is produced by no node"))),
+                _ => return Err(Error::graph(format!("output '{name}' is produced by no node"))),
             };
             check_output(output, self.graph.fact(value), dims)?;
             // Some exporters list a value twice. It is one all the same: values go by their names.
@@ -269,7 +269,7 @@ impl<'a> Importer<'a> {
             }
         }
         match names.is_empty() {
-            true => Err(Error::Graph("it has no outputs".into())),
+            true => Err(Error::graph("it has no outputs".into())),
             false => Ok(()),
         }
     }
@@ -277,12 +277,12 @@ impl<'a> Importer<'a> {
     fn initializers(&mut self, proto: &'a GraphProto, scope: &mut Scope<'_, 'a>) -> Result<()> {
         if let Some(sparse) = proto.sparse_initializer.first() {
             let name = sparse.values.as_ref().map_or("", |v| &v.name);
-            return Err(Error::Graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
+            return Err(Error::graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
         }
         for tensor in &proto.initializer {
             let constant = self.constant(tensor, &scope.name(&tensor.name))?;
             if scope.values.insert(&tensor.name, Named::Tensor(constant)).is_some() {
-                return Err(Error::Graph(format!("two initializers are called '{}'", tensor.name)));
+                return Err(Error::graph(format!("two initializers are called '{}'", tensor.name)));
             }
         }
         Ok(())
@@ -328,7 +328,7 @@ impl<'a> Importer<'a> {
     fn nodes(&mut self, nodes: &'a [NodeProto], scope: &mut Scope<'_, 'a>) -> Result<()> {
         for (index, node) in nodes.iter().enumerate() {
             let name = scope.name(&node_name(node, index));
-            let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what };
+            let fail = |what: String| Error::Node { node: name.clone(), op: full_name(node), what, file: None };
             let mut inputs = Vec::with_capacity(node.input.len());
             for input in &node.input {
                 let value = if input.is_empty() { Some(Named::Nothing) } else { scope.find(input) };
@@ -380,7 +380,7 @@ impl<'a> Importer<'a> {
         inputs: Vec<Named>,
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<Named>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
+        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what, file: None };
         let mut attributes: Vec<(&'a str, &'a AttributeProto)> = Vec::with_capacity(node.attribute.len());
         for attribute in &node.attribute {
             match attribute.ref_attr_name.as_str() {
@@ -424,7 +424,7 @@ impl<'a> Importer<'a> {
         attributes: &[(&'a str, &'a AttributeProto)],
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<ValueId>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what };
+        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what, file: None };
         let outputs: Vec<_> =
             node.output.iter().map(|o| if o.is_empty() { String::new() } else { scope.name(o) }).collect();
         for &(key, attribute) in attributes {
@@ -506,7 +506,7 @@ impl<'a> Importer<'a> {
         attributes: &[(&'a str, &'a AttributeProto)],
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<Named>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: function.name.clone(), what };
+        let fail = |what: String| Error::Node { node: name.into(), op: function.name.clone(), what, file: None };
         if inputs.len() > function.input.len() {
             let (expected, found) = (function.input.len(), inputs.len());
             return Err(fail(format!("expected at most {expected} inputs, found {found}")));

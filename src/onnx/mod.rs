@@ -14,7 +14,7 @@ use proto::{GraphProto, ModelProto, NodeProto, TensorProto};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 mod dims;
@@ -50,12 +50,16 @@ pub fn load(path: &Path) -> Result<Model> {
         // No protobuf comes without control characters: they are its tags and lengths.
         _ => !bytes.iter().take(1024).any(|b| b.is_ascii_control() && !b.is_ascii_whitespace()),
     };
-    let fail = |what| Error::File { path: path.to_owned(), what };
+    let fail = |expected: &str, cause: Box<dyn std::error::Error + Send + Sync>| Error::File {
+        path: path.to_owned(),
+        what: format!("{expected}: {cause}"),
+        source: Some(io::Error::new(ErrorKind::InvalidData, cause)),
+    };
     let proto = if is_text {
-        let text = std::str::from_utf8(&bytes).map_err(|e| fail(format!("expected text, but {e}")))?;
+        let text = std::str::from_utf8(&bytes).map_err(|e| fail("expected text", e.into()))?;
         text::parse(text, path)?
     } else {
-        ModelProto::decode(bytes).map_err(|e| fail(format!("not an ONNX model, or only a part of one: {e}")))?
+        ModelProto::decode(bytes).map_err(|e| fail("not an ONNX model, or only a part of one", e.into()))?
     };
     let model = Model { proto, path: Some(path.to_owned()) };
     model.check().map_err(|e| e.in_file(path))?;
@@ -67,10 +71,10 @@ fn map(path: &Path) -> Result<Bytes> {
     let file = File::open(path).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
     if !metadata.is_file() {
-        return Err(Error::File { path: path.to_owned(), what: "not a file".into() });
+        return Err(Error::File { path: path.to_owned(), what: "not a file".into(), source: None });
     }
     if metadata.len() == 0 {
-        return Err(Error::File { path: path.to_owned(), what: "the file is empty".into() });
+        return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }
     // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. That no one changes or
     // truncates the file in the meantime cannot be enforced; it is a documented condition of `load`.
@@ -86,7 +90,7 @@ impl Model {
 
     /// The model's graph.
     fn graph(&self) -> Result<&GraphProto> {
-        self.proto.graph.as_ref().ok_or_else(|| Error::Graph("not an ONNX model: it has no graph".into()))
+        self.proto.graph.as_ref().ok_or_else(|| Error::graph("not an ONNX model: it has no graph".into()))
     }
 
     /// Names the file in an error, if there is one.
@@ -128,7 +132,7 @@ impl Model {
                     "tensor '{name}' needs {} bytes from {from} on, but the file has {length}",
                     external.length
                 );
-                return Err(Error::File { path, what });
+                return Err(Error::File { path, what, source: None });
             }
             Ok(())
         };
@@ -139,7 +143,7 @@ impl Model {
     /// The constant that a tensor is; its elements are not touched.
     fn constant(&self, tensor: &TensorProto, name: String) -> Result<Constant> {
         let fact = Fact::new(tensor.dtype()?, tensor.shape()?);
-        fact.countable().map_err(|what| Error::Graph(format!("tensor '{}': {what}", tensor.name)))?;
+        fact.countable().map_err(|what| Error::graph(format!("tensor '{}': {what}", tensor.name)))?;
         match tensor.external()? {
             Some(external) => Ok(Constant::in_file(name, fact, self.beside(external.location), external.offset)),
             None => Ok(Constant::new(name, Tensor::new(fact.dtype, fact.shape, tensor.bytes()?)?)),

@@ -461,7 +461,7 @@ impl TensorProto {
     /// # Errors
     /// The bytes are not as many as the type and the shape need.
     pub fn new(name: &str, dtype: DType, dims: &[usize], bytes: Bytes) -> Result<TensorProto> {
-        let signed = |&d: &usize| i64::try_from(d).map_err(|_| Error::Graph(format!("tensor '{name}': dimension {d}")));
+        let signed = |&d: &usize| i64::try_from(d).map_err(|_| Error::graph(format!("tensor '{name}': dimension {d}")));
         let dims = dims.iter().map(signed).collect::<Result<_>>()?;
         let data_type = DataType::from(dtype) as i32;
         let tensor = TensorProto { name: name.into(), dims, data_type, raw_data: bytes, ..Default::default() };
@@ -608,7 +608,7 @@ impl TensorProto {
 
     fn error(&self, what: String) -> Error {
         let kind = DataType::try_from(self.data_type).map_or("?", DataType::name);
-        Error::Graph(format!("tensor '{}' ({kind} {:?}): {what}", self.name, self.dims))
+        Error::graph(format!("tensor '{}' ({kind} {:?}): {what}", self.name, self.dims))
     }
 }
 

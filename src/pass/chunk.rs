@@ -39,7 +39,7 @@ pub fn run(graph: &mut Graph, chunks: usize, least: u64) -> Result<()> {
     let nodes = region.nodes.len().saturating_mul(chunks.len()).saturating_add(order.len());
     if nodes > MOST_NODES {
         let (of, chunks) = (region.nodes.len(), chunks.len());
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "{chunks} chunks of {of} operators: expected a graph of at most {MOST_NODES} nodes, found {nodes}; ask for fewer chunks"
         )));
     }
@@ -64,7 +64,7 @@ pub fn levels(graph: &Graph) -> Result<(usize, Vec<u64>)> {
 fn nothing(graph: &Graph) -> Error {
     let inputs = graph.inputs().iter().map(|&v| format!("'{}' {}", graph.value_name(v), graph.fact(v)));
     let inputs = inputs.collect::<Vec<_>>().join(", ");
-    Error::Usage(format!(
+    Error::usage(format!(
         "nothing can be computed in chunks: expected an input whose outermost axis of several elements operators compute one by one, as \
          those of a batch, found {inputs}; bind a larger batch, or do without chunks"
     ))
@@ -89,7 +89,7 @@ fn chosen(graph: &Graph, order: &[u32], chunks: usize, least: u64) -> Result<Opt
     let count = choices.take("chunks", input.node, Some(chunks.min(units) as u32), |_| true).map_or(0, |n| n as usize);
     if units < count {
         let (name, fact) = (graph.value_name(input), graph.fact(input));
-        return Err(Error::Usage(format!(
+        return Err(Error::usage(format!(
             "input '{name}' ({fact}): expected at least {count} elements for {count} chunks"
         )));
     }

@@ -16,10 +16,10 @@ use std::collections::HashMap;
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     match target.storage(DType::F16)? {
         DType::F16 => {}
-        wider => return Err(Error::Usage(format!("target '{}' stores f16 as {wider}", target.name))),
+        wider => return Err(Error::usage(format!("target '{}' stores f16 as {wider}", target.name))),
     }
     if !graph.dtypes().contains(&DType::F32) {
-        return Err(Error::Usage("no value is f32".into()));
+        return Err(Error::usage("no value is f32".into()));
     }
     let mut half = Halving {
         from: graph,

@@ -340,7 +340,7 @@ pub(super) fn add(
     attrs: Attrs,
 ) -> Result<ValueId> {
     let mut build = Decomposer::new(graph, name.to_owned());
-    let value = build.node(op, inputs, attrs).map_err(Error::Graph)?;
+    let value = build.node(op, inputs, attrs).map_err(Error::graph)?;
     Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 

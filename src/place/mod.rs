@@ -102,8 +102,8 @@ impl Problem {
     /// A live range is empty, an alignment is not a power of two, or the sizes with their padding exceed 64 bits in sum.
     pub fn new(items: Vec<Item>, align: u64) -> Result<Problem> {
         Problem::checked(items, align).map_err(|(index, what)| match index {
-            Some(index) => Error::Usage(format!("item {index}: {what}")),
-            None => Error::Usage(what),
+            Some(index) => Error::usage(format!("item {index}: {what}")),
+            None => Error::usage(what),
         })
     }
 

@@ -82,7 +82,7 @@ impl Table {
         }
         let problem = Problem::checked(items, align).map_err(|(index, what)| match index {
             Some(index) => fault(origins[index], 1, what),
-            None => Error::Usage(what),
+            None => Error::usage(what),
         })?;
         Ok(Table { ids, problem })
     }

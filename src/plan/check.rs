@@ -35,7 +35,7 @@ pub use placement::placement;
 /// # Errors
 /// [`Error::Plan`], with the step, the kernel and the buffers that break a rule, what was expected and what was found.
 pub fn check(plan: &Plan) -> Result<()> {
-    Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::Plan)
+    Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::plan)
 }
 
 type Verdict<T = ()> = std::result::Result<T, String>;

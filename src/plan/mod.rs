@@ -332,8 +332,8 @@ impl Plan {
         let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
         match head.get("version").and_then(serde_json::Value::as_u64) {
             Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => return Err(Error::Plan(format!("expected version {VERSION}, found {v}")).in_file(path)),
-            None => return Err(Error::Plan("not a plan: it has no version".into()).in_file(path)),
+            Some(v) => return Err(Error::plan(format!("expected version {VERSION}, found {v}")).in_file(path)),
+            None => return Err(Error::plan("not a plan: it has no version".into()).in_file(path)),
         }
         let plan: Plan = serde_json::from_str(text).map_err(syntax)?;
         check::check(&plan).map_err(|e| e.in_file(path))?;
@@ -356,7 +356,7 @@ impl Limits {
         match self.memory {
             Some(limit) if plan.bytes() > limit => {
                 let what = format!("the plan of '{}'", plan.name);
-                Err(Error::Fit { what, needed: plan.bytes(), limit })
+                Err(Error::Fit { what, needed: plan.bytes(), limit, file: None })
             }
             _ => Ok(()),
         }

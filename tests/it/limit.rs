@@ -417,7 +417,7 @@ fn the_peak_adds_up() {
 
 /// The result of a search, and the number of plans that it took.
 fn search(limit: u64, most: usize, take: impl Fn(usize) -> Result<u64, String>) -> (Option<usize>, usize, usize) {
-    let mut measure = |extent: usize| take(extent).map_err(Error::Usage);
+    let mut measure = |extent: usize| take(extent).map_err(Error::usage);
     let found = largest("n", limit, most.checked_add(1), &mut measure).expect("something can be planned");
     (found.fits.map(|size| size.extent), found.next.extent, found.plans)
 }
@@ -464,7 +464,7 @@ fn the_largest_extent_is_found() {
     let mut tries = 0;
     let never = largest("n", 10, None, &mut |_| {
         tries += 1;
-        Err(Error::Usage("no such operator".into()))
+        Err(Error::usage("no such operator".into()))
     });
     assert!(never.is_err() && tries < 300, "{tries}");
     // At least seven; odd ones; one or ten.
@@ -478,7 +478,7 @@ fn the_largest_extent_is_found() {
     assert_eq!(search(1234, usize::MAX, two).0, Some(10));
     let ends = |n: usize| if n < 1000 { Ok(n as u64) } else { Err("too large".into()) };
     assert_eq!(search(u64::MAX, usize::MAX, ends).0, Some(999));
-    let nothing = largest("n", 10, None, &mut |n| Err(Error::Usage(format!("not {n}"))));
+    let nothing = largest("n", 10, None, &mut |n| Err(Error::usage(format!("not {n}"))));
     assert_eq!(nothing.expect_err("nothing can be planned").to_string(), "not 1");
 }
 

@@ -466,7 +466,7 @@ fn what_the_planner_makes_passes() {
                 continue;
             }
             match plan(&graph, &target, &Limits { memory: None }) {
-                Err(Error::Plan(e)) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
+                Err(Error::Plan { what: e, .. }) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
                 result => count += usize::from(result.is_ok()),
             }
         }
@@ -489,7 +489,7 @@ fn judge(seed: &Plan, results: &run::Results, mutant: &Mutant, tally: &mut Tally
     let verdict = catch_unwind(AssertUnwindSafe(|| check(plan)));
     let verdict = verdict.unwrap_or_else(|_| panic!("{}: {what}: the checker panics", seed.name));
     if let Err(error) = verdict {
-        assert!(matches!(error, Error::Plan(_)), "{error}");
+        assert!(matches!(error, Error::Plan { .. }), "{error}");
         tally.refused += 1;
         return;
     }

@@ -379,9 +379,8 @@ fn bad_ranges_and_inputs_are_named() {
     let missing = fails(&options(&[]));
     assert!(missing.contains("dims not bound: 'batch'"), "{missing}");
     let limited = Options { memory_limit: Some(1000), ..options(&[("batch", (1..=64).into())]) };
-    assert!(
-        matches!(Session::from_path(&path, &limited), Err(Error::In { error, .. }) if matches!(*error, Error::Fit { .. }))
-    );
+    let refused = Session::from_path(&path, &limited);
+    assert!(matches!(&refused, Err(Error::Fit { limit: 1000, file: Some(file), .. }) if *file == path), "{refused:?}");
 
     let session = Session::from_path(&path, &options(&[("batch", (2..=8).into())])).expect("loads");
     let graph = |batch: usize| file("mlp.onnxtxt")(&[("batch".into(), batch)], Choices::default()).expect("a graph");

@@ -446,7 +446,7 @@ fn runs_in_windows(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Resul
     pass::run(&mut passed, &target, true).expect("the passes run");
     let made = plan::compile(&passed, &target, &Limits { memory: None });
     let (plan, constants) = made.map_err(|e| match e {
-        Error::Usage(what) => what,
+        Error::Usage { what, .. } => what,
         other => panic!("{other}"),
     })?;
     for step in &plan.steps {
@@ -543,7 +543,7 @@ fn spoil(graph: &Graph, fuse: bool) -> usize {
             continue;
         }
         match run(&faulty) {
-            Err(Error::Differ(what)) => {
+            Err(Error::Differ { what, .. }) => {
                 let named = what.contains("step") || what.starts_with("output");
                 assert!(what.contains("dead memory") && named, "{what}");
                 found += 1;

@@ -59,8 +59,8 @@ fn giant_extents_are_refused() {
             match made.unwrap_or_else(|_| panic!("{file} {dims:?} on {target:?}")) {
                 Ok(_) => planned += 1,
                 // No kernel counts that far.
-                Err(Error::Plan(what)) if what.contains("too large") || what.contains("too far") => refused += 1,
-                Err(Error::Plan(what)) => panic!("{file} {dims:?} on {}: {what}", target.name),
+                Err(Error::Plan { what, .. }) if what.contains("too large") || what.contains("too far") => refused += 1,
+                Err(Error::Plan { what, .. }) => panic!("{file} {dims:?} on {}: {what}", target.name),
                 Err(_) => refused += 1,
             }
         }
@@ -315,7 +315,7 @@ fn sums_of_sizes_are_checked() {
     let target = Target { max_segment: u64::MAX, max_binding: u64::MAX, alignment: 1 << 62, ..Target::cpu(2) };
     pass::run(&mut graph, &target, true).expect("the passes run");
     let error = plan(&graph, &target, &Limits { memory: None }).expect_err("there is no such memory");
-    assert!(matches!(&error, Error::Usage(what) if what.contains("beyond 63 bits")), "{error}");
+    assert!(matches!(&error, Error::Usage { what, .. } if what.contains("beyond 63 bits")), "{error}");
 }
 
 /// Whatever a target file says, it is refused in words, or plans keep to it.
@@ -357,7 +357,7 @@ fn edited_targets_never_panic() {
                     assert!(plan.segments.iter().all(|s| s.bytes <= target.max_segment), "{text}");
                     assert!(plan.buffers.iter().all(|b| b.offset.is_multiple_of(target.alignment)), "{text}");
                 }
-                Err(Error::Plan(what)) => panic!("{file} on {text}: {what}"),
+                Err(Error::Plan { what, .. }) => panic!("{file} on {text}: {what}"),
                 Err(_) => refused += 1,
             }
         }

@@ -123,7 +123,7 @@ fn libraries_stay_where_they_belong() {
             ("wgpu::", &["backend::wgpu"]),
             ("cudarc::", &["backend::cuda"]),
             ("clap::", &["cli"]),
-            ("npyz::", &["npy"]),
+            ("tracing_subscriber::", &["cli"]),
             ("libloading::", &["backend::cuda", "backend::wgpu"]),
             ("memmap2::", &["onnx"]),
             ("indicatif::", &["cli"]),

@@ -105,7 +105,7 @@ impl Memory {
         let free = arena.bytes.saturating_sub(offset);
         if bytes > free {
             let what = "a segment in the host's memory".into();
-            return Err(Error::Fit { what, needed: bytes, limit: free });
+            return Err(Error::Fit { what, needed: bytes, limit: free, file: None });
         }
         // SAFETY: `offset + bytes` is within the region, no segment lies there, and nobody else uses the region.
         unsafe {
@@ -148,7 +148,7 @@ fn layout(bytes: u64) -> Option<Layout> {
 }
 
 fn system_alloc(bytes: u64) -> Result<NonNull<u8>> {
-    let refused = || Error::Memory { what: "a segment of the plan".into(), needed: bytes };
+    let refused = || Error::Memory { what: "a segment of the plan".into(), needed: bytes, file: None };
     let layout = layout(bytes).ok_or_else(refused)?;
     if bytes == 0 {
         return Ok(NonNull::<Line>::dangling().cast());

@@ -24,7 +24,7 @@ struct Site<'n, 'a> {
 
 impl<'a> Site<'_, 'a> {
     fn fail(&self, what: impl Into<String>) -> Error {
-        Error::Node { node: self.name.into(), op: full_name(self.node), what: what.into() }
+        Error::Node { node: self.name.into(), op: full_name(self.node), what: what.into(), file: None }
     }
 
     fn body(&self, key: &str) -> Result<&'a GraphProto> {

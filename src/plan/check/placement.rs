@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// # Errors
 /// [`Error::Plan`], with the items that break a rule.
 pub fn placement(problem: &Problem, solution: &Solution) -> Result<u64> {
-    judge(problem, solution).map_err(Error::Plan)
+    judge(problem, solution).map_err(Error::plan)
 }
 
 fn judge(problem: &Problem, solution: &Solution) -> Verdict<u64> {

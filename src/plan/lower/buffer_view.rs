@@ -27,7 +27,7 @@ impl Lowering<'_> {
             return Ok(place.clone());
         }
         let Some(constant) = self.graph.as_constant(value) else {
-            return Err(Error::Graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
+            return Err(Error::graph(format!("value '{}' is read before it is made", self.graph.value_name(value))));
         };
         let (constant, access) = match self.shared.get(&Arc::as_ptr(constant)) {
             Some(shared) => shared.clone(),

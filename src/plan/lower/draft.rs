@@ -78,7 +78,7 @@ impl Draft {
     /// Refuses a buffer that no segment holds.
     pub fn fits_segments(&self, target: &Target) -> Result<()> {
         match self.buffers.iter().find(|b| b.bytes > target.max_segment) {
-            Some(b) => Err(Error::Usage(format!(
+            Some(b) => Err(Error::usage(format!(
                 "tensor '{}' ({}{}) takes {} bytes; target '{}' allocates at most {} at once",
                 b.name, b.dtype, b.shape, b.bytes, target.name, target.max_segment
             ))),

@@ -120,7 +120,7 @@ impl Lowering<'_> {
         let (b, target) = (&self.draft.buffers[buffer], self.target);
         let (value, kernel, most) =
             (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
-        Error::Usage(format!(
+        Error::usage(format!(
             "node '{name}': tensor {value} takes {} bytes; target '{}' binds at most {most}, and kernel '{kernel}' {why}",
             b.bytes, target.name
         ))
@@ -166,7 +166,7 @@ impl Lowering<'_> {
                 "node '{name}': a workspace of {found} bytes; target '{}' binds at most {most}",
                 self.target.name
             );
-            return Err(Error::Usage(what));
+            return Err(Error::usage(what));
         }
         if kernel.workspace > 0 {
             let shape = Shape::new([kernel.workspace as usize]);

@@ -157,7 +157,7 @@ impl Lowering<'_> {
     }
 
     fn storage(&self, dtype: DType, name: &str) -> Result<DType> {
-        self.target.storage(dtype).map_err(|e| Error::Usage(format!("value '{name}': {e}")))
+        self.target.storage(dtype).map_err(|e| Error::usage(format!("value '{name}': {e}")))
     }
 
     fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> usize {

@@ -29,7 +29,7 @@ pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
         let next = padded.and_then(|bytes| sum.checked_add(bytes)).filter(|&sum| sum <= i64::MAX as u64);
         sum = next.ok_or_else(|| {
             let (name, dtype, shape) = (&b.name, b.dtype, &b.shape);
-            Error::Usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
+            Error::usage(format!("tensor '{name}' ({dtype}{shape}): the sum of all sizes is beyond 63 bits"))
         })?;
     }
     draft.fits_segments(target)

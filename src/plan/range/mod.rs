@@ -103,11 +103,11 @@ impl Family {
     ) -> Result<Family> {
         for (i, (name, extent)) in dims.iter().enumerate() {
             if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
-                return Err(Error::Usage(format!("dim '{name}' is set twice, to different values")));
+                return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
             }
         }
         if let Some((name, extent)) = dims.iter().find(|(_, e)| e.least() > e.most()) {
-            return Err(Error::Usage(format!(
+            return Err(Error::usage(format!(
                 "dim '{name}': the range {extent} is empty: expected the smaller extent first"
             )));
         }
@@ -244,7 +244,7 @@ impl Family {
             };
             if !(dim.least..=dim.most).contains(&extent) {
                 let (name, Dim { name: dim, least, most }) = (&self.plan().inputs[input].name, dim);
-                return Err(Error::Usage(format!(
+                return Err(Error::usage(format!(
                     "input '{name}': dim '{dim}' (axis {axis}): expected {least} to {most}, as was planned, found {extent}"
                 )));
             }
@@ -270,7 +270,7 @@ impl Maker {
             return Ok(());
         }
         let ranges = self.dims.iter().map(|d| format!("{}={}..{}", d.name, d.least, d.most)).collect::<Vec<_>>();
-        Err(Error::Usage(format!("{} is outside of the range {}", self.show(binding), ranges.join(", "))))
+        Err(Error::usage(format!("{} is outside of the range {}", self.show(binding), ranges.join(", "))))
     }
 
     fn differs(&self, binding: &[usize], what: &str) -> Error {
@@ -280,7 +280,7 @@ impl Maker {
             smaller.map(|(dim, extent)| format!("'{}' up to {extent} and above it", dim.name)).collect();
         let ranges = if apart.is_empty() { "" } else { "; plan ranges of their own for " };
         let apart = apart.join(", or for ");
-        Error::Usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
+        Error::usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
     }
 
     fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Graph>) -> Error {
@@ -355,7 +355,7 @@ impl Maker {
             uneven[dim] = true;
             bindings = self.bindings(&uneven).map_err(|count| {
                 let Dim { name, least, most } = &self.dims[dim];
-                Error::Usage(format!(
+                Error::usage(format!(
                     "dim '{name}', {least}..{most}: '{tensor}' neither just grows with it nor just shrinks, so that each extent must be \
                      tried: {count} bindings; expected a smaller range, of at most {MOST_UNEVEN} bindings"
                 ))

@@ -138,7 +138,7 @@ impl History {
         let mut height = 0u64;
         for area in self.segments.values_mut().filter(|area| area.time == always) {
             let top = height.checked_add(area.bytes.1);
-            let top = top.ok_or_else(|| Error::Usage("the segments' sizes cannot be added up".into()))?;
+            let top = top.ok_or_else(|| Error::usage("the segments' sizes cannot be added up".into()))?;
             area.bytes = (height, top);
             height = top;
         }
