@@ -288,7 +288,7 @@ impl Access {
         }
         let (mut low, mut high) = (self.offset, self.offset);
         for (&d, &s) in self.shape.iter().zip(&self.strides) {
-            let reach = (d as isize - 1).checked_mul(s)?;
+            let reach = isize::try_from(d).ok()?.checked_sub(1)?.checked_mul(s)?;
             if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
         }
         Some((low, high))

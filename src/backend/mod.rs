@@ -2,8 +2,6 @@
 
 use crate::error::Result;
 use crate::kernel::Kernel;
-#[cfg(any(feature = "cuda", feature = "wgpu"))]
-use crate::kernel::Template;
 use crate::target::{Memory, Target};
 use std::time::{Duration, Instant};
 
@@ -155,19 +153,9 @@ pub trait Backend: Send {
 /// start or beyond counting; `None` if it touches nothing.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
-    let operand = kernel.operand(slot);
-    if operand.access.shape.contains(&0) {
+    if kernel.operand(slot).access.shape.contains(&0) {
         return None;
     }
-    let span = || {
-        let (mut low, mut high) = operand.access.span()?;
-        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
-            for (&stride, &extent) in strides.iter().zip(extents) {
-                let reach = isize::try_from(extent).ok()?.checked_sub(1)?.checked_mul(stride)?;
-                if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
-            }
-        }
-        if low < 0 { None } else { u64::try_from(high).ok() }
-    };
-    Some(span())
+    let span = kernel.reach(slot).span().filter(|&(low, _)| low >= 0);
+    Some(span.and_then(|(_, high)| u64::try_from(high).ok()))
 }

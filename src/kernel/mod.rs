@@ -18,7 +18,10 @@
 
 pub mod layout;
 pub mod library;
+pub mod meaning;
 pub mod render;
+pub mod templates;
+pub mod validate;
 
 use crate::dtype::DType;
 use crate::expr::Body;
@@ -282,33 +285,4 @@ pub enum Nearest {
     RoundPreferCeil,
     Floor,
     Ceil,
-}
-
-impl Template {
-    /// The row of [`render::KERNELS`] this is.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Template::Map => "map",
-            Template::Row { .. } => "row",
-            Template::MatMul => "matmul",
-            Template::Attention { .. } => "attention",
-            Template::Conv { .. } => "conv",
-            Template::ConvTranspose { .. } => "conv_transpose",
-            Template::Pool { .. } => "pool",
-            Template::Gather { .. } => "gather",
-            Template::Pad { .. } => "pad",
-            Template::Resize { .. } => "resize",
-        }
-    }
-
-    /// How many leading operands the core consumes.
-    pub fn core_reads(&self) -> usize {
-        match self {
-            Template::Map | Template::Row { .. } => 0,
-            Template::MatMul | Template::Conv { .. } | Template::ConvTranspose { .. } => 2,
-            Template::Pool { .. } | Template::Pad { .. } | Template::Resize { .. } => 1,
-            Template::Gather { strides, .. } => 1 + strides.len(),
-            Template::Attention { further, .. } => 3 + further,
-        }
-    }
 }

@@ -15,13 +15,16 @@ use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::{Error, Result};
+use crate::kernel::validate::{Verdict, ensure, is_countable};
 use crate::kernel::{Template, layout};
 use crate::shape::Access;
 use crate::target::Memory;
-use kernel::{Needs, Touch, is_countable, stores};
+use body::stores;
+use kernel::{Needs, Touch};
 use std::collections::{BTreeMap, HashSet};
 use streams::Clock;
 
+mod body;
 mod dead;
 mod kernel;
 mod placement;
@@ -36,12 +39,6 @@ pub use placement::placement;
 /// [`Error::Plan`], with the step, the kernel and the buffers that break a rule, what was expected and what was found.
 pub fn check(plan: &Plan) -> Result<()> {
     Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::plan)
-}
-
-type Verdict<T = ()> = std::result::Result<T, String>;
-
-fn ensure(holds: bool, what: impl FnOnce() -> String) -> Verdict {
-    if holds { Ok(()) } else { Err(what()) }
 }
 
 /// Which elements a packed product holds: where they begin, and the axes along which they move, the matrix's own among them.

@@ -6,7 +6,8 @@
 //! ```
 
 use crate::graph::Graph;
-use crate::kernel::{Kernel, Template};
+use crate::kernel::Kernel;
+use crate::kernel::templates::Kind as Work;
 use crate::plan::tell::peak::operators;
 use crate::plan::tell::timeline::Lives;
 use crate::plan::{Buffer, Class, Plan};
@@ -23,18 +24,6 @@ pub use page::{comparison_page, escape, page};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Results of matrix products and attention.
-    Product,
-    /// Results of convolutions.
-    Convolution,
-    /// Results of pooling and interpolation.
-    Window,
-    /// Results of reductions and normalisations.
-    Row,
-    /// Results of elementwise code.
-    Elementwise,
-    /// Results of gathering and padding.
-    Movement,
     /// Scratch memory of one step.
     Workspace,
     /// [`Class::Constant`].
@@ -47,17 +36,20 @@ pub enum Kind {
     Output,
     /// [`Class::Staging`].
     Staging,
+    /// Results of a kind of work.
+    #[serde(untagged)]
+    Computed(Work),
 }
 
 impl Kind {
     /// Every kind, in the order of legends.
     pub const ALL: [Kind; 12] = [
-        Kind::Product,
-        Kind::Convolution,
-        Kind::Window,
-        Kind::Row,
-        Kind::Elementwise,
-        Kind::Movement,
+        Kind::Computed(Work::Product),
+        Kind::Computed(Work::Convolution),
+        Kind::Computed(Work::Window),
+        Kind::Computed(Work::Row),
+        Kind::Computed(Work::Elementwise),
+        Kind::Computed(Work::Movement),
         Kind::Workspace,
         Kind::Constant,
         Kind::State,
@@ -65,18 +57,6 @@ impl Kind {
         Kind::Output,
         Kind::Staging,
     ];
-
-    /// The kind of what a kernel computes.
-    pub fn of(template: &Template) -> Kind {
-        match template {
-            Template::MatMul | Template::Attention { .. } => Kind::Product,
-            Template::Conv { .. } | Template::ConvTranspose { .. } => Kind::Convolution,
-            Template::Pool { .. } | Template::Resize { .. } => Kind::Window,
-            Template::Row { .. } => Kind::Row,
-            Template::Map => Kind::Elementwise,
-            Template::Gather { .. } | Template::Pad { .. } => Kind::Movement,
-        }
-    }
 
     /// The kind of what lies in segments of a class; that of the arena is its producer's.
     pub fn resident(class: Class) -> Option<Kind> {
@@ -94,12 +74,12 @@ impl Kind {
     /// The word in legends.
     pub fn label(self) -> &'static str {
         match self {
-            Kind::Product => "matrix product",
-            Kind::Convolution => "convolution",
-            Kind::Window => "pooling, resizing",
-            Kind::Row => "reduction, norm",
-            Kind::Elementwise => "elementwise",
-            Kind::Movement => "gather, pad",
+            Kind::Computed(Work::Product) => "matrix product",
+            Kind::Computed(Work::Convolution) => "convolution",
+            Kind::Computed(Work::Window) => "pooling, resizing",
+            Kind::Computed(Work::Row) => "reduction, norm",
+            Kind::Computed(Work::Elementwise) => "elementwise",
+            Kind::Computed(Work::Movement) => "gather, pad",
             Kind::Workspace => "workspace",
             Kind::Constant => "constants",
             Kind::State => "state",
@@ -113,12 +93,12 @@ impl Kind {
     /// text; the rest is grey.
     pub fn fill(self) -> &'static str {
         match self {
-            Kind::Product => "#77aadd",
-            Kind::Convolution => "#ee8866",
-            Kind::Window => "#ffaabb",
-            Kind::Row => "#44bb99",
-            Kind::Elementwise => "#eedd88",
-            Kind::Movement => "#bbcc33",
+            Kind::Computed(Work::Product) => "#77aadd",
+            Kind::Computed(Work::Convolution) => "#ee8866",
+            Kind::Computed(Work::Window) => "#ffaabb",
+            Kind::Computed(Work::Row) => "#44bb99",
+            Kind::Computed(Work::Elementwise) => "#eedd88",
+            Kind::Computed(Work::Movement) => "#bbcc33",
             Kind::Workspace => "#aab2bd",
             Kind::Constant => "#8792a0",
             Kind::State => "#98a2ae",
@@ -273,7 +253,7 @@ impl Scene {
             ty: format!("{}{}", buffer.dtype, buffer.shape),
             bytes: buffer.bytes,
             class: buffer.class,
-            kind: kind.unwrap_or(Kind::Elementwise),
+            kind: kind.unwrap_or(Kind::Computed(Work::Elementwise)),
             segment: buffer.segment,
             offset: buffer.offset,
             uses: lives.uses[b],
@@ -376,7 +356,7 @@ impl Mark {
             name: name.to_owned(),
             operator: operators.get(name).copied().unwrap_or(template.name()).to_owned(),
             kernel: template.name(),
-            kind: Kind::of(template),
+            kind: Kind::Computed(template.def().kind),
             lane: 0,
             reads: reads.to_vec(),
             writes: writes.to_vec(),

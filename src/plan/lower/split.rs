@@ -10,7 +10,8 @@
 //! Parts are kernels like any other: together they compute what the whole would have. Nothing is summed up across parts.
 
 use crate::expr::{Body, Code};
-use crate::kernel::{Kernel, Operand, Template};
+use crate::kernel::templates::Along;
+use crate::kernel::{Kernel, Operand};
 use crate::plan::Window;
 use crate::target::Target;
 use std::cell::Cell;
@@ -98,7 +99,7 @@ impl Cutter<'_> {
         // Where parts begin at multiples of the alignment, they are one kernel.
         let operands = kernel.reads.iter().chain(&kernel.writes).enumerate();
         let steps = operands.filter_map(|(slot, operand)| {
-            let moving = operand_axis(kernel, slot, axis).flatten()?;
+            let Along::Axis(moving) = kernel.axis_of(slot, axis) else { return None };
             Some(operand.access.strides[moving].unsigned_abs() as u64 * operand.dtype.size() as u64)
         });
         let even =
@@ -114,13 +115,7 @@ impl Cutter<'_> {
         if bytes <= self.target.max_binding || operand.packed {
             return Some((0, bytes));
         }
-        let (mut low, mut high) = operand.access.span()?;
-        if let (0, Template::Gather { strides, extents }) = (slot, &kernel.template) {
-            for (&stride, &extent) in strides.iter().zip(extents) {
-                let reach = (extent as isize - 1).saturating_mul(stride);
-                if reach < 0 { low = low.saturating_add(reach) } else { high = high.saturating_add(reach) }
-            }
-        }
+        let (low, high) = kernel.reach(slot).span()?;
         let size = operand.dtype.size() as u64;
         let start = low.max(0) as u64 * size / self.target.alignment * self.target.alignment;
         let end = (high.max(0) as u64).saturating_add(1).saturating_mul(size).next_multiple_of(4);
@@ -162,7 +157,7 @@ fn slice(kernel: &Kernel, axis: usize, start: usize, len: usize) -> Kernel {
     part.shape[axis] = len;
     let reads = kernel.reads.len();
     let cut = |slot: usize, operand: &mut Operand| {
-        if let Some(Some(own)) = operand_axis(kernel, slot, axis) {
+        if let Along::Axis(own) = kernel.axis_of(slot, axis) {
             operand.access = operand.access.slice(own, start, 1, len);
         }
     };
@@ -175,56 +170,6 @@ fn slice(kernel: &Kernel, axis: usize, start: usize, len: usize) -> Kernel {
 fn divides(kernel: &Kernel, axis: usize) -> bool {
     let slots = kernel.reads.len() + kernel.writes.len();
     let indexed = |body: &Body| body.code.iter().any(|instr| instr.code == Code::Index(axis as u32));
-    let codes = match &kernel.template {
-        Template::Row { folds, .. } => folds.iter().any(|fold| indexed(&fold.body)),
-        Template::Attention { score, .. } => indexed(score),
-        _ => false,
-    };
-    !codes && !indexed(&kernel.body) && (0..slots).all(|slot| operand_axis(kernel, slot, axis).is_some())
-}
-
-/// The axis of an operand that runs along one of the index space: `Some(None)` if none does, `None` if the operand cannot be cut there.
-fn operand_axis(kernel: &Kernel, slot: usize, axis: usize) -> Option<Option<usize>> {
-    let (rank, reads) = (kernel.shape.len(), kernel.reads.len());
-    let along = Some(Some(axis));
-    if let Template::Row { inner, .. } = &kernel.template {
-        return if axis < rank - inner { along } else { None };
-    }
-    if slot >= reads || kernel.further().contains(&slot) {
-        return along;
-    }
-    let core = kernel.template.core_reads();
-    // What stands beside a core operand in its prologue moves with it.
-    let slot = match slot < core {
-        true => slot,
-        false => {
-            kernel
-                .prologues
-                .iter()
-                .find(|p| kernel.prologue(p.operand).is_some_and(|(_, own)| own.contains(&slot)))?
-                .operand
-        }
-    };
-    let operand = &kernel.reads[slot].access;
-    match (&kernel.template, slot) {
-        (Template::MatMul, 0) => Some((axis != rank - 1).then_some(axis)),
-        (Template::MatMul, _) => Some((axis != rank - 2).then_some(axis)),
-        (Template::Attention { .. }, _) if axis == rank - 1 => None,
-        (Template::Attention { .. }, 1 | 2) => Some((axis != rank - 2).then_some(axis)),
-        (Template::Attention { .. } | Template::Gather { .. }, _) => along,
-        (Template::Conv { .. } | Template::ConvTranspose { .. }, 0) if axis == 0 => along,
-        (Template::Conv { .. } | Template::ConvTranspose { .. }, 1) if axis == 0 => Some(None),
-        (Template::Conv { groups: 1, .. } | Template::ConvTranspose { groups: 1, .. }, 0) if axis == 1 => Some(None),
-        (Template::Conv { groups: 1, .. }, 1) if axis == 1 => Some(Some(0)),
-        (Template::ConvTranspose { groups: 1, .. }, 1) if axis == 1 => along,
-        (Template::Pool { .. }, _) if axis < 2 => along,
-        (Template::Pad { before, .. }, _) if axis < 2 => {
-            (before[axis] == 0 && operand.shape[axis] == kernel.shape[axis]).then_some(Some(axis))
-        }
-        (Template::Resize { scales, offsets, .. }, _) if axis < 2 => {
-            let same = scales[axis] == 1.0 && offsets[axis] == 0.0 && operand.shape[axis] == kernel.shape[axis];
-            same.then_some(Some(axis))
-        }
-        _ => None,
-    }
+    let codes = kernel.template.bodies().into_iter().chain([&kernel.body]).any(indexed);
+    !codes && (0..slots).all(|slot| kernel.axis_of(slot, axis) != Along::Tied)
 }

@@ -1,6 +1,6 @@
 //! An eager run as a scene: what its log tells of memory, with segments at addresses that are drawn up here.
 
-use super::{Area, Item, Kind, Mark, Peak, Rect, Scene, Space};
+use super::{Area, Item, Kind, Mark, Peak, Rect, Scene, Space, Work};
 use crate::eager::alloc::Block;
 use crate::eager::{Act, Log, Program};
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
         ty: format!("{}{}", b.dtype, b.shape),
         bytes: b.bytes,
         class: b.class,
-        kind: Kind::resident(b.class).unwrap_or(Kind::Elementwise),
+        kind: Kind::resident(b.class).unwrap_or(Kind::Computed(Work::Elementwise)),
         segment: 0,
         offset: 0,
         uses: None,

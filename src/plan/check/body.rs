@@ -1,0 +1,171 @@
+//! Judges the code of a kernel: instructions use earlier ones of the right types, and inputs, indices and reductions that there are.
+
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code, Unary};
+use crate::kernel::validate::{Verdict, ensure};
+use crate::kernel::{Kernel, Operand, RowFold, Template};
+use crate::shape::Shape;
+use crate::target::Target;
+
+/// True if values of `dtype` are stored as `stored`.
+pub fn stores(target: &Target, dtype: DType, stored: DType) -> bool {
+    target.storage(dtype).is_ok_and(|s| s == stored)
+}
+
+/// Checks every body of a [well-formed](Kernel::validate) kernel.
+pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
+    let Kernel { template, shape, reads, writes, body, .. } = kernel;
+    check_prologues(kernel, target)?;
+    let core = (template.core_reads() > 0).then(|| Source { dtype: reads[0].dtype, strides: &[] });
+    let mut scope = Scope::new(target, shape, core);
+    scope.read(&reads[kernel.further()]);
+    match template {
+        Template::Row { inner, folds, per_row } => {
+            scope.reduce(folds)?;
+            if *per_row {
+                scope.inner = *inner;
+            }
+        }
+        Template::Attention { score, .. } => check_score(kernel, score, target)?,
+        Template::Map
+        | Template::MatMul
+        | Template::Conv { .. }
+        | Template::ConvTranspose { .. }
+        | Template::Pool { .. }
+        | Template::Gather { .. }
+        | Template::Pad { .. }
+        | Template::Resize { .. } => {}
+    }
+    let types = scope.check(body)?;
+    for (i, (dtype, operand)) in types.into_iter().zip(writes).enumerate() {
+        ensure(stores(target, dtype, operand.dtype), || {
+            format!("result {i} is {dtype}, operand {i} written is {}", operand.dtype)
+        })?;
+    }
+    Ok(())
+}
+
+fn check_prologues(kernel: &Kernel, target: &Target) -> Verdict {
+    let scalar = Shape::default();
+    for prologue in &kernel.prologues {
+        let name = |e| format!("prologue of operand {}: {e}", prologue.operand);
+        let (_, own) = kernel.prologue(prologue.operand).expect("it is one of the kernel's");
+        let operand = &kernel.reads[prologue.operand];
+        let mut scope = Scope::new(target, &scalar, None);
+        scope.read(std::slice::from_ref(operand));
+        scope.read(&kernel.reads[own]);
+        let types = scope.check(&prologue.body).map_err(name)?;
+        let gives = matches!(types[..], [dtype] if stores(target, dtype, operand.dtype));
+        ensure(gives, || name(format!("expected one result of {}, found {types:?}", operand.dtype)))?;
+    }
+    Ok(())
+}
+
+/// An attention's code from a product and further operands to a score, at each of the indices `[batch.., m, n]`.
+fn check_score(kernel: &Kernel, score: &Body, target: &Target) -> Verdict {
+    let reads = &kernel.reads;
+    let (batch, keys) = (&kernel.shape[..kernel.shape.len() - 1], &reads[1].access.shape);
+    let space = Shape::new([batch, &keys[keys.len() - 1..]].concat());
+    let value = reads[0].dtype;
+    let mut scope = Scope::new(target, &space, Some(Source { dtype: value, strides: &[] }));
+    scope.read(&reads[3..kernel.template.core_reads()]);
+    let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
+    // Scores of halves may be widened: all is computed in f32.
+    let gives = matches!(types[..], [dtype] if dtype == DType::F32 || stores(target, dtype, value));
+    ensure(gives, || format!("score: expected one score, found {types:?}"))
+}
+
+/// An input of a body.
+struct Source<'a> {
+    dtype: DType,
+    strides: &'a [isize],
+}
+
+/// What a body may name.
+struct Scope<'a> {
+    target: &'a Target,
+    inputs: Vec<Source<'a>>,
+    folds: Vec<DType>,
+    /// The index space.
+    shape: &'a Shape,
+    /// How many of its axes are folded away where the body runs.
+    inner: usize,
+}
+
+impl<'a> Scope<'a> {
+    fn new(target: &'a Target, shape: &'a Shape, core: Option<Source<'a>>) -> Scope<'a> {
+        Scope { target, inputs: core.into_iter().collect(), folds: Vec::new(), shape, inner: 0 }
+    }
+
+    /// Elements of these operands are the next inputs.
+    fn read(&mut self, operands: &'a [Operand]) {
+        self.inputs.extend(operands.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
+    }
+
+    /// Each reduction has one result, which later ones and the body may name.
+    fn reduce(&mut self, folds: &[RowFold]) -> Verdict {
+        for (i, fold) in folds.iter().enumerate() {
+            let name = |e| format!("fold {i}: {e}");
+            let types = self.check(&fold.body).map_err(name)?;
+            let &[dtype] = &types[..] else {
+                return Err(name(format!("expected one result, found {}", types.len())));
+            };
+            self.folds.push(dtype);
+        }
+        Ok(())
+    }
+
+    /// The types of the results.
+    fn check(&self, body: &Body) -> Verdict<Vec<DType>> {
+        let mut types: Vec<DType> = Vec::with_capacity(body.code.len());
+        for (i, instr) in body.code.iter().enumerate() {
+            self.instr(instr.code, instr.dtype, &types).map_err(|e| format!("instruction {i}: {e}"))?;
+            types.push(instr.dtype);
+        }
+        let result = |&r: &u32| types.get(r as usize).copied().ok_or_else(|| format!("a result of instruction {r}"));
+        body.results.iter().map(result).collect()
+    }
+
+    fn instr(&self, code: Code, dtype: DType, types: &[DType]) -> Verdict {
+        let of = |i: u32| types.get(i as usize).copied().ok_or_else(|| format!("operand {i} is not an earlier one"));
+        let expect = |i: u32, expected: DType| match of(i)? {
+            found if found == expected => Ok(()),
+            found => Err(format!("operand {i}: expected {expected}, found {found}")),
+        };
+        let result = |expected: DType| {
+            ensure(dtype == expected, || format!("expected a result of type {expected}, found {dtype}"))
+        };
+        match code {
+            Code::Const(_) => Ok(()),
+            Code::Input(i) => {
+                let count = self.inputs.len();
+                let Source { dtype: stored, strides } =
+                    self.inputs.get(i as usize).ok_or_else(|| format!("input {i} of {count}"))?;
+                let mut row = strides.iter().zip(&self.shape[..]).skip(self.shape.len() - self.inner);
+                let fixed = row.all(|(&stride, &extent)| stride == 0 || extent == 1);
+                ensure(fixed, || format!("input {i} moves along the row in code that runs once per row"))?;
+                ensure(stores(self.target, dtype, *stored), || {
+                    format!("input {i} is stored as {stored}, read as {dtype}")
+                })
+            }
+            Code::Index(axis) => {
+                let axes = self.shape.len() - self.inner;
+                ensure((axis as usize) < axes, || format!("an index along axis {axis} of {axes}"))?;
+                ensure(dtype.is_int(), || format!("an index of type {dtype}"))
+            }
+            Code::Fold(i) => {
+                let count = self.folds.len();
+                result(*self.folds.get(i as usize).ok_or_else(|| format!("fold {i} of {count}"))?)
+            }
+            Code::Unary(Unary::Not, a) => expect(a, DType::Bool).and(result(DType::Bool)),
+            Code::Unary(_, a) => expect(a, dtype),
+            Code::Binary(Binary::And | Binary::Or | Binary::Xor, a, b) if !dtype.is_int() => {
+                expect(a, DType::Bool).and(expect(b, DType::Bool)).and(result(DType::Bool))
+            }
+            Code::Binary(op, a, b) if op.compares() => expect(b, of(a)?).and(result(DType::Bool)),
+            Code::Binary(_, a, b) => expect(a, dtype).and(expect(b, dtype)),
+            Code::Select(c, a, b) => expect(c, DType::Bool).and(expect(a, dtype)).and(expect(b, dtype)),
+            Code::Cast(a) => of(a).map(drop),
+        }
+    }
+}
