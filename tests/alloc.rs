@@ -81,12 +81,8 @@ fn replay_allocates_nothing() {
         for mut kernel in kernels {
             kernel.workspace = layout::workspace(&kernel, &Target::cpu(threads as u32));
             let mut sizes: Vec<u64> = Vec::new();
-            for operand in kernel.reads.iter().chain(&kernel.writes) {
-                sizes.push((kernels::elements(&operand.access) * operand.dtype.size()) as u64);
-            }
-            if let Template::Gather { strides, extents } = &kernel.template {
-                let further = strides.iter().zip(extents).map(|(s, e)| s.unsigned_abs() * e).sum::<usize>();
-                sizes[0] += (further * kernel.reads[0].dtype.size()) as u64;
+            for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
+                sizes.push((kernels::elements(&kernel.reach(slot)) * operand.dtype.size()) as u64);
             }
             sizes.extend((kernel.workspace > 0).then_some(kernel.workspace));
             let mut args = Vec::new();

@@ -10,7 +10,7 @@
 use super::templates::mismatch;
 use super::{Fold, Guard, Kernel, Nearest, PadMode, Pool, ResizeMode, Template, Window};
 use crate::expr::{maximum, minimum};
-use crate::shape::advance;
+use crate::shape::{Access, advance};
 
 /// Where a kernel's elements are. Operands are counted among the reads, or among the writes.
 pub trait Memory {
@@ -20,6 +20,10 @@ pub trait Memory {
     fn store(&mut self, write: usize, element: isize, value: f64);
     /// The next row begins.
     fn begin_row(&mut self) {}
+    /// True if no store changes what a load gives. Prologues then run once per element, and not at each use.
+    fn is_apart(&self) -> bool {
+        false
+    }
 }
 
 /// In which order rows, and elements of a row, are computed.
@@ -43,9 +47,25 @@ pub struct Row {
 pub struct Elements<'a> {
     kernel: &'a Kernel,
     memory: &'a mut dyn Memory,
+    /// Core operands that have passed their prologues, and how they lie.
+    passed: Vec<Option<(Access, Vec<f64>)>>,
 }
 
 impl Elements<'_> {
+    fn new<'a>(kernel: &'a Kernel, memory: &'a mut dyn Memory) -> Elements<'a> {
+        let mut elements = Elements { kernel, memory, passed: Vec::new() };
+        if elements.memory.is_apart() && !kernel.prologues.is_empty() {
+            let pass = |operand: usize| {
+                kernel.prologue(operand)?;
+                let access = Access::contiguous(kernel.reads[operand].access.shape.clone());
+                let all = indices(&access.shape, Order::Forwards);
+                Some((access, all.iter().map(|index| elements.at(operand, index)).collect()))
+            };
+            elements.passed = (0..kernel.template.core_reads()).map(pass).collect();
+        }
+        elements
+    }
+
     /// An element of an operand, as it is stored.
     fn load(&mut self, read: usize, index: &[usize]) -> f64 {
         self.memory.load(read, self.kernel.reads[read].access.at(index))
@@ -53,13 +73,32 @@ impl Elements<'_> {
 
     /// An element of a core operand, behind its prologue.
     fn at(&mut self, operand: usize, index: &[usize]) -> f64 {
+        if let Some(Some((access, values))) = self.passed.get(operand) {
+            return values[access.at(index) as usize];
+        }
         let Some((prologue, own)) = self.kernel.prologue(operand) else { return self.load(operand, index) };
         let inputs: Vec<f64> = std::iter::once(operand).chain(own).map(|r| self.load(r, index)).collect();
         prologue.body.eval(&inputs, index, &[])[0]
     }
 
-    /// The elements that the body reads at an index. With `still`, those of operands that move along the axes behind that many
-    /// are no numbers.
+    /// The elements of a core operand along an axis, behind its prologue; `index` is the first.
+    fn along(&mut self, operand: usize, index: &[usize], axis: usize) -> Vec<f64> {
+        let access = &self.kernel.reads[operand].access;
+        if self.kernel.prologues.is_empty() {
+            let (first, step) = (access.at(index), access.strides[axis]);
+            let load = |i: usize| self.memory.load(operand, first + i as isize * step);
+            return (0..access.shape[axis]).map(load).collect();
+        }
+        let mut index = index.to_vec();
+        let at = |i: usize| {
+            index[axis] = i;
+            self.at(operand, &index)
+        };
+        (0..access.shape[axis]).map(at).collect()
+    }
+
+    /// The elements that the body reads at an index. Operands that move along the axes from `still` on have no element there:
+    /// theirs is no number.
     fn further(&mut self, index: &[usize], still: usize) -> Vec<f64> {
         let kernel = self.kernel;
         let read = |r: usize| {
@@ -94,9 +133,9 @@ pub fn run(kernel: &Kernel, order: Order, memory: &mut dyn Memory) {
     let rows = kernel.template.rows();
     let (outer, inner) = kernel.shape.split_at(kernel.shape.len() - rows.axes);
     let meaning = kernel.template.def().meaning;
+    let mut elements = Elements::new(kernel, memory);
     for row in indices(outer, order) {
-        memory.begin_row();
-        let mut elements = Elements { kernel, memory };
+        elements.memory.begin_row();
         let Row { core, folds } = meaning(kernel, &row, &mut elements);
         let write = |elements: &mut Elements, inputs: &[f64], index: &[usize]| {
             let results = kernel.body.eval(inputs, index, &folds);
@@ -136,6 +175,9 @@ pub fn evaluate(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
         fn store(&mut self, write: usize, _: isize, value: f64) {
             self.written[write].push(value);
         }
+        fn is_apart(&self) -> bool {
+            true
+        }
     }
     let mut buffers = Buffers { reads, written: vec![Vec::new(); kernel.writes.len()] };
     run(kernel, Order::Forwards, &mut buffers);
@@ -168,29 +210,25 @@ fn single(value: f64) -> Row {
     Row { core: vec![value], folds: Vec::new() }
 }
 
-/// A row of operand 0 times a column of operand 1.
-fn product(batch: &[usize], m: usize, n: usize, elements: &mut Elements) -> f64 {
-    let (mut row, mut column) = ([batch, &[m, 0]].concat(), [batch, &[0, n]].concat());
-    let mut sum = 0.0;
-    for k in 0..elements.shape(0)[batch.len() + 1] {
-        (row[batch.len() + 1], column[batch.len()]) = (k, k);
-        sum += elements.at(0, &row) * elements.at(1, &column);
-    }
-    sum
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 pub(super) fn matmul(_: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let [batch @ .., m, n] = index else { panic!("a product has at least two axes") };
-    single(product(batch, *m, *n, elements))
+    let row = elements.along(0, &[batch, &[*m, 0]].concat(), batch.len() + 1);
+    let column = elements.along(1, &[batch, &[0, *n]].concat(), batch.len());
+    single(dot(&row, &column))
 }
 
 pub(super) fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
     let Template::Attention { score, further, guarded } = &kernel.template else { mismatch(&kernel.template) };
-    let [batch @ .., m] = row else { panic!("an attention has at least two axes") };
+    let [batch @ .., _] = row else { panic!("an attention has at least two axes") };
+    let query = elements.along(0, &[row, &[0]].concat(), row.len());
     let mut scores = Vec::new();
     for n in 0..elements.shape(1)[row.len()] {
         let index = [row, &[n]].concat();
-        let mut inputs = vec![product(batch, *m, n, elements)];
+        let mut inputs = vec![dot(&query, &elements.along(1, &[batch, &[0, n]].concat(), batch.len()))];
         inputs.extend((3..3 + further).map(|r| elements.at(r, &index)));
         scores.push(score.eval(&inputs, &index, &[])[0]);
     }
@@ -203,9 +241,8 @@ pub(super) fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements)
         None => false,
     };
     let mut value = |e: usize| {
-        let weighed = powers.iter().enumerate().map(|(n, p)| p * elements.at(2, &[batch, &[n, e]].concat()));
-        let sum: f64 = weighed.sum();
-        if weightless { 0.0 } else { sum / total }
+        let values = elements.along(2, &[batch, &[0, e]].concat(), batch.len());
+        if weightless { 0.0 } else { dot(&powers, &values) / total }
     };
     let core = (0..kernel.shape[row.len()]).map(&mut value).collect();
     Row { core, folds: Vec::new() }
@@ -235,14 +272,13 @@ fn place(window: &Window, at: &[usize], tap: &[usize], places: &[usize]) -> Opti
 pub(super) fn conv(kernel: &Kernel, index: &[usize], elements: &mut Elements) -> Row {
     let Template::Conv { groups, window } = &kernel.template else { mismatch(&kernel.template) };
     let &[n, o, ref spatial @ ..] = index else { panic!("a convolution has five axes") };
-    let channels = elements.shape(1)[1];
-    let first = o / (kernel.shape[1] / groups) * channels;
+    let first = o / (kernel.shape[1] / groups) * elements.shape(1)[1];
     let mut sum = 0.0;
     for t in indices(&window.kernel, Order::Forwards) {
         let Some([z, y, x]) = source(window, spatial, &t, &elements.shape(0)[2..]) else { continue };
-        for c in 0..channels {
-            sum += elements.at(0, &[n, first + c, z, y, x]) * elements.at(1, &[o, c, t[0], t[1], t[2]]);
-        }
+        let weights = elements.along(1, &[o, 0, t[0], t[1], t[2]], 1);
+        let data = (first..first + weights.len()).map(|c| elements.at(0, &[n, c, z, y, x]));
+        sum += dot(&weights, &data.collect::<Vec<f64>>());
     }
     single(sum)
 }

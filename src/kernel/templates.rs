@@ -5,9 +5,7 @@
 
 use super::meaning::{self, Elements, Row};
 use super::validate::{MOST_EXTENT, Verdict, ensure, is_countable};
-use super::{
-    Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window,
-};
+use super::{Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window};
 use crate::dtype::DType;
 use crate::expr::{Body, Expr};
 use crate::shape::{Access, Shape};
@@ -484,9 +482,7 @@ static PAD: TemplateDef = TemplateDef {
         let Template::Pad { before, mode } = &kernel.template else { mismatch(&kernel.template) };
         let rank = kernel.shape.len();
         kernel.reads_axes(0, rank)?;
-        ensure(before.len() == rank, || {
-            format!("expected padding for each of {rank} axes, found {}", before.len())
-        })?;
+        ensure(before.len() == rank, || format!("expected padding for each of {rank} axes, found {}", before.len()))?;
         let data = &kernel.reads[0].access.shape;
         let small = before.iter().all(|p| p.unsigned_abs() <= MOST_EXTENT);
         ensure(small, || format!("padding of {before:?} is too large"))?;

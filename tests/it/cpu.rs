@@ -2,13 +2,14 @@
 //! that it refuses.
 
 use crate::kernels;
-use crate::kernels::{Case, interpret};
+use crate::kernels::Case;
 use plimsoll::backend::cpu::simd::Isa;
 use plimsoll::backend::cpu::{Cpu, Line, Region};
 use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::dtype::DType;
 use plimsoll::error::Error;
 use plimsoll::expr::{Body, Expr};
+use plimsoll::kernel::meaning::evaluate;
 use plimsoll::kernel::{Kernel, Operand, Template, layout};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::{Memory, Target};
@@ -83,11 +84,11 @@ fn compare(case: &Case, expected: &[Vec<f64>], found: &[Vec<f64>]) -> Option<Str
 
 /// One thread and two give the same bits; packed operands and every instruction set give the same values.
 #[test]
-fn every_case_agrees_with_the_interpreter() {
+fn every_case_agrees_with_the_reference() {
     let mut wrong = Vec::new();
     let target = Target::cpu(2);
     for case in kernels::cases().into_iter().filter(|case| case.is_hosted(&target)) {
-        let expected = interpret(&case.kernel, &case.inputs);
+        let expected = evaluate(&case.kernel, &case.inputs);
         for isa in Isa::available() {
             for packed in [false, true] {
                 let results = [1, 2].map(|threads| {

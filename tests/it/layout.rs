@@ -1,7 +1,8 @@
 //! Plans for tensor cores choose where the channels of images lie, and compute the same.
 
-use crate::kernels::{elements, indices, interpret};
+use crate::kernels::{elements, indices};
 use plimsoll::kernel::library::Call;
+use plimsoll::kernel::meaning::evaluate;
 use plimsoll::kernel::{Kernel, Template};
 use plimsoll::plan::{Limits, Plan};
 use plimsoll::target::Libraries;
@@ -78,7 +79,7 @@ fn run(plan: &Plan, constants: &[Vec<f64>], inputs: &[Tensor]) -> Vec<Vec<f64>> 
     for step in &plan.steps {
         let kernel: &Kernel = &plan.kernels[step.kernel];
         let reads: Vec<_> = step.reads.iter().map(|&b| buffers[b].clone()).collect();
-        for ((operand, &buffer), values) in kernel.writes.iter().zip(&step.writes).zip(interpret(kernel, &reads)) {
+        for ((operand, &buffer), values) in kernel.writes.iter().zip(&step.writes).zip(evaluate(kernel, &reads)) {
             let buffer = &mut buffers[buffer];
             buffer.resize(buffer.len().max(elements(&operand.access)), f64::NAN);
             for (index, value) in indices(&operand.access.shape).iter().zip(values) {

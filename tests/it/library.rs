@@ -1,9 +1,10 @@
 //! Library calls: each computes the same as its kernel, and takes over no more of it than the library can.
 
-use crate::kernels::{cases, elements, indices, interpret};
+use crate::kernels::{cases, elements, indices};
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::kernel::meaning::evaluate;
 use plimsoll::kernel::{Kernel, Operand, Template, Window};
 use plimsoll::shape::{Access, Shape};
 use plimsoll::target::Target;
@@ -88,7 +89,7 @@ fn split(kernel: &Kernel, target: &Target, reads: &[Vec<f64>]) -> Option<(Vec<f6
         None => indices(&write.shape).iter().map(|i| result[write.at(i) as usize]).collect(),
         Some((map, slots)) => {
             let buffers: Buffers = [result].into_iter().chain(slots.iter().map(|&s| reads[s].clone())).collect();
-            interpret(map, &buffers).swap_remove(0)
+            evaluate(map, &buffers).swap_remove(0)
         }
     };
     Some((values, call, split.rest.is_some()))
@@ -155,7 +156,7 @@ fn calls_compute_what_the_kernel_does() {
             let name = format!("{}, {name}", case.name);
             let alike = matches!(call, Call::MatMul(_)) || name.contains("residual");
             assert!(mapped == rest || !alike || bias.strides == whole.strides, "{name}: {call:?}");
-            let expected = interpret(&kernel, &reads).swap_remove(0);
+            let expected = evaluate(&kernel, &reads).swap_remove(0);
             let peak = expected.iter().fold(1e-30f64, |p, v| p.max(v.abs()));
             for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
                 assert!((found - expected).abs() <= 1e-9 * peak, "{name}: {i}: expected {expected}, found {found}");

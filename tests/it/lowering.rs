@@ -3,7 +3,9 @@
 use crate::samples;
 use crate::samples::Sample;
 use plimsoll::dtype::DType;
-use plimsoll::kernel::{Nearest, Pool, ResizeMode, Template, Window};
+use plimsoll::expr::Body;
+use plimsoll::kernel::meaning::evaluate;
+use plimsoll::kernel::{Kernel, Operand};
 use plimsoll::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
 use plimsoll::ops;
 use plimsoll::shape::{Access, Shape, advance};
@@ -47,9 +49,8 @@ impl Machine {
                 let stored: Vec<_> = operands.iter().flatten().map(|(fact, values)| backwards(fact, values)).collect();
                 let at: Vec<_> = stored.iter().map(|(access, _)| access.clone()).collect();
                 let core = template(&call, &at)?;
-                let Some(values) = interpret(&core, |input| &stored[input].1) else {
-                    return self.add(name, inputs, attrs, false);
-                };
+                let buffers: Vec<_> = core.reads.iter().map(|&(input, _)| stored[input].1.clone()).collect();
+                let values = evaluate(&kernel(&core), &buffers).remove(0);
                 self.templates += 1;
                 Ok(vec![self.push(outputs[0].clone(), values)])
             }
@@ -88,141 +89,18 @@ fn backwards(fact: &Fact, values: &[f64]) -> (Access, Vec<f64>) {
     (access, stored)
 }
 
-/// The element at a possibly negative index, if it is one.
-fn element(access: &Access, values: &[f64], index: &[isize]) -> Option<f64> {
-    let inside = index.iter().zip(access.shape.iter()).all(|(&i, &d)| (0..d as isize).contains(&i));
-    let index: Vec<usize> = index.iter().map(|&i| i as usize).collect();
-    inside.then(|| values[access.at(&index) as usize])
-}
-
-/// The core's values by the template's definition, for the templates that the rows of this file's concern use.
-fn interpret<'a>(core: &TemplateCall, buffer: impl Fn(usize) -> &'a Vec<f64>) -> Option<Vec<f64>> {
-    let read = |r: usize, index: &[isize]| element(&core.reads[r].1, buffer(core.reads[r].0), index);
-    let x = |r: usize| &core.reads[r].1.shape;
-    let mut out = Vec::new();
-    let mut index = vec![0; core.shape.len()];
-    for _ in 0..core.shape.numel() {
-        let i: Vec<isize> = index.iter().map(|&i| i as isize).collect();
-        out.push(match &core.template {
-            Template::MatMul => {
-                let (batch, last) = i.split_at(i.len() - 2);
-                let k = *x(0).last().expect("at least two axes") as isize;
-                let at = |r, row, column| read(r, &[batch, &[row, column]].concat()).expect("inside");
-                (0..k).map(|k| at(0, last[0], k) * at(1, k, last[1])).sum()
-            }
-            Template::Conv { groups, window } => {
-                let per_group = x(1)[1] as isize;
-                let first = i[1] / (core.shape[1] / groups) as isize * per_group;
-                let mut sum = 0.0;
-                taps(window, |t| {
-                    let at = |k: usize| i[2 + k] * step(window.strides, k) + t[k] * step(window.dilations, k);
-                    let at = [0, 1, 2].map(|k| at(k) - window.pads[k] as isize);
-                    for c in 0..per_group {
-                        let value = read(0, &[i[0], first + c, at[0], at[1], at[2]]).unwrap_or(0.0);
-                        sum += value * read(1, &[i[1], c, t[0], t[1], t[2]]).expect("inside the filter");
-                    }
-                });
-                sum
-            }
-            Template::ConvTranspose { groups, window } => {
-                let (c_per, o_per) = (x(0)[1] as isize / *groups as isize, x(1)[1] as isize);
-                let group = i[1] / o_per;
-                let mut sum = 0.0;
-                taps(window, |t| {
-                    let at = |k: usize| i[2 + k] + window.pads[k] as isize - t[k] * step(window.dilations, k);
-                    let at = [0, 1, 2].map(|k| (at(k), step(window.strides, k)));
-                    if at.iter().any(|&(at, stride)| at % stride != 0) {
-                        return;
-                    }
-                    let at = at.map(|(at, stride)| at / stride);
-                    for c in group * c_per..(group + 1) * c_per {
-                        let value = read(0, &[i[0], c, at[0], at[1], at[2]]).unwrap_or(0.0);
-                        sum += value * read(1, &[c, i[1] % o_per, t[0], t[1], t[2]]).expect("inside the filter");
-                    }
-                });
-                sum
-            }
-            Template::Pool { window, pool } => {
-                let (mut max, mut sum, mut inside, mut padded) = (f64::NEG_INFINITY, 0.0, 0, 0);
-                taps(window, |t| {
-                    let at = |k: usize| i[2 + k] * step(window.strides, k) + t[k] * step(window.dilations, k);
-                    let at = [0, 1, 2].map(|k| at(k) - window.pads[k] as isize);
-                    if let Some(value) = read(0, &[i[0], i[1], at[0], at[1], at[2]]) {
-                        (max, sum, inside) = (f64::max(max, value), sum + value, inside + 1);
-                    }
-                    if let Pool::MeanPadded { pads_end } = pool {
-                        padded += usize::from((0..3).all(|k| at[k] < (x(0)[2 + k] + pads_end[k]) as isize));
-                    }
-                });
-                match pool {
-                    Pool::Max => max,
-                    Pool::Mean => sum / inside as f64,
-                    Pool::MeanPadded { .. } => sum / padded as f64,
-                }
-            }
-            Template::Resize { scales, offsets, mode } => {
-                // All combinations of the axes' neighbours at once.
-                let mut taps = vec![(Vec::new(), 1.0)];
-                for k in 0..i.len() {
-                    let neighbours = neighbours(i[k] as f64 * scales[k] + offsets[k], x(0)[k], *mode);
-                    let extend = |(at, w): &(Vec<isize>, f64)| {
-                        neighbours.iter().map(|&(j, v)| ([&at[..], &[j]].concat(), w * v)).collect::<Vec<_>>()
-                    };
-                    taps = taps.iter().flat_map(extend).collect();
-                }
-                taps.iter().map(|(at, w)| w * read(0, at).expect("clamped")).sum()
-            }
-            _ => return None,
-        });
-        advance(&mut index, &core.shape);
-    }
-    Some(out)
-}
-
-fn step(steps: [usize; 3], k: usize) -> isize {
-    steps[k] as isize
-}
-
-fn taps(window: &Window, mut f: impl FnMut([isize; 3])) {
-    let mut index = [0; 3];
-    for _ in 0..window.kernel.iter().product() {
-        f(index.map(|i| i as isize));
-        advance(&mut index, &window.kernel);
-    }
-}
-
-fn neighbours(x: f64, len: usize, mode: ResizeMode) -> Vec<(isize, f64)> {
-    let last = len as isize - 1;
-    let floor = x.floor() as isize;
-    match mode {
-        ResizeMode::Nearest(rule) => {
-            let nearest = match rule {
-                Nearest::Floor => floor,
-                Nearest::Ceil => x.ceil() as isize,
-                Nearest::RoundPreferFloor => floor + isize::from(x - x.floor() > 0.5),
-                Nearest::RoundPreferCeil => floor + isize::from(x - x.floor() >= 0.5),
-            };
-            vec![(nearest.clamp(0, last), 1.0)]
-        }
-        ResizeMode::Linear => {
-            let x = x.clamp(0.0, last as f64);
-            let floor = x.floor() as isize;
-            vec![(floor, 1.0 - (x - x.floor())), ((floor + 1).min(last), x - x.floor())]
-        }
-        ResizeMode::Cubic { a, exclude_outside } => {
-            // Cubic convolution, one polynomial per neighbour.
-            let t = x - x.floor();
-            let s = 1.0 - t;
-            let near = |t: f64| (a + 2.0) * t.powi(3) - (a + 3.0) * t.powi(2) + 1.0;
-            let far = |t: f64| a * (t + 1.0).powi(3) - 5.0 * a * (t + 1.0).powi(2) + 8.0 * a * (t + 1.0) - 4.0 * a;
-            let mut taps = vec![(floor - 1, far(t)), (floor, near(t)), (floor + 1, near(s)), (floor + 2, far(s))];
-            if exclude_outside {
-                taps.retain(|(i, _)| (0..=last).contains(i));
-                let sum: f64 = taps.iter().map(|(_, w)| w).sum();
-                taps.iter_mut().for_each(|(_, w)| *w /= sum);
-            }
-            taps.into_iter().map(|(i, w)| (i.clamp(0, last), w)).collect()
-        }
+/// The kernel that writes a template's core values as they are.
+fn kernel(core: &TemplateCall) -> Kernel {
+    let operand = |access: Access| Operand { dtype: DType::F64, access, packed: false };
+    Kernel {
+        template: core.template.clone(),
+        shape: core.shape.clone(),
+        reads: core.reads.iter().map(|(_, access)| operand(access.clone())).collect(),
+        writes: vec![operand(Access::contiguous(core.shape.clone()))],
+        prologues: Vec::new(),
+        body: Body::identity(DType::F64),
+        workspace: 0,
+        call: None,
     }
 }
 

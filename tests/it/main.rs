@@ -49,6 +49,7 @@ mod emulate;
 mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
+mod templates;
 
 // The library and the program from outside.
 mod cli;

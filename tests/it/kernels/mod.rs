@@ -1,11 +1,13 @@
-//! Kernels for testing a backend by itself, and their meaning: a plain interpreter in `f64` that shares nothing with any
-//! backend but the definition of [`Kernel`].
+//! Kernels for testing a backend by itself, and what their operands hold. They are held against the
+//! [reference](plimsoll::kernel::meaning), which shares nothing with any backend but the definition of [`Kernel`].
 
 pub mod variants;
 
 use plimsoll::dtype::DType;
 use plimsoll::expr::{Body, Expr};
 use plimsoll::kernel::layout::prologue;
+use plimsoll::kernel::meaning::evaluate;
+use plimsoll::kernel::templates::TEMPLATES;
 use plimsoll::kernel::{
     Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, ResizeMode, RowFold, Template, Window,
 };
@@ -36,7 +38,7 @@ impl Case {
         let operand = &kernel.writes[write];
         let len = elements(&operand.access);
         let found = Tensor::new(operand.dtype, [len], found).expect("whole elements").to_f64();
-        let exact = interpret(&self.kernel, &self.inputs).swap_remove(write);
+        let exact = evaluate(&self.kernel, &self.inputs).swap_remove(write);
         let half = kernel.reads.iter().chain(&kernel.writes).any(|o| matches!(o.dtype, DType::F16 | DType::BF16));
         // What is beyond a half's range is infinite in it.
         let expected = if half { Tensor::from_f64(operand.dtype, [exact.len()], &exact).to_f64() } else { exact };
@@ -82,277 +84,6 @@ pub fn indices(shape: &[usize]) -> Vec<Vec<usize>> {
         out = out.into_iter().flat_map(|i| (0..d).map(move |k| [&i[..], &[k]].concat())).collect();
     }
     out
-}
-
-/// The values of every write over its index space, in row-major order.
-pub fn interpret(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    if !kernel.prologues.is_empty() {
-        let (plain, reads) = without_prologues(kernel, reads);
-        return interpret(&plain, &reads);
-    }
-    let load = |r: usize, index: &[usize]| reads[r][kernel.reads[r].access.at(index) as usize];
-    let mut out = vec![Vec::new(); kernel.writes.len()];
-    let mut push = |values: Vec<f64>| out.iter_mut().zip(values).for_each(|(o, v)| o.push(v));
-    match &kernel.template {
-        Template::Row { inner, folds, per_row } => {
-            let (outer, row) = kernel.shape.split_at(kernel.shape.len() - inner);
-            let row = indices(row);
-            for o in indices(outer) {
-                let at = |i: &[usize]| [&o[..], i].concat();
-                let inputs = |i: &[usize]| (0..reads.len()).map(|r| load(r, i)).collect::<Vec<_>>();
-                let mut folded = Vec::new();
-                for f in folds {
-                    let values = row.iter().map(|i| f.body.eval(&inputs(&at(i)), &at(i), &folded)[0]);
-                    let value = match f.fold {
-                        Fold::Sum => values.sum(),
-                        Fold::Prod => values.product(),
-                        Fold::Max => values.fold(f64::NEG_INFINITY, |a, b| if a > b || a.is_nan() { a } else { b }),
-                        Fold::Min => values.fold(f64::INFINITY, |a, b| if a < b || a.is_nan() { a } else { b }),
-                    };
-                    folded.push(value);
-                }
-                if *per_row {
-                    let index = at(&vec![0; *inner]);
-                    let values = if row.is_empty() { vec![0.0; reads.len()] } else { inputs(&index) };
-                    push(kernel.body.eval(&values, &index, &folded));
-                } else {
-                    row.iter().for_each(|i| push(kernel.body.eval(&inputs(&at(i)), &at(i), &folded)));
-                }
-            }
-        }
-        _ => {
-            let core = core_values(kernel, reads);
-            for (i, index) in indices(&kernel.shape).iter().enumerate() {
-                let further = kernel.further().map(|r| load(r, index));
-                let inputs: Vec<f64> = core.get(i).copied().into_iter().chain(further).collect();
-                push(kernel.body.eval(&inputs, index, &[]));
-            }
-        }
-    }
-    out
-}
-
-/// The kernel for operands that have passed their prologues, and those operands.
-fn without_prologues(kernel: &Kernel, reads: &[Vec<f64>]) -> (Kernel, Vec<Vec<f64>>) {
-    let (mut plain, mut passed) = (kernel.clone(), reads.to_vec());
-    for Prologue { operand, body, .. } in &kernel.prologues {
-        let (_, own) = kernel.prologue(*operand).expect("it is the kernel's");
-        let inputs = |index: &[usize]| -> Vec<f64> {
-            let load = |r: usize| reads[r][kernel.reads[r].access.at(index) as usize];
-            [*operand].into_iter().chain(own.clone()).map(load).collect()
-        };
-        let shape = &kernel.reads[*operand].access.shape;
-        passed[*operand] = indices(shape).iter().map(|i| body.eval(&inputs(i), i, &[])[0]).collect();
-        plain.reads[*operand].access = dense(shape);
-    }
-    plain.reads.truncate(kernel.further().end);
-    passed.truncate(kernel.further().end);
-    plain.prologues.clear();
-    (plain, passed)
-}
-
-/// What the core of a kernel is at every index, in row-major order; nothing where there is none.
-fn core_values(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<f64> {
-    match kernel.template {
-        Template::Map => Vec::new(),
-        // Its weights are those of a whole row.
-        Template::Attention { .. } => {
-            let rows = indices(&kernel.shape[..kernel.shape.len() - 1]);
-            rows.iter().flat_map(|row| attended(kernel, reads, row)).collect()
-        }
-        _ => indices(&kernel.shape).iter().map(|index| core_value(kernel, reads, index)).collect(),
-    }
-}
-
-/// What lies along an axis of an operand, from an index on.
-fn along<'a>(access: &Access, values: &'a [f64], index: &[usize], axis: usize) -> impl Iterator<Item = f64> + use<'a> {
-    let (start, step) = (access.at(index), access.strides[axis]);
-    (0..access.shape[axis] as isize).map(move |i| values[(start + i * step) as usize])
-}
-
-/// A row of the first operand times a column of the second.
-fn product(kernel: &Kernel, reads: &[Vec<f64>], batch: &[usize], m: usize, n: usize) -> f64 {
-    let access = |r: usize| &kernel.reads[r].access;
-    let row = along(access(0), &reads[0], &[batch, &[m, 0]].concat(), batch.len() + 1);
-    let column = along(access(1), &reads[1], &[batch, &[0, n]].concat(), batch.len());
-    row.zip(column).map(|(x, y)| x * y).sum()
-}
-
-/// A row of attention.
-fn attended(kernel: &Kernel, reads: &[Vec<f64>], row: &[usize]) -> Vec<f64> {
-    let Template::Attention { score, further, guarded } = &kernel.template else { unreachable!("it is attention") };
-    let access = |r: usize| &kernel.reads[r].access;
-    let (&m, batch) = row.split_last().expect("it has rows");
-    let score = |n: usize| {
-        let at = [batch, &[m, n]].concat();
-        let inputs = (3..3 + further).map(|r| reads[r][access(r).at(&at) as usize]);
-        score.eval(&[product(kernel, reads, batch, m, n)].into_iter().chain(inputs).collect::<Vec<_>>(), &at, &[])[0]
-    };
-    let scores: Vec<f64> = (0..access(1).shape[row.len()]).map(score).collect();
-    let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let powers: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-    let total = powers.iter().sum::<f64>();
-    let weightless = match guarded {
-        Some(Guard::Unseen) => top == f64::NEG_INFINITY && scores.iter().all(|s| *s == top),
-        Some(Guard::All) => total.is_nan(),
-        None => false,
-    };
-    let value = |e: usize| {
-        let values = along(access(2), &reads[2], &[batch, &[0, e]].concat(), batch.len());
-        powers.iter().zip(values).map(|(p, v)| p * v).sum::<f64>() / total
-    };
-    (0..kernel.shape[row.len()]).map(|e| if weightless { 0.0 } else { value(e) }).collect()
-}
-
-fn core_value(kernel: &Kernel, reads: &[Vec<f64>], index: &[usize]) -> f64 {
-    let access = |r: usize| &kernel.reads[r].access;
-    let load = |r: usize, index: &[usize]| reads[r][access(r).at(index) as usize];
-    let rank = index.len();
-    match &kernel.template {
-        Template::Map | Template::Row { .. } => unreachable!("these have no core"),
-        Template::Attention { .. } => unreachable!("it is computed by rows"),
-        Template::MatMul => product(kernel, reads, &index[..rank - 2], index[rank - 2], index[rank - 1]),
-        Template::Conv { groups, window } => {
-            let x = &access(0).shape;
-            let w = &access(1).shape;
-            let per_group = kernel.shape[1] / groups;
-            let group = index[1] / per_group;
-            let mut sum = 0.0;
-            for t in indices(&w[2..]) {
-                if let Some([z, y, x]) = source(window, &index[2..], &t, &x[2..]) {
-                    let data = along(access(0), &reads[0], &[index[0], group * w[1], z, y, x], 1);
-                    let weights = along(access(1), &reads[1], &[index[1], 0, t[0], t[1], t[2]], 1);
-                    sum += weights.zip(data).map(|(w, x)| w * x).sum::<f64>();
-                }
-            }
-            sum
-        }
-        Template::ConvTranspose { groups, window } => {
-            let shape = &access(0).shape;
-            let per_group = kernel.shape[1] / groups;
-            let channels = shape[1] / groups;
-            let (group, o) = (index[1] / per_group, index[1] % per_group);
-            let mut sum = 0.0;
-            for t in indices(&window.kernel) {
-                let from = |a: usize| {
-                    let at = (index[2 + a] + window.pads[a]).checked_sub(t[a] * window.dilations[a])?;
-                    let x = at / window.strides[a];
-                    (at % window.strides[a] == 0 && x < shape[2 + a]).then_some(x)
-                };
-                if let (Some(z), Some(y), Some(x)) = (from(0), from(1), from(2)) {
-                    for c in group * channels..(group + 1) * channels {
-                        sum += load(0, &[index[0], c, z, y, x]) * load(1, &[c, o, t[0], t[1], t[2]]);
-                    }
-                }
-            }
-            sum
-        }
-        Template::Pool { window, pool } => {
-            let shape = &access(0).shape;
-            let inside: Vec<f64> = indices(&window.kernel)
-                .iter()
-                .filter_map(|t| source(window, &index[2..], t, &shape[2..]))
-                .map(|[z, y, x]| load(0, &[index[0], index[1], z, y, x]))
-                .collect();
-            match pool {
-                Pool::Max => {
-                    // A NaN stays one.
-                    let larger = |a: f64, b: f64| if a.is_nan() || a >= b { a } else { b };
-                    inside.iter().copied().fold(f64::NEG_INFINITY, larger)
-                }
-                Pool::Mean => inside.iter().sum::<f64>() / inside.len().max(1) as f64,
-                Pool::MeanPadded { pads_end } => {
-                    let counted = |t: &&Vec<usize>| {
-                        (0..3).all(|a| {
-                            let at = index[2 + a] * window.strides[a] + t[a] * window.dilations[a];
-                            at < window.pads[a] + shape[2 + a] + pads_end[a]
-                        })
-                    };
-                    let count = indices(&window.kernel).iter().filter(counted).count();
-                    inside.iter().sum::<f64>() / count.max(1) as f64
-                }
-            }
-        }
-        Template::Gather { strides, extents } => {
-            let mut at = access(0).at(index);
-            for (j, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
-                let i = load(1 + j, index);
-                let i = if i < 0.0 { i + extent as f64 } else { i };
-                at += i.clamp(0.0, extent as f64 - 1.0) as isize * stride;
-            }
-            reads[0][at as usize]
-        }
-        Template::Pad { before, mode } => {
-            let mut at = Vec::new();
-            for (a, (&i, &before)) in index.iter().zip(before).enumerate() {
-                let n = access(0).shape[a] as isize;
-                let i = i as isize - before;
-                at.push(match mode {
-                    _ if (0..n).contains(&i) => i,
-                    PadMode::Constant(value) => return *value,
-                    PadMode::Edge => i.clamp(0, n - 1),
-                    PadMode::Wrap => i.rem_euclid(n),
-                    PadMode::Reflect if n == 1 => 0,
-                    PadMode::Reflect => {
-                        let i = i.rem_euclid(2 * (n - 1));
-                        i.min(2 * (n - 1) - i)
-                    }
-                } as usize);
-            }
-            load(0, &at)
-        }
-        Template::Resize { scales, offsets, mode } => {
-            // Per axis, the neighbours and their weights.
-            let mut taps: Vec<Vec<(usize, f64)>> = Vec::new();
-            for a in 0..rank {
-                let n = access(0).shape[a] as isize;
-                let x = index[a] as f64 * scales[a] + offsets[a];
-                let clamp = |i: f64| (i as isize).clamp(0, n - 1) as usize;
-                if scales[a] == 1.0 && offsets[a] == 0.0 {
-                    taps.push(vec![(index[a], 1.0)]);
-                    continue;
-                }
-                taps.push(match *mode {
-                    ResizeMode::Nearest(rule) => vec![(
-                        clamp(match rule {
-                            Nearest::Floor => x.floor(),
-                            Nearest::Ceil => x.ceil(),
-                            Nearest::RoundPreferFloor => (x - 0.5).ceil(),
-                            Nearest::RoundPreferCeil => (x + 0.5).floor(),
-                        }),
-                        1.0,
-                    )],
-                    ResizeMode::Linear => {
-                        let x = x.clamp(0.0, n as f64 - 1.0);
-                        let f = x - x.floor();
-                        vec![(clamp(x.floor()), 1.0 - f), (clamp(x.floor() + 1.0), f)]
-                    }
-                    ResizeMode::Cubic { a, exclude_outside } => {
-                        let weight = |d: f64| match d.abs() {
-                            d if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
-                            d if d < 2.0 => ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a,
-                            _ => 0.0,
-                        };
-                        let around = (-1..3).map(|k| x.floor() + f64::from(k));
-                        let mut taps: Vec<(f64, f64)> = around.map(|i| (i, weight(x - i))).collect();
-                        if exclude_outside {
-                            taps.retain(|(i, _)| (0.0..n as f64).contains(i));
-                            let total: f64 = taps.iter().map(|t| t.1).sum();
-                            taps.iter_mut().for_each(|t| t.1 /= total);
-                        }
-                        taps.into_iter().map(|(i, w)| (clamp(i), w)).collect()
-                    }
-                });
-            }
-            let counts: Vec<usize> = taps.iter().map(Vec::len).collect();
-            let mut sum = 0.0;
-            for t in indices(&counts) {
-                let at: Vec<usize> = t.iter().zip(&taps).map(|(&k, taps)| taps[k].0).collect();
-                sum += load(0, &at) * t.iter().zip(&taps).map(|(&k, taps)| taps[k].1).product::<f64>();
-            }
-            sum
-        }
-    }
 }
 
 /// A convolution of patches that fills a large device with tiles.
@@ -416,18 +147,6 @@ pub fn infinite() -> Vec<Case> {
         case.inputs[2][36 * 12] = f64::INFINITY;
     }
     c.cases
-}
-
-/// Where element `t` of the window at `index` lies in data of these extents, if it is not in the padding.
-fn source(window: &Window, index: &[usize], t: &[usize], shape: &[usize]) -> Option<[usize; 3]> {
-    let mut at = [0; 3];
-    for a in 0..3 {
-        at[a] = (index[a] * window.strides[a] + t[a] * window.dilations[a]).checked_sub(window.pads[a])?;
-        if at[a] >= shape[a] {
-            return None;
-        }
-    }
-    Some(at)
 }
 
 /// A small deterministic generator (Knuth's MMIX constants).
@@ -561,7 +280,19 @@ pub fn cases() -> Vec<Case> {
     gather(&mut c);
     pad(&mut c);
     resize(&mut c);
+    samples(&mut c);
     c.cases
+}
+
+/// The samples of the template table.
+fn samples(c: &mut Cases) {
+    for row in TEMPLATES {
+        for (i, kernel) in (row.samples)().into_iter().enumerate() {
+            let sizes = (0..kernel.reads.len()).map(|slot| elements(&kernel.reach(slot)));
+            let inputs = kernel.reads.iter().zip(sizes).map(|(r, size)| c.random.values(r.dtype, size)).collect();
+            c.cases.push(Case { name: format!("sample {i} of {}", row.name), kernel, inputs, in_place: None });
+        }
+    }
 }
 
 fn map(c: &mut Cases) {
@@ -1211,7 +942,7 @@ fn resize(c: &mut Cases) {
 }
 
 #[test]
-fn the_interpreter_knows_known_values() {
+fn the_reference_knows_known_values() {
     let kernel = |template, shape: &[usize], reads: Vec<Operand>| Kernel {
         template,
         shape: Shape::new(shape),
@@ -1223,14 +954,14 @@ fn the_interpreter_knows_known_values() {
         call: None,
     };
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
-    assert_eq!(interpret(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);
+    assert_eq!(evaluate(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);
     let win = window([1, 1, 3], [1; 3], [1; 3], [0, 0, 1]);
     let conv = Template::Conv { groups: 1, window: win.clone() };
     let conv = kernel(conv, &[1, 1, 1, 1, 3], vec![f32s(dense(&[1, 1, 1, 1, 3])), f32s(dense(&[1, 1, 1, 1, 3]))]);
-    assert_eq!(interpret(&conv, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[12.0, 124.0, 240.0]]);
+    assert_eq!(evaluate(&conv, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[12.0, 124.0, 240.0]]);
     let transposed = Kernel { template: Template::ConvTranspose { groups: 1, window: win }, ..conv };
-    assert_eq!(interpret(&transposed, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[210.0, 421.0, 42.0]]);
+    assert_eq!(evaluate(&transposed, &[vec![1.0, 2.0, 4.0], vec![100.0, 10.0, 1.0]]), [[210.0, 421.0, 42.0]]);
     let pad = Template::Pad { before: vec![2], mode: PadMode::Reflect };
     let pad = kernel(pad, &[7], vec![f32s(dense(&[3]))]);
-    assert_eq!(interpret(&pad, &[vec![1.0, 2.0, 3.0]]), [[3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0]]);
+    assert_eq!(evaluate(&pad, &[vec![1.0, 2.0, 3.0]]), [[3.0, 2.0, 1.0, 2.0, 3.0, 2.0, 1.0]]);
 }

@@ -1,10 +1,10 @@
 //! Runs a plan element by element, twice: on the bytes that it assigns, and with memory of its own for every buffer.
 
 use plimsoll::dtype::DType;
-use plimsoll::kernel::{Fold, Kernel, Template};
+use plimsoll::kernel::meaning::{self, Order};
+use plimsoll::kernel::{Kernel, Template};
 use plimsoll::plan::check::{Span, dead};
 use plimsoll::plan::{Buffer, Class, Plan, Step};
-use plimsoll::shape::{Access, advance};
 use std::collections::BTreeMap;
 
 /// Outputs, then state, after each of the runs, bit by bit.
@@ -238,141 +238,45 @@ fn runs<M: Memory>(
     results
 }
 
-/// All indices of a shape, in order or against it.
-fn indices(shape: &[usize], backwards: bool) -> Vec<Vec<usize>> {
-    let mut index = vec![0; shape.len()];
-    let count = shape.iter().product();
-    let mut all = Vec::with_capacity(count);
-    for _ in 0..count {
-        all.push(index.clone());
-        advance(&mut index, shape);
-    }
-    if backwards {
-        all.reverse();
-    }
-    all
-}
-
 /// Elements from the start of an argument's buffer to what its kernel counts from.
 fn first(kernel: &Kernel, step: &Step, slot: usize) -> isize {
     step.windows.get(slot).map_or(0, |w| (w.offset / kernel.operand(slot).dtype.size() as u64) as isize)
 }
 
-fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bool) {
-    let Kernel { template, shape, reads, writes, body, .. } = kernel;
-    let core = template.core_reads();
-    let workspace = step.writes.get(writes.len()).copied();
-    let further = |memory: &mut M, index: &[usize], moving: usize| -> Vec<f64> {
-        let read = |(i, operand): (usize, &plimsoll::kernel::Operand)| {
-            let Access { shape, strides, .. } = &operand.access;
-            let still = (moving..index.len()).all(|k| strides[k] == 0 || shape[k] == 1);
-            if moving < index.len() && !still {
-                f64::NAN
-            } else {
-                memory.get(step.reads[core + i], first(kernel, step, core + i) + operand.access.at(index))
-            }
-        };
-        reads[kernel.further()].iter().enumerate().map(read).collect()
-    };
-    let write = |memory: &mut M, index: &[usize], values: Vec<f64>| {
-        for (w, ((operand, &buffer), value)) in writes.iter().zip(&step.writes).zip(values).enumerate() {
-            memory.set(buffer, first(kernel, step, reads.len() + w) + operand.access.at(index), value);
+/// A step's operands in a memory.
+struct Operands<'a, M> {
+    kernel: &'a Kernel,
+    step: &'a Step,
+    memory: &'a mut M,
+    /// Between 0 and 1: follows from all that the core has read for this row.
+    seen: f64,
+}
+
+impl<M: Memory> meaning::Memory for Operands<'_, M> {
+    fn load(&mut self, read: usize, element: isize) -> f64 {
+        let value = self.memory.get(self.step.reads[read], first(self.kernel, self.step, read) + element);
+        if read < self.kernel.template.core_reads() && value.is_finite() {
+            self.seen = (1.37 * self.seen + 0.731 * value).rem_euclid(1.0);
         }
-    };
-    if let Template::Row { inner, folds, per_row } = template {
-        let outer = shape.len() - inner;
-        for row in indices(&shape[..outer], backwards) {
-            workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
-            let elements: Vec<_> =
-                indices(&shape[outer..], false).into_iter().map(|i| [&row[..], &i].concat()).collect();
-            let mut folded: Vec<f64> = Vec::new();
-            for fold in folds {
-                let mut total = None;
-                for index in &elements {
-                    let inputs = further(memory, index, shape.len());
-                    let value = fold.body.eval(&inputs, index, &folded)[0];
-                    total = Some(total.map_or(value, |t: f64| match fold.fold {
-                        Fold::Sum => t + value,
-                        Fold::Max => t.max(value),
-                        Fold::Min => t.min(value),
-                        Fold::Prod => t * value,
-                    }));
-                }
-                folded.push(total.unwrap_or(0.0));
-            }
-            if *per_row {
-                let index = [&row[..], &vec![0; *inner]].concat();
-                let inputs = further(memory, &index, outer);
-                write(memory, &row, body.eval(&inputs, &row, &folded));
-            } else {
-                let mut order: Vec<_> = elements.iter().collect();
-                if backwards {
-                    order.reverse();
-                }
-                for index in order {
-                    let inputs = further(memory, index, shape.len());
-                    write(memory, index, body.eval(&inputs, index, &folded));
-                }
-            }
-        }
-        return;
+        value
     }
-    for index in indices(shape, backwards) {
-        workspace.into_iter().for_each(|w| memory.scribble(w, kernel.workspace));
-        let mut inputs = Vec::new();
-        if core > 0 {
-            inputs.push(value(kernel, step, memory, &index));
+
+    /// Every element that the core reads shows in what is written, also where a template hides it: in a maximum, or under a weight of 0.
+    fn store(&mut self, write: usize, element: isize, value: f64) {
+        let shown = if self.kernel.writes[write].dtype.is_float() { value + self.seen } else { value };
+        let slot = self.kernel.reads.len() + write;
+        self.memory.set(self.step.writes[write], first(self.kernel, self.step, slot) + element, shown);
+    }
+
+    fn begin_row(&mut self) {
+        self.seen = 0.0;
+        if let Some(&workspace) = self.step.writes.get(self.kernel.writes.len()) {
+            self.memory.scribble(workspace, self.kernel.workspace);
         }
-        inputs.extend(further(memory, &index, shape.len()));
-        write(memory, &index, body.eval(&inputs, &index, &[]));
     }
 }
 
-/// The core value at an index. Of windows only this is kept: they depend on every element of their operands.
-fn value<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, index: &[usize]) -> f64 {
-    let Kernel { template, reads, .. } = kernel;
-    // An element of a core operand, behind its prologue.
-    let element = |memory: &mut M, operand: usize, index: &[usize]| {
-        let mut load = |r: usize| memory.get(step.reads[r], first(kernel, step, r) + reads[r].access.at(index));
-        match kernel.prologue(operand) {
-            Some((prologue, own)) => {
-                let inputs: Vec<f64> = std::iter::once(operand).chain(own).map(load).collect();
-                prologue.body.eval(&inputs, index, &[])[0]
-            }
-            None => load(operand),
-        }
-    };
-    match template {
-        Template::MatMul => {
-            let rank = index.len();
-            let (mut left, mut right) = (index.to_vec(), index.to_vec());
-            let mut sum = 0.0;
-            for k in 0..reads[0].access.shape[rank - 1] {
-                (left[rank - 1], right[rank - 2]) = (k, k);
-                sum += element(memory, 0, &left) * element(memory, 1, &right);
-            }
-            sum
-        }
-        Template::Gather { strides, extents } => {
-            let mut at = first(kernel, step, 0) + reads[0].access.at(index);
-            for (j, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
-                let place = first(kernel, step, 1 + j) + reads[1 + j].access.at(index);
-                let i = memory.get(step.reads[1 + j], place) as isize;
-                let i = if i < 0 { i + extent as isize } else { i };
-                at += i.clamp(0, extent as isize - 1) * stride;
-            }
-            memory.get(step.reads[0], at)
-        }
-        _ => {
-            let mut sum = 0.0;
-            for (i, operand) in reads.iter().enumerate().take(template.core_reads()) {
-                let place = index.iter().sum::<usize>();
-                for (n, index) in indices(&operand.access.shape, false).iter().enumerate() {
-                    let weight = 1 + (n * 5 + i + place) % 7;
-                    sum += weight as f64 * element(memory, i, index);
-                }
-            }
-            sum
-        }
-    }
+fn launch<M: Memory>(kernel: &Kernel, step: &Step, memory: &mut M, backwards: bool) {
+    let order = if backwards { Order::Backwards } else { Order::Forwards };
+    meaning::run(kernel, order, &mut Operands { kernel, step, memory, seen: 0.0 });
 }
