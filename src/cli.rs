@@ -21,10 +21,10 @@ mod run;
 mod support;
 
 const AFTER_HELP: &str = "A first look:
-  plimsoll plan MODEL --set batch=8                      what it takes, without a device
-  plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether that fits, and what would help
-  plimsoll run MODEL --set batch=8                       run it, on random inputs
-  plimsoll bench MODEL --set batch=8                     time it
+  plimsoll plan MODEL --set batch=8                      how much memory it takes, without a device
+  plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether it fits, and what would help
+  plimsoll run MODEL --set batch=8                       run it on random inputs
+  plimsoll bench MODEL --set batch=8                     time its runs
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
@@ -32,7 +32,7 @@ The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
 /// Flags that every command has stand behind its own.
 const LAST: usize = 100;
 
-/// Plans every byte of a graph's memory before it runs, and runs it from one arena.
+/// Plans the memory of a neural network before it runs, and runs it in exactly the bytes that were planned.
 ///
 /// MODEL is an ONNX file: .onnx (protobuf) or .onnxtxt (ONNX text syntax).
 #[derive(Parser)]
@@ -40,7 +40,7 @@ const LAST: usize = 100;
 struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// How the result is printed.
+    /// Format of the result.
     #[arg(long, global = true, value_enum, default_value_t = Format::Text, display_order = LAST)]
     format: Format,
     /// The same as --format json.
@@ -60,23 +60,23 @@ enum Command {
     Run(run::Run),
     /// Plan a graph's memory, with no device and no weights.
     Plan(plan::Plan),
-    /// Place buffers whose lives are known: minimalloc's CSV in and out.
+    /// Place buffers with given live ranges: reads and writes minimalloc's CSV.
     Place(place::Place),
-    /// Judge a plan file by its own content.
+    /// Check that a plan file breaks no rule, from the plan alone.
     Check(plan::Check),
-    /// Say what became of a plan: what grew, what moved, where the peak is now.
+    /// Compare two plans: what grew, what moved, where the peak is now.
     Diff(diff::Diff),
     /// Find the largest extent of a dim that fits a limit, by planning alone.
     MaxBatch(max_batch::MaxBatch),
     /// Run a graph both eagerly and planned, and compare memory and results.
     Compare(compare::Compare),
-    /// Time a graph.
+    /// Time a graph's runs.
     Bench(bench::Bench),
-    /// Print a graph in another form.
+    /// Print a graph as text, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
-    /// List the devices that can run a plan here, and what was found of CUDA.
+    /// List the devices here, and which of CUDA's libraries were found.
     Devices(devices::Devices),
-    /// List the operators, and on which devices they take which element types.
+    /// List the operators, and the element types that each device takes.
     Ops,
 }
 

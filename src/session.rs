@@ -28,21 +28,28 @@ pub enum Choice {
 }
 
 /// How a graph is compiled and where it runs.
+///
+/// ```
+/// use plimsoll::{Choice, Options};
+/// let options = Options { memory_limit: Some(2 << 30), ..Options::default() };
+/// let options = options.on(Choice::Cpu).set("batch", 1..=64).set("sequence", 128);
+/// assert_eq!(options.dims.len(), 2);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The device.
     pub backend: Choice,
-    /// Which of the backend's devices, by number (or, of wgpu's, by a part of the name). Default: the first, or best.
+    /// The backend's device: its number, or, for wgpu, a part of its name. Default: the first CUDA device, the best wgpu device.
     pub device: Option<String>,
-    /// Whether a CUDA device may call cuBLASLt and cuDNN.
+    /// True to let CUDA call cuBLASLt and cuDNN.
     pub libraries: bool,
-    /// Whether CUDA may round `f32` operands of products to TF32.
+    /// True to let CUDA round `f32` operands of products and convolutions to TF32.
     pub allow_tf32: bool,
-    /// Named dims, and their extents or ranges of them.
+    /// Named dims, each with an extent or a range of extents.
     pub dims: Vec<(String, Extent)>,
-    /// Threads of the CPU backend; 0 means as many as the host has cores.
+    /// Number of CPU threads; 0 means one per core of the host.
     pub threads: usize,
-    /// What is made of the graph before it is planned.
+    /// How the graph is compiled.
     pub recipe: Recipe,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
@@ -175,7 +182,21 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     }
 }
 
-/// A compiled graph on a device. Shared between threads, it runs one call at a time.
+/// A planned graph, loaded on a device. Threads can share it; it runs one call at a time.
+///
+/// ```
+/// use plimsoll::{Choice, DType, Options, Session, Tensor};
+/// let options = Options::default().on(Choice::Cpu).set("batch", 2);
+/// let session = Session::from_path("graphs/mlp.onnxtxt", &options)?;
+/// assert_eq!(session.usage().bytes, session.plan().bytes());
+/// let inputs = session.plan().inputs.iter().map(|input| {
+///     let zeros = vec![0.0; input.shape.numel()];
+///     (input.name.as_str(), Tensor::from_f64(input.dtype, input.shape.clone(), &zeros))
+/// });
+/// let outputs = session.run(&inputs.collect::<Vec<_>>())?;
+/// assert_eq!(outputs[0].1.shape()[0], 2);
+/// # Ok::<(), plimsoll::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Session {
     plan: Plan,
@@ -210,6 +231,7 @@ impl Session {
     ///
     /// # Errors
     /// When the plan exceeds the limit, the graphs differ by more than extents, or the device is not there.
+    #[doc(hidden)]
     pub fn from_source(source: Source, options: &Options) -> Result<Session> {
         let (backend, device) = open(options)?;
         Session::range_on_backend(source, backend, device, options, &|_, _| {})
@@ -219,6 +241,7 @@ impl Session {
     ///
     /// # Errors
     /// When the plan exceeds the limit, the graphs differ by more than extents, or the device refuses.
+    #[doc(hidden)]
     pub fn range_on_backend(
         source: Source,
         backend: Box<dyn Backend>,
@@ -250,6 +273,7 @@ impl Session {
     ///
     /// # Errors
     /// When the plan exceeds the limit, or the device refuses.
+    #[doc(hidden)]
     pub fn on_backend(
         graph: Graph,
         backend: Box<dyn Backend>,
@@ -265,7 +289,7 @@ impl Session {
         Ok(Session { plan, device, family: None, state: Mutex::new(state) })
     }
 
-    /// The plan that runs; of a range, that of the largest binding.
+    /// The plan that runs; for a range, the plan of the largest binding.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -275,17 +299,18 @@ impl Session {
         &self.device
     }
 
-    /// What the device has given.
+    /// The memory that the session has taken from the device.
     pub fn usage(&self) -> Usage {
         self.with(|exec| exec.backend().usage())
     }
 
-    /// What the device has given beside the plan, as far as that is known, part by part.
+    /// Memory that the backend and its driver have taken beside the plan, part by part, as far as it is known.
     pub fn overhead(&self) -> Vec<(&'static str, i64)> {
         self.with(|exec| exec.backend().overhead())
     }
 
-    /// One run: inputs by name in any order, outputs by name in the graph's order. Of a range, the binding is that of the inputs' shapes.
+    /// Runs once: takes inputs by name in any order, gives outputs by name in the graph's order. For a range, the inputs' shapes select the
+    /// binding.
     ///
     /// # Errors
     /// When an input is missing, unknown, given twice, or not of the type and shape that were planned.
@@ -293,7 +318,7 @@ impl Session {
         self.run_by(inputs, Exec::run)
     }
 
-    /// As [`run`](Self::run), and with dead memory poisoned: see [`Exec::run_poisoned`].
+    /// As [`run`](Self::run), then again step by step with unused memory overwritten: finds a step that reads it.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
@@ -331,8 +356,8 @@ impl Session {
         Ok(family.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
     }
 
-    /// Lets a binding of the range be the one that runs when the plan is [lent](Self::with), and gives its plan. A dim that is not given
-    /// has its largest extent. A binding's kernels are compiled and its launches recorded when it is selected, or run, for the first time.
+    /// Prepares a binding of the range, and gives its plan. A dim that is not given has its largest extent. The binding's kernels are compiled
+    /// when it is selected, or run, for the first time.
     ///
     /// # Errors
     /// When the binding is not in the range, or the device refuses.
@@ -344,6 +369,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`select`](Self::select).
+    #[doc(hidden)]
     pub fn selected<T>(&self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
         let dims = self.family.as_ref().map_or(&[][..], Family::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
@@ -360,6 +386,7 @@ impl Session {
     }
 
     /// Lends the loaded plan, for callers that time or repeat its parts. Of a range, it is the one that ran last.
+    #[doc(hidden)]
     pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
         self.lend(|state| f(&mut state.exec))
     }

@@ -8,6 +8,15 @@ use half::{bf16, f16};
 use std::borrow::Cow;
 
 /// A dense row-major array in host memory, little-endian. Cheap to clone; its bytes may lie in a mapped file.
+///
+/// ```
+/// use plimsoll::{DType, Tensor};
+/// let tensor = Tensor::from_f32([2, 2], &[1.0, 2.0, 3.0, 4.0])?;
+/// assert_eq!((tensor.dtype(), &tensor.shape()[..]), (DType::F32, &[2, 2][..]));
+/// assert_eq!(tensor.to_f64(), [1.0, 2.0, 3.0, 4.0]);
+/// assert!(Tensor::from_f32([2, 2], &[1.0]).is_err());
+/// # Ok::<(), plimsoll::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     dtype: DType,

@@ -1,24 +1,4 @@
 //! Graphs from Rust code that reads like the computation.
-//!
-//! ```
-//! use plimsoll::trace::Trace;
-//! use plimsoll::{DType, Tensor};
-//!
-//! let g = Trace::new("mlp");
-//! let x = g.input("x", DType::F32, [8, 784]);
-//! let w = g.constant("w", Tensor::from_f64(DType::F32, [784, 10], &[0.01; 7840]));
-//! let y = (x.matmul(w) * 2.0).relu();
-//! g.output("y", y);
-//! let graph = g.finish()?;
-//! assert_eq!(graph.fact(graph.outputs()[0].1).to_string(), "f32[8,10]");
-//!
-//! // The first thing that does not fit is reported at the end; nothing panics on the way.
-//! let g = Trace::new("wrong");
-//! let x = g.input("x", DType::F32, [8, 784]);
-//! g.output("y", x.matmul(x).relu());
-//! assert!(g.finish().unwrap_err().to_string().starts_with("node 'MatMul_1' (MatMul): "));
-//! # Ok::<(), plimsoll::Error>(())
-//! ```
 
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -33,6 +13,25 @@ use std::collections::{HashMap, HashSet};
 use std::ops::{Add, Div, Mul, Neg, Range, Sub};
 
 /// A graph that grows with each operation on its [`Var`]s.
+///
+/// ```
+/// use plimsoll::{DType, Tensor, Trace};
+///
+/// let g = Trace::new("mlp");
+/// let x = g.input("x", DType::F32, [8, 784]);
+/// let w = g.constant("w", Tensor::from_f64(DType::F32, [784, 10], &[0.01; 7840]));
+/// let y = (x.matmul(w) * 2.0).relu();
+/// g.output("y", y);
+/// let graph = g.finish()?;
+/// assert_eq!(graph.fact(graph.outputs()[0].1).to_string(), "f32[8,10]");
+///
+/// // The first thing that does not fit is reported at the end; nothing panics on the way.
+/// let g = Trace::new("wrong");
+/// let x = g.input("x", DType::F32, [8, 784]);
+/// g.output("y", x.matmul(x).relu());
+/// assert!(g.finish().unwrap_err().to_string().starts_with("node 'MatMul_1' (MatMul): "));
+/// # Ok::<(), plimsoll::Error>(())
+/// ```
 pub struct Trace(RefCell<State>);
 
 struct State {

@@ -5,13 +5,13 @@
 #[allow(dead_code, reason = "the cases serve other tests as well")]
 mod kernels;
 
-use plimsoll::backend::cpu::Cpu;
-use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::{Kernel, Operand, Template, layout};
-use plimsoll::shape::{Access, Shape};
-use plimsoll::target::{Memory, Target};
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::{Kernel, Operand, Template, layout};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::{Memory, Target};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering};
@@ -109,9 +109,10 @@ fn replay_allocates_nothing() {
 /// Bindings of a range that run in turn, a thousand runs: in the bytes of one plan, with nothing allocated on the way.
 #[test]
 fn a_range_of_bindings_allocates_nothing() {
-    use plimsoll::exec::Exec;
-    use plimsoll::plan::range::Family;
-    use plimsoll::{DType, Limits, Recipe, Tensor, onnx, session};
+    use plimsoll::internals::exec::Exec;
+    use plimsoll::internals::plan::range::Family;
+    use plimsoll::internals::{onnx, session};
+    use plimsoll::{DType, Limits, Recipe, Tensor};
     let _alone = ALONE.lock();
     let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
     let dims = [("batch".to_owned(), (1..=64).into())];
@@ -146,10 +147,11 @@ fn a_range_of_bindings_allocates_nothing() {
 #[cfg(feature = "wgpu")]
 #[test]
 fn a_thousand_runs_on_wgpu_allocate_nothing() {
-    use plimsoll::exec::Exec;
-    use plimsoll::{Limits, Tensor, Trace, pass, plan};
+    use plimsoll::internals::exec::Exec;
+    use plimsoll::internals::{pass, plan};
+    use plimsoll::{Limits, Tensor, Trace};
     let _alone = ALONE.lock();
-    let backend = match plimsoll::backend::wgpu::Wgpu::new(None) {
+    let backend = match plimsoll::internals::backend::wgpu::Wgpu::new(None) {
         Ok(backend) => backend,
         Err(e) if std::env::var_os("PLIMSOLL_REQUIRE_WGPU").is_some() => panic!("wgpu is required: {e}"),
         Err(e) => return eprintln!("SKIPPED: {e}"),

@@ -1,4 +1,4 @@
-//! What commands share: the model, its inputs, the device, and how flags are read.
+//! Arguments that commands share: the model, its inputs, the device, and how flags are read.
 
 use super::Failure;
 use crate::advise::{Answer, Case, advise};
@@ -20,40 +20,39 @@ use std::time::Duration;
 
 #[derive(Args)]
 pub(super) struct Model {
-    /// An ONNX graph: .onnx or .onnxtxt.
+    /// The graph: an .onnx or .onnxtxt file.
     pub(super) model: PathBuf,
-    /// Bind a named dim. `plan`, `run` and `bench` also take a range: 1..64, both ends included. Dims that the shape of a given input
-    /// tells need not be bound.
+    /// Bind a named dim. `plan`, `run` and `bench` also take a range, such as 1..64, both ends included. The shape of a given input binds
+    /// its dims, too.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
-    /// Refuse a plan of more than this many bytes (512, 20KiB, 1.5GB ...), exit code 2. For `max-batch`, which needs it, what is to be
-    /// filled.
+    /// Refuse a plan that takes more bytes than this (512, 20KiB, 1.5GB ...), with exit code 2. `max-batch` needs it: the memory to fill.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
-    /// Make every operator a kernel of its own.
+    /// Compile each operator to a kernel of its own: no fusion.
     #[arg(long)]
     pub(super) no_fuse: bool,
-    /// Store f32 values as f16 inside; inputs and outputs stay f32. For CUDA; results are less exact.
+    /// Store f32 values as f16 inside, on CUDA. Inputs and outputs stay f32; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
-    /// Compute what holds the most in N chunks of the batch (or of the next axis, where that is 1), one after another: less memory for
-    /// activations. Under a limit no more than it takes to fit; what saves nothing stays whole.
+    /// Compute the largest activations in N chunks of the batch, one after another, to save memory. If the batch is 1, the next axis is
+    /// split. Under a limit, no more is split than it takes to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
-    /// Threads of the CPU. Default: the host's cores; of a target, what it says.
+    /// Number of CPU threads. Default: the host's cores, or the target's number.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub(super) threads: Option<u16>,
-    /// CUDA does without cuBLASLt and cuDNN.
+    /// On CUDA, do not use cuBLASLt and cuDNN.
     #[arg(long)]
     pub(super) no_libraries: bool,
-    /// CUDA may round f32 operands of matrix products and convolutions to TF32: faster, about 1e-3 of the peak less exact.
+    /// On CUDA, let matrix products and convolutions round f32 operands to TF32: faster, less exact by about 1e-3 of the peak.
     #[arg(long)]
     pub(super) allow_tf32: bool,
 }
 
 #[derive(Args)]
 pub(super) struct Inputs {
-    /// An input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for a constant. Others are random.
+    /// Give an input: NAME=FILE.npy, or NAME=2x784xf32=0.5 for equal elements. Inputs that are not given are random.
     #[arg(long = "input", value_name = "NAME=VALUE")]
     pub(super) inputs: Vec<String>,
     /// Seed of the random inputs.
@@ -63,11 +62,11 @@ pub(super) struct Inputs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub(super) enum Backend {
-    /// CUDA, else wgpu on a GPU, else the CPU; says which and why.
+    /// CUDA, else wgpu on a GPU, else the CPU. Says which, and why.
     Auto,
     /// An NVIDIA GPU.
     Cuda,
-    /// Vulkan, Metal or DX12, software adapters included.
+    /// A Vulkan, Metal or DX12 device, or a software adapter.
     Wgpu,
     /// The host's threads.
     Cpu,
@@ -86,16 +85,16 @@ impl From<Backend> for Choice {
 
 #[derive(Args)]
 pub(super) struct On {
-    /// What to run on.
+    /// The backend to run on.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub(super) backend: Backend,
-    /// Which of the backend's devices: its number, or for wgpu a part of its name. Default: the first CUDA device, the best of wgpu.
+    /// The backend's device: its number, or, for wgpu, a part of its name. Default: the first CUDA device, the best wgpu device.
     #[arg(long, value_name = "N")]
     pub(super) device: Option<String>,
 }
 
 impl Model {
-    /// What the flags ask of a session.
+    /// The options of a session, from the flags.
     ///
     /// # Errors
     /// A flag that the backend, if one is asked for, has no use for.
@@ -133,12 +132,12 @@ impl Model {
         }
     }
 
-    /// What the flags ask of the graph.
+    /// How the graph is compiled, from the flags.
     pub(super) fn recipe(&self) -> Recipe {
         Recipe { f16: self.f16, fuse: !self.no_fuse, chunks: self.chunks as usize }
     }
 
-    /// What the plan is held to.
+    /// The limits of the plan, from the flags.
     pub(super) fn limits(&self) -> Limits {
         Limits { memory: self.memory_limit }
     }
@@ -176,7 +175,7 @@ impl Model {
         flags.into_iter().find_map(|(flag, given)| given.then_some(flag))
     }
 
-    /// Whether a dim has a range.
+    /// True if a dim has a range.
     pub(super) fn has_range(&self) -> bool {
         self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
     }
@@ -244,7 +243,7 @@ impl Model {
         Case { model, dims, target, recipe: self.recipe() }
     }
 
-    /// What the limit means for a plan that fits it, if there is a limit.
+    /// How a plan that fits compares with the limit, if there is one.
     pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
         self.memory_limit.map(|limit| Answer::of(plan, limit))
     }
@@ -303,7 +302,7 @@ pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>
     Ok(())
 }
 
-/// What does not fit is answered: what would fit, who is live, what would help.
+/// Explains an error of what does not fit: what would fit, what is live at the peak, what would help.
 pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
     let Error::Fit { limit, .. } = error else { return error.into() };
     match advise(case, Some(limit)) {

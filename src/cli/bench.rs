@@ -19,13 +19,13 @@ pub(super) struct Bench {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
-    /// Runs that are not timed, first.
+    /// Number of untimed runs before the timed ones.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: u32,
-    /// Timed runs.
+    /// Number of timed runs.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// Of a dim that has a range, the extents to run at, one after another in each run.
+    /// Extents to run at, one after another, for a dim that --set gives a range.
     #[arg(long, value_name = "DIM=N,N,..", value_parser = args::extents)]
     at: Vec<(String, Vec<usize>)>,
 }
@@ -170,7 +170,7 @@ impl Bench {
     }
 }
 
-/// What some runs took, in milliseconds.
+/// Times of some runs, in milliseconds.
 struct Times {
     median: f64,
     min: f64,

@@ -23,13 +23,13 @@ pub(super) struct Compare {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
-    /// Timed runs of each way.
+    /// Number of timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// Run the plans again with dead memory poisoned, as `run --poison` does.
+    /// Run the plans again with unused memory overwritten, as `run --poison` does.
     #[arg(long)]
     poison: bool,
-    /// Draw the memory of all ways side by side, as a page that needs no network.
+    /// Draw the memory of all ways side by side, as one HTML file that needs no network.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub(super) struct Devices {
-    /// Print what planning may assume of this one (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE` elsewhere. A list of them all,
-    /// from --json, serves as well.
+    /// Print what planning may assume of this device (cpu, cuda:0, wgpu:0), as JSON for `plan --target FILE` on another machine. The list
+    /// of all devices, from --json, works too.
     device: Option<String>,
 }
 

@@ -15,10 +15,10 @@ use serde_json::json;
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
-    /// onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
+    /// What to print. onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
     #[arg(value_enum)]
     form: Form,
-    /// What to plan for: one of the targets below, of the kernels' family. Default: wgpu, of CUDA kernels cuda.
+    /// The target to plan for: one of those below, of the kernels' family. Default: wgpu, or cuda for CUDA kernels.
     #[arg(long)]
     target: Option<String>,
 }

@@ -13,10 +13,10 @@ use serde_json::json;
 pub(super) struct MaxBatch {
     #[command(flatten)]
     model: Model,
-    /// The dim. Default: the one that --set leaves open.
+    /// The dim to enlarge. Default: the one that --set leaves open.
     #[arg(long, value_name = "DIM")]
     dim: Option<String>,
-    /// What to plan for: one of the targets below.
+    /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
 }

@@ -14,22 +14,22 @@ use std::time::{Duration, Instant};
 
 #[derive(Args)]
 pub(super) struct Place {
-    /// CSV files with the columns id, lower, upper, size and perhaps alignment, or a folder of them.
+    /// CSV files with the columns id, lower, upper, size and, optionally, alignment; or a folder of such files.
     #[arg(required = true)]
     instances: Vec<PathBuf>,
-    /// Stop at a peak within this size; exit code 2 when none is found.
+    /// Stop at a peak within this size. Exit code 2 if none is found.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     capacity: Option<u64>,
-    /// A power of two that divides all offsets; sizes are rounded up to it.
+    /// Alignment of all offsets, a power of two. Sizes are rounded up to it.
     #[arg(long, value_name = "N", default_value_t = 1)]
     align: u64,
-    /// Stop after this time (10ms, 1s, 2m ...) instead of a number of steps. The best placement so far is always there.
+    /// Stop after this time (10ms, 1s, 2m ...) instead of a number of steps, with the best placement so far.
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "steps")]
     deadline: Option<Duration>,
-    /// Stop after so many steps of one or two nanoseconds: the same result on every machine.
+    /// Stop after this many steps of one or two nanoseconds. The result is the same on every machine.
     #[arg(long, value_name = "N", default_value_t = 2_000_000_000)]
     steps: u64,
-    /// Write the instance with a column of offsets.
+    /// Write the instance, with a column of offsets.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -40,7 +40,7 @@ struct Placed {
     buffers: usize,
     bound: u64,
     peak: u64,
-    /// Whether no placement has a lower peak.
+    /// True if no placement has a lower peak.
     optimal: bool,
     seconds: f64,
 }

@@ -18,20 +18,20 @@ use std::path::{Path, PathBuf};
 pub(super) struct Plan {
     #[command(flatten)]
     model: Model,
-    /// What to plan for: one of the targets below.
+    /// The target to plan for: one of those below.
     #[arg(long, default_value = "cpu")]
     target: String,
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Also say who is live at the peak, and what half the extents, other types, workspaces, kernels and chunks would take.
+    /// List the tensors that are live at the peak, and what each remedy would save: half the extent, f16, smaller workspaces, chunks.
     #[arg(long)]
     advise: bool,
-    /// For tests: fail with exit code 2 if the plan takes more than this, and say who is live at its peak. Unlike a limit,
-    /// this does not change the plan; --output is written all the same.
+    /// For tests: fail with exit code 2 if the plan takes more than this, and list what is live at its peak. Unlike a limit, this does not
+    /// change the plan, and --output is written.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
-    /// Draw the plan, even one that exceeds the limit: memory over steps, as a page that needs no network.
+    /// Draw memory over steps, as one HTML file that needs no network. A plan that exceeds the limit is drawn, too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Draw the plan as a static picture.

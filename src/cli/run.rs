@@ -21,10 +21,10 @@ pub(super) struct Run {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
-    /// Write each output to DIR/NAME.npy; characters outside [A-Za-z0-9._-] become '_', the end of a name that is too long a hash.
+    /// Write each output to DIR/NAME.npy. In names, characters outside [A-Za-z0-9._-] become '_'; the end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare an output with a file: NAME=FILE.npy. Exit code 3 when they differ.
+    /// Compare an output with a file: NAME=FILE.npy. Exit code 3 if they differ.
     #[arg(long, value_name = "NAME=FILE")]
     expect: Vec<String>,
     /// Relative tolerance of --expect.
@@ -33,17 +33,17 @@ pub(super) struct Run {
     /// Absolute tolerance of --expect.
     #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
     atol: f64,
-    /// The right classes, as an .npy of integers: prints predictions and accuracy of the first output.
+    /// The right classes, as an .npy file of integers. Prints predictions and accuracy of the first output.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Time each step by itself, after the run, and write spans and live bytes in Chrome's trace format (Perfetto).
+    /// After the run, time each step by itself, and write the times and live bytes in Chrome's trace format (for Perfetto).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// After the run, repeat it step by step with unused memory filled first with NaN, then with a large number; exit code 3 if any
+    /// After the run, repeat it step by step with unused memory overwritten, first by NaN, then by a large number. Exit code 3 if any
     /// result changes.
     #[arg(long)]
     poison: bool,
-    /// Print which device and kernel each step got, and why.
+    /// Print the device and the kernel of each step, and why it was chosen.
     #[arg(long)]
     placement: bool,
 }

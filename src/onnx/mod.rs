@@ -6,6 +6,7 @@
 
 use crate::constant::Constant;
 use crate::error::{Error, Result};
+use crate::graph::Graph;
 use crate::op::Fact;
 use crate::tensor::Tensor;
 use bytes::Bytes;
@@ -64,6 +65,25 @@ pub fn load(path: &Path) -> Result<Model> {
     let model = Model { proto, path: Some(path.to_owned()) };
     model.check().map_err(|e| e.in_file(path))?;
     Ok(model)
+}
+
+impl Graph {
+    /// Reads a graph file (`.onnx` or `.onnxtxt`) and binds its named dims. Weights are mapped, not read: the file must stay as it is for as
+    /// long as the graph is in use.
+    ///
+    /// ```
+    /// let graph = plimsoll::Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 8)])?;
+    /// assert_eq!(graph.fact(graph.inputs()[0]).to_string(), "f32[8,784]");
+    /// # Ok::<(), plimsoll::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the file is not a graph. [`Error::Unbound`] when a dim has no extent.
+    pub fn from_path(path: impl AsRef<Path>, dims: &[(&str, usize)]) -> Result<Graph> {
+        let path = path.as_ref();
+        let dims: Vec<_> = dims.iter().map(|(name, extent)| ((*name).to_owned(), *extent)).collect();
+        import(&load(path)?, &dims).map_err(|error| error.in_file(path))
+    }
 }
 
 fn map(path: &Path) -> Result<Bytes> {

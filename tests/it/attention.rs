@@ -1,8 +1,9 @@
 //! The attentions that become one kernel.
 
-use plimsoll::expr::{Binary, Code};
-use plimsoll::kernel::Template;
-use plimsoll::{DType, Graph, Limits, Plan, Target, Tensor, onnx, pass, plan, reference};
+use plimsoll::internals::expr::{Binary, Code};
+use plimsoll::internals::kernel::Template;
+use plimsoll::internals::{onnx, pass, plan, reference};
+use plimsoll::{DType, Graph, Limits, Plan, Target, Tensor};
 use std::path::Path;
 
 fn passed(text: &str, target: &Target, fuse: bool) -> Graph {

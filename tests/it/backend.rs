@@ -1,11 +1,11 @@
 //! Each backend that is here runs the kernel cases and is held to the interpreter.
 
 use crate::kernels::{Case, cases, encode, infinite, unordered, untouched, variants};
-use plimsoll::backend::cpu::Cpu;
-use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::{Kernel, Operand, layout};
-use plimsoll::target::{Memory, Target};
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::{Kernel, Operand, layout};
+use plimsoll::internals::target::{Memory, Target};
 
 /// The kernel with its operands in types that the target stores.
 fn stored(kernel: &Kernel, target: &Target) -> Kernel {
@@ -20,7 +20,7 @@ fn stored(kernel: &Kernel, target: &Target) -> Kernel {
 /// Runs one case in an arena and a segment of constants; what it found wrong.
 fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: SegmentId) -> Result<(), String> {
     let kernel = stored(&case.kernel, backend.target());
-    let fail = |e: plimsoll::error::Error| e.to_string();
+    let fail = |e: plimsoll::internals::error::Error| e.to_string();
     let mut free = [0u64; 2];
     let mut place = |constant: bool, bytes: u64| {
         let offset = free[usize::from(constant)];
@@ -111,7 +111,7 @@ fn every_case_runs_on_the_cpu() {
 #[cfg(feature = "cuda")]
 #[test]
 fn every_case_agrees_on_cuda() {
-    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    use plimsoll::internals::backend::cuda::{Settings, library::Search, open};
     match open(&Search::here(), &Settings::default()) {
         Ok((mut cuda, name)) => {
             eprintln!("on {name}");
@@ -127,13 +127,13 @@ fn every_case_agrees_on_cuda() {
 mod wgpu {
     use super::*;
     use ::wgpu::naga;
-    use plimsoll::backend::RecordId;
-    use plimsoll::backend::wgpu::Wgpu;
-    use plimsoll::dtype::DType;
-    use plimsoll::expr::{Body, Expr};
-    use plimsoll::kernel::Template;
-    use plimsoll::kernel::render::{Bindings, Dialect, render};
-    use plimsoll::shape::{Access, Shape};
+    use plimsoll::internals::backend::RecordId;
+    use plimsoll::internals::backend::wgpu::Wgpu;
+    use plimsoll::internals::dtype::DType;
+    use plimsoll::internals::expr::{Body, Expr};
+    use plimsoll::internals::kernel::Template;
+    use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
+    use plimsoll::internals::shape::{Access, Shape};
     use std::collections::BTreeSet;
 
     /// The best adapter, software ones included; without one the test is skipped, or fails where one is required.

@@ -5,15 +5,16 @@ use crate::common;
 use crate::common::{Opener, agrees, backends};
 use crate::graphs;
 use crate::samples;
-use plimsoll::exec::Exec;
-use plimsoll::graph::Graph;
-use plimsoll::op::{Call, Fact, Lower, ValueId};
-use plimsoll::pass::{self, chunk};
-use plimsoll::plan::fit::chunks;
-use plimsoll::plan::range::Family;
-use plimsoll::plan::{Limits, Plan, Recipe};
-use plimsoll::shape::{Access, Shape};
-use plimsoll::{Target, Tensor, onnx, ops, plan, reference, session};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::op::{Call, Fact, Lower, ValueId};
+use plimsoll::internals::pass::{self, chunk};
+use plimsoll::internals::plan::fit::chunks;
+use plimsoll::internals::plan::range::Family;
+use plimsoll::internals::plan::{Limits, Plan, Recipe};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::{onnx, ops, plan, reference, session};
+use plimsoll::{Target, Tensor};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -39,7 +40,7 @@ fn sliced(values: &[f64], shape: &Shape, axis: usize, start: usize, len: usize) 
     let mut index = vec![0; shape.len()];
     let next = |_| {
         let value = values[part.at(&index) as usize];
-        plimsoll::shape::advance(&mut index, &part.shape);
+        plimsoll::internals::shape::advance(&mut index, &part.shape);
         value
     };
     (0..part.shape.numel()).map(next).collect()

@@ -1,11 +1,12 @@
 //! The command line from outside: its output, its exit codes, and the files that it leaves behind.
 
-use plimsoll::onnx::proto::{DataLocation, StringStringEntryProto};
-use plimsoll::onnx::{self, export};
-use plimsoll::plan::{Limits, plan};
-use plimsoll::target::Target;
-use plimsoll::trace::Trace;
-use plimsoll::{DType, Tensor, npy, ops, pass};
+use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
+use plimsoll::internals::onnx::{self, export};
+use plimsoll::internals::plan::{Limits, plan};
+use plimsoll::internals::target::Target;
+use plimsoll::internals::trace::Trace;
+use plimsoll::internals::{npy, ops, pass};
+use plimsoll::{DType, Tensor};
 use prost::Message;
 use serde_json::{Value, json};
 use std::panic::catch_unwind;
@@ -215,7 +216,7 @@ fn plans_are_printed_written_and_checked() {
             assert!(text.contains("planned") && text.contains("arena") && !text.contains("allocated"), "{text}");
             let found = ok_json(args);
             let bytes = found["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
-            assert!(text.contains(&plimsoll::report::grouped(bytes)), "{bytes} in {text}");
+            assert!(text.contains(&plimsoll::internals::report::grouped(bytes)), "{bytes} in {text}");
 
             let file = folder.path("plan.json");
             ok(&[&["plan"], *model, &["--target", target, "-o", &file]]);
@@ -245,7 +246,7 @@ fn the_plan_of_a_range_is_a_table() {
     let live = |row: &Value| row["live_bytes"].as_u64().expect("bytes");
     assert!(live(&rows[0]) < live(&rows[15]) && live(&rows[15]) == plan["summary"]["lower_bound"]);
     for row in [&rows[0], &rows[3], &rows[15]] {
-        assert!(text.contains(&plimsoll::report::grouped(live(row))), "{row} in {text}");
+        assert!(text.contains(&plimsoll::internals::report::grouped(live(row))), "{row} in {text}");
     }
     let file = folder.file("plan.json", plan.to_string());
     assert!(ok(&[&["check", &file]]).contains("sound"));
@@ -391,7 +392,7 @@ fn devices_and_operators_are_listed() {
     assert_eq!(ok_json(&[&["devices"]])["devices"][0]["backend"], json!("cpu"));
     let target = ok(&[&["devices", "cpu"]]);
     let target = Target::from_json(&target, Path::new("devices")).expect("a target");
-    assert_eq!(target.family, plimsoll::target::Family::Cpu);
+    assert_eq!(target.family, plimsoll::internals::target::Family::Cpu);
     fails(1, &[&["devices", "cuda:99"]], &["no device 'cuda:99' among: cpu"]);
     let table = ok(&[&["ops"]]);
     // Behind the table, a line for each of cpu, wgpu and what else there is.

@@ -1,10 +1,11 @@
 //! Helpers of several modules: the backends that are here, comparisons in terms of the peak, graphs from text, work compared with work.
 
-use plimsoll::backend::{Backend, cpu::Cpu};
-use plimsoll::exec::Exec;
-use plimsoll::plan::Limits;
-use plimsoll::tensor::Tensor;
-use plimsoll::{DType, Graph, Plan, Shape, Target, onnx, pass, plan, reference};
+use plimsoll::internals::backend::{Backend, cpu::Cpu};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::plan::Limits;
+use plimsoll::internals::tensor::Tensor;
+use plimsoll::internals::{onnx, pass, plan, reference};
+use plimsoll::{DType, Graph, Plan, Shape, Target};
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -36,8 +37,9 @@ fn all() -> Vec<Opener> {
         Err(error) => eprintln!("SKIPPED on cuda: {error}"),
     }
     #[cfg(feature = "wgpu")]
-    match plimsoll::backend::wgpu::open(None, true) {
-        Ok(_) => list.push(("wgpu", || plimsoll::backend::wgpu::open(None, true).expect("it was opened before").0)),
+    match plimsoll::internals::backend::wgpu::open(None, true) {
+        Ok(_) => list
+            .push(("wgpu", || plimsoll::internals::backend::wgpu::open(None, true).expect("it was opened before").0)),
         Err(error) if std::env::var_os("PLIMSOLL_REQUIRE_WGPU").is_some() => panic!("wgpu is required: {error}"),
         Err(error) => eprintln!("SKIPPED on wgpu: {error}"),
     }
@@ -47,7 +49,7 @@ fn all() -> Vec<Opener> {
 /// The first CUDA device.
 #[cfg(feature = "cuda")]
 pub fn cuda() -> plimsoll::Result<Box<dyn Backend>> {
-    use plimsoll::backend::cuda::{Settings, library::Search, open};
+    use plimsoll::internals::backend::cuda::{Settings, library::Search, open};
     open(&Search::here(), &Settings::default()).map(|(backend, _)| backend)
 }
 

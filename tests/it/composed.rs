@@ -1,9 +1,9 @@
 //! Rows that are stated once, as nodes or as values, against values that other programs computed.
 
 use crate::samples::Sample;
-use plimsoll::dtype::DType::*;
-use plimsoll::op::{Call, Fact};
-use plimsoll::ops;
+use plimsoll::internals::dtype::DType::*;
+use plimsoll::internals::op::{Call, Fact};
+use plimsoll::internals::ops;
 
 trait Wave {
     /// One more input, whose elements go up and down between -1.25 and 1.25; each input starts elsewhere.

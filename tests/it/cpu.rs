@@ -3,17 +3,17 @@
 
 use crate::kernels;
 use crate::kernels::Case;
-use plimsoll::backend::cpu::simd::Isa;
-use plimsoll::backend::cpu::{Cpu, Line, Region};
-use plimsoll::backend::{Backend, Launch, SegmentId, Slice};
-use plimsoll::dtype::DType;
-use plimsoll::error::Error;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::{Kernel, Operand, Template, layout};
-use plimsoll::shape::{Access, Shape};
-use plimsoll::target::{Memory, Target};
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::backend::cpu::simd::Isa;
+use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
+use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::error::Error;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::{Kernel, Operand, Template, layout};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::{Memory, Target};
+use plimsoll::internals::tensor::Tensor;
 
 /// Runs a case; the values of every write over its index space.
 fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String> {

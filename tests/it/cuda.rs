@@ -1,15 +1,16 @@
 //! CUDA without a GPU: errors name what is missing; its compiler, where there is one, compiles plans; the backend runs on a stub,
 //! whose memory is the host's and whose kernels compute nothing.
 
-use plimsoll::backend::cuda::library::Search;
-use plimsoll::backend::cuda::{Settings, machine_code, open, report};
-use plimsoll::backend::{Launch, Slice};
-use plimsoll::kernel::Kernel;
-use plimsoll::kernel::render::{Bindings, Dialect, render};
-use plimsoll::session::{Choice, Options, Session};
-use plimsoll::target::{Memory, STAGING, Target};
-use plimsoll::trace::Trace;
-use plimsoll::{DType, Limits, Tensor, onnx, pass, plan, session};
+use plimsoll::internals::backend::cuda::library::Search;
+use plimsoll::internals::backend::cuda::{Settings, machine_code, open, report};
+use plimsoll::internals::backend::{Launch, Slice};
+use plimsoll::internals::kernel::Kernel;
+use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::target::{Memory, STAGING, Target};
+use plimsoll::internals::trace::Trace;
+use plimsoll::internals::{onnx, pass, plan, session};
+use plimsoll::{DType, Limits, Tensor};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

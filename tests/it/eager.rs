@@ -1,14 +1,15 @@
 //! Eager and planned runs of the same graphs: equal results, and the figures that each claims of its memory.
 
 use crate::common;
-use plimsoll::backend::Backend;
-use plimsoll::constant::Constant;
-use plimsoll::eager::alloc::{Kind, smallest_device};
-use plimsoll::eager::compare::{Column, Comparison, Measured, Outcome, Setup, compare};
-use plimsoll::eager::{Eager, Program};
-use plimsoll::graph::Graph;
-use plimsoll::op::{Attrs, Fact, ValueId};
-use plimsoll::{DType, Error, Limits, Recipe, Result, Shape, Target, Tensor, onnx, ops, pass, plan, reference, report};
+use plimsoll::internals::backend::Backend;
+use plimsoll::internals::constant::Constant;
+use plimsoll::internals::eager::alloc::{Kind, smallest_device};
+use plimsoll::internals::eager::compare::{Column, Comparison, Measured, Outcome, Setup, compare};
+use plimsoll::internals::eager::{Eager, Program};
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::op::{Attrs, Fact, ValueId};
+use plimsoll::internals::{onnx, ops, pass, plan, reference, report};
+use plimsoll::{DType, Error, Limits, Recipe, Result, Shape, Target, Tensor};
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 

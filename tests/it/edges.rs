@@ -1,8 +1,9 @@
 //! Graphs at the edges of ONNX, on the CPU, against results worked out by hand: no elements, NaN, images backwards.
 
-use plimsoll::plan::Recipe;
-use plimsoll::session::{Choice, Options, Session};
-use plimsoll::{DType, Tensor, onnx};
+use plimsoll::internals::onnx;
+use plimsoll::internals::plan::Recipe;
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::{DType, Tensor};
 use std::path::Path;
 
 /// A graph's outputs and how many steps they took.

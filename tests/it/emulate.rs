@@ -4,10 +4,10 @@
 
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
-use plimsoll::dtype::DType;
-use plimsoll::kernel::Template;
-use plimsoll::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
-use plimsoll::target::{Libraries, Target};
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::kernel::Template;
+use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
+use plimsoll::internals::target::{Libraries, Target};
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt::Write;
 use std::path::Path;

@@ -3,8 +3,9 @@
 
 use crate::graphs;
 use crate::graphs::GRAPHS;
-use plimsoll::target::Target;
-use plimsoll::{Limits, pass, plan};
+use plimsoll::Limits;
+use plimsoll::internals::target::Target;
+use plimsoll::internals::{pass, plan};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,7 @@
 //! The graph files of which goldens are kept and all kernels are compiled.
 
-use plimsoll::{Graph, onnx};
+use plimsoll::Graph;
+use plimsoll::internals::onnx;
 use std::path::Path;
 
 /// Files in `graphs/` with what their dims are bound to.

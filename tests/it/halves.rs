@@ -1,12 +1,13 @@
 //! Halves are rounded late and seldom: some values are stored as `f32`, and results become more exact. Products of halves side by side
 //! become one, which computes the same.
 
-use plimsoll::constant::Constant;
-use plimsoll::kernel::Template;
-use plimsoll::kernel::library::{Activation, Call, MatMul};
-use plimsoll::pass::PASSES;
-use plimsoll::plan::Limits;
-use plimsoll::{DType, Graph, Plan, Shape, Target, Tensor, onnx, pass, plan, reference};
+use plimsoll::internals::constant::Constant;
+use plimsoll::internals::kernel::Template;
+use plimsoll::internals::kernel::library::{Activation, Call, MatMul};
+use plimsoll::internals::pass::PASSES;
+use plimsoll::internals::plan::Limits;
+use plimsoll::internals::{onnx, pass, plan, reference};
+use plimsoll::{DType, Graph, Plan, Shape, Target, Tensor};
 use std::fmt::Write;
 use std::path::Path;
 

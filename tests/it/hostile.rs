@@ -1,13 +1,14 @@
 //! Graphs whose extents no memory holds, or nearly: each is planned, or refused in words, without work in proportion to its extents.
 
-use plimsoll::constant::Constant;
-use plimsoll::dtype::DType;
-use plimsoll::graph::Graph;
-use plimsoll::plan::{Limits, Plan, Recipe};
-use plimsoll::session::{Choice, Options, Session};
-use plimsoll::target::Target;
-use plimsoll::trace::Trace;
-use plimsoll::{Tensor, onnx};
+use plimsoll::Tensor;
+use plimsoll::internals::constant::Constant;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::onnx;
+use plimsoll::internals::plan::{Limits, Plan, Recipe};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::target::Target;
+use plimsoll::internals::trace::Trace;
 use std::path::Path;
 
 fn imported(text: &str, dims: &[(String, usize)]) -> Result<Graph, String> {

@@ -1,12 +1,13 @@
 //! Plans for tensor cores choose where the channels of images lie, and compute the same.
 
 use crate::kernels::{elements, indices};
-use plimsoll::kernel::library::Call;
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::{Kernel, Template};
-use plimsoll::plan::{Limits, Plan};
-use plimsoll::target::Libraries;
-use plimsoll::{DType, Graph, Target, Tensor, onnx, pass, plan, reference};
+use plimsoll::internals::kernel::library::Call;
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::{Kernel, Template};
+use plimsoll::internals::plan::{Limits, Plan};
+use plimsoll::internals::target::Libraries;
+use plimsoll::internals::{onnx, pass, plan, reference};
+use plimsoll::{DType, Graph, Target, Tensor};
 use std::path::Path;
 
 /// A constant whose elements all differ.

@@ -1,13 +1,13 @@
 //! Library calls: each computes the same as its kernel, and takes over no more of it than the library can.
 
 use crate::kernels::{cases, elements, indices};
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::{Kernel, Operand, Template, Window};
-use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::{Kernel, Operand, Template, Window};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::Target;
 
 /// The buffers of a launch: reads, then writes.
 type Buffers = Vec<Vec<f64>>;

@@ -1,20 +1,21 @@
 //! Limits and remedies: every figure that is printed is held against a plan of its own.
 
 use crate::graphs;
-use plimsoll::advise::{self, Answer, Case, Taken, Verdict, largest};
-use plimsoll::onnx::proto::NodeProto;
-use plimsoll::pass::{self, half};
-use plimsoll::plan::fit::bound::bound;
-use plimsoll::plan::lower::{Options, lower};
-use plimsoll::plan::make::liveness::live;
-use plimsoll::plan::make::order::Dag;
-use plimsoll::plan::make::streams::Lanes;
-use plimsoll::plan::tell::diff::{Fate, diff};
-use plimsoll::plan::tell::peak::peak;
-use plimsoll::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
-use plimsoll::target::Target;
-use plimsoll::trace::Trace;
-use plimsoll::{DType, Error, Graph, Tensor, onnx, reference};
+use plimsoll::internals::advise::{self, Answer, Case, Taken, Verdict, largest};
+use plimsoll::internals::onnx::proto::NodeProto;
+use plimsoll::internals::pass::{self, half};
+use plimsoll::internals::plan::fit::bound::bound;
+use plimsoll::internals::plan::lower::{Options, lower};
+use plimsoll::internals::plan::make::liveness::live;
+use plimsoll::internals::plan::make::order::Dag;
+use plimsoll::internals::plan::make::streams::Lanes;
+use plimsoll::internals::plan::tell::diff::{Fate, diff};
+use plimsoll::internals::plan::tell::peak::peak;
+use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
+use plimsoll::internals::target::Target;
+use plimsoll::internals::trace::Trace;
+use plimsoll::internals::{onnx, reference};
+use plimsoll::{DType, Error, Graph, Tensor};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -832,7 +833,8 @@ fn plans_are_compared() {
     assert!(grown.buffers.iter().any(|c| c.name == "image" && c.fate == Fate::Grown && c.bytes == [1024, 16384]));
     assert!(grown.buffers.is_sorted_by_key(|c| std::cmp::Reverse(c.bytes[0].abs_diff(c.bytes[1]))));
     let back = diff(&large, &small);
-    let count = |d: &plimsoll::plan::tell::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
+    let count =
+        |d: &plimsoll::internals::plan::tell::diff::Diff, fate| d.buffers.iter().filter(|c| c.fate == fate).count();
     assert_eq!(count(&grown, Fate::Grown), count(&back, Fate::Shrunk));
 
     let more = diff(&small, &unfused);

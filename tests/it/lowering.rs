@@ -2,14 +2,14 @@
 
 use crate::samples;
 use crate::samples::Sample;
-use plimsoll::dtype::DType;
-use plimsoll::expr::Body;
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::{Kernel, Operand};
-use plimsoll::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
-use plimsoll::ops;
-use plimsoll::shape::{Access, Shape, advance};
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::Body;
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::{Kernel, Operand};
+use plimsoll::internals::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
+use plimsoll::internals::ops;
+use plimsoll::internals::shape::{Access, Shape, advance};
+use plimsoll::internals::tensor::Tensor;
 
 /// Evaluates nodes as they are added: rows that decompose by their parts, templates by their definition, others by
 /// their own meaning.

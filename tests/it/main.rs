@@ -54,6 +54,7 @@ mod templates;
 // The library and the program from outside.
 mod cli;
 mod eager;
+mod front;
 mod golden;
 mod picture;
 mod scenarios;

@@ -2,14 +2,14 @@
 //! last use.
 
 use crate::common;
-use plimsoll::dtype::DType::{F32, I64};
-use plimsoll::graph::Graph;
-use plimsoll::plan::{Class, Limits, Plan};
-use plimsoll::session::{self, Options, Session};
-use plimsoll::target::{Libraries, Target};
-use plimsoll::tensor::Tensor;
-use plimsoll::trace::{Trace, Var};
-use plimsoll::{pass, plan, reference};
+use plimsoll::internals::dtype::DType::{F32, I64};
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::plan::{Class, Limits, Plan};
+use plimsoll::internals::session::{self, Options, Session};
+use plimsoll::internals::target::{Libraries, Target};
+use plimsoll::internals::tensor::Tensor;
+use plimsoll::internals::trace::{Trace, Var};
+use plimsoll::internals::{pass, plan, reference};
 
 fn floats(shape: &[usize], seed: usize) -> Tensor {
     let count = shape.iter().product();

@@ -5,16 +5,17 @@
 use crate::graphs;
 use crate::kernels::variants;
 use crate::samples;
-use plimsoll::backend::cuda::library::Search;
-use plimsoll::backend::cuda::machine_code;
-use plimsoll::dtype::DType;
-use plimsoll::graph::Graph;
-use plimsoll::kernel::Kernel;
-use plimsoll::kernel::render::{Bindings, Dialect, render};
-use plimsoll::op::{Fact, ValueId};
-use plimsoll::pass::{self, chunk};
-use plimsoll::target::{Libraries, Target};
-use plimsoll::{Limits, ops, plan};
+use plimsoll::Limits;
+use plimsoll::internals::backend::cuda::library::Search;
+use plimsoll::internals::backend::cuda::machine_code;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::kernel::Kernel;
+use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
+use plimsoll::internals::op::{Fact, ValueId};
+use plimsoll::internals::pass::{self, chunk};
+use plimsoll::internals::target::{Libraries, Target};
+use plimsoll::internals::{ops, plan};
 use std::collections::BTreeMap;
 use std::slice;
 

@@ -1,13 +1,14 @@
 //! ONNX files from outside: those that are read, and those that are refused, in words.
 
-use plimsoll::backend::cpu::Cpu;
-use plimsoll::exec::Exec;
-use plimsoll::graph::{Graph, Kind};
-use plimsoll::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
-use plimsoll::onnx::{Model, export, import, load, text};
-use plimsoll::plan::Recipe;
-use plimsoll::session::{Choice, Options, Session};
-use plimsoll::{Limits, Target, Tensor, npy, pass, plan, reference};
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::graph::{Graph, Kind};
+use plimsoll::internals::onnx::proto::{DataLocation, DataType, ModelProto, StringStringEntryProto};
+use plimsoll::internals::onnx::{Model, export, import, load, text};
+use plimsoll::internals::plan::Recipe;
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::{npy, pass, plan, reference};
+use plimsoll::{Limits, Target, Tensor};
 use prost::Message;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -2,15 +2,16 @@
 
 use crate::common;
 use crate::samples;
-use plimsoll::backend::Backend;
-use plimsoll::constant::Constant;
-use plimsoll::dtype::DType;
-use plimsoll::exec::Exec;
-use plimsoll::graph::Graph;
-use plimsoll::op::{Attr, Attrs, Fact, ValueId};
-use plimsoll::plan::{Limits, Recipe};
-use plimsoll::target::Target;
-use plimsoll::{Tensor, ops, pass, plan, reference};
+use plimsoll::Tensor;
+use plimsoll::internals::backend::Backend;
+use plimsoll::internals::constant::Constant;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::op::{Attr, Attrs, Fact, ValueId};
+use plimsoll::internals::plan::{Limits, Recipe};
+use plimsoll::internals::target::Target;
+use plimsoll::internals::{ops, pass, plan, reference};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

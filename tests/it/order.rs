@@ -1,15 +1,16 @@
 //! Orders of steps: sound, counted right, never worse than the file's, and on small graphs the best there are.
 
 use crate::common;
-use plimsoll::op::ValueId;
-use plimsoll::place::{Effort, Item, Problem, place};
-use plimsoll::plan::lower::{Draft, DraftBuffer, DraftStep};
-use plimsoll::plan::make::liveness::live;
-use plimsoll::plan::make::order::{Dag, orders};
-use plimsoll::plan::make::streams::Lanes;
-use plimsoll::plan::{Class, Limits};
-use plimsoll::trace::{Trace, Var};
-use plimsoll::{DType, Graph, Shape, Target, onnx, pass, plan};
+use plimsoll::internals::op::ValueId;
+use plimsoll::internals::place::{Effort, Item, Problem, place};
+use plimsoll::internals::plan::lower::{Draft, DraftBuffer, DraftStep};
+use plimsoll::internals::plan::make::liveness::live;
+use plimsoll::internals::plan::make::order::{Dag, orders};
+use plimsoll::internals::plan::make::streams::Lanes;
+use plimsoll::internals::plan::{Class, Limits};
+use plimsoll::internals::trace::{Trace, Var};
+use plimsoll::internals::{onnx, pass, plan};
+use plimsoll::{DType, Graph, Shape, Target};
 use std::path::Path;
 
 const ALIGN: u64 = 256;

@@ -1,8 +1,9 @@
 //! Passes leave a graph's meaning as it is, and its memory no larger.
 
 use crate::common;
-use plimsoll::trace::Trace;
-use plimsoll::{DType, Graph, Shape, Target, pass, reference};
+use plimsoll::internals::trace::Trace;
+use plimsoll::internals::{pass, reference};
+use plimsoll::{DType, Graph, Shape, Target};
 use std::collections::HashMap;
 
 fn passed(graph: &Graph, target: &Target) -> Graph {
@@ -300,7 +301,7 @@ fn packed_heads_are_read_where_they_lie() {
     let plan = common::planned(&graph, &Target::cuda());
     let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
     let products: Vec<_> = kernels.filter(|kernel| kernel.template.name() == "matmul").collect();
-    let lies = |operand: &plimsoll::kernel::Operand| operand.access.is_contiguous();
+    let lies = |operand: &plimsoll::internals::kernel::Operand| operand.access.is_contiguous();
     assert!(products.iter().all(|kernel| lies(&kernel.reads[0]) && lies(&kernel.writes[0])));
     assert_eq!(products.iter().map(|kernel| kernel.reads.len()).collect::<Vec<_>>(), [3, 4]);
 }

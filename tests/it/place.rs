@@ -2,8 +2,8 @@
 
 use crate::common;
 use plimsoll::Error;
-use plimsoll::place::{Effort, Item, Problem, Solution, Table, place, place_below};
-use plimsoll::plan::check::placement;
+use plimsoll::internals::place::{Effort, Item, Problem, Solution, Table, place, place_below};
+use plimsoll::internals::plan::check::placement;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};

@@ -5,19 +5,19 @@ mod run;
 
 use crate::{common, samples};
 use mutate::{Kind, Mutant, Random};
-use plimsoll::dtype::DType;
-use plimsoll::error::Error;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::graph::Graph;
-use plimsoll::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
-use plimsoll::op::{Fact, ValueId};
-use plimsoll::plan::check::{Span, check, dead};
-use plimsoll::plan::{
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::error::Error;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::graph::Graph;
+use plimsoll::internals::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
+use plimsoll::internals::op::{Fact, ValueId};
+use plimsoll::internals::plan::check::{Span, check, dead};
+use plimsoll::internals::plan::{
     Buffer, Candidate, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan,
 };
-use plimsoll::shape::{Access, Shape};
-use plimsoll::target::{Memory, Target};
-use plimsoll::{onnx, ops, pass};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::{Memory, Target};
+use plimsoll::internals::{onnx, ops, pass};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -323,7 +323,8 @@ fn windows() -> Plan {
     m.step(pool, &[1, 2, 1, 2, 2], &[cs], std::slice::from_ref(&ps), &[x(0)]);
     let nothing = (p, Access { shape: Shape::new([0, 4]), strides: vec![4, 1], offset: 0 });
     m.step(Template::Map, &[0, 4], &[nothing], std::slice::from_ref(&ns), &[x(0)]);
-    let pad = Template::Pad { before: vec![0, 1], mode: plimsoll::kernel::PadMode::Constant(f64::NEG_INFINITY) };
+    let pad =
+        Template::Pad { before: vec![0, 1], mode: plimsoll::internals::kernel::PadMode::Constant(f64::NEG_INFINITY) };
     let flat = (p, Access { shape: Shape::new([8, 1]), strides: vec![1, 1], offset: 0 });
     m.step(pad, &[8, 3], &[flat], std::slice::from_ref(&wides), &[x(0)]);
     let sum = RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) };

@@ -2,9 +2,10 @@
 
 use crate::common;
 use crate::common::{graph, planned, runs_as_the_reference};
-use plimsoll::kernel::Template;
-use plimsoll::plan::{self, Limits};
-use plimsoll::{Plan, Target, pass};
+use plimsoll::internals::kernel::Template;
+use plimsoll::internals::pass;
+use plimsoll::internals::plan::{self, Limits};
+use plimsoll::{Plan, Target};
 
 /// A graph, and how many steps and prologues its plan has on the CPU and on wgpu.
 struct Case {
@@ -223,7 +224,7 @@ fn what_reaches_too_far_is_refused() {
     let plan = planned(&graph(CASES[0].text), &Target::cpu(2));
     let at = plan.kernels.iter().position(|k| k.template == Template::MatMul).expect("a product");
     let first = plan.kernels[at].further().end;
-    let refuse = |what: &str, change: &dyn Fn(&mut plimsoll::kernel::Kernel)| {
+    let refuse = |what: &str, change: &dyn Fn(&mut plimsoll::internals::kernel::Kernel)| {
         let mut plan = plan.clone();
         change(&mut plan.kernels[at]);
         let error = plan::check::check(&plan).expect_err(what).to_string();
@@ -237,6 +238,6 @@ fn what_reaches_too_far_is_refused() {
     refuse("it is that of no operand", &|k| k.prologues[0].operand = 7);
     refuse("it computes another type", &|k| k.prologues[0].body.results.clear());
     refuse("it is in a template without a place for it", &|k| {
-        k.template = Template::Pad { before: vec![0; k.shape.len()], mode: plimsoll::kernel::PadMode::Edge };
+        k.template = Template::Pad { before: vec![0; k.shape.len()], mode: plimsoll::internals::kernel::PadMode::Edge };
     });
 }

@@ -1,19 +1,20 @@
 //! One plan for a range of shapes: every binding runs in the same bytes, and gives what it gives when it is planned alone.
 
 use crate::common;
-use plimsoll::backend::cpu::Cpu;
-use plimsoll::backend::{Backend, Usage};
-use plimsoll::choices::Choices;
-use plimsoll::exec::Exec;
-use plimsoll::onnx;
-use plimsoll::op::ValueId;
-use plimsoll::plan::check::check;
-use plimsoll::plan::range::{Family, Source};
-use plimsoll::plan::{Buffer, Class, Plan, Recipe};
-use plimsoll::session::{Choice, Options};
-use plimsoll::shape::{Extent, Shape};
-use plimsoll::trace::{Trace, Var};
-use plimsoll::{DType, Error, Graph, Limits, Result, Session, Target, Tensor, reference};
+use plimsoll::internals::backend::cpu::Cpu;
+use plimsoll::internals::backend::{Backend, Usage};
+use plimsoll::internals::choices::Choices;
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::onnx;
+use plimsoll::internals::op::ValueId;
+use plimsoll::internals::plan::check::check;
+use plimsoll::internals::plan::range::{Family, Source};
+use plimsoll::internals::plan::{Buffer, Class, Plan, Recipe};
+use plimsoll::internals::reference;
+use plimsoll::internals::session::{Choice, Options};
+use plimsoll::internals::shape::{Extent, Shape};
+use plimsoll::internals::trace::{Trace, Var};
+use plimsoll::{DType, Error, Graph, Limits, Result, Session, Target, Tensor};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! Two meanings of every elementwise row and every view agree: its values, and the code or the access that it is lowered to.
 
 use crate::samples::{Sample, samples};
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::op::{Args, Attrs, Call, Eval, Fact, Lower};
-use plimsoll::ops;
-use plimsoll::shape::{Access, Shape, advance};
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::op::{Args, Attrs, Call, Eval, Fact, Lower};
+use plimsoll::internals::ops;
+use plimsoll::internals::shape::{Access, Shape, advance};
 
 fn agree(found: f64, expected: f64) -> bool {
     found == expected

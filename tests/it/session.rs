@@ -1,17 +1,18 @@
 //! Sessions, the library's front door: shared and misused, over memory of their own or of the host, and with random graphs.
 
 use crate::common;
-use plimsoll::backend::cpu::{Cpu, Line, Region};
-use plimsoll::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
-use plimsoll::eager::alloc::Kind;
-use plimsoll::eager::{Eager, Program};
-use plimsoll::exec::Exec;
-use plimsoll::kernel::Kernel;
-use plimsoll::plan::{Class, Limits, Plan, Recipe, Step, check};
-use plimsoll::session::{Choice, Options, Session};
-use plimsoll::target::Memory;
-use plimsoll::trace::{Trace, Var};
-use plimsoll::{DType, Error, Graph, Target, Tensor, pass, plan, reference};
+use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
+use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
+use plimsoll::internals::eager::alloc::Kind;
+use plimsoll::internals::eager::{Eager, Program};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::kernel::Kernel;
+use plimsoll::internals::plan::{Class, Limits, Plan, Recipe, Step, check};
+use plimsoll::internals::session::{Choice, Options, Session};
+use plimsoll::internals::target::Memory;
+use plimsoll::internals::trace::{Trace, Var};
+use plimsoll::internals::{pass, plan, reference};
+use plimsoll::{DType, Error, Graph, Target, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
 use std::cell::Cell;
@@ -142,7 +143,7 @@ fn the_host_provides_the_memory() {
 }
 
 /// Two products of one input: no step writes where it lies.
-fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::constant::Constant>>) {
+fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
     let g = Trace::new("kept");
     let x = g.input("x", DType::F32, [6, 40]);
     g.output("y", x.matmul(g.constant("w", random([40, 24], 2))));
@@ -183,7 +184,7 @@ fn constants_are_those_of_the_plan() {
     refused(&[], "expected 2 constants, found 0");
     let swapped: Vec<_> = constants.iter().rev().cloned().collect();
     refused(&swapped, "expected constant 'w' (f32[40,24]), found 'v' (f32[40,5])");
-    let short = std::sync::Arc::new(plimsoll::constant::Constant::new("w", random([40, 23], 2)));
+    let short = std::sync::Arc::new(plimsoll::internals::constant::Constant::new("w", random([40, 23], 2)));
     refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
 }
 
@@ -248,8 +249,7 @@ mod readme {
     #[rustfmt::skip]
     mod example {
         // begin
-        use plimsoll::{DType, Session, Trace, Tensor};
-        use plimsoll::session::{Choice, Options};
+        use plimsoll::{Choice, DType, Options, Session, Tensor, Trace};
 
         fn main() -> plimsoll::Result<()> {
             let trace = Trace::new("two layers");

@@ -1,11 +1,12 @@
 //! Targets: devices that are not here are described, and plans keep to their limits.
 
 use crate::common;
-use plimsoll::exec::Exec;
-use plimsoll::plan::{Class, Limits, Plan, compile, plan};
-use plimsoll::target::{PRESETS, Target};
-use plimsoll::trace::Trace;
-use plimsoll::{DType, Error, Graph, Tensor, onnx, pass, reference};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::plan::{Class, Limits, Plan, compile, plan};
+use plimsoll::internals::target::{PRESETS, Target};
+use plimsoll::internals::trace::Trace;
+use plimsoll::internals::{onnx, pass, reference};
+use plimsoll::{DType, Error, Graph, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;

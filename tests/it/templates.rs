@@ -1,16 +1,16 @@
 //! The template table: each row's columns agree with each other and with the row's meaning, on the row's samples.
 
 use crate::kernels::elements;
-use plimsoll::kernel::meaning::{self, Memory, Order, evaluate};
-use plimsoll::kernel::templates::{Along, TEMPLATES};
-use plimsoll::kernel::{Kernel, Operand, Pool, Template, Window};
-use plimsoll::shape::{Access, Shape, advance};
-use plimsoll::target::Family;
+use plimsoll::internals::kernel::meaning::{self, Memory, Order, evaluate};
+use plimsoll::internals::kernel::templates::{Along, TEMPLATES};
+use plimsoll::internals::kernel::{Kernel, Operand, Pool, Template, Window};
+use plimsoll::internals::shape::{Access, Shape, advance};
+use plimsoll::internals::target::Family;
 use std::collections::{BTreeSet, HashSet};
 
 /// Every row's samples, with names.
 fn samples() -> Vec<(String, Kernel)> {
-    let of = |row: &&'static plimsoll::kernel::templates::TemplateDef| {
+    let of = |row: &&'static plimsoll::internals::kernel::templates::TemplateDef| {
         let name = row.name;
         (row.samples)().into_iter().enumerate().map(move |(i, kernel)| (format!("{name} {i}"), kernel))
     };

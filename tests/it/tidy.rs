@@ -204,7 +204,7 @@ fn every_dependency_has_its_reason() {
 #[test]
 fn every_row_of_the_op_table_is_documented_and_unique() {
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-    for op in plimsoll::ops::all() {
+    for op in plimsoll::internals::ops::all() {
         *seen.entry(op.name).or_default() += 1;
         assert!(op.doc.len() > 8 && !op.doc.contains('\n'), "{}: one line that says what it computes", op.name);
     }

@@ -1,9 +1,10 @@
 //! Concatenations of a value's own parts, as rotary embeddings make them: some become views, and mean the same.
 
 use crate::common;
-use plimsoll::exec::Exec;
-use plimsoll::plan::Limits;
-use plimsoll::{DType, Graph, Plan, Target, Tensor, onnx, pass, plan, reference};
+use plimsoll::internals::exec::Exec;
+use plimsoll::internals::plan::Limits;
+use plimsoll::internals::{onnx, pass, plan, reference};
+use plimsoll::{DType, Graph, Plan, Target, Tensor};
 use std::path::Path;
 
 /// A graph over `x` (its head names more), and how many steps its plan has: none where parts are stored, each by a step of its own.
@@ -96,7 +97,7 @@ fn graph(case: &Case) -> Graph {
     onnx::import(&model, &[]).expect("it is a graph")
 }
 
-fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::constant::Constant>>) {
+fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
     let mut graph = graph.clone();
     pass::run(&mut graph, target, true).expect("the passes run");
     plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked")

@@ -13,14 +13,22 @@ use crate::pass::{self, half};
 use crate::plan::{self, Compiled, Limits, Plan};
 use crate::target::Target;
 
-/// What is made of a graph before it is lowered.
+/// How a graph is compiled, whatever the device: types, fusion, chunks. [`Recipe::plan`] plans it without a device.
+///
+/// ```
+/// use plimsoll::{Graph, Limits, Recipe, Target};
+/// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 64)])?;
+/// let plan = Recipe::default().plan(graph, &Target::cuda(), &Limits { memory: Some(2 << 30) })?;
+/// assert_eq!(plan.bytes(), plan.summary.planned_bytes);
+/// # Ok::<(), plimsoll::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recipe {
-    /// Whether `f32` values are stored as `f16` inside: see [`half::run`].
+    /// True to store `f32` values as `f16` inside; inputs and outputs stay `f32`.
     pub f16: bool,
-    /// Whether neighbouring operators become one kernel.
+    /// True to compile neighbouring operators to one kernel.
     pub fuse: bool,
-    /// In how many chunks to compute what is worth it: see [`chunks::run`].
+    /// Number of chunks of the batch in which the largest activations are computed; 1 computes them whole.
     pub chunks: usize,
 }
 

@@ -1,19 +1,19 @@
 //! Kernels for testing a backend by itself, and what their operands hold. They are held against the
-//! [reference](plimsoll::kernel::meaning), which shares nothing with any backend but the definition of [`Kernel`].
+//! [reference](plimsoll::internals::kernel::meaning), which shares nothing with any backend but the definition of [`Kernel`].
 
 pub mod variants;
 
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::layout::prologue;
-use plimsoll::kernel::meaning::evaluate;
-use plimsoll::kernel::templates::TEMPLATES;
-use plimsoll::kernel::{
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::layout::prologue;
+use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::templates::TEMPLATES;
+use plimsoll::internals::kernel::{
     Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, ResizeMode, RowFold, Template, Window,
 };
-use plimsoll::shape::{Access, Shape};
-use plimsoll::target::Target;
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::target::Target;
+use plimsoll::internals::tensor::Tensor;
 
 /// A kernel and what its operands hold.
 #[derive(Clone)]

@@ -1,12 +1,12 @@
 //! The cases in more forms: in halves, as larger products, with channels last, guarded.
 
 use super::{Case, cases, elements, infinite, many_patches, unordered};
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Expr};
-use plimsoll::kernel::layout::prologue::by_strips;
-use plimsoll::kernel::{Guard, Kernel, Operand, Template};
-use plimsoll::shape::{Access, Shape};
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::layout::prologue::by_strips;
+use plimsoll::internals::kernel::{Guard, Kernel, Operand, Template};
+use plimsoll::internals::shape::{Access, Shape};
+use plimsoll::internals::tensor::Tensor;
 
 /// The cases and their forms, in `f32`.
 pub fn plain() -> Vec<Case> {

@@ -1,10 +1,10 @@
 //! Corrupts plans in every way that comes to mind.
 
-use plimsoll::dtype::DType;
-use plimsoll::expr::{Body, Code};
-use plimsoll::kernel::{Kernel, Operand, Template};
-use plimsoll::plan::{Class, Plan, Segment, Summary};
-use plimsoll::target::Memory;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::expr::{Body, Code};
+use plimsoll::internals::kernel::{Kernel, Operand, Template};
+use plimsoll::internals::plan::{Class, Plan, Segment, Summary};
+use plimsoll::internals::target::Memory;
 
 /// The part of a plan's meaning that a mutation may change, if the checker lets it through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,10 +1,10 @@
 //! Runs a plan element by element, twice: on the bytes that it assigns, and with memory of its own for every buffer.
 
-use plimsoll::dtype::DType;
-use plimsoll::kernel::meaning::{self, Order};
-use plimsoll::kernel::{Kernel, Template};
-use plimsoll::plan::check::{Span, dead};
-use plimsoll::plan::{Buffer, Class, Plan, Step};
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::kernel::meaning::{self, Order};
+use plimsoll::internals::kernel::{Kernel, Template};
+use plimsoll::internals::plan::check::{Span, dead};
+use plimsoll::internals::plan::{Buffer, Class, Plan, Step};
 use std::collections::BTreeMap;
 
 /// Outputs, then state, after each of the runs, bit by bit.

@@ -1,5 +1,5 @@
 use super::Sample;
-use plimsoll::dtype::DType::{self, *};
+use plimsoll::internals::dtype::DType::{self, *};
 
 const BINARY: &[(&[usize], &[usize])] =
     &[(&[2, 3, 4], &[2, 3, 4]), (&[2, 3, 4], &[3, 1]), (&[5], &[2, 1]), (&[3, 4], &[]), (&[], &[]), (&[0, 2], &[1, 2])];

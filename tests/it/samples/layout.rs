@@ -1,6 +1,6 @@
 use super::Sample;
-use plimsoll::dtype::DType::{self, *};
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::dtype::DType::{self, *};
+use plimsoll::internals::tensor::Tensor;
 
 pub fn samples() -> Vec<Sample> {
     [views(), several(), reductions(), known(), gathers(), selections(), scatters(), scatters_along(), tops(), pads()]
@@ -19,7 +19,7 @@ fn selections() -> Vec<Sample> {
         data("Compress", &[3, 4, 2]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1),
         data("Compress", &[3, 4]).ints("condition", &[0, 1, 1, 0, 1]),
         data("Compress", &[3, 4]).ints("condition", &[0, 0]).attr("axis", -1),
-        Sample::new("NonZero").attr("X", plimsoll::op::Attr::shaping(&table)),
+        Sample::new("NonZero").attr("X", plimsoll::internals::op::Attr::shaping(&table)),
         Sample::new("NonZero").ints("X", &[0, 1, 7, 0]),
         reversed(&[3.0, 0.0, 5.0], &[5, 3, 2]),
         reversed(&[1.0, 4.0], &[2, 5]).attr("batch_axis", 0).attr("time_axis", 1),

@@ -2,9 +2,9 @@
 //!
 //! A family's file exports `samples() -> Vec<Sample>` and is listed in [`samples`].
 
-use plimsoll::dtype::DType;
-use plimsoll::op::{Attr, Attrs};
-use plimsoll::tensor::Tensor;
+use plimsoll::internals::dtype::DType;
+use plimsoll::internals::op::{Attr, Attrs};
+use plimsoll::internals::tensor::Tensor;
 
 mod elementwise;
 mod layout;

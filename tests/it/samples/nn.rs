@@ -1,6 +1,6 @@
 use super::{Sample, call};
-use plimsoll::dtype::DType::{self, *};
-use plimsoll::op::Attr;
+use plimsoll::internals::dtype::DType::{self, *};
+use plimsoll::internals::op::Attr;
 
 pub fn samples() -> Vec<Sample> {
     [

@@ -1,7 +1,7 @@
 //! Rows of ONNX Runtime's domain that stand for others.
 
 use super::{Sample, call};
-use plimsoll::dtype::DType::{self, *};
+use plimsoll::internals::dtype::DType::{self, *};
 
 pub fn samples() -> Vec<Sample> {
     [fused(), embeddings(), groups(), packed(), weights(), rotations(), projections(), heads(), caches()].concat()

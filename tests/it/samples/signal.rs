@@ -1,7 +1,7 @@
 //! Rows of signals, and of sums over windows.
 
 use super::{Sample, call};
-use plimsoll::dtype::DType;
+use plimsoll::internals::dtype::DType;
 
 pub fn samples() -> Vec<Sample> {
     [known(), transforms(), sums(), places()].concat()
