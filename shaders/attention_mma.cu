@@ -1,9 +1,9 @@
-// Attention of halves on tensor cores. A workgroup computes ROWS rows of the result. It walks along the keys, STRIPE at a time: a team of
-// warps for each COLUMNS of them, in which each warp has EACH times 16 rows: their scores, the largest score and the sum of powers so far,
-// and the values weighted by the powers, all in registers. What was summed before is scaled down when a larger score appears. Of what eight
-// lanes hold side by side, each has two columns in rows `m` and `m + 8`. Keys and values of the next stripes arrive meanwhile. CLUSTER
-// neighbouring workgroups take turns at the stripes of the same rows. A team's keys stand in workgroup memory in such an order that those
-// whose scores an invocation has are neighbours, and so is what it reads of a mask.
+// Attention of 16-bit floats on tensor cores. A workgroup computes ROWS rows of the result and walks along the keys, STRIPE at a time.
+// A team of warps has COLUMNS keys of a stripe, and each of its warps has EACH times 16 rows. Registers hold the scores, the largest score
+// and the sum of powers so far, and the values weighted by the powers. A larger score scales down earlier sums. Of eight neighbouring
+// columns, a lane has two, in rows `m` and `m + 8`. The keys and values of the next stripes are copied meanwhile. The workgroups of a
+// CLUSTER share the stripes of the same rows in turn. Workgroup memory holds a team's keys in such an order that the keys of one
+// invocation's scores are neighbours. So are the elements of a mask that it reads.
 constexpr i32 PITCH_B = DEPTH + 8, PITCH_C = WIDTH + 8, STAGE = STRIPE * (PITCH_B + PITCH_C);
 constexpr i32 WARPS = ROWS / 16 / EACH, TILES = COLUMNS / 8, PIECES = WIDTH / 8;
 const i32 rank = group % CLUSTER;
@@ -80,7 +80,7 @@ for (i32 i = 0; i < EACH * DEPTH / 4; i++) {
         //@ end
     }
 }
-// Rows in the order of `x`: those of the first 16, then eight further down.
+// The rows of `x`, in order: those of the first 16, then those eight further down.
 f32 top[EACH * 2], total[EACH * 2], sum[EACH][PIECES][4];
 #pragma unroll
 for (i32 i = 0; i < EACH * 2; i++) {
@@ -202,8 +202,8 @@ const auto finish = [&](i32 row, i32 piece, f32 whole, f32 low, f32 high) {
     //@ end
 };
 //@ if PARTS
-// Every warp leaves what it found in its keys, largest scores and sums of powers first. Each then collects some of the columns, first those
-// of the teams, then those of the cluster.
+// Every warp writes the results for its keys: the largest scores and the sums of powers first. Then each warp combines some of the
+// columns, first over the teams, then over the cluster.
 constexpr i32 LANES = WARPS * 32 * 4, SLOTS = 1 + PIECES;
 struct Found {
     f32 largest[2], whole[2], value[4];
@@ -277,7 +277,7 @@ for (i32 i = rank * TEAMS + team; i < EACH * PIECES; i += CLUSTER * TEAMS) {
     finish(m + part * 16, e, found.whole[0], found.value[0], found.value[1]);
     finish(m + part * 16 + 8, e, found.whole[1], found.value[2], found.value[3]);
 }
-// What a neighbour still reads stays until then.
+// Wait, because a neighbour may still read this workgroup's memory.
 meet_cluster();
 //@ end
 //@ else

@@ -1,8 +1,8 @@
-// Attention of a few rows, bound by reading keys and values, 16 bytes at a time where they lie so. A workgroup computes ROWS rows of the
-// result and walks along the keys, COLUMNS at a time: LANES invocations share a key, whose parts of the scores meet in workgroup memory; then
-// PARTS invocations share four columns of the values, each with every PARTS-th of them. What was summed before is scaled down when a
-// larger score appears. Places outside are those of the last row, key or column. CLUSTER neighbouring workgroups take turns at the keys
-// of the same rows.
+// Attention of a few rows, whose time is that of reading keys and values: 16 bytes at a time where they are aligned. A workgroup computes
+// ROWS rows of the result and walks along the keys, COLUMNS at a time. LANES invocations share a key and add their parts of the score in
+// workgroup memory. Then PARTS invocations share four columns of the values: each takes every PARTS-th value. A larger score scales down
+// earlier sums. Indices outside are replaced by the last row, key or column. The workgroups of a CLUSTER take the keys of these rows in
+// turn.
 constexpr i32 KEYS = SIZE / LANES, PASSES = COLUMNS / KEYS;
 const i32 rank = group % CLUSTER;
 const i32 batch = group / CLUSTER / GROUPS;
@@ -147,7 +147,7 @@ for (i32 i = 0; i < ROWS; i++) {
             value += tile[p * ACROSS * 4 + n];
         }
         //@ if CLUSTERED
-        // Every workgroup leaves what it found in its keys.
+        // Every workgroup writes the results for its keys.
         found[i * COLUMNS_OUT + n] = value;
         if (n == 0) {
             found[ROWS * COLUMNS_OUT + i] = whole;
@@ -161,7 +161,7 @@ for (i32 i = 0; i < ROWS; i++) {
 //@ if CLUSTERED
 __syncthreads();
 meet_cluster();
-// Each collects some of the columns.
+// Each workgroup combines some of the columns.
 for (i32 at = rank * SIZE + thread; at < ROWS * COLUMNS_OUT; at += CLUSTER * SIZE) {
     const i32 i = at / COLUMNS_OUT;
     f32 largest = LOWEST, whole = 0.0f, value = 0.0f;
@@ -178,7 +178,7 @@ for (i32 at = rank * SIZE + thread; at < ROWS * COLUMNS_OUT; at += CLUSTER * SIZ
     }
     finish(from_m + i, at % COLUMNS_OUT, value, whole);
 }
-// What a neighbour still reads stays until then.
+// Wait, because a neighbour may still read this workgroup's memory.
 __syncthreads();
 meet_cluster();
 //@ end

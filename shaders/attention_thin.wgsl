@@ -1,8 +1,8 @@
-// Attention of a few rows, bound by reading keys and values, four elements at a time. A workgroup computes ROWS rows of the result and walks
-// along the keys, COLUMNS at a time: LANES invocations share a key, whose parts of the scores meet in workgroup memory; then PARTS
-// invocations share four columns of the values, each with every PARTS-th of them. What was summed before is scaled down when a larger
-// score appears. Nothing is asked for under a condition, and several vectors at a time, so that none waits for another: places
-// outside are those of the last row, key or column.
+// Attention of a few rows, whose time is that of reading keys and values: four elements at a time. A workgroup computes ROWS rows of the
+// result and walks along the keys, COLUMNS at a time. LANES invocations share a key and add their parts of the score in workgroup memory.
+// Then PARTS invocations share four columns of the values: each takes every PARTS-th value. A larger score scales down earlier sums. Loads
+// are unconditional and several vectors at a time, so that none waits for another. Indices outside are replaced by the last row, key
+// or column.
 let batch = group / GROUPS;
 let from_m = group % GROUPS * ROWS;
 let lane = thread / LANE_STEP % LANES;

@@ -178,7 +178,7 @@ for (i32 i = 0; i < ROW; i++) {
     }
 }
 //@ if CLUSTERED
-// Every workgroup leaves what it found in its keys; then each collects some of the columns.
+// Every workgroup writes the results for its keys. Then each combines some of the columns.
 constexpr i32 HELD = PIECES * EACH;
 __syncthreads();
 f32* const kept = tile + thread;
@@ -213,7 +213,7 @@ for (i32 at = rank; at < ROW * HELD; at += CLUSTER) {
     //@ end
     store(batch, m0 + row + i, (e / EACH * 16 + lane) * EACH + e % EACH, value);
 }
-// What a neighbour still reads stays until then.
+// Wait, because a neighbour may still read this workgroup's memory.
 meet_cluster();
 //@ else
 #pragma unroll

@@ -1,6 +1,6 @@
-// One invocation per strip of results along y, of so many channels at a time: a row of data serves every window of the strip that
-// it lies in, a weight the whole strip. With more outputs per group the product of weights and unfolded data is computed by the
-// matmul templates.
+// One invocation per strip of results along y, for several channels at a time. A row of data is read once for all windows of the strip
+// that contain it, and a weight once for the whole strip. A convolution with more outputs per group is a product of weights and
+// unfolded data instead, which the matmul templates compute.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let o = (i / BLOCK_STEP % BLOCKS * LANES + i % LANES) * WIDTH;

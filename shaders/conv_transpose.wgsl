@@ -1,4 +1,4 @@
-// One invocation per element, which gathers every input that reaches it.
+// One invocation per element of the result. It adds up every input that contributes to the element.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let x = i % OUT_X;

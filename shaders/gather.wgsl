@@ -1,4 +1,4 @@
-// One invocation per element. Negative indices count from the end; what is outside is clamped.
+// One invocation per element. Negative indices count from the end; indices outside the axis are clamped.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     var source = base(i);

@@ -1,6 +1,6 @@
-// Products of halves on tensor cores. Eight warps, two by four, share a tile of TILE_M x TILE_N, of which each computes pieces of
-// 16 x 8. 32 slices of the inner axis at a time pass through workgroup memory, one half of which is filled while the other is used;
-// pitches spread what eight lanes read at once over all banks.
+// Products of 16-bit floats on tensor cores. Eight warps, two by four, share a tile of TILE_M x TILE_N, of which each computes pieces of
+// 16 x 8. 32 slices of the inner axis at a time pass through workgroup memory: one half of it is filled while the other is used.
+// Padded rows spread the eight reads of a load over all banks.
 constexpr i32 STEP = 32, PITCH = STEP + 8;
 constexpr i32 PIECES_M = TILE_M / 32, PIECES_N = TILE_N / 32;
 constexpr i32 EACH_A = TILE_M / 64, EACH_B = TILE_N / 64;

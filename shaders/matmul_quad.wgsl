@@ -1,5 +1,5 @@
-// Up to four rows: bound by reading b, which is read once, four elements at a time. COLUMNS columns, or fours of them, per
-// workgroup; SLICES invocations share each and take turns along the inner axis, four turns of which are on their way at once.
+// Products with up to four rows, whose time is that of reading b: once, four elements at a time. A workgroup computes COLUMNS columns,
+// or COLUMNS times four. SLICES invocations share a column and take the inner axis in turn, with four loads in flight each.
 let batch = group / TILES_N;
 let slice = thread / SLICE_STEP % SLICES;
 let n = (group % TILES_N * COLUMNS + thread / COLUMN_STEP % COLUMNS) * ACROSS;

@@ -1,6 +1,6 @@
-// Up to four rows: bound by reading b, which is read once, WIDTH elements at a time.
+// Products with up to four rows, whose time is that of reading b: once, WIDTH elements at a time.
 //@ if B_ROWS
-// b is dense along n: LANES invocations side by side read a stretch of a row, SLICES of them take turns along the inner axis.
+// b is dense along n: LANES neighbouring invocations read a part of a row, and SLICES such teams take the inner axis in turn.
 const i32 batch = group / TILES_N;
 const i32 lane = thread % LANES;
 const i32 slice = thread / LANES;
@@ -24,7 +24,7 @@ if (n < N) {
         }
     }
 }
-// The slices of a warp, then those of all warps.
+// Add the slices of a warp, then those of all warps.
 #pragma unroll
 for (i32 m = 0; m < M; m++) {
     __syncthreads();

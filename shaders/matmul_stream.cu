@@ -1,10 +1,10 @@
-// Products of halves on tensor cores, of operands that lie 16 bytes at a time. Four warps, two by two, share a tile of TILE_M x TILE_N, of
-// which each computes pieces of 16 x 8. 32 slices of the inner axis at a time pass through workgroup memory, where two of three stages are
-// on their way while one is used. Where 16 bytes of a row stand in a stage depends on the row, so that what eight lanes read at once
-// is spread over all banks. Sums leave through workgroup memory, too: neighbours are stored side by side.
+// Products of 16-bit floats on tensor cores, for operands that can be copied 16 bytes at a time. Four warps, two by two, share a tile of
+// TILE_M x TILE_N, of which each computes pieces of 16 x 8. 32 slices of the inner axis at a time pass through workgroup memory: two of its
+// three stages are filled while one is used. The position of 16 bytes in a stage depends on their row, so that the eight reads of a load
+// are spread over all banks. Sums leave through workgroup memory, too, so that neighbours are stored together.
 constexpr i32 STEP = 32, STAGES = 3, STAGE = (TILE_M + TILE_N) * STEP;
 constexpr i32 PIECES_M = TILE_M / 32, PIECES_N = TILE_N / 16, PITCH = TILE_N + 8;
-// Of workgroups that run side by side many read the same operands: along the shorter side of the result.
+// Workgroups run in order along the shorter side of the result, so that many of those that run at the same time read the same operands.
 constexpr bool DOWN = TILES_M < TILES_N;
 const i32 batch = group / (TILES_M * TILES_N);
 const i32 m0 = (DOWN ? group % TILES_M : group / TILES_N % TILES_M) * TILE_M;
@@ -18,7 +18,8 @@ const auto at_b = [](i32 k, i32 n) { return TILE_M * STEP + k * TILE_N + (n / 8 
 //@ else
 const auto at_b = [&](i32 k, i32 n) { return TILE_M * STEP + along_k(n, k); };
 //@ end
-// An invocation sends the same piece of some lines. Lines beyond the operands are those of results that are not stored: the last one serves.
+// An invocation copies the same piece of several lines. Lines beyond the operands belong to results that are not stored: the last line
+// is read instead.
 constexpr i32 PIECES = STEP / 8, LINES = SIZE / PIECES;
 const i32 line = thread / PIECES;
 const i32 along = thread % PIECES * 8;

@@ -1,5 +1,5 @@
-// Up to four rows: bound by reading b, which is read once. COLUMNS columns per workgroup, SLICES invocations per column
-// that take turns along the inner axis.
+// Products with up to four rows, whose time is that of reading b, once. A workgroup computes COLUMNS columns. SLICES invocations share a
+// column and take the inner axis in turn.
 let batch = group / TILES_N;
 let column = thread / COLUMN_STEP % COLUMNS;
 let slice = thread / SLICE_STEP % SLICES;

@@ -1,5 +1,5 @@
 // A workgroup of 256 computes a tile of 128 x 128, each invocation 8 x 8 of it in four quarters. STEP slices of the inner axis at a time
-// pass through workgroup memory, one half of which is filled while the other is used.
+// pass through workgroup memory: one half of it is filled while the other is used.
 constexpr i32 STEP = 8, PITCH = 132;
 const i32 batch = group / (TILES_M * TILES_N);
 const i32 m0 = group / TILES_N % TILES_M * 128;

@@ -1,15 +1,16 @@
-// Products of halves by the instructions of compute capability 9.0 (wgmma), of operands that lie 16 bytes at a time along the inner axis. Two
-// groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time pass through workgroup
-// memory in four stages: while one is multiplied, the others are on their way. Sums leave through workgroup memory, too: neighbours are
-// stored side by side.
+// Products of 16-bit floats by wgmma, the instructions of compute capability 9.0, for operands that can be copied 16 bytes at a time along
+// the inner axis. Two groups of four warps share a tile of TILE_M x TILE_N, half of its rows each. 64 slices of the inner axis at a time
+// pass through workgroup memory in four stages: while one is multiplied, the others are filled. Sums leave through workgroup memory, too,
+// so that neighbours are stored together.
 constexpr i32 STEP = 64, STAGES = 4, STAGE = (TILE_M + TILE_N) * STEP, PITCH = TILE_N + 8;
-// Of workgroups that run side by side many read the same operands: along the shorter side of the result.
+// Workgroups run in order along the shorter side of the result, so that many of those that run at the same time read the same operands.
 constexpr bool DOWN = TILES_M < TILES_N;
 const i32 batch = group / (TILES_M * TILES_N);
 const i32 m0 = (DOWN ? group % TILES_M : group / TILES_N % TILES_M) * TILE_M;
 const i32 n0 = (DOWN ? group / TILES_M % TILES_N : group % TILES_N) * TILE_N;
 const i32 row = thread / 128 * (TILE_M / 2);
-// An invocation sends the same piece of some lines. Lines beyond the operands are those of results that are not stored: the last one serves.
+// An invocation copies the same piece of several lines. Lines beyond the operands belong to results that are not stored: the last line
+// is read instead.
 constexpr i32 PIECES = STEP / 8, LINES = SIZE / PIECES;
 const i32 line = thread / PIECES;
 const i32 piece = thread % PIECES;

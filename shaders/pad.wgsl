@@ -1,4 +1,4 @@
-// One invocation per element. `base` sums the axes that keep their extents, the others follow one by one.
+// One invocation per element. `base` is the offset along the axes without padding; the padded axes are added one by one.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     var source = base(i);

@@ -1,5 +1,5 @@
-// One invocation per element. `base` sums the axes that stay as they are; along each of the others WIDTH neighbours from
-// FIRST on take part.
+// One invocation per element. `base` is the offset along the axes that keep their size. Along each other axis, WIDTH neighbours from
+// FIRST on contribute.
 let i = group * SIZE + thread;
 if (i < COUNT) {
     let still = base(i);

@@ -1,4 +1,6 @@
-//! What a memory limit means for a model, and what would help. Every figure is that of a plan, or of a [bound](crate::plan::fit::bound).
+//! Advice about a memory limit: whether a model fits it, and which changes would help.
+//!
+//! Every figure is that of a plan or of a [lower bound](crate::plan::fit::bound).
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -10,34 +12,34 @@ use crate::target::{Family, Target};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A model as it is to be planned. Remedies change a case; plans judge them.
+/// A model and the settings to plan it with. A remedy is another case of the same model.
 #[derive(Clone, Debug)]
 pub struct Case<'a> {
     /// The model.
     pub model: &'a Model,
-    /// Its named dims and their extents.
+    /// The named dims and their extents.
     pub dims: Vec<(String, usize)>,
-    /// What to plan for.
+    /// The device to plan for.
     pub target: Target,
-    /// What is made of the graph before it is planned.
+    /// How the graph is prepared before it is planned.
     pub recipe: Recipe,
 }
 
 impl Case<'_> {
-    /// The graph as it is lowered when it is planned under a limit.
+    /// The graph as it is lowered for a plan under this limit.
     ///
     /// # Errors
-    /// When the model cannot be imported with these bindings, or a pass refuses it.
+    /// The model cannot be imported with these bindings, or a pass refuses it.
     pub fn graph(&self, limit: Option<u64>) -> Result<Graph> {
         self.recipe.graph(onnx::import(self.model, &self.dims)?, &self.target, &Limits { memory: limit })
     }
 
-    /// Bytes that the case takes under a limit; more than the limit if it does not fit.
+    /// The bytes that the case needs if it is planned under this limit. They exceed the limit if it does not fit.
     ///
     /// # Errors
-    /// When it cannot be planned at all.
+    /// The case cannot be planned at all.
     pub fn bytes(&self, limit: Option<u64>) -> Result<u64> {
-        // What an import warns of was said when the case itself was imported.
+        // The warnings of the import were shown when the user's own case was imported.
         let silent = tracing::subscriber::NoSubscriber::default();
         let planned = tracing::subscriber::with_default(silent, || {
             plan::plan(&self.graph(limit)?, &self.target, &Limits { memory: limit })
@@ -49,12 +51,12 @@ impl Case<'_> {
         }
     }
 
-    /// This case by another recipe.
+    /// This case with another recipe.
     fn with(&self, recipe: Recipe) -> Self {
         Case { recipe, ..self.clone() }
     }
 
-    /// This case at another extent of a dim.
+    /// This case with another extent of a dim.
     pub fn with_dim(&self, dim: &str, extent: usize) -> Case<'_> {
         let mut case = self.clone();
         case.dims.retain(|(name, _)| name != dim);
@@ -65,17 +67,17 @@ impl Case<'_> {
 
 // ---- The largest binding
 
-/// What a binding takes.
+/// An extent of a dim and the bytes that the model needs with it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Size {
     /// The dim's extent.
     pub extent: usize,
-    /// Bytes of its plan, or why there is none.
+    /// The bytes of its plan, or why there is none.
     #[serde(flatten)]
     pub bytes: Taken,
 }
 
-/// Bytes of a plan, or why there is none.
+/// The bytes of a plan, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum Taken {
     /// The plan's bytes.
@@ -107,22 +109,24 @@ pub struct Largest {
     pub dim: String,
     /// The largest extent found that fits, if one does.
     pub fits: Option<Size>,
-    /// What the next takes that can be planned, or why that one cannot be; if nothing fits, what the smallest takes that can be.
+    /// The next larger extent that can be planned, or that cannot. If nothing fits, the smallest that can be planned.
     pub next: Size,
-    /// Number of plans that were made to find out.
+    /// Number of plans that the search made.
     pub plans: usize,
 }
 
-/// So many extents are tried one by one before the search leaps, and so many where no other can be planned.
+/// The search plans each extent up to this one before it leaps.
 const EACH: usize = 64;
+/// The largest extent that the search tries to find one that can be planned at all.
 const EVERY: usize = 1 << 12;
-/// Beyond an extent that was found, so many further ones are tried one by one.
+/// Extents that are tried one by one above the largest that was found.
 const NEIGHBOURS: usize = 8;
-/// And the next multiples of these, at which kernels have no ragged ends and layouts no padding.
+/// The next multiples of these are tried, too: kernels have no ragged ends there, and layouts no padding.
 const ROUND: [usize; 4] = [16, 32, 64, 128];
 
-/// Extents one of which can hopefully be planned, the smallest first: small ones, those with small prime factors alone, as sizes that
-/// people choose mostly have, and fractions of one that can be.
+/// Extents that are likely to be plannable, the smallest first.
+///
+/// They are small extents, extents with small prime factors only, which people choose most, and fractions of `below`.
 fn seeds(below: Option<usize>) -> BTreeSet<usize> {
     let smooth = |extent: &usize| {
         let divided = |mut rest: usize, prime: usize| {
@@ -145,16 +149,126 @@ fn divisors(number: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// The largest extent from 1, and below `below` if that is given, whose plan is within `limit`.
+/// A search for the largest extent that fits. It remembers what each extent takes.
+struct Search<'m> {
+    limit: u64,
+    /// The largest extent to try.
+    most: usize,
+    measure: &'m mut dyn FnMut(usize) -> Result<u64>,
+    known: BTreeMap<usize, Taken>,
+    /// The error of the first extent that could not be planned.
+    error: Option<Error>,
+}
+
+impl Search<'_> {
+    fn take(&mut self, extent: usize) -> Taken {
+        if let Some(taken) = self.known.get(&extent) {
+            return taken.clone();
+        }
+        let taken = match (self.measure)(extent) {
+            Ok(bytes) => Taken::Bytes(bytes),
+            Err(error) => {
+                let text = error.to_string();
+                self.error.get_or_insert(error);
+                Taken::Fails(text)
+            }
+        };
+        self.known.insert(extent, taken.clone());
+        taken
+    }
+
+    fn is_planned(&mut self, extent: usize) -> bool {
+        matches!(self.take(extent), Taken::Bytes(_))
+    }
+
+    fn fits(&mut self, extent: usize) -> bool {
+        self.take(extent).within(self.limit).is_some()
+    }
+
+    fn size(&mut self, extent: usize) -> Size {
+        Size { extent, bytes: self.take(extent) }
+    }
+
+    /// An extent that can be planned, if one is found.
+    fn any(&mut self, below: Option<usize>) -> Option<usize> {
+        let most = self.most;
+        let seed = seeds(below).into_iter().filter(|&extent| extent <= most).find(|&extent| self.is_planned(extent));
+        // If all small extents fail in the same way, the extent is not the reason, and others fail as well.
+        if seed.is_none() && (2..=EACH.min(most)).any(|extent| self.take(extent) != self.take(1)) {
+            return (EACH..=EVERY.min(most)).find(|&extent| self.is_planned(extent));
+        }
+        seed
+    }
+
+    /// The extents from `smallest` on, as far apart as `smallest` and the next one that can be planned.
+    fn grid(&mut self, smallest: usize) -> Grid {
+        let most = self.most;
+        let apart = (1..=EACH).chain(divisors(smallest).into_iter().filter(|&apart| apart > EACH));
+        let mut next = apart.map(|apart| smallest.saturating_add(apart)).filter(|&extent| extent <= most);
+        let step = next.find(|&extent| self.is_planned(extent)).map_or(smallest, |second| second - smallest);
+        Grid { smallest, step, last: (most - smallest) / step }
+    }
+
+    /// The largest point of the grid that fits. Point 0 must fit.
+    ///
+    /// Doubling finds a point that does not fit, and bisection the border below it. Both assume that a larger extent takes no
+    /// fewer bytes, which is nearly always so. So some points above the border are tried, too, and the search goes on from one
+    /// that fits.
+    fn climb(&mut self, grid: &Grid) -> usize {
+        let (mut low, mut high) = (0, grid.last + 1);
+        let mut point = 1;
+        while point <= grid.last {
+            if !self.fits(grid.extent(point)) {
+                high = point;
+                break;
+            }
+            low = point;
+            point = point.saturating_mul(2).saturating_add(1);
+        }
+        loop {
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if self.fits(grid.extent(middle)) { low = middle } else { high = middle }
+            }
+            let Some(further) = grid.beyond(low).into_iter().filter(|&point| self.fits(grid.extent(point))).max()
+            else {
+                return low;
+            };
+            (low, high) = (further, further + 1);
+        }
+    }
+}
+
+/// The extents `smallest`, `smallest + step` and so on. Points 0 to `last` are within the search.
+struct Grid {
+    smallest: usize,
+    step: usize,
+    last: usize,
+}
+
+impl Grid {
+    fn extent(&self, point: usize) -> usize {
+        self.smallest.saturating_add(point.saturating_mul(self.step))
+    }
+
+    /// Points above `low` that may fit although a lower one does not: its neighbours, and round extents.
+    fn beyond(&self, low: usize) -> Vec<usize> {
+        let near = (1..=NEIGHBOURS).map(|more| low.saturating_add(more));
+        let round = ROUND.iter().filter_map(|&of| {
+            (1..=of).map(|more| low.saturating_add(more)).find(|&point| self.extent(point).is_multiple_of(of))
+        });
+        near.chain(round).filter(|&point| point <= self.last).collect()
+    }
+}
+
+/// Finds the largest extent, from 1 on and less than `below`, whose plan is within `limit`. `measure` plans an extent.
 ///
-/// A model may insist on a multiple of something, or on a least extent. So the two smallest extents that can be planned are found first, and
-/// the search is among those that follow as far apart. What must divide an extent divides it and the next, so that both are sought among
-/// divisors. The search doubles, then halves the interval, both of which take it that more never takes less. As that is nearly but not
-/// always so, further extents beyond what was found are planned, too, and the search goes on from there if one fits. An extent that cannot
-/// be planned does not fit.
+/// A model may need a multiple of some number, or a least extent. So the search first finds the two smallest extents that can
+/// be planned, and then looks only at extents that are as far apart as these two. A number that must divide the extent divides
+/// both, so the two are sought among divisors. An extent that cannot be planned does not fit.
 ///
 /// # Errors
-/// The first extent's error, when no extent that was tried can be planned.
+/// The error of the first extent, if no extent that was tried can be planned.
 pub fn largest(
     dim: &str,
     limit: u64,
@@ -162,74 +276,27 @@ pub fn largest(
     measure: &mut dyn FnMut(usize) -> Result<u64>,
 ) -> Result<Largest> {
     let most = below.map_or(usize::MAX, |below| below.saturating_sub(1)).max(1);
-    let mut known: BTreeMap<usize, Taken> = BTreeMap::new();
-    let mut error = None;
-    let mut take = |extent: usize| -> Taken {
-        let found = known.entry(extent).or_insert_with(|| {
-            let taken = measure(extent);
-            Taken::new(taken.map_err(|e| {
-                let text = e.to_string();
-                error.get_or_insert(e);
-                Error::usage(text)
-            }))
-        });
-        found.clone()
-    };
-    let planned = |taken: Taken| matches!(taken, Taken::Bytes(_));
-    let within = |taken: Taken| taken.within(limit).is_some();
-    let mut found = seeds(below).into_iter().filter(|&extent| extent <= most).find(|&extent| planned(take(extent)));
-    // Of what the extent has no bearing on, further extents tell nothing.
-    if found.is_none() && (2..=EACH.min(most)).any(|extent| take(extent) != take(1)) {
-        found = (EACH..=EVERY.min(most)).find(|&extent| planned(take(extent)));
+    let mut search = Search { limit, most, measure, known: BTreeMap::new(), error: None };
+    let Some(found) = search.any(below) else { return Err(search.error.expect("1 was tried")) };
+    let mut least = divisors(found).into_iter();
+    let smallest = least.find(|&extent| search.is_planned(extent)).expect("itself can be planned");
+    let (mut fits, mut next) = (None, search.size(smallest));
+    if search.fits(smallest) {
+        let grid = search.grid(smallest);
+        let low = search.climb(&grid);
+        let mut above = (1..=NEIGHBOURS).map(|more| grid.extent(low.saturating_add(more)));
+        let planned = above.find(|&extent| search.is_planned(extent));
+        fits = Some(search.size(grid.extent(low)));
+        next = search.size(planned.unwrap_or(grid.extent(low.saturating_add(1))));
     }
-    let Some(found) = found else { return Err(error.expect("1 was tried")) };
-    let smallest = divisors(found).into_iter().find(|&extent| planned(take(extent))).expect("itself can be planned");
-    if !within(take(smallest)) {
-        let next = Size { extent: smallest, bytes: take(smallest) };
-        return Ok(Largest { dim: dim.to_owned(), fits: None, next, plans: known.len() });
-    }
-    let apart = (1..=EACH).chain(divisors(smallest).into_iter().filter(|&apart| apart > EACH));
-    let mut more = apart.map(|apart| smallest.saturating_add(apart)).filter(|&extent| extent <= most);
-    let second = more.find(|&extent| planned(take(extent)));
-    let step = second.map_or(smallest, |second| second - smallest);
-
-    // From here on extents are told by how many steps they are above the smallest.
-    let at = |steps: usize| smallest.saturating_add(steps.saturating_mul(step));
-    let last = (most - smallest) / step;
-    let (mut low, mut high) = (0, last + 1);
-    let mut steps = 1;
-    while steps <= last {
-        if !within(take(at(steps))) {
-            high = steps;
-            break;
-        }
-        low = steps;
-        steps = steps.saturating_mul(2).saturating_add(1);
-    }
-    loop {
-        while high - low > 1 {
-            let middle = low + (high - low) / 2;
-            if within(take(at(middle))) { low = middle } else { high = middle }
-        }
-        let near = (1..=NEIGHBOURS).map(|more| low.saturating_add(more));
-        let round = ROUND.iter().filter_map(|&of| {
-            (1..=of).map(|more| low.saturating_add(more)).find(|&steps| at(steps).is_multiple_of(of))
-        });
-        let beyond: Vec<usize> = near.chain(round).filter(|&steps| steps <= last).collect();
-        let Some(further) = beyond.into_iter().filter(|&steps| within(take(at(steps)))).max() else { break };
-        (low, high) = (further, further + 1);
-    }
-    let mut next = (1..=NEIGHBOURS).map(|more| at(low.saturating_add(more)));
-    let next = next.find(|&extent| planned(take(extent))).unwrap_or(at(low.saturating_add(1)));
-    let mut size = |extent| Size { extent, bytes: take(extent) };
-    let (fits, next) = (Some(size(at(low))), size(next));
-    Ok(Largest { dim: dim.to_owned(), fits, next, plans: known.len() })
+    Ok(Largest { dim: dim.to_owned(), fits, next, plans: search.known.len() })
 }
 
-/// The largest binding of one dim under which a case fits a limit, all else as it is; below the extent that it has, if it has one.
+/// Finds the largest extent of one dim with which a case fits a limit, if nothing else changes. If the dim is bound, only smaller
+/// extents are tried.
 ///
 /// # Errors
-/// As [`largest`].
+/// Those of [`largest`].
 pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
     let below = case.dims.iter().find(|(name, _)| name == dim).map(|(_, extent)| *extent);
     largest(dim, limit, below, &mut |extent| case.with_dim(dim, extent).bytes(Some(limit)))
@@ -237,14 +304,14 @@ pub fn largest_binding(case: &Case, dim: &str, limit: u64) -> Result<Largest> {
 
 // ---- Remedies
 
-/// A change of a case, in words that a user can act on.
+/// A changed case, with the flags that make the change.
 pub type Change<'a> = (String, Case<'a>);
 
-/// What might help: a name, and the cases that come of it, if it applies. What a row offers can be given on the command line.
+/// The remedies: a name, and a function that returns the changed cases, none if the remedy does not apply.
 ///
-/// Rematerialisation, which is not there yet, is one more row, and a field of the [recipe](Recipe): a pass that lets values be computed again near
-/// a late reader instead of kept for it. Nodes that it adds are ordered, placed and judged like all others, so that this is its one place here;
-/// what it may add it decides by the [bytes across](crate::plan::tell::peak) the peak.
+/// Every change can be made on the command line. Rematerialisation would be one more row and a field of the [recipe](Recipe).
+/// Its pass would compute values again near a late reader instead of keeping them, and would choose them by the
+/// [bytes across](crate::plan::tell::peak) the peak. Its nodes would be ordered, placed and judged like all others.
 pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
     ("f16 values", narrowed),
@@ -272,7 +339,7 @@ fn narrowed<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let with = |change: String, target: Target| (change, Case { target, ..case.clone() });
     match case.target.family {
-        // Each thread has a workspace of its own.
+        // Every thread has its own workspace, so fewer threads need fewer bytes.
         Family::Cpu => {
             let fewer = std::iter::successors(Some(case.target.threads / 2), |threads| Some(threads / 2));
             let fewer = fewer.take_while(|&threads| threads > 0);
@@ -288,8 +355,8 @@ fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let mut changed = case.clone();
     changed.target.lanes = 1;
-    // Planning takes one lane before it refuses.
-    let change = "a --memory-limit of as much, for which no steps run side by side";
+    // Under a limit, planning tries a single lane before it refuses.
+    let change = "a --memory-limit of this many bytes: no steps then run at the same time";
     if case.target.lanes > 1 { vec![(change.into(), changed)] } else { Vec::new() }
 }
 
@@ -310,66 +377,67 @@ fn chunked<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
 /// A remedy that was planned.
 #[derive(Clone, Debug, Serialize)]
 pub struct Remedy {
-    /// Its name.
+    /// The remedy's name.
     pub name: &'static str,
-    /// What is changed.
+    /// The flags that make the change.
     pub change: String,
-    /// What the plan takes then.
+    /// The bytes of the changed case.
     #[serde(flatten)]
     pub bytes: Taken,
 }
 
 // ---- The answer
 
-/// What a limit means for a case.
+/// The answer in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// In the file's order, too.
+    /// The plan fits. The file's order may fit, too.
     Fits,
-    /// In the order that was chosen, and not in the file's, whether parts of concatenations are written in place or copied.
+    /// The plan fits in the order that was chosen. In the file's order nothing fits, whether the parts of concatenations are
+    /// written in place or copied.
     FitsReordered,
-    /// Not as asked for, but with less of a named dim.
+    /// The plan does not fit, but one with a smaller extent of a named dim does.
     FitsSmaller,
-    /// Not these kernels at these bindings, in whatever order and placement: the [bound](plan::bound) is above the limit. Nor do smaller
-    /// bindings of one dim. Other kernels may: see the [remedies](Advice::remedies).
+    /// No order and no placement of these kernels fits: the [bound](plan::bound) exceeds the limit. Smaller extents of one dim do
+    /// not fit either. Other kernels may: see the [remedies](Advice::remedies).
     Cannot,
-    /// No plan was found that fits, and no proof that there is none; or smaller bindings were sought in vain, as none can be planned.
+    /// No plan that fits was found, but there is no proof that none exists. Or no smaller extent of a dim can be planned.
     NotFound,
 }
 
-/// What a limit means for a case.
+/// The answer to whether a case fits a limit.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
     /// The limit.
     pub limit_bytes: u64,
     /// Bytes of the plan.
     pub needed_bytes: u64,
-    /// Bytes over the limit.
+    /// Bytes of the plan over the limit.
     pub deficit_bytes: u64,
-    /// In a word.
+    /// The answer in one word.
     pub verdict: Verdict,
-    /// The least that the plan would take in the order of the file.
+    /// The fewest bytes that a plan in the file's order takes.
     pub file_order_bytes: Option<u64>,
-    /// What no order and no placement can avoid, if the plan does not fit.
+    /// The bytes that every order and placement takes, if the plan does not fit.
     pub bound: Option<Bound>,
-    /// Per named dim, the largest binding that fits, if what was asked for does not.
+    /// Per named dim, the largest extent that fits, if the plan does not.
     pub smaller: Vec<Largest>,
-    /// Named dims of which no smaller extent was found that can be planned.
+    /// Named dims for which no smaller extent can be planned.
     pub rigid: Vec<Rigid>,
 }
 
-/// A dim of which no smaller extent was found that can be planned.
+/// A dim for which the search found no smaller extent that can be planned.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rigid {
     /// The dim.
     pub dim: String,
-    /// Why the smallest cannot be planned.
+    /// The error of the smallest extent.
     pub error: String,
 }
 
 impl Answer {
-    /// For a plan that was made under a limit and fits.
+    /// The answer for a plan that fits the limit.
     pub fn of(plan: &Plan, limit: u64) -> Answer {
         let (needed_bytes, file_order_bytes) = (plan.bytes(), in_the_files_order(plan));
         let verdict = match file_order_bytes {
@@ -389,7 +457,7 @@ impl Answer {
         }
     }
 
-    /// For a plan that does not.
+    /// The answer for a plan that exceeds the limit.
     fn against(case: &Case, graph: &Graph, plan: &Plan, limit: u64) -> Result<Answer> {
         let (mut smaller, mut rigid) = (Vec::new(), Vec::new());
         if plan.steps.len() <= MAX_SEARCHED {
@@ -401,44 +469,46 @@ impl Answer {
             }
         }
         let bound = bound(graph, &case.target)?;
-        let verdict = match smaller.iter().any(|found| found.fits.is_some()) {
-            true => Verdict::FitsSmaller,
-            false if bound.bytes > limit && rigid.is_empty() => Verdict::Cannot,
-            false => Verdict::NotFound,
+        let verdict = if smaller.iter().any(|found| found.fits.is_some()) {
+            Verdict::FitsSmaller
+        } else if bound.bytes > limit && rigid.is_empty() {
+            Verdict::Cannot
+        } else {
+            Verdict::NotFound
         };
         Ok(Answer { verdict, bound: Some(bound), smaller, rigid, ..Answer::of(plan, limit) })
     }
 }
 
-/// Who is live at the peak, and what would help; with what a limit means, if there is one.
+/// The tensors that are live at the peak, the remedies, and the answer for a limit if there is one.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// What the limit means.
+    /// The answer for the limit.
     #[serde(flatten)]
     pub answer: Option<Answer>,
-    /// The least that the plan would take in the order of the file.
+    /// The fewest bytes that a plan in the file's order takes.
     #[serde(skip)]
     pub file_order_bytes: Option<u64>,
-    /// Who is live.
+    /// The peak and the tensors that are live there.
     pub peak: Peak,
-    /// What else was planned, and what it takes.
+    /// The remedies that were planned.
     pub remedies: Vec<Remedy>,
 }
 
-/// Numbers of chunks that are offered: each chunk's kernels have less to do at once.
+/// The numbers of chunks that the remedy tries. More chunks save more bytes, but each chunk's kernels have less to do.
 const CHUNKS: [usize; 2] = [2, 4];
 
-/// Above this many steps, the largest bindings that fit are not sought: each takes some twenty plans.
+/// The most steps with which smaller extents are sought: each search makes about twenty plans.
 const MAX_SEARCHED: usize = 20_000;
 
-/// Plans a case, and what would help it.
+/// Plans a case and every remedy for it.
 ///
 /// # Errors
-/// When the case cannot be planned at all.
+/// The case cannot be planned at all.
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     let graph = case.graph(limit)?;
     let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
-        // The planner takes one lane before it gives up.
+        // Under a limit, planning tries a single lane before it refuses. So the figures are those of one lane.
         Err(Error::Fit { .. }) => {
             let target = Target { lanes: 1, ..case.target.clone() };
             plan::plan(&graph, &target, &Limits { memory: None })?
@@ -459,11 +529,12 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
 }
 
-/// The least that the plan would take if its steps ran in the order of the file, whatever the placement. None if the plan, whose steps may
-/// run side by side, takes less.
+/// The fewest bytes that the steps take in the file's order, in any placement.
+///
+/// `None` if that is less than the plan: its steps may run at the same time, which takes more.
 fn in_the_files_order(plan: &Plan) -> Option<u64> {
-    let held = plan.bytes() - plan.class_bytes(Class::Activation);
+    let resident = plan.bytes() - plan.class_bytes(Class::Activation);
     let of_the_file = plan.summary.orders.iter().filter(|order| order.is_of_the_file());
-    let least = held + of_the_file.map(|order| order.bound).min()?;
+    let least = resident + of_the_file.map(|order| order.bound).min()?;
     (least >= plan.bytes()).then_some(least)
 }

@@ -1,13 +1,14 @@
-//! The other way to run a graph: one kernel and one allocation per op, through a real allocator.
+//! Runs a graph eagerly, as a framework would: one kernel and one allocation per operator, through a real allocator.
 //!
 //! ```text
-//! load     constants and inputs come                                  (kept)
-//! run      per step: what it writes first comes, it runs, what nobody reads any more goes
-//!          outputs are read and go
+//! load     allocate constants and inputs                                      (kept)
+//! run      per step: allocate the buffers it writes first, launch its kernel,
+//!                    free the buffers that no later step uses
+//!          read the outputs and free them
 //! ```
 //!
-//! Kernels and device are those of a plan, and so are the views, which cost nothing. What differs is when memory is decided:
-//! addresses come from an [`Allocator`] during the run, every tensor has bytes of its own, and each kernel is launched alone.
+//! Kernels, device and views are those of a plan. Memory differs: addresses come from an [`Allocator`] during the run, every
+//! tensor has bytes of its own, and each kernel is launched alone.
 
 use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;
@@ -25,19 +26,19 @@ use std::mem::take;
 pub mod alloc;
 pub mod compare;
 
-/// A graph as kernels in the order of the file, and when each of its tensors comes and goes.
+/// The kernels of a graph in the order of the file, with the lifetime of each tensor.
 #[derive(Debug)]
 pub struct Program {
     draft: Draft,
-    /// Buffers that are there before the first run and stay: constants that a step reads, then inputs.
+    /// Buffers that are allocated once, before the first run: constants that a step reads, then inputs.
     resident: Vec<usize>,
-    /// Per step, the buffers that it writes first.
-    born: Vec<Vec<usize>>,
-    /// Per step, the buffers that are not used behind it.
-    dead: Vec<Vec<usize>>,
+    /// Per step, the buffers to allocate before it: those that it writes first.
+    allocs: Vec<Vec<usize>>,
+    /// Per step, the buffers to free after it: those that no later step uses. Outputs are freed after the run.
+    frees: Vec<Vec<usize>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
-    /// What data passes through, as a plan would have it.
+    /// The staging segments that a plan would have.
     staging: Vec<Segment>,
 }
 
@@ -45,7 +46,7 @@ impl Program {
     /// Lowers a graph whose passes have run. Needs no device.
     ///
     /// # Errors
-    /// When the target has no type for a value, or a node has no kernel.
+    /// The target has no type for a value, or a node has no kernel.
     pub fn new(graph: &Graph, target: &Target) -> Result<Program> {
         let draft = lower(graph, target, Options { join: false })?;
         let mut last = vec![None; draft.buffers.len()];
@@ -54,15 +55,15 @@ impl Program {
         }
         let read = draft.constants.iter().map(|c| c.buffer).filter(|&b| last[b].is_some());
         let resident: Vec<usize> = read.chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
-        let mut born = vec![Vec::new(); draft.steps.len()];
-        let mut dead = vec![Vec::new(); draft.steps.len()];
+        let mut allocs = vec![Vec::new(); draft.steps.len()];
+        let mut frees = vec![Vec::new(); draft.steps.len()];
         let mut seen = vec![false; draft.buffers.len()];
         for (s, step) in draft.steps.iter().enumerate() {
             for &b in &step.writes {
                 if !std::mem::replace(&mut seen[b], true) {
-                    born[s].push(b);
+                    allocs[s].push(b);
                     if draft.buffers[b].class != Class::Output {
-                        dead[last[b].expect("a buffer that a step writes has a last step")].push(b);
+                        frees[last[b].expect("a buffer that a step writes has a last step")].push(b);
                     }
                 }
             }
@@ -89,10 +90,10 @@ impl Program {
         };
         let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
         let staging = moved.staging(target).collect();
-        Ok(Program { draft, resident, born, dead, inputs, outputs, staging })
+        Ok(Program { draft, resident, allocs, frees, inputs, outputs, staging })
     }
 
-    /// Its kernels and buffers.
+    /// The kernels and buffers.
     pub fn draft(&self) -> &Draft {
         &self.draft
     }
@@ -102,25 +103,25 @@ impl Program {
         self.draft.steps.len()
     }
 
-    /// Bytes of the segments that data passes through on its way to the device and back; no allocator has a say in them.
+    /// Bytes of the staging segments. They are the same with every allocator.
     pub fn staging_bytes(&self) -> u64 {
         self.staging.iter().map(|s| s.bytes).sum()
     }
 
-    /// Number of tensors that come and go in a run, workspaces among them.
+    /// Number of allocations in a run: one per tensor and per workspace.
     pub fn allocations(&self) -> usize {
-        self.born.iter().map(Vec::len).sum()
+        self.allocs.iter().map(Vec::len).sum()
     }
 
-    /// What an allocator is asked for: everything that is loaded, then so many runs.
+    /// The requests to an allocator: those of loading, then those of `runs` runs.
     pub fn trace(&self, runs: usize) -> Vec<Event> {
         let alloc = |&id: &usize| Event::Alloc { id, bytes: self.draft.buffers[id].bytes };
         let free = |&id: &usize| Event::Free { id };
         let mut trace: Vec<Event> = self.resident.iter().map(alloc).collect();
         for _ in 0..runs {
-            for (born, dead) in self.born.iter().zip(&self.dead) {
-                trace.extend(born.iter().map(alloc));
-                trace.extend(dead.iter().map(free));
+            for (allocs, frees) in self.allocs.iter().zip(&self.frees) {
+                trace.extend(allocs.iter().map(alloc));
+                trace.extend(frees.iter().map(free));
             }
             trace.extend(self.outputs.iter().map(|p| free(&p.buffer)));
         }
@@ -128,45 +129,46 @@ impl Program {
     }
 }
 
-/// What became of memory from the empty device to the end of the first run.
+/// The history of memory from the empty device to the end of the first run.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// What happened, in order, and when: in half steps, so that step `s` lasts from `2 s` to `2 s + 2`. What a step writes first comes
-    /// at its beginning, what nobody reads any more goes at its end.
+    /// Each act with its time, in order. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`. Buffers are allocated
+    /// when a step begins and freed when a step ends.
     pub acts: Vec<(usize, Act)>,
     now: usize,
 }
 
-/// What happens to memory.
+/// One change of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// The device gives a segment of so many bytes.
+    /// The allocator gets a segment from the device: its number and its bytes.
     Reserve(u64, u64),
-    /// The device takes a segment back.
+    /// The allocator gives a segment back to the device.
     Release(u64),
     /// A buffer gets a block.
     Take(usize, Block),
-    /// A buffer's block goes.
+    /// A buffer gives its block back.
     Give(usize),
 }
 
 /// A device as an allocator's source of segments.
 struct Device {
     backend: Box<dyn Backend>,
-    /// The backend's segments by the allocator's ids, which rise while the backend may use its own again.
+    /// The backend's segments and their bytes, by the allocator's ids. These only grow; the backend may use its own again.
     segments: BTreeMap<u64, (SegmentId, u64)>,
     next: u64,
-    /// Bytes that the allocator has, and may have.
+    /// Bytes that the allocator holds.
     used: u64,
+    /// The most bytes that the allocator may hold.
     limit: u64,
-    /// Segments come from the device's own pool.
+    /// True if segments come from the device's own pool.
     pooled: bool,
-    /// Beside the allocator's.
+    /// Staging segments, which the allocator does not manage.
     staging: Vec<SegmentId>,
     staging_bytes: u64,
-    /// Why the device, rather than the limit, refused the last request.
+    /// Why the device refused the last request. `None` if the limit did.
     refused: Option<String>,
-    /// What happens, as long as somebody wants to know.
+    /// The history so far, until the first run ends, if a caller asked for it.
     log: Option<Log>,
 }
 
@@ -192,11 +194,9 @@ impl Driver for Device {
             self.refused = Some(format!("a segment has at most {largest} bytes on this device"));
             return None;
         }
-        let made = match self.pooled {
-            true => self.backend.alloc_pooled(bytes),
-            false => self.backend.alloc(bytes, Memory::Device),
-        };
-        match made {
+        let segment =
+            if self.pooled { self.backend.alloc_pooled(bytes) } else { self.backend.alloc(bytes, Memory::Device) };
+        match segment {
             Ok(segment) => {
                 self.used = used;
                 self.next += 1;
@@ -232,22 +232,22 @@ impl Drop for Device {
     }
 }
 
-/// The last launch of a step: as long as its addresses come again, its record serves.
+/// The last launch of a step. Its record is used again if the next run gives the step the same blocks.
 struct Recorded {
     blocks: Vec<Block>,
     record: RecordId,
 }
 
-/// A program on a device, run through an allocator.
+/// A program that is loaded on a device and runs through an allocator.
 pub struct Eager<'a> {
     program: &'a Program,
     device: Device,
     allocator: Box<dyn Allocator>,
     kernels: Vec<KernelId>,
-    /// Per buffer, its bytes while it is live.
+    /// Per buffer, its block while it is live.
     blocks: Vec<Option<Block>>,
     recorded: Vec<Option<Recorded>>,
-    /// Of the first run, once it is over.
+    /// The history up to the end of the first run, once that is over.
     log: Option<Log>,
 }
 
@@ -258,18 +258,18 @@ impl std::fmt::Debug for Eager<'_> {
 }
 
 impl<'a> Eager<'a> {
-    /// Compiles the kernels and brings constants to the device, of which at most `limit` bytes are used.
+    /// Compiles the kernels and writes the constants to the device. At most `limit` bytes of the device are used.
     ///
     /// # Errors
-    /// [`Error::Fit`] when the constants and inputs exceed the limit or the device; else what the device refuses.
+    /// [`Error::Fit`] if constants and inputs exceed the limit or the device; any other error of the device.
     pub fn load(program: &'a Program, backend: Box<dyn Backend>, kind: Kind, limit: Option<u64>) -> Result<Eager<'a>> {
         Eager::start(program, backend, kind, limit, None)
     }
 
-    /// As [`load`](Eager::load); what happens until the end of the first run can be had from [`log`](Eager::log).
+    /// Loads as [`load`](Eager::load) does, and keeps a [`log`](Eager::log) until the end of the first run.
     ///
     /// # Errors
-    /// As [`load`](Eager::load).
+    /// Those of [`load`](Eager::load).
     pub fn load_logged(
         program: &'a Program,
         backend: Box<dyn Backend>,
@@ -331,15 +331,15 @@ impl<'a> Eager<'a> {
         Ok(eager)
     }
 
-    /// One run: inputs in, outputs out, in the graph's order.
+    /// Runs the graph once. Inputs and outputs are in the graph's order.
     ///
     /// # Errors
-    /// [`Error::Fit`] when the allocator has no bytes for a tensor, with all else that the run took given back; when an input is not of
-    /// the type and shape that the graph asks for; when the device fails.
+    /// [`Error::Fit`] if the allocator has no bytes for a tensor; all blocks of the run are then freed. An input has another
+    /// type or shape than the graph needs, or the device fails.
     pub fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let outputs = self.attempt(inputs);
-        // Outputs go now that they are read; after a failure, whatever was live goes too.
-        for buffer in self.program.born.iter().flatten() {
+        // This frees the outputs, which have been read, and all that is live after a failure.
+        for buffer in self.program.allocs.iter().flatten() {
             self.free(*buffer);
         }
         if let Some(log) = self.device.log.take() {
@@ -348,12 +348,12 @@ impl<'a> Eager<'a> {
         outputs
     }
 
-    /// What became of memory until the end of the first run, if that is over and was logged.
+    /// The history of memory up to the end of the first run, if that is over and was logged.
     pub fn log(&self) -> Option<&Log> {
         self.log.as_ref()
     }
 
-    /// What the allocator has done so far.
+    /// The allocator's statistics so far.
     pub fn stats(&self) -> Stats {
         self.allocator.stats()
     }
@@ -367,12 +367,12 @@ impl<'a> Eager<'a> {
         let program = self.program;
         let places: BTreeMap<usize, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
         exec::write_inputs(&mut *self.device.backend, &program.inputs, &|b| places[&b], inputs)?;
-        for (step, (born, dead)) in program.born.iter().zip(&program.dead).enumerate() {
+        for (step, (allocs, frees)) in program.allocs.iter().zip(&program.frees).enumerate() {
             self.device.at(2 * step);
-            born.iter().try_for_each(|&b| self.alloc(b))?;
+            allocs.iter().try_for_each(|&b| self.alloc(b))?;
             self.launch(step)?;
             self.device.at(2 * step + 2);
-            dead.iter().for_each(|&b| self.free(b));
+            frees.iter().for_each(|&b| self.free(b));
         }
         let places: BTreeMap<usize, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
         exec::read_outputs(&mut *self.device.backend, &program.outputs, &|b| places[&b])
@@ -400,7 +400,7 @@ impl<'a> Eager<'a> {
         self.device.backend.replay(record)
     }
 
-    /// The type in which a live buffer is stored, and where.
+    /// The stored type and the bytes of a live buffer.
     fn place(&self, buffer: usize) -> (DType, Slice) {
         let block = self.blocks[buffer].expect("a buffer is placed while it is live");
         let (segment, _) = self.device.segments[&block.segment];
@@ -426,7 +426,7 @@ impl<'a> Eager<'a> {
 }
 
 impl Device {
-    /// Counts staging in; when it was not the limit that the allocator met with, says what it was.
+    /// Adds staging to the figures of an error. If the device refused, rather than the limit, adds the device's reason.
     fn explain(&mut self, error: Error) -> Error {
         let Error::Fit { mut what, needed, mut limit, file } = error else { return error };
         if let Some(reason) = self.refused.take() {

@@ -1,19 +1,19 @@
-//! Sets of elements: which elements of a buffer an access touches, and whether some cover others or keep apart from them.
+//! Sets of elements of a buffer. They show if two accesses are disjoint, and if some accesses cover another.
 //!
-//! A set is `low` plus every sum of `i * stride` over its axes. Sets are compared as boxes: in the mixed radix of their strides
-//! (where each divides the next) the elements of a set are the product of one range of digits per stride.
+//! A set is `low` plus every sum of `i * stride` over its axes. Sets are compared as boxes. Strides of which each divides the next
+//! make a mixed radix, and in it a set is the product of one range of digits per stride.
 //!
 //! ```text
 //! rows of 6, columns 2..5 of rows 1..3     strides 6, 1     digits [1, 3) x [2, 5)
 //! the same from element 4 on: 4 5 | 6      two boxes        [0, 2) x [4, 6)  and  [1, 3) x [0, 1)
 //! ```
 //!
-//! The cost depends on how many sets there are and not on how large they are. Answers are exact where they are `true`; a
-//! comparison that would take too many boxes answers `false`.
+//! The cost depends on the number of sets, not on their size. The answer `true` is always right. A comparison that needs too many
+//! boxes answers `false`.
 
 use crate::shape::Access;
 
-/// No comparison makes more boxes than this.
+/// The most boxes of a comparison.
 const MOST: usize = 1 << 12;
 
 /// Elements of a buffer.
@@ -23,7 +23,7 @@ pub struct Set {
     low: u64,
     /// The highest element.
     high: u64,
-    /// Extents (above 1) and strides (above 0), by ascending stride; no two axes could be one.
+    /// Extents (above 1) and strides (above 0), by ascending stride. Axes that are one run together have been joined.
     axes: Vec<(u64, u64)>,
 }
 
@@ -34,10 +34,10 @@ impl Set {
         (len > 0).then(|| Set { low: 0, high: len - 1, axes })
     }
 
-    /// What an access reads when it is shifted along further axes, given by extent and stride; `None` is no element at all.
+    /// The elements of an access that is shifted along further axes, given as extents and strides. `None` if it has no elements.
     ///
     /// # Errors
-    /// With the lowest element when it is below 0, with the highest when it is beyond what 63 bits can count.
+    /// The lowest element is below 0, or the highest exceeds 63 bits.
     pub fn new(access: &Access, further: impl Iterator<Item = (usize, isize)>) -> Result<Option<Set>, String> {
         let all = access.shape.iter().copied().zip(access.strides.iter().copied()).chain(further);
         let (mut low, mut high) = (access.offset as i128, access.offset as i128);
@@ -67,7 +67,7 @@ impl Set {
         let mut joined: Vec<(u64, u64)> = Vec::with_capacity(axes.len());
         for (extent, stride) in axes {
             match joined.last_mut() {
-                // The runs of the finer axis touch or overlap: together they are one run.
+                // The runs of the finer axis touch or overlap, so together they are one run.
                 Some((fine, step)) if stride % *step == 0 && stride / *step <= *fine => {
                     *fine += (extent - 1) * (stride / *step);
                 }
@@ -77,7 +77,7 @@ impl Set {
         Ok(Some(Set { low, high: high as u64, axes: joined }))
     }
 
-    /// The same elements of a buffer of which this one is the part behind its first `by` elements.
+    /// The same elements, counted from `by` elements earlier.
     pub fn shifted(&self, by: u64) -> Set {
         Set { low: self.low + by, high: self.high + by, axes: self.axes.clone() }
     }
@@ -87,12 +87,12 @@ impl Set {
         self.high
     }
 
-    /// No fewer than the number of elements.
+    /// An upper bound of the number of elements.
     pub fn len(&self) -> u64 {
         self.axes.iter().fold(1, |n, &(extent, _)| n.saturating_mul(extent))
     }
 
-    /// Whether no element is in both sets.
+    /// True if no element is in both sets.
     pub fn is_apart(&self, other: &Set) -> bool {
         if self.high < other.low || other.high < self.low {
             return true;
@@ -102,7 +102,7 @@ impl Set {
         ours.len() * theirs.len() <= MOST * MOST && ours.iter().all(|a| theirs.iter().all(|b| !meet(a, b)))
     }
 
-    /// Whether every element is in one of `parts`.
+    /// True if every element is in one of `parts`.
     pub fn is_covered(&self, parts: &[Set]) -> bool {
         if parts.contains(self) {
             return true;
@@ -125,8 +125,8 @@ impl Set {
     }
 }
 
-/// Whether an access has no two indices with one element, as far as nested strides show: each stride goes beyond all
-/// that the finer axes reach.
+/// True if nested strides prove that no two indices of an access share an element: each stride exceeds the reach of all finer
+/// axes.
 pub fn is_injective(access: &Access) -> bool {
     if access.shape.contains(&0) {
         return true;
@@ -145,11 +145,11 @@ pub fn is_injective(access: &Access) -> bool {
 /// A range of digits per stride.
 type Digits = Vec<(u64, u64)>;
 
-/// Strides of which each divides the next, from 1 up.
+/// Strides from 1 on, of which each divides the next.
 struct Radix(Vec<u64>);
 
 impl Radix {
-    /// As many strides of the sets as go together.
+    /// A radix of strides of the sets. A stride that does not fit to the others is left out.
     fn new<'a>(sets: impl Iterator<Item = &'a Set>) -> Radix {
         let mut chain = vec![1];
         for &(_, stride) in sets.flat_map(|s| &s.axes) {
@@ -162,11 +162,11 @@ impl Radix {
         Radix(chain)
     }
 
-    /// The set's elements as boxes, unless there are too many.
+    /// The set's elements as boxes, or `None` if they are too many.
     fn boxes(&self, set: &Set) -> Option<Vec<Digits>> {
         let Radix(chain) = self;
         let mut extents = vec![1u64; chain.len()];
-        // An axis that does not fit in is taken apart, element by element.
+        // An axis whose stride is not in the radix is split into its elements.
         let mut lows = vec![set.low];
         for &(extent, stride) in &set.axes {
             match chain.binary_search(&stride) {
@@ -179,7 +179,7 @@ impl Radix {
                 }
             }
         }
-        // Digit by digit from the lowest; what runs beyond a digit's end is carried into the next.
+        // Go through the digits from the lowest. A range beyond the end of a digit is carried into the next.
         let mut open: Vec<(Digits, u64, u64)> = lows.into_iter().map(|low| (Vec::new(), low, extents[0])).collect();
         for digit in 0..chain.len() {
             let radix = chain.get(digit + 1).map(|next| next / chain[digit]);
@@ -225,7 +225,7 @@ fn meet(a: &Digits, b: &Digits) -> bool {
     a.iter().zip(b).all(|(a, b)| a.0 < b.1 && b.0 < a.1)
 }
 
-/// Adds what is in `piece` and not in `cut`.
+/// Adds the part of `piece` that is not in `cut` to `left`.
 fn subtract(mut piece: Digits, cut: &Digits, left: &mut Vec<Digits>) {
     if !meet(&piece, cut) {
         left.push(piece);
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Small numbers that often meet, from a seed.
+    /// Small pseudorandom numbers, so that sets often meet.
     struct Numbers(u64);
 
     impl Numbers {

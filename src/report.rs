@@ -1,4 +1,4 @@
-//! What people look at: text that is aligned, plain, and the same in a pipe.
+//! Reports for people: aligned plain text, the same on a terminal and in a pipe, and pictures.
 
 mod advice;
 mod comparison;
@@ -29,13 +29,13 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows. `align` has `<` for a column of words, `>` for one of numbers; its last character holds for
-    /// all columns behind it.
+    /// A table without rows. Each character of `align` is for one column: `<` aligns words, `>` numbers. The last one is for all
+    /// further columns, too.
     pub fn new(align: &'static str) -> Table {
         Table { align, rows: Vec::new() }
     }
 
-    /// Adds a row. Rows may differ in length. Control characters are [escaped](plain), line ends among them.
+    /// Adds a row. Rows may differ in length. Control characters, including line ends, are [escaped](plain).
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
         let clean = |cell: String| if cell.contains(char::is_control) { escaped(&cell, &[]) } else { cell };
         self.rows.push(cells.into_iter().map(|cell| clean(cell.into())).collect());
@@ -61,28 +61,28 @@ impl std::fmt::Display for Table {
     }
 }
 
-/// Text for a terminal: names come from files, and their control characters could move its cursor or change its title. They are written as
-/// escapes, all but the ends of lines and tabs.
+/// Makes a text safe for a terminal: escapes control characters except line ends and tabs.
+///
+/// Names come from files. Their control characters could move the terminal's cursor or change its title.
 pub fn plain(text: &str) -> std::borrow::Cow<'_, str> {
     const LAYOUT: [char; 2] = ['\n', '\t'];
-    match text.contains(|c: char| c.is_control() && !LAYOUT.contains(&c)) {
-        true => escaped(text, &LAYOUT).into(),
-        false => text.into(),
-    }
+    let is_safe = !text.contains(|c: char| c.is_control() && !LAYOUT.contains(&c));
+    if is_safe { text.into() } else { escaped(text, &LAYOUT).into() }
 }
 
 fn escaped(text: &str, kept: &[char]) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() && !kept.contains(&c) {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
+        if c.is_control() && !kept.contains(&c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
         }
     }
     out
 }
 
-/// A number of bytes in the largest unit that it fills: `1.50 MiB`.
+/// A number of bytes in the largest unit that it reaches: `1.50 MiB`.
 pub fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let power = (bytes.max(1).ilog2() / 10) as usize;

@@ -1,11 +1,11 @@
-//! What planning may assume of a device: plain data, so that a plan can be made where the device is not.
+//! Targets describe devices as plain data, so that a plan can be made without the device.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// The family of kernels a target runs.
+/// The kind of kernels that a target runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -28,11 +28,11 @@ impl Family {
     }
 }
 
-/// Where a segment lies.
+/// The kind of memory that a segment is in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// Where kernels work.
+    /// Memory that kernels read and write.
     #[default]
     Device,
     /// Host-visible memory that the host writes and the device copies from.
@@ -42,50 +42,50 @@ pub enum Memory {
 }
 
 impl Memory {
-    /// Whether kernels work there.
+    /// True for memory that kernels read and write.
     pub fn is_device(&self) -> bool {
         *self == Memory::Device
     }
 }
 
-/// Bytes that stage data each way on devices with memory of their own: more would hardly make copies faster.
+/// Bytes of staging memory, each way, on devices with memory of their own. More hardly speeds up copies.
 pub const STAGING: u64 = 4 << 20;
 
-/// All that planning may assume of a device.
+/// The limits and abilities of a device: all that planning knows of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// A name for messages.
+    /// The name in messages.
     pub name: String,
-    /// Which kernels it runs.
+    /// The kind of kernels that it runs.
     pub family: Family,
     /// Every buffer starts at a multiple of this many bytes.
     pub alignment: u64,
-    /// Largest single allocation, in bytes.
+    /// The largest allocation, in bytes.
     pub max_segment: u64,
-    /// Largest range that one binding may cover, in bytes.
+    /// The largest range that one binding can cover, in bytes.
     pub max_binding: u64,
-    /// Buffers that one dispatch may bind.
+    /// The most buffers that one dispatch can bind.
     pub max_bindings: u32,
-    /// Largest workgroup, in invocations.
+    /// The largest workgroup, in invocations.
     pub max_workgroup: u32,
-    /// Bytes of memory that a workgroup shares (on the CPU, that a thread has for tiles).
+    /// Bytes of shared memory per workgroup; on the CPU, bytes per thread for tiles.
     pub max_shared: u32,
-    /// Largest number of workgroups along one dimension of a dispatch.
+    /// The most workgroups along one dimension of a dispatch.
     pub max_groups: u32,
-    /// Most sequences of steps that run side by side.
+    /// The most sequences of steps that can run at the same time.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub lanes: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
-    /// The most bytes of host-visible memory that data passes through on its way to the device, and on its way back; 0 where the host
-    /// reads and writes the device's memory itself.
+    /// The most bytes of host-visible memory for copies to the device, and as many for copies back. 0 if the host can read and
+    /// write the device's memory itself.
     #[serde(default)]
     pub staging: u64,
-    /// Libraries whose calls may stand for kernels.
+    /// Libraries that may compute kernels.
     #[serde(default, skip_serializing_if = "is_default")]
     pub libraries: Libraries,
-    /// Whether `f32` operands of products may be rounded to TF32.
+    /// True if products may round their `f32` operands to TF32.
     #[serde(default, skip_serializing_if = "is_default")]
     pub allow_tf32: bool,
     /// CUDA compute capability, ten times the major plus the minor number; 0 elsewhere.
@@ -96,7 +96,7 @@ pub struct Target {
     pub multiprocessors: u32,
 }
 
-/// Fewer workgroups than this leave much of a GPU idle, of one that does not say how many multiprocessors it has.
+/// With fewer workgroups, much of a GPU is idle. For GPUs that do not report their number of multiprocessors.
 pub const FEW_GROUPS: usize = 128;
 
 /// Libraries that a CUDA device can call.
@@ -121,28 +121,28 @@ fn is_one(n: &u32) -> bool {
     *n == 1
 }
 
-/// A target that goes by a name.
+/// A target with a name.
 pub struct Preset {
     /// The name.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// A description in one line.
     pub doc: &'static str,
-    /// The target.
+    /// Makes the target.
     pub target: fn() -> Target,
 }
 
-/// Targets for devices that are not here.
+/// Targets for devices that this machine does not have.
 pub const PRESETS: &[Preset] = &[
-    Preset { name: "cpu", doc: "a host of two threads", target: || Target::cpu(2) },
+    Preset { name: "cpu", doc: "a CPU with two threads", target: || Target::cpu(2) },
     Preset { name: "cuda", doc: "an H200 with cuBLASLt and cuDNN", target: Target::cuda },
-    Preset { name: "wgpu", doc: "what every WebGPU device offers", target: Target::wgpu },
-    Preset { name: "wgpu-desktop", doc: "a desktop card of today", target: Target::wgpu_desktop },
+    Preset { name: "wgpu", doc: "the limits that every WebGPU device has", target: Target::wgpu },
+    Preset { name: "wgpu-desktop", doc: "a desktop graphics card of today", target: Target::wgpu_desktop },
 ];
 
 /// The list of a machine's devices.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Devices {
-    /// The devices, the CPU among them.
+    /// The devices, including the CPU.
     pub devices: Vec<Device>,
 }
 
@@ -151,19 +151,19 @@ pub struct Devices {
 pub struct Device {
     /// `cpu`, `cuda:0`, `wgpu:0`.
     pub name: String,
-    /// Whether it can be used, in words.
+    /// [`AVAILABLE`](Device::AVAILABLE), or why it cannot be used.
     pub status: String,
-    /// What planning may assume of it.
+    /// Its limits and abilities.
     pub target: Target,
 }
 
 impl Device {
-    /// The status of a device that is used when nothing else is said.
+    /// The status of a device that can be used.
     pub const AVAILABLE: &str = "available";
 }
 
 impl Devices {
-    /// The device of this name; without one, the only one available beside the CPU, or the CPU.
+    /// The device with this name. Without a name, the only available device that is no CPU; if there is none, the CPU.
     fn choose(mut self, name: Option<&str>) -> Result<Device, String> {
         let names = |list: &[Device]| list.iter().map(|d| d.name.as_str()).collect::<Vec<_>>().join(", ");
         if let Some(name) = name {
@@ -184,7 +184,7 @@ impl Devices {
 }
 
 impl Target {
-    /// The host, with workspaces for `threads` threads.
+    /// The CPU, with workspaces for `threads` threads.
     pub fn cpu(threads: u32) -> Target {
         Target {
             name: "cpu".into(),
@@ -206,7 +206,7 @@ impl Target {
         }
     }
 
-    /// A desktop card under Vulkan, Metal or DX12: what they all allow, drivers of the last years at least.
+    /// A desktop graphics card: the limits that recent drivers of Vulkan, Metal and DX12 all have.
     pub fn wgpu_desktop() -> Target {
         Target {
             name: "wgpu-desktop".into(),
@@ -219,7 +219,7 @@ impl Target {
         }
     }
 
-    /// What every WebGPU implementation offers (`wgpu::Limits::default()`).
+    /// The limits that every WebGPU implementation has (`wgpu::Limits::default()`).
     pub fn wgpu() -> Target {
         Target {
             name: "wgpu".into(),
@@ -249,7 +249,7 @@ impl Target {
             alignment: 256,
             max_segment: 141 << 30,
             max_binding: 141 << 30,
-            // A kernel takes 4 KiB of parameters.
+            // 500 pointers fit into the 4 KiB of a kernel's parameters.
             max_bindings: 500,
             max_workgroup: 1024,
             max_shared: 227 << 10,
@@ -264,16 +264,18 @@ impl Target {
         }
     }
 
-    /// The preset called `name`: one of [`PRESETS`].
+    /// The preset with this name, from [`PRESETS`].
     pub fn preset(name: &str) -> Option<Target> {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.target)())
     }
 
-    /// The target that a text names: a preset, or a JSON file as `plimsoll devices` writes it. Of a file that lists several devices,
-    /// `FILE#NAME` is one of them; without a name it is the only one that can be used beside the CPU, or the CPU where there is no other.
+    /// The target that a text names: a preset, or a JSON file as `plimsoll devices` writes it.
+    ///
+    /// `FILE#NAME` is one device of a file that lists several. Without a name, it is the only available device that is no CPU;
+    /// if there is none, the CPU.
     ///
     /// # Errors
-    /// When there is no such preset or file, or the file has no such device, or several, or one that no plan could keep to.
+    /// There is no such preset or file; the file has no such device, or several without a name; or [`check`](Target::check) fails.
     pub fn named(text: &str) -> Result<Target> {
         if let Some(target) = Target::preset(text) {
             return Ok(target);
@@ -285,7 +287,7 @@ impl Target {
         let read = std::fs::read_to_string(file).map_err(|e| {
             let presets: Vec<_> = PRESETS.iter().map(|p| p.name).collect();
             Error::usage(format!(
-                "target '{text}': neither of {}, nor a file that can be read: {e}",
+                "target '{text}': expected one of {} or a file that can be read: {e}",
                 presets.join(", ")
             ))
         })?;
@@ -301,11 +303,13 @@ impl Target {
         target.checked(path)
     }
 
-    /// The type in which values of `dtype` are stored on this device. WebGPU, which has no 64-bit integers and no bytes, holds
-    /// `i64`, `i8` and `u8` as `i32` (range-checked where data enters) and `bool` as `i32` 0 or 1; the CPU holds halves as `f32`.
+    /// The type that stores values of `dtype` on this device.
+    ///
+    /// WebGPU has no 64-bit integers and no bytes. It stores `i64`, `i8` and `u8` as `i32`, with a range check where data enters,
+    /// and `bool` as `i32` 0 or 1. The CPU stores `f16` and `bf16` as `f32`.
     ///
     /// # Errors
-    /// When the device has no type that could hold the values.
+    /// The device has no type that can store the values.
     pub fn storage(&self, dtype: DType) -> Result<DType> {
         match (self.family, dtype) {
             (Family::Cpu, DType::F16 | DType::BF16) => return Ok(DType::F32),
@@ -314,19 +318,19 @@ impl Target {
             (Family::Wgpu, DType::I64 | DType::Bool | DType::U8 | DType::I8) => return Ok(DType::I32),
             (Family::Wgpu, _) => {}
         }
-        Err(Error::usage(format!("target '{}' has no {dtype}", self.name)))
+        Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
     }
 
-    /// Size of the segment that `bytes` bytes pass through, at once if they fit into [`staging`](Self::staging), else in parts.
+    /// Bytes of the staging segment for copies of `bytes` bytes. More than [`staging`](Self::staging) are copied in parts.
     pub fn staged(&self, bytes: u64) -> u64 {
         let most = self.staging.min(self.max_segment / self.alignment * self.alignment);
         bytes.checked_next_multiple_of(self.alignment).map_or(most, |bytes| bytes.min(most))
     }
 
-    /// A target from JSON, as another machine described it.
+    /// Reads a target from JSON, as another machine wrote it.
     ///
     /// # Errors
-    /// When the text is not a target, or no plan could keep to it.
+    /// The text is no target, or [`check`](Target::check) fails.
     pub fn from_json(text: &str, path: &Path) -> Result<Target> {
         let target: Target = serde_json::from_str(text).map_err(|e| Error::json(path, &e))?;
         target.checked(path)
@@ -337,10 +341,10 @@ impl Target {
         Ok(self)
     }
 
-    /// Whether plans can be made for this target at all.
+    /// Checks that every field is in its range, so that plans can be made for this target.
     ///
     /// # Errors
-    /// The first field that is out of range, in words.
+    /// The first field that is not, with its range.
     pub fn check(&self) -> Result<(), String> {
         if !self.alignment.is_power_of_two() || self.alignment < 4 || self.alignment > 1 << 16 {
             return Err(format!("alignment: expected a power of two from 4 to 65536, found {}", self.alignment));

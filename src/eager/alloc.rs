@@ -1,7 +1,7 @@
-//! The allocators of eager frameworks, by their published rules, over any source of segments.
+//! The allocators of eager frameworks, by their published rules.
 //!
 //! An allocator owns no memory. It asks a [`Driver`] for segments and hands out [`Block`]s of them, so the same rules run on a
-//! device and in simulation. Blocks of one segment tile it; freeing a block joins it with its free neighbours.
+//! device and in simulation. The blocks of a segment tile it. Freeing a block joins it with its free neighbours.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,17 +9,17 @@ use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// Where segments come from.
+/// A source of segments.
 pub trait Driver {
-    /// A new segment, or `None` if the device has no room for it. Every id is larger than those before it: ids stand for addresses.
+    /// Allocates a segment; `None` if there is no room for it. Ids stand for addresses, so every id is larger than the last.
     fn malloc(&mut self, bytes: u64) -> Option<u64>;
-    /// Takes a segment back.
+    /// Frees a segment.
     fn free(&mut self, segment: u64);
-    /// Bytes that it hands out at most, as far as it knows.
+    /// The most bytes that it hands out at once, as far as it knows.
     fn limit(&self) -> u64;
 }
 
-/// A driver without a device: it counts bytes up to its limit.
+/// A driver without a device, which only counts bytes up to its limit.
 #[derive(Debug, Default)]
 pub struct Simulated {
     limit: u64,
@@ -29,7 +29,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// A device of so many bytes.
+    /// A device of `limit` bytes.
     pub fn new(limit: u64) -> Simulated {
         Simulated { limit, ..Simulated::default() }
     }
@@ -57,13 +57,13 @@ impl Driver for Simulated {
 pub struct Block {
     /// The driver's id of the segment.
     pub segment: u64,
-    /// Where it begins in the segment, in bytes.
+    /// First byte in the segment.
     pub offset: u64,
-    /// Its bytes, no fewer than were asked for.
+    /// Number of bytes, at least as many as were requested.
     pub bytes: u64,
 }
 
-/// What an allocator has done so far, in bytes.
+/// The statistics of an allocator so far, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Sum of the blocks in use, rounding included.
@@ -74,14 +74,14 @@ pub struct Stats {
     pub reserved: u64,
     /// The most that `reserved` has been.
     pub peak_reserved: u64,
-    /// Calls of the driver, refused ones included.
+    /// Calls of the driver, including those that it refused.
     pub driver_calls: u64,
-    /// The largest block that could be had without the driver.
+    /// The largest block that can be allocated without a call of the driver.
     pub largest_free: u64,
 }
 
 impl Stats {
-    /// The share of the reserved bytes' peak that the live bytes' peak leaves unused: 0 is perfect.
+    /// The share of the peak of reserved bytes that exceeds the peak of live bytes; 0 is perfect.
     pub fn fragmentation(&self) -> f64 {
         if self.peak_reserved == 0 { 0.0 } else { 1.0 - self.peak_live as f64 / self.peak_reserved as f64 }
     }
@@ -100,13 +100,14 @@ impl Stats {
         self.reserved -= bytes;
     }
 
-    fn lives(&mut self, block: Block) -> Block {
+    /// Counts a block as live.
+    fn add_live(&mut self, block: Block) -> Block {
         self.live += block.bytes;
         self.peak_live = self.peak_live.max(self.live);
         block
     }
 
-    /// The error for a request that would have needed one more segment of `more` bytes.
+    /// The error for a request that needs one more segment of `more` bytes.
     fn exhausted(&self, name: &str, request: u64, more: u64, limit: u64) -> Error {
         let (live, reserved) = (self.live, self.reserved);
         Error::Fit {
@@ -118,25 +119,25 @@ impl Stats {
     }
 }
 
-/// A way to get blocks out of segments.
+/// A rule for cutting blocks out of segments.
 pub trait Allocator {
-    /// A block of at least so many bytes.
+    /// Allocates a block of at least `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::Fit`] with the request, the bytes live and reserved, and the limit, when all else has failed.
+    /// [`Error::Fit`] with the request, the live and reserved bytes, and the limit, if the driver refuses and nothing is free.
     fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block>;
 
-    /// Takes back a block that [`alloc`](Allocator::alloc) gave. Panics if it is not in use.
+    /// Frees a block that [`alloc`](Allocator::alloc) returned. Panics if it is not in use.
     fn free(&mut self, driver: &mut dyn Driver, block: Block);
 
     /// Gives every segment without a live block back to the driver.
     fn release(&mut self, driver: &mut dyn Driver);
 
-    /// Figures up to now.
+    /// The statistics so far.
     fn stats(&self) -> Stats;
 }
 
-/// The allocators there are.
+/// The kinds of allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// One segment per block: [`Direct`].
@@ -145,13 +146,13 @@ pub enum Kind {
     Caching,
     /// TensorFlow's rules, growing and collecting: [`Bfc`].
     Bfc,
-    /// One request to the device's own pool per block (cuMemAllocAsync), where it has one. Simulated, it is [`Direct`]: what a pool keeps,
-    /// only its driver knows.
+    /// One request per block to the device's own pool, if it has one (`cuMemAllocAsync`). In simulation it is [`Direct`], because
+    /// only the driver knows what its pool keeps.
     Async,
 }
 
 impl Kind {
-    /// Those that every device can have, in the order of tables.
+    /// The kinds that every device has, in the order of tables.
     pub const ALL: [Kind; 3] = [Kind::Direct, Kind::Caching, Kind::Bfc];
 
     /// The name in tables and flags.
@@ -174,7 +175,7 @@ impl Kind {
     }
 }
 
-/// The driver's own allocator: a segment per block, in steps of the 256 bytes to which drivers align.
+/// The driver's own allocator: one segment per block, rounded up to 256 bytes, as drivers align.
 #[derive(Debug)]
 pub struct Direct {
     name: &'static str,
@@ -191,7 +192,7 @@ impl Allocator for Direct {
     fn alloc(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<Block> {
         let rounded = round(bytes, 256);
         match self.stats.malloc(driver, rounded) {
-            Some(segment) => Ok(self.stats.lives(Block { segment, offset: 0, bytes: rounded })),
+            Some(segment) => Ok(self.stats.add_live(Block { segment, offset: 0, bytes: rounded })),
             None => Err(self.stats.exhausted(self.name, bytes, rounded, driver.limit())),
         }
     }
@@ -208,8 +209,10 @@ impl Allocator for Direct {
     }
 }
 
-/// PyTorch's CUDACachingAllocator with its default settings and one stream: best fit in two pools, whose segments go back to the
-/// driver only when it refuses another.
+/// PyTorch's CUDACachingAllocator with its default settings and one stream.
+///
+/// It finds the best fit in two pools, one for small blocks and one for large. Segments go back to the driver only when the
+/// driver refuses another.
 #[derive(Debug, Default)]
 pub struct Caching {
     small: Pool,
@@ -218,7 +221,7 @@ pub struct Caching {
 }
 
 impl Caching {
-    /// Bytes of the segment that a block of so many bytes is cut from.
+    /// The bytes of the segment that is allocated for a block of `bytes` bytes.
     fn segment_bytes(bytes: u64) -> u64 {
         if bytes <= MIB {
             2 * MIB
@@ -237,7 +240,7 @@ impl Allocator for Caching {
         let split = |chunk: u64| if small { chunk - rounded >= 512 } else { chunk - rounded > MIB };
         let pool = if small { &mut self.small } else { &mut self.large };
         if let Some(block) = pool.take(rounded, split) {
-            return Ok(self.stats.lives(block));
+            return Ok(self.stats.add_live(block));
         }
         let more = Caching::segment_bytes(rounded);
         let mut segment = self.stats.malloc(driver, more);
@@ -251,7 +254,7 @@ impl Allocator for Caching {
         let pool = if small { &mut self.small } else { &mut self.large };
         pool.add(segment, more);
         let block = pool.take(rounded, split).expect("a new segment has room for the request");
-        Ok(self.stats.lives(block))
+        Ok(self.stats.add_live(block))
     }
 
     fn free(&mut self, _: &mut dyn Driver, block: Block) {
@@ -272,8 +275,8 @@ impl Allocator for Caching {
 
 /// TensorFlow's BFC allocator ("best fit with coalescing").
 ///
-/// Its 21 bins hold the free chunks of at least 256 << b bytes, each bin by size and address, and are searched upwards: together
-/// they are the one ordered set that `Pool` keeps.
+/// TensorFlow keeps free chunks in 21 bins: bin `b` holds those of at least `256 << b` bytes, by size and address. It searches
+/// bins upwards, so together they are one ordered set, which `Pool` keeps.
 #[derive(Debug)]
 pub struct Bfc {
     pool: Pool,
@@ -285,8 +288,10 @@ pub struct Bfc {
 }
 
 impl Bfc {
-    /// An allocator that takes up to `limit` bytes. With `growth` in regions that double from 2 MiB, else in one region of the
-    /// whole limit. With `collect`, regions without a live block go back to the driver before a request fails.
+    /// An allocator of up to `limit` bytes.
+    ///
+    /// With `growth`, its regions double from 2 MiB on; without, one region has the whole limit. With `collect`, regions without
+    /// a live block go back to the driver before a request fails.
     pub fn new(limit: u64, growth: bool, collect: bool) -> Bfc {
         let region = if growth { limit.min(2 * MIB) } else { limit };
         Bfc { pool: Pool::default(), stats: Stats::default(), limit, region: round(region, 256), collect }
@@ -294,10 +299,10 @@ impl Bfc {
 
     fn take(&mut self, bytes: u64) -> Option<Block> {
         let block = self.pool.take(bytes, |chunk| chunk / 2 >= bytes || chunk - bytes >= 128 * MIB)?;
-        Some(self.stats.lives(block))
+        Some(self.stats.add_live(block))
     }
 
-    /// Adds a region with room for so many bytes, or says how many more it would have had to get.
+    /// Adds a region with room for `bytes` bytes. The error is the size of the region that was refused.
     fn extend(&mut self, driver: &mut dyn Driver, bytes: u64) -> Result<(), u64> {
         let available = (self.limit - self.stats.reserved) / 256 * 256;
         if bytes > available {
@@ -360,19 +365,19 @@ impl Allocator for Bfc {
     }
 }
 
-/// Up to a multiple of `step`, and at least one of it. Saturates at the largest multiple, which no driver has.
+/// Rounds up to a multiple of `step`, at least one `step`. Saturates at the largest multiple, which no driver has.
 fn round(bytes: u64, step: u64) -> u64 {
     bytes.max(1).checked_next_multiple_of(step).unwrap_or(u64::MAX / step * step)
 }
 
-/// Segments, cut into chunks that are free or in use. No two free chunks touch.
+/// Segments that are cut into chunks, free or in use. No two free chunks touch.
 #[derive(Debug, Default)]
 struct Pool {
     /// Bytes by segment.
     segments: BTreeMap<u64, u64>,
-    /// Bytes, and whether in use, by segment and offset.
+    /// Bytes and use (true if in use) of each chunk, by segment and offset.
     chunks: BTreeMap<(u64, u64), (u64, bool)>,
-    /// Bytes, segment and offset of the free chunks: the first one at or after a size is the best fit for it.
+    /// Bytes, segment and offset of each free chunk. The best fit for a size is the first chunk at or after it.
     free: BTreeSet<(u64, u64, u64)>,
 }
 
@@ -382,7 +387,7 @@ impl Pool {
         self.insert_free(segment, 0, bytes);
     }
 
-    /// Gives the segments that are wholly free back to the driver.
+    /// Gives the segments without a chunk in use back to the driver.
     fn release(&mut self, driver: &mut dyn Driver, stats: &mut Stats) {
         for (segment, bytes) in self.idle() {
             self.segments.remove(&segment);
@@ -391,7 +396,7 @@ impl Pool {
         }
     }
 
-    /// The segments that are wholly free, and their bytes.
+    /// The segments without a chunk in use, and their bytes.
     fn idle(&self) -> Vec<(u64, u64)> {
         let whole = |(&segment, &bytes): (&u64, &u64)| {
             (self.chunks[&(segment, 0)] == (bytes, false)).then_some((segment, bytes))
@@ -399,8 +404,8 @@ impl Pool {
         self.segments.iter().filter_map(whole).collect()
     }
 
-    /// Uses the smallest free chunk of at least `bytes`, the lowest one on ties. If `split` says so of the chunk's size, what lies
-    /// above `bytes` stays free.
+    /// Takes the smallest free chunk of at least `bytes` bytes; the lowest address on ties. If `split` is true for the chunk's
+    /// size, the rest of the chunk stays free.
     fn take(&mut self, bytes: u64, split: impl Fn(u64) -> bool) -> Option<Block> {
         let &(chunk, segment, offset) = self.free.range((bytes, 0, 0)..).next()?;
         self.remove_free(segment, offset, chunk);
@@ -412,7 +417,7 @@ impl Pool {
         Some(Block { segment, offset, bytes })
     }
 
-    /// Frees a block, joined with the free chunks on both sides.
+    /// Frees a block and joins it with the free chunks on both sides.
     fn give(&mut self, block: Block) {
         let Block { segment, mut offset, mut bytes } = block;
         let chunk = self.chunks.remove(&(segment, offset));
@@ -443,24 +448,24 @@ impl Pool {
     }
 }
 
-/// A step of a program's use of memory.
+/// One request to an allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A tensor comes to life.
+    /// Allocates a tensor.
     Alloc {
-        /// Names it until it is freed.
+        /// The tensor's number until it is freed.
         id: usize,
-        /// Its bytes.
+        /// The tensor's bytes.
         bytes: u64,
     },
-    /// It dies.
+    /// Frees a tensor.
     Free {
-        /// As in its `Alloc`.
+        /// The number from its `Alloc`.
         id: usize,
     },
 }
 
-/// Runs a trace through an allocator. Panics if the trace frees what is not live.
+/// Runs a trace of requests through an allocator. Panics if the trace frees a tensor that is not live.
 ///
 /// # Errors
 /// [`Error::Fit`] at the first request that fails.
@@ -478,12 +483,12 @@ pub fn replay(trace: &[Event], allocator: &mut dyn Allocator, driver: &mut dyn D
     Ok(allocator.stats())
 }
 
-/// Bytes of the smallest device on which a trace runs through, to 256 bytes.
+/// The bytes of the smallest device that a trace runs on, in multiples of 256.
 ///
-/// A larger device can fail where a smaller one did not: it refuses later, so cached segments are flushed later, and other chunks
-/// are cut. So there is no single threshold to bisect for. The search goes up from the bytes live at the peak in steps of 1/256 to
-/// the first device that fits, and bisects the last step only: it does not miss by more than a step, and errs in the allocator's
-/// favour.
+/// A larger device can fail where a smaller one does not: it refuses later, so the allocator flushes its cache later and cuts
+/// other chunks. So there is no single threshold to bisect for. The search starts at the peak of live bytes and grows in steps
+/// of 1/256 to the first device that fits, and bisects the last step only. It misses smaller devices only if they fit within
+/// one step. Larger devices may fail, so the result favours the allocator.
 ///
 /// # Errors
 /// [`Error::Usage`] if no device of 64-bit size is large enough.
@@ -503,7 +508,7 @@ pub fn smallest_device(kind: Kind, trace: &[Event]) -> Result<u64> {
     Ok(limit)
 }
 
-/// The largest sum of bytes that are live at once: no device below it runs the trace. `None` on overflow.
+/// The most bytes live at once, which every device needs. `None` on overflow.
 fn peak_live(trace: &[Event]) -> Option<u64> {
     let (mut sizes, mut live, mut peak) = (HashMap::new(), 0u64, 0);
     for event in trace {
@@ -523,7 +528,7 @@ fn peak_live(trace: &[Event]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// An allocator of its own device.
+    /// An allocator and its simulated device.
     struct Bench {
         allocator: Box<dyn Allocator>,
         driver: Simulated,
@@ -605,7 +610,7 @@ mod tests {
         for at in [0, 2, 4] {
             caching.free(blocks[at]);
         }
-        // Not the larger hole below, and of two that fit the lower one.
+        // It is the best fit, not the larger hole below it, and the lower of two holes that fit equally.
         let again = caching.alloc(512);
         assert_eq!(again, blocks[2]);
         for block in [again, blocks[5], blocks[1], blocks[3]] {
@@ -745,7 +750,7 @@ mod tests {
 
     #[test]
     fn smallest_devices_of_known_traces() {
-        // Unlimited, the cache holds both; on the smallest device the first makes way.
+        // Without a limit, the cache holds both blocks; on the smallest device the first is flushed.
         let trace = alternating(&[20 * MIB, 22 * MIB]);
         let stats = replay(&trace, &mut Caching::default(), &mut Simulated::new(GIB)).unwrap();
         assert_eq!((stats.peak_reserved, stats.peak_live), (42 * MIB, 22 * MIB));

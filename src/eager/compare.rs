@@ -1,4 +1,4 @@
-//! Both ways to run a graph, side by side.
+//! Compares eager runs of a graph with planned runs.
 
 use super::alloc::{Kind, smallest_device};
 use super::{Eager, Log, Program};
@@ -7,28 +7,29 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::plan::{self, Class, Limits, Plan, Recipe};
+use crate::target::Target;
 use crate::tensor::Tensor;
 use serde::Serialize;
 
-/// What is compared, and how.
+/// The settings of a comparison.
 pub struct Setup<'a> {
-    /// Opens the device; every column gets one of its own.
+    /// Opens the device. Every column opens it again.
     pub open: &'a dyn Fn() -> Result<Box<dyn Backend>>,
-    /// The most bytes a column may take.
+    /// The most bytes that a column may take.
     pub memory_limit: Option<u64>,
-    /// Timed runs behind the first one; at least one is made.
+    /// Number of timed runs after the first one; 0 counts as 1.
     pub iters: usize,
-    /// Whether plans are run on poisoned memory as well: see [`Exec::run_poisoned`].
+    /// True to run plans on poisoned memory as well: see [`Exec::run_poisoned`].
     pub poison: bool,
-    /// What is made of the graph. Both ways of fusion are compared, and only what is fused is in chunks.
+    /// How the graph is prepared. `fuse` is ignored, because both settings are compared; chunks apply to the fused column only.
     pub recipe: Recipe,
-    /// Is told the name of each column as it begins.
+    /// Called with the name of each column when it begins.
     pub progress: &'a dyn Fn(&str),
-    /// Is shown the memory of each column that ran, and the graph that was lowered for it. Without it, nothing is logged.
+    /// Called with the name, graph and memory of each column that ran. Without it, nothing is logged.
     pub observe: Option<&'a dyn Fn(&str, &Graph, Observed)>,
 }
 
-/// What is where in a column's memory, and when.
+/// The memory of a column over time.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Observed<'a> {
@@ -36,9 +37,9 @@ pub enum Observed<'a> {
     Planned(&'a Plan),
 }
 
-/// Eager and planned runs of a graph.
+/// The figures of eager and planned runs of one graph.
 ///
-/// All bytes are of whole columns: constants, inputs, outputs, activations, workspaces and staging, in each of them.
+/// All bytes count constants, inputs, outputs, activations, workspaces and staging, in every column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// The graph's name.
@@ -49,32 +50,32 @@ pub struct Comparison {
     pub memory_limit: Option<u64>,
     /// Runs of each column, the first one included.
     pub runs: usize,
-    /// The column whose results the others are held against, if any ran.
+    /// The column that the results of the others are compared with: the first that ran.
     pub reference: Option<String>,
-    /// The ways to run it: eager with each allocator, planned, planned with fusion.
+    /// One column per way to run the graph: eager with each allocator, planned, planned with fusion.
     pub columns: Vec<Column>,
 }
 
-/// A way to run the graph.
+/// One way to run the graph.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Column {
     /// `eager direct`, ..., `planned`, `planned fused`.
     pub name: String,
-    /// Whether kernels are those of the unfused graph, so that results must be equal bit for bit.
+    /// True if its kernels are those of the unfused graph. Its results must then be equal bit for bit.
     pub exact: bool,
     /// Kernel launches per run.
     pub launches: usize,
-    /// Bytes that data passes through on its way to the device and back: host-visible memory, counted in all the other figures.
+    /// Bytes of the staging segments. All other figures include them.
     pub staging_bytes: u64,
-    /// Bytes of the smallest device on which it runs. Eager: found by simulation of two runs on ideal devices of growing size,
-    /// whose own allocator loses nothing. Planned: what the plan says.
+    /// Bytes of the smallest device that the column runs on. Planned: the bytes of the plan. Eager: found by simulating two
+    /// runs on devices of growing size, whose own allocator wastes nothing.
     pub smallest_device_bytes: u64,
-    /// What came of it.
+    /// The figures, or why there are none.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// Figures of a column that ran, or why it did not.
+/// The figures of a column that ran, or the reason why it does not fit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 #[allow(missing_docs)]
@@ -86,46 +87,48 @@ pub enum Outcome {
 /// Figures of a column that ran.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// The most bytes live at once. Eager: blocks in use, with what the allocator rounds up. Planned: buffers, with what the plan
-    /// rounds up to its alignment.
+    /// The most bytes live at once. Eager: the blocks in use, rounded up as the allocator does. Planned: the buffers, rounded
+    /// up to the plan's alignment.
     pub peak_live_bytes: u64,
-    /// The most bytes held of the device at once.
+    /// The most bytes taken from the device at once.
     pub peak_reserved_bytes: u64,
-    /// Share of `peak_reserved_bytes` that is beyond `peak_live_bytes`.
+    /// The share of `peak_reserved_bytes` that exceeds `peak_live_bytes`.
     pub fragmentation: f64,
-    /// Calls of the driver to take or give back memory, from the empty device to the end of the first run.
+    /// Calls of the driver that take or give back memory, from the empty device to the end of the first run.
     pub driver_calls_first: u64,
-    /// The same, in the last run alone.
+    /// The same calls in the last run alone.
     pub driver_calls_last: u64,
-    /// Median over the runs behind the first, milliseconds: inputs written, all steps, outputs read.
+    /// Median time of the runs after the first, in milliseconds: writing inputs, all steps, reading outputs.
     pub median_ms: f64,
-    /// The results beside those of the reference; `None` for the reference itself.
+    /// How the results agree with those of the reference; `None` for the reference itself.
     pub agreement: Option<Agreement>,
 }
 
-/// How results compare with the reference's.
+/// How results agree with those of the reference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Agreement {
-    /// Whether every output has the reference's very bytes.
+    /// True if every output is equal to the reference bit for bit.
     pub equal: bool,
-    /// The largest difference of two elements, over the largest magnitude in the reference's output; of all outputs the largest.
+    /// The largest difference of two elements, divided by the largest magnitude in the reference's output. The largest over
+    /// all outputs.
     pub difference: f64,
-    /// The output that it was found in.
+    /// The output with this difference.
     pub output: String,
 }
 
 impl Comparison {
-    /// Judges the results: those of unfused columns must be equal bit for bit, those of fused ones within `tolerance` of the output's
-    /// peak.
+    /// Checks the results. Those of unfused columns must be equal bit for bit, those of fused columns within `tolerance` of the
+    /// output's largest magnitude.
     ///
     /// # Errors
-    /// [`Error::Differ`] with the first column that breaks this.
+    /// [`Error::Differ`] with the first column whose results are not.
     pub fn verdict(&self, tolerance: f64) -> Result<()> {
         for column in &self.columns {
             let Outcome::Ran(Measured { agreement: Some(found), .. }) = &column.outcome else { continue };
-            let (bound, agrees) = match column.exact {
-                true => ("bit for bit".to_owned(), found.equal),
-                false => (format!("within {tolerance:e} of the peak"), found.difference <= tolerance),
+            let (bound, agrees) = if column.exact {
+                ("bit for bit".to_owned(), found.equal)
+            } else {
+                (format!("within {tolerance:e} of the peak"), found.difference <= tolerance)
             };
             if !agrees {
                 let reference = self.reference.as_deref().unwrap_or_default();
@@ -139,85 +142,120 @@ impl Comparison {
     }
 }
 
-/// Runs a graph, before any pass, in every way; `inputs` are in the graph's order.
+/// Runs a graph in every way and compares the figures.
+///
+/// No pass has run on `graph` yet. `inputs` are in the graph's order.
 ///
 /// # Errors
-/// When the graph cannot be lowered, an input does not fit, or the device fails. A column that does not fit is a result.
+/// The graph cannot be lowered, an input has another type or shape, or the device fails. A column that does not fit is no error.
 pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Comparison> {
     let (target, pools) = (setup.open)().map(|device| (device.target().clone(), device.pools()))?;
     let unfused = Recipe { fuse: false, ..setup.recipe }.whole(graph.clone(), &target)?;
     let fused = Recipe { fuse: true, ..setup.recipe };
     let fused = fused.graph(graph.clone(), &target, &Limits { memory: setup.memory_limit })?;
     let program = Program::new(&unfused, &target)?;
-    let names: Vec<&str> = program.outputs.iter().map(|p| p.name.as_str()).collect();
-
-    let mut comparison = Comparison {
-        model: graph.name.clone(),
-        target: target.name.clone(),
-        memory_limit: setup.memory_limit,
-        runs: 1 + setup.iters.max(1),
+    let mut columns = Columns {
+        comparison: Comparison {
+            model: graph.name.clone(),
+            target: target.name.clone(),
+            memory_limit: setup.memory_limit,
+            runs: 1 + setup.iters.max(1),
+            reference: None,
+            columns: Vec::new(),
+        },
+        names: program.outputs.iter().map(|p| p.name.clone()).collect(),
         reference: None,
-        columns: Vec::new(),
     };
-    let mut reference: Option<Vec<Tensor>> = None;
-    let mut add = |mut column: Column, outputs: Option<Vec<Tensor>>| {
+    for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
+        columns.add(eager(setup, &program, &unfused, kind, inputs)?);
+    }
+    for (name, graph) in [("planned", &unfused), ("planned fused", &fused)] {
+        columns.add(planned(setup, name, graph, &target, inputs)?);
+    }
+    Ok(columns.comparison)
+}
+
+/// The comparison so far, with the outputs that the next columns are compared with.
+struct Columns {
+    comparison: Comparison,
+    /// Names of the outputs.
+    names: Vec<String>,
+    reference: Option<Vec<Tensor>>,
+}
+
+impl Columns {
+    /// Adds a column and, if it ran, its outputs.
+    fn add(&mut self, (mut column, outputs): (Column, Option<Vec<Tensor>>)) {
         if let (Outcome::Ran(measured), Some(outputs)) = (&mut column.outcome, outputs) {
-            match &reference {
-                Some(reference) => measured.agreement = Some(agreement(&names, reference, &outputs)),
+            match &self.reference {
+                Some(reference) => measured.agreement = Some(agreement(&self.names, reference, &outputs)),
                 None => {
-                    comparison.reference = Some(column.name.clone());
-                    reference = Some(outputs);
+                    self.comparison.reference = Some(column.name.clone());
+                    self.reference = Some(outputs);
                 }
             }
         }
-        comparison.columns.push(column);
-    };
-    let trace = program.trace(2);
-    for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
-        let name = format!("eager {}", kind.name());
-        (setup.progress)(&name);
-        let load = if setup.observe.is_some() { Eager::load_logged } else { Eager::load };
-        let ran = load(&program, (setup.open)()?, kind, setup.memory_limit).and_then(|mut eager| {
-            let ran = measure(&mut eager, inputs, setup.iters)?;
-            if let (Some(observe), Some(log)) = (setup.observe, eager.log()) {
-                observe(&name, &unfused, Observed::Eager(&program, log));
-            }
-            Ok(ran)
-        });
-        let (outcome, outputs) = outcome(ran)?;
-        let staging_bytes = program.staging_bytes();
-        let smallest_device_bytes = smallest_device(kind, &trace)? + staging_bytes;
-        let launches = program.launches();
-        add(Column { name, exact: true, launches, staging_bytes, smallest_device_bytes, outcome }, outputs);
+        self.comparison.columns.push(column);
     }
-    for (name, graph) in [("planned", &unfused), ("planned fused", &fused)] {
-        (setup.progress)(name);
-        let (plan, constants) = plan::compile(graph, &target, &Limits { memory: None })?;
-        let (launches, needed, staging_bytes) = (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging));
-        let ran = match setup.memory_limit {
-            Some(limit) if needed > limit => {
-                Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit, file: None })
-            }
-            _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
-                let measured = measure(&mut exec, inputs, setup.iters)?;
-                if setup.poison {
-                    exec.run_poisoned(inputs)?;
-                }
-                if let Some(observe) = setup.observe {
-                    observe(name, graph, Observed::Planned(exec.plan()));
-                }
-                Ok(measured)
-            }),
-        };
-        let (outcome, outputs) = outcome(ran)?;
-        let exact = name == "planned";
-        let name = name.to_owned();
-        add(Column { name, exact, launches, staging_bytes, smallest_device_bytes: needed, outcome }, outputs);
-    }
-    Ok(comparison)
 }
 
-/// Not fitting is a result; any other failure is one.
+/// The column of an allocator, and its outputs if it ran. `program` is `graph`, lowered.
+fn eager(
+    setup: &Setup,
+    program: &Program,
+    graph: &Graph,
+    kind: Kind,
+    inputs: &[Tensor],
+) -> Result<(Column, Option<Vec<Tensor>>)> {
+    let name = format!("eager {}", kind.name());
+    (setup.progress)(&name);
+    let load = if setup.observe.is_some() { Eager::load_logged } else { Eager::load };
+    let ran = load(program, (setup.open)()?, kind, setup.memory_limit).and_then(|mut eager| {
+        let ran = measure(&mut eager, inputs, setup.iters)?;
+        if let (Some(observe), Some(log)) = (setup.observe, eager.log()) {
+            observe(&name, graph, Observed::Eager(program, log));
+        }
+        Ok(ran)
+    });
+    let (outcome, outputs) = outcome(ran)?;
+    let staging_bytes = program.staging_bytes();
+    let smallest_device_bytes = smallest_device(kind, &program.trace(2))? + staging_bytes;
+    let launches = program.launches();
+    Ok((Column { name, exact: true, launches, staging_bytes, smallest_device_bytes, outcome }, outputs))
+}
+
+/// The column of a plan, and its outputs if it ran.
+fn planned(
+    setup: &Setup,
+    name: &str,
+    graph: &Graph,
+    target: &Target,
+    inputs: &[Tensor],
+) -> Result<(Column, Option<Vec<Tensor>>)> {
+    (setup.progress)(name);
+    let (plan, constants) = plan::compile(graph, target, &Limits { memory: None })?;
+    let (launches, needed, staging_bytes) = (plan.steps.len(), plan.bytes(), plan.class_bytes(Class::Staging));
+    let ran = match setup.memory_limit {
+        Some(limit) if needed > limit => {
+            Err(Error::Fit { what: format!("the plan of '{}'", plan.name), needed, limit, file: None })
+        }
+        _ => Exec::load((setup.open)()?, plan, &constants, &|_| {}).and_then(|mut exec| {
+            let measured = measure(&mut exec, inputs, setup.iters)?;
+            if setup.poison {
+                exec.run_poisoned(inputs)?;
+            }
+            if let Some(observe) = setup.observe {
+                observe(name, graph, Observed::Planned(exec.plan()));
+            }
+            Ok(measured)
+        }),
+    };
+    let (outcome, outputs) = outcome(ran)?;
+    let (name, exact) = (name.to_owned(), name == "planned");
+    Ok((Column { name, exact, launches, staging_bytes, smallest_device_bytes: needed, outcome }, outputs))
+}
+
+/// The outcome of a column. A column that does not fit has one, too; any other error is returned.
 fn outcome(ran: Result<(Measured, Vec<Tensor>)>) -> Result<(Outcome, Option<Vec<Tensor>>)> {
     match ran {
         Ok((measured, outputs)) => Ok((Outcome::Ran(measured), Some(outputs))),
@@ -226,14 +264,14 @@ fn outcome(ran: Result<(Measured, Vec<Tensor>)>) -> Result<(Outcome, Option<Vec<
     }
 }
 
-/// What runs a graph, and tells of its memory.
+/// A loaded graph that can be run and measured.
 trait Runs {
     fn run(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>>;
-    /// Calls of the driver so far.
+    /// Calls of the driver so far that take or give back memory.
     fn driver_calls(&self) -> u64;
-    /// The most bytes live, and the most reserved.
+    /// The most bytes live at once, and the most reserved at once.
     fn peaks(&self) -> (u64, u64);
-    /// The device, for its clock.
+    /// The device, whose clock times the runs.
     fn device(&mut self) -> &mut dyn Backend;
 }
 
@@ -261,7 +299,7 @@ impl Runs for Exec {
         Exec::run(self, inputs)
     }
 
-    /// Nothing is given back before the end.
+    // A plan gives nothing back before the end, so only allocations count.
     fn driver_calls(&self) -> u64 {
         self.backend().usage().allocations
     }
@@ -275,7 +313,7 @@ impl Runs for Exec {
     }
 }
 
-/// The arena's lower bound is what is live in it at the peak; the other segments are live throughout.
+/// The most bytes live at once: the arena's lower bound is its live bytes at the peak, and other segments are always live.
 fn peak_live(plan: &Plan) -> u64 {
     plan.bytes() - plan.class_bytes(Class::Activation) + plan.summary.lower_bound
 }
@@ -308,14 +346,14 @@ fn measure(way: &mut dyn Runs, inputs: &[Tensor], iters: usize) -> Result<(Measu
     Ok((measured, outputs))
 }
 
-/// Compares outputs, element by element.
-fn agreement(names: &[&str], reference: &[Tensor], outputs: &[Tensor]) -> Agreement {
-    let mut worst = Agreement { equal: true, difference: 0.0, output: names.first().copied().unwrap_or("").into() };
+/// Compares outputs element by element.
+fn agreement(names: &[String], reference: &[Tensor], outputs: &[Tensor]) -> Agreement {
+    let mut worst = Agreement { equal: true, difference: 0.0, output: names.first().cloned().unwrap_or_default() };
     for ((name, a), b) in names.iter().zip(reference).zip(outputs) {
         let equal = a == b;
         let difference = if equal { 0.0 } else { difference(&a.to_f64(), &b.to_f64()) };
         if (worst.equal && !equal) || difference > worst.difference {
-            worst.output = (*name).into();
+            worst.output.clone_from(name);
             worst.difference = difference;
         }
         worst.equal &= equal;
@@ -323,7 +361,7 @@ fn agreement(names: &[&str], reference: &[Tensor], outputs: &[Tensor]) -> Agreem
     worst
 }
 
-/// The largest difference over the largest magnitude of `a`. A NaN beside a number is infinitely far from it.
+/// The largest difference divided by the largest magnitude of `a`. The difference of a NaN and a number is infinite.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
     let apart = |(&x, &y): (&f64, &f64)| match x - y {
         _ if x == y || (x.is_nan() && y.is_nan()) => 0.0,
@@ -344,7 +382,7 @@ mod tests {
     }
 
     fn compared(a: &[f32], b: &[f32]) -> (bool, f64) {
-        let found = agreement(&["y"], &[tensor(a)], &[tensor(b)]);
+        let found = agreement(&["y".into()], &[tensor(a)], &[tensor(b)]);
         (found.equal, found.difference)
     }
 

@@ -1,4 +1,4 @@
-//! Binds the dims that a model's inputs leave open.
+//! Binds the open dims of a model's inputs: those that the file does not give as numbers.
 
 use super::Model;
 use super::proto::*;
@@ -10,11 +10,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A dim of an input.
 enum Dim {
     Fixed(usize),
-    /// By name, as a sum of products of names and numbers (`past + 1`), or unnamed as `input.axis`.
+    /// A name, or a sum of products of names and numbers (`past + 1`). An unnamed dim is called `input.axis`.
     Open(String),
 }
 
-/// Types and bound shapes of the inputs.
+/// The name, type and bound shape of each input.
 pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)]) -> Result<Vec<(&'a str, Fact)>> {
     let mut values: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, value) in given {
@@ -57,8 +57,9 @@ pub(super) fn bind<'a>(inputs: &[&'a ValueInfoProto], given: &[(String, usize)])
 }
 
 impl Model {
-    /// The open dims that an input of this name and shape tells: single names, or `input.axis`. None for a name that is no input, or
-    /// a rank that is not its own: [`import`](super::import) and the run report those.
+    /// The open dims that an input of this name and shape binds: single names, or `input.axis`.
+    ///
+    /// Empty if the model has no such input, or its rank is another: [`import`](super::import) and the run report that.
     pub fn dims_of(&self, input: &str, shape: &Shape) -> Vec<(String, usize)> {
         let declared = self.proto.graph.iter().flat_map(|g| &g.input).find(|i| i.name == input).map(declared);
         let Some(Ok((_, dims))) = declared.filter(|d| d.as_ref().is_ok_and(|(_, dims)| dims.len() == shape.len()))
@@ -72,25 +73,23 @@ impl Model {
         });
         open.collect()
     }
-}
 
-impl Model {
     /// The graph's name.
     pub fn name(&self) -> &str {
         self.proto.graph.as_ref().map_or("", |g| &g.name)
     }
 
-    /// Inputs that are no initializers.
+    /// Inputs that have no initializer.
     fn open_inputs(&self) -> impl Iterator<Item = &ValueInfoProto> {
         let graph = self.proto.graph.as_ref();
         let initializers: BTreeSet<&str> = graph.iter().flat_map(|g| &g.initializer).map(|t| t.name.as_str()).collect();
         graph.into_iter().flat_map(|g| &g.input).filter(move |i| !initializers.contains(i.name.as_str()))
     }
 
-    /// The dims that [`import`](super::import) wants to be bound, in alphabetical order.
+    /// The names of the dims that [`import`](super::import) needs, in alphabetical order.
     ///
     /// # Errors
-    /// When an input is no tensor or has no rank.
+    /// An input is no tensor or has no rank.
     pub fn open_dims(&self) -> Result<Vec<String>> {
         let mut open = BTreeSet::new();
         for input in self.open_inputs() {
@@ -104,7 +103,7 @@ impl Model {
         Ok(open.into_iter().collect())
     }
 
-    /// Names, types and dims of the inputs, as the file declares them.
+    /// The names, types and dims of the inputs, as the file declares them.
     pub fn declared_inputs(&self) -> String {
         let one = |input| match declared(input) {
             Ok(declared) => format!("{} {}", input.name, written(&declared)),
@@ -113,14 +112,14 @@ impl Model {
         self.open_inputs().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// What the file declares for an input, if it has that input and its rank is another than `shape`'s.
+    /// The declared type of an input, if its rank differs from that of `shape`.
     pub fn other_rank(&self, input: &str, shape: &Shape) -> Option<String> {
         let declared = declared(self.open_inputs().find(|i| i.name == input)?).ok()?;
         (declared.1.len() != shape.len()).then(|| written(&declared))
     }
 }
 
-/// As facts are printed: `f32[batch,784]`.
+/// A declared type as text: `f32[batch,784]`.
 fn written((dtype, dims): &(crate::dtype::DType, Vec<Dim>)) -> String {
     let dim = |dim: &Dim| match dim {
         Dim::Fixed(size) => size.to_string(),
@@ -129,7 +128,7 @@ fn written((dtype, dims): &(crate::dtype::DType, Vec<Dim>)) -> String {
     format!("{dtype}[{}]", dims.iter().map(dim).collect::<Vec<_>>().join(","))
 }
 
-/// Type and dims that a file declares for a value.
+/// The type and dims that a file declares for a value.
 fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), String> {
     let kind = match value.r#type.as_ref().and_then(|t| t.value.as_ref()) {
         Some(TypeValue::Tensor(tensor)) => {
@@ -141,7 +140,7 @@ fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), S
             };
             let dims = shape.dim.iter().enumerate().map(|(axis, dim)| match &dim.value {
                 Some(DimensionValue::DimParam(name)) => open(axis, name.trim()),
-                // -1 is how some write what they do not know.
+                // Some exporters write an unknown size as -1.
                 Some(DimensionValue::DimValue(size)) => usize::try_from(*size).map_or(open(axis, ""), Dim::Fixed),
                 None => open(axis, ""),
             });
@@ -157,7 +156,7 @@ fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), S
     Err(format!("expected a tensor type, found {kind}"))
 }
 
-/// The names in a dim's text, and its size if all of them have a value.
+/// The names in a dim's text, and its size if all names have a value.
 fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, Option<usize>)> {
     if let Some(size) = values.get(text) {
         return Ok((Vec::new(), Some(*size)));
@@ -175,7 +174,7 @@ fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, 
                     names.push(factor.to_owned());
                     values.get(factor).copied()
                 }
-                // Not a sum of products: a name like any other.
+                // The text is no sum of products, so it is one name.
                 Err(_) => return Ok((vec![text.to_owned()], None)),
             };
             product = product.zip(size).and_then(|(a, b)| a.checked_mul(b));
@@ -190,8 +189,9 @@ fn evaluate(text: &str, values: &BTreeMap<&str, usize>) -> Result<(Vec<String>, 
     }
 }
 
-/// Refuses an output whose type or rank is not what the file declares. A wrong size is not refused, written down or of dims that are
-/// bound: exporters often write down those of their own example.
+/// Refuses an output whose type or rank differs from what the file declares.
+///
+/// A different size is only a warning: exporters often write the sizes of their own example.
 pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact, dims: &[(String, usize)]) -> Result<()> {
     let Some(TypeValue::Tensor(tensor)) = output.r#type.as_ref().and_then(|t| t.value.as_ref()) else { return Ok(()) };
     let fail = |expected: String| {
@@ -202,23 +202,21 @@ pub(super) fn check_output(output: &ValueInfoProto, fact: &Fact, dims: &[(String
         let found = DataType::try_from(tensor.elem_type).map_or("an unknown type", DataType::name);
         return fail(found.into());
     }
-    match &tensor.shape {
-        Some(shape) if shape.dim.len() != fact.shape.len() => fail(format!("{} dims", shape.dim.len())),
-        Some(shape) => {
-            let values = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-            for (axis, dim) in shape.dim.iter().enumerate() {
-                let declared = match &dim.value {
-                    Some(DimensionValue::DimValue(size)) => usize::try_from(*size).ok(),
-                    Some(DimensionValue::DimParam(text)) => evaluate(text, &values).ok().and_then(|(_, size)| size),
-                    None => None,
-                };
-                let made = fact.shape[axis];
-                if let Some(declared) = declared.filter(|&declared| declared != made) {
-                    tracing::warn!(output = output.name, axis, declared, made, "size differs");
-                }
-            }
-            Ok(())
-        }
-        None => Ok(()),
+    let Some(shape) = &tensor.shape else { return Ok(()) };
+    if shape.dim.len() != fact.shape.len() {
+        return fail(format!("{} dims", shape.dim.len()));
     }
+    let values = dims.iter().map(|(name, size)| (name.as_str(), *size)).collect();
+    for (axis, dim) in shape.dim.iter().enumerate() {
+        let declared = match &dim.value {
+            Some(DimensionValue::DimValue(size)) => usize::try_from(*size).ok(),
+            Some(DimensionValue::DimParam(text)) => evaluate(text, &values).ok().and_then(|(_, size)| size),
+            None => None,
+        };
+        let made = fact.shape[axis];
+        if let Some(declared) = declared.filter(|&declared| declared != made) {
+            tracing::warn!(output = output.name, axis, declared, made, "size differs");
+        }
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! From a [`Graph`] to a [`ModelProto`].
+//! Exports a [`Graph`] as a [`ModelProto`].
 
 use super::proto::*;
 use crate::dtype::DType;
@@ -8,16 +8,18 @@ use crate::op::{Arity, Attr, Fact, OpDef, ValueId};
 use crate::tensor::Tensor;
 use std::collections::{HashMap, HashSet};
 
-/// The operators whose attributes the rows have, and the version of the format that came with them.
+/// The version of ONNX's operators that the rows of the op table describe.
 const OPSET: i64 = 24;
+/// The version of the file format that was released with [`OPSET`].
 const IR_VERSION: i64 = 12;
 
-/// The model of a graph, all constants inline. Attributes that shape the computation are constant inputs again.
+/// Exports a graph as a model that holds all constants itself.
 ///
-/// Two values of one name get different ones; inputs and outputs keep theirs.
+/// Attributes that ONNX has as inputs become constant inputs again. If two values share a name, one of them is renamed;
+/// inputs and outputs of the graph keep their names.
 ///
 /// # Errors
-/// A constant's elements cannot be fetched, or the graph has a cycle.
+/// A constant's elements cannot be read, or the graph has a cycle.
 pub fn export(graph: &Graph) -> Result<ModelProto> {
     let mut export = Exporter { graph, names: HashMap::new(), used: HashSet::new(), proto: GraphProto::default() };
     export.run()?;
@@ -72,7 +74,7 @@ impl Exporter<'_> {
         Ok(())
     }
 
-    /// The name of a value: the one it has, or this one.
+    /// The name of a value. A value without one gets `wanted`, or a variant of it that is free.
     fn name(&mut self, value: ValueId, wanted: &str) -> String {
         if let Some(name) = self.names.get(&value) {
             return name.clone();
@@ -125,7 +127,7 @@ impl Exporter<'_> {
     }
 }
 
-/// The constant that a shaping input was: numbers are scalars, lists have one axis.
+/// The constant input for a shaping attribute. Numbers become scalars, lists become tensors of one axis.
 fn shaping(attr: &Attr, node: &Node) -> Result<Tensor> {
     match attr {
         Attr::Int(v) => Tensor::from_i64(vec![], &[*v]),
@@ -133,7 +135,7 @@ fn shaping(attr: &Attr, node: &Node) -> Result<Tensor> {
         Attr::Float(v) => Ok(Tensor::from_f64(DType::F32, vec![], &[*v])),
         Attr::Floats(v) => Ok(Tensor::from_f64(DType::F32, [v.len()], v)),
         Attr::Tensor(tensor) => Ok(tensor.clone()),
-        Attr::Str(_) | Attr::Strs(_) => Err(node.error("an input cannot be text")),
+        Attr::Str(_) | Attr::Strs(_) => Err(node.error("expected numbers for an input, found text")),
     }
 }
 

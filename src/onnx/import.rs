@@ -1,10 +1,11 @@
-//! From a [`Model`] to a [`Graph`].
+//! Imports a [`Model`] as a [`Graph`].
 //!
-//! A loop over nodes: inputs are looked up by name, attributes are copied, and inputs that only shape the computation
-//! become attributes. Every node whose inputs are known is folded at once, so that the shape arithmetic that exporters
-//! write out is gone before the next node asks for its result. Functions of the model are inlined, and so are
-//! [bodies]: the branch of an `If` whose condition is known, the iterations of a `Loop` that can be counted. A [sequence] is a list of
-//! values, and not in the graph.
+//! The importer is a loop over nodes. It looks up inputs by name, copies attributes, and turns inputs that only shape the
+//! computation into attributes. A node whose inputs are all constants is folded at once, so the shape arithmetic that
+//! exporters write is gone before the next node needs its result.
+//!
+//! Functions of the model are inlined. So are [bodies]: the taken branch of an `If`, and every iteration of a `Loop` or
+//! `Scan`. A [sequence] is a list of the graph's values; the graph itself has no sequences.
 
 use super::Model;
 use super::dims::{bind, check_output};
@@ -13,7 +14,7 @@ use crate::choices::Choices;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, MAX_NODES};
-use crate::op::{Arity, Attr, Attrs, OpDef, ValueId};
+use crate::op::{Arity, Attr, Attrs, Input, OpDef, ValueId};
 use crate::ops;
 use crate::pass::fold_node;
 use prost::Message;
@@ -23,31 +24,32 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 mod bodies;
 mod sequence;
 
-/// The oldest version of ONNX's operators that rows know to [`upgrade`](OpDef::upgrade).
+/// The oldest version of ONNX's operators that rows can [`upgrade`](OpDef::upgrade).
 const OLDEST_OPSET: i64 = 7;
-/// Functions and branches nest no deeper.
+/// The deepest nesting of functions and bodies.
 const MAX_DEPTH: usize = 32;
-/// Nodes of functions and bodies are read no more often, each as often as it is inlined, and their inputs and outputs.
+/// The most work that inlining may repeat: one unit per node, per input and per output, each time it is inlined.
 const MAX_WORK: usize = 1 << 22;
-/// So many bytes that are copied are as much work as a node.
-const BYTES: usize = 1 << 6;
-/// Of longer names the middle is left out: what stands for a node has its name, as often as there is any.
+/// Copied bytes that count as one unit of work.
+const BYTES_PER_UNIT: usize = 1 << 6;
+/// The longest name in bytes; the middle of a longer one is left out. Inlined nodes repeat the names of their callers.
 const MAX_NAME: usize = 1 << 10;
-/// An input that shapes a computation holds no more numbers.
+/// The most numbers in an input that shapes a computation.
 const MAX_SHAPING: usize = 1 << 16;
 
-/// The graph of a model, with its dims bound: a named one by its name, an unnamed one of an input as `input.axis`.
+/// Imports a model as a graph and binds its dims.
 ///
-/// A dim that an input writes as sums and products of other dims (`past + 1`) may be left out.
+/// A named dim is bound by its name, an unnamed dim of an input as `input.axis`. A dim that an input writes as a sum or
+/// product of other dims (`past + 1`) may be left out.
 ///
 /// # Errors
-/// The first thing that is not as ONNX or the op table wants it, with the node; all operators that have no row at once;
+/// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
 /// dims that are not bound, or that the graph does not have.
 pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
     import_as(model, dims, Choices::default())
 }
 
-/// As [`import`], of a graph that makes these choices.
+/// Imports a model as [`import`] does, for a graph that follows `choices`.
 ///
 /// # Errors
 /// As [`import`].
@@ -69,31 +71,40 @@ struct Importer<'a> {
     rows: HashMap<&'static str, &'static OpDef>,
     functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
     graph: Graph,
-    /// Constants of elements of which several share a byte: they are held as whole ones.
-    few_bits: HashSet<ValueId>,
-    /// Values that rows would use if they were constants, and do without.
-    unread: HashSet<ValueId>,
-    /// What functions and bodies may still take, in units of a node that is read.
-    left: usize,
+    /// Unpacked constants: in the file several elements share a byte, in the graph each has its own.
+    unpacked: HashSet<ValueId>,
+    /// Values of [hints](Arity::Hint) that are no constants. Each is reported once.
+    unused_hints: HashSet<ValueId>,
+    /// Work that inlining may still do, in the units of [`MAX_WORK`].
+    work_left: usize,
 }
 
 /// Domain, name and overload.
 type FunctionId<'a> = (&'a str, &'a str, &'a str);
 
-/// What names mean within a graph, a function's body or a branch.
+/// The names that nodes of a graph, of a function or of a body can use.
 struct Scope<'s, 'a> {
     values: HashMap<&'a str, Named>,
-    /// What a function's body may refer to by `ref_attr_name`.
+    /// Attributes of a function's caller, which the function's nodes take by `ref_attr_name`.
     attributes: HashMap<&'a str, &'a AttributeProto>,
-    /// What a branch sees of the graph around it.
+    /// The scope around a body: the body can use its names, too.
     outer: Option<&'s Scope<'s, 'a>>,
-    /// Stands before the names of nodes and values.
+    /// Written before the names of nodes and values.
     prefix: String,
     opset: i64,
     depth: usize,
 }
 
-/// What a node's operator stands for.
+/// A node whose inputs have been looked up and whose attribute references are resolved.
+struct Call<'n, 'a> {
+    node: &'a NodeProto,
+    name: &'n str,
+    inputs: Vec<Named>,
+    attributes: Vec<(&'a str, &'a AttributeProto)>,
+    scope: &'n Scope<'n, 'a>,
+}
+
+/// The kinds of operator that a node can name.
 enum Meaning<'a> {
     Row(&'static OpDef),
     Function(&'a FunctionProto),
@@ -101,12 +112,12 @@ enum Meaning<'a> {
     Sequence,
 }
 
-/// ONNX's own operators have two names for their domain.
+/// The domain under its shortest name: `ai.onnx` and the empty name are one domain.
 fn domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// Domain and operator, for messages.
+/// The operator with its domain, for messages.
 fn full_name(node: &NodeProto) -> String {
     match domain(&node.domain) {
         "" => node.op_type.clone(),
@@ -114,7 +125,7 @@ fn full_name(node: &NodeProto) -> String {
     }
 }
 
-/// A name without what is too much of it.
+/// The name, or its two ends if it is longer than [`MAX_NAME`].
 fn shortened(name: String) -> String {
     if name.len() <= MAX_NAME {
         return name;
@@ -124,13 +135,13 @@ fn shortened(name: String) -> String {
     format!("{}…{}", &name[..head], &name[tail..])
 }
 
-/// The bytes of a tensor that are copied where it is read.
+/// The bytes that reading a tensor copies. Raw data is shared, not copied.
 fn copied(tensor: &TensorProto) -> usize {
     let wide = tensor.double_data.len() + tensor.int64_data.len() + tensor.uint64_data.len();
     tensor.name.len() + 8 * (tensor.dims.len() + wide) + 4 * (tensor.float_data.len() + tensor.int32_data.len())
 }
 
-/// What reading a node with these attributes takes, but for their graphs, in units of a node.
+/// The work of reading a node with these attributes, in the units of [`MAX_WORK`]. Graphs in attributes count on their own.
 fn effort(node: &NodeProto, attributes: &[(&str, &AttributeProto)]) -> usize {
     let names = node.input.iter().chain(&node.output).map(String::len).sum::<usize>() + node.name.len();
     let attribute = |(name, a): &(&str, &AttributeProto)| {
@@ -138,7 +149,7 @@ fn effort(node: &NodeProto, attributes: &[(&str, &AttributeProto)]) -> usize {
         texts + 8 * (a.ints.len() + a.floats.len()) + a.t.as_deref().map_or(0, copied)
     };
     let bytes = names + attributes.iter().map(attribute).sum::<usize>();
-    1 + node.input.len() + node.output.len() + node.attribute.len() + bytes / BYTES
+    1 + node.input.len() + node.output.len() + node.attribute.len() + bytes / BYTES_PER_UNIT
 }
 
 fn node_name(node: &NodeProto, index: usize) -> String {
@@ -147,12 +158,12 @@ fn node_name(node: &NodeProto, index: usize) -> String {
     name.or_else(output).unwrap_or_else(|| format!("{}#{index}", node.op_type))
 }
 
-/// Why an input that must be known, and is a constant, is not.
+/// The message for a constant input whose elements cannot be read.
 fn needed(input: &str, error: &Error) -> String {
     format!("input '{input}' must be known to plan: {error}")
 }
 
-/// The version of ONNX's operators among the imports, if it is.
+/// The imported version of ONNX's own operators, if they are imported.
 fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
     match imports.iter().find(|i| domain(&i.domain).is_empty()).map(|i| i.version) {
         Some(version) if version < OLDEST_OPSET => {
@@ -171,10 +182,10 @@ impl<'a> Importer<'a> {
             rows: ops::all().map(|op| (op.name, op)).collect(),
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
-            few_bits: HashSet::new(),
-            unread: HashSet::new(),
-            // What the file has is read once anyway.
-            left: MAX_WORK + model.proto.encoded_len() / BYTES,
+            unpacked: HashSet::new(),
+            unused_hints: HashSet::new(),
+            // Reading the whole file once is free.
+            work_left: MAX_WORK + model.proto.encoded_len() / BYTES_PER_UNIT,
         }
     }
 
@@ -185,15 +196,15 @@ impl<'a> Importer<'a> {
         }
         match domain {
             "" if bodies::OPERATORS.contains(&op) => Some(Meaning::Bodies),
-            "" if sequence::OPERATORS.contains(&op) => Some(Meaning::Sequence),
-            // Some operators of ONNX Runtime are called as one of ONNX's and are none of it: their rows have the domain in the name.
+            "" if sequence::is_operator(op) => Some(Meaning::Sequence),
+            // ONNX Runtime has operators with the name, but not the meaning, of one of ONNX's. Their rows are named with the domain.
             "com.microsoft" => self.rows.get(&full_name(node)[..]).or(self.rows.get(op)).copied().map(Meaning::Row),
             "" => self.rows.get(op).copied().map(Meaning::Row),
             _ => None,
         }
     }
 
-    /// Refuses operators without a row, all of them at once.
+    /// Refuses operators without a row. One message names them all.
     fn check_operators(&self) -> Result<()> {
         let mut unknown: BTreeMap<String, (usize, String)> = BTreeMap::new();
         let mut seen: HashSet<FunctionId> = HashSet::new();
@@ -202,7 +213,7 @@ impl<'a> Importer<'a> {
             for (index, node) in nodes.iter().enumerate() {
                 match self.meaning(node) {
                     Some(Meaning::Function(f)) if seen.insert((&f.domain, &f.name, &f.overload)) => work.push(&f.node),
-                    // Only one branch will be there, and it is checked when it is known which.
+                    // A body is checked when it is inlined: the branch that is not taken may hold anything.
                     Some(_) => {}
                     None => unknown.entry(full_name(node)).or_insert_with(|| (0, node_name(node, index))).0 += 1,
                 }
@@ -233,16 +244,10 @@ impl<'a> Importer<'a> {
     fn run(&mut self, proto: &'a GraphProto, dims: &[(String, usize)]) -> Result<()> {
         let opset = opset(&self.model.proto.opset_import)?
             .ok_or_else(|| Error::graph("not a whole ONNX model: it does not say which opset it uses".into()))?;
-        let mut scope = Scope {
-            values: HashMap::with_capacity(proto.node.len() + proto.initializer.len()),
-            attributes: HashMap::new(),
-            outer: None,
-            prefix: String::new(),
-            opset,
-            depth: 0,
-        };
+        let mut scope = Scope::new(String::new(), opset, 0);
+        scope.values.reserve(proto.node.len() + proto.initializer.len());
         self.initializers(proto, &mut scope)?;
-        // Up to IR version 3, every initializer was an input, too: its default value, which nobody overrides here.
+        // Up to IR version 3, every initializer was listed as an input, too. The initializer is then the input's value.
         let inputs: Vec<_> = proto.input.iter().filter(|i| !scope.values.contains_key(i.name.as_str())).collect();
         for (name, fact) in bind(&inputs, dims)? {
             if scope.values.insert(name, Named::Tensor(self.graph.input(name, fact))).is_some() {
@@ -256,28 +261,27 @@ impl<'a> Importer<'a> {
             let value = match scope.find(name) {
                 Some(Named::Tensor(value)) => value,
                 Some(Named::Sequence(_)) => {
-                    let what = "is a sequence: expected a tensor; let its tensors be outputs";
-                    return Err(Error::graph(format!("output '{name}' {what}")));
+                    return Err(Error::graph(format!(
+                        "output '{name}': expected a tensor, found a sequence; make its tensors outputs of the model"
+                    )));
                 }
                 _ => return Err(Error::graph(format!("output '{name}' is produced by no node"))),
             };
             check_output(output, self.graph.fact(value), dims)?;
-            // Some exporters list a value twice. It is one all the same: values go by their names.
-            match names.insert(name) {
-                true => self.graph.output(name, value),
-                false => tracing::warn!(output = name, "listed twice"),
+            // Some exporters list an output twice. One name is one value, so the second is left out.
+            if names.insert(name) {
+                self.graph.output(name, value);
+            } else {
+                tracing::warn!(output = name, "listed twice");
             }
         }
-        match names.is_empty() {
-            true => Err(Error::graph("it has no outputs".into())),
-            false => Ok(()),
-        }
+        if names.is_empty() { Err(Error::graph("it has no outputs".into())) } else { Ok(()) }
     }
 
     fn initializers(&mut self, proto: &'a GraphProto, scope: &mut Scope<'_, 'a>) -> Result<()> {
         if let Some(sparse) = proto.sparse_initializer.first() {
             let name = sparse.values.as_ref().map_or("", |v| &v.name);
-            return Err(Error::graph(format!("initializer '{name}' is a sparse tensor, which is not supported")));
+            return Err(Error::graph(format!("initializer '{name}': expected a dense tensor, found a sparse one")));
         }
         for tensor in &proto.initializer {
             let constant = self.constant(tensor, &scope.name(&tensor.name))?;
@@ -288,7 +292,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// The value that a tensor is.
+    /// Adds a tensor to the graph as a constant, unpacked if several of its elements share a byte.
     fn constant(&mut self, tensor: &TensorProto, name: &str) -> Result<ValueId> {
         let Some((bits, signed)) = tensor.packed() else {
             return Ok(self.graph.constant(self.model.constant(tensor, name.into())?));
@@ -297,20 +301,20 @@ impl<'a> Importer<'a> {
         let attrs = Attrs::new().with("bits", bits as i64).with("signed", i64::from(signed));
         let row = self.rows["plimsoll.Unpack"];
         let value = self.add(row, name, &[Some(bytes)], attrs.with("shape", &tensor.shape()?[..]), &[name])?[0];
-        self.few_bits.insert(value);
+        self.unpacked.insert(value);
         Ok(value)
     }
 
-    /// A constant of elements of few bits as i8, which holds them whether they have a sign or not; any other value as it is.
-    fn whole(&mut self, value: ValueId, name: &str) -> Result<ValueId> {
-        if !self.few_bits.contains(&value) || self.graph.fact(value).dtype == DType::I8 {
+    /// An unpacked constant as i8, which holds every element of at most 4 bits. Any other value stays as it is.
+    fn as_i8(&mut self, value: ValueId, name: &str) -> Result<ValueId> {
+        if !self.unpacked.contains(&value) || self.graph.fact(value).dtype == DType::I8 {
             return Ok(value);
         }
         let attrs = Attrs::new().with("to", DType::I8.onnx());
-        Ok(self.add(self.rows["Cast"], &format!("{name}.whole"), &[Some(value)], attrs, &[])?[0])
+        Ok(self.add(self.rows["Cast"], &format!("{name}.i8"), &[Some(value)], attrs, &[])?[0])
     }
 
-    /// The values of a new node, folded if what it takes is known.
+    /// Adds a node and returns its outputs. A node whose inputs are all constants is folded into constants.
     fn add(
         &mut self,
         op: &'static OpDef,
@@ -344,7 +348,7 @@ impl<'a> Importer<'a> {
                 };
                 inputs.push(value);
             }
-            // Constants made on the way stand where the node stands.
+            // Constants that folding makes keep the place of the node in the file.
             self.graph.append();
             let outputs = self.node(node, &name, inputs, scope)?;
             for (output, value) in node.output.iter().zip(outputs).filter(|(name, _)| !name.is_empty()) {
@@ -361,18 +365,17 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    /// Counts what is done as often as a function or a body is inlined.
+    /// Pays for work that is repeated each time a function or a body is inlined.
     fn spend(&mut self, work: usize) -> Result<(), String> {
-        let left = self.left.checked_sub(work).ok_or_else(|| {
+        self.work_left = self.work_left.checked_sub(work).ok_or_else(|| {
             format!(
-                "functions and loops repeat more than {MAX_WORK} nodes, inputs and outputs, {BYTES} bytes of theirs counted as one: expected fewer calls or iterations"
+                "functions and loops repeat more than {MAX_WORK} nodes, inputs and outputs, where {BYTES_PER_UNIT} bytes count as one: expected fewer calls or iterations"
             )
         })?;
-        self.left = left;
         Ok(())
     }
 
-    /// Adds what a node stands for; gives the values of its outputs.
+    /// Adds the nodes that a node of the file stands for, and returns its outputs.
     fn node(
         &mut self,
         node: &'a NodeProto,
@@ -380,133 +383,129 @@ impl<'a> Importer<'a> {
         inputs: Vec<Named>,
         scope: &Scope<'_, 'a>,
     ) -> Result<Vec<Named>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what, file: None };
         let mut attributes: Vec<(&'a str, &'a AttributeProto)> = Vec::with_capacity(node.attribute.len());
         for attribute in &node.attribute {
             match attribute.ref_attr_name.as_str() {
                 "" => attributes.push((&attribute.name, attribute)),
-                // An attribute that the function's caller leaves out is left out.
+                // If the function's caller leaves the attribute out, so does the node.
                 refers => attributes.extend(scope.attribute(refers).map(|a| (attribute.name.as_str(), a))),
             }
         }
+        let call = Call { node, name, inputs, attributes, scope };
         if scope.depth > 0 {
-            self.spend(effort(node, &attributes)).map_err(fail)?;
+            self.spend(effort(node, &call.attributes)).map_err(|what| call.fail(what))?;
         }
         match self.meaning(node) {
-            Some(Meaning::Row(op)) if op.name == "Identity" && matches!(inputs[..], [Named::Sequence(_)]) => Ok(inputs),
-            Some(Meaning::Row(op)) => {
-                let tensors = inputs.into_iter().zip(&node.input).map(|(value, input)| value.tensor(input));
-                let tensors = tensors.collect::<Result<_, _>>().map_err(fail)?;
-                let values = self.row(op, node, name, tensors, &attributes, scope)?;
-                Ok(values.into_iter().map(Named::Tensor).collect())
+            Some(Meaning::Row(op)) if op.name == "Identity" && matches!(call.inputs[..], [Named::Sequence(_)]) => {
+                Ok(call.inputs)
             }
-            Some(Meaning::Sequence) => {
-                let attrs = self.attributes(&attributes).map_err(fail)?;
-                let output = node.output.first().filter(|o| !o.is_empty());
-                let output = output.map_or(name.to_owned(), |o| scope.name(o));
-                Ok(vec![self.sequence(&node.op_type, &output, &inputs, &attrs).map_err(fail)?])
-            }
+            Some(Meaning::Row(op)) => Ok(self.row(op, &call)?.into_iter().map(Named::Tensor).collect()),
+            Some(Meaning::Sequence) => Ok(vec![self.sequence(&call)?]),
             Some(_) if scope.depth == MAX_DEPTH => {
-                Err(fail(format!("functions or branches nest deeper than {MAX_DEPTH}: does one call itself?")))
+                Err(call.fail(format!("functions or branches nest deeper than {MAX_DEPTH}: does one call itself?")))
             }
-            Some(Meaning::Function(function)) => self.function(function, name, &inputs, &attributes, scope),
-            Some(Meaning::Bodies) => self.bodies(node, name, &inputs, &attributes, scope),
-            None => Err(fail("no such operator; `plimsoll ops` lists those there are".into())),
+            Some(Meaning::Function(function)) => self.function(function, &call),
+            Some(Meaning::Bodies) => self.bodies(&call),
+            None => Err(call.fail("no such operator; `plimsoll ops` lists the operators there are")),
         }
     }
 
-    fn row(
-        &mut self,
-        op: &'static OpDef,
-        node: &'a NodeProto,
-        name: &str,
-        mut inputs: Vec<Option<ValueId>>,
-        attributes: &[(&'a str, &'a AttributeProto)],
-        scope: &Scope<'_, 'a>,
-    ) -> Result<Vec<ValueId>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: full_name(node), what, file: None };
+    /// Adds a node whose operator has a row in the op table.
+    fn row(&mut self, op: &'static OpDef, call: &Call<'_, 'a>) -> Result<Vec<ValueId>> {
+        let mut inputs = call.tensors()?;
         let outputs: Vec<_> =
-            node.output.iter().map(|o| if o.is_empty() { String::new() } else { scope.name(o) }).collect();
-        for &(key, attribute) in attributes {
-            // A constant's elements stay where they are.
-            if let ("Constant", "value", Some(tensor)) = (op.name, key, &attribute.t) {
-                let name = outputs.first().map_or(name, String::as_str);
-                return Ok(vec![self.constant(tensor, name).map_err(|e| fail(e.to_string()))?]);
-            }
+            call.node.output.iter().map(|o| if o.is_empty() { String::new() } else { call.scope.name(o) }).collect();
+        if op.name == "Constant"
+            && let Some(tensor) = call.attribute("value").and_then(|a| a.t.as_deref())
+        {
+            // As an attribute the elements would be read; as a constant they stay in the file.
+            let name = outputs.first().map_or(call.name, String::as_str);
+            return Ok(vec![self.constant(tensor, name).map_err(|e| call.fail(e.to_string()))?]);
         }
-        let mut attrs = self.attributes(attributes).map_err(fail)?;
-        let few_bits = |input: &Option<ValueId>| input.is_some_and(|value| self.few_bits.contains(&value));
-        if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(few_bits) {
-            return Err(fail(
-                "input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them".into(),
-            ));
+        let mut attrs = self.attributes(call)?;
+        let is_unpacked = |input: &Option<ValueId>| input.is_some_and(|value| self.unpacked.contains(&value));
+        if op.name == "QuantizeLinear" && inputs.get(2).is_some_and(is_unpacked) {
+            return Err(
+                call.fail("input 'y_zero_point': expected u8 or i8, found fewer bits: only constants may have them")
+            );
         }
         if op.name == "GatherBlockQuantized" {
-            // To this row, bytes are what several numbers share.
+            // This row reads u8 as packed elements, so unpacked ones must not be u8.
             for input in inputs.iter_mut() {
-                *input = input.map(|value| self.whole(value, name)).transpose()?;
+                *input = input.map(|value| self.as_i8(value, call.name)).transpose()?;
             }
         }
-        if let (Some(upgrade), "") = (op.upgrade, domain(&node.domain)) {
-            upgrade(scope.opset, &mut inputs, &mut attrs);
+        if let (Some(upgrade), "") = (op.upgrade, domain(&call.node.domain)) {
+            upgrade(call.scope.opset, &mut inputs, &mut attrs);
         }
-        let mut data = Vec::with_capacity(inputs.len());
-        for (slot, input) in inputs.into_iter().enumerate() {
-            let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
-            match (declared, input) {
-                (Some(declared), value) if declared.shapes() => {
-                    let Some(value) = value else { continue };
-                    let Some(constant) = self.graph.as_constant(value) else {
-                        match declared.arity {
-                            Arity::Hint => {
-                                if self.unread.insert(value) {
-                                    let input = declared.name;
-                                    tracing::warn!(node = name, input, "no constant: the plan follows from shapes");
-                                }
-                                continue;
-                            }
-                            _ => return Err(fail(self.not_constant(declared.name, value))),
-                        }
-                    };
-                    if constant.fact.shape.numel() > MAX_SHAPING {
-                        return Err(fail(format!(
-                            "input '{}': found {}, too many numbers",
-                            declared.name, constant.fact
-                        )));
-                    }
-                    if attrs.get(declared.name).is_some() {
-                        return Err(fail(format!("'{}' is given as an attribute and as an input", declared.name)));
-                    }
-                    attrs.set(
-                        declared.name,
-                        Attr::shaping(constant.value().map_err(|e| fail(needed(declared.name, &e)))?),
-                    );
-                }
-                (None, None) => {}
-                // One input too many is counted by the graph.
-                (_, value) => data.push(value),
-            }
-        }
-        while data.last().is_some_and(Option::is_none) {
-            data.pop();
-        }
+        let data = self.take_shaping(op, call, inputs, &mut attrs)?;
         let shaped = op.inputs.iter().any(|i| i.shapes() && attrs.get(i.name).is_some());
         if op.attrs.contains(&"num_outputs") && attrs.get("num_outputs").is_none() && !shaped {
             attrs.set("num_outputs", outputs.len() as i64);
         }
         let outputs: Vec<_> = outputs.iter().map(String::as_str).collect();
-        self.add(op, name, &data, attrs, &outputs)
+        self.add(op, call.name, &data, attrs, &outputs)
     }
 
-    fn function(
+    /// Moves the inputs that shape the computation into attributes, and returns the other inputs.
+    fn take_shaping(
         &mut self,
-        function: &'a FunctionProto,
-        name: &str,
-        inputs: &[Named],
-        attributes: &[(&'a str, &'a AttributeProto)],
-        scope: &Scope<'_, 'a>,
-    ) -> Result<Vec<Named>> {
-        let fail = |what: String| Error::Node { node: name.into(), op: function.name.clone(), what, file: None };
+        op: &OpDef,
+        call: &Call<'_, 'a>,
+        inputs: Vec<Option<ValueId>>,
+        attrs: &mut Attrs,
+    ) -> Result<Vec<Option<ValueId>>> {
+        let mut data = Vec::with_capacity(inputs.len());
+        for (slot, input) in inputs.into_iter().enumerate() {
+            let declared = op.inputs.get(slot).or(op.inputs.last().filter(|i| i.arity == Arity::Variadic));
+            match declared.filter(|declared| declared.shapes()) {
+                Some(declared) => {
+                    let Some(value) = input else { continue };
+                    let Some(attr) = self.shaping(declared, call, value)? else { continue };
+                    if attrs.get(declared.name).is_some() {
+                        return Err(call.fail(format!(
+                            "'{}' is given as an attribute and as an input: expected one of them",
+                            declared.name
+                        )));
+                    }
+                    attrs.set(declared.name, attr);
+                }
+                None if declared.is_none() && input.is_none() => {}
+                // If there is one input too many, the graph refuses the node.
+                None => data.push(input),
+            }
+        }
+        while data.last().is_some_and(Option::is_none) {
+            data.pop();
+        }
+        Ok(data)
+    }
+
+    /// The attribute that an input becomes. A hint that is no constant becomes none.
+    fn shaping(&mut self, declared: &Input, call: &Call<'_, 'a>, value: ValueId) -> Result<Option<Attr>> {
+        let input = declared.name;
+        let Some(constant) = self.graph.as_constant(value) else {
+            if declared.arity != Arity::Hint {
+                return Err(call.fail(self.not_constant(input, value)));
+            }
+            if self.unused_hints.insert(value) {
+                tracing::warn!(node = call.name, input, "not a constant: the plan follows from shapes instead");
+            }
+            return Ok(None);
+        };
+        if constant.fact.shape.numel() > MAX_SHAPING {
+            return Err(
+                call.fail(format!("input '{input}': expected at most {MAX_SHAPING} numbers, found {}", constant.fact))
+            );
+        }
+        let tensor = constant.value().map_err(|e| call.fail(needed(input, &e)))?;
+        Ok(Some(Attr::shaping(tensor)))
+    }
+
+    /// Inlines the nodes of a function.
+    fn function(&mut self, function: &'a FunctionProto, call: &Call<'_, 'a>) -> Result<Vec<Named>> {
+        let Call { name, inputs, attributes, scope, .. } = call;
+        let fail = |what: String| Error::Node { node: (*name).into(), op: function.name.clone(), what, file: None };
         if inputs.len() > function.input.len() {
             let (expected, found) = (function.input.len(), inputs.len());
             return Err(fail(format!("expected at most {expected} inputs, found {found}")));
@@ -517,14 +516,9 @@ impl<'a> Importer<'a> {
         if let Some((key, _)) = attributes.iter().find(|(key, _)| !known(key) && defaults().all(|d| d.name != *key)) {
             return Err(fail(format!("unknown attribute '{key}'")));
         }
-        let mut inner = Scope {
-            values: HashMap::with_capacity(function.node.len()),
-            attributes: defaults().map(|a| (a.name.as_str(), a)).chain(attributes.iter().copied()).collect(),
-            outer: None,
-            prefix: format!("{name}/"),
-            opset: opset(&function.opset_import)?.unwrap_or(scope.opset),
-            depth: scope.depth + 1,
-        };
+        let opset = opset(&function.opset_import)?.unwrap_or(scope.opset);
+        let mut inner = Scope::new(format!("{name}/"), opset, scope.depth + 1);
+        inner.attributes = defaults().map(|a| (a.name.as_str(), a)).chain(attributes.iter().copied()).collect();
         let given = inputs.iter().cloned().chain(std::iter::repeat(Named::Nothing));
         inner.values.extend(function.input.iter().map(String::as_str).zip(given));
         self.nodes(&function.node, &mut inner)?;
@@ -537,13 +531,14 @@ impl<'a> Importer<'a> {
         function.output.iter().map(output).collect()
     }
 
-    fn attributes(&self, attributes: &[(&'a str, &'a AttributeProto)]) -> Result<Attrs, String> {
+    fn attributes(&self, call: &Call<'_, 'a>) -> Result<Attrs> {
         let mut attrs = Attrs::new();
-        for &(key, attribute) in attributes {
+        for &(key, attribute) in &call.attributes {
             if attrs.get(key).is_some() {
-                return Err(format!("attribute '{key}' is given twice"));
+                return Err(call.fail(format!("attribute '{key}' is given twice")));
             }
-            attrs.set(key, self.attribute(attribute).map_err(|what| format!("attribute '{key}': {what}"))?);
+            let attr = self.attribute(attribute);
+            attrs.set(key, attr.map_err(|what| call.fail(format!("attribute '{key}': {what}")))?);
         }
         Ok(attrs)
     }
@@ -564,11 +559,13 @@ impl<'a> Importer<'a> {
                 Attr::Tensor(constant.value().map_err(|e| e.to_string())?.clone())
             }
             AttributeType::Undefined => return Err(format!("its type {} is not one of ONNX's", attribute.r#type)),
-            other => return Err(format!("a value of type {other:?} is not supported")),
+            other => {
+                return Err(format!("expected numbers, text or a tensor, found a value of type {other:?}"));
+            }
         })
     }
 
-    /// Why an input that must be known is not.
+    /// The message for an input that must be a constant and depends on inputs of the model.
     fn not_constant(&self, input: &str, value: ValueId) -> String {
         let (mut inputs, mut seen, mut work) = (BTreeSet::new(), HashSet::new(), vec![value]);
         while let Some(value) = work.pop() {
@@ -589,13 +586,39 @@ impl<'a> Importer<'a> {
     }
 }
 
+impl<'a> Call<'_, 'a> {
+    fn fail(&self, what: impl Into<String>) -> Error {
+        Error::Node { node: self.name.into(), op: full_name(self.node), what: what.into(), file: None }
+    }
+
+    fn attribute(&self, key: &str) -> Option<&'a AttributeProto> {
+        self.attributes.iter().find(|(k, _)| *k == key).map(|(_, attribute)| *attribute)
+    }
+
+    /// The tensor at an input; `None` if the input is left out.
+    fn tensor(&self, at: usize) -> Result<Option<ValueId>> {
+        let name = self.node.input.get(at).map_or("", String::as_str);
+        self.inputs.get(at).cloned().unwrap_or(Named::Nothing).tensor(name).map_err(|what| self.fail(what))
+    }
+
+    /// The tensors at all inputs.
+    fn tensors(&self) -> Result<Vec<Option<ValueId>>> {
+        (0..self.inputs.len()).map(|at| self.tensor(at)).collect()
+    }
+}
+
 impl<'a> Scope<'_, 'a> {
-    /// The name in the graph of what is called so here.
+    /// A scope without names and without a scope around it.
+    fn new(prefix: String, opset: i64, depth: usize) -> Scope<'static, 'a> {
+        Scope { values: HashMap::new(), attributes: HashMap::new(), outer: None, prefix, opset, depth }
+    }
+
+    /// The name in the graph of a node or value with this name in the file.
     fn name(&self, own: &str) -> String {
         shortened(format!("{}{own}", self.prefix))
     }
 
-    /// The value of a name, if anything has it.
+    /// The value with this name, here or in a scope around this one.
     fn find(&self, name: &str) -> Option<Named> {
         self.values.get(name).cloned().or_else(|| self.outer?.find(name))
     }

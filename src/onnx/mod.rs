@@ -1,8 +1,8 @@
-//! ONNX files. The only module that knows protobuf.
+//! Reads and writes ONNX files. No other module knows protobuf.
 //!
-//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`], [`import`] turns that into a [`Graph`](crate::Graph) and [`export`] a
-//! graph into a model. Operators have ONNX's names and meanings throughout the crate, so both ways are loops over nodes:
-//! what an operator is stands in its row of the [op table](crate::ops), and nowhere here.
+//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`](crate::Graph), and
+//! [`export`] turns a graph into a model. Operators have ONNX's names and meanings throughout the crate, so both are loops
+//! over nodes. An operator is defined by its row of the [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
 use crate::error::{Error, Result};
@@ -27,28 +27,30 @@ pub mod text;
 pub use export::export;
 pub use import::{import, import_as};
 
-/// A decoded file, and the place it came from.
+/// A decoded ONNX file and its path.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Its content. Weights stay in the mapped file.
+    /// The decoded messages. Weights stay in the mapped file.
     pub proto: ModelProto,
-    /// The file: errors name it, and external data lies in its folder.
+    /// The file that errors name. External data lies in its folder.
     path: Option<PathBuf>,
 }
 
-/// Reads a model: ONNX's text syntax from `.onnxtxt`, protobuf from `.onnx`, and what the content looks like from any
-/// other file. Weights are mapped, not read. The file must stay as it is for as long as anything of the model is in use.
+/// Reads a model: text from `.onnxtxt`, protobuf from `.onnx`. Any other name is judged by its content.
 ///
-/// Files with external data may be missing: planning needs none of them, and who asks for a tensor's elements learns what is.
+/// Weights are mapped, not read. The file must not change while the model, or a tensor of it, is in use.
+///
+/// Files with external data may be missing, because planning needs no weights. Reading the elements of such a tensor then
+/// fails with the name of the missing file.
 ///
 /// # Errors
-/// The file is missing or is not a model, or a file with external data lies elsewhere than beside it or is too short.
+/// The file is missing or is not a model, or a file with external data is too short or outside the model's folder.
 pub fn load(path: &Path) -> Result<Model> {
     let bytes = map(path)?;
     let is_text = match path.extension().and_then(OsStr::to_str) {
         Some("onnx") => false,
         Some("onnxtxt") => true,
-        // No protobuf comes without control characters: they are its tags and lengths.
+        // Protobuf holds control characters, its tags and lengths; text holds none.
         _ => !bytes.iter().take(1024).any(|b| b.is_ascii_control() && !b.is_ascii_whitespace()),
     };
     let fail = |expected: &str, cause: Box<dyn std::error::Error + Send + Sync>| Error::File {
@@ -96,24 +98,23 @@ fn map(path: &Path) -> Result<Bytes> {
     if metadata.len() == 0 {
         return Err(Error::File { path: path.to_owned(), what: "the file is empty".into(), source: None });
     }
-    // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. That no one changes or
-    // truncates the file in the meantime cannot be enforced; it is a documented condition of `load`.
+    // SAFETY: the map is read-only and private, and lives as long as the last `Bytes` into it. Nothing can prevent others
+    // from changing or truncating the file meanwhile; `load` documents that they must not.
     let map = unsafe { memmap2::Mmap::map(&file) }.map_err(fail)?;
     Ok(Bytes::from_owner(map))
 }
 
 impl Model {
-    /// A model from memory. External data lies in the current folder.
+    /// Makes a model from messages in memory. Its external data lies in the current folder.
     pub fn new(proto: ModelProto) -> Model {
         Model { proto, path: None }
     }
 
-    /// The model's graph.
     fn graph(&self) -> Result<&GraphProto> {
         self.proto.graph.as_ref().ok_or_else(|| Error::graph("not an ONNX model: it has no graph".into()))
     }
 
-    /// Names the file in an error, if there is one.
+    /// Adds the model's file, if it has one, to an error.
     fn name_file(&self, error: Error) -> Error {
         match &self.path {
             Some(path) => error.in_file(path),
@@ -125,7 +126,7 @@ impl Model {
         self.path.as_deref().and_then(Path::parent).unwrap_or(Path::new("")).join(location)
     }
 
-    /// Whether there is a graph, and such files with external data as are there hold what they should.
+    /// Refuses a model without a graph, or with external data that a file is too short for. Missing files are no error.
     fn check(&self) -> Result<()> {
         let mut lengths: HashMap<PathBuf, Option<u64>> = HashMap::new();
         let mut check = |tensor: &TensorProto| {
@@ -149,7 +150,7 @@ impl Model {
             if external.offset.checked_add(external.length).is_none_or(|end| end > length) {
                 let (name, from) = (&tensor.name, external.offset);
                 let what = format!(
-                    "tensor '{name}' needs {} bytes from {from} on, but the file has {length}",
+                    "tensor '{name}' needs {} bytes from byte {from} on, but the file has {length}",
                     external.length
                 );
                 return Err(Error::File { path, what, source: None });
@@ -160,7 +161,7 @@ impl Model {
         self.proto.functions.iter().try_for_each(|f| in_nodes(&f.node, &mut check))
     }
 
-    /// The constant that a tensor is; its elements are not touched.
+    /// The constant with a tensor's elements. They are not read here.
     fn constant(&self, tensor: &TensorProto, name: String) -> Result<Constant> {
         let fact = Fact::new(tensor.dtype()?, tensor.shape()?);
         fact.countable().map_err(|what| Error::graph(format!("tensor '{}': {what}", tensor.name)))?;
@@ -173,7 +174,7 @@ impl Model {
 
 type Visit<'v> = &'v mut dyn FnMut(&TensorProto) -> Result<()>;
 
-/// Visits every tensor in a graph.
+/// Visits every tensor of a graph and of the graphs in its nodes.
 fn in_graph(graph: &GraphProto, visit: Visit) -> Result<()> {
     graph.initializer.iter().try_for_each(&mut *visit)?;
     in_nodes(&graph.node, visit)

@@ -1,8 +1,8 @@
 //! The messages of `onnx.proto` (ONNX 1.23, IR version 14) as structs, and the rules of the format that need no graph.
 //!
-//! Field numbers and names are ONNX's. Scalars have no presence (as in ONNX's own proto3 variant of it): an absent
-//! field and its default are the same. Left out, and skipped when read: `training_info`, device configurations and
-//! `Segment`. Decoding from [`Bytes`] copies no `raw_data`: it stays a window into the file.
+//! Field numbers and names are ONNX's. An absent scalar and its default are the same, as in ONNX's proto3 variant. Reading
+//! skips `training_info`, device configurations and `Segment`. Decoding from [`Bytes`] copies no `raw_data`: the field
+//! refers to the bytes of the file.
 #![allow(missing_docs, reason = "fields have the name and the meaning they have in onnx.proto")]
 
 use crate::dtype::DType;
@@ -52,7 +52,7 @@ pub struct StringStringEntryProto {
     pub value: String,
 }
 
-/// Nodes in topological order, with the values that go in, come out and stay constant.
+/// Nodes in topological order, with their inputs, outputs and constants.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct GraphProto {
     #[prost(message, repeated, tag = "1")]
@@ -77,7 +77,7 @@ pub struct GraphProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// Which tensors hold the quantization parameters of a tensor.
+/// The names of the tensors that hold the quantization parameters of a tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorAnnotation {
     #[prost(string, tag = "1")]
@@ -86,7 +86,7 @@ pub struct TensorAnnotation {
     pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
 }
 
-/// One application of an operator. An empty input or output name is one left out.
+/// One application of an operator. An empty name means that the input or output is left out.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeProto {
     #[prost(string, repeated, tag = "1")]
@@ -109,7 +109,8 @@ pub struct NodeProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// A named value: `type` says which field holds it, unless `ref_attr_name` names an attribute of its function.
+/// A named value. `type` says which field holds it. If `ref_attr_name` is set, the value is that attribute of the function's
+/// caller instead.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -150,7 +151,7 @@ pub struct AttributeProto {
     pub sparse_tensors: Vec<SparseTensorProto>,
 }
 
-/// What an attribute holds.
+/// The type of an attribute's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum AttributeType {
@@ -210,7 +211,7 @@ pub enum TypeValue {
     Optional(ElemType),
 }
 
-/// `TypeProto.Tensor` and `TypeProto.SparseTensor`. No shape means unknown rank; an empty one is a scalar's.
+/// `TypeProto.Tensor` and `TypeProto.SparseTensor`. Without a shape the rank is unknown; an empty shape is a scalar's.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct TensorType {
     #[prost(enumeration = "DataType", tag = "1")]
@@ -302,7 +303,7 @@ pub struct TensorProto {
     pub metadata_props: Vec<StringStringEntryProto>,
 }
 
-/// Where a tensor's elements are.
+/// The place of a tensor's elements: in this file or in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum DataLocation {
@@ -402,7 +403,7 @@ impl DataType {
         DataType::try_from(number as i32).ok()
     }
 
-    /// Bits of an element, where several share a byte, and whether it has a sign.
+    /// Bits per element and signedness, if several elements share a byte.
     pub fn packed(self) -> Option<(usize, bool)> {
         match self {
             DataType::Uint4 => Some((4, false)),
@@ -413,7 +414,7 @@ impl DataType {
         }
     }
 
-    /// The element type that this crate computes with, if it has one.
+    /// The element type of this crate, if it has one for this type.
     pub fn dtype(self) -> Option<DType> {
         DType::ALL.into_iter().find(|&d| DataType::from(d) == self)
     }
@@ -435,7 +436,7 @@ impl From<DType> for DataType {
     }
 }
 
-/// The element type with ONNX's number `elem_type`, or what is wrong with it.
+/// The element type with ONNX's number `elem_type`, or a message that says why there is none.
 pub fn dtype(elem_type: i32) -> Result<DType, String> {
     let known = DataType::try_from(elem_type).map_err(|_| format!("element type {elem_type} is not one of ONNX's"))?;
     known.dtype().ok_or_else(|| {
@@ -444,24 +445,27 @@ pub fn dtype(elem_type: i32) -> Result<DType, String> {
     })
 }
 
-/// Where the elements of an external tensor are.
+/// The place of an external tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct External<'a> {
     /// File, relative to the model's folder; neither absolute nor through `..`.
     pub location: &'a str,
     /// First byte.
     pub offset: u64,
-    /// Bytes; what the tensor's type and shape need if the file does not say.
+    /// Number of bytes. If the file does not say, as many as the tensor's type and shape need.
     pub length: u64,
 }
 
 impl TensorProto {
-    /// The tensor `name` with these elements, row-major and little-endian.
+    /// Makes the tensor `name` from its elements, row-major and little-endian.
     ///
     /// # Errors
-    /// The bytes are not as many as the type and the shape need.
+    /// The number of bytes is not what the type and the shape need.
     pub fn new(name: &str, dtype: DType, dims: &[usize], bytes: Bytes) -> Result<TensorProto> {
-        let signed = |&d: &usize| i64::try_from(d).map_err(|_| Error::graph(format!("tensor '{name}': dimension {d}")));
+        let signed = |&d: &usize| {
+            i64::try_from(d)
+                .map_err(|_| Error::graph(format!("tensor '{name}': dimension {d} is larger than 2^63 - 1")))
+        };
         let dims = dims.iter().map(signed).collect::<Result<_>>()?;
         let data_type = DataType::from(dtype) as i32;
         let tensor = TensorProto { name: name.into(), dims, data_type, raw_data: bytes, ..Default::default() };
@@ -469,15 +473,15 @@ impl TensorProto {
         Ok(tensor)
     }
 
-    /// Element type.
+    /// The element type.
     ///
     /// # Errors
-    /// It is not one that this crate has.
+    /// This crate has no such element type.
     pub fn dtype(&self) -> Result<DType> {
         dtype(self.data_type).map_err(|what| self.error(what))
     }
 
-    /// Sizes of the dimensions.
+    /// The sizes of the dimensions.
     ///
     /// # Errors
     /// One of them is negative.
@@ -487,21 +491,21 @@ impl TensorProto {
         self.dims.iter().map(size).collect()
     }
 
-    /// Bits of an element, where several share a byte, and whether it has a sign.
+    /// Bits per element and signedness, if several elements share a byte.
     pub fn packed(&self) -> Option<(usize, bool)> {
         DataType::try_from(self.data_type).ok()?.packed()
     }
 
-    /// The bytes that the elements share, the lowest bits first.
+    /// The same data as a tensor of bytes, for elements that share bytes. The first element has a byte's lowest bits.
     ///
     /// # Errors
-    /// The elements do not share bytes, or are more than can be counted.
+    /// The number of bytes overflows, or the element type is not one of this crate.
     pub fn shared(&self) -> Result<TensorProto> {
         let bytes = i64::try_from(self.byte_len()?).map_err(|_| self.too_large())?;
         Ok(TensorProto { dims: vec![bytes], data_type: DataType::Uint8 as i32, ..self.clone() })
     }
 
-    /// Bytes that the type and the shape need.
+    /// The number of bytes that the type and the shape need.
     pub fn byte_len(&self) -> Result<u64> {
         if let Some((bits, _)) = self.packed() {
             return Ok(self.len()?.div_ceil(8 / bits as u64));
@@ -509,10 +513,11 @@ impl TensorProto {
         self.len()?.checked_mul(self.dtype()?.size() as u64).ok_or_else(|| self.too_large())
     }
 
-    /// Where the elements are, if that is another file.
+    /// The place of the elements, if they are in another file.
     ///
     /// # Errors
-    /// The location leaves the model's folder, a number is not one, or the length is not what type and shape need.
+    /// The location is outside the model's folder, an offset or length is no number, or the length is not what the type and
+    /// the shape need.
     pub fn external(&self) -> Result<Option<External<'_>>> {
         if self.data_location != DataLocation::External as i32 {
             return Ok(None);
@@ -539,11 +544,11 @@ impl TensorProto {
         Ok(Some(External { location, offset: number("offset")?.unwrap_or(0), length }))
     }
 
-    /// The elements, row-major and little-endian; a `bool` is true where its byte is not 0. Raw data is shared, not copied.
+    /// The elements, row-major and little-endian. A `bool` is true if its byte is not 0. Raw data is shared, not copied.
     ///
     /// # Errors
-    /// They are in another file (see [`external`](Self::external)), are not as many as the shape needs, do not fit
-    /// the element type, or the element type is not one that this crate has.
+    /// The elements are in another file (see [`external`](Self::external)), their number is not what the shape needs, or
+    /// one does not fit the element type; or this crate has no such element type.
     pub fn bytes(&self) -> Result<Bytes> {
         let dtype = self.dtype()?;
         if let Some(external) = self.external()? {
@@ -573,7 +578,7 @@ impl TensorProto {
             DType::Bool => self.int32_data.iter().map(|&v| u8::from(v != 0)).collect(),
             DType::U8 => self.narrow(|v| u8::try_from(v).ok())?.into(),
             DType::I8 => self.narrow(|v| i8::try_from(v).map(|v| v as u8).ok())?.into(),
-            // Stored as the bit pattern, widened.
+            // ONNX stores the 16 bits in the lower half of an i32.
             DType::F16 | DType::BF16 => {
                 self.narrow(|v| u16::try_from(v).ok())?.into_iter().flat_map(u16::to_le_bytes).collect()
             }
@@ -590,7 +595,7 @@ impl TensorProto {
     /// Number of elements.
     fn len(&self) -> Result<u64> {
         let dims = self.shape()?;
-        // A zero may stand behind dimensions whose product is too large.
+        // The product of the other dimensions may overflow, so look for a zero first.
         if dims.contains(&0) {
             return Ok(0);
         }

@@ -1,4 +1,6 @@
-//! The ONNX text syntax: [`parse`] reads what `onnx.parser` reads, [`print()`] writes what it reads.
+//! Reads and writes the ONNX text syntax.
+//!
+//! [`parse`] accepts every text that `onnx.parser` accepts, and [`print()`] writes texts that both accept.
 //!
 //! ```text
 //! model    ::= header? graph function*
@@ -19,13 +21,13 @@
 //! dim      ::= '?' | name | number
 //! name     ::= identifier | string
 //! ```
-//! `float` is a scalar and `float[]` has an unknown rank, so that no tensor can be one. Floats of 16 bits and fewer are
-//! written as their bits, external data as `["location": "w.bin", ...]`. In a string, `\` takes the character after it
-//! as it is. `#` starts a comment.
+//! `float` is a scalar. `float[]` has an unknown rank, which a tensor cannot have. Floats of 16 bits and fewer are written
+//! as their bits, external data as `["location": "w.bin", ...]`. In a string, a character after `\` stands for itself.
+//! `#` starts a comment.
 //!
-//! Beyond `onnx.parser`, so that every model can be printed and read back: any name, domain or operator may be quoted,
-//! lists of tensors, graphs and types keep their elements, `undefined` is an element type, and wherever there is a list
-//! it may be empty. Stricter: a tensor has as many values as its shape, each in the range of its type.
+//! This syntax extends that of `onnx.parser`, so that every model can be printed and read back. Any name, domain or
+//! operator may be quoted. Lists of tensors, graphs and types keep their elements. `undefined` is an element type. Every
+//! list may be empty. One rule is stricter: a tensor has as many values as its shape needs, each in the range of its type.
 
 use super::proto::{AttributeType, DataType};
 
@@ -36,7 +38,7 @@ mod scan;
 pub use parse::parse;
 pub use print::print;
 
-/// The name of each attribute type, and of the type of lists of it (the name with an `s`).
+/// The name of each attribute type, the type, and the type of lists of it (whose name has an `s` more).
 const ATTRIBUTE_TYPES: [(&str, AttributeType, AttributeType); 7] = [
     ("float", AttributeType::Float, AttributeType::Floats),
     ("int", AttributeType::Int, AttributeType::Ints),
@@ -55,7 +57,7 @@ fn is_special_float(word: &str) -> bool {
     ["inf", "infinity", "nan"].iter().any(|special| word.eq_ignore_ascii_case(special))
 }
 
-/// Whether a type may start with this word (`undefined` may, too, but is a name unless one follows).
+/// True if this word starts a type. `undefined` is not among them: it is a name, unless another name follows.
 fn is_type_word(word: &str) -> bool {
     matches!(word, "seq" | "map" | "optional" | "sparse_tensor" | "opaque")
         || DataType::from_name(word).is_some_and(|kind| kind != DataType::Undefined)
@@ -80,7 +82,7 @@ mod tests {
     use prost::Message;
     use std::path::Path;
 
-    /// Everything there is, as `print` writes it.
+    /// A model with every form of the syntax, as `print` writes it.
     const ALL: &str = r#"<
    ir_version: 10,
    opset_import: ["" : 17, "my.domain" : 1],
@@ -256,7 +258,7 @@ Sink <alpha, beta = 2.5> (x, "seq") => (y) <
 
     #[test]
     fn says_where_and_what() {
-        // Place, what it must say, and the text, in which \n is a new line.
+        // Position, part of the message, and the text, in which \n is a new line.
         let wrong = r#"
 1:1 | expected the name of a graph, found the end of the text |
 3:3 | or metadata_props, found 'opset' | <\n  ir_version: 8,\n  opset: 1>
@@ -300,7 +302,7 @@ Sink <alpha, beta = 2.5> (x, "seq") => (y) <
 
     #[test]
     fn damaged_text_is_an_error_and_no_panic() {
-        // It is whole after the graph, after the function, and after the new lines that follow them.
+        // The text is complete after the graph, after the function, and after the new lines that follow them.
         let (graph_end, function_end) = (ALL.rfind("\n<").expect("a function"), ALL.len() - 1);
         for end in (0..ALL.len()).filter(|&end| ALL.is_char_boundary(end)) {
             let whole = [graph_end, graph_end + 1, function_end].contains(&end);

@@ -1,30 +1,30 @@
-//! How long to search.
+//! The effort of a search, and the meter that counts its steps.
 
 use std::thread;
 use std::time::Instant;
 
-/// When [`place`](super::place) stops, unless it cannot do better before.
+/// The most that [`place`](super::place) spends. It stops earlier if it cannot do better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// After so many elementary steps, of one or two nanoseconds each. The result is the same on every machine.
+    /// A number of elementary steps, of one or two nanoseconds each. The result is the same on every machine.
     Steps(u64),
-    /// At this time, or when the first placement is there. Later is never worse.
+    /// A deadline. The first placement is made even if it is later. A later deadline never gives a worse result.
     Until(Instant),
 }
 
 impl Effort {
-    /// What planning a graph spends on an order of steps: a few tens of milliseconds at most.
+    /// The effort for one order of steps when a graph is planned: a few tens of milliseconds at most.
     pub const PLAN: Effort = Effort::Steps(20_000_000);
 }
 
-/// Counts steps, and looks at the clock now and then.
+/// Counts steps and, now and then, looks at the clock.
 pub(super) struct Meter {
     effort: Effort,
     spent: u64,
-    /// When to look at the clock again.
+    /// Number of steps after which to look at the clock again.
     look: u64,
     over: bool,
-    /// Whether two may work side by side.
+    /// True if a second thread may be used.
     threads: bool,
 }
 
@@ -36,13 +36,13 @@ impl Meter {
         Meter { effort, spent: 0, look: 0, over: false, threads: true }
     }
 
-    /// The same meter for one core, which leads to the same result.
+    /// The same meter without threads. The result is the same.
     #[cfg(test)]
     pub fn without_threads(self) -> Meter {
         Meter { threads: false, ..self }
     }
 
-    /// Counts steps. True when it is time to stop, and from then on.
+    /// Counts steps. Returns true when the effort is spent, and from then on.
     pub fn spend(&mut self, steps: u64) -> bool {
         self.spent = self.spent.saturating_add(steps);
         match self.effort {
@@ -56,7 +56,7 @@ impl Meter {
         self.over
     }
 
-    /// Does two pieces of work side by side, each within half of what is left. Where time was up for one it is up.
+    /// Does two pieces of work on two threads, each with half of the remaining effort. If one runs out, so does this meter.
     pub fn both<T: Send>(&mut self, work: impl Fn(usize, &mut Meter) -> T + Sync) -> [T; 2] {
         let [mut first, mut second] = self.halves();
         let mut beside = || work(1, &mut second);
@@ -64,7 +64,7 @@ impl Meter {
             let other = self.threads.then(|| thread::Builder::new().spawn_scoped(scope, &mut beside).ok()).flatten();
             (work(0, &mut first), other.map(|other| other.join().expect("what places items does not panic")))
         });
-        // A system that gives no thread gets the same answer, later.
+        // If the system gives no thread, the second piece runs here afterwards. The result is the same.
         let other = other.unwrap_or_else(beside);
         for half in [first, second] {
             self.spend(half.spent);
@@ -85,7 +85,7 @@ impl Meter {
         self.over
     }
 
-    /// How many steps were counted.
+    /// The number of steps counted so far.
     pub fn spent(&self) -> u64 {
         self.spent
     }

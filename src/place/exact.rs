@@ -1,54 +1,57 @@
-//! Exact search: is there a placement within a capacity?
+//! Exact search for a placement within a capacity.
 //!
-//! Only *canonical* placements count: each block lies on the ground or on another. They are built from the bottom up, so a node of
-//! the search is a skyline and the blocks that are still open.
+//! It considers *canonical* placements only: each block is at address 0 or directly on another block. It builds them from the
+//! bottom up, so a node of the search is a skyline and the open blocks, which have no offset yet.
 //!
 //! ```text
-//! floor[s]   no open block begins below this in section s: the least `low` of those that span s
+//! floor[s]   no open block begins below this in section s: the least `low` of the open blocks that span s
 //! low[b]     block b does not begin below this: the highest floor of its sections
 //! rest[s]    bytes of the open blocks that span s;  floor[s] + rest[s] <= capacity, or the node is dead
 //! ```
 //!
-//! The first two are each other's fixpoint: a hole too narrow for every open block is closed at once. A node branches over one section
-//! of a *basin*, a stretch of the skyline between two higher walls: a block lies there on the floor, or none does, and then the floor
-//! rises to the lowest place at which one could. Of these sections it takes the one with the fewest ways, in proportion to how often the
-//! section was where a node died. Parts of time that no open block joins are solved one after the other, and none is taken up again because
-//! another failed. What failed once is remembered by its hash; a false match could hide a placement, but not make a wrong one.
+//! Floors and lows determine each other and are brought to a fixpoint, so a hole that is too narrow for every open block is closed
+//! at once. A node branches over one section of a *basin*, a stretch of the skyline between two higher walls. Either a block is on
+//! the floor there, or none is, and the floor rises to the lowest address at which one could be. The search takes the section with
+//! the fewest choices, divided by the number of nodes that died there.
+//!
+//! Parts of time that no open block spans together are solved one after the other. If one fails, the others are not solved again.
+//! A failed part is remembered by its hash. A collision could hide a placement, but never makes a wrong one.
 
 use std::ops::Range;
 
-/// How a search ended.
+/// The result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// All blocks are placed, at [`Search::offsets`].
     Found,
     /// There is no canonical placement.
     Failed,
-    /// The limit came first.
+    /// The caller stopped the search.
     Stopped,
 }
 
-/// What the search places.
+/// An item, as the search and the packer see it.
 #[derive(Debug, Clone)]
 pub(super) struct Block {
-    /// Its sections; not empty.
+    /// Its sections; not empty in a search.
     pub span: Range<usize>,
-    /// Its bytes; not zero.
+    /// Its bytes; not zero in a search.
     pub size: u64,
     /// A power of two that divides its offset.
     pub align: u64,
-    /// Its offset, if that is given. Around such blocks the search is not complete.
+    /// Its offset, if that is given. With such blocks the search may miss placements.
     pub fixed: Option<u64>,
 }
 
-/// What tells one run of a search from another.
+/// The heuristics of one run of a search.
 pub(super) struct Manner {
-    /// Per block: of those that may lie on a floor, the least rank is tried first.
+    /// Per block, its rank. Of the blocks that may be on a floor, the least rank is tried first.
     pub rank: Vec<u32>,
-    /// How much the deaths in a section count when one is chosen.
+    /// How much the deaths in a section count in its choice.
     pub focus: Focus,
 }
 
+/// The weight of the deaths in a section: their number, its square root, or one.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Focus {
     Full,
@@ -56,53 +59,58 @@ pub(super) enum Focus {
     None,
 }
 
-/// What is undone when the search steps back.
+/// A change that is undone when the search goes back.
 enum Change {
+    /// A section and its old floor.
     Floor(u32, u64),
+    /// A block and its old low.
     Low(u32, u64),
+    /// A block that was placed.
     Put(u32),
 }
 
-/// A choice that was made, and those that are left.
+/// A section to branch over, and the choices that are left.
 struct Node {
     /// The node whose choice led to this one.
     parent: usize,
     part: Range<usize>,
     key: u64,
-    /// Lengths to return to.
+    /// Length of the trail to go back to.
     trail: usize,
+    /// Length of the list of parts to go back to.
     todo: usize,
     section: usize,
-    /// The blocks that may lie on the floor, the next one last.
+    /// The blocks that may be on the floor, the next one last.
     blocks: Vec<u32>,
-    /// The floor that the section gets when none does, if that leads anywhere.
+    /// The new floor of the section if no block is on the old one; `None` if that cannot lead to a placement.
     bare: Option<u64>,
 }
 
 const ROOT: usize = usize::MAX;
 
-/// A problem for exact search, and what was learnt about it.
+/// A problem for exact search, with what earlier runs learnt about it.
 pub(super) struct Search {
     blocks: Vec<Block>,
     /// Per block, its offset, once [`Outcome::Found`].
     pub offsets: Vec<u64>,
-    /// Elementary steps taken, about a nanosecond each.
+    /// Number of elementary steps so far, about a nanosecond each.
     pub work: u64,
     capacity: u64,
     low: Vec<u64>,
     floor: Vec<u64>,
     rest: Vec<u64>,
-    /// Per section, the blocks that span it: first the open ones, as many as `open` says.
+    /// Per section, the blocks that span it. The first `open` of them are open.
     spanning: Vec<Vec<u32>>,
+    /// Per section, the number of open blocks that span it.
     open: Vec<usize>,
-    /// Per block and section of it, from `base`: where the block is in the section's list.
+    /// Per block and section of it, the block's index in the section's list. A block's entries start at its `base`.
     seat: Vec<u32>,
     base: Vec<usize>,
-    /// Per section, how many open blocks span both it and the section before.
+    /// Per section, the number of open blocks that span both it and the section before.
     joined: Vec<u32>,
     /// Per section, a hash of the open blocks that begin in it.
     begins: Vec<u64>,
-    /// Per section, how often a node died in it.
+    /// Per section, the number of nodes that died in it.
     deaths: Vec<u64>,
     /// Hashes of parts that failed at this capacity.
     failed: Vec<u64>,
@@ -122,7 +130,7 @@ pub(super) fn mix(mut x: u64) -> u64 {
 }
 
 impl Search {
-    /// A search over so many sections, each spanned by some block.
+    /// A search over `sections` sections. Each must be spanned by a block.
     pub fn new(sections: usize, blocks: Vec<Block>) -> Search {
         let mut spanning = vec![Vec::new(); sections];
         let (mut seat, mut base) = (Vec::new(), Vec::new());
@@ -163,7 +171,7 @@ impl Search {
         }
     }
 
-    /// Looks for a placement within the capacity until `stop` says so of the work. What a run learns helps the next.
+    /// Searches for a placement within the capacity until `stop` is true for the work so far. Later runs use what it learns.
     pub fn run(&mut self, capacity: u64, manner: &Manner, stop: &mut dyn FnMut(u64) -> bool) -> Outcome {
         if capacity != self.capacity {
             self.failed.fill(0);
@@ -173,7 +181,7 @@ impl Search {
             return Outcome::Failed;
         }
         if self.blocks.iter().any(|block| block.fixed.is_some()) {
-            // Floors follow from offsets that are given.
+            // Compute the floors that follow from the fixed offsets.
             self.dirty.extend(0..self.floor.len() as u32);
             self.is_dirty.fill(true);
         }
@@ -199,7 +207,7 @@ impl Search {
                 let (trail, todo) = (self.trail.len(), self.todo.len());
                 self.nodes.push(Node { parent, part, key, trail, todo, section, blocks, bare });
             }
-            // The next choice that is not dead at once, here or further up.
+            // Take the next choice that is not dead at once, in this node or in one of its ancestors.
             loop {
                 let Some(node) = self.nodes.get_mut(at) else {
                     return Outcome::Failed;
@@ -227,14 +235,14 @@ impl Search {
         Outcome::Found
     }
 
-    /// Returns to a node.
+    /// Goes back to a node.
     fn back(&mut self, node: usize, trail: usize, todo: usize) {
         self.nodes.truncate(node + 1);
         self.todo.truncate(todo);
         self.undo(trail);
     }
 
-    /// Puts the parts of these sections that have open blocks on the list, the shortest to be done first.
+    /// Splits sections into independent parts, and puts those with open blocks on the list. The shortest is solved first.
     fn split(&mut self, sections: Range<usize>, parent: usize) {
         let first = self.todo.len();
         let mut start = sections.start;
@@ -261,7 +269,7 @@ impl Search {
         &self.spanning[section][..self.open[section]]
     }
 
-    /// The section with the fewest ways to go on, of those in basins; the blocks that may lie there; the floor if none does.
+    /// The section of a basin with the fewest choices, the blocks that may be on its floor, and its new floor if none is.
     fn choose(&mut self, part: Range<usize>, manner: &Manner) -> (usize, Vec<u32>, Option<u64>) {
         let mut best = (u64::MAX, u64::MAX, part.start);
         let mut bare = None;
@@ -287,7 +295,7 @@ impl Search {
                     }
                 }
                 self.work += self.open[section] as u64;
-                // A block may come to lie on one beside the section, but on nothing lower.
+                // A block may lie on another one beside the section, so the floor can rise to the lowest such top, but not less.
                 next = next.min(floor.saturating_add(self.beside[section - basin.start]));
                 let possible = next.saturating_add(self.rest[section]) <= self.capacity;
                 ways += u64::from(possible);
@@ -310,7 +318,7 @@ impl Search {
         (section, blocks, bare)
     }
 
-    /// Fills `beside`: by section of a basin, the least size of the blocks that fit into the basin and do not span the section.
+    /// Fills `beside`: per section of a basin, the least size of the blocks on the basin's floor that do not span the section.
     fn look_beside(&mut self, basin: Range<usize>, floor: u64) {
         let length = basin.len();
         self.beside.clear();
@@ -337,7 +345,7 @@ impl Search {
         }
     }
 
-    /// Puts a block at its `low`. False if that leads nowhere.
+    /// Puts a block at its `low`. Returns false if the node is dead.
     fn put(&mut self, block: u32) -> bool {
         let index = block as usize;
         let Block { span, size, .. } = self.blocks[index].clone();
@@ -360,7 +368,7 @@ impl Search {
         span.into_iter().all(|section| self.raise(section, offset + size)) && self.settle()
     }
 
-    /// Raises a section's floor, and the open blocks over it. False if that leads nowhere.
+    /// Raises a section's floor, and the lows of the open blocks over it. Returns false if the node is dead.
     fn raise(&mut self, section: usize, floor: u64) -> bool {
         if self.open[section] == 0 || self.floor[section] >= floor {
             return true;
@@ -400,7 +408,7 @@ impl Search {
         true
     }
 
-    /// Brings floors and lows to their fixpoint. False if that leads nowhere.
+    /// Brings floors and lows to their fixpoint. Returns false if the node is dead.
     fn settle(&mut self) -> bool {
         while let Some(section) = self.dirty.pop() {
             let section = section as usize;

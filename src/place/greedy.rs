@@ -1,4 +1,4 @@
-//! The greedy pass: packs from the bottom up, or lays into the lowest room, in several orders.
+//! Greedy passes: each packs all items in one order, from the bottom up or one by one at the lowest free offset.
 
 use super::effort::{Effort, Meter};
 use super::exact::Block;
@@ -8,12 +8,12 @@ use super::subproblem::fill;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
 
-/// Beyond so many items a pass takes a second or more, and laying them one by one several.
+/// A problem with more items is giant: a packing pass takes a second or more, and placing items one by one several seconds.
 pub(super) const GIANT: usize = 200_000;
-/// Up to so many items the search makes up for whatever a pass has missed.
+/// A problem with at most this many items is small: the search makes up for what the passes miss.
 const SMALL: usize = 2000;
 
-/// What is tried, the most successful first.
+/// The passes for small problems, the most successful first.
 const FOR_SMALL: [Pass; 8] = [
     Pass::Pack(Key::Start),
     Pass::Pack(Key::BusySections),
@@ -24,6 +24,7 @@ const FOR_SMALL: [Pass; 8] = [
     Pass::Pack(Key::Size),
     Pass::Pack(Key::End),
 ];
+/// The passes for other problems, the most successful first.
 const FOR_LARGE: [Pass; 12] = [
     Pass::Pack(Key::Start),
     Pass::Pack(Key::Area),
@@ -38,7 +39,7 @@ const FOR_LARGE: [Pass; 12] = [
     Pass::Pack(Key::Size),
     Pass::Pack(Key::End),
 ];
-/// The first pass, then those of either core.
+/// The passes for giant problems: the first one, then those of the two cores by turns.
 const FOR_GIANT: [Pass; 13] = [
     Pass::Pack(Key::Worth(32)),
     Pass::Level(32, 16),
@@ -58,15 +59,17 @@ const FOR_GIANT: [Pass; 13] = [
 /// A pass over all items.
 #[derive(Clone, Copy)]
 enum Pass {
+    /// Packs in the order of a key.
     Pack(Key),
-    /// Packs by worth, and lifts a stretch where that costs one part in so many of what it gains.
+    /// Packs by [worth](Key::Worth), and lifts a stretch if that wastes at most one part in so many of the room it saves.
     Level(u64, u32),
-    /// The levels that have led to the lowest peak of all levels so far, with what was learnt since.
+    /// Repeats the level pass with the lowest peak so far, with the sections' lack of room that was learnt since.
     Again,
+    /// Puts the items one by one at the lowest free offset, in the order of a key.
     Lay(Key),
 }
 
-/// What comes first: the greatest of these.
+/// A sorting key: the item with the greatest key comes first.
 #[derive(Clone, Copy)]
 enum Key {
     Start,
@@ -75,14 +78,15 @@ enum Key {
     Sections,
     Area,
     AreaSections,
-    /// The largest live sum of its sections, then how many they are, or its area.
+    /// The largest live sum of its sections, then their number.
     BusySections,
+    /// The largest live sum of its sections, then its area.
     BusyArea,
-    /// How much room in its sections is worth, see [`Timeline::worth`].
+    /// The worth of its sections: see [`Timeline::worth`].
     Worth(u64),
 }
 
-/// The best of several passes, and what it was packed by. The first is made whatever the effort.
+/// Makes several passes, and returns the best solution with its recipe. The first pass is made whatever the effort.
 pub(super) fn greedy(
     problem: &Problem,
     time: &Timeline,
@@ -115,7 +119,7 @@ pub(super) fn greedy(
     found.expect("the first pass has no limit")
 }
 
-/// What all passes share.
+/// The problem that all passes share.
 struct Greedy<'a> {
     problem: &'a Problem,
     time: &'a Timeline,
@@ -124,7 +128,7 @@ struct Greedy<'a> {
 }
 
 impl Greedy<'_> {
-    /// Makes passes as long as there is something to gain and time is left.
+    /// Makes passes until one is good enough or the effort is spent.
     fn run<'p>(
         &self,
         packer: &mut Packer,
@@ -154,7 +158,7 @@ impl Greedy<'_> {
         }
     }
 
-    /// Counts, by section, the bytes above a roof: the next pass by worth takes care of them.
+    /// Adds, per section, the bytes above a roof to what it lacks. Worth depends on that in the next level pass.
     fn learn(&self, solution: &Solution, roof: u64, lacking: &mut [u64]) {
         let mut change = vec![0u64; lacking.len() + 1];
         for (Block { span, size, .. }, offset) in self.blocks.iter().zip(&solution.offsets) {
@@ -169,7 +173,7 @@ impl Greedy<'_> {
         }
     }
 
-    /// A pass that stops when the peak is not below `roof`, unless something is to be learnt from it.
+    /// Makes one pass. It stops if its peak is not below `roof`, except a level pass, which teaches what sections lack.
     fn pass(
         &self,
         packer: &mut Packer,
@@ -185,7 +189,7 @@ impl Greedy<'_> {
                 let level = Some(Level { worth: self.time.worth(of_bound, lacking), parts });
                 (Recipe { order, level }, u64::MAX)
             }
-            // Stands for another pass.
+            // `run` has replaced it by the pass that it repeats.
             Pass::Again => return None,
         };
         let solution = if let Pass::Lay(_) = pass {

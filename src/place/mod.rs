@@ -1,7 +1,7 @@
-//! Where each buffer goes: offsets for items whose live ranges are known.
+//! Placement: finds offsets for items whose live ranges are known.
 //!
-//! The problem statement is minimalloc's: an item is `size` bytes, live on the half-open range `[lower, upper)`, and two items
-//! that are live at the same time share no byte. No peak is below the largest sum of live sizes, [`Problem::lower_bound`].
+//! The problem is minimalloc's. An item has `size` bytes and is live on the half-open range `[lower, upper)`. Two items that
+//! are live at the same time share no byte. No peak is below the largest sum of live sizes, [`Problem::lower_bound`].
 //!
 //! ```text
 //! address
@@ -13,24 +13,24 @@
 //!   +--+------------+-+---+--> time
 //! ```
 //!
-//! [`place`] goes from cheap to thorough, and keeps the best it has seen:
+//! [`place`] begins with cheap methods, goes on with thorough ones, and keeps the best solution:
 //!
 //! ```text
-//! greedy   several orders, each packed from the bottom up or laid into the lowest room
-//! hunt     rounds of growing length, first at the lowest capacity of interest, then between it and the best peak:
-//!   repair   what reaches too high drives out what is in its way, or is packed anew with what is around it
-//!   exact    canonical placements with bounds by section, independent parts, and a memory of failures
-//!   core     of a large problem only the busiest sections, the rest is laid around them
+//! greedy       tries several orders: packs items from the bottom up, or puts each at its lowest free offset
+//! improve      repeats in growing rounds, first for the lowest useful capacity, then for some between it and the best peak:
+//!   repair       an item above the roof drives out the items in its way, or is packed again with the items around it
+//!   exact        searches canonical placements, with bounds per section, independent parts, and a memory of failures
+//!   subproblem   of a large problem, only the busiest sections are searched; the other items are placed around them
 //! ```
 //!
-//! Its effort is a number of steps, and then the result is the same on every machine, or a deadline. Large problems are repaired on two
-//! cores at once.
+//! The effort is a number of steps or a deadline. With steps, the result is the same on every machine. Large problems are
+//! repaired on two cores.
 
 use crate::error::{Error, Result};
 use effort::Meter;
 use exact::Block;
 use greedy::greedy;
-use improve::hunt;
+use improve::improve;
 use pack::Packer;
 use sections::Timeline;
 use std::ops::Range;
@@ -52,34 +52,34 @@ pub use table::Table;
 /// A buffer to place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item {
-    /// First time at which it is live.
+    /// The first time at which it is live.
     pub lower: u64,
-    /// First time at which it is dead again; above `lower`.
+    /// The first time after `lower` at which it is not live.
     pub upper: u64,
     /// Bytes; may be zero.
     pub size: u64,
-    /// A power of two that divides its offset (as the problem's alignment does).
+    /// A power of two that divides its offset, besides the problem's alignment.
     pub align: u64,
 }
 
-/// Items to place together, known to be sound: nothing that is computed from them overflows.
+/// Items to place together. They were checked, so that no sum of their sizes overflows.
 #[derive(Debug, Clone)]
 pub struct Problem {
     items: Vec<Item>,
     align: u64,
-    /// A peak that is low enough: placing stops at the first solution within it. With `None` it stops at the lower bound only.
+    /// A peak that is low enough: the search stops at the first solution within it. Without one, only the lower bound stops it.
     pub capacity: Option<u64>,
 }
 
 /// An offset for each item of a [`Problem`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Solution {
-    /// Byte offsets, in the order of the items. Items of no bytes are at 0.
+    /// Byte offsets, in the order of the items. Items without bytes are at 0.
     pub offsets: Vec<u64>,
-    /// The highest end of an item, where sizes are rounded up to the problem's alignment.
+    /// The highest end of an item, with sizes rounded up to the problem's alignment.
     pub peak: u64,
-    /// No placement has a lower peak than this: the problem's lower bound, or more where the search was exhausted. The search
-    /// remembers what failed by 64-bit hashes, and is exhausted but for their collisions.
+    /// A peak that no placement undercuts: the lower bound, or more if an exhaustive search failed below it. The search
+    /// remembers failures by 64-bit hashes, so a collision could make this too high.
     pub proved: u64,
 }
 
@@ -89,17 +89,17 @@ impl Solution {
         Solution { peak: (0..offsets.len()).map(end).max().unwrap_or(0), proved: 0, offsets }
     }
 
-    /// Whether no other placement has a lower peak.
+    /// True if no placement has a lower peak.
     pub fn is_optimal(&self) -> bool {
         self.peak <= self.proved
     }
 }
 
 impl Problem {
-    /// A problem where `align` (a power of two) divides every offset, and sizes are rounded up to it.
+    /// Makes a problem. `align`, a power of two, divides every offset, and sizes are rounded up to it.
     ///
     /// # Errors
-    /// A live range is empty, an alignment is not a power of two, or the sizes with their padding exceed 64 bits in sum.
+    /// A live range is empty, an alignment is not a power of two, or the sum of the sizes with padding exceeds 64 bits.
     pub fn new(items: Vec<Item>, align: u64) -> Result<Problem> {
         Problem::checked(items, align).map_err(|(index, what)| match index {
             Some(index) => Error::usage(format!("item {index}: {what}")),
@@ -107,15 +107,15 @@ impl Problem {
         })
     }
 
-    /// The problem, or the first item that breaks a rule and how.
+    /// Makes a problem. The error is the first item that breaks a rule, if it is an item's fault, and the rule.
     fn checked(items: Vec<Item>, align: u64) -> Result<Problem, (Option<usize>, String)> {
         if !align.is_power_of_two() {
             return Err((None, format!("alignment {align} is not a power of two")));
         }
         if items.len() > MOST {
-            return Err((None, format!("{} items are more than {MOST}", items.len())));
+            return Err((None, format!("expected at most {MOST} items, found {}", items.len())));
         }
-        // Packing pads each item at most once below it and once above it, and never leaves a gap that is larger.
+        // Packing pads an item at most once below it and once above it, and leaves no larger gap. So this sum bounds every address.
         let mut room = u64::MAX;
         for (index, item) in items.iter().enumerate() {
             let bad = |what| Err((Some(index), what));
@@ -162,18 +162,21 @@ impl Problem {
     }
 }
 
-/// As many items as a problem may have: their numbers, and those of a tree over them, are 32-bit.
+/// The most items of a problem: their indices, and those of a tree over them, have 32 bits.
 const MOST: usize = 1 << 30;
-/// Stands for no item, rank or section.
+/// The index of no item, rank or section.
 const NONE: u32 = u32::MAX;
 
-/// Finds low offsets for all items: first by greedy passes, O(n log n) on the problems that graphs give, then by search. Stops early at
-/// the lower bound or the capacity. The first pass is made whatever the effort.
+/// Finds low offsets for all items, first by greedy passes, then by search.
+///
+/// A greedy pass takes O(n log n) for the problems that graphs give. The first pass is always made. The search stops early at the
+/// lower bound or the capacity.
 pub fn place(problem: &Problem, effort: Effort) -> Solution {
     place_below(problem, u64::MAX, effort)
 }
 
-/// As [`place`], for a caller who gains nothing by a peak of `bar` or more: where that cannot be undercut, the first pass is all.
+/// Places items as [`place`] does, for a caller that can only use a peak below `bar`. If the lower bound is not below it, only the
+/// first pass is made.
 pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
     let time = Timeline::new(problem);
     let effort = if time.bound() < bar { effort } else { Effort::Steps(0) };
@@ -187,7 +190,7 @@ fn search(problem: &Problem, time: &Timeline, bar: u64, mut meter: Meter) -> Sol
     let (mut best, recipe) = greedy(problem, time, &mut packer, enough, &mut meter);
     best.proved = time.bound();
     if best.peak > enough && !meter.is_over() {
-        best = hunt(problem, time, packer, best, recipe, enough..bar, &mut meter);
+        best = improve(problem, time, packer, (best, recipe), enough..bar, &mut meter);
     }
     best
 }
@@ -199,7 +202,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Marsaglia's 64-bit generator: choices that repeat.
+    /// Marsaglia's 64-bit generator of pseudorandom numbers.
     struct XorShift(u64);
 
     impl XorShift {
@@ -219,7 +222,7 @@ mod tests {
         Problem::new(items.iter().copied().map(item).collect(), align).unwrap()
     }
 
-    /// Judges a solution item by item and pair by pair, and the bound by summing up at each birth.
+    /// Checks a solution item by item and pair by pair, and the bound by a sum at the start of each item.
     fn judge(problem: &Problem, solution: &Solution) {
         let (items, offsets) = (problem.items(), &solution.offsets);
         assert_eq!(items.len(), offsets.len());
@@ -259,7 +262,7 @@ mod tests {
     #[test]
     fn one_core_gives_what_two_give() {
         let mut random = XorShift(3);
-        // Large enough for two cores to repair it, and to pack it.
+        // The first is large enough to be repaired on two cores, the second to be packed on two.
         for (count, steps) in [(6000, 100_000_000), (GIANT as u64 + 1, 900_000_000)] {
             let mut item = |lower| Item {
                 lower,
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn small_known_problems_reach_their_optimum() {
-        // Alignment lifts the last one's optimum above its bound of 2.
+        // Alignment raises the optimum of the last one above its bound of 2.
         type Case = (Vec<(u64, u64, u64, u64)>, u64);
         let cases: [Case; 5] = [
             (vec![(0, 3, 4, 1), (3, 9, 4, 1), (0, 9, 4, 1), (9, 21, 4, 1), (0, 21, 4, 1)], 12),
@@ -298,7 +301,7 @@ mod tests {
 
     #[test]
     fn an_order_is_packed_from_the_bottom() {
-        // 1, 3 and 4 pile up between 0 and 2, and 5 bridges the hole above them.
+        // Items 1, 3 and 4 are stacked between 0 and 2, and item 5 covers the hole above them.
         let items = [(0, 2, 4, 1), (2, 4, 1, 1), (4, 6, 4, 1), (2, 4, 1, 1), (2, 3, 1, 1), (1, 5, 3, 1)];
         let problem = problem(&items, 1);
         let time = Timeline::new(&problem);
@@ -309,7 +312,7 @@ mod tests {
         assert_eq!(packer.pack(&in_order([0, 1, 2, 3, 4, 5]), 7, &mut meter), Ok(7));
         assert_eq!(packer.offsets, [0, 0, 0, 1, 2, 4]);
         assert_eq!(packer.pack(&in_order([0, 1, 2, 3, 4, 5]), 6, &mut meter), Err(Stuck::At(5)));
-        // With 4 first, the stretch beside it is lifted to carry 3 and 1.
+        // With item 4 first, the stretch beside it is lifted to carry items 3 and 1.
         assert_eq!(packer.pack(&in_order([4, 3, 5, 0, 1, 2]), 7, &mut meter), Ok(7));
         assert_eq!(packer.offsets, [0, 2, 0, 1, 0, 4]);
     }

@@ -1,9 +1,9 @@
-//! Packing: all blocks from the bottom up, in a given order, around those whose offsets are given.
+//! Packs blocks from the bottom up, in a given order, around blocks with fixed offsets.
 //!
 //! ```text
 //!   +---+        +--
-//!   |   |  basin |       a basin of the skyline takes the first block, in the order, that lives within it;
-//!   |   +--------+       where none does it is lifted to the lower of its walls, or to the fixed block above it
+//!   |   |  basin |       a basin of the skyline takes the first block in the order whose sections are within it;
+//!   |   +--------+       without such a block, it is lifted to the lower of its walls or to the fixed block above it
 //!   +---------------
 //! ```
 
@@ -13,39 +13,41 @@ use super::exact::Block;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// How to pack.
+/// An order for packing, and a rule for lifting.
 #[derive(Clone, Default)]
 pub(super) struct Recipe {
-    /// The blocks, first come first served.
+    /// The blocks; earlier ones take precedence.
     pub order: Vec<u32>,
-    /// What it may cost to widen a stretch.
+    /// The rule for lifting a stretch that could take a block; without one, a block is always put there.
     pub level: Option<Level>,
 }
 
-/// When a stretch is lifted to its wall though a block lives within it: a little room is lost under the stretch, but what the block
-/// would leave beside it is often too narrow for any other.
+/// A rule that lifts a stretch to its wall although a block fits into it.
+///
+/// Lifting wastes a little room under the stretch. But the room that the block would leave beside it is often too narrow for any
+/// other block.
 #[derive(Clone)]
 pub(super) struct Level {
-    /// How much room matters in the sections before each, in sum.
+    /// The worth of room, as prefix sums over the sections: see [`Timeline::worth`](super::sections::Timeline::worth).
     pub worth: Vec<u64>,
-    /// Of the room beside the block, one part in so many may be lost.
+    /// Lifting may waste one part in so many of the room beside the block.
     pub parts: u32,
 }
 
 impl Level {
-    /// Whether to lift a stretch by so much rather than to put a block there.
+    /// True if the stretch is lifted by `by` bytes instead of taking the block.
     fn lifts(&self, stretch: &Range<usize>, by: u64, block: &Block) -> bool {
         let worth = |span: &Range<usize>| u128::from(self.worth[span.end] - self.worth[span.start]);
         let (under, beside) = (worth(stretch), worth(stretch) - worth(&block.span));
-        // Bytes have 64 bits, worth 59, and of parts there are few.
+        // This does not overflow: bytes have 64 bits, worth has 59, and there are few parts.
         u128::from(by) * under * u128::from(self.parts) < u128::from(block.size) * beside
     }
 }
 
-/// Steps for a node that is looked at, about.
+/// Approximate steps per node that is looked at.
 const STEPS: u64 = 8;
 
-/// Packs the same blocks in one order after another.
+/// Packs the same blocks, in one order after another.
 #[derive(Clone)]
 pub(super) struct Packer<'a> {
     blocks: &'a [Block],
@@ -58,18 +60,18 @@ pub(super) struct Packer<'a> {
     pub offsets: Vec<u64>,
 }
 
-/// Why nothing was packed.
+/// The reason why packing stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stuck {
     /// This block does not fit under the limit.
     At(u32),
-    /// Time is up.
+    /// The effort is spent.
     Late,
 }
 
 impl<'a> Packer<'a> {
-    /// A packer for blocks over so many sections. Blocks of no sections are passed over; those that are fixed begin with the first
-    /// section or end with the last one.
+    /// A packer for blocks over `sections` sections. It skips blocks without sections. A fixed block begins with the first section
+    /// or ends with the last.
     pub fn new(sections: usize, blocks: &'a [Block]) -> Packer<'a> {
         Packer {
             blocks,
@@ -82,12 +84,12 @@ impl<'a> Packer<'a> {
         }
     }
 
-    /// What it packs.
+    /// The blocks that it packs.
     pub fn blocks(&self) -> &'a [Block] {
         self.blocks
     }
 
-    /// Finds the offsets that a recipe leads to; the highest end of those that are not fixed.
+    /// Packs by a recipe: finds the [`offsets`](Self::offsets), and returns the highest end of the blocks that are not fixed.
     pub fn pack(&mut self, Recipe { order, level }: &Recipe, limit: u64, meter: &mut Meter) -> Result<u64, Stuck> {
         order.iter().enumerate().for_each(|(rank, &block)| self.rank[block as usize] = rank as u32);
         self.waiting.reset(&self.rank);
@@ -130,17 +132,17 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// The lowest free address of each section, as stretches of sections that share one. Neighbours differ, so a stretch is all the
-/// room that there is between two walls.
+/// The lowest free address of each section, as stretches of sections with the same address. Neighbouring stretches differ, so a
+/// basin is all the room between two walls.
 #[derive(Clone, Default)]
 struct Skyline {
-    /// By a stretch's first section: its address.
+    /// By the first section of a stretch: its address.
     floor: Vec<u64>,
-    /// By a stretch's first section: the section after its last.
+    /// By the first section of a stretch: the section after its last.
     end: Vec<usize>,
-    /// By a stretch's last section: its first.
+    /// By the last section of a stretch: its first.
     begin: Vec<usize>,
-    /// The first section of the stretch from which the next basin is looked for, unless all is done.
+    /// The first section of the stretch where the search for the next basin starts; `None` when all blocks are packed.
     at: Option<usize>,
 }
 
@@ -152,8 +154,9 @@ impl Skyline {
         self.at = (sections > 0).then(|| self.set(0..sections, 0, 0..sections));
     }
 
-    /// A basin, a stretch between higher walls, and its address: the next one downhill. It is to be lifted or raised next. What happens in
-    /// one basin has no bearing on another, so their order does not matter, and one close by is still in the cache.
+    /// A basin, which is a stretch between higher walls, and its address. The caller must lift or raise it next.
+    ///
+    /// Basins do not affect each other, so their order does not matter. This takes the next one downhill, which is in the cache.
     fn basin(&mut self) -> Option<(u64, Range<usize>)> {
         let mut at = self.at?;
         loop {
@@ -166,28 +169,29 @@ impl Skyline {
         }
     }
 
-    /// The first sections of the stretches beside one.
+    /// The first section of the stretch to the left of one.
     fn left(&self, stretch: &Range<usize>) -> Option<usize> {
         stretch.start.checked_sub(1).map(|last| self.begin[last])
     }
 
+    /// The first section of the stretch to the right of one.
     fn right(&self, stretch: &Range<usize>) -> Option<usize> {
         (stretch.end < self.floor.len()).then_some(stretch.end)
     }
 
-    /// The lowest of the walls of a stretch, or no address if it has none.
+    /// The address of the lower wall of a stretch; `u64::MAX` if it has no walls.
     fn wall(&self, stretch: &Range<usize>) -> u64 {
         let floor = |other: Option<usize>| other.map_or(u64::MAX, |other| self.floor[other]);
         floor(self.left(stretch)).min(floor(self.right(stretch)))
     }
 
-    /// Lifts a stretch to the lowest of its walls and what is `above` it. If there is nothing all is done.
+    /// Lifts a stretch to its lower wall or to `above`, whichever is lower. If there is neither, packing is done.
     fn lift(&mut self, stretch: Range<usize>, above: u64) {
         let wall = self.wall(&stretch).min(above);
         self.at = (wall < u64::MAX).then(|| self.set(stretch.clone(), wall, stretch));
     }
 
-    /// Raises a part of a stretch; what remains on either side keeps its floor.
+    /// Raises a part of a stretch. The rest on either side keeps its address.
     fn raise(&mut self, stretch: Range<usize>, part: &Range<usize>, floor: u64) {
         let old = self.floor[stretch.start];
         self.at = Some(self.set(part.clone(), floor, stretch.clone()));
@@ -196,7 +200,7 @@ impl Skyline {
         }
     }
 
-    /// Makes a stretch of a part of one, joined with neighbours of the same height beyond it, and gives its first section.
+    /// Makes a part of a stretch a stretch of its own, joins it with neighbours at the same address, and returns its first section.
     fn set(&mut self, part: Range<usize>, floor: u64, whole: Range<usize>) -> usize {
         let Range { start: mut begin, mut end } = part;
         if let Some(right) = self.right(&whole).filter(|&right| end == whole.end && self.floor[right] == floor) {
@@ -212,21 +216,21 @@ impl Skyline {
     }
 }
 
-/// The blocks that are not placed yet, under a tree that halves them by start and by end in turns: what lives side by side and as long
-/// is under one node.
+/// The blocks that are not placed yet, in a tree that halves them by start and by end alternately. Blocks with similar spans
+/// are below one node.
 #[derive(Clone)]
 struct Waiting {
-    /// By leaf, its block.
+    /// Per leaf, its block.
     blocks: Vec<u32>,
-    /// By block, its leaf.
+    /// Per block, its leaf.
     leaf: Vec<u32>,
-    /// By leaf, what the node of its block says.
+    /// Per leaf, its node while its block is waiting.
     full: Vec<Below>,
-    /// Node 1 is the root, the children of `n` are `2n` and `2n + 1`; the second half are the leaves.
+    /// The nodes. Node 1 is the root, and the children of `n` are `2n` and `2n + 1`. The second half are the leaves.
     nodes: Vec<Below>,
 }
 
-/// What there is below a node.
+/// Bounds of the blocks below a node.
 #[derive(Clone, Copy, PartialEq)]
 struct Below {
     last_start: u32,
@@ -294,14 +298,14 @@ impl Waiting {
         }
     }
 
-    /// The block of least rank that lives within these sections and fits. `seen` counts the nodes that are looked at.
+    /// The block of least rank whose span is within these sections and that fits. `seen` counts the nodes that are looked at.
     fn first_within(&self, sections: &Range<usize>, fits: &impl Fn(usize) -> bool, seen: &mut u64) -> Option<usize> {
         let mut best = (NONE, NONE);
         self.search(1, &(sections.start as u32..sections.end as u32), fits, &mut best, seen);
         (best.0 != NONE).then_some(best.1 as usize)
     }
 
-    /// Lowers `best`, a rank and its block, to that below `node` among the blocks that live within the sections and fit.
+    /// Replaces `best`, a rank and its block, if a block below `node` has a lower rank, is within the sections and fits.
     fn search(
         &self,
         node: usize,
@@ -329,8 +333,8 @@ impl Waiting {
     }
 }
 
-/// Spreads blocks (start, end and which) over leaves, at least as many: the first half of them, by start or by end, goes to the first half
-/// of the leaves.
+/// Assigns blocks (start, end and index) to leaves. The first half of the blocks, by start or by end, gets the first half of the
+/// leaves.
 fn halve(free: &mut [[u32; 3]], leaves: &mut [u32], by_start: bool) {
     if free.len() <= 1 {
         leaves.iter_mut().zip(free).for_each(|(leaf, &mut [_, _, index])| *leaf = index);
@@ -343,17 +347,18 @@ fn halve(free: &mut [[u32; 3]], leaves: &mut [u32], by_start: bool) {
     halve(free.1, leaves.1, !by_start);
 }
 
-/// The fixed blocks that are not in the skyline yet: how much room they leave above it.
+/// The fixed blocks that the skyline has not reached yet. They limit the room above it.
 #[derive(Clone)]
 struct Ceiling {
-    /// Those that begin with the first section, by end, and the others, by start; the farthest first.
+    /// The blocks that begin with the first section: end and block, the last end first.
     left: Vec<(usize, u32)>,
+    /// The other blocks: start and block, the first start first.
     right: Vec<(usize, u32)>,
-    /// For either side, under a tree, the offsets of those that are left, with their blocks: a side's root is node 1.
+    /// For either side, a tree over the offsets of the remaining blocks, with their indices. Node 1 is the root.
     nodes: [Vec<(u64, u32)>; 2],
 }
 
-/// No block, above all.
+/// No block: an offset above all others.
 const CLEAR: (u64, u32) = (u64::MAX, NONE);
 
 impl Ceiling {
@@ -376,7 +381,7 @@ impl Ceiling {
         }
     }
 
-    /// The lowest that lives in one of these sections: its offset and which.
+    /// The lowest fixed block that spans one of these sections: its offset and its index.
     fn over(&self, sections: &Range<usize>) -> (u64, u32) {
         let left = self.left.partition_point(|&(end, _)| end > sections.start);
         let right = self.right.partition_point(|&(start, _)| start < sections.end);

@@ -1,43 +1,49 @@
-//! Repair by ejection: what reaches above a roof is put where it drives out the least, and what it drives out is put elsewhere in turn.
+//! Repairs a placement by ejection: an item above the roof is moved to where it drives out the least.
+//!
+//! The items that it drives out are moved in turn.
 //!
 //! ```text
-//!        +---+                 c reaches above the roof. Where only b is in its way, it drives b out;
-//!  - - - | c |- - - - roof     b goes to the lowest room there is, or drives out others.
+//!        +---+                 c reaches above the roof. If only b is in its way, c drives b out.
+//!  - - - | c |- - - - roof     b moves to the lowest free offset, or drives out others.
 //!    +---+---+--+
 //!    |   b   |  |
 //! ```
 //!
-//! An item weighs more each time that it is driven out, so no two take each other's place for ever. In a large problem that was packed
-//! well only a few places are too high, and each is mended among the items around it.
+//! The weight of an item grows each time it is driven out, so no two items drive each other out for ever. In a large problem that
+//! is packed well, only a few items are too high, and each is repaired among the items around it.
 
 use super::Problem;
 use super::effort::Meter;
 use super::sections::Timeline;
 use super::subproblem::Placed;
-use super::window::clear;
+use super::window::Clearing;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
 /// A gain of less than one part in so many is not worth an attempt.
 const LEAST: u64 = 4000;
 
-/// Of the distance to what is enough, two to the power of minus this is tried at once.
+/// An attempt first tries to gain the distance to a sufficient peak times two to the power of minus this.
 const LARGEST: u32 = 3;
 
-/// Lowers the highest end of what lives within some sections, in about so many steps, an `attempt` of them for an item at first. All else
-/// stays.
-pub(super) fn repair(
-    problem: &Problem,
-    time: &Timeline,
-    offsets: Vec<u64>,
-    home: Range<usize>,
-    enough: u64,
-    mut attempt: u64,
-    steps: u64,
-    meter: &mut Meter,
-) -> Vec<u64> {
+/// The goal of a repair, and the steps for it.
+#[derive(Clone)]
+pub(super) struct Goal {
+    /// Only items within these sections are moved.
+    pub sections: Range<usize>,
+    /// A peak that is low enough.
+    pub enough: u64,
+    /// Steps for one item at first.
+    pub attempt: u64,
+    /// Steps for the repair, approximately.
+    pub steps: u64,
+}
+
+/// Lowers the highest end of the items within the goal's sections. All other items stay.
+pub(super) fn repair(problem: &Problem, time: &Timeline, offsets: Vec<u64>, goal: Goal, meter: &mut Meter) -> Vec<u64> {
+    let Goal { sections, enough, mut attempt, steps } = goal;
     let end = meter.spent().saturating_add(steps);
-    let mut repair = Repair::new(problem, time, offsets, home);
+    let mut repair = Repair::new(problem, time, offsets, sections);
     meter.spend(64 * time.spans.len() as u64);
     let mut part = LARGEST;
     let mut peak = repair.peak();
@@ -60,28 +66,28 @@ pub(super) fn repair(
 struct Repair<'a> {
     problem: &'a Problem,
     time: &'a Timeline,
-    /// Only what lives within these sections is moved.
+    /// Only items within these sections are moved.
     home: Range<usize>,
     offsets: Vec<u64>,
     placed: Placed<'a>,
-    /// By item, how often it was driven out.
+    /// Per item, how often it was driven out.
     driven: Vec<u32>,
-    /// What is to be put somewhere, by bytes times sections.
+    /// The items without a place, by bytes times sections.
     pool: BinaryHeap<(u128, u32)>,
-    /// What was moved in this attempt, and from where.
+    /// The items that this attempt moved, and their old offsets.
     moved: Vec<(u32, u64)>,
-    /// What shares time with the item that is put somewhere, by start.
+    /// The items that share a section with the one that is moved, by start.
     near: Vec<Near>,
-    /// Its places there, by end.
+    /// Indices into `near`, by end.
     ends: Vec<u32>,
 }
 
-/// Steps for a move of an item that shares time with so many others, about.
+/// Approximate steps for moving an item that shares sections with so many others.
 pub(super) fn move_steps(others: u64) -> u64 {
     64 + 40 * others
 }
 
-/// What is in the way somewhere: how many items that stay, and the weight of the others.
+/// The weight of the items in the way: the number of those that must stay, and the weight of the others.
 type Weight = (u32, u128);
 
 /// An item that may be in the way.
@@ -110,7 +116,7 @@ impl<'a> Repair<'a> {
         repair
     }
 
-    /// Whether an item is to be moved.
+    /// True if the item may be moved.
     fn is_free(&self, item: usize) -> bool {
         let Range { start, end } = self.time.spans[item];
         start < end && self.home.start <= start && end <= self.home.end
@@ -129,8 +135,9 @@ impl<'a> Repair<'a> {
         free.map(|item| self.top(item)).max().unwrap_or(0)
     }
 
-    /// Brings all items under a roof, the earliest first. Where that cannot be done the roof is raised, so that what was gained stays.
-    /// Whether that was never so.
+    /// Brings all items under a roof, the earliest first. Returns false if an item could not be brought there.
+    ///
+    /// The roof is then raised for the items that follow, so that the gains so far are kept.
     fn lower(&mut self, mut roof: u64, attempt: u64, end: u64, meter: &mut Meter) -> bool {
         let reaches = |&item: &usize| self.is_free(item) && self.top(item) > roof;
         let mut over: Vec<usize> = (0..self.offsets.len()).filter(reaches).collect();
@@ -143,7 +150,7 @@ impl<'a> Repair<'a> {
                 if !self.bring(item, roof, end(meter), meter) && !self.clear(item, roof, end(meter), meter) {
                     done = false;
                     let raised = roof.midpoint(self.top(item));
-                    // Below so many units all gains are large, but at last there is none.
+                    // In a small problem every gain is more than one part in `LEAST`, so look for the end of all gains, too.
                     if raised == roof || self.top(item) - raised < raised / LEAST {
                         return false;
                     }
@@ -154,7 +161,7 @@ impl<'a> Repair<'a> {
         done
     }
 
-    /// Brings an item under the roof until so many steps were spent, or leaves all as it was.
+    /// Brings an item under the roof before the meter reaches `end`. On failure, it restores all offsets.
     fn bring(&mut self, item: usize, roof: u64, end: u64, meter: &mut Meter) -> bool {
         self.moved.clear();
         self.take(item);
@@ -168,9 +175,10 @@ impl<'a> Repair<'a> {
         true
     }
 
-    /// Brings an item and all that is around it under the roof until so many steps were spent, or leaves all as it was.
+    /// Brings an item and the items around it under the roof before the meter reaches `end`. On failure, nothing changes.
     fn clear(&mut self, item: usize, roof: u64, end: u64, meter: &mut Meter) -> bool {
-        clear(self.problem, self.time, &self.placed, &mut self.offsets, item, &self.home, roof, end, meter)
+        let clearing = Clearing { problem: self.problem, time: self.time, home: &self.home, roof, end };
+        clearing.clear(&self.placed, &mut self.offsets, item, meter)
     }
 
     fn take(&mut self, item: usize) {
@@ -186,7 +194,7 @@ impl<'a> Repair<'a> {
         }
     }
 
-    /// Puts an item where it drives out the least. False if there is no room for it even alone.
+    /// Puts an item where it drives out the least. Returns false if items that must stay are everywhere in its way.
     fn put(&mut self, item: usize, roof: u64, meter: &mut Meter) -> bool {
         let Some(offset) = self.cheapest(item, roof, meter) else { return false };
         self.offsets[item] = offset;
@@ -200,8 +208,9 @@ impl<'a> Repair<'a> {
         true
     }
 
-    /// The offset under the roof at which the least weight is in the way, the lowest among equals: beside a neighbour, on the ground or
-    /// right under the roof. Nothing if it is none that can be moved.
+    /// The offset under the roof with the least weight in the way; the lowest of equals.
+    ///
+    /// It is directly above or below a neighbour, at 0, or directly under the roof. `None` if items that must stay are in the way.
     fn cheapest(&mut self, item: usize, roof: u64, meter: &mut Meter) -> Option<u64> {
         let (size, align) = (self.problem.size(item), self.problem.items()[item].align.max(self.problem.align()));
         let down = |offset: u64| offset & !(align - 1);
@@ -225,16 +234,15 @@ impl<'a> Repair<'a> {
     }
 
     fn near(&self, item: usize) -> Near {
-        // All bytes together have 64 bits, sections and drives 32 each.
-        let weight = match self.is_free(item) {
-            true => (0, self.area(item) * (1 + u128::from(self.driven[item]))),
-            false => (1, 0),
-        };
+        // This does not overflow: the sum of bytes has 64 bits, sections and counts have 32 each.
+        let weight =
+            if self.is_free(item) { (0, self.area(item) * (1 + u128::from(self.driven[item]))) } else { (1, 0) };
         Near { start: self.offsets[item], end: self.top(item), item: item as u32, weight }
     }
 }
 
-/// Of rising offsets the one with the least weight in the way, and that: what begins below the end and does not end by the offset.
+/// The least weight in the way at one of some rising offsets, and that offset. An item is in the way if it overlaps `size` bytes
+/// from the offset on.
 fn lightest(offsets: impl Iterator<Item = u64>, size: u64, near: &[Near], ends: &[u32]) -> (Weight, u64) {
     let mut starts = near.iter().peekable();
     let mut ends = ends.iter().map(|&at| &near[at as usize]).peekable();

@@ -1,11 +1,12 @@
-//! Time as sections.
+//! Sections: ranges of time within which the same items are live.
 
 use super::Problem;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// Time, cut into sections: a run of births, then a run of deaths. Two items overlap in time exactly when they share a section,
-/// and the live sum of a section is that between its births and its deaths.
+/// Time, cut into sections. A section is a run of starts of items, then a run of ends.
+///
+/// Two items overlap in time exactly if they share a section. The live sum of a section is that between its starts and its ends.
 pub(super) struct Timeline {
     /// The sections that each item spans; none if it has no bytes.
     pub spans: Vec<Range<usize>>,
@@ -14,7 +15,7 @@ pub(super) struct Timeline {
     busiest: OnceLock<Vec<u64>>,
 }
 
-/// The worth of a section that has nothing to spare, and how often it may double. All sections have 31 bits more.
+/// The worth of a section without spare room. It may double [`MORE`] times, and the sum over all sections takes 31 bits more.
 const FULL: u64 = 1 << 20;
 const MORE: u32 = 8;
 
@@ -22,7 +23,7 @@ impl Timeline {
     pub fn new(problem: &Problem) -> Timeline {
         let mut spans = vec![0..0; problem.items.len()];
         let mut live = Vec::new();
-        // Ranges are half-open, so the deaths at a time (false) come before its births (true).
+        // Ranges are half-open, so the ends at a time (false) come before its starts (true).
         let mut events = Vec::with_capacity(2 * spans.len());
         for (index, item) in problem.items.iter().enumerate().filter(|(_, item)| item.size > 0) {
             events.push((item.lower, true, index as u32));
@@ -30,13 +31,13 @@ impl Timeline {
         }
         events.sort_unstable();
         let (mut now, mut growing) = (0, false);
-        for (_, birth, index) in events {
-            if growing && !birth {
+        for (_, starts, index) in events {
+            if growing && !starts {
                 live.push(now);
             }
-            growing = birth;
+            growing = starts;
             let index = index as usize;
-            if birth {
+            if starts {
                 spans[index].start = live.len();
                 now += problem.size(index);
             } else {
@@ -51,12 +52,12 @@ impl Timeline {
         self.live.iter().copied().max().unwrap_or(0)
     }
 
-    /// How many items a section has on average.
+    /// The average number of items in a section.
     pub fn crowd(&self) -> u64 {
         self.spans.iter().map(|span| span.len() as u64).sum::<u64>() / self.live.len().max(1) as u64
     }
 
-    /// By item, the largest live sum in its span.
+    /// Per item, the largest live sum of its sections.
     pub fn busiest(&self) -> &[u64] {
         self.busiest.get_or_init(|| self.find_busiest())
     }
@@ -84,8 +85,10 @@ impl Timeline {
         self.spans.iter().map(busiest).collect()
     }
 
-    /// How much room matters in the sections before each, in sum: half as much with each such part of the bound (one in `parts`) that a
-    /// section has to spare, twice as much with each that it lacks, where `lacking` says so.
+    /// The worth of room, as prefix sums over the sections.
+    ///
+    /// A section without spare room is worth [`FULL`]. Its worth halves with each `1 / parts` of the bound that it has to spare,
+    /// and doubles with each that it lacks according to `lacking`.
     pub fn worth(&self, parts: u64, lacking: &[u64]) -> Vec<u64> {
         let (bound, mut sum) = (self.bound(), 0);
         let mut worth = Vec::with_capacity(self.live.len() + 1);

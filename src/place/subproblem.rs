@@ -1,4 +1,4 @@
-//! The busiest sections of a problem, to be placed first and exactly, and how the rest is placed around them.
+//! A subproblem holds the busiest sections of a problem. They are placed first and exactly, and the other items around them.
 
 use super::effort::Meter;
 use super::exact::Block;
@@ -7,24 +7,24 @@ use super::{Problem, Solution};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Problems of so many items are never cut down.
+/// Problems of at most this many items are never cut down.
 const WHOLE: usize = 1000;
 
-/// The items of some sections.
-pub(super) struct Core {
-    /// How many sections these items have; they are numbered anew.
+/// The items of some sections of a problem.
+pub(super) struct Subproblem {
+    /// Number of sections of these items. They have their own numbering.
     pub sections: usize,
-    /// The items in these sections.
+    /// The items as blocks for the exact search.
     pub blocks: Vec<Block>,
     /// Per block, its item.
     pub items: Vec<u32>,
-    /// Whether that is all there is.
+    /// True if this is the whole problem.
     pub whole: bool,
 }
 
-impl Core {
-    /// The busiest sections, as many as can be placed in about so many steps.
-    pub fn new(problem: &Problem, time: &Timeline, steps: u64) -> Core {
+impl Subproblem {
+    /// The busiest sections, as many as can be placed in about `steps` steps.
+    pub fn new(problem: &Problem, time: &Timeline, steps: u64) -> Subproblem {
         let (mut births, mut deaths) = (vec![0; time.live.len()], vec![0; time.live.len() + 1]);
         for span in time.spans.iter().filter(|span| !span.is_empty()) {
             births[span.start] += 1;
@@ -42,7 +42,8 @@ impl Core {
         let count = problem.items().len();
         let mut busiest: Vec<usize> = (0..time.live.len()).collect();
         busiest.sort_by_key(|&section| std::cmp::Reverse(time.live[section]));
-        // A descent looks at all cells (of a section and a block) before each block. A block begins in a section taken, or joins two.
+        // A descent of the search looks at all cells, pairs of a section and a block, before each block. A block begins in one
+        // of the sections, or spans two of them.
         let (mut cells, mut blocks) = (0, 0);
         let taken = busiest.iter().take_while(|&&section| {
             cells += open[section];
@@ -50,21 +51,21 @@ impl Core {
             count <= WHOLE || cells * blocks <= steps
         });
         let taken = taken.count();
-        // `before[s]`: how many of the sections before s are taken.
+        // `before[s]` counts the chosen sections before s.
         let mut before = vec![0; time.live.len() + 1];
         busiest[..taken].iter().for_each(|&section| before[section + 1] = 1);
         (1..before.len()).for_each(|section| before[section] += before[section - 1]);
         let taken_by = |index: &usize| before[time.spans[*index].start] < before[time.spans[*index].end];
         let items: Vec<u32> = (0..count).filter(taken_by).map(|index| index as u32).collect();
-        // Two items that share none of the sections taken may still meet in between: sections come from the items anew.
+        // Two items may share a section, but none that was chosen. So the sections are derived again from the items.
         let part = items.iter().map(|&index| problem.items()[index as usize]).collect();
         let own = Timeline::new(&Problem { items: part, align: problem.align(), capacity: None });
         let block = |(&index, span): (&u32, &Range<usize>)| problem.block(index as usize, span.clone(), None);
         let blocks = items.iter().zip(&own.spans).map(block).collect();
-        Core { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
+        Subproblem { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
     }
 
-    /// A solution of the whole problem around offsets of the blocks, with a peak below `roof`.
+    /// Places the other items of the problem around the blocks. The peak is below `roof`.
     pub fn complete(
         &self,
         problem: &Problem,
@@ -83,7 +84,7 @@ impl Core {
         let open = (0..fixed.len() as u32).filter(|&item| fixed[item as usize].is_none());
         let mut order: VecDeque<u32> = open.filter(|&item| !time.spans[item as usize].is_empty()).collect();
         order.make_contiguous().sort_by_cached_key(|&item| std::cmp::Reverse(weight(item)));
-        // An item that finds no room goes first in the next attempt.
+        // An item that does not fit goes first in the next attempt.
         for _ in 0..8 {
             match fill(problem, time, fixed.clone(), &order, roof, meter) {
                 Ok(solution) => return Some(solution),
@@ -98,8 +99,9 @@ impl Core {
     }
 }
 
-/// Puts items, one after the other, into the lowest room among those that have offsets. `Err`: which of them finds none that ends
-/// below the roof; nothing if time is up.
+/// Puts items one after the other at the lowest free offset among the `fixed` ones.
+///
+/// The error is the position in `order` of the item that does not fit below the roof, or `None` if the time is up.
 pub fn fill(
     problem: &Problem,
     time: &Timeline,
@@ -140,14 +142,15 @@ pub fn fill(
     if solution.peak < roof { Ok(solution) } else { Err(None) }
 }
 
-/// The items that have offsets, by first section, under a tree whose nodes know the greatest end below them.
+/// The items that have offsets, in a tree by first section. It finds the items that share a section with a range.
 pub(super) struct Placed<'a> {
     time: &'a Timeline,
     /// Items by first section.
     items: Vec<u32>,
-    /// Per item, its place among them.
+    /// Per item, its position in `items`.
     at: Vec<u32>,
     leaves: usize,
+    /// Per node, the greatest end of the items below it.
     ends: Vec<u32>,
 }
 
@@ -180,7 +183,7 @@ impl<'a> Placed<'a> {
         }
     }
 
-    /// Calls back with the items that share a section with these.
+    /// Calls `found` with each item that spans one of these sections.
     pub fn meeting(&self, sections: &Range<usize>, found: &mut dyn FnMut(usize)) {
         let before = self.items.partition_point(|&item| self.time.spans[item as usize].start < sections.end);
         self.search(1, 0..self.leaves, before, sections.start as u32, found);

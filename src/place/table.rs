@@ -1,4 +1,4 @@
-//! Instances in CSV files, as minimalloc writes them.
+//! Reads and writes problems as CSV files in minimalloc's format.
 
 use super::{Item, Problem, Solution};
 use crate::error::{Error, Result};
@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::num::IntErrorKind;
 use std::path::Path;
 
-/// A problem as minimalloc writes it: a CSV file with the columns `id`, `lower`, `upper`, `size` and perhaps `alignment`.
+/// A problem from a CSV file with the columns `id`, `lower`, `upper`, `size` and perhaps `alignment`.
 #[derive(Debug, Clone)]
 pub struct Table {
     /// The names of the items.
@@ -17,16 +17,16 @@ pub struct Table {
 }
 
 impl Table {
-    /// Reads a file. The columns may come in any order; an `offset` column is ignored.
+    /// Reads a file. Its columns may be in any order; an `offset` column is ignored.
     ///
     /// # Errors
-    /// The file cannot be read, or breaks the rules of the format or of [`Problem::new`]: file, line and column are named.
+    /// The file cannot be read, or breaks a rule of the format or of [`Problem::new`]. The error names file, line and column.
     pub fn read(path: &Path, align: u64) -> Result<Table> {
         let text = std::fs::read_to_string(path).map_err(|error| Error::file(path, "read", error))?;
         Table::parse(path, &text, align)
     }
 
-    /// Like [`Table::read`], of a text that is said to come from `path`.
+    /// Reads a text as [`Table::read`] reads a file. `path` is for messages only.
     pub fn parse(path: &Path, text: &str, align: u64) -> Result<Table> {
         let fault =
             |line: usize, column: usize, what: String| Error::Syntax { path: path.to_owned(), line, column, what };
@@ -87,7 +87,7 @@ impl Table {
         Ok(Table { ids, problem })
     }
 
-    /// The file's text with an `offset` column.
+    /// The table as text, with an `offset` column.
     pub fn to_csv(&self, solution: &Solution) -> String {
         let aligned = self.problem.items.iter().any(|item| item.align > 1);
         let mut text = String::from("id,lower,upper,size");
@@ -103,7 +103,7 @@ impl Table {
 
 const COLUMNS: &str = "id, lower, upper, size and perhaps alignment";
 
-/// The fields of a line, each with the byte at which it begins.
+/// The fields of a line, each with the index of its first byte.
 fn fields(line: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut from = 0;
     line.split(',').map(move |field| {
@@ -118,7 +118,7 @@ fn column(line: &str, byte: usize) -> usize {
     1 + line[..byte].chars().count()
 }
 
-/// The first two that have the same name, by the later one. Sorting numbers is faster than a table of a million names.
+/// The first name that repeats an earlier one, as the indices of both. Sorting hashes is faster than a table of a million names.
 fn twice(names: &[String]) -> Option<[usize; 2]> {
     let state = RandomState::new();
     let hash = |(index, name): (usize, &String)| (state.hash_one(name), index);

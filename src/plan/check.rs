@@ -1,15 +1,15 @@
-//! Judges a plan from the plan alone.
+//! Checks a plan from the plan alone.
 //!
-//! What passes is safe to run: every launch finds in its operands' bytes what was written there for it, and touches nothing else.
-//! The checker knows kernels, buffers and bytes, and nothing of how a plan is made; it holds for a plan that was edited by hand as well.
+//! A plan that passes is safe to run: every launch reads only data that was written for it, and touches no other bytes. The
+//! checker knows kernels, buffers and bytes. It does not know how a plan is made, so it can check a plan that was edited by hand.
 //!
 //! ```text
 //! once            target, segments, buffers, ports, kernels, summary
-//! step by step    operands fit their buffers -> slices are equal or apart -> reads find their data -> writes take their bytes
+//! step by step    operands fit their buffers -> slices are equal or disjoint -> reads find their data -> writes take their bytes
 //! ```
 //!
-//! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. Of a buffer written in
-//! parts, only those parts may be read.
+//! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
+//! written in parts, only these parts may be read.
 
 use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
@@ -41,7 +41,7 @@ pub fn check(plan: &Plan) -> Result<()> {
     Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::plan)
 }
 
-/// Which elements a packed product holds: where they begin, and the axes along which they move, the matrix's own among them.
+/// The elements that a packed matrix holds: the first one, and the axes that it moves along, including the last two.
 fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
     let axes = access.shape.iter().copied().zip(access.strides.iter().copied()).enumerate();
     let held = axes.filter(|(k, (_, stride))| *stride != 0 || k + 2 >= access.shape.len());
@@ -50,14 +50,14 @@ fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
 
 struct Checker<'a> {
     plan: &'a Plan,
-    /// Per buffer, the kernel and the operand whose packed layout it is in.
+    /// Per buffer, the kernel and the operand that define its packed layout.
     packed: Vec<Option<(usize, usize)>>,
     needs: Vec<Needs>,
-    /// Per workspace of library calls, what the one with the most needs.
+    /// Per workspace of library calls, the most bytes that a call needs.
     least: Vec<Option<u64>>,
-    /// Per buffer, what it holds.
+    /// Per buffer, the data in its bytes, if it holds them.
     held: Vec<Option<Held>>,
-    /// Per segment, the buffers that hold bytes, by offset; they do not overlap.
+    /// Per segment, the buffers that hold their bytes, by offset. They do not overlap.
     holders: Vec<BTreeMap<u64, usize>>,
     clock: Clock,
     /// Changes of the arena's live bytes from one step to the next.
@@ -68,9 +68,10 @@ struct Checker<'a> {
 struct Held {
     /// The last step that used the bytes.
     last: usize,
-    /// The first and the last step that may run while one uses the bytes, or while one used those that they were taken from in place.
+    /// The first and the last step that may run while a step uses the bytes. If they were taken over in place, the operand's
+    /// uses count, too.
     span: (usize, usize),
-    /// What of it was written; `None` is all.
+    /// The elements that were written; `None` means all.
     parts: Option<Vec<Set>>,
 }
 
@@ -89,13 +90,13 @@ impl Held {
 /// An argument of a launch.
 struct Arg<'a> {
     buffer: usize,
-    /// What is bound of it.
+    /// The bytes of the buffer that are bound.
     window: Window,
-    /// `None` for the workspace, which is touched everywhere.
+    /// The elements that the operand may touch; `None` for the workspace, which may be touched everywhere.
     touch: Option<&'a Touch>,
     /// The elements of the buffer that it may touch.
     set: Option<Set>,
-    /// Its number among the operands that are read, or are written.
+    /// Its index among the operands that are read, or that are written.
     operand: usize,
     written: bool,
 }
@@ -154,7 +155,7 @@ impl<'a> Checker<'a> {
         format!("buffer {buffer} '{}'", self.plan.buffers[buffer].name)
     }
 
-    /// Number of a buffer's elements; they were counted before.
+    /// The number of a buffer's elements. An earlier check rules out an overflow.
     fn elements(&self, buffer: usize) -> u64 {
         self.plan.buffers[buffer].shape.iter().map(|&d| d as u64).product()
     }
@@ -163,12 +164,13 @@ impl<'a> Checker<'a> {
         self.plan.buffers[buffer].class.in_arena()
     }
 
-    /// What so many bytes take of the arena.
+    /// Bytes rounded up to the alignment, as the arena counts them.
     fn aligned(&self, bytes: u64) -> i128 {
         (bytes as i128 + self.plan.target.alignment as i128 - 1) & -(self.plan.target.alignment as i128)
     }
 
-    /// What a buffer must have of the arena. A library call was given more than it needs where that was free.
+    /// The bytes that a buffer needs in the arena. The workspace of a library call may be larger than it needs to be, if the
+    /// bytes are free.
     fn footprint(&self, buffer: usize) -> i128 {
         let bytes = self.plan.buffers[buffer].bytes;
         self.aligned(self.least[buffer].map_or(bytes, |least| bytes.min(least)))
@@ -193,11 +195,11 @@ impl<'a> Checker<'a> {
             })?;
         }
         let total = self.plan.segments.iter().try_fold(0u64, |sum, s| sum.checked_add(s.bytes));
-        ensure(total.is_some(), || "the segments' sizes cannot be added up".into())?;
+        ensure(total.is_some(), || "the sum of the segments' sizes overflows 64 bits".into())?;
         self.staging()
     }
 
-    /// One slot each way for what must pass through one.
+    /// Checks that there is one staging segment in each direction, if data must pass through it.
     fn staging(&self) -> Verdict {
         if self.plan.target.staging == 0 {
             return Ok(());
@@ -216,7 +218,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Ports, their buffers, and what the buffers hold before the first step.
+    /// Checks ports and their buffers, and notes which buffers hold data before the first step.
     fn ports(&mut self) -> Verdict {
         let plan = self.plan;
         let mut taken = HashSet::new();
@@ -266,7 +268,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Sizes and places; only in the arena may buffers share bytes.
+    /// Checks the sizes and addresses of buffers. Only buffers in the arena may share bytes.
     fn buffers(&mut self) -> Verdict {
         let plan = self.plan;
         let target = &plan.target;
@@ -297,7 +299,7 @@ impl<'a> Checker<'a> {
             ensure(b.bytes >= needed, || {
                 name(format!("{}{} takes {needed} bytes, found {}", b.dtype, b.shape, b.bytes))
             })?;
-            // Inputs are all there at first.
+            // All inputs are live at the start, so they must not overlap.
             if (!self.is_arena(i) || b.class == Class::Input) && b.bytes > 0 {
                 lasting.push((b.segment, b.offset, i));
             }
@@ -344,12 +346,12 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// The bytes that an argument binds, of the step's operands in the order of their slots.
+    /// The bytes of a buffer that the argument in a slot binds.
     fn window(&self, step: &Step, slot: usize, buffer: usize) -> Window {
         step.windows.get(slot).copied().unwrap_or(Window { offset: 0, bytes: self.plan.buffers[buffer].bytes })
     }
 
-    /// Windows, if there are any, lie in their buffers; none is larger than a binding.
+    /// Checks that windows are within their buffers and within the largest binding.
     fn windows(&self, step: &Step, operands: usize) -> Verdict {
         let plan = self.plan;
         let found = step.windows.len();
@@ -369,7 +371,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Each buffer is what the operand says.
+    /// Checks that each buffer has the type, class, size and layout that its operand needs.
     fn operands(&mut self, step: &Step) -> Verdict {
         let plan = self.plan;
         let (kernel, needs) = (&plan.kernels[step.kernel], &self.needs[step.kernel]);
@@ -457,7 +459,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Arguments are equal slices or apart, and what is written is not needed any more by then.
+    /// Checks that the slices of two arguments are equal or disjoint, and that no write destroys data that is still read.
     fn slices(&self, step: &Step, args: &[Arg]) -> Verdict {
         let plan = self.plan;
         let slice = |a: &Arg| {
@@ -502,7 +504,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Whether `w` may be written where `other` is read or written.
+    /// True if `w` may be written to the bytes that `other` reads or writes.
     fn may_share(&self, step: &Step, w: &Arg, other: &Arg) -> bool {
         let (Some(to), Some(from)) = (w.touch, other.touch) else { return false };
         let kernel = &self.plan.kernels[step.kernel];
@@ -534,7 +536,7 @@ impl<'a> Checker<'a> {
                     break;
                 }
                 match &self.held[last] {
-                    // Read by this step, at the very bytes that are written now: they count once.
+                    // This step reads and overwrites exactly these bytes in place, so they count once.
                     Some(held) if held.last == at && (start, length) == (offset, bytes) => {
                         span = held.span;
                         self.held[last] = None;
@@ -555,14 +557,14 @@ impl<'a> Checker<'a> {
         if !parts.contains(set) {
             parts.push(set.clone());
         }
-        // Counting first is cheaper, and parts that are too few cannot cover the whole.
+        // Too few elements cannot cover the whole, and counting them is cheaper than covering.
         let written = parts.iter().fold(0u64, |sum, p| sum.saturating_add(p.len()));
         if whole.is_some_and(|whole| written >= whole.len() && whole.is_covered(parts)) {
             held.parts = None;
         }
     }
 
-    /// Ends a buffer's hold on its bytes.
+    /// Notes that a buffer no longer holds its bytes, and adds them to the live bytes of the steps in its span.
     fn release(&mut self, buffer: usize) {
         let Some(Held { span: (from, to), .. }) = self.held[buffer].take() else { return };
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
@@ -575,8 +577,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Segments end where their last buffers do, or at the next multiple of the alignment; those of a range's bindings are as large as any
-    /// of these needs.
+    /// Checks that segments end with their last buffers, up to alignment. The segments of a range are as large as its largest
+    /// binding needs, so they are not checked.
     fn filled(&self) -> Verdict {
         let plan = self.plan;
         if !plan.dims.is_empty() {
@@ -594,7 +596,7 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// The figures are those of the plan.
+    /// Checks the figures of the summary.
     fn summary(&self) -> Verdict {
         let (plan, found) = (self.plan, &self.plan.summary);
         let mut live = 0;
@@ -629,7 +631,7 @@ impl<'a> Checker<'a> {
                 format!("summary: orders: '{name}' has a bound of {bound}, and a peak of {peak}")
             })?;
         }
-        // Of the orders that were tried the best is here, but lanes may have cost something.
+        // The plan has the best order that was tried. But with several lanes, it may take more.
         let least = found.orders.iter().map(|order| order.peak).min();
         let best = least.is_none_or(|least| least == found.arena_bytes || !self.clock.is_single());
         ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))

@@ -1,4 +1,4 @@
-//! What a limit means, who is live, and what would help.
+//! Reports advice: the answer for a limit, the tensors that are live at the peak, and the remedies.
 
 use super::{Table, bytes, grouped, human};
 use crate::advise::{Advice, Answer, Largest, Rigid, Size, Taken, Verdict};
@@ -13,12 +13,12 @@ pub fn advice(advice: &Advice) -> String {
     answer + &peak(&advice.peak) + "\n" + &remedies(advice)
 }
 
-/// What a limit means.
+/// The answer for a limit.
 pub fn answer(answer: &Answer) -> String {
     explained(answer, false)
 }
 
-/// What a limit means, and whether a change that is told below helps.
+/// The answer for a limit. If `helps`, it refers to the remedies below it.
 fn explained(answer: &Answer, helps: bool) -> String {
     let limit = answer.limit_bytes;
     let spare = || format!("{} to spare", bytes(limit.saturating_sub(answer.needed_bytes)));
@@ -29,8 +29,8 @@ fn explained(answer: &Answer, helps: bool) -> String {
             return format!("fits after reordering: {}; in the file's order at least {} over\n", spare(), bytes(over));
         }
         Verdict::FitsSmaller => "fits at a smaller binding\n".to_owned(),
-        Verdict::Cannot | Verdict::NotFound if helps => "not as asked for; see what would help\n".to_owned(),
-        Verdict::Cannot => "not as asked for\n".to_owned(),
+        Verdict::Cannot | Verdict::NotFound if helps => "does not fit as asked; see what would help\n".to_owned(),
+        Verdict::Cannot => "does not fit as asked\n".to_owned(),
         Verdict::NotFound => "no plan was found that fits\n".to_owned(),
     };
     for found in &answer.smaller {
@@ -55,13 +55,13 @@ fn explained(answer: &Answer, helps: bool) -> String {
     }
     let Some(bound) = &answer.bound else { return text };
     let step = bound.step.as_ref().map_or(String::new(), |step| format!(", when '{step}' runs"));
-    let judged = if bound.bytes > limit { "it cannot" } else { "there is no proof that it cannot" };
-    let least = format!("at least {}{step}", bytes(bound.bytes));
-    text += &format!("as asked for {judged}: in every order and placement of these kernels {least}\n");
+    let judged = if bound.bytes > limit { "no plan fits" } else { "there is no proof that no plan fits" };
+    let least = format!("takes at least {}{step}", bytes(bound.bytes));
+    text += &format!("with these bindings {judged}: every order and placement of these kernels {least}\n");
     text
 }
 
-/// Who is live at the peak, in a table that adds up to the plan.
+/// The tensors that are live at the peak, in a table that adds up to the plan.
 pub fn peak(peak: &Peak) -> String {
     let mut text = match peak.step {
         Some(step) => {
@@ -99,7 +99,7 @@ pub fn peak(peak: &Peak) -> String {
     text
 }
 
-/// What else was planned: what takes less in a table, the rest in a line.
+/// The remedies: a table of those that save bytes, and a line for each of the others.
 fn remedies(advice: &Advice) -> String {
     let mut table = Table::new("<<>><");
     let mut vain = Vec::new();
@@ -107,7 +107,7 @@ fn remedies(advice: &Advice) -> String {
     let needed = advice.peak.bytes;
     for remedy in &advice.remedies {
         match &remedy.bytes {
-            // Less than a thousandth is no help.
+            // Saving less than a thousandth is no help.
             Taken::Bytes(bytes) if *bytes < needed - needed / 1000 => helpful.push((*bytes, remedy)),
             Taken::Bytes(bytes) => {
                 vain.push(format!("{} ({}) takes {}", remedy.name, remedy.change, human(*bytes)));
@@ -133,7 +133,7 @@ fn remedies(advice: &Advice) -> String {
     }
     let table = table.to_string();
     let mut text = if table.is_empty() { String::new() } else { format!("what would help\n{table}") };
-    // What is offered in several sizes may fail for one reason.
+    // A remedy that is tried in several sizes may fail with the same message each time.
     vain.dedup();
     for line in vain {
         text += &format!("no help: {line}\n");
@@ -141,7 +141,7 @@ fn remedies(advice: &Advice) -> String {
     text
 }
 
-/// The largest binding that fits, and the next.
+/// The largest binding that fits, and the next larger one.
 pub fn largest(found: &Largest, limit: u64) -> String {
     let mut table = Table::new(">>><");
     table.row([found.dim.as_str(), "planned"]);

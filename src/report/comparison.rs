@@ -1,9 +1,9 @@
-//! Eager beside planned.
+//! Reports a comparison of eager and planned runs.
 
 use super::{Table, bytes, grouped, human};
 use crate::eager::compare::{Agreement, Column, Comparison, Measured, Outcome};
 
-/// The comparison as a table: a row per figure, a column per way to run.
+/// The comparison as a table: one row per figure, one column per way to run.
 pub fn comparison(comparison: &Comparison) -> String {
     let Comparison { model, target, memory_limit, runs, reference, columns } = comparison;
     let limit = memory_limit.map_or(String::new(), |limit| format!(", at most {}", bytes(limit)));
@@ -44,9 +44,9 @@ pub fn comparison(comparison: &Comparison) -> String {
     out += &table.to_string();
 
     out += "\nBytes: constants, inputs, outputs, activations, workspaces and staging, in every column.\n";
-    out += "Smallest device: eager in simulation, on a device that loses nothing itself; planned by its plan.\n";
+    out += "Smallest device: eager by simulation, on a device that wastes nothing itself; planned by the plan.\n";
     if reference.is_some() {
-        out += "Equal: bit for bit as the reference. Off: the largest difference over the peak of the reference's output.\n";
+        out += "Equal: bit for bit like the reference. Off: the largest difference over the peak of the reference's output.\n";
     }
     for column in columns {
         if let Outcome::Refused { does_not_fit } = &column.outcome {

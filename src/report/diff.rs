@@ -1,13 +1,13 @@
-//! What became of a plan.
+//! Reports the difference between two plans.
 
 use super::{Table, grouped, human};
 use crate::plan::tell::diff::{Changed, Diff, Fate};
 use crate::plan::tell::peak::Peak;
 
-/// Buffers of each kind that are listed one by one.
+/// The most buffers under one heading that are listed one by one.
 const LISTED: usize = 12;
 
-/// Totals, what grew, what moved, and the peaks.
+/// The totals, the buffers that grew, shrank or moved, and the peaks.
 pub fn diff(diff: &Diff) -> String {
     let [a, b] = [0, 1].map(|k| format!("{} for {}", diff.plans[k], diff.targets[k]));
     let mut text = if a == b { format!("{a}\n\n") } else { format!("{a} -> {b}\n\n") };
@@ -69,7 +69,7 @@ pub fn diff(diff: &Diff) -> String {
     }
 }
 
-/// What was added, with its sign and its share.
+/// The change in bytes with its sign and its share.
 fn change(before: u64, after: u64) -> String {
     let sign = if after < before { "-" } else { "+" };
     match (before, after.abs_diff(before)) {

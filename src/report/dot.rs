@@ -1,13 +1,13 @@
-//! A graph as a drawing.
+//! Draws a graph in Graphviz's language.
 
 use crate::error::Result;
 use crate::graph::Graph;
 use std::collections::BTreeMap;
 
-/// The graph in Graphviz's language; nodes that are one kernel stand in one box.
+/// The graph in Graphviz's language. Nodes that become one kernel are in one box.
 ///
 /// # Errors
-/// When the graph has a cycle.
+/// The graph has a cycle.
 pub fn dot(graph: &Graph) -> Result<String> {
     let quote = |text: &str| format!("{text:?}");
     let mut groups: BTreeMap<Option<u32>, Vec<String>> = BTreeMap::new();

@@ -1,11 +1,10 @@
-//! A plan's bytes, by class and by step.
+//! Reports a plan's bytes by class.
 
 use super::{Table, grouped, human, percent};
 use crate::backend::Usage;
 use crate::plan::{Class, Plan};
 
-/// The plan's memory block: what will be taken from the device, for what, and how close the arena is to its bound. With what a
-/// device says it has given, if the plan was loaded on one.
+/// The plan's bytes by class, and how close the arena is to its lower bound. With `usage`, the bytes that the device reports.
 pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     let mut table = Table::new("<>><");
     let mut line = |label: &str, bytes: u64, note: String| {
@@ -54,7 +53,7 @@ pub fn memory(plan: &Plan, usage: Option<Usage>) -> String {
     table.to_string()
 }
 
-/// What a device holds beside the plan, part by part.
+/// The bytes that a device holds beside the plan, part by part.
 pub fn overhead(parts: &[(&'static str, i64)]) -> String {
     let mut table = Table::new("<>>");
     for &(what, taken) in parts {

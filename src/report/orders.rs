@@ -1,10 +1,11 @@
-//! The orders that a plan was chosen from.
+//! Reports the orders of steps that a plan was chosen from.
 
 use super::{Table, grouped};
 use crate::plan::{Candidate, Plan};
 
-/// The file's order, those that take less with the least first, and all others in one line; a star at the one that the plan has. Orders
-/// with the same figures share a line.
+/// The file's order first, then the orders that take fewer bytes, the best first, then all others in one line.
+///
+/// Orders with the same figures share a line. A star marks the order of the plan.
 pub fn orders(plan: &Plan) -> String {
     let mut table = Table::new("<>");
     table.row(["order", "arena's bound", "placed"]);

@@ -1,6 +1,6 @@
 "use strict";
-// Draws the scenes that the data block holds, truthfully: `boxes()` says which pixels each rectangle has, and nothing else is painted.
-// A canvas, because 10,000 rectangles zoom in 19 ms a frame on it and in 106 ms as SVG (Chromium 156, two busy cores).
+// Draws the scenes in the data block. `boxes()` computes the pixels of each rectangle, and painting uses nothing else.
+// It draws on a canvas: 10,000 rectangles zoom in 19 ms per frame there, and in 106 ms as SVG (Chromium 156, two busy cores).
 (() => {
   const $ = id => document.getElementById(id);
   const data = JSON.parse($("data").textContent);
@@ -27,7 +27,7 @@
   const exact = bytes => `${human(bytes)} (${grouped(bytes)} bytes)`;
   const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(1)} %` : "-";
 
-  // Everything that comes from the data goes into the page as text, never as markup.
+  // Text from the data enters the page as text nodes, never as markup.
   function make(tag, attributes, ...children) {
     const node = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -44,11 +44,11 @@
   /** The colour of a class of segments. */
   const kindOf = of => colours[of] ? colours[of].fill : data.arena;
 
-  /** What a step computes: of a kernel that is several nodes, the last one, and the kernel. */
+  /** The operator and the kernel of a step. If the kernel computes several nodes, the operator is that of the last. */
   const operator = step => `${step.operator} ${step.name}${step.operator === step.kernel ? "" : ` (kernel ${step.kernel})`}`;
   const stepName = (scene, s) => `${s} ${scene.steps[s].operator} ${scene.steps[s].name}`;
 
-  /** What is said of a buffer: pairs of label and text. */
+  /** The description of a buffer: pairs of label and text. */
   function facts(scene, b) {
     const item = scene.buffers[b], out = [];
     const using = scene.uses[b];
@@ -74,11 +74,11 @@
   }
   const last = 2 * Math.max(1, ...scenes.map(s => s.steps.length));
   const tallest = Math.max(1, ...scenes.flatMap(s => s.main.map(space => space.bytes)));
-  // A limit that is far away would press everything else flat.
+  // A limit far above the data would leave no height for the rest.
   const cap = several && scenes[0].limit !== null && scenes[0].limit <= 1.6 * tallest ? scenes[0].limit : 0;
   const highest = Math.max(tallest, cap);
 
-  /** What is shown: half steps, and fractions of each main panel's height. */
+  /** The visible part: half steps, and fractions of each main panel's height. */
   const view = { x0: 0, x1: last, y0: 0, y1: 1 };
   let pinned = null, hovered = null, drag = null, matches = null, colour = {};
   let panels = [], width = 0, height = 0, queued = false;
@@ -130,7 +130,7 @@
     return x1 > x0 && y1 > y0 ? { x: x0, y: y0, w: x1 - x0, h: y1 - y0 } : null;
   }
 
-  /** Every rectangle in view, in the order in which they are painted. */
+  /** All visible rectangles, in the order of painting. */
   function boxes() {
     const out = [];
     for (const panel of panels) {
@@ -148,7 +148,7 @@
   const inside = (p, x, y) => x >= p.x && x < p.x + p.w && y >= p.y && y < p.y + p.h;
   const panelAt = (x, y) => panels.find(p => inside(p, x, y));
 
-  /** What is at a point of the canvas: a buffer or a step of a scene. */
+  /** The buffer or step at a point of the canvas, or null. */
   function hit(x, y) {
     const panel = panelAt(x, y);
     if (!panel) return null;
@@ -158,7 +158,7 @@
       const step = panel.scene.steps[s];
       return step && (lane === null || panel.scene.lanes === 1 || step.lane === lane) ? { k: panel.k, step: s } : null;
     }
-    // Thin rectangles are found a pixel around them.
+    // A pointer within 1.5 pixels of a rectangle hits it, so that thin ones can be hit.
     let best = null;
     for (const box of boxes()) {
       if (box.panel !== panel) continue;
@@ -204,7 +204,7 @@
         pen.fillRect(box.held.x, box.held.y, box.held.w, box.held.h);
       }
       pen.globalAlpha = dim(box) ? .16 : 1;
-      // A seam between rectangles, where there is room for one.
+      // Draw a seam between rectangles if they are large enough.
       const sx = box.w > 4 ? 1 : box.w > 2 ? .5 : 0, sy = box.h > 4 ? 1 : box.h > 2 ? .5 : 0;
       pen.fillRect(box.x, box.y, Math.max(box.w - sx, .75), Math.max(box.h - sy, .75));
     }
@@ -290,7 +290,7 @@
     return widths.get(text);
   }
 
-  /** The end of a text that fits, if it tells anything. Of names that are paths the end tells most. */
+  /** The end of a text, as much as fits, or nothing if that is too little. The end of a path tells most. */
   function fit(text, room) {
     if (wide(text) <= room) return text;
     let from = Math.max(1, Math.floor(text.length * (1 - room / wide(text))));
@@ -492,7 +492,7 @@
     redraw();
   }
 
-  /** Brings a buffer or a step into view, if it is not. */
+  /** Scrolls to a buffer or a step, unless it is visible. */
   function show(at) {
     const scene = scenes[at.k];
     let time = [2 * at.step, 2 * at.step + 2];
@@ -633,7 +633,7 @@
     const at = canvas.getBoundingClientRect();
     return [event.clientX - at.left, event.clientY - at.top];
   };
-  /** The panel whose axes a point belongs to, and which of them. */
+  /** The panel whose axes a point is on, and the axes: `x`, `y` or `xy`. */
   function axesAt(x, y) {
     const panel = panelAt(x, y);
     if (panel) return [panel, panel.kind === "main" ? "xy" : "x"];
@@ -653,7 +653,7 @@
       pan(event.deltaX / panel.w * (view.x1 - view.x0), 0);
     } else {
       const delta = event.deltaY || event.deltaX;
-      // All is shown: the wheel is the page's again.
+      // Everything is visible, so let the wheel scroll the page.
       if (whole && delta > 0) return;
       zoom(panel, x, y, Math.exp(delta * .0016), event.shiftKey ? "x" : event.altKey ? "y" : free);
     }
@@ -718,7 +718,7 @@
   canvas.addEventListener("pointerleave", () => { hovered = null; showTip(); redraw(); });
   canvas.addEventListener("dblclick", reset);
 
-  /** From a buffer to the next one in time (dx), or to the next one above or below it (dy). */
+  /** Selects the next buffer in time (dx), or the next one above or below (dy). */
   function walk(dx, dy) {
     const k = pinned ? pinned.k : 0;
     const all = panels.filter(p => p.k === k && p.space).flatMap(panel => panel.space.rects.map(rect => ({ panel, rect })));
@@ -802,6 +802,6 @@
   pin(null);
   draw();
 
-  /** For tests and for the curious: the data, what is shown, and what each pixel stands for. */
+  /** For tests and for the console: the data, the visible part, and the buffer or step at each pixel. */
   window.plimsoll = { data, view, boxes, hit, draw, panels: () => panels, pinned: () => pinned, hovered: () => hovered, matches: () => matches };
 })();

@@ -1,4 +1,4 @@
-//! A plan as rectangles over time and addresses. What is drawn is decided here, once, for the page and for the static picture alike.
+//! A plan as rectangles over time and addresses. A [`Scene`] decides what is drawn, for the page and the static picture alike.
 //!
 //! ```text
 //! Plan ---------of-----> Scene --page--> HTML: one file, drawn by page.js
@@ -20,7 +20,7 @@ mod page;
 
 pub use page::{comparison_page, escape, page};
 
-/// What is drawn in one colour.
+/// The kind of a rectangle, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -58,7 +58,7 @@ impl Kind {
         Kind::Staging,
     ];
 
-    /// The kind of what lies in segments of a class; that of the arena is its producer's.
+    /// The kind of buffers in segments of a class. In the arena it is the producer's kind instead.
     pub fn resident(class: Class) -> Option<Kind> {
         match class {
             Class::Constant => Some(Kind::Constant),
@@ -89,8 +89,8 @@ impl Kind {
         }
     }
 
-    /// The fill. What steps compute has Paul Tol's light colours, which people of every colour vision tell apart and which carry black
-    /// text; the rest is grey.
+    /// The fill colour. Results of steps have Paul Tol's light colours: people of every colour vision can tell them apart, and
+    /// black text is readable on them. The rest is grey.
     pub fn fill(self) -> &'static str {
         match self {
             Kind::Computed(Work::Product) => "#77aadd",
@@ -117,21 +117,21 @@ pub const ARENA: &str = "#4477aa";
 pub struct Mark {
     /// The node whose result it computes.
     pub name: String,
-    /// The node's operator, or the kernel's template where it is not known.
+    /// The node's operator, or the kernel's template if the operator is not known.
     pub operator: String,
     /// The kernel's template.
     pub kernel: &'static str,
-    /// What it computes.
+    /// The kind of its results.
     pub kind: Kind,
-    /// Steps of several lanes may run at the same time.
+    /// Its lane. Steps of different lanes may run at the same time.
     pub lane: u32,
-    /// Buffers that it reads, by index.
+    /// Indices of the buffers that it reads.
     pub reads: Vec<usize>,
-    /// Buffers that it writes.
+    /// Indices of the buffers that it writes.
     pub writes: Vec<usize>,
 }
 
-/// A buffer, and what is said of it.
+/// A buffer, as tooltips and details describe it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Item {
     /// The tensor's name.
@@ -141,9 +141,9 @@ pub struct Item {
     pub ty: String,
     /// Length in bytes.
     pub bytes: u64,
-    /// What it is for.
+    /// Its class.
     pub class: Class,
-    /// Its colour.
+    /// Its kind.
     pub kind: Kind,
     /// Index of the segment.
     pub segment: usize,
@@ -151,7 +151,7 @@ pub struct Item {
     pub offset: u64,
     /// The first and the last step that use it.
     pub uses: Option<(usize, usize)>,
-    /// The buffer whose bytes it takes over in place.
+    /// The buffer that it overwrites in place.
     pub takes_from: Option<usize>,
 }
 
@@ -160,31 +160,32 @@ pub struct Item {
 pub struct Rect {
     /// Index of the buffer.
     pub buffer: usize,
-    /// Half steps in which it holds data: first, one more than the last.
+    /// Half steps in which it holds data: the first, and one after the last.
     pub time: (usize, usize),
-    /// Half steps in which nothing else may have its bytes: more than `time` where steps of other lanes may run at the same time.
+    /// Half steps in which no other buffer may have its bytes. Longer than `time` if steps of other lanes may run at the same
+    /// time.
     pub held: (usize, usize),
-    /// First byte, one more than the last.
+    /// The first byte, and one after the last.
     pub bytes: (u64, u64),
 }
 
-/// What is allocated: the same bytes from a time to another.
+/// An allocation: a range of bytes for a range of time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Area {
-    /// Half steps: first, one more than the last.
+    /// Half steps: the first, and one after the last.
     pub time: (usize, usize),
-    /// First byte, one more than the last.
+    /// The first byte, and one after the last.
     pub bytes: (u64, u64),
 }
 
-/// Addresses that rectangles are stacked on.
+/// A range of addresses that is drawn as one plot.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Space {
     /// `arena`, `constants` ...
     pub title: String,
-    /// What it is for; none where it holds everything.
+    /// The class of its buffers; `None` if it has all classes.
     pub class: Option<Class>,
-    /// Its height.
+    /// Its height in bytes.
     pub bytes: u64,
     /// Allocations.
     pub areas: Vec<Area>,
@@ -192,10 +193,10 @@ pub struct Space {
     pub rects: Vec<Rect>,
 }
 
-/// When the most bytes are live, and what they are.
+/// The step at which the most bytes are live.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Peak {
-    /// The first step with as many.
+    /// The first such step.
     pub step: usize,
     /// Live bytes.
     pub bytes: u64,
@@ -210,11 +211,11 @@ pub struct Scene {
     pub name: String,
     /// The target.
     pub target: String,
-    /// Bytes of all segments. This and the two below are 0 of an eager run, which nobody planned.
+    /// Bytes of all segments; 0 for an eager run.
     pub planned: u64,
-    /// Bytes of the arena.
+    /// Bytes of the arena; 0 for an eager run.
     pub arena: u64,
-    /// No placement of this order takes fewer bytes.
+    /// The fewest bytes that a placement of this order takes; 0 for an eager run.
     pub bound: u64,
     /// The most bytes that all segments together may take.
     pub limit: Option<u64>,
@@ -224,9 +225,9 @@ pub struct Scene {
     pub buffers: Vec<Item>,
     /// The arena's segments, then the others.
     pub spaces: Vec<Space>,
-    /// Per step, live bytes.
+    /// Per step, the live bytes.
     pub live: Vec<u64>,
-    /// Per step, bytes that are taken of the device; empty if that does not change.
+    /// Per step, the bytes taken from the device; empty if that does not change.
     pub reserved: Vec<u64>,
     /// `None` without steps.
     pub peak: Option<Peak>,
@@ -235,7 +236,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A checked plan. Each segment is a space of its own. The graph that was planned tells the operators.
+    /// The scene of a checked plan, with one space per segment. The graph that was planned gives the operators.
     pub fn of(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
         let lives = Lives::of(plan);
         let operators = operators(graph);
@@ -306,7 +307,7 @@ impl Scene {
         }
     }
 
-    /// A checked plan in one space, as one of several ways: what is there throughout below, the arena above.
+    /// The scene of a checked plan in one space, beside other ways to run. The arena is above the other segments.
     pub fn whole(name: &str, plan: &Plan, graph: Option<&Graph>) -> Scene {
         let mut scene = Scene { name: name.to_owned(), ..Scene::of(plan, graph, None) };
         let mut whole = Space { title: "planned".into(), class: None, bytes: 0, areas: Vec::new(), rects: Vec::new() };
@@ -325,12 +326,12 @@ impl Scene {
         scene
     }
 
-    /// How many lanes its steps are in.
+    /// The number of lanes.
     pub fn lanes(&self) -> u32 {
         self.steps.iter().map(|s| s.lane + 1).max().unwrap_or(1)
     }
 
-    /// Kinds that its rectangles have, and those of its segments.
+    /// The kinds of its buffers.
     pub fn kinds(&self) -> Vec<Kind> {
         let used = |kind: &Kind| self.buffers.iter().any(|b| b.kind == *kind);
         Kind::ALL.into_iter().filter(used).collect()

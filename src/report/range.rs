@@ -1,14 +1,14 @@
-//! What the bindings of a range use of the one plan that all of them run in.
+//! Reports the bytes that each binding of a range uses of the shared plan.
 
 use super::{Table, grouped, human, percent};
 use crate::plan::Class;
 use crate::plan::range::Family;
 
-/// As many bindings are shown whatever their extents.
+/// Up to this many bindings, all are shown.
 const FEW: usize = 8;
 
-/// One line per binding: its peak, and the part of the arena that this is. Of many bindings, those whose extents are powers of two or ends
-/// of their ranges.
+/// One line per binding: its peak, and the share of the arena. Of many bindings, only those whose extents are powers of two or
+/// ends of their ranges.
 pub fn range(family: &Family) -> String {
     let (dims, tried) = (family.dims(), family.tried());
     let round = |binding: &[usize]| {

@@ -1,4 +1,4 @@
-//! A plan step by step: kernels and times.
+//! Reports the steps of a plan: their kernels and times.
 
 use super::Table;
 use crate::plan::tell::timeline::Lives;
@@ -6,8 +6,9 @@ use crate::plan::{Class, Plan};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// A run in Chrome's trace format, which Perfetto reads: one span per step, end to end, over the bytes that are live. `times` and
-/// `notes` have an entry per step.
+/// A run in Chrome's trace format, which Perfetto reads: one span per step, one after the other, with a curve of the live bytes.
+///
+/// `times` and `notes` have one entry per step.
 pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) -> Value {
     let name = |what: &str, name: &str| json!({"ph": "M", "pid": 0, "tid": 0, "name": what, "args": {"name": name}});
     let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];

@@ -1,4 +1,4 @@
-//! A scene as a static picture, 800 units wide: for a README, in light and in dark.
+//! Draws a scene as a static picture for a README, 800 units wide, in light and dark colours.
 
 use super::picture::{ARENA, Kind, Scene, Space, escape, title};
 use super::{grouped, human};
@@ -7,14 +7,15 @@ use crate::plan::{Class, Plan};
 use std::fmt::Write;
 
 const WIDTH: f64 = 800.0;
-/// Where the plots begin and end.
+/// The left end of the plots.
 const LEFT: f64 = 84.0;
+/// The right end of the plots.
 const RIGHT: f64 = 784.0;
 const EDGE: f64 = 16.0;
-/// The widths of letters are not known here: these are an upper estimate, in units of the font's size, and no label is cut.
+/// An upper estimate of a letter's width, in units of the font's size. Real widths are not known here, and no label may be cut.
 const LETTER: f64 = 0.6;
 
-/// What stands for pale rectangles in the legend.
+/// The colour of pale rectangles in the legend.
 const PALE: &str = "#77aadd4d";
 
 const STYLE: &str = "\
@@ -54,7 +55,7 @@ fn draw(scene: &Scene) -> String {
     )
 }
 
-/// What has been drawn, down to `y`.
+/// The picture so far, which ends at `y`.
 struct Sketch<'a> {
     scene: &'a Scene,
     body: String,
@@ -105,7 +106,7 @@ impl Sketch<'_> {
         self.y += 14.0;
     }
 
-    /// All segments as one bar, and what is in it.
+    /// All segments as one bar, with its legend.
     fn totals(&mut self) {
         let scene = self.scene;
         let whole = scene.planned.max(scene.limit.unwrap_or(0)).max(1) as f64;
@@ -134,7 +135,7 @@ impl Sketch<'_> {
         self.entries(&entries, EDGE);
     }
 
-    /// Coloured squares with words, in lines as they fit.
+    /// Coloured squares with words, wrapped into lines.
     fn entries(&mut self, entries: &[(&str, String)], left: f64) {
         let mut x = left;
         self.y += 10.0;
@@ -180,7 +181,7 @@ impl Sketch<'_> {
                 0 => format!("lower bound {}, reached", human(scene.bound)),
                 over => format!("lower bound {}, arena {} over", human(scene.bound), human(over)),
             };
-            // The one stands over the peak, the other where there is room.
+            // The peak's label is above the peak; the bound's label is where there is room for it.
             let (wide, other) = (width(&words, 12.0), width(&bound, 12.0));
             let middle = x.clamp(LEFT + wide / 2.0, RIGHT - wide / 2.0);
             self.text("b c", middle, top - 8.0, &words);
@@ -215,7 +216,7 @@ impl Sketch<'_> {
         self.body += &labels;
     }
 
-    /// A segment of the arena; returns the labels, which stand over everything else.
+    /// A segment of the arena. Returns the labels, which are drawn last, above everything else.
     fn space(&mut self, space: &Space, height: f64) -> String {
         let scene = self.scene;
         let mut labels = Sketch { scene, body: String::new(), y: 0.0 };
@@ -237,9 +238,10 @@ impl Sketch<'_> {
                 self.rect(&style, [self.x(rect.held.0), self.x(rect.held.1), y0, y1], "");
             }
             let (x0, x1) = (self.x(rect.time.0), self.x(rect.time.1));
-            let style = match (x1 - x0).min(y1 - y0) > 2.0 {
-                true => format!("class=\"r\" fill=\"{fill}\""),
-                false => format!("fill=\"{fill}\""),
+            let style = if (x1 - x0).min(y1 - y0) > 2.0 {
+                format!("class=\"r\" fill=\"{fill}\"")
+            } else {
+                format!("fill=\"{fill}\"")
             };
             self.rect(&style, [x0, x1, y0, y1], &scene.tip(rect.buffer));
             let (room, size) = (x1 - x0 - 10.0, human(item.bytes));
@@ -255,7 +257,7 @@ impl Sketch<'_> {
         labels.body
     }
 
-    /// One cell per step and lane, and names or numbers below them.
+    /// One cell per step, with a row per lane, and names or numbers below the cells.
     fn steps(&mut self) {
         let scene = self.scene;
         let lanes = f64::from(scene.lanes());
@@ -301,7 +303,7 @@ impl Sketch<'_> {
         self.entries(&entries, LEFT);
     }
 
-    /// Who is live at the peak, as far as a few lines say it.
+    /// The largest buffers that are live at the peak, in a few lines.
     fn holders(&mut self) {
         const MOST: usize = 4;
         let Some(peak) = &self.scene.peak else { return };
@@ -327,7 +329,7 @@ impl Sketch<'_> {
 }
 
 impl Scene {
-    /// What is said of a buffer in a tooltip.
+    /// The tooltip of a buffer.
     fn tip(&self, buffer: usize) -> String {
         let item = &self.buffers[buffer];
         let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
@@ -354,13 +356,13 @@ fn number(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// 1, 2, 5, 10, 20 ...: the first that is no less.
+/// The smallest of 1, 2, 5, 10, 20 ... that is at least `least`.
 fn round_up(least: f64) -> usize {
     let tens = std::iter::successors(Some(1usize), |n| n.checked_mul(10));
     tens.flat_map(|ten| [1, 2, 5].map(|n| ten.saturating_mul(n))).find(|&n| n as f64 >= least).unwrap_or(usize::MAX)
 }
 
-/// Bytes on an axis: no more digits than are needed.
+/// Bytes on an axis, without trailing zeros.
 fn short(bytes: u64) -> String {
     let text = human(bytes);
     match text.split_once(' ') {
@@ -377,7 +379,7 @@ fn width(text: &str, size: f64) -> f64 {
     size * text.chars().map(letter).sum::<f64>()
 }
 
-/// A name in the room that there is. Of names that are paths the end tells most, so that is what is kept.
+/// A name, shortened to the room there is, or `None` if little would be left. The end of a path tells most, so it is kept.
 fn fit(text: &str, room: f64, size: f64) -> Option<String> {
     if width(text, size) <= room {
         return Some(text.to_owned());

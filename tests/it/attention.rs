@@ -1,4 +1,4 @@
-//! The attentions that become one kernel.
+//! Attentions that become one kernel.
 
 use plimsoll::internals::expr::{Binary, Code};
 use plimsoll::internals::kernel::Template;
@@ -24,7 +24,7 @@ fn kernels(text: &str, target: &Target) -> Vec<&'static str> {
     plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
 }
 
-/// A step of six heads of queries to two heads of keys; `outputs` names more outputs than `y`.
+/// A step with six heads of queries and two heads of keys. `outputs` names further outputs than `y`.
 fn grouped(outputs: &str) -> String {
     format!(
         "g (float[1, 6, 1, 8] q, float[1, 2, 40, 8] k, float[1, 2, 40, 8] v) => (float[1, 6, 1, 8] y{outputs})
@@ -41,11 +41,11 @@ fn grouped(outputs: &str) -> String {
 fn a_step_of_grouped_queries_is_one_kernel_on_gpus() {
     for target in [Target::cuda(), Target::wgpu()] {
         assert_eq!(kernels(&grouped(""), &target), ["attention"]);
-        // Copies that are stored anyway would be held beside the kernel.
+        // Copies that are stored anyway would be live beside the kernel.
         let stored = kernels(&grouped(", float[1, 6, 40, 8] k3"), &target);
         assert!(!stored.contains(&"attention"), "{stored:?}");
     }
-    // On the CPU one row of scores is computed as a product.
+    // On the CPU, one row of scores is computed as a product.
     let elsewhere = kernels(&grouped(""), &Target::cpu(2));
     assert!(!elsewhere.contains(&"attention"), "{elsewhere:?}");
 }
@@ -72,7 +72,7 @@ fn f64_is_two_products_where_kernels_sum_in_f32() {
     assert_eq!(kernels(&text.replace("double", "float"), &Target::cuda()), ["attention"]);
 }
 
-/// Queries and keys under factors; `q`, `k`, `v` and a mask are what there is.
+/// Queries and keys with factors. The operands are `q`, `k`, `v` and a mask.
 fn factors(ty: &str, code: &str, outputs: &str) -> String {
     format!(
         "g ({ty}[2, 20, 8] q, {ty}[2, 30, 8] k, {ty}[2, 30, 8] v, {ty}[20, 30] mask) => ({ty}[2, 20, 8] y{outputs})
@@ -91,10 +91,10 @@ fn factors_of_queries_and_keys_are_of_the_kernel() {
             (format!("a = Div (q, t) b = Mul (s, k) {TURN} (b) m = MatMul (a, kt)"), 0),
             (format!("a = Mul (q, s) b = Div (a, t) {TURN} (k) r = MatMul (b, kt) m = Add (r, mask)"), 0),
             (format!("{TURN} (k) b = Mul (kt, s) r = MatMul (q, b) c = Div (r, t) m = Add (c, mask)"), 0),
-            // Not one number, or one that cannot be taken back.
+            // The factor is more than one number, or a number that cannot be divided out.
             (format!("a = Mul (q, each) {TURN} (k) m = MatMul (a, kt)"), 1),
             (format!("a = Mul (q, zero) {TURN} (k) m = MatMul (a, kt)"), 1),
-            // Each could be, both together are more than halves hold.
+            // Each factor could be moved, but both together exceed 16-bit floats.
             (format!("a = Mul (q, large) b = Mul (a, large) {TURN} (k) m = MatMul (b, kt)"), 1),
         ] {
             let found = kernels(&factors(ty, &code, ""), &Target::cuda());
@@ -134,7 +134,7 @@ fn products_that_no_half_holds_are_scaled_first() {
     let dtypes = [DType::F16, DType::F32, DType::F32, DType::F32, DType::F16];
     assert_eq!(code, expected.zip(dtypes).collect::<Vec<_>>());
 
-    // Of the first query scores are 0, 128 and 256, of the second one the same below 0.
+    // The scores of the first query are 0, 128 and 256; those of the second are the negatives.
     let halves = |shape: [usize; 4], f: &dyn Fn(usize) -> f64| {
         let values: Vec<f64> = (0..shape.iter().product()).map(f).collect();
         Tensor::from_f64(DType::F16, shape, &values)

@@ -1,4 +1,4 @@
-//! Each backend that is here runs the kernel cases and is held to the interpreter.
+//! Each available backend runs the kernel cases, and is compared with the interpreter.
 
 use crate::kernels::{Case, cases, encode, infinite, unordered, untouched, variants};
 use plimsoll::internals::backend::cpu::Cpu;
@@ -17,7 +17,7 @@ fn stored(kernel: &Kernel, target: &Target) -> Kernel {
     kernel
 }
 
-/// Runs one case in an arena and a segment of constants; what it found wrong.
+/// Runs one case in an arena and a segment of constants. Returns its failure.
 fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: SegmentId) -> Result<(), String> {
     let kernel = stored(&case.kernel, backend.target());
     let fail = |e: plimsoll::internals::error::Error| e.to_string();
@@ -63,7 +63,7 @@ fn run(backend: &mut dyn Backend, case: &Case, arena: SegmentId, constants: Segm
     Ok(())
 }
 
-/// Takes staging of at most `bytes` bytes each way, if the backend asks for it; how much, and in how many segments.
+/// Allocates staging of at most `bytes` bytes each way, if the backend needs it. Returns the bytes and the number of segments.
 fn stage(backend: &mut dyn Backend, bytes: u64) -> (u64, u64) {
     let each = backend.target().staged(bytes);
     if each == 0 {
@@ -227,7 +227,7 @@ mod wgpu {
         assert_eq!(wrong, None);
     }
 
-    /// A record's time is by the device's clock.
+    /// A record is timed by the device's clock.
     #[test]
     fn times_are_the_devices() {
         let Some(mut wgpu) = device() else { return };
@@ -255,7 +255,7 @@ mod wgpu {
         let records: Vec<RecordId> =
             (0..6).map(|runs| wgpu.record(&vec![Launch::new(kernel, vec![at]); runs]).expect("records")).collect();
         let usage = wgpu.usage();
-        // The least of five: the machine has other work, too.
+        // The least of five, because the machine has other work, too.
         let mut least = |runs: usize| {
             let record = records[runs];
             (0..5).map(|_| wgpu.time(record).expect("runs")).min().expect("five")
@@ -263,7 +263,7 @@ mod wgpu {
         let (none, one, five) = (least(0), least(1), least(5));
         assert!(none < one && five > 2 * one, "{none:?}, {one:?}, {five:?}");
         assert!(wgpu.time(RecordId(99)).is_err());
-        // To the host, a record without steps is a submission all the same; steps take the device's time and the submission.
+        // To the host, a record without steps is still a submission. With steps, it takes the device's time and the submission.
         let mut whole = |runs: usize| {
             let mut once = || {
                 let start = wgpu.start().expect("starts");
@@ -310,7 +310,7 @@ mod wgpu {
         assert!(Wgpu::new(Some("no such adapter")).is_err());
     }
 
-    /// Numbers that differ in every word.
+    /// Numbers of which no two words are equal.
     fn words(n: usize, seed: u32) -> Vec<u8> {
         (0..n as u32).flat_map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
     }
@@ -345,7 +345,7 @@ mod wgpu {
         assert_eq!((wgpu.usage().bytes, wgpu.usage().allocations), (4096 + 256 + 512, 3));
     }
 
-    /// A record goes with any of its segments, and so does what waits to be written to one.
+    /// A record is dropped with any of its segments. So is data that waits to be written to the segment.
     #[test]
     fn what_uses_a_segment_goes_with_it() {
         let Some(mut wgpu) = device() else { return };
@@ -391,7 +391,7 @@ mod wgpu {
         assert!(error.contains("usage"), "{error}");
     }
 
-    /// Of a device that is gone nothing can be had, and nothing panics: not even where the host program has set no handlers.
+    /// A device that is gone returns errors, and nothing panics, even if the host program has set no handlers.
     #[test]
     fn a_lost_device_is_an_error() {
         let Some(own) = device() else { return };

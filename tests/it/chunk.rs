@@ -46,7 +46,7 @@ fn sliced(values: &[f64], shape: &Shape, axis: usize, start: usize, len: usize) 
     (0..part.shape.numel()).map(next).collect()
 }
 
-/// Holds each part of a call's output that its row says to be made of parts against the same part of the whole; how many axes have parts.
+/// Compares each part of a call's output, computed from parts as its row says, with the same part of the whole. Returns the number of such axes.
 fn parts_are_parts(call: &Call, inputs: &[Option<Vec<f64>>]) -> usize {
     let values = |inputs: &[Option<Vec<f64>>]| -> Vec<f64> {
         let inputs: Vec<_> = inputs.iter().map(Option::as_deref).collect();
@@ -92,7 +92,7 @@ fn parts_are_parts(call: &Call, inputs: &[Option<Vec<f64>>]) -> usize {
     found
 }
 
-/// Rows with a kernel of which no part is made for itself.
+/// Operators with a kernel that cannot be computed in parts.
 const WHOLE: &[&str] = &[];
 
 #[test]
@@ -102,7 +102,7 @@ fn what_rows_say_of_parts_is_so() {
         let mut graph = graph(&sample);
         let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
         pass::run(&mut graph, &Target::cpu(1), false).expect("the passes run");
-        // Every value on the way, each node by its row.
+        // Every intermediate value, computed node by node.
         let mut values = std::collections::HashMap::new();
         for (&input, tensor) in graph.inputs().iter().zip(&inputs) {
             values.insert(input, tensor.to_f64());
@@ -132,7 +132,7 @@ fn what_rows_say_of_parts_is_so() {
     assert_eq!(whole, WHOLE);
 }
 
-/// From how many live bytes on a graph is computed in chunks.
+/// The live bytes from which on a graph is computed in chunks.
 type Least = fn(&[u64]) -> u64;
 
 const ALL: Least = |_| 0;
@@ -148,7 +148,7 @@ fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize, least: Lea
     Ok(graph)
 }
 
-/// Inputs that every row takes: whole numbers for what is not of floats.
+/// Inputs that every operator accepts: whole numbers for types other than floats.
 fn inputs(graph: &Graph, state: &mut u64) -> Vec<Tensor> {
     let made = |&v: &ValueId| {
         let fact = graph.fact(v);
@@ -159,7 +159,7 @@ fn inputs(graph: &Graph, state: &mut u64) -> Vec<Tensor> {
     graph.inputs().iter().map(made).collect()
 }
 
-/// Runs a graph in chunks, on poisoned memory as well, and holds it against the reference of the whole.
+/// Runs a graph in chunks, also on poisoned memory, and compares it with the reference of the whole.
 fn runs_in_chunks(
     graph: &Graph,
     inputs: &[Tensor],
@@ -235,7 +235,7 @@ fn planned(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Pl
     plan::plan(&graph, target, limits).expect("it is planned")
 }
 
-/// Keys that several heads share, of which a chunk has fewer rows of scores than would make one kernel pay.
+/// Keys that several heads share. A chunk has fewer rows of scores than one kernel needs to be worth it.
 #[test]
 fn attentions_stay_one_kernel() {
     let graph = common::graph(
@@ -263,7 +263,7 @@ fn all_in_chunks(graph: &Graph, target: &Target, chunks: usize) -> Plan {
 
 const FREE: Limits = Limits { memory: None };
 
-/// Chunks run one after another, and nothing is copied for them.
+/// Chunks run one after another, without copies.
 #[test]
 fn chunks_shrink_activations() {
     // What a library's call is given does not shrink with it, and lanes run chunks side by side where that costs little.
@@ -311,7 +311,7 @@ fn what_is_not_at_the_peak_stays_whole() {
     }
 }
 
-/// Whatever is asked for, no plan is larger than that of the whole; and where chunks save nothing, it is that of the whole.
+/// No plan in chunks is larger than the plan of the whole. If chunks save nothing, it is the plan of the whole.
 #[test]
 fn no_plan_grows_with_chunks() {
     for target in [Target::cpu(2), Target::cuda(), Target::wgpu()] {
@@ -324,7 +324,7 @@ fn no_plan_grows_with_chunks() {
                 assert!(plan.steps.len() >= whole.steps.len(), "{} {file} {dims:?}", target.name);
             }
         }
-        // The result takes the bytes of the input, of which slices would keep all.
+        // The result overwrites the input in place, but slices would keep all of it.
         let graph = common::graph("one (float[64, 64] x) => (float[64, 64] y) { y = Relu (x) }");
         let target = Target { lanes: 1, ..target };
         assert_eq!(planned(&graph, &target, &FREE, 2), planned(&graph, &target, &FREE, 1));

@@ -1,4 +1,4 @@
-//! The command line from outside: its output, its exit codes, and the files that it leaves behind.
+//! The command line from outside: its output, its exit codes, and the files that it writes.
 
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
 use plimsoll::internals::onnx::{self, export};
@@ -35,7 +35,7 @@ fn program(args: &[&str]) -> Command {
     command
 }
 
-/// Runs to the end. Whatever the arguments, there is neither a panic nor a backtrace.
+/// Runs the program to its end. No arguments may cause a panic or a backtrace.
 fn finish(mut command: Command) -> Ran {
     let output = command.output().expect("the program starts");
     let text = |bytes| String::from_utf8(bytes).expect("the output is text");
@@ -61,7 +61,7 @@ fn ok_json(args: &[&[&str]]) -> Value {
     serde_json::from_str(&short).expect("it was parsed before")
 }
 
-/// A command that fails as it should: with this exit code, an error that holds all these words, and nothing on stdout.
+/// A command that must fail with this exit code, an error that contains all words, and nothing on stdout.
 #[track_caller]
 fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
     let ran = finish(program(&args.concat()));
@@ -71,7 +71,7 @@ fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
     assert!(missing.is_empty(), "{args:?}: {missing:?} missing in {error}");
 }
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -102,12 +102,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What remains of a temporary folder harms nobody.
+        // A temporary folder that cannot be removed does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Sizes that a file writes down may be those of an example: a wrong one is said, and no more.
+/// Declared output sizes may be those of an exporter's example, so a wrong one is only a warning.
 #[test]
 fn an_output_of_another_size_than_the_file_says_is_named() {
     let folder = Folder::new("sizes");
@@ -137,7 +137,7 @@ impl Random {
         (self.0 >> 11) as usize % n
     }
 
-    /// Bytes flipped, overwritten, removed, doubled or moved, in one to four places.
+    /// Flips, overwrites, removes, repeats or moves bytes in one to four places.
     fn mutate(&mut self, bytes: &[u8]) -> Vec<u8> {
         let mut bytes = bytes.to_vec();
         for _ in 0..1 + self.below(4) {
@@ -227,7 +227,7 @@ fn plans_are_printed_written_and_checked() {
             assert_eq!(ok_json(&[&["check", &file]])["ok"], json!(true));
             std::fs::remove_file(&file).expect("it is there");
 
-            // A preset and the same target from a file are one.
+            // A preset and the same target from a file give the same plan.
             let described = folder.file("target.json", found["target"].to_string());
             assert_eq!(written, ok(&[&["plan"], *model, &["--target", &described, "--json"]]));
             std::fs::remove_file(&described).expect("it is there");
@@ -235,7 +235,7 @@ fn plans_are_printed_written_and_checked() {
     }
 }
 
-/// The plan of a range, with what its bindings use of the arena, in text and in JSON.
+/// The plan of a range, with the bytes that each binding uses of the arena, in text and in JSON.
 #[test]
 fn the_plan_of_a_range_is_a_table() {
     let folder = Folder::new("range");
@@ -289,7 +289,7 @@ fn runs_are_timed() {
     assert_eq!(found["iters"], json!(4));
     assert!(found["first_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{found}");
     assert_eq!(ok(&[args, &[&["--json"]]].concat()).lines().count(), 1);
-    // Of a range, the binding that a given input tells.
+    // In a range, a given input selects the binding.
     let found =
         ok_json(&[&["bench", MLP[0], "--set", "batch=1..64", "--input", "x=16x784xf32=1", "--iters", "1"], CPU]);
     assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
@@ -299,7 +299,7 @@ fn runs_are_timed() {
 fn graphs_are_emitted() {
     for model in GRAPHS {
         for (form, words) in [("dot", "digraph"), ("wgsl", "@compute"), ("onnxtxt", "ir_version")] {
-            // The file as it is takes no extents.
+            // The file itself has no extents to set.
             let model = if form == "onnxtxt" { &model[..1] } else { *model };
             let args: &[&[&str]] = &[&["emit"], model, &[form]];
             let text = ok(args);
@@ -329,7 +329,7 @@ fn flags_that_a_form_has_no_use_for_are_refused() {
     assert!(!ok(&[&["compare", "--help"]]).contains("--no-fuse"));
 }
 
-/// A flag for devices of one family is none for a target or a backend of another.
+/// A flag for one family of devices is refused for a target or backend of another.
 #[test]
 fn flags_that_a_device_has_no_use_for_are_refused() {
     let flags: [(&[&str], &str); 3] =
@@ -354,7 +354,7 @@ fn flags_that_a_device_has_no_use_for_are_refused() {
     assert_eq!((rounds(&["--allow-tf32"]), rounds(&[])), (json!(true), json!(null)));
 }
 
-/// Of a range, the plan that ran is shown: as text, too.
+/// For a range, the plan that ran is shown, as text and as JSON.
 #[test]
 fn a_run_in_a_range_shows_its_own_plan() {
     let range: &[&str] = &["run", "graphs/attention.onnxtxt", "--set", "batch=1..4", "--set", "sequence=1..64"];
@@ -395,7 +395,7 @@ fn devices_and_operators_are_listed() {
     assert_eq!(target.family, plimsoll::internals::target::Family::Cpu);
     fails(1, &[&["devices", "cuda:99"]], &["no device 'cuda:99' among: cpu"]);
     let table = ok(&[&["ops"]]);
-    // Behind the table, a line for each of cpu, wgpu and what else there is.
+    // After the table, there is a line for each of cpu, wgpu and the other backends.
     let rows = table.lines().take_while(|line| !line.is_empty());
     assert_eq!(rows.count(), 1 + ops::all().count());
     assert!(
@@ -437,7 +437,7 @@ fn outputs_are_written_and_expected() {
     ok(&[&["run"], MLP, CPU, &["--expect", &expect, "--seed", "1", "--rtol", "0", "--atol", "1e6"]]);
     fails(1, &[&["run"], MLP, CPU, &["--expect", "score=3x10xf32=0"]], &["score", "outputs: scores"]);
 
-    // An output in the way of a folder of its name: nothing half-written remains.
+    // A folder has the name of the output: no partial file remains.
     let taken = folder.path("taken");
     std::fs::create_dir_all(Path::new(&taken).join("scores.npy")).expect("the folder is made");
     fails(1, &[&["run"], MLP, CPU, &["--output-dir", &taken]], &["taken/scores.npy"]);
@@ -465,7 +465,7 @@ fn names_of_outputs_become_names_of_files() {
     assert_eq!(folder.names("out"), [".._.._up.npy", "gr__e_x.npy", "layer_0_out.npy"]);
     let read = npy::read(&Path::new(&out).join(".._.._up.npy")).expect("it is an array");
     assert_eq!(read.to_f64(), [1.5, 1.5]);
-    // Names that no file system takes as they are, which begin alike.
+    // Names that no file system accepts, with the same beginning.
     let long = |end: &str| format!("{}{end}", "n".repeat(300));
     let many = model("long.onnx", &[&long("a"), &long("b"), &"m".repeat(251)]);
     let out = folder.path("long");
@@ -493,7 +493,7 @@ fn what_does_not_fit_exits_with_2() {
     let needed = ok_json(&[&["plan"], MLP])["summary"]["planned_bytes"].as_u64().expect("it is a number of bytes");
     ok(&[&["plan"], MLP, &["--memory-limit", &needed.to_string()]]);
     fails(2, &[&["plan"], MLP, &["--memory-limit", &(needed - 1).to_string()]], &["(1 over)"]);
-    // Eager, too, is held to the limit; that it does not fit is what was to be found out. Where the plan does not fit either, it is not.
+    // Eager runs have the same limit. That one does not fit is a result; but if the plan does not fit either, it is an error.
     let least = needed.to_string();
     assert!(ok(&[&["compare", "--iters", "1"], MLP, CPU, &["--memory-limit", &least]]).contains("does not fit"));
     fails(2, &[&["compare", "--iters", "1"], MLP, CPU, limit], &["does not fit", "10240"]);
@@ -516,7 +516,7 @@ fn a_missing_adapter_exits_with_4() {
     assert!(ran.err.contains("no GPU"), "what was picked, and why: {}", ran.err);
 }
 
-/// Names in a file may hold control characters; none reaches the terminal.
+/// Names in a file may have control characters. None reaches the terminal.
 #[test]
 fn names_reach_the_terminal_without_control_characters() {
     let folder = Folder::new("control");
@@ -701,7 +701,7 @@ fn a_plan_that_was_edited_is_refused() {
 
 // ---- What is broken
 
-/// All that `plan` does with a file: a plan, or an error that names the file.
+/// The result of `plan` for a file: a plan, or an error that names the file.
 fn compile(path: &Path, dims: &[&str]) -> Result<(), String> {
     let all = || {
         let model = onnx::load(path)?;
@@ -746,7 +746,7 @@ fn mutated_files_never_panic() {
     for (file, dims, mutants) in files {
         let good = std::fs::read(Path::new("graphs").join(file)).expect("the file is there");
         for number in 0..mutants {
-            // Most of digits.onnx is weights: its head and its tail are where its structure is.
+            // Most of digits.onnx is weights. Its structure is at the beginning and at the end.
             let mut bytes = good.clone();
             match number % 3 {
                 0 if file.ends_with(".onnx") => bytes.splice(..1500, random.mutate(&good[..1500])).for_each(drop),

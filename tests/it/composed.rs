@@ -1,4 +1,4 @@
-//! Rows that are stated once, as nodes or as values, against values that other programs computed.
+//! Operators with one definition only, as nodes or as values, against values that other programs computed.
 
 use crate::samples::Sample;
 use plimsoll::internals::dtype::DType::*;
@@ -6,7 +6,7 @@ use plimsoll::internals::op::{Call, Fact};
 use plimsoll::internals::ops;
 
 trait Wave {
-    /// One more input, whose elements go up and down between -1.25 and 1.25; each input starts elsewhere.
+    /// A further input, whose elements go up and down between -1.25 and 1.25. Each input starts at another value.
     fn wave(self, shape: &[usize]) -> Sample;
 }
 
@@ -30,13 +30,13 @@ fn found(sample: &Sample) -> Vec<f64> {
     outputs.unwrap_or_else(|what| panic!("{sample:?}: {what}")).swap_remove(0)
 }
 
-/// Each of 4 bits with a sign.
+/// Signed elements of 4 bits.
 const NIBBLES: [f64; 34] = [
     -8.0, -1.0, 6.0, -3.0, 4.0, -5.0, 2.0, -7.0, 0.0, 7.0, -2.0, 5.0, -4.0, 3.0, -6.0, 1.0, -8.0, -1.0, 6.0, -3.0, 4.0,
     -5.0, 2.0, -7.0, 0.0, 7.0, -2.0, 5.0, -4.0, 3.0, -6.0, 1.0, -8.0, -1.0,
 ];
 
-/// Expected values are written down to four decimals.
+/// Expected values have four decimals.
 fn agree(cases: &[(Sample, &[f64])]) {
     for (sample, expected) in cases {
         let values = found(sample);
@@ -273,7 +273,7 @@ fn values_are_those_of_onnxruntime() {
                 0.9146, 0.3758, -0.6242, 0.6646,
             ],
         ),
-        // The caches have room for four; the length says that three are there.
+        // The caches have room for four keys, and the length says that three are valid.
         (
             Sample::new("GroupQueryAttention")
                 .wave(&[1, 1, 16])
@@ -290,7 +290,7 @@ fn values_are_those_of_onnxruntime() {
                 -0.2609, 0.2373, -0.1299, -0.5109,
             ],
         ),
-        // The same without the total.
+        // The same without the total length.
         (
             Sample::new("GroupQueryAttention")
                 .wave(&[1, 2, 16])
@@ -345,7 +345,7 @@ fn values_are_those_of_onnxruntime() {
                 -0.6734, 0.6077, -0.1244, -0.8564,
             ],
         ),
-        // More keys than queries: the last one sees them all, but for those that the mask hides.
+        // More keys than queries: the last query sees all keys that the mask does not hide.
         (
             Sample::new("MultiHeadAttention")
                 .wave(&[1, 2, 4])

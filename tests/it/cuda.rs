@@ -14,7 +14,7 @@ use plimsoll::{DType, Limits, Tensor};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A folder that is gone when the test is over.
+/// A folder that is removed when the test is over.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -112,7 +112,7 @@ fn a_driver_that_does_not_start() {
             "{error}"
         );
     }
-    // A code that nobody has heard of.
+    // An unknown error code.
     let folder = Folder::new("code");
     if driver(&folder, &text.replace("return 100", "return 4711"), &[]) {
         let error = refusal(&folder.search());
@@ -149,7 +149,7 @@ fn plimsoll(folder: &Folder, args: &[&str], cache: &Path) -> (Option<i32>, Strin
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/graphs/digits.onnx");
 
-/// The command line says it in one line, and `auto` goes on with what there is.
+/// The command line reports it in one line, and `auto` goes on with another backend.
 #[test]
 fn auto_falls_back() {
     let folder = Folder::new("auto");
@@ -166,7 +166,7 @@ fn auto_falls_back() {
     assert!(code == Some(0) && devices.contains("libcuda.so.1"), "{devices}");
 }
 
-/// A search that finds the driver of paper and the real compiler; `None`, in words, where that or a C compiler is missing.
+/// A search that finds the stub driver and the real compiler. `None`, with a message, if that or a C compiler is missing.
 fn paper(folder: &Folder, defines: &[&str]) -> Option<Search> {
     if let Err(error) = machine_code(&Search::here(), "sm_90a", &[]) {
         assert!(std::env::var_os("PLIMSOLL_REQUIRE_NVRTC").is_none(), "NVRTC is required: {error}");
@@ -188,7 +188,7 @@ fn memory_is_what_was_planned() {
     let Some(search) = paper(&folder, &[]) else { return };
     let (mut backend, name) = open(&search, &BARE).expect("the device opens");
     assert!(name.starts_with("cuda, device 0, Paper GPU"), "{name}");
-    // More than a slot holds, and no multiple of it.
+    // More bytes than a staging segment holds, and no multiple of it.
     let bytes = 5 * STAGING / 2 + 4;
     let segment = backend.alloc(bytes, Memory::Device).expect("it has room");
     let slots = [Memory::Upload, Memory::Download].map(|memory| backend.alloc(STAGING, memory).expect("a slot"));
@@ -220,7 +220,7 @@ fn memory_is_what_was_planned() {
     }
     assert_eq!((session.usage(), session.overhead()), (usage, parts.clone()), "a run takes nothing");
     assert_eq!(usage.overhead as i64, parts.iter().map(|part| part.1).sum::<i64>());
-    // What the driver of paper takes for a module and a graph, and in steps of 2 MiB for each segment.
+    // The bytes that the stub driver takes for a module and a graph, and for each segment in steps of 2 MiB.
     let part = |name: &str| parts.iter().find(|part| part.0 == name).expect("a part").1;
     assert_eq!((part("modules"), part("graphs")), (1 << 20, 64 << 10));
     let device = session.plan().segments.iter().filter(|s| s.memory.is_device());
@@ -228,7 +228,7 @@ fn memory_is_what_was_planned() {
     assert_eq!(part("allocations rounded up"), rounded as i64);
 }
 
-/// Bindings of a range take turns in the memory of the largest; what the driver takes for kernels and graphs comes with the first run of each.
+/// Bindings of a range use the memory of the largest by turns. The driver takes memory for kernels and graphs in the first run of each.
 #[test]
 fn a_range_runs_in_the_memory_of_its_largest_binding() {
     let folder = Folder::new("range");
@@ -255,7 +255,7 @@ fn a_range_runs_in_the_memory_of_its_largest_binding() {
     assert_eq!((taken(), session.overhead()), (before, beside), "further runs take nothing");
 }
 
-/// An error gives back everything that was made before it.
+/// An error frees everything that was made before it.
 #[test]
 fn a_graph_that_cannot_be_used_takes_nothing() {
     let folder = Folder::new("upload");
@@ -327,7 +327,7 @@ fn compiled_kernels_are_kept() {
     let log = run(&cache);
     assert!(log.contains("compiled again") && log.contains("kernels compiled"), "{log}");
     assert!(std::fs::read(entry).expect("it is read") == whole, "it is whole again");
-    // A file where the folder should be: nothing can be kept there.
+    // A file has the name of the folder, so nothing can be stored there.
     let file = folder.0.join("file");
     std::fs::write(&file, "").expect("a file");
     let log = run(&file);

@@ -17,7 +17,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs")
 }
 
-/// A graph file, its dims bound to what no kernel finds convenient.
+/// A graph file with its dims bound to extents that are inconvenient for every kernel.
 fn load(file: &str) -> Graph {
     let model = onnx::load(&folder().join(file)).expect("the file is a graph");
     let dims = model.open_dims().expect("its dims have names");
@@ -105,7 +105,7 @@ fn graph_files_give_the_same_results_eager_and_planned() {
             for column in [caching, planned, fused] {
                 assert_eq!(measured(column).driver_calls_last, 0, "{file}: {}", column.name);
             }
-            // A plan keeps outputs apart from the arena, for the whole run; eager takes them when they are written.
+            // A plan holds outputs outside the arena for the whole run; eager allocates them when they are written.
             let outputs: u64 = graph
                 .outputs()
                 .iter()
@@ -152,7 +152,7 @@ fn eager_runs_on_the_smallest_device_and_not_below() {
     }
 }
 
-/// Elementwise steps, which a plan runs in place and eager does not.
+/// Elementwise steps, which a plan runs in place and an eager run does not.
 fn tall() -> Graph {
     let mut graph = Graph::new("tall");
     let mut value = graph.input("x", Fact::new(DType::F32, [64, 64]));
@@ -212,14 +212,14 @@ fn what_the_allocator_reserves_is_what_the_device_gave() {
                 assert_eq!(stats.driver_calls - calls, 2 * took);
             }
         }
-        // A run that is refused gives back what it took, and leaves the next one unharmed.
+        // A run that is refused frees all its blocks, and the next run works.
         assert!(eager.run(&inputs[1..]).is_err());
         assert_eq!(eager.stats().live, loaded.live);
         eager.run(&inputs).expect("it runs again");
     }
 }
 
-/// Adds a node, unless its operands do not fit together or it becomes too large.
+/// Adds a node, unless its operands do not fit together or its result is too large.
 fn grow(graph: &mut Graph, values: &mut Vec<ValueId>, choice: u8, a: ValueId, b: ValueId) {
     let shape = graph.fact(a).shape.clone();
     let last = shape.len() as i64 - 1;
@@ -246,14 +246,14 @@ fn grow(graph: &mut Graph, values: &mut Vec<ValueId>, choice: u8, a: ValueId, b:
     }
 }
 
-/// A graph of matrices, grown from choices; the last values are its outputs.
+/// A graph of matrices that follows from choices. Its last values are its outputs.
 fn grown(steps: &[(u8, usize, usize)]) -> Graph {
     let mut graph = Graph::new("grown");
     let matrix = |rows: usize, columns: usize| Fact::new(DType::F32, [rows, columns]);
     let weights = Constant::new("w", random(&matrix(6, 6), 7));
     let mut values = vec![graph.input("x", matrix(4, 6)), graph.input("y", matrix(6, 6)), graph.constant(weights)];
     for &(choice, a, b) in steps {
-        // Counted from the youngest, so that a shrunk case keeps its meaning.
+        // Operands are counted from the newest value, so that a shrunk case keeps its meaning.
         let pick = |back: usize| values[values.len() - 1 - back % values.len()];
         let (a, b) = (pick(a), pick(b));
         grow(&mut graph, &mut values, choice, a, b);
@@ -289,7 +289,7 @@ proptest! {
     }
 }
 
-/// A constant that several kernels read in packed layouts of their own is there in each of them.
+/// A constant that several kernels read in different packed layouts is stored once per layout.
 #[test]
 fn a_constant_is_packed_for_each_use() {
     let mut graph = Graph::new("shared");

@@ -1,4 +1,4 @@
-//! Graphs at the edges of ONNX, on the CPU, against results worked out by hand: no elements, NaN, images backwards.
+//! Edge cases of ONNX on the CPU, against results worked out by hand: no elements, NaN, flipped images.
 
 use plimsoll::internals::onnx;
 use plimsoll::internals::plan::Recipe;
@@ -18,7 +18,7 @@ fn run(text: &str, inputs: &[(&str, Tensor)], fuse: bool) -> (Vec<Vec<f64>>, usi
     (outputs.iter().map(|(_, tensor)| tensor.to_f64()).collect(), session.plan().steps.len())
 }
 
-/// The outputs of a graph, fused and not, which must agree to the bit.
+/// The outputs of a graph, fused and unfused, which must agree bit for bit.
 fn outputs(text: &str, inputs: &[(&str, Tensor)]) -> Vec<Vec<f64>> {
     let (fused, unfused) = (run(text, inputs, true).0, run(text, inputs, false).0);
     let bits = |outputs: &[Vec<f64>]| outputs.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -35,7 +35,7 @@ fn shown(values: &[f64]) -> String {
     values.iter().map(|x| format!("{x}")).collect::<Vec<_>>().join(" ")
 }
 
-/// Odd functions are so of a negative zero, too.
+/// Odd functions keep the sign of a negative zero.
 #[test]
 fn a_zero_keeps_its_sign() {
     let names = ["Asin", "Asinh", "Atan", "Atanh", "Erf", "Sin", "Sinh", "Tan", "Tanh"];
@@ -47,7 +47,7 @@ fn a_zero_keeps_its_sign() {
     }
 }
 
-/// As IEEE 754 has it: the root of minus infinity is none, its power to a half is infinity.
+/// By IEEE 754, the square root of minus infinity is NaN, and its power with exponent 0.5 is infinity.
 #[test]
 fn powers_of_infinity() {
     let text =
@@ -60,7 +60,7 @@ fn powers_of_infinity() {
     assert_eq!(found.iter().map(|v| shown(v)).collect::<Vec<_>>(), ["inf inf 2 NaN", "0 0 0.5 NaN", "NaN inf 2 NaN"]);
 }
 
-/// An input that names what is not there is refused by its name; where an index is computed, the nearest element is taken.
+/// A constant index out of range is refused, with the input's name. A computed index is clamped.
 #[test]
 fn indices_of_what_is_not_there() {
     let text = "g (float[5, 2] table, int64[3] ids, int64[3] others) => (float[1, 3, 2] y, float[3, 2] z) <int64[1] first = {0}, int64 far = {9}> {
@@ -151,7 +151,7 @@ fn a_nan_stays_one() {
     assert_eq!(shown(&found[6]), shown(&larger));
 }
 
-/// Columns are folded side by side, in whichever row what is no number stands.
+/// Columns are reduced side by side, whichever row has a NaN.
 #[test]
 fn a_nan_stays_one_among_columns() {
     let text = "g (float[3, 40] x) => (float[40] a, float[40] b) {
@@ -168,7 +168,7 @@ fn a_nan_stays_one_among_columns() {
     }
 }
 
-/// Integers of one byte are what their bits hold, stored on the way or not.
+/// Integers of one byte wrap around, whether or not an intermediate value is stored.
 #[test]
 fn small_integers_wrap_around() {
     let text = "g (uint8[3] a, uint8[3] b, int8[3] c) => (float[3] d, uint8[3] e, bool[3] f, float[1] g, float[3] h, float[3] i) {
@@ -200,7 +200,7 @@ fn small_integers_wrap_around() {
     assert_eq!(found, expected);
 }
 
-/// Where nothing equals the largest value, its index is still one of a row's.
+/// If no element equals the largest value, as with NaN, the index is still within the row.
 #[test]
 fn indices_of_no_number_are_indices() {
     let text = "g (float[2, 4] x) => (int64[2, 1] a, int64[2, 1] b, int64[2, 1] c) {
@@ -224,7 +224,7 @@ fn infinities_have_a_largest() {
     assert_eq!(outputs(text, &[("x", tensor(&[1, 1, 6], &[f32::NEG_INFINITY; 6]))]), [vec![least], vec![least; 3]]);
 }
 
-/// Rows of several axes, one of which is empty; and queries to which there are no keys.
+/// Rows of several axes, one of which is empty; and queries without keys.
 #[test]
 fn rows_of_nothing() {
     let text = "g (float[3, 2, 0] x, float[40, 0, 3] y) => (float[3] a, float[40] b, float[3, 2, 0] c) <int64[2] axes = {1, 2}> {
@@ -244,7 +244,7 @@ fn rows_of_nothing() {
     assert_eq!(outputs(text, &[q, ("k", none(&[2, 8, 0])), ("v", none(&[2, 0, 8]))]), [vec![0.0; 1120]]);
 }
 
-/// -0 + 0 is 0: adding nothing is not always nothing.
+/// -0 + 0 is 0, so adding zero can change a value.
 #[test]
 fn zeros_have_signs() {
     let text =
@@ -289,7 +289,7 @@ fn images_are_read_backwards() {
     assert_eq!(outputs(text, &[("x", x)]), [[8.0, 4.0]]);
 }
 
-/// A row of which nothing is seen weighs nothing where the weights are guarded; elsewhere it is no number.
+/// A fully masked row is zero if the weights are guarded, and NaN otherwise.
 #[test]
 fn guarded_attention_of_nothing_is_zero() {
     let text = |guard: &str| {
@@ -306,7 +306,7 @@ fn guarded_attention_of_nothing_is_zero() {
     let values =
         |shape: &[usize]| -> Vec<f32> { (0..shape.iter().product::<usize>()).map(|i| (i % 7) as f32 - 3.0).collect() };
     let given = |name, shape: &[usize]| (name, tensor(shape, &values(shape)));
-    // The second row sees nothing, the third the first key alone.
+    // The second row is fully masked, and the third sees only the first key.
     let low = f32::NEG_INFINITY;
     let mask = [[0.0; 5], [low; 5], [0.0, low, low, low, low]].concat();
     let inputs =
@@ -323,7 +323,7 @@ fn guarded_attention_of_nothing_is_zero() {
     assert!(open[6..12].iter().all(|y| y.is_nan()) && open[..6].iter().all(|y| y.is_finite()), "{open:?}");
 }
 
-/// A query of which a mask hides all keys takes nothing of the values; what is no number stays none.
+/// A query whose keys are all masked takes nothing from the values. A NaN stays NaN.
 #[test]
 fn a_mask_hides_keys_but_no_nan() {
     let text =
@@ -339,7 +339,7 @@ fn a_mask_hides_keys_but_no_nan() {
     assert_eq!([shown(&fused[0]), shown(&apart[0])], ["3 6 NaN NaN 0 0"; 2]);
 }
 
-/// A zero with more rows than the weights have repeats them.
+/// A zero tensor with more rows than the weights repeats the weights.
 #[test]
 fn a_guard_may_repeat_rows() {
     let text =
@@ -355,7 +355,7 @@ fn a_guard_may_repeat_rows() {
     assert_eq!(outputs(text, &inputs)[0], [0.5; 32]);
 }
 
-/// The host has no halves: it holds them as `f32`, scores among them.
+/// The CPU has no 16-bit floats. It stores them, including scores, as `f32`.
 #[test]
 fn attention_of_halves_runs_where_there_are_none() {
     let text = |to: u32| {
@@ -382,7 +382,7 @@ fn attention_of_halves_runs_where_there_are_none() {
     }
 }
 
-/// Of halves, exporters compute the softmax in f32.
+/// Exporters compute the softmax of 16-bit floats in f32.
 #[test]
 fn attention_of_halves_may_be_weighed_in_f32() {
     let text = |narrow: u32, wide: u32| {
@@ -412,7 +412,7 @@ fn attention_of_halves_may_be_weighed_in_f32() {
     }
 }
 
-/// Weights of the very values that they are computed from: the scores are needed twice.
+/// The weights multiply the scores that they are computed from, so the scores are needed twice.
 #[test]
 fn scores_may_be_the_values() {
     let text = "g (float[3, 3] a, float[3, 3] b) => (float[3, 3] y) {
@@ -423,11 +423,11 @@ fn scores_may_be_the_values() {
     }";
     let (a, b) = ([1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 3.0, 3.0, 3.0, -1.0, -2.0, -3.0]);
     let found = outputs(text, &[("a", tensor(&[3, 3], &a)), ("b", tensor(&[3, 3], &b))]);
-    // Every row of scores is even, so every result is the mean of a column.
+    // All scores of a row are equal, so every result is the mean of a column.
     assert!(found[0].iter().all(|y| (y - 1.0).abs() < 1e-6), "{found:?}");
 }
 
-/// Scores to which an operand of their product is added: it is needed twice.
+/// Scores to which an operand of their product is added, so the operand is needed twice.
 #[test]
 fn scores_may_hold_an_operand_of_their_product() {
     let text = "g (float[3, 3] a, float[3, 3] b, float[3, 3] c) => (float[3, 3] y) {
@@ -444,7 +444,7 @@ fn scores_may_hold_an_operand_of_their_product() {
     assert!(found[0].iter().all(|y| (y - 1.0 / 3.0).abs() < 1e-6), "{found:?}");
 }
 
-/// Groups of heads that share a matrix are axes of their own until they are joined, whatever the rank, and differently on both sides.
+/// Groups of heads that share a matrix are separate axes until they are joined, at any rank, and differently on both sides.
 #[test]
 fn heads_share_matrices_in_groups() {
     let joined = "g (float[1, 4, 1, 2] q, float[2, 1, 2, 1] v) => (float[1, 4, 1, 1] y)
@@ -464,7 +464,7 @@ fn heads_share_matrices_in_groups() {
     assert_eq!(outputs(both, &inputs), [[10.0, 10.0, 20.0, 20.0, 60.0, 60.0, 80.0, 80.0]]);
 }
 
-/// A Gather reads one part of a concatenation and makes another.
+/// A Gather reads one part of a concatenation and writes another.
 #[test]
 fn a_part_is_chosen_from_its_neighbour() {
     for (axis, [rows, columns], expected) in

@@ -18,7 +18,7 @@ const DEVICE: &str = include_str!("emulate/device.h");
 fn bindings(case: &Case) -> Bindings {
     let mut bindings = Bindings::distinct(&case.kernel);
     if let Some((write, read)) = case.in_place {
-        // The write's binding goes; those behind it move up.
+        // The binding of the write is removed, and the later ones move up.
         let slot = case.kernel.reads.len() + write;
         if let (Some(gone), Some(kept)) = (bindings.of[slot], bindings.of[read]) {
             bindings.of[slot] = Some(kept);
@@ -50,7 +50,7 @@ impl Job {
     }
 }
 
-/// Compiles jobs to a library of their own and runs them; what it found wrong.
+/// Compiles jobs to a library and runs them. Returns the failures.
 fn run_all(compiler: &str, file: &Path, jobs: &[&Job]) -> Vec<String> {
     let mut text = DEVICE.replace("PRELUDE", PRELUDE.split("// What only PTX can say.").next().expect("it is there"));
     for (i, Job { source, .. }) in jobs.iter().enumerate().filter(|(_, job)| !job.source.text.is_empty()) {
@@ -62,7 +62,7 @@ fn run_all(compiler: &str, file: &Path, jobs: &[&Job]) -> Vec<String> {
     }
     std::fs::write(file, text).expect("the text is written");
     let object = file.with_extension("so");
-    // To optimize would take longer than it saves. Jumps from one stack to another are what checked jumps refuse.
+    // Optimizing would take longer than it saves. Fortified builds refuse jumps from one stack to another.
     let built = Command::new(compiler)
         .args(["-std=c++17", "-O0", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE", "-pthread", "-shared", "-fPIC"])
         .args([OsStr::new("-o"), object.as_os_str(), file.as_os_str()])
@@ -76,7 +76,7 @@ fn run_all(compiler: &str, file: &Path, jobs: &[&Job]) -> Vec<String> {
     jobs.iter().copied().enumerate().filter_map(run).collect()
 }
 
-/// Runs a case; what it found wrong.
+/// Runs a case. Returns its failure.
 fn run(library: &Library, number: usize, case: &Case, source: &Source) -> Result<(), String> {
     let bindings = bindings(case);
     let kernel = &case.kernel;
@@ -123,7 +123,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         return;
     }
     let target = Target { libraries: Libraries::default(), ..Target::cuda() };
-    // Where there is one multiprocessor, small cases fill it, too.
+    // With one multiprocessor, even small cases fill it.
     let small_target = Target { multiprocessors: 1, ..target.clone() };
     let plain = variants::plain();
     let attends = |case: &Case| {
@@ -138,7 +138,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_hosted(&target));
     let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
-    // Every part gets as many of a template as any other.
+    // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
     let folder = std::env::temp_dir().join(format!("plimsoll-emulate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a temporary folder");

@@ -43,7 +43,7 @@ fn stage(command: &[&str], file: &str, dims: &[(&str, usize)]) -> String {
     printed(&command.iter().map(place).chain(sets).collect::<Vec<_>>())
 }
 
-/// Every golden's name and what it should hold.
+/// The name and the expected content of every golden.
 fn goldens() -> Vec<(String, String)> {
     let mut all = vec![("ops.txt".to_owned(), printed(&["ops".to_owned()]))];
     for (file, dims) in GRAPHS {

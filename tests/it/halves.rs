@@ -21,11 +21,11 @@ const LAYER: &str = "
     qFROM = Pow (fFROM, three)  rFROM = Mul (qFROM, cube)  tFROM = Add (fFROM, rFROM)  uFROM = Mul (tFROM, outer)
     yFROM = Tanh (uFROM)  zFROM = Add (yFROM, one)  gFROM = Mul (fFROM, half)  eFROM = Mul (gFROM, zFROM)
     oFROM = MatMul (eFROM, wFROM)  aFROM = Add (oFROM, cFROM)  xTO = Add (xFROM, aFROM)";
-/// Its parameters, of which there are as many as layers.
+/// Its parameters: one of each per layer.
 const PARAMETERS: &str =
     "TYPE[64] sFROM, TYPE[64] hFROM, TYPE[64, 128] vFROM, TYPE[128] bFROM, TYPE[128, 64] wFROM, TYPE[64] cFROM";
 
-/// Layers between `head` and `tail`, in which `LAST` is the stream behind them.
+/// Layers between `head` and `tail`. In `tail`, `LAST` is the stream after them.
 fn layers(dtype: DType, layer: &str, tail: &str) -> Graph {
     let mut body = String::new();
     for (name, value) in [("half", 0.5), ("one", 1.0), ("outer", 0.797_884_6), ("cube", 0.044_715), ("three", 3.0)] {
@@ -45,7 +45,7 @@ fn layers(dtype: DType, layer: &str, tail: &str) -> Graph {
     parameterised(&text.replace("TYPE", name))
 }
 
-/// The graph of a text, whose inputs but for the first are constants.
+/// The graph of a text. All inputs but the first are constants.
 fn parameterised(text: &str) -> Graph {
     let text = format!("<ir_version: 8, opset_import: [\"\" : 17]>\n{text}");
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
@@ -65,7 +65,7 @@ fn parameterised(text: &str) -> Graph {
 struct Random(u64);
 
 impl Random {
-    /// Numbers that any of the types holds, such that products are as large as what is multiplied.
+    /// Numbers that each of the types can represent, and whose products are about as large as the operands.
     fn tensor(&mut self, dtype: DType, shape: &Shape) -> Tensor {
         let scale = if shape.len() == 2 && shape[0] >= 64 { (3.0 / shape[0] as f64).sqrt() } else { 1.0 };
         let mut next = || {
@@ -94,13 +94,13 @@ fn products(plan: &Plan) -> Vec<&MatMul> {
     plan.steps.iter().filter_map(call).collect()
 }
 
-/// How many products its plan has, attention's own not among them.
+/// The number of products in its plan, without those inside attention.
 fn count(graph: &Graph, target: &Target) -> usize {
     let plan = planned(graph, target);
     plan.steps.iter().filter(|step| plan.kernels[step.kernel].template == Template::MatMul).count()
 }
 
-/// The output of the graph of this type, passed or not, on the same numbers; halves are rounded at every node.
+/// The output of the graph in this type, with or without passes, on the same numbers. 16-bit floats are rounded at every node.
 fn result(dtype: DType, skip: Option<&str>) -> Vec<f64> {
     let mut graph = layers(dtype, LAYER, END);
     for (_, pass, _) in PASSES.iter().filter(|(name, ..)| Some(*name) != skip) {
@@ -120,7 +120,7 @@ fn output(graph: &Graph) -> Vec<f64> {
 #[test]
 fn a_stream_is_rounded_to_f32() {
     let plan = planned(&layers(DType::BF16, LAYER, END), &Target::cuda());
-    // The start; three steps a layer: the normalisation, and products with all that follows; the last normalisation.
+    // The start, then three steps per layer: the normalisation, and two products with the operators after them; the last normalisation.
     assert_eq!(plan.steps.len(), 2 + 3 * LAYERS);
     let products = products(&plan);
     assert_eq!(products.len(), 2 * LAYERS);
@@ -157,17 +157,17 @@ fn other_sums_stay_halves() {
         let plan = planned(graph, target);
         plan.steps.iter().filter(|s| plan.kernels[s.kernel].writes[0].dtype == DType::F32).count()
     };
-    // Products read them as they are: each would need a copy in halves.
+    // Products read these values directly, so each product would need a 16-bit copy.
     let read = LAYER.replace("MatMul (nFROM, vFROM)", "MatMul (xFROM, vFROM)");
     assert_eq!(wide(&layers(DType::BF16, &read, END), &Target::cuda()), 0);
-    // Nothing is added to a sum that is normalised first.
+    // These sums are normalised before anything is added to them.
     let post = LAYER.replace("xTO = Add (xFROM, aFROM)", "dFROM = Add (nFROM, aFROM)  xTO = Relu (dFROM)");
     assert_eq!(wide(&layers(DType::BF16, &post, END), &Target::cuda()), 0);
     // An output is stored in its own type.
     let plan = planned(&layers(DType::BF16, LAYER, "y = Identity (LAST)"), &Target::cuda());
     let last = plan.steps.last().expect("there are steps");
     assert_eq!(plan.kernels[last.kernel].writes[0].dtype, DType::BF16);
-    // Targets without halves store all of it as `f32` anyway.
+    // Targets without 16-bit floats store everything as `f32` anyway.
     let graph = layers(DType::F32, LAYER, END);
     let before = planned(&graph, &Target::cuda());
     assert!(before.kernels.iter().all(|k| k.body.code.iter().all(|i| i.dtype == DType::F32)), "f32 is left alone");
@@ -183,7 +183,7 @@ fn factors_behind_a_normalisation_are_not_rounded_between() {
     }
 }
 
-/// Queries, keys and values of grouped heads, and what becomes of them.
+/// Queries, keys and values of grouped heads, and their readers.
 const QKV: &str =
     "qkv (TYPE[2, 24, 64] x, TYPE[64, 64] wq, TYPE[64] bq, TYPE[64, 64] wk, TYPE[64] bk, TYPE[64, 64] wv, TYPE[64] bv)
     => (TYPE[2, 24, 64] y) {
@@ -206,7 +206,7 @@ fn products_of_one_value_are_one() {
     let names: Vec<_> = plan.steps.iter().map(|s| &s.name).collect();
     assert_eq!((names.len(), products(&plan)[0].m), (3, 192), "a product, an attention, its rows: {names:?}");
     assert_eq!(count(&graph("float16", "", ""), &cuda), 1);
-    // Without a bias; what is computed in between; another value.
+    // Without a bias; with an operator in between; with another value.
     for (from, to, left) in [
         ("q = MatMul (x, wq)  qb = Add (q, bq)", "qb = MatMul (x, wq)", 2),
         (
@@ -231,7 +231,7 @@ fn products_of_one_value_are_one() {
         PASSES.iter().for_each(|(_, pass, _)| pass(&mut graph, target).expect("the passes run"));
         graph
     };
-    // What a binding holds apart, but not together, is not merged either.
+    // Products that fit a binding separately, but not together, are not merged either.
     let nodes = |graph: &Graph| {
         let order = graph.order().expect("it has no cycle");
         order.iter().filter(|&&node| graph.node(node).op_name() == "MatMul").count()
@@ -241,7 +241,7 @@ fn products_of_one_value_are_one() {
     assert_eq!(nodes(&merged), 3);
     let [apart, one] = [&plain, &merged].map(output);
     let peak = apart.iter().fold(0f64, |peak, v| peak.max(v.abs()));
-    // The steps of a softmax are rounded one by one where it is taken apart.
+    // A decomposed softmax rounds each of its steps.
     assert!(apart.iter().zip(&one).all(|(a, b)| (a - b).abs() <= 0.02 * peak));
 }
 
@@ -255,13 +255,13 @@ fn products_that_meet_again_stay_apart() {
 
 #[test]
 fn results_that_nothing_needs_together_stay_apart() {
-    // Each can be gone before the next is made.
+    // Each value can be freed before the next is computed.
     let fan = "fan (bfloat16[2, 24, 64] x, bfloat16[64, 64] wa, bfloat16[64, 64] wb)
         => (bfloat16[2, 24] y, bfloat16[2, 24] z) {
         a = MatMul (x, wa)  b = MatMul (x, wb)
         y = ReduceMax <keepdims = 0, axes = [2]> (a)  z = ReduceMax <keepdims = 0, axes = [2]> (b)\n}";
     assert_eq!(count(&parameterised(fan), &Target::cuda()), 2);
-    // Weights that others read, too, would be held twice.
+    // Weights with other readers would be stored twice.
     let shared =
         QKV.replace("TYPE", "bfloat16").replace("y = Reshape (t, rows)", "r = Reshape (t, rows)  y = MatMul (r, wk)");
     assert_eq!(count(&parameterised(&shared), &Target::cuda()), 4);

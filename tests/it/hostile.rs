@@ -1,4 +1,4 @@
-//! Graphs whose extents no memory holds, or nearly: each is planned, or refused in words, without work in proportion to its extents.
+//! Graphs whose extents exceed, or nearly exceed, any memory. Each is planned or refused, with work that does not grow with the extents.
 
 use plimsoll::Tensor;
 use plimsoll::internals::constant::Constant;
@@ -21,7 +21,7 @@ fn planned(graph: Graph, target: &Target) -> Result<Plan, String> {
     Recipe::default().plan(graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
 }
 
-/// An extent of 0 lets a value have no bytes, whatever the others are; these are counted all the same.
+/// With an extent of 0 a value has no bytes, whatever its other extents are. The others are still checked.
 #[test]
 fn extents_beyond_memory_are_refused_where_they_come_in() {
     let huge = "has extents larger than any memory";
@@ -47,7 +47,7 @@ fn extents_beyond_memory_are_refused_where_they_come_in() {
     traced.output("y", traced.constant("c", none.clone()).relu());
     let refused = traced.finish().expect_err("a constant").to_string();
     assert!(refused.contains(huge), "{refused}");
-    // Where nothing computes with it.
+    // Nothing computes with this value.
     let mut graph = Graph::new("passed");
     let value = graph.constant(constant());
     graph.output("y", value);
@@ -55,7 +55,7 @@ fn extents_beyond_memory_are_refused_where_they_come_in() {
     assert!(refused.contains(huge), "{refused}");
 }
 
-/// The host computes what follows from constants alone, unless it is much larger than they are.
+/// The host folds constants unless the result is much larger than they are.
 #[test]
 fn constants_that_grow_far_are_left_to_the_run() {
     let tiled = |often: i64| {
@@ -71,7 +71,7 @@ fn constants_that_grow_far_are_left_to_the_run() {
     assert!(constants(&large) <= 4096 && large.bytes() >= 4 << 30, "{} bytes", constants(&large));
 }
 
-/// Rows whose parts would be too many for any plan, and rows that looked at every element to learn a fact.
+/// Operators with too many parts for any plan, and operators that once looked at every element to infer a fact.
 #[test]
 fn nothing_is_counted_one_by_one() {
     let sums = "g (uint8[3, 8589934592] a, uint8[8589934592, 2] b) => (int32[3, 2] y) { y = MatMulInteger (a, b) }";
@@ -90,7 +90,7 @@ fn nothing_is_counted_one_by_one() {
         let text = format!("g (float[1, 2, 65536] x) => (float[n, c, w] y) {{ y = {pool} }}");
         planned(imported(&text, &[]).expect("a graph"), &Target::cpu(1)).expect("a plan");
     }
-    // Strips of a tall attention are found from what they have room for.
+    // The strips of a tall attention are sized by the room there is.
     let tall = "g (float[1, 2, 8589934592, 8] q, float[1, 2, 255, 8] k) => (y) { y = Attention (q, k, k) }";
     let refused = planned(imported(tall, &[]).expect("a graph"), &Target::cpu(1)).expect_err("too tall");
     assert!(refused.contains("an attention of 8589934592 by 8 by 255 by 8 is too large"), "{refused}");
@@ -103,13 +103,13 @@ fn nothing_is_counted_one_by_one() {
         let refused = graph.and_then(|graph| planned(graph, &Target::cpu(1))).expect_err("too large a constant");
         assert!(refused.contains("expected to make constants of up to 1073741824 bytes, found "), "{refused}");
     }
-    // Far more parts than a plan has steps for, of what no segment holds.
+    // Far more parts than a plan can have steps, of a tensor that no segment can hold.
     let product = "g (float[3, 17, 2147483647] a, float[2147483647, 96] b) => (float[n, m, k] y) { y = MatMul (a, b) }";
     let refused = planned(imported(product, &[]).expect("a graph"), &Target::wgpu()).expect_err("too large");
     assert!(refused.contains("allocates at most"), "{refused}");
 }
 
-/// However many rows of none there are.
+/// Any number of empty rows.
 #[test]
 fn kernels_that_write_nothing_take_no_time() {
     for (text, shape) in [
@@ -130,7 +130,7 @@ fn kernels_that_write_nothing_take_no_time() {
     }
 }
 
-/// The large constants of a decomposition are made when a device asks for them, and two that follow from the same are one.
+/// The large constants of a decomposition are made when a device needs them, and equal ones are made once.
 #[test]
 fn constants_of_decompositions_are_made_when_they_are_asked_for() {
     let text = "g (float[100] a, float[100] b) => (y, z, w) <int64 at = {0}> {
@@ -147,14 +147,14 @@ fn constants_of_decompositions_are_made_when_they_are_asked_for() {
     let found: Vec<_> = found.iter().map(|(_, y)| y.to_f64()).collect();
     let line = |from: f64, step: f64| (0..100).map(|i| from + step * f64::from(i)).collect::<Vec<_>>();
     assert_eq!(found, [line(1.0, 1.0), line(2.0, 2.0), line(100.0, -1.0)]);
-    // Nothing is made of this to plan it, whatever the binding.
+    // Planning makes no elements of this constant, whatever the binding.
     let text = "g (float[1, n, 1] x) => (y) { y = DFT <onesided = 1> (x) }";
     for n in [2048, 4096, 8192, 12288] {
         planned(imported(text, &[("n".into(), n)]).expect("a graph"), &Target::cpu(1)).expect("a plan");
     }
 }
 
-/// Inlining copies a function's or a body's names, lists and tensors each time, within bounds.
+/// Inlining copies the names, lists and tensors of a function or body each time, so the copies are bounded.
 #[test]
 fn what_loops_repeat_is_bounded() {
     let long = "n".repeat(1 << 20);
@@ -170,8 +170,8 @@ fn what_loops_repeat_is_bounded() {
         )
     };
     let endless = "it runs more than 8192 times: expected an 'M' or a 'cond' that ends it";
-    let repeated = "functions and loops repeat more than 4194304 nodes, inputs and outputs, 64 bytes of theirs counted as one: expected fewer calls or iterations";
-    // Of a long name both ends are kept, also where there are no nodes.
+    let repeated = "functions and loops repeat more than 4194304 nodes, inputs and outputs, where 64 bytes count as one: expected fewer calls or iterations";
+    // A long name keeps both its ends, even in a body without nodes.
     let bare = format!(
         "g (float[2] x) => (float[2] y) {{
             yes = Constant <value = bool {{1}}> ()

@@ -58,7 +58,7 @@ fn refused(args: &[&[&str]]) -> Value {
     serde_json::from_str(&ran.out).expect("it is JSON")
 }
 
-/// A command that is wrong: all words are in its error, and stdout is empty.
+/// A wrong command: its error contains all words, and stdout is empty.
 #[track_caller]
 fn fails(args: &[&[&str]], words: &[&str]) {
     let ran = run(args);
@@ -76,7 +76,7 @@ fn bytes(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("expected a number of bytes, found {value}"))
 }
 
-/// A file that goes with the test.
+/// A file that is removed with the test.
 struct File(PathBuf);
 
 impl File {
@@ -93,7 +93,7 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // What remains of a temporary file harms nobody.
+        // A temporary file that cannot be removed does no harm.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -125,7 +125,7 @@ fn a_limit_is_answered() {
         assert_eq!(answer["verdict"], "fits", "{command:?}");
         assert_eq!((bytes(&answer["needed_bytes"]), bytes(&answer["deficit_bytes"])), (needed, 0));
 
-        // One byte less, and one less of the dim fits; which is found, and is the largest.
+        // With one byte less, a batch of one less is the largest that fits, and it is found.
         let args = under(command, needed - 1);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let found = refused(&[&args]);
@@ -144,12 +144,12 @@ fn a_limit_is_answered() {
         }
     }
 
-    // Below the bound at the smallest binding nothing fits, and that is proven for what was asked.
+    // Below the bound of the smallest binding nothing fits, and for the given binding that is proven.
     let found = refused(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
     assert_eq!((&found["verdict"], &found["smaller"][0]["fits"]), (&json!("cannot"), &Value::Null));
     assert!(bytes(&found["bound"]["bytes"]) > 1024);
 
-    // Between the bound and the plan there is neither a plan nor a proof.
+    // Between the bound and the plan, there is neither a plan nor a proof that none exists.
     let digits = &["graphs/digits.onnx", "--set", "batch=1"];
     let (needed, least) = (planned(&[digits]), refused(&[&["plan"], digits, &["--memory-limit", "1KiB"]]));
     let least = bytes(&least["bound"]["bytes"]);
@@ -194,7 +194,7 @@ fn an_order_can_make_it_fit() {
     assert_eq!(refused["verdict"], "fits_smaller");
 }
 
-/// A plan that takes less in the file's order, its concatenations' parts copied, is not reordered.
+/// If a plan takes fewer bytes in the file's order, with copied parts of concatenations, it is not reordered.
 #[test]
 fn copied_parts_are_no_other_order() {
     let limit = 1 << 20;
@@ -253,7 +253,7 @@ fn random(seed: u64, nodes: usize) -> Graph {
     trace.finish().expect("the graph is sound")
 }
 
-/// The least that any order has live at once, by trying them all; none if there are too many.
+/// The least peak of all orders, by trying them all; `None` if there are too many.
 fn least_of_all_orders(graph: &Graph, target: &Target) -> Option<u64> {
     let mut least = u64::MAX;
     for join in [true, false] {
@@ -262,7 +262,7 @@ fn least_of_all_orders(graph: &Graph, target: &Target) -> Option<u64> {
         let (mut order, mut missing) = (Vec::new(), dag.before.iter().map(Vec::len).collect::<Vec<_>>());
         let mut left = 20_000u32;
         let mut work = vec![0usize];
-        // Depth first over what may come next.
+        // Go through the ready steps, depth first.
         while let Some(from) = work.pop() {
             left = left.checked_sub(1)?;
             if order.len() == missing.len() {
@@ -308,7 +308,7 @@ fn the_bound_holds_for_every_order() {
     assert!(reached * 2 > judged, "a bound that is seldom reached says little: {reached} of {judged}");
 }
 
-/// A convolution whose call can make use of a large workspace, and runs with a small one.
+/// A convolution whose library call profits from a large workspace but runs with a small one.
 #[test]
 fn a_plan_never_takes_less_than_the_bound() {
     let text = "<ir_version: 8, opset_import: [\"\" : 17]>
@@ -340,14 +340,14 @@ fn where_steps_have_one_order_the_bound_is_what_is_live() {
     let target = Target::cpu(1);
     pass::run(&mut graph, &target, true).expect("the passes run");
     let found = bound(&graph, &target).expect("it is lowered");
-    // The input and the first product are kept over all of the others.
+    // The input and the first product are live during all other steps.
     assert_eq!(found.arena_bytes, 4 * 64 * 64 * 4);
     assert_eq!(found.bytes, plan(&graph, &target, &UNLIMITED).expect("it is planned").bytes());
 }
 
 // ---- The peak
 
-/// Bytes of the plan that hold something needed while each step runs, counted byte range by byte range: all but the arena always do.
+/// Bytes of the plan that hold needed data during each step, counted by byte ranges. Outside the arena, all bytes do.
 fn counted(plan: &Plan) -> Vec<u64> {
     let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
     for (s, step) in plan.steps.iter().enumerate() {
@@ -370,7 +370,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
             let buffer = &plan.buffers[b];
             (buffer.segment, buffer.offset, buffer.offset + buffer.bytes)
         };
-        // Buffers may share bytes, which count once.
+        // Bytes that buffers share count once.
         let mut ranges: Vec<_> = buffers.iter().copied().filter(live).map(range).collect();
         ranges.sort_unstable();
         let mut end = (0, 0);
@@ -398,14 +398,14 @@ fn the_peak_adds_up() {
             assert!(peak.live.is_sorted_by(|a, b| a.bytes >= b.bytes), "{file}: {peak:?}");
             let step = &plan.steps[peak.step.expect("there are steps")];
             assert_eq!(step.name, peak.name);
-            // What the step writes into the arena is live while it runs.
+            // The results of the step in the arena are live while it runs.
             for &b in &step.writes {
                 let buffer = &plan.buffers[b];
                 let listed = peak.live.iter().any(|h| h.name == buffer.name) || peak.others.count > 0;
                 assert!(plan.segments[buffer.segment].class != Class::Activation || listed, "{file}: {}", buffer.name);
             }
             if target.lanes == 1 {
-                // Another count, without padding, which the choice of the step takes into account.
+                // This count has no padding; the choice of the peak's step includes it.
                 let most = counted(&plan).into_iter().max().expect("there are steps");
                 let (found, padding) = (plan.bytes() - peak.idle_bytes, 256 * plan.buffers.len() as u64);
                 assert!(found <= most && most < found + padding, "{file}: {found} of {most}");
@@ -431,18 +431,18 @@ fn the_largest_extent_is_found() {
         assert_eq!((found.unwrap_or(0), next), (expected, expected + 1));
         assert!(plans <= 100, "{plans}");
     }
-    // An upper end that fits, and one that does not.
+    // The upper end fits in one case, and not in the other.
     assert_eq!(search(1000, 7, |n| Ok(n as u64)).0, Some(7));
     assert_eq!(search(6, 7, |n| Ok(n as u64)).0, Some(6));
-    // Less can take more: at even extents here, and off multiples of 16.
+    // A smaller extent can take more bytes: here at even extents, and at extents that are no multiples of 16.
     let ragged = |n: usize| Ok(n as u64 * 10 + if n.is_multiple_of(2) { 0 } else { 25 });
     assert_eq!(search(1005, usize::MAX, ragged).0, Some(100));
     let padded = |n: usize| Ok(n as u64 * 10 + if n.is_multiple_of(16) { 0 } else { 300 });
     assert_eq!(search(1920, 200, padded).0, Some(192));
-    // Only multiples of eight can be planned; what cannot be planned does not fit.
+    // Only multiples of eight can be planned. An extent that cannot be planned does not fit.
     let eights = |n: usize| if n.is_multiple_of(8) { Ok(n as u64) } else { Err(format!("{n} of 8")) };
     assert_eq!(search(100, usize::MAX, eights).0, Some(96));
-    // Of three, six, twenty, 48; the next is the next that can be planned.
+    // Multiples of three, six, twenty and 48. The next extent is the next that can be planned.
     for step in [3, 6, 20, 48, 63, 64, 67, 96, 100, 127, 128, 134, 143, 196, 997, 1000, 1024] {
         let multiples = |n: usize| if n.is_multiple_of(step) { Ok(n as u64) } else { Err(format!("{n} of {step}")) };
         let (found, next, plans) = search(5000, usize::MAX, multiples);
@@ -453,22 +453,22 @@ fn the_largest_extent_is_found() {
         assert_eq!(search(step as u64 - 1, usize::MAX, multiples).1, step);
         assert_eq!(search(step as u64 - 1, usize::MAX, multiples).0, None);
     }
-    // Of a large prime: found by what is asked for, which can be planned.
+    // Multiples of a large prime: found because the given extent can be planned.
     let primes = |n: usize| if n.is_multiple_of(101) { Ok(n as u64) } else { Err(format!("{n} of 101")) };
     assert_eq!(search(1234, 3029, primes).0, Some(1212));
     assert_eq!(search(1234, 3029, primes).1, 1313);
-    // A multiple, from a least one on: 201, though 268 is a fraction of what was asked for.
+    // Multiples from a least one on: 201 is found, although 268 is a fraction of the given extent.
     let from = |n: usize| if n.is_multiple_of(67) && n > 100 { Ok(n as u64) } else { Err(format!("{n} of 67")) };
     assert_eq!((search(140, 6699, from).0, search(210, 6699, from).0), (Some(134), Some(201)));
     assert_eq!(search(100, usize::MAX, from), (None, 134, search(100, usize::MAX, from).2));
-    // What the extent has no bearing on is tried no longer than it takes to see that.
+    // If the extent does not matter, the search stops when it has seen that.
     let mut tries = 0;
     let never = largest("n", 10, None, &mut |_| {
         tries += 1;
         Err(Error::usage("no such operator".into()))
     });
     assert!(never.is_err() && tries < 300, "{tries}");
-    // At least seven; odd ones; one or ten.
+    // Extents of at least seven; odd extents; only one and ten.
     let least = |n: usize| if n >= 7 { Ok(n as u64) } else { Err(format!("{n} < 7")) };
     assert_eq!(search(1234, usize::MAX, least).0, Some(1234));
     let far = |n: usize| if n >= 107 { Ok(n as u64) } else { Err(format!("{n} < 107")) };
@@ -503,7 +503,7 @@ fn max_batch_is_what_plans_say() {
                 };
                 let set = format!("batch={}", size["extent"]);
                 let flags: &[&str] = &[model, "--set", &set, "--target", target];
-                // On several lanes a plan without a limit may take more.
+                // With several lanes, a plan without a limit may take more bytes.
                 let alone = planned(&[flags, &["--memory-limit", "1TiB"]]);
                 assert!(expected == alone || target == "cuda" && expected < alone, "{found}");
                 assert_eq!(expected <= bytes(&found["limit_bytes"]), size == largest);
@@ -532,7 +532,7 @@ fn max_batch_says_what_is_wrong() {
     fails(&[&["max-batch", fixed.path()], limit, &["--dim", "batch"]], words);
     fails(&[&["max-batch", fixed.path()], limit], words);
 
-    // Nothing fits: that is an answer, with what the smallest takes.
+    // Nothing fits, which is an answer, too: it shows the bytes of the smallest extent.
     let found = refused(&[mlp, &["--memory-limit", "4KiB"]]);
     assert_eq!(bytes(&found["needed_bytes"]), planned(&[&["graphs/mlp.onnxtxt", "--set", "batch=1"]]));
     assert_eq!(found["verdict"], "cannot");
@@ -558,17 +558,17 @@ fn a_dim_that_must_be_a_multiple_is_found() {
         assert_eq!(bytes(&found["largest"]["planned_bytes"]), planned(extent));
         assert_eq!(bytes(&found["next"]["extent"]), extent + of as u64);
         assert!(planned(extent) <= 1024 && 1024 < planned(extent + of as u64), "{found}");
-        // The same is what a plan for too much is told.
+        // A plan that exceeds the limit gets the same advice.
         let refusal = refused(&[&["plan", file.path(), "--set", "N=4800", "--memory-limit", "1KiB"]]);
         assert_eq!(refusal["verdict"], "fits_smaller");
         assert_eq!(refusal["smaller"][0]["fits"]["extent"], extent);
-        // None fits: what the smallest takes, in its own words once.
+        // Nothing fits: the smallest extent is reported, once.
         let needed = planned(of as u64);
         let ran = run(&[search, &["4"]]);
         assert!(ran.code == Some(2) && ran.err.contains(&format!("N={of}: needs {needed} bytes")), "{}", ran.err);
         assert_eq!(ran.err.lines().next().expect("a line").matches(file.path()).count(), 1, "{}", ran.err);
     }
-    // 127 has no fraction that can be planned: what was not found is not said not to be.
+    // 127 has no fraction that can be planned. The text says only that none was found.
     let file = File::new("prime.onnxtxt", &source(127));
     let refusal = refused(&[&["plan", file.path(), "--set", "N=127", "--memory-limit", "8"]]);
     assert_eq!((&refusal["verdict"], &refusal["rigid"][0]["dim"]), (&json!("not_found"), &json!("N")));
@@ -636,7 +636,7 @@ fn remedies_name_flags_that_are_there() {
     assert!(ok(&[&["emit", digits[0], "cuda", "--set", "batch=64"]]).contains("// {\""), "calls of libraries");
     assert!(!ok(&[&["emit", digits[0], "cuda", "--set", "batch=64", "--no-libraries"]]).contains("// {\""));
 
-    // Halves are a flag, alone and over a range.
+    // 16-bit floats are a flag, for one binding and for a range.
     let halves = with("cuda", &["--f16"]);
     assert_eq!(said(&cuda, "--f16"), Some(bytes(&halves["peak"]["bytes"])), "{cuda}");
     assert_eq!(said(&halves, "--f16"), None, "{halves}");
@@ -660,7 +660,7 @@ fn remedies_name_flags_that_are_there() {
     }
 }
 
-/// Chunks are a flag of every command that plans; they make fit what does not.
+/// Chunks are a flag of every command that plans, and can make a model fit.
 #[test]
 fn chunks_are_a_flag() {
     let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=65"];
@@ -686,7 +686,7 @@ fn chunks_are_a_flag() {
     assert!(largest(chunks) > largest(&[]));
     assert!(ok(&[&["emit", digits[0], "dot", "--set", "batch=65"], chunks]).contains("[1/2]"));
 
-    // Over a range: of an extent that has so many elements in all of it.
+    // Over a range, an axis must have enough elements at every binding.
     let range = |range: &str| run(&[&["run", digits[0], "--set", range], chunks, CPU]);
     assert_eq!(range("batch=2..65").code, Some(0));
     let refused = range("batch=1..65");
@@ -704,7 +704,7 @@ fn chunks_are_a_flag() {
 
 #[test]
 fn what_helps_is_pointed_to() {
-    // No extent can be less; halves fit.
+    // No extent can be smaller, but 16-bit floats fit.
     let digits: &[&str] = &["graphs/digits.onnx", "--set", "batch=1", "--target", "cuda", "--no-libraries"];
     let limit = planned(&[digits]) - 1;
     let args: &[&[&str]] = &[&["plan"], digits, &["--memory-limit", &limit.to_string()]];
@@ -712,10 +712,10 @@ fn what_helps_is_pointed_to() {
     let halves = remedies.as_array().expect("a list").iter().find(|r| r["name"] == "f16 values");
     assert!(bytes(&halves.expect("it is tried")["planned_bytes"]) < limit);
     let err = run(args).err;
-    assert!(err.contains("\nnot as asked for; see what would help\n"), "{err}");
+    assert!(err.contains("\ndoes not fit as asked; see what would help\n"), "{err}");
     assert!(err.lines().any(|line| line.contains("--f16") && line.ends_with("  fits")), "{err}");
     let ran = run(&[&["plan"], MLP, &["--memory-limit", "1KiB"]]);
-    assert!(ran.err.contains("\nnot as asked for\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
+    assert!(ran.err.contains("\ndoes not fit as asked\n") && !ran.err.contains("cannot fit"), "{}", ran.err);
 }
 
 #[test]
@@ -746,7 +746,7 @@ fn f16_values_take_less_and_mean_the_same() {
         }
     }
     let model = onnx::load(Path::new("graphs/digits.onnx")).expect("it is a model");
-    // At small batches the workspaces of cuDNN's convolutions of halves outweigh what halves save.
+    // At small batches, cuDNN's convolutions of 16-bit floats need more workspace than the smaller floats save.
     let dims = vec![("batch".to_owned(), 512)];
     let case = Case { model: &model, dims, target: cuda, recipe: Recipe::default() };
     let advice = advise::advise(&case, None).expect("it is planned");
@@ -769,7 +769,7 @@ fn a_peak_is_asserted() {
     assert_eq!((bytes(&found["needed_bytes"]), bytes(&found["deficit_bytes"])), (needed, 1));
     let live = found["peak"]["live"].as_array().expect("a list");
     assert!(live.iter().any(|h| h["name"] == "hidden" && h["operator"] == "Relu"), "{found}");
-    // The plan is written, for a look at what became of it.
+    // The plan is written, so that it can be inspected.
     let written = std::fs::read_to_string(file.path()).expect("the plan is written");
     assert_eq!(written, ok(&[&["plan", "--json"], MLP]));
     let text = run(&[&["plan"], MLP, &["--assert-peak", &over]]);
@@ -783,7 +783,7 @@ fn a_peak_is_asserted() {
     assert!(text.contains("half the extent") && text.matches("live at the peak").count() == 1, "{text}");
 }
 
-/// Names of nodes need not tell them apart; then kernels stand for operators.
+/// Nodes may share a name. The report then shows kernels instead of operators.
 #[test]
 fn nodes_of_one_name_are_not_mixed_up() {
     let node = |op: &str, inputs: &[&str], output: &str| NodeProto {

@@ -59,7 +59,7 @@ fn a_constant_is_held_once_however_it_is_read() {
     runs(&graph, &[("ids", Tensor::from_i64([2, 8], &ids).expect("a number per element"))]);
 }
 
-/// A form that nothing else reads is made once, at load: kernels then read it as they like it best.
+/// A constant in a form that has no other readers is made once, at load, in the layout that its kernel prefers.
 #[test]
 fn a_constant_of_one_form_lies_in_that_form() {
     let g = Trace::new("one form");
@@ -70,7 +70,7 @@ fn a_constant_of_one_form_lies_in_that_form() {
     assert_eq!(plan.buffers[plan.constants[0].buffer].shape[..], [32, 96]);
 }
 
-/// Parts of a table of which nothing else is read: the table is not there.
+/// If only parts of a table are read, the table itself is not stored.
 #[test]
 fn parts_of_a_constant_do_not_bring_the_whole() {
     let g = Trace::new("parts");
@@ -97,7 +97,7 @@ fn equal_constants_are_one() {
     runs(&graph, &[("x", floats(&[4, 32], 3))]);
 }
 
-/// Keys and values that several heads share, as exporters spell it, over so many rows of queries.
+/// Keys and values that several heads share, as exporters write it, over so many rows of queries.
 fn grouped(rows: usize) -> Graph {
     let g = Trace::new("grouped");
     let m = rows as i64;
@@ -129,7 +129,7 @@ fn shared_keys_are_not_copied() {
     }
 }
 
-/// Heads are repeated for readers that are no products, and where they are an output.
+/// Heads are repeated for readers that are no products, and for outputs.
 #[test]
 fn repeated_heads_are_there_for_who_needs_them() {
     let g = Trace::new("repeated");
@@ -143,7 +143,7 @@ fn repeated_heads_are_there_for_who_needs_them() {
     runs(&graph, &[("x", floats(&[2, 2, 4, 8], 1)), ("q", floats(&[2, 6, 5, 4], 2))]);
 }
 
-/// A chain of products, of which the middle one makes the peak.
+/// A chain of products with the peak in the middle one.
 fn products() -> Graph {
     let g = Trace::new("products");
     let mut x = g.input("x", F32, [512, 256]);
@@ -158,7 +158,7 @@ fn products() -> Graph {
 fn workspaces_take_what_is_free() {
     const MIB: u64 = 1 << 20;
     let graph = products();
-    // On tensor cores all of them are calls.
+    // On tensor cores, all of them are library calls.
     let target = Target { allow_tf32: true, ..Target::cuda() };
     let without = planned(&graph, &Target { libraries: Libraries::default(), ..target.clone() });
     let plan = planned(&graph, &target);
@@ -167,7 +167,7 @@ fn workspaces_take_what_is_free() {
     let spaces: Vec<u64> = plan.buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
     let calls: Vec<_> = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].call.as_ref()).collect();
     assert_eq!((spaces.len(), calls.len()), (3, 3));
-    // The second makes the peak; the others have room for more than they must have.
+    // The second makes the peak. The others have room for larger workspaces than they need.
     assert!(calls.iter().zip(&spaces).all(|(c, &s)| c.least_workspace() <= s && s <= c.workspace()), "{spaces:?}");
     assert_eq!(spaces[1], calls[1].least_workspace());
     assert!(spaces[0] > calls[0].least_workspace() || spaces[2] == calls[2].workspace(), "{spaces:?}");
@@ -194,6 +194,6 @@ fn inputs_make_room_and_are_written_before_each_run() {
     let error = session.with(|exec| exec.replay()).expect_err("the input is gone");
     assert!(error.to_string().contains("written before each run"), "{error}");
     assert_eq!(session.run(&input).expect("it runs"), first);
-    // Outputs stay.
+    // Outputs stay live.
     assert_eq!(session.with(|exec| exec.read()).expect("they are there")[0], first[0].1);
 }

@@ -27,7 +27,7 @@ fn target() -> Target {
     Target { libraries: Libraries::default(), ..Target::cuda() }
 }
 
-/// Adds the texts of kernels to those of before.
+/// Adds the texts of kernels to the earlier ones.
 fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<String, String>) {
     for kernel in kernels.iter().filter(|k| k.call.is_none() && !k.reads.iter().any(|r| r.packed)) {
         let source = render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda);
@@ -60,7 +60,7 @@ fn texts() -> BTreeMap<String, String> {
             let op = ops::find(sample.op).expect("a row");
             let node = match graph.add(op, sample.op, &inputs, sample.attrs.clone(), &[]) {
                 Ok(node) => node,
-                // Attributes may fix the type of what goes with them.
+                // Attributes may fix the types of other inputs.
                 Err(error) if dtype != DType::F32 => {
                     eprintln!("{name}: {error}");
                     continue;
@@ -74,7 +74,7 @@ fn texts() -> BTreeMap<String, String> {
         }
     }
     let plain = variants::plain();
-    // Where there is one multiprocessor, small cases fill it, too.
+    // With one multiprocessor, even small cases fill it.
     let targets = [target(), Target { multiprocessors: 1, ..target() }];
     for case in [variants::halves(&plain), plain].concat() {
         let hosts = targets.iter().filter(|target| case.is_hosted(target));

@@ -1,4 +1,4 @@
-//! ONNX files from outside: those that are read, and those that are refused, in words.
+//! ONNX files from outside: those that are read, and those that are refused with a message.
 
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::exec::Exec;
@@ -46,7 +46,7 @@ fn refusal(source: &str, given: &[(&str, usize)]) -> String {
     import(&model(source), &dims(given)).expect_err("it must be refused").to_string()
 }
 
-/// Operators in order.
+/// The operators of a graph, in order.
 fn operators(graph: &Graph) -> Vec<&'static str> {
     let order = graph.order().expect("no cycles");
     order.into_iter().filter_map(|n| graph.node(n).op()).map(|op| op.name).collect()
@@ -57,14 +57,14 @@ fn facts(graph: &Graph) -> Vec<String> {
     inputs.chain(graph.outputs().iter().map(|(name, v)| format!("{name} {}", graph.fact(*v)))).collect()
 }
 
-/// Exporters are seen to list a value twice.
+/// Some exporters list an output twice.
 #[test]
 fn an_output_that_is_listed_twice_is_one() {
     let graph = graph("g (float[2] x) => (float[2] y, float[2] z, float[2] y) { y = Relu (x)  z = Neg (x) }", &[]);
     assert_eq!(graph.outputs().iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["y", "z"]);
 }
 
-/// The outputs for inputs that count up from 1.
+/// The outputs for inputs whose elements count up from 1.
 fn run(graph: &Graph) -> Vec<Vec<f64>> {
     let input = |&v: &_| {
         let fact = graph.fact(v);
@@ -224,7 +224,7 @@ fn functions_cannot_grow_a_model_without_end() {
     assert!(refusal(&source, &[]).contains("functions and loops let the graph grow beyond 262144 nodes"));
 }
 
-/// Constants that follow from one another are as deep as the file makes them.
+/// Chains of constants may be as long as the file makes them.
 #[test]
 fn long_chains_of_constants_are_folded() {
     let chain: String = (1..100_000).map(|i| format!("c{i} = Neg (c{}) ", i - 1)).collect();
@@ -232,23 +232,23 @@ fn long_chains_of_constants_are_folded() {
     assert_eq!(run(&graph(&source, &[])), [[-3.0, -6.0]]);
 }
 
-/// Iterations that can be counted before the run stand one after another.
+/// A loop whose iterations are known before the run becomes its iterations, one after another.
 #[test]
 fn loops_that_can_be_counted_are_unrolled() {
     let graph_of = |body: &str| format!("g (float[2, 3] x, bool c) => (float[k] last, float[m, n] all) {{ {body} }}");
     let constants =
         "three = Constant <value_int = 3> () yes = Constant <value = bool {1}> () one = Constant <value_int = 1> ()
         start = Constant <value_floats = [1.0, 2.0]> ()";
-    // The state times i + 1: 1, 2; then 2, 4; then 6, 12.
+    // The state is multiplied by i + 1: 1, 2; then 2, 4; then 6, 12.
     let body = "body = b (int64 i, bool go, float[2] state) => (bool go_on, float[2] next, float[2] seen)
         { go_on = Identity (go) n = Add (i, one) f = Cast <to = 1> (n) next = Mul (state, f) seen = Identity (next) }";
     let counted = format!("{constants} last, all = Loop <{body}> (three, yes, start)");
     assert_eq!(run(&graph(&graph_of(&counted), &[])), [vec![6.0, 12.0], vec![1.0, 2.0, 2.0, 4.0, 6.0, 12.0]]);
-    // Until the number of the iteration is 1, without a bound.
+    // The loop has no bound and ends when the iteration's number is 1.
     let until = body.replace("go_on = Identity (go)", "go_on = Less (i, one)");
     let until = format!("{constants} last, all = Loop <{until}> (, yes, start)");
     assert_eq!(run(&graph(&graph_of(&until), &[])), [vec![2.0, 4.0], vec![1.0, 2.0, 2.0, 4.0]]);
-    // Columns of x from the last to the first: running sums, put together along axis 1.
+    // Running sums over the columns of x from the last to the first, stacked along axis 1.
     let body = "body = b (float[2] state, float[2] column) => (float[2] next, float[2] seen)
         { next = Add (state, column) seen = Neg (next) }";
     let axes = "num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [1]";
@@ -261,7 +261,7 @@ fn loops_that_can_be_counted_are_unrolled() {
         refusal(&graph_of(&open), &[]),
         "node 'last' (Loop): input 'cond' must be known before the run, but 'c' depends on the data of 'c'"
     );
-    // Of no iteration there is no part, and what parts there would be is known.
+    // Without iterations there are no parts, but their type and shape are known.
     for none in
         [counted.replace("(three, yes, start)", "(zero, yes, start)"), counted.replace("yes, start)", "no, start)")]
     {
@@ -277,7 +277,7 @@ fn loops_that_can_be_counted_are_unrolled() {
     assert!(found.ends_with("it runs more than 8192 times: expected an 'M' or a 'cond' that ends it"), "{found}");
 }
 
-/// Sequences whose length and order follow from shapes and constants are values among others.
+/// Sequences whose length and order follow from shapes and constants become plain values.
 #[test]
 fn sequences_are_lists_of_values() {
     let graph_of = |body: &str| format!("g (float[5, 2] x, float[1, 2] z) => (float[m, k] y) {{ {body} }}");
@@ -293,7 +293,7 @@ fn sequences_are_lists_of_values() {
     let edited = "more = SequenceInsert (parts, z, last) fewer = SequenceErase (more, zero) rest = SequenceErase (fewer) \
                   all = SequenceInsert (rest, z) y = ConcatFromSequence <axis = 0> (all)";
     assert_eq!(run(&graph(&graph_of(&format!("{parts} {edited}")), &[])), [[5.0, 6.0, 7.0, 8.0, 1.0, 2.0, 1.0, 2.0]]);
-    // Rows without their axis, and a new one.
+    // The rows lose their axis and get a new one.
     let rows =
         "rows = SplitToSequence <axis = 0, keepdims = 0> (x) y = ConcatFromSequence <axis = 1, new_axis = 1> (rows)";
     assert_eq!(run(&graph(&graph_of(rows), &[])), [[1.0, 3.0, 5.0, 7.0, 9.0, 2.0, 4.0, 6.0, 8.0, 10.0]]);
@@ -319,7 +319,7 @@ fn sequences_are_lists_of_values() {
     );
     assert_eq!(
         refused("y = SequenceConstruct (x)"),
-        "graph: output 'y' is a sequence: expected a tensor; let its tensors be outputs"
+        "graph: output 'y': expected a tensor, found a sequence; make its tensors outputs of the model"
     );
 }
 
@@ -359,7 +359,7 @@ fn initializers_may_be_listed_as_inputs() {
 
 #[test]
 fn opsets_from_7_on_mean_what_they_meant() {
-    // Axes, split and bounds were attributes once.
+    // In old opsets, axes, split and bounds are attributes.
     let source = |opset| {
         format!(
             "<ir_version: 7, opset_import: [\"\" : {opset}]> g (float[1, 6] x) => (float[1, 3] y, float[3] z) {{
@@ -471,7 +471,7 @@ fn external_data_lies_beside_the_model_and_is_read_late() {
     fs::write(&path, external("8").encode_to_vec()).expect("writable");
     fs::write(folder.join("w.bin"), [0; 15]).expect("writable");
     let message = load(&path).expect_err("its weights are cut off").to_string();
-    assert!(message.ends_with("w.bin: tensor 'w' needs 8 bytes from 8 on, but the file has 15"), "{message}");
+    assert!(message.ends_with("w.bin: tensor 'w' needs 8 bytes from byte 8 on, but the file has 15"), "{message}");
 
     let weights: Vec<u8> = [0.0f32, 0.0, 3.0, -1.0].iter().flat_map(|v| v.to_le_bytes()).collect();
     fs::write(folder.join("w.bin"), weights).expect("writable");
@@ -483,14 +483,14 @@ fn external_data_lies_beside_the_model_and_is_read_late() {
     let message = load(&wrong).expect_err("its length is wrong").to_string();
     assert!(message.contains("wrong.onnx: ") && message.contains("expected 8 bytes of external data"), "{message}");
 
-    // The model loads without a look at the weights; who asks for them later is told what is missing.
+    // Loading does not read the weights. Reading them later names the missing file.
     let late = import(&load(&path).expect("all is there"), &[]).expect("it is understood");
     fs::remove_file(folder.join("w.bin")).expect("it is there");
     let message = reference::run(&late, &[Tensor::from_f32([2], &[1.0, 2.0]).unwrap()]).expect_err("gone").to_string();
     assert!(message.contains("w.bin") && message.contains("tensor 'w'"), "{message}");
 }
 
-/// Planned without its weights, a model takes the same bytes in the same places.
+/// A model that is planned without its weights has the same plan.
 #[test]
 fn planning_needs_no_weights() {
     let folder = folder("weightless");
@@ -537,12 +537,12 @@ fn a_tensor_that_planning_does_need_is_named() {
         "{message}"
     );
 
-    // A shape is known without the elements that it is the shape of.
+    // The shape of a tensor is known without its elements.
     let shape = "g (float[6] x) => (float[2, 3] y) <float[2, 3] like = {1, 2, 3, 4, 5, 6}>
         { to = Shape (like) y = Reshape (x, to) }";
     assert_eq!(facts(&import(&external(shape, "like"), &[]).expect("the shape is known")), ["x f32[6]", "y f32[2,3]"]);
 
-    // A tensor of one element is a part of the code.
+    // A tensor of one element becomes part of the kernel's code.
     let scalar = "g (float[6] x) => (float[6] y) <float one = {1}> { y = Mul (x, one) }";
     let mut graph = import(&external(scalar, "one"), &[]).expect("its value is not asked for yet");
     let message = pass::run(&mut graph, &Target::cpu(1), true).expect_err("now it is").to_string();
@@ -571,7 +571,7 @@ fn a_bool_is_0_or_1_wherever_it_comes_from() {
     }
 }
 
-/// Integers that no double holds reach the outputs: folded, and computed with data of the run.
+/// Integers that no double can represent reach the outputs, both folded ones and those computed in the run.
 #[test]
 fn integers_stay_exact_from_the_file_to_the_outputs() {
     const ODD: i64 = (1 << 53) + 1;
@@ -624,14 +624,14 @@ fn files_that_are_no_models_are_named() {
     let missing = folder.join("missing.onnx");
     assert!(load(&missing).expect_err("it is missing").to_string().starts_with(&missing.display().to_string()));
     assert!(load(&folder).expect_err("it is a folder").to_string().contains("not a file"));
-    // Without an extension, the content tells.
+    // Without an extension, the content decides.
     let text = folder.join("text");
     fs::copy(graphs("mlp.onnxtxt"), &text).expect("writable");
     assert!(load(&text).is_ok());
     let binary = folder.join("binary");
     fs::copy(graphs("digits.onnx"), &binary).expect("writable");
     assert!(load(&binary).is_ok());
-    // What is wrong in a file's graph names the file, too.
+    // An error in a file's graph names the file, too.
     let wrong = folder.join("wrong.onnxtxt");
     fs::write(&wrong, "<ir_version: 9, opset_import: [\"\" : 20]> g (float[2] x) => (float[2] y) { y = Nope (x) }")
         .expect("writable");
@@ -648,7 +648,7 @@ fn survives(path: &Path, content: &[u8], given: &[(String, usize)]) -> bool {
             graph.verify().unwrap_or_else(|e| panic!("{e}"));
             true
         }
-        // A dim of another name is the caller's mistake, not the file's.
+        // A wrong dim name is the caller's mistake, not the file's.
         Err(error) => {
             let message = error.to_string();
             assert!(message.contains(&path.display().to_string()), "{message}");
@@ -747,7 +747,7 @@ fn element_types_of_a_file_and_of_the_crate_have_one_number() {
     }
 }
 
-/// Of 4 and 2 bits, with a sign and without; the lowest bits come first, and the last byte need not be full.
+/// Elements of 4 and 2 bits, signed and unsigned. The lowest bits come first, and the last byte may be partly used.
 #[test]
 fn elements_that_share_bytes_are_taken_apart() {
     let header = "<ir_version: 10, opset_import: [\"\" : 21]>";
@@ -766,7 +766,7 @@ fn elements_that_share_bytes_are_taken_apart() {
     assert!(found.contains("expected u8 or i8, found fewer bits: only constants may have them"), "{found}");
 }
 
-/// Rows of 17 and of 16 numbers in blocks of 16; what takes bytes elsewhere takes what they hold.
+/// Rows of 17 and of 16 numbers in blocks of 16. An input that is bytes in another operator holds packed numbers here.
 #[test]
 fn a_table_of_elements_that_share_bytes_is_looked_up() {
     let of = |kind: &str, zero: &str| {
@@ -793,7 +793,7 @@ fn a_table_of_elements_that_share_bytes_is_looked_up() {
     assert!(found.contains("input 'scales': expected f32[2,1], found f32[2,2]"), "{found}");
 }
 
-/// The total is read where it is a constant and believed to fit the caches where it is none.
+/// The total length is read if it is a constant. Otherwise the caches are assumed to be full.
 #[test]
 fn a_length_that_only_the_run_tells_is_not_read() {
     let of = |past: usize, total: &str| {
@@ -843,7 +843,7 @@ fn operators_that_no_plan_can_hold_say_why() {
     assert!(of("Unique").contains("how much it finds depends on data"), "{}", of("Unique"));
     let found = of("com.microsoft.NGramRepeatBlock");
     assert!(found.contains("no such operator: com.microsoft.NGramRepeatBlock (node 'y')"), "{found}");
-    // ONNX has an operator of that name, which means something else.
+    // ONNX has an operator with this name and another meaning.
     let found = of("com.microsoft.Attention");
     assert!(found.contains("com.microsoft.Attention") && found.contains("expected 2 to 6 inputs, found 1"), "{found}");
 }

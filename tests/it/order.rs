@@ -122,7 +122,7 @@ fn short_drafts_get_the_least_bound_of_all_orders() {
     assert!(better > 50, "{better}");
 }
 
-/// Values of several sizes that are combined at random.
+/// Values of several sizes, combined at random.
 fn random_graph(random: &mut Random, nodes: usize) -> Graph {
     let g = Trace::new("random");
     let widths = [8, 64, 200];
@@ -174,7 +174,7 @@ fn no_plan_is_worse_than_the_files_order() {
     assert!(better > 20, "{better}");
 }
 
-/// A part that is made early and joined late: copied, it keeps less for so long. That is worth a kernel where much is saved, or where
+/// A part that is computed early and joined late: copying it keeps fewer bytes live meanwhile. That is worth a kernel if it saves much, or if
 /// the plan would not fit without.
 #[test]
 fn parts_are_copied_where_it_pays_or_where_they_must() {
@@ -226,7 +226,7 @@ fn graphs_that_gain_by_another_order() {
     }
 }
 
-/// Branches that the file has one step at a time, and readers far behind.
+/// Branches that the file interleaves step by step, and readers far behind.
 fn branches(steps: usize) -> Draft {
     let mut draft = Draft::default();
     let mut random = Random(4);

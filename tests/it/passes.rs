@@ -25,7 +25,7 @@ fn below(shape: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// A product of something and weights on one of its sides, a scalar factor before it, and these operators with constants of a shape behind.
+/// A product with weights on one side, a scalar factor before it, and these operators with constants of a shape after it.
 fn product([left, right]: [&[usize]; 2], weights: usize, tail: &[&str], shape: &[usize], state: &mut u64) -> Graph {
     let g = Trace::new(&format!("{left:?} x {right:?}, weights {weights}, {tail:?} {shape:?}"));
     let mut constant = |shape: &[usize]| g.constant("c", common::random(state, &Shape::new(shape.to_vec())));
@@ -70,7 +70,7 @@ fn constants_around_products_keep_their_meaning() {
     assert!(count > 1000, "{count}");
 }
 
-/// A table of embeddings whose transpose makes the logits: a factor behind these does not make a second table.
+/// A table of embeddings whose transpose computes the logits: a factor after them must not make a second table.
 #[test]
 fn weights_that_others_read_are_held_once() {
     let tied = |behind: &str| {
@@ -110,7 +110,7 @@ fn groups_are_bounded() {
     }
 }
 
-/// Parts of `x`, and what is read of them: how often the code on each, a Tanh at its end, is computed then.
+/// Parts of `x`, and their readers. Returns how often the code on each part, which ends in a Tanh, is computed.
 #[test]
 fn parts_side_by_side_are_computed_together_where_nothing_else_is_lost() {
     const HEADS: &str = "s = Reshape (A, qs) t = Transpose <perm = [0, 2, 1, 3]> (s) u = Mul (t, c) a = Tanh (u)
@@ -132,11 +132,11 @@ fn parts_side_by_side_are_computed_together_where_nothing_else_is_lost() {
             3,
         ),
         (even, PLAIN, "r = Transpose <perm = [0, 2, 1]> (b) o = MatMul (a, r) p = Neg (x) y = MatMul (o, p)", 1, 2),
-        // Both are in one kernel as they are, or are not needed at once.
+        // Both are already in one kernel, or are not needed at the same time.
         (even, PLAIN, "y = Mul (a, b)", 2, 2),
         (even, PLAIN, "y = Concat <axis = 2> (b, a)", 2, 2),
         (even, PLAIN, "o = MatMul (a, m) r = ReduceSum <keepdims = 0> (o) y = Mul (b, r)", 2, 2),
-        // Other code, other parts.
+        // The code or the parts differ.
         (even, "n = Neg (A) a = Tanh (n) b = Tanh (B) ", product, 2, 2),
         (gap, PLAIN, product, 2, 2),
     ] {
@@ -162,7 +162,7 @@ fn parts_side_by_side_are_computed_together_where_nothing_else_is_lost() {
     }
 }
 
-/// The states of a long sequence are slices of one value, each of which needs the one before: none is tried with all others.
+/// The states of a long sequence are slices of one value, and each depends on the one before. No pair of them is tried.
 #[test]
 fn passes_take_long_sequences_slice_by_slice() {
     let text = "g (float[512, 1, 4] x, float[1, 16, 4] w, float[1, 16, 4] r) => (float[512, 1, 1, 4] y) {
@@ -174,7 +174,7 @@ fn passes_take_long_sequences_slice_by_slice() {
     assert!(beside < 8.0 * alone, "{beside} s, without joining parts {alone} s");
 }
 
-/// A product's rows are followed through views, of which a file may have any number.
+/// A product's rows are followed through views. A file may have any number of views.
 #[test]
 fn views_in_a_row_are_as_many_as_the_file_has() {
     let slices: String = (1..20_000).map(|i| format!("s{i} = Slice (s{}, one, end, zero) ", i - 1)).collect();
@@ -187,7 +187,7 @@ fn views_in_a_row_are_as_many_as_the_file_has() {
     passed(&common::graph(&text), &Target::cpu(1)).verify().expect("it is sound");
 }
 
-/// A kernel binds no more than the target lets it, however many inputs an operator has.
+/// A kernel binds at most as many buffers as the target allows, however many inputs an operator has.
 #[test]
 fn operators_of_many_inputs_are_divided() {
     for op in ["Sum", "Max", "Min", "Mean"] {
@@ -225,7 +225,7 @@ fn kernels(text: &str) -> Vec<&'static str> {
     plan.steps.iter().map(|step| plan.kernels[step.kernel].template.name()).collect()
 }
 
-/// Known indices that a Slice could express become a view.
+/// Constant indices that a Slice could express become a view.
 #[test]
 fn known_indices_are_views_where_they_are_evenly_apart() {
     for (at, shape, axis, view) in [
@@ -241,7 +241,7 @@ fn known_indices_are_views_where_they_are_evenly_apart() {
         ("1, 3", "[1, 2]", 2, true),
         ("1, 1", "[2]", 1, false),
         ("0, 1, 3", "[3]", 1, false),
-        // Kernels take the nearest element.
+        // Kernels clamp an index that is out of range.
         ("5", "", 1, false),
         ("3, 4, 5", "[3]", 1, false),
         ("-6", "[1]", 1, false),
@@ -260,7 +260,7 @@ fn known_indices_are_views_where_they_are_evenly_apart() {
     }
 }
 
-/// `torch.nn.MultiheadAttention` as `torch.export` writes it: the sequence first, queries, keys and values in one product, both factors.
+/// `torch.nn.MultiheadAttention` as `torch.export` writes it: the sequence is the first axis, queries, keys and values come from one product, and both have factors.
 fn packed(ty: &str, queries: &str) -> String {
     let table = |n: usize| (0..n).map(|i| format!("{}", (i % 13) as f64 / 8.0 - 0.75)).collect::<Vec<_>>().join(", ");
     format!(
@@ -285,7 +285,7 @@ fn packed(ty: &str, queries: &str) -> String {
     )
 }
 
-/// Neither the order of the rows nor the factors of queries and keys take kernels of their own.
+/// The order of the rows and the factors of queries and keys need no kernels of their own.
 #[test]
 fn packed_heads_are_read_where_they_lie() {
     for queries in [
@@ -296,7 +296,7 @@ fn packed_heads_are_read_where_they_lie() {
     ] {
         assert_eq!(kernels(&packed("float", queries)), ["map", "matmul", "attention", "matmul"], "{queries}");
     }
-    // Both products are of rows that lie one after another, and the second one adds what the result is added to.
+    // The rows of both products are contiguous, and the second product adds the residual.
     let graph = common::graph(&packed("float", "fq = Mul (q, c)  fk = Mul (k, c)"));
     let plan = common::planned(&graph, &Target::cuda());
     let kernels = plan.steps.iter().map(|step| &plan.kernels[step.kernel]);
@@ -306,18 +306,18 @@ fn packed_heads_are_read_where_they_lie() {
     assert_eq!(products.iter().map(|kernel| kernel.reads.len()).collect::<Vec<_>>(), [3, 4]);
 }
 
-/// Views of views are as few as can be, and what cannot be told apart is left alone.
+/// Views of views become as few as possible. Views that cannot be combined stay.
 #[test]
 fn axes_that_are_joined_on_the_way_are_not_copied() {
     const TURN: &str = "a = Transpose <perm = [1, 0, 2]> (x)";
-    // What is left of the views, and in how many kernels all is computed.
+    // The views that are left, and the number of kernels.
     for (views, left, steps) in [
-        // Axes that are joined are turned as one, and taken apart again.
+        // Axes that are joined are transposed as one, and split again.
         ("b = Reshape (a, rows)  d = Transpose (b)  c = Reshape (d, turned)", vec!["Transpose"], 1),
         ("b = Reshape (a, flat)  c = Reshape (b, parts)", vec!["Reshape", "Transpose"], 1),
-        // In the end they are in the order in which they lie.
+        // In the end they are in their order in memory.
         ("b = Transpose <perm = [2, 1, 0]> (a)  c = Transpose <perm = [1, 2, 0]> (b)", vec![], 1),
-        // Parts that are joined otherwise are copied.
+        // Parts that are joined in another way are copied.
         ("b = Reshape (a, others)  c = Transpose (b)", vec!["Transpose", "Reshape", "Transpose"], 2),
     ] {
         let text = format!(

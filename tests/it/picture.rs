@@ -28,7 +28,7 @@ fn plimsoll(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("the output is text")
 }
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -45,7 +45,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What remains of a temporary folder harms nobody.
+        // A temporary folder that cannot be removed does no harm.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -59,7 +59,7 @@ fn planned(mut graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
 
 // ---- What is drawn
 
-/// Every buffer is there once, inside its segment; no two have a byte at the same time; the live bytes are the rectangles' sum.
+/// Every buffer is drawn once, inside its segment. No two have a byte at the same time. The live bytes are the rectangles' sum.
 #[test]
 fn rectangles_are_the_plan() {
     let files = GRAPHS.iter().map(|(file, dims)| (*file, graphs::import(file, dims)));
@@ -93,7 +93,7 @@ fn rectangles_are_the_plan() {
                 }
             }
             assert!(seen.iter().all(|&n| n == 1), "{what}: {seen:?}");
-            // The last buffer is not rounded up.
+            // The end of the last buffer is not rounded up.
             let arena = plan.class_bytes(Class::Activation);
             let live: Vec<u64> = sums.chunks(2).map(|halves| halves[0].max(halves[1]).min(arena)).collect();
             assert_eq!(scene.live, live, "{what}");
@@ -131,7 +131,7 @@ fn pictures_in_the_readme_are_what_the_tool_draws() {
     }
 }
 
-/// A plan that does not fit is drawn, and refused all the same.
+/// A plan that does not fit is drawn, but still refused.
 #[test]
 fn what_does_not_fit_is_drawn() {
     let folder = Folder::new("misfit");
@@ -147,7 +147,7 @@ fn what_does_not_fit_is_drawn() {
 
 // ---- In a browser
 
-/// A buffer's lifetime in half steps, read off the steps of a plan's JSON alone.
+/// A buffer's lifetime in half steps, from the steps in a plan's JSON alone.
 fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
     let arena = |b: usize| {
         plan["segments"][plan["buffers"][b]["segment"].as_u64().expect("a number") as usize]["class"] == "activation"
@@ -185,7 +185,7 @@ fn lifetime(plan: &Value, buffer: usize) -> (f64, f64) {
     (from, to)
 }
 
-/// All boxes that the page shows, by buffer; and where the canvas is.
+/// All boxes that the page shows, by buffer, and the position of the canvas.
 fn boxes(browser: &mut Chromium) -> (Vec<Value>, (f64, f64)) {
     let found = browser.eval(
         "plimsoll.boxes().map(b => ({k: b.k, buffer: b.buffer, x: b.x, y: b.y, w: b.w, h: b.h,
@@ -205,7 +205,7 @@ fn text(browser: &mut Chromium, id: &str) -> String {
 }
 
 fn pixel(browser: &mut Chromium, x: f64, y: f64) -> String {
-    // A copy is read: reading the canvas itself would slow the page down, and the browser says so.
+    // Read a copy: the browser warns that reading the canvas itself slows the page down.
     let read = format!(
         "(() => {{
             const pen = new OffscreenCanvas(1, 1).getContext('2d', {{willReadFrequently: true}});
@@ -228,7 +228,7 @@ fn a_plan_is_a_page_that_answers() {
     let plan: Value = serde_json::from_str(&plan).expect("a plan");
     browser.open(&file);
 
-    // The rectangles are there, each where the plan has it.
+    // Each rectangle is where the plan has it.
     let (found, corner) = boxes(&mut browser);
     let buffers = plan["buffers"].as_array().expect("buffers");
     assert_eq!(found.len(), buffers.len());
@@ -253,7 +253,7 @@ fn a_plan_is_a_page_that_answers() {
     }
     assert!(halved > 0, "some results replace an operand");
 
-    // What is painted is what is said.
+    // The pixels agree with the boxes.
     let peak = browser.eval("plimsoll.data.scenes[0].peak.step").as_f64().expect("a step");
     let mut painted = 0;
     for one in found.iter().filter(|b| field(b, "w") > 24.0 && field(b, "h") > 12.0) {
@@ -270,7 +270,7 @@ fn a_plan_is_a_page_that_answers() {
     }
     assert!(painted > 3, "{painted}");
 
-    // Words: the head, the peak, the limit, what is live at the peak.
+    // The texts: the head, the peak, the limit, and the buffers that are live at the peak.
     let arena = plan["summary"]["arena_bytes"].as_u64().expect("a number");
     let totals = text(&mut browser, "totals");
     let planned = plan["summary"]["planned_bytes"].as_u64().expect("a number");
@@ -280,7 +280,7 @@ fn a_plan_is_a_page_that_answers() {
     let live = text(&mut browser, "peak");
     assert!(live.contains(&format!("Live at the peak: {}", human(arena))), "{live}");
 
-    // Every order that was tried.
+    // All orders that were tried.
     let orders = text(&mut browser, "orders");
     let tried = plan["summary"]["orders"].as_array().expect("orders");
     for order in tried.iter().filter(|_| tried.len() > 1) {
@@ -288,7 +288,7 @@ fn a_plan_is_a_page_that_answers() {
         assert!(orders.contains(name), "{name} in {orders}");
     }
 
-    // Hovering tells name, operator, type, bytes and life.
+    // Hovering shows name, operator, type, bytes and lifetime.
     let large = found.iter().max_by(|a, b| (field(a, "w") * field(a, "h")).total_cmp(&(field(b, "w") * field(b, "h"))));
     let large = large.expect("there are boxes");
     let b = field(large, "buffer") as usize;
@@ -350,7 +350,7 @@ fn a_plan_is_a_page_that_answers() {
     browser.key("0", "0");
     assert_eq!(shown(&mut browser), [x0, x1, y0, y1]);
 
-    // A click pins; the keyboard goes on from there and lets go.
+    // A click pins a buffer. The keyboard moves on from there, and releases it.
     browser.mouse("mousePressed", at, json!({"button": "left", "clickCount": 1}));
     browser.mouse("mouseReleased", at, json!({"button": "left", "clickCount": 1}));
     browser.settle();
@@ -365,7 +365,7 @@ fn a_plan_is_a_page_that_answers() {
     browser.key("Escape", "");
     assert_eq!(browser.eval("plimsoll.pinned()"), Value::Null);
 
-    // Search by name, from the keyboard; the table lists what was found.
+    // Search by name, from the keyboard. The table lists the results.
     browser.key("/", "/");
     browser.call("Input.insertText", json!({"text": "RELU"}));
     browser.eval("document.getElementById('all').open = true");
@@ -420,11 +420,11 @@ fn lanes_staging_and_several_ways_are_drawn() {
     );
     for (k, column) in columns.iter().enumerate() {
         let name = &column["name"];
-        // One run after the load: nothing larger comes later in a graph without dynamic shapes.
+        // One run after the load. Without dynamic shapes, no later run takes more.
         let most = |what: &str| format!("Math.max(...plimsoll.data.scenes[{k}].{what})");
         assert_eq!(browser.eval(&most("live")), column["peak_live_bytes"], "{name}");
         assert_eq!(browser.eval(&most("reserved")), column["peak_reserved_bytes"], "{name}");
-        // Blocks lie in what is reserved, and no two have a byte at the same time.
+        // Blocks are within reserved bytes, and no two have a byte at the same time.
         let sound = browser.eval(&format!(
             "(s => s.rects.every((r, i) =>
                 s.areas.some(a => a.time[0] <= r.time[0] && r.time[1] <= a.time[1] && a.bytes[0] <= r.bytes[0] && r.bytes[1] <= a.bytes[1])
@@ -442,7 +442,7 @@ fn lanes_staging_and_several_ways_are_drawn() {
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
-/// Names come from files. None of them may be anything but text.
+/// Names come from files. All of them must end up as text.
 #[test]
 fn names_are_text() {
     const NAMES: [&str; 7] = [
@@ -485,14 +485,14 @@ fn names_are_text() {
     assert_eq!(browser.eval("document.title"), json!(format!("{} on cpu", NAMES[0])));
     assert_eq!(browser.eval("typeof window.hacked"), json!("undefined"));
     assert_eq!(browser.eval("document.scripts.length"), json!(2));
-    // As XML the picture is stricter than the page.
+    // The picture is XML, which is stricter than HTML.
     browser.open(&picture);
     assert_eq!(browser.eval("document.documentElement.tagName"), json!("svg"));
     assert_eq!(browser.eval("document.querySelectorAll('parsererror, script').length"), json!(0));
     assert_eq!(browser.complaints(), Vec::<String>::new());
 }
 
-/// Two buffers a turn, of which every hundredth turn's first lives to the end.
+/// Each round makes two buffers. In every hundredth round, the first one lives to the end.
 fn exponentials(turns: usize) -> (Plan, Graph) {
     let trace = Trace::new("large");
     let mut x = trace.input("x", DType::F32, [16, 16]);
@@ -514,7 +514,7 @@ fn exponentials(turns: usize) -> (Plan, Graph) {
 fn drawing_grows_with_the_buffers_and_not_with_their_square() {
     let Some(mut browser) = Chromium::start("large") else { return };
     let folder = Folder::new("large");
-    // As many buffers in all: whatever else the machine does then slows both alike.
+    // Both draw as many buffers in all, so that other load on the machine slows both alike.
     let [few, many] = [(320, 160), (5120, 10)].map(|(turns, rounds)| {
         let (plan, graph) = exponentials(turns);
         assert!(plan.buffers.len() >= 2 * turns, "{}", plan.buffers.len());

@@ -1,4 +1,4 @@
-//! Placement: judged from the result alone, against brute force, against the bars that it is held to, and from the command line.
+//! Placement: the result alone, against brute force, against its quality bars, and from the command line.
 
 use crate::common;
 use plimsoll::Error;
@@ -33,7 +33,7 @@ fn random_problem(random: &mut Random, most: u64, aligned: bool) -> Problem {
     Problem::new(items, align).expect("it is sound")
 }
 
-/// The lowest peak, by trying every order: in one of them each item lies as low as it can above those before it.
+/// The lowest peak, by trying every order: in one of them, each item is as low as possible above the earlier ones.
 fn optimum(problem: &Problem) -> u64 {
     fn go(items: &[Item], open: &mut Vec<usize>, placed: &mut Vec<(usize, u64)>, peak: u64, best: &mut u64) {
         if peak >= *best {
@@ -45,7 +45,7 @@ fn optimum(problem: &Problem) -> u64 {
         for at in 0..open.len() {
             let index = open.swap_remove(at);
             let item = items[index];
-            // Everything that was placed before lies below, wherever the two meet.
+            // Items that were placed before are below this one wherever they overlap in time.
             let meets = |other: &Item| other.lower < item.upper && item.lower < other.upper;
             let below = placed.iter().filter(|(other, _)| meets(&items[*other]));
             let offset = below.map(|(other, offset)| offset + items[*other].size).max().unwrap_or(0);
@@ -74,7 +74,7 @@ fn a_hundred_thousand_random_instances() {
     }
 }
 
-/// Sizes and times as large as they may be: refused, or placed without an overflow on the way.
+/// The largest sizes and times: refused, or placed without an overflow.
 #[test]
 fn giant_instances_are_refused_or_placed() {
     let mut random = Random(4);
@@ -103,7 +103,7 @@ fn giant_instances_are_refused_or_placed() {
 
 #[test]
 fn small_instances_are_placed_at_their_optimum() {
-    // Eight are the fewest whose optimum was seen above the bound, here of 4.
+    // With eight items or more, the optimum can be above the lower bound, which is 4 here.
     let gap = [(3, 6, 2), (2, 4, 1), (6, 7, 2), (1, 3, 1), (0, 2, 2), (1, 4, 1), (4, 6, 2), (0, 1, 2)];
     let gap = gap.map(|(lower, upper, size)| Item { lower, upper, size, align: 1 });
     let gap = Problem::new(gap.to_vec(), 1).expect("it is sound");
@@ -117,7 +117,7 @@ fn small_instances_are_placed_at_their_optimum() {
     }
 }
 
-/// Moves, shrinks and swaps in a good placement: rejected, or still a placement by the definition.
+/// Mutates a good placement: each mutant is rejected, or is still a placement by definition.
 #[test]
 fn mutants_are_rejected_or_still_right() {
     let is_right = |problem: &Problem, solution: &Solution| {
@@ -272,7 +272,7 @@ fn training(random: &mut Random, layers: u64) -> Problem {
     Problem::new(items, 1).expect("it is sound")
 }
 
-/// In what takes a tenth of a second.
+/// The effort takes about a tenth of a second.
 #[test]
 fn a_short_search_comes_near_the_greedy_portfolio() {
     let mut random = Random(11);
@@ -309,7 +309,7 @@ fn steps_decide_and_more_are_never_worse() {
     }
 }
 
-/// A deadline that is over leaves the first placement; one that comes ends a search that goes on without it.
+/// A deadline in the past leaves the first placement. A deadline in the future ends a search that would go on.
 #[test]
 fn a_deadline_is_kept() {
     let mut random = Random(5);
@@ -359,7 +359,7 @@ fn the_command_places_a_table() {
     let folder = folder("place");
     let [input, output] = ["in.csv", "out.csv"].map(|name| folder.join(name));
     let [input, output] = [&input, &output].map(|path| path.to_str().expect("it is text"));
-    // The first two are apart in time, the third meets both.
+    // The first two do not overlap in time, and the third overlaps both.
     std::fs::write(input, "id,lower,upper,size\na,0,2,4\nb,2,5,6\nc,1,3,10\n").expect("it can be written");
     let (code, out, err) = run(&["place", input, "-o", output, "--json"]);
     assert_eq!(code, Some(0), "{err}");

@@ -45,7 +45,7 @@ impl Maker {
         })
     }
 
-    /// The segment of a class: inputs and outputs keep out of the way of what shares bytes on purpose.
+    /// The segment of a class. Inputs and outputs have their own, away from buffers that share bytes on purpose.
     fn segment(&self, class: Class) -> Option<usize> {
         let alike = |class| if class == Class::Workspace { Class::Activation } else { class };
         self.0.buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
@@ -77,7 +77,7 @@ impl Maker {
         number
     }
 
-    /// A buffer behind all others of its class.
+    /// A buffer after all others of its class.
     fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
         let end = self.segment(class).map_or(0, |s| self.0.segments[s].bytes);
         self.at(end, name, class, dtype, shape)
@@ -144,7 +144,7 @@ fn x(number: usize) -> Expr {
     Expr::input(number, F32)
 }
 
-/// A chain in place, and a buffer that takes the bytes of one that is done with.
+/// A chain in place, and a buffer that reuses the bytes of a dead one.
 fn chain() -> Plan {
     let mut m = Maker::new("chain");
     let shape = [4, 16];
@@ -166,7 +166,7 @@ fn chain() -> Plan {
     m.done()
 }
 
-/// A concatenation whose parts are written in place, one of them from the other, and read before the whole is there.
+/// A concatenation with parts written in place. One is computed from the other, and read before the whole is written.
 fn concat() -> Plan {
     let mut m = Maker::new("concat");
     let input = m.add("x", Class::Input, F32, &[4, 6]);
@@ -198,7 +198,7 @@ fn concat() -> Plan {
 /// A product with a workspace, a bias and a residual that it overwrites, then a softmax in place.
 fn matmul() -> Plan {
     let mut m = Maker::new("matmul");
-    // The CPU's kernels would ask for more.
+    // The CPU's kernels would need a larger workspace.
     m.0.target = Target::wgpu();
     let input = m.add("x", Class::Input, F32, &[4, 8]);
     let [w, bias] = [("w", &[8usize, 16][..]), ("bias", &[16][..])].map(|(n, s)| m.add(n, Class::Constant, F32, s));
@@ -223,7 +223,7 @@ fn matmul() -> Plan {
     let turned = (soft, ss.1.permute(&[1, 0]));
     let y = m.whole(y);
     m.step(Template::Map, &[16, 4], std::slice::from_ref(&turned), &[y], &[x(0)]);
-    // A product of squares: core operands may not be overwritten, however alike the accesses are.
+    // A product of square matrices: core operands may not be overwritten, even if the accesses are equal.
     let [gram, square] = [("gram", 512), ("square", 256)].map(|(n, at)| m.at(at, n, Class::Activation, F32, &[4, 4]));
     let [gs, qs] = [gram, square].map(|b| m.whole(b));
     m.step(Template::MatMul, &[4, 4], &[ss, turned], std::slice::from_ref(&gs), &[x(0)]);
@@ -234,7 +234,7 @@ fn matmul() -> Plan {
     m.done()
 }
 
-/// A product of two operands behind prologues, one of which reads what looks like the result; it may only overwrite its residual.
+/// A product of two operands with prologues, one of which reads an operand that looks like the result. It may only overwrite its residual.
 fn behind() -> Plan {
     let mut m = Maker::new("behind");
     m.0.target = Target::wgpu();
@@ -287,14 +287,14 @@ fn gather() -> Plan {
     let still = (odd, os.1.reshape(&Shape::new([3, 1])).unwrap().broadcast(&shape));
     m.step(Template::Row { inner: 1, folds, per_row: true }, &shape, &[zs.clone(), still], &[cs], &[count]);
     let scaled = m.at(0, "scaled", Class::Activation, F32, &shape);
-    // As long as what its elements decide on, though they are smaller: it must not take those bytes.
+    // It has as many elements as the operands that it selects from, but smaller ones, so it must not overwrite them.
     let sign = m.at(256, "sign", Class::Activation, DType::Bool, &shape);
     m.0.buffers[sign].bytes = 96;
     let [ss, bs] = [scaled, sign].map(|b| m.whole(b));
     m.step(Template::Map, &shape, &[ts.clone(), zs], std::slice::from_ref(&ss), &[x(0) * x(1)]);
     m.step(Template::Map, &shape, &[ss], std::slice::from_ref(&bs), &[x(0).lt(&x(0).like(0.25))]);
     m.step(Template::Map, &shape, &[bs, ts], &[ys], &[Expr::input(0, DType::Bool).select(&x(1), &-x(1))]);
-    // State of which a part is updated in place, and two parts at once.
+    // State with a part that is updated in place, and with two parts updated at once.
     let ring = m.add("ring", Class::State, F32, &[17]);
     let part = |start, len| (ring, Access { shape: Shape::new([len]), strides: vec![1], offset: start });
     m.step(Template::Map, &[16], &[part(0, 16)], &[part(0, 16)], &[x(0) + 1.0]);
@@ -304,7 +304,7 @@ fn gather() -> Plan {
     m.done()
 }
 
-/// Windows and padding, with a tensor of no elements on the way.
+/// Windows and padding, with a tensor without elements in between.
 fn windows() -> Plan {
     let mut m = Maker::new("windows");
     m.0.target = Target::wgpu();
@@ -382,7 +382,7 @@ fn planned() -> Vec<Plan> {
         }"#,
     ];
     let mut plans = Vec::new();
-    // In small bindings, where there is a way to do with them: steps then see windows of their buffers.
+    // With small bindings, if the graph can be cut to fit: steps then see windows of their buffers.
     let small = |most: u64| Target { alignment: 16, max_binding: most, ..Target::wgpu() };
     let small = [Some(small(64)), Some(small(96)), None, Some(small(160))];
     for (text, small) in TEXTS.into_iter().zip(small) {
@@ -432,12 +432,12 @@ fn what_is_dead_follows_from_the_steps() {
     let span = |segment, offset, bytes| Span { segment, offset, bytes };
     let mut all = vec![span(y, 0, 256), span(arena, 0, 512)];
     all.sort_by_key(|s| s.segment);
-    // The input dies with its only reader, in place nothing; the square's operand does, and in the end what only the last step reads.
+    // The input dies with its only reader. A result in place kills nothing. The square's operand dies, and at the end the last step's operands.
     let expected = [all, vec![span(x, 0, 256)], vec![], vec![span(arena, 0, 256)], vec![]];
     let ends = vec![span(arena, 256, 256), span(arena, 0, 256)];
     assert_eq!(dead(&plan), [&expected[..], &[ends]].concat());
 
-    // The last one over the one before it, which it has lost then; and what nothing has written.
+    // The last buffer overwrites the one before it, which then has lost its bytes; and a buffer that nothing has written.
     let mut faulty = plan.clone();
     faulty.buffers[5].offset = 256;
     assert_eq!(dead(&faulty)[3], [span(arena, 0, 256)]);
@@ -475,7 +475,7 @@ fn what_the_planner_makes_passes() {
     assert!(count > 500, "{count} plans");
 }
 
-/// How mutants fared.
+/// The results of mutants.
 #[derive(Debug, Default)]
 struct Tally {
     refused: usize,
@@ -484,7 +484,7 @@ struct Tally {
     unjudged: usize,
 }
 
-/// Refused, or as good as a plan with a memory of its own for each buffer; and if only the layout is another, with the seed's results.
+/// Each mutant is refused, or computes the same as with separate memory for each buffer; if only the layout changed, the same as the seed.
 fn judge(seed: &Plan, results: &run::Results, mutant: &Mutant, tally: &mut Tally) {
     let Mutant { kind, what, plan } = mutant;
     let verdict = catch_unwind(AssertUnwindSafe(|| check(plan)));
@@ -531,7 +531,7 @@ fn plans_corrupted_twice_are_refused_or_right() {
     let mut tally = Tally::default();
     for seed in seeds() {
         let results = results(&seed);
-        // What is let through is worth corrupting again, what would be refused anyway less so.
+        // A mutant that was accepted is worth corrupting again; one that is refused anyway is not.
         let (good, bad): (Vec<_>, Vec<_>) = mutate::mutants(&seed).into_iter().partition(|m| check(&m.plan).is_ok());
         for round in 0..12 {
             let one = random.pick(if round % 4 < 3 { &good } else { &bad });
@@ -635,7 +635,7 @@ fn messages_name_what_is_wrong() {
     assert_eq!(refused(|p| p.kernels[2].body.results[0] = 4), "plan: kernel 2 (row): a result of instruction 4");
 }
 
-/// Not every reader of JSON gets the last bit right.
+/// Not every JSON reader gets the last bit of a number right.
 #[test]
 fn numbers_come_back_exactly() {
     let mut plan = chain();
@@ -644,7 +644,7 @@ fn numbers_come_back_exactly() {
     assert!(back == plan, "{:?}", back.kernels[0].body);
 }
 
-/// Rules that protect what the results of one run cannot show.
+/// Rules whose violation the results of one run cannot show.
 #[test]
 fn rules_that_only_devices_would_notice() {
     let refused = |seed: &Plan, change: &dyn Fn(&mut Plan), why: &str| {
@@ -721,7 +721,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&windows, &|p| p.kernels[0].reads[0].access.strides.swap(3, 4), "each image must be contiguous");
 }
 
-/// Each part of a concatenation is made from all that were written before it, as in a DenseNet.
+/// Each part of a concatenation is computed from all earlier parts, as in a DenseNet.
 fn dense(parts: usize) -> Plan {
     let mut m = Maker::new("dense");
     let y = m.add("y", Class::Output, F32, &[2, parts, 4]);
@@ -741,7 +741,7 @@ fn check_seconds(plan: &Plan) -> f64 {
     common::core_seconds(|| check(plan).expect("it is a good plan"))
 }
 
-/// There are as many pairs of parts as the square of their number; none is compared with each third.
+/// The number of pairs of parts is quadratic. No pair is compared with every third part.
 #[test]
 fn work_grows_with_the_pairs_of_parts() {
     let mut plan = dense(200);
@@ -751,7 +751,7 @@ fn work_grows_with_the_pairs_of_parts() {
     assert!(check(&plan).expect_err("a part is read too early").to_string().contains("not written"));
 }
 
-/// A chain of steps in seven places, each of which is taken again and again.
+/// A chain of steps in seven slots, each of which is reused again and again.
 fn long(steps: usize) -> Plan {
     let mut m = Maker::new("long");
     let input = m.add("x", Class::Input, F32, &[64]);

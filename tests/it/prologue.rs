@@ -1,4 +1,4 @@
-//! Elementwise nodes in front of a matrix product or a convolution: where they become a part of its kernel, and that results agree.
+//! Elementwise nodes in front of a matrix product or a convolution: when they become part of its kernel, and that results agree.
 
 use crate::common;
 use crate::common::{graph, planned, runs_as_the_reference};
@@ -23,7 +23,7 @@ const CASES: &[Case] = &[
         cpu: (1, 1),
         wgpu: (1, 1),
     },
-    // The right operand, for enough rows that it is packed on the CPU.
+    // The right operand, with enough rows that the CPU packs it.
     Case {
         text: "right (float[50, 20] x, float[20, 33] w, float[20, 1] s) => (float[50, 33] y) {
             a = Mul (w, s)  y = MatMul (x, a)
@@ -31,13 +31,13 @@ const CASES: &[Case] = &[
         cpu: (1, 1),
         wgpu: (1, 1),
     },
-    // For few rows the CPU reads it in place.
+    // With few rows the CPU reads it in place.
     Case {
         text: "few (float[5, 20] x, float[20, 33] w) => (float[5, 33] y) { a = Neg (w)  y = MatMul (x, a) }",
         cpu: (2, 0),
         wgpu: (1, 1),
     },
-    // Both, behind views, in batches that broadcast.
+    // Both operands, behind views, in batches that broadcast.
     Case {
         text: "both (float[2, 30, 3, 16] q, float[2, 30, 3, 16] k, float[3, 1, 16] s) => (float[2, 3, 30, 30] y) {
             a = Transpose <perm = [0, 2, 1, 3]> (q)  b = Mul (a, s)
@@ -195,7 +195,7 @@ fn what_a_device_cannot_bind_stays_outside() {
     assert_eq!(counts(&plan).1, 0);
 }
 
-/// Of a residual block only what the residual reads is stored.
+/// A residual block stores only the values that the residual reads.
 #[test]
 fn what_a_prologue_computes_takes_no_memory() {
     let graph = graph(
@@ -203,7 +203,7 @@ fn what_a_prologue_computes_takes_no_memory() {
             a = MatMul (x, w)  b = Neg (a)  c = MatMul (b, w)  y = Add (c, a)
         }",
     );
-    // Beside both inputs, of which the last reader of `w` writes `y` elsewhere, there is one more.
+    // Besides both inputs, there is one more buffer: the last reader of `w` writes `y` elsewhere.
     assert_eq!(planned(&graph, &Target::wgpu()).summary.arena_bytes, 3 * 64 * 64 * 4);
 }
 

@@ -1,4 +1,4 @@
-//! One plan for a range of shapes: every binding runs in the same bytes, and gives what it gives when it is planned alone.
+//! One plan for a range of shapes: every binding runs in the same bytes, with the results of a plan of its own.
 
 use crate::common;
 use plimsoll::internals::backend::cpu::Cpu;
@@ -64,7 +64,7 @@ fn inputs(graph: &Graph) -> Vec<Tensor> {
     graph.inputs().iter().zip(1..).map(|(v, seed)| random(fact(v).dtype, &fact(v).shape, seed)).collect()
 }
 
-/// As [`common::agrees`], of values that were summed from such of up to 1 at least.
+/// Compares as [`common::agrees`] does, but relative to a magnitude of at least 1, that of the summands.
 fn agrees(found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), String> {
     let peak = expected.to_f64().iter().fold(1.0f64, |m, v| m.max(v.abs()));
     found.compare(expected, 0.0, tolerance * peak)
@@ -87,7 +87,7 @@ fn lies_within(plan: &Plan, range: &Plan) {
     assert_eq!(steps(plan), steps(range));
 }
 
-/// Runs bindings of a range in turn, each held against the reference and against a plan of its own. Gives the range's plan.
+/// Runs bindings of a range one after another, and compares each with the reference and with a plan of its own. Returns the range's plan.
 fn runs(
     make: &Make,
     dims: &[(&str, Extent)],
@@ -192,13 +192,13 @@ fn dims_that_only_shape_a_computation() {
     let dims = [("batch", Extent::from(1..=5)), ("length", Extent::from(1..=15))];
     let bindings: [&[usize]; 7] = [&[5, 15], &[1, 1], &[2, 7], &[5, 1], &[1, 15], &[2, 7], &[5, 15]];
     let plan = runs(&shaped, &dims, &bindings, &cpu, 1e-5).expect("runs");
-    // At one row, fifteen are left: more than the largest binding leaves.
+    // With one row, fifteen are left, which is more than with the largest binding.
     let left = plan.outputs.iter().find(|p| p.name == "left").expect("an output");
     assert_eq!(left.shape[..], [1, 8]);
     assert!(plan.class_bytes(Class::Activation) >= 4 * (5 * 15 * 8 + 15 * 8 + 15 * 15));
 }
 
-/// At the largest binding a reshape does nothing and two are alike; the structure must not depend on it.
+/// At the largest binding, a reshape does nothing and two values are equal. The structure must not depend on that.
 #[test]
 fn extents_that_are_equal_by_accident() {
     let graph = text(
@@ -219,7 +219,7 @@ fn extents_that_are_equal_by_accident() {
     runs(&graph, &[("batch", (1..=8).into())], &[&[8], &[1], &[3], &[7], &[8]], &cpu, 1e-5).expect("runs");
 }
 
-/// A graph that is another one at some bindings cannot have one plan, and says where.
+/// A graph whose structure differs between bindings cannot have one plan. The error says where it differs.
 #[test]
 fn another_structure_is_refused() {
     let graph = text(
@@ -244,7 +244,7 @@ fn another_structure_is_refused() {
     runs(&graph, &[("batch", (3..=4).into())], &[&[4], &[3]], &cpu, 1e-5).expect("one branch");
 }
 
-/// Runs bindings of a family that was planned for a target of its own, each held against the reference.
+/// Runs bindings of a range that was planned for a special target, and compares each with the reference.
 fn replays(family: &Family, make: &Make, backend: Box<dyn Backend>, bindings: &[&[usize]]) {
     let (plan, constants) = family.largest();
     let mut exec = Exec::load(backend, plan.clone(), constants, &|_| {}).expect("it loads");
@@ -271,7 +271,7 @@ fn extent(dims: &[(String, usize)], name: &str) -> usize {
     dims.iter().find(|(n, _)| n == name).expect("it is bound").1
 }
 
-/// A value that is cut at the largest binding has as many parts at the others, some of them empty.
+/// A value that is cut at the largest binding has as many parts at the others. Some of them are empty.
 #[test]
 fn bindings_have_the_parts_of_the_largest() {
     let make: Make = Arc::new(|dims, choices| {
@@ -296,7 +296,7 @@ fn bindings_have_the_parts_of_the_largest() {
         assert!(parts >= 16, "{parts} parts on {name}");
         replays(&family, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
     }
-    // What is cut at a smaller binding alone.
+    // A value that is cut at a smaller binding only.
     let make: Make = Arc::new(|dims, choices| {
         let g = Trace::new("rest");
         g.output("y", g.input("x", DType::F32, [9 - extent(dims, "batch"), 1024]).tanh());
@@ -310,7 +310,7 @@ fn bindings_have_the_parts_of_the_largest() {
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
 }
 
-/// A size that grows and then shrinks: what lies between tried extents tells nothing of it, so all are tried.
+/// A size that grows and then shrinks: neighbours say nothing about the extents between them, so all are tried.
 #[test]
 fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     let make: Make = Arc::new(|dims, choices| {
@@ -337,7 +337,7 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     assert!(error.starts_with("dim 'length', 1..1000: 'z' neither just grows with it nor just shrinks"), "{error}");
 }
 
-/// A binding that was not tried and outgrows a buffer's place is placed by itself, in the same segments.
+/// A binding that was not tried, with a buffer larger than planned, is placed by itself in the same segments.
 #[test]
 fn an_odd_binding_is_placed_within_the_segments() {
     let odd = |length: usize, more: usize| -> Make {
@@ -403,7 +403,7 @@ fn bad_ranges_and_inputs_are_named() {
     session.run(&named(session.plan(), &given)).expect("an error leaves it as it was");
 }
 
-/// The plan of a range is a plan like any other: it is written, read and checked, and its dims are noted. The same on every machine.
+/// The plan of a range is a plan like any other: it is written, read and checked, and has its dims. It is the same on every machine.
 #[test]
 fn the_plan_of_a_range_is_a_file() {
     let make = file("attention.onnxtxt");
@@ -484,7 +484,7 @@ fn random_graph(drawn: &[Drawn], binding: [usize; 2]) -> Graph {
     values.push(input("a", &[BATCH, LENGTH, four]));
     values.push(input("b", &[BATCH, four]));
     values.push(input("c", &[four, four]));
-    // What a binding alone knows: a constant of its extents.
+    // A constant that depends on the binding: its extents.
     let shape = [LENGTH, four];
     values.push((g.constant("d", random(DType::F32, &Shape::new(extents(&shape)), 3)), shape.to_vec()));
     let shape = [BATCH, Sum::fixed(1), Sum::fixed(1)];
@@ -547,7 +547,7 @@ fn random_graph(drawn: &[Drawn], binding: [usize; 2]) -> Graph {
                     let start = r % extent;
                     start..start + 1 + (r / 7) % (extent - start)
                 } else {
-                    // To the last element, or all but the first one of a sum.
+                    // Up to the last element, or all but the first of a sum.
                     match shape[axis].0 {
                         [0, ..] => shape[axis].at(binding) - 1..shape[axis].at(binding),
                         _ => 1..shape[axis].at(binding),
@@ -596,7 +596,7 @@ fn random_graph(drawn: &[Drawn], binding: [usize; 2]) -> Graph {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any binding of a range, in any order, runs in the plan of the range: random graphs whose fixed extents are those of dims by accident.
+    /// Any binding, in any order, runs in the plan of the range: random graphs with fixed extents that equal those of dims by accident.
     #[test]
     fn random_graphs_run_at_random_bindings(
         drawn in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..24),

@@ -122,7 +122,7 @@ fn combinations<T: Copy>(choices: &[&[T]]) -> Vec<Vec<T>> {
     })
 }
 
-/// A view finds the elements wherever its source lies, or says that it needs a copy; never so of contiguous data.
+/// A view finds the elements of any source, or reports that it needs a copy. Of contiguous data it never needs one.
 #[test]
 fn views_find_the_elements_that_the_row_says() {
     each_call(|sample, call, _| {
@@ -135,7 +135,7 @@ fn views_find_the_elements_that_the_row_says() {
         let mut sparse = Access::contiguous(from.iter().map(|&d| d * 2).collect());
         sparse = (0..from.len()).fold(sparse, |a, k| a.slice(k, from[k].min(1), 2, from[k]));
         for source in [Access::contiguous(from.clone()), reversed, sparse] {
-            // Where each element of the source lies, in row-major order.
+            // The offset of each element of the source, in row-major order.
             let elements = addresses(&source);
             match view(call, &source) {
                 Some(access) => {
@@ -159,7 +159,7 @@ fn addresses(access: &Access) -> Vec<isize> {
     (0..access.shape.numel()).map(next).collect()
 }
 
-/// No attribute and no optional input without a sample that gives it. What a row decomposes into is run by the row's samples, too.
+/// Every attribute and every optional input is in a sample. A row's samples also run the rows that it decomposes into.
 #[test]
 fn samples_cover_every_attribute_and_input() {
     let samples = samples();

@@ -1,4 +1,4 @@
-//! The README's commands run and end as it says: one for each trouble with device memory, and the others.
+//! The README's commands run and end as it says: one for each problem with device memory, and the others.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ fn column<'a>(comparison: &'a Value, name: &str) -> &'a Value {
     columns.iter().find(|column| column["name"] == name).unwrap_or_else(|| panic!("no column {name}"))
 }
 
-/// Each of the README's commands, with the exit code that a comment behind it tells.
+/// Each of the README's commands, with the exit code in the comment after it.
 #[test]
 fn the_readmes_commands_run() {
     let readme = std::fs::read_to_string(root().join("README.md")).expect("it is there");
@@ -59,7 +59,7 @@ fn the_readmes_commands_run() {
     assert!(ran >= 10, "the README has {ran} commands");
 }
 
-/// 1: how much memory is that?
+/// 1: how much memory does it need?
 #[test]
 fn a_large_product_is_known_before_it_runs() {
     let plan = json("product", "plan graphs/product.onnxtxt --set n=10000");
@@ -70,7 +70,7 @@ fn a_large_product_is_known_before_it_runs() {
     assert_eq!(ran["memory"]["planned_bytes"].as_u64(), Some(3 * 320 * 320 * 4));
 }
 
-/// 2: use that creeps up in a loop.
+/// 2: memory use that grows in a loop.
 #[test]
 fn the_last_run_has_the_bytes_of_the_first() {
     let found = json("loop", "compare graphs/mlp.onnxtxt --set batch=64 --iters 100 --backend cpu --threads 2");
@@ -84,7 +84,7 @@ fn the_last_run_has_the_bytes_of_the_first() {
     assert_eq!(found["planned_bytes"], found["allocated_bytes"]);
 }
 
-/// 3: out of memory with enough bytes free in total.
+/// 3: out of memory although enough bytes are free in total.
 #[test]
 fn what_fits_in_total_fits() {
     let limit = 30 << 20;
@@ -104,7 +104,7 @@ fn what_fits_in_total_fits() {
     assert_eq!(planned["fragmentation"], 0.0, "{planned}");
 }
 
-/// 4: the first of a hundred calls is like the others.
+/// 4: the first of a hundred calls takes as much memory as the others.
 #[test]
 fn the_first_run_has_its_memory() {
     let found =
@@ -125,13 +125,13 @@ fn the_batch_that_fits_is_found_by_planning() {
         let size = |of: &str| found[key][of].as_u64().expect("it is a number");
         (size("extent"), size("planned_bytes"))
     });
-    // An image is 784 pixels in, 100 values within, 10 scores out.
+    // Per image: 784 pixels in, 100 hidden values, 10 scores out.
     assert_eq!(largest.0, next.0 - 1);
     assert!(largest.1 <= limit && limit < next.1 && next.1 - largest.1 < 4 * (784 + 100 + 10) + 256, "{found}");
     assert_eq!(found["next"]["deficit_bytes"].as_u64(), Some(next.1 - limit));
 }
 
-/// 6: a cap.
+/// 6: a limit.
 #[test]
 fn a_cap_is_an_input_of_the_plan() {
     let command = "run graphs/digits.onnx --set batch=1000 --backend cpu --memory-limit 8MiB --json";
@@ -144,7 +144,7 @@ fn a_cap_is_an_input_of_the_plan() {
     assert!(found["peak"]["live"].as_array().is_some_and(|l| !l.is_empty()), "{found}");
 }
 
-/// 7: shapes that vary, in the bytes of one plan.
+/// 7: varying shapes in the bytes of one plan.
 #[test]
 fn a_range_of_lengths_keeps_its_bytes() {
     let range = "graphs/attention.onnxtxt --set batch=4 --set sequence=1..64";
@@ -159,7 +159,7 @@ fn a_range_of_lengths_keeps_its_bytes() {
         found["bindings"].as_array().expect("it lists them").iter().map(|b| b["binding"]["sequence"].as_u64());
     assert_eq!(bindings.collect::<Option<Vec<_>>>(), Some(vec![32, 16, 64, 1, 32]));
 
-    // One plan, of the largest binding, and the peak of each.
+    // One plan, that of the largest binding, and the peak of each binding.
     let alone = json("range", "plan graphs/attention.onnxtxt --set batch=4 --set sequence=64");
     let plan = json("range", &format!("plan {range}"));
     assert_eq!(plan["summary"], alone["summary"], "a plan for the range takes what its largest binding takes");

@@ -1,4 +1,4 @@
-//! Sessions, the library's front door: shared and misused, over memory of their own or of the host, and with random graphs.
+//! Sessions, the library's main interface: shared and misused, over their own memory or the host's, and with random graphs.
 
 use crate::common;
 use plimsoll::internals::backend::cpu::{Cpu, Line, Region};
@@ -35,7 +35,7 @@ fn small() -> Graph {
     g.finish().expect("the graph is sound")
 }
 
-/// Values in [-1, 1), other ones for each seed.
+/// Values in [-1, 1) that depend on the seed.
 fn random(shape: impl Into<plimsoll::Shape>, seed: u64) -> Tensor {
     let shape = shape.into();
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -125,9 +125,9 @@ fn the_host_provides_the_memory() {
     let inputs = [("x", random([6, 40], 1)), ("w", random([40, 24], 2))];
     let expected = own.run(&inputs).expect("it runs");
 
-    // Each segment begins at a line of its own.
+    // Each segment begins at its own cache line.
     let lines: u64 = own.plan().segments.iter().map(|s| s.bytes.div_ceil(256)).sum();
-    // Whatever lies in the host's memory must not matter.
+    // The old contents of the host's memory must not matter.
     let region = |lines: u64| Region::new(vec![Line([0xff; 256]); lines as usize]);
     let load = |lines| {
         let backend = Box::new(Cpu::with_arena(2, region(lines)));
@@ -142,7 +142,7 @@ fn the_host_provides_the_memory() {
     assert!(load(lines - 1).is_err(), "it does not fit into less");
 }
 
-/// Two products of one input: no step writes where it lies.
+/// Two products of one input, so that no step overwrites it.
 fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
     let g = Trace::new("kept");
     let x = g.input("x", DType::F32, [6, 40]);
@@ -166,7 +166,7 @@ fn inputs_are_written_before_the_first_run() {
     refused(&mut exec);
     let inputs = [random([6, 40], 1)];
     let found = exec.run(&inputs).expect("it runs");
-    // They stay.
+    // The inputs keep their bytes.
     exec.replay().expect("it runs again");
     assert_eq!(exec.read().expect("it is there"), found);
     exec.run_poisoned(&inputs).expect("nothing reads dead memory");
@@ -188,7 +188,7 @@ fn constants_are_those_of_the_plan() {
     refused(&[short, constants[1].clone()], "found 'w' (f32[40,23])");
 }
 
-/// A device whose memory is full of what is no number.
+/// A device whose memory is full of NaN.
 struct Used(Cpu);
 
 impl Backend for Used {
@@ -223,7 +223,7 @@ impl Backend for Used {
     }
 }
 
-/// State, which is kept between runs, starts as zeros, whatever lay there before.
+/// State, which is kept between runs, starts as zeros, whatever the memory had before.
 #[test]
 fn state_starts_as_zeros() {
     let g = Trace::new("sum");
@@ -308,7 +308,7 @@ fn random_graph(choices: &[Choices], joined: bool) -> Graph {
         let x = values[p % values.len()];
         let dims = shape(x);
         let rank = dims.len();
-        // A partner for which `fits` holds; the value itself if there is no other.
+        // A partner for which `fits` is true; the value itself if there is no other.
         let partner = |fits: &dyn Fn(&[usize]) -> bool| {
             let count = values.len();
             let at = (0..count).map(|k| values[(q + k) % count]).find(|v| fits(&shape(*v)));
@@ -327,7 +327,7 @@ fn random_graph(choices: &[Choices], joined: bool) -> Graph {
             }
             3 if rank >= 2 => {
                 let depth = dims[rank - 1];
-                // Some stand behind a prologue, others not.
+                // Some operands have a prologue, others do not.
                 let x = [x.abs(), x * 0.5, (x.max(-x) - 0.5) * 0.5, x, x][r % 5];
                 let y = partner(&|other| other.len() == 2 && other[0] == depth);
                 let y = match shape(y)[..] {
@@ -382,7 +382,7 @@ fn random_graph(choices: &[Choices], joined: bool) -> Graph {
             values.push(made);
         }
     }
-    // What nothing reads is an output; the others are so that results in the middle are seen, too.
+    // Values without readers are outputs. So are some others, so that results in the middle are checked, too.
     g.output("last", values[values.len() - 1]);
     g.output("middle", values[values.len() / 2]);
     if joined {
@@ -403,7 +403,7 @@ fn planned(graph: &Graph, inputs: &[Tensor], fuse: bool, backend: Box<dyn Backen
     (session.plan().clone(), session.with(|exec| exec.run_poisoned(inputs)).expect("it runs"))
 }
 
-/// A plan computes what the graph means: fused within a tolerance, unfused with the bits of eager. Returns both plans.
+/// A plan computes the graph: fused within a tolerance, unfused with the same bits as eager. Returns both plans.
 fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result<[Plan; 2], TestCaseError> {
     let inputs = inputs(graph);
     let expected = reference::run(graph, &inputs).expect("the reference runs");
@@ -548,7 +548,7 @@ fn spoil(graph: &Graph, fuse: bool) -> usize {
                 assert!(what.contains("dead memory") && named, "{what}");
                 found += 1;
             }
-            // The device sees for itself that a step's arguments overlap.
+            // The device itself refuses arguments that overlap.
             Err(Error::Backend { .. }) => {}
             result => {
                 let outputs = result.expect("faults are found or do nothing");
@@ -559,7 +559,7 @@ fn spoil(graph: &Graph, fuse: bool) -> usize {
     found
 }
 
-/// Two buffers that are alive at once in the same bytes, one of which is dead when it is read; and steps that read what is not there yet.
+/// Two buffers that are live at once in the same bytes, so that one is dead when it is read; and steps that read data before it is written.
 #[test]
 fn poison_shows_reads_of_dead_memory() {
     let mut found = 0;
@@ -578,7 +578,7 @@ fn poison_shows_reads_of_dead_memory() {
     assert!(found > 1000, "{found} faults");
 }
 
-/// The steps in an order that their lanes allow.
+/// The steps in an order that lanes and waits allow.
 fn shuffled(plan: &Plan, random: &mut impl FnMut(usize) -> usize) -> Plan {
     let mut rest: Vec<usize> = (0..plan.steps.len()).collect();
     let mut steps = Vec::new();
@@ -649,7 +649,7 @@ fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usi
     (wide, refused)
 }
 
-/// Steps in lanes compute the same in every order that the lanes allow, and a wait that is missing is found or was not needed.
+/// Steps in lanes compute the same in every order that lanes and waits allow. A missing wait is found, or was not needed.
 #[test]
 fn lanes_run_in_any_order_that_they_allow() {
     let mut state = 1u64;
@@ -670,16 +670,16 @@ fn lanes_run_in_any_order_that_they_allow() {
     assert!(found.0 > 60 && found.1 > 10, "plans with lanes, and missing waits that were found: {found:?}");
 }
 
-/// The same on wgpu, where a buffer's usage is tracked as a whole: with concatenations above all, whose parts are windows of one buffer.
+/// The same on wgpu, which tracks a buffer's usage as a whole: mostly with concatenations, whose parts are windows of one buffer.
 #[test]
 fn random_graphs_run_as_planned_on_wgpu() {
     let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
-    // Operators by number; one in three is a concatenation.
+    // Operators by number. One in three is a concatenation.
     let op = proptest::sample::select(vec![0u8, 1, 2, 3, 4, 5, 7, 8, 9, 6, 6, 6, 6]);
     let choices = proptest::collection::vec((op, any::<u16>(), any::<u16>(), any::<u16>()), 4..14);
     let config =
         ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 64, ..ProptestConfig::default() };
-    // The same graphs every time: shaders take their time, and so few cases must be good ones.
+    // The same graphs every time: compiling shaders is slow, so these few cases are chosen.
     let rng = TestRng::deterministic_rng(config.rng_algorithm);
     let (windows, joined) = (Cell::new(0), Cell::new(0));
     let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
@@ -701,7 +701,7 @@ fn works_in_windows(plan: &Plan, step: &Step) -> bool {
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
 }
 
-/// True if several steps write a buffer: the parts of a concatenation, each in its place.
+/// True if several steps write one buffer, as they do with the parts of a concatenation.
 fn is_joined(plan: &Plan, buffer: usize) -> bool {
     plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }

@@ -1,4 +1,4 @@
-//! Targets: devices that are not here are described, and plans keep to their limits.
+//! Targets describe devices that are not here, and plans keep to their limits.
 
 use crate::common;
 use plimsoll::internals::exec::Exec;
@@ -36,7 +36,7 @@ const GRAPHS: [(&str, &[&str]); 4] = [
     ("residual.onnxtxt", &["batch", "height", "width"]),
 ];
 
-/// Extents that no device could hold are an error, and no overflow on the way to it.
+/// Extents that no device could hold are an error, without an overflow.
 #[test]
 fn giant_extents_are_refused() {
     let mut random = Random(1);
@@ -59,7 +59,7 @@ fn giant_extents_are_refused() {
             }));
             match made.unwrap_or_else(|_| panic!("{file} {dims:?} on {target:?}")) {
                 Ok(_) => planned += 1,
-                // No kernel counts that far.
+                // No kernel can count that far.
                 Err(Error::Plan { what, .. }) if what.contains("too large") || what.contains("too far") => refused += 1,
                 Err(Error::Plan { what, .. }) => panic!("{file} {dims:?} on {}: {what}", target.name),
                 Err(_) => refused += 1,
@@ -79,10 +79,10 @@ fn presets_are_targets() {
         assert_eq!(Target::from_json(&json, Path::new("target.json")).expect("its own JSON"), target);
     }
     let error = Target::named("no/such").expect_err("there is none").to_string();
-    assert!(error.contains("neither of cpu, cuda, wgpu, wgpu-desktop, nor a file"), "{error}");
+    assert!(error.contains("expected one of cpu, cuda, wgpu, wgpu-desktop or a file"), "{error}");
 }
 
-/// A field that is not known says nothing: it is a slip of the pen.
+/// An unknown field is refused: it is probably a typo.
 #[test]
 fn unknown_fields_are_refused() {
     let mut json = serde_json::json!(Target::cuda());
@@ -95,7 +95,7 @@ fn unknown_fields_are_refused() {
     assert!(error.contains("unknown field `cublas`"), "{error}");
 }
 
-/// A machine's list of devices is as good as one of them, where it is clear which.
+/// A list of devices can be used as a target if it is clear which device is meant.
 #[test]
 fn a_list_of_devices_names_a_target() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("devices");
@@ -148,7 +148,7 @@ fn planned(text: &str, target: &Target) -> Result<Plan, String> {
     plan(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
 }
 
-/// A tensor beyond a binding is cut. One that cannot be cut, or is beyond a buffer, is refused by name.
+/// A tensor larger than a binding is cut. One that cannot be cut, or is larger than a segment, is refused by name.
 #[test]
 fn tensors_beyond_the_limits_are_cut_or_named() {
     let target = Target { max_binding: 4096, max_segment: 1 << 20, ..Target::wgpu() };
@@ -158,12 +158,12 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
         assert_eq!(Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON"), plan);
         (plan.steps.iter().filter(|step| !step.windows.is_empty()).count(), plan.kernels.len())
     };
-    // 64 rows of 64 bytes are a binding, and all parts of one kernel.
+    // 64 rows of 64 bytes fit a binding, and all parts share one kernel.
     assert_eq!(steps("(float[256, 16] x) => (float[256, 16] y) { y = Relu (x) }"), (4, 1));
     assert_eq!(steps("(float[256, 16] x, float[16] b) => (float[256, 16] y) { y = Add (x, b) }"), (4, 1));
     // Rows of the left operand and of the result; all of the right one.
     assert_eq!(steps("(float[256, 16] x, float[16, 16] w) => (float[256, 16] y) { y = MatMul (x, w) }"), (4, 1));
-    // Columns of a right operand that lies column by column.
+    // Columns of a right operand that is stored column by column.
     let turned = "(float[4, 16] x, float[256, 16] w) => (float[4, 256] y) {
         t = Transpose <perm = [1, 0]> (w)
         y = MatMul (x, t)
@@ -174,12 +174,12 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     let inner =
         "(float[4, 256] x, float[256, 16] w) => (float[4, 16] y) { product = MatMul (x, w)  y = Relu (product) }";
     assert_eq!(steps(inner).0, 5);
-    // The sum stays where it is.
+    // The sum stays in its buffer.
     let two = "(float[4, 100] x, float[100, 16] w) => (float[4, 16] y) { y = MatMul (x, w) }";
     let plan = planned(two, &target).expect("it is cut in two");
     assert_eq!((plan.steps.len(), plan.class_bytes(Class::Activation)), (2, 1792 + 6400 + 256));
     assert_eq!(steps("(float[1000, 16] table, int64[8] i) => (float[8, 16] y) { y = Gather (table, i) }").0, 17);
-    // Two axes, neither of which is enough.
+    // Cutting either axis alone is not enough.
     let (parts, _) = steps("(float[2, 4096] x, float[2, 4096] z) => (float[2, 4096] y) { y = Mul (x, z) }");
     assert_eq!(parts, 8);
 
@@ -205,7 +205,7 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     );
 }
 
-/// Tables and right operands that no binding holds: as inputs, as constants, and as one constant that is both, which is held once.
+/// Tables and right operands larger than a binding: as inputs, as constants, and as one constant for both, which is stored once.
 #[test]
 fn parts_of_tables_and_products_mean_the_whole() {
     let numbers = |shape: &[usize], by: usize| {
@@ -223,7 +223,7 @@ fn parts_of_tables_and_products_mean_the_whole() {
         let w = g.input("w", DType::F32, [256, 16]);
         g.output("product", g.input("v", DType::F32, [3, 256]).matmul(w).relu());
         g.output("own", x.matmul(g.constant("own", numbers(&[16, 200], 3)).slice(1, 0..50)));
-        // The table of embeddings makes the logits, too.
+        // The table of embeddings computes the logits, too.
         g.output("logits", x.matmul(table.transpose(&[1, 0])));
         g.finish().expect("the graph is sound")
     };
@@ -297,7 +297,7 @@ fn commands_take_targets() {
     let wgsl = ["emit", "graphs/mlp.onnxtxt", "wgsl", "--set", "batch=3"];
     let emit = |target: &str| command(&[&wgsl[..], &["--target", target]].concat());
     assert_eq!(emit("wgpu").1, command(&wgsl).1);
-    // Another workgroup, another text.
+    // Another workgroup size gives another text.
     assert_eq!(emit("wgpu-desktop").0, Some(0));
     let (code, _, err) = emit("cuda");
     assert!(code == Some(1) && err.contains("--target cuda: expected a target of family wgpu, found cuda"), "{err}");
@@ -305,7 +305,7 @@ fn commands_take_targets() {
     assert!(code == Some(1) && err.contains("'x' (f32[200000,784]) takes 627200000 bytes"), "{err}");
 }
 
-/// Each tensor can be counted; where each begins so far from the others, their sum cannot.
+/// Each tensor's size can be counted. With such an alignment, their sum cannot.
 #[test]
 fn sums_of_sizes_are_checked() {
     let g = Trace::new("giants");
@@ -319,7 +319,7 @@ fn sums_of_sizes_are_checked() {
     assert!(matches!(&error, Error::Usage { what, .. } if what.contains("beyond 63 bits")), "{error}");
 }
 
-/// Whatever a target file says, it is refused in words, or plans keep to it.
+/// A target file is refused with a message, or plans keep to its limits.
 #[test]
 fn edited_targets_never_panic() {
     const NUMBERS: [u64; 17] =

@@ -129,7 +129,7 @@ fn libraries_stay_where_they_belong() {
             ("indicatif::", &["cli"]),
         ];
         for (library, allowed) in confined {
-            // The crate, not a module of that name.
+            // This is the crate, not a module with its name.
             let named = code.match_indices(library).any(|(i, _)| {
                 let before = &code[..i];
                 !before.ends_with("::") && !before.ends_with(|c: char| c.is_alphanumeric() || c == '_')
@@ -170,7 +170,7 @@ fn every_unsafe_block_says_why_it_is_sound() {
         for (i, line) in lines.iter().enumerate() {
             let code = line.split("//").next().unwrap_or_default();
             let block = code.contains("unsafe {") || code.contains("unsafe impl");
-            // The reason stands above the statement, which may span a few lines, or above a run of unsafe lines.
+            // The reason is above the statement, which may span a few lines, or above several unsafe lines.
             let reasoned = lines[i.saturating_sub(12)..=i].iter().any(|l| l.contains("SAFETY"));
             if block && !reasoned {
                 wrong.push(format!("{}:{}", path.display(), i + 1));

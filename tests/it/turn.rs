@@ -1,4 +1,4 @@
-//! Concatenations of a value's own parts, as rotary embeddings make them: some become views, and mean the same.
+//! Concatenations of a value's own parts, as in rotary embeddings: some become views, with the same meaning.
 
 use crate::common;
 use plimsoll::internals::exec::Exec;
@@ -20,7 +20,7 @@ const NEIGHBOURS: &str =
     first = Unsqueeze (n, last)  second = Unsqueeze (even, last)  t = Concat <axis = -1> (first, second)";
 
 const CASES: &[Case] = &[
-    // Rotary embeddings of halves, between a transposed product and what reads it; of neighbours.
+    // Rotary embeddings that swap halves of a row, between a transposed product and its reader; and ones that swap neighbours.
     Case {
         head: "halves (float[2, 3, 5, 8] x, float[5, 8] c, float[5, 8] s) => (float[2, 3, 5, 8] y)",
         body: "HALVES  n = Neg (hi)  t = Concat <axis = -1> (n, lo)  a = Mul (x, c)  b = Mul (t, s)  y = Add (a, b)",
@@ -37,13 +37,13 @@ const CASES: &[Case] = &[
         body: "NEIGHBOURS  shape = Shape (x)  r = Reshape (t, shape)  a = Mul (x, c)  b = Mul (r, s)  y = Add (a, b)",
         steps: Some(1),
     },
-    // Several readers: the view is stored once, under its signs.
+    // With several readers, the view is stored once, with its signs applied.
     Case {
         head: "shared (float[3, 8] x, float[8] s) => (float[3, 8] y, float[3, 8] w)",
         body: "HALVES  n = Neg (hi)  t = Concat <axis = -1> (n, lo)  y = Mul (t, s)  w = Exp (t)",
         steps: Some(3),
     },
-    // An output of its own, with parts in their order; more parts than two; a part that is needed by itself, too.
+    // The concatenation is an output, its parts are in order, there are more than two, or one of them has another reader.
     Case {
         head: "signs (float[3, 8] x) => (float[3, 8] y)",
         body: "HALVES  n = Neg (hi)  y = Concat <axis = -1> (lo, n)",

@@ -1,13 +1,16 @@
-//! Sequences of tensors. How many tensors one has and which of them is taken follows from shapes and constants, or else no plan could
-//! be made: so a sequence is a list of the graph's values, and nothing of it is in the graph.
+//! Sequences of tensors.
+//!
+//! A plan needs to know how many tensors a sequence has and which of them an operator takes. So both must follow from
+//! shapes and constants. A sequence is then a list of the graph's values, and the graph itself has none.
 
-use super::{Importer, needed};
+use super::{Call, Importer, needed};
 use crate::constant::Constant;
+use crate::error::Result;
 use crate::op::{Attr, Attrs, ValueId};
 use crate::tensor::Tensor;
 use std::rc::Rc;
 
-/// What a name stands for.
+/// The value that a name stands for.
 #[derive(Clone)]
 pub(super) enum Named {
     /// An optional input that is left out.
@@ -17,7 +20,7 @@ pub(super) enum Named {
 }
 
 impl Named {
-    /// The value that an input called so has, if it has one.
+    /// The tensor of an input with this name; `None` if the input is left out.
     pub(super) fn tensor(self, input: &str) -> Result<Option<ValueId>, String> {
         match self {
             Named::Nothing => Ok(None),
@@ -27,132 +30,180 @@ impl Named {
     }
 }
 
-/// A sequence holds no more tensors.
+/// The most tensors in a sequence.
 const MAX_TENSORS: usize = 1 << 13;
 
+/// Makes the output of an operator that takes or gives a sequence.
+type Operator = fn(&mut Importer, &Operands) -> Result<Named, String>;
+
 /// Operators that take or give sequences.
-pub(super) const OPERATORS: [&str; 8] = [
-    "ConcatFromSequence",
-    "SequenceAt",
-    "SequenceConstruct",
-    "SequenceEmpty",
-    "SequenceErase",
-    "SequenceInsert",
-    "SequenceLength",
-    "SplitToSequence",
+const OPERATORS: [(&str, Operator); 8] = [
+    ("ConcatFromSequence", concat),
+    ("SequenceAt", at),
+    ("SequenceConstruct", construct),
+    ("SequenceEmpty", |_, _| Ok(Named::Sequence(Rc::new([])))),
+    ("SequenceErase", erase),
+    ("SequenceInsert", insert),
+    ("SequenceLength", length),
+    ("SplitToSequence", split),
 ];
 
-impl Importer<'_> {
-    /// The output of a node with one of [`OPERATORS`]; `name` is that of its values.
-    pub(super) fn sequence(&mut self, op: &str, name: &str, inputs: &[Named], attrs: &Attrs) -> Result<Named, String> {
-        let int = |key: &str| match attrs.get(key) {
+/// True for operators that take or give sequences.
+pub(super) fn is_operator(op: &str) -> bool {
+    OPERATORS.iter().any(|(name, _)| *name == op)
+}
+
+/// The operands of one node.
+struct Operands<'i> {
+    inputs: &'i [Named],
+    attrs: Attrs,
+    /// Name of the output.
+    name: String,
+}
+
+impl Operands<'_> {
+    /// An integer attribute; `None` if it is left out.
+    fn int(&self, key: &str) -> Result<Option<i64>, String> {
+        match self.attrs.get(key) {
             None => Ok(None),
             Some(&Attr::Int(value)) => Ok(Some(value)),
             Some(_) => Err(format!("attribute '{key}': expected an integer")),
-        };
-        let sequence = |at: usize| match inputs.get(at) {
-            Some(Named::Sequence(values)) => Ok(values.to_vec()),
-            _ => Err(format!("input {at}: expected a sequence")),
-        };
-        let tensor = |at: usize| inputs.get(at).cloned().map_or(Ok(None), |input| input.tensor(&format!("input {at}")));
-        let required = |at: usize| tensor(at)?.ok_or_else(|| format!("input {at} is missing"));
-        match op {
-            "SequenceEmpty" => Ok(Named::Sequence(Rc::new([]))),
-            "SequenceConstruct" => {
-                let values = (0..inputs.len()).map(required).collect::<Result<Vec<_>, _>>()?;
-                self.same_types(&values)?;
-                Ok(Named::Sequence(values.into()))
-            }
-            "SequenceAt" => {
-                let values = sequence(0)?;
-                Ok(Named::Tensor(values[self.position(required(1)?, values.len())?]))
-            }
-            "SequenceErase" => {
-                let mut values = sequence(0)?;
-                let at = match tensor(1)? {
-                    Some(position) => self.position(position, values.len())?,
-                    None => values.len().checked_sub(1).ok_or("the sequence is empty")?,
-                };
-                values.remove(at);
-                Ok(Named::Sequence(values.into()))
-            }
-            "SequenceInsert" => {
-                let (mut values, value) = (sequence(0)?, required(1)?);
-                let at = match tensor(2)? {
-                    // Behind the last is a place, too, but not from the end.
-                    Some(position) => match self.numbers("position", position)?[..] {
-                        [at] if at == values.len() as i64 => values.len(),
-                        _ => self.position(position, values.len())?,
-                    },
-                    None => values.len(),
-                };
-                values.insert(at, value);
-                if values.len() > MAX_TENSORS {
-                    return Err(format!("expected a sequence of {MAX_TENSORS} tensors or fewer"));
-                }
-                self.same_types(&[values[0], *values.last().expect("one was inserted"), value])?;
-                Ok(Named::Sequence(values.into()))
-            }
-            "SequenceLength" => {
-                let count = sequence(0)?.len() as i64;
-                let count = Tensor::from_i64([], &[count]).map_err(|e| e.to_string())?;
-                Ok(Named::Tensor(self.graph.constant(Constant::new(name, count))))
-            }
-            "ConcatFromSequence" => {
-                let values = sequence(0)?;
-                if values.is_empty() {
-                    return Err("the sequence is empty: expected tensors to put together".into());
-                }
-                let axis = int("axis")?.ok_or("attribute 'axis' is missing")?;
-                if int("new_axis")?.unwrap_or(0) != 0 {
-                    return self.together(name, values, axis).map(Named::Tensor);
-                }
-                Ok(Named::Tensor(self.values("Concat", name, &values, Attrs::new().with("axis", axis))?[0]))
-            }
-            _ => {
-                let (data, axis) = (required(0)?, int("axis")?.unwrap_or(0));
-                let values = match tensor(1)? {
-                    Some(split) if !self.graph.fact(split).shape.is_empty() => {
-                        self.split(name, data, axis, self.numbers("split", split)?)?
-                    }
-                    split => {
-                        let size = split.map_or(Ok(1), |split| self.numbers("split", split).map(|n| n[0]))?;
-                        match (int("keepdims")?.unwrap_or(1), size) {
-                            // Exporters write an unbind with its size of 1, and mean what is said of no size.
-                            (0, 1) => self.apart(name, data, axis)?,
-                            _ => self.split(name, data, axis, self.sizes(data, axis, size)?)?,
-                        }
-                    }
-                };
-                Ok(Named::Sequence(values.into()))
-            }
         }
     }
 
-    /// The parts of a tensor at each place along an axis, without the axis.
-    pub(super) fn apart(&mut self, name: &str, value: ValueId, axis: i64) -> Result<Vec<ValueId>, String> {
+    fn sequence(&self, at: usize) -> Result<Vec<ValueId>, String> {
+        match self.inputs.get(at) {
+            Some(Named::Sequence(values)) => Ok(values.to_vec()),
+            _ => Err(format!("input {at}: expected a sequence")),
+        }
+    }
+
+    /// The tensor at an input; `None` if it is left out.
+    fn tensor(&self, at: usize) -> Result<Option<ValueId>, String> {
+        self.inputs.get(at).cloned().map_or(Ok(None), |input| input.tensor(&format!("input {at}")))
+    }
+
+    fn required(&self, at: usize) -> Result<ValueId, String> {
+        self.tensor(at)?.ok_or_else(|| format!("input {at} is missing"))
+    }
+}
+
+fn construct(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let values = (0..operands.inputs.len()).map(|at| operands.required(at)).collect::<Result<Vec<_>, _>>()?;
+    importer.same_types(&values)?;
+    Ok(Named::Sequence(values.into()))
+}
+
+fn at(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let values = operands.sequence(0)?;
+    Ok(Named::Tensor(values[importer.position(operands.required(1)?, values.len())?]))
+}
+
+fn erase(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let mut values = operands.sequence(0)?;
+    let at = match operands.tensor(1)? {
+        Some(position) => importer.position(position, values.len())?,
+        None => values.len().checked_sub(1).ok_or("the sequence is empty")?,
+    };
+    values.remove(at);
+    Ok(Named::Sequence(values.into()))
+}
+
+fn insert(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let (mut values, value) = (operands.sequence(0)?, operands.required(1)?);
+    let at = match operands.tensor(2)? {
+        // The position after the last tensor is legal, but only counted from the start.
+        Some(position) => match importer.numbers("position", position)?[..] {
+            [at] if at == values.len() as i64 => values.len(),
+            _ => importer.position(position, values.len())?,
+        },
+        None => values.len(),
+    };
+    values.insert(at, value);
+    if values.len() > MAX_TENSORS {
+        return Err(format!("expected a sequence of {MAX_TENSORS} tensors or fewer"));
+    }
+    importer.same_types(&[values[0], *values.last().expect("one was inserted"), value])?;
+    Ok(Named::Sequence(values.into()))
+}
+
+fn length(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let count = operands.sequence(0)?.len() as i64;
+    let count = Tensor::from_i64([], &[count]).map_err(|e| e.to_string())?;
+    Ok(Named::Tensor(importer.graph.constant(Constant::new(operands.name.as_str(), count))))
+}
+
+fn concat(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let values = operands.sequence(0)?;
+    if values.is_empty() {
+        return Err("the sequence is empty: expected tensors to put together".into());
+    }
+    let axis = operands.int("axis")?.ok_or("attribute 'axis' is missing")?;
+    if operands.int("new_axis")?.unwrap_or(0) != 0 {
+        return importer.stack(&operands.name, values, axis).map(Named::Tensor);
+    }
+    let attrs = Attrs::new().with("axis", axis);
+    Ok(Named::Tensor(importer.values("Concat", &operands.name, &values, attrs)?[0]))
+}
+
+fn split(importer: &mut Importer, operands: &Operands) -> Result<Named, String> {
+    let (name, data, axis) = (&operands.name, operands.required(0)?, operands.int("axis")?.unwrap_or(0));
+    let values = match operands.tensor(1)? {
+        Some(split) if !importer.graph.fact(split).shape.is_empty() => {
+            let sizes = importer.numbers("split", split)?;
+            importer.split(name, data, axis, sizes)?
+        }
+        split => {
+            let size = split.map_or(Ok(1), |split| importer.numbers("split", split).map(|n| n[0]))?;
+            match (operands.int("keepdims")?.unwrap_or(1), size) {
+                // ONNX ignores `keepdims` if a size is given. But exporters write an unbind with a size of 1, and want
+                // the axis removed.
+                (0, 1) => importer.unstack(name, data, axis)?,
+                _ => importer.split(name, data, axis, importer.sizes(data, axis, size)?)?,
+            }
+        }
+    };
+    Ok(Named::Sequence(values.into()))
+}
+
+impl<'a> Importer<'a> {
+    /// The output of a node whose operator takes or gives a sequence.
+    pub(super) fn sequence(&mut self, call: &Call<'_, 'a>) -> Result<Named> {
+        let op = call.node.op_type.as_str();
+        let Some((_, operator)) = OPERATORS.iter().find(|(name, _)| *name == op) else {
+            panic!("invariant: '{op}' takes or gives a sequence")
+        };
+        let output = call.node.output.first().filter(|o| !o.is_empty());
+        let name = output.map_or(call.name.to_owned(), |o| call.scope.name(o));
+        let operands = Operands { inputs: &call.inputs, attrs: self.attributes(call)?, name };
+        operator(self, &operands).map_err(|what| call.fail(what))
+    }
+
+    /// Splits a tensor at every index of an axis, and removes the axis.
+    pub(super) fn unstack(&mut self, name: &str, value: ValueId, axis: i64) -> Result<Vec<ValueId>, String> {
         let sizes = self.sizes(value, axis, 1)?;
         let parts = self.split(name, value, axis, sizes)?;
         parts
             .into_iter()
             .enumerate()
-            .map(|(i, part)| self.turn("Squeeze", &format!("{name}.{i}"), part, axis))
+            .map(|(i, part)| self.with_axis("Squeeze", &format!("{name}.{i}"), part, axis))
             .collect()
     }
 
-    /// Tensors along an axis of their own.
-    pub(super) fn together(&mut self, name: &str, values: Vec<ValueId>, axis: i64) -> Result<ValueId, String> {
+    /// Joins tensors along a new axis.
+    pub(super) fn stack(&mut self, name: &str, values: Vec<ValueId>, axis: i64) -> Result<ValueId, String> {
         let raised = values.into_iter().enumerate();
-        let raised = raised.map(|(i, value)| self.turn("Unsqueeze", &format!("{name}.{i}"), value, axis));
+        let raised = raised.map(|(i, value)| self.with_axis("Unsqueeze", &format!("{name}.{i}"), value, axis));
         let raised = raised.collect::<Result<Vec<_>, _>>()?;
         Ok(self.values("Concat", name, &raised, Attrs::new().with("axis", axis))?[0])
     }
 
-    fn turn(&mut self, op: &str, name: &str, value: ValueId, axis: i64) -> Result<ValueId, String> {
+    /// Adds a node that inserts or removes one axis.
+    fn with_axis(&mut self, op: &str, name: &str, value: ValueId, axis: i64) -> Result<ValueId, String> {
         Ok(self.values(op, name, &[value], Attrs::new().with("axes", vec![axis]))?[0])
     }
 
-    /// Those of the parts of an axis, of which the last may be smaller.
+    /// The sizes of the parts if an axis is split every `size` indices. The last part may be smaller.
     fn sizes(&self, value: ValueId, axis: i64, size: i64) -> Result<Vec<i64>, String> {
         let extent = self.extent(value, axis)?;
         let size = usize::try_from(size).ok().filter(|&size| size > 0);
@@ -186,7 +237,7 @@ impl Importer<'_> {
         }
     }
 
-    /// The place in a sequence of `len` tensors that a constant says, from the end where it is negative.
+    /// A constant position in a sequence of `len` tensors. A negative one counts from the end.
     fn position(&self, value: ValueId, len: usize) -> Result<usize, String> {
         let found = self.numbers("position", value)?;
         let at = match found[..] {
@@ -197,14 +248,14 @@ impl Importer<'_> {
             .ok_or_else(|| format!("input 'position': expected a place in a sequence of {len}, found {found:?}"))
     }
 
-    /// What an input says that must be known before the run.
+    /// The integers in an input, which must be a constant.
     pub(super) fn numbers(&self, input: &str, value: ValueId) -> Result<Vec<i64>, String> {
         let constant = self.graph.as_constant(value).ok_or_else(|| self.not_constant(input, value))?;
         let tensor = constant.value().map_err(|e| needed(input, &e))?;
         tensor.to_i64().ok_or_else(|| format!("input '{input}': expected integers, found {}", constant.fact))
     }
 
-    /// The outputs of a row's node.
+    /// Adds a node with an operator of the op table and returns its outputs.
     fn values(&mut self, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> Result<Vec<ValueId>, String> {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         self.add(self.rows[op], name, &inputs, attrs, &[]).map_err(|e| e.to_string())

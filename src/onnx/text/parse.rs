@@ -1,4 +1,4 @@
-//! From text to a model: types and tensors, attributes and nodes, graphs and the whole.
+//! Parses text into a model.
 
 use super::super::proto::*;
 use super::scan::{Fault, Parse, Parser, clip};
@@ -7,12 +7,12 @@ use crate::error::{Error, Result};
 use bytes::Bytes;
 use std::path::Path;
 
-/// Reads a model; `path` is for messages only.
+/// Parses a model. `path` is for messages only.
 ///
-/// Tensors keep their values in the typed fields of [`TensorProto`], as `onnx.parser` leaves them.
+/// Tensors keep their values in the typed fields of [`TensorProto`], as with `onnx.parser`.
 ///
 /// # Errors
-/// [`Error::Syntax`] with the place, what was expected there and what was found.
+/// [`Error::Syntax`] with the position, what was expected there and what was found.
 pub fn parse(text: &str, path: &Path) -> Result<ModelProto> {
     Parser { text, at: 0, depth: 0 }.model().map_err(|Fault { at, what }| {
         let before = &text[..at];
@@ -22,7 +22,7 @@ pub fn parse(text: &str, path: &Path) -> Result<ModelProto> {
     })
 }
 
-/// An attribute's value, or one element of its list.
+/// The value of an attribute, or one element of a list attribute.
 enum Value {
     Float(f32),
     Int(i64),
@@ -112,10 +112,12 @@ impl Parser<'_> {
             _ if self.peek() == Some(b')') => TypeValue::Opaque(OpaqueType::default()),
             _ => {
                 let first = self.dotted("a name")?.join(".");
-                TypeValue::Opaque(match self.eat(b',') {
-                    true => OpaqueType { domain: first, name: self.name("a name")? },
-                    false => OpaqueType { domain: String::new(), name: first },
-                })
+                let opaque = if self.eat(b',') {
+                    OpaqueType { domain: first, name: self.name("a name")? }
+                } else {
+                    OpaqueType { domain: String::new(), name: first }
+                };
+                TypeValue::Opaque(opaque)
             }
         })
     }
@@ -133,7 +135,7 @@ impl Parser<'_> {
         Ok(ValueInfoProto { name: self.name(expected)?, r#type, ..Default::default() })
     }
 
-    /// A value and, if it is set to one, its tensor.
+    /// A value and, if `=` follows, its tensor.
     fn value_or_initializer(&mut self) -> Parse<(ValueInfoProto, Option<TensorProto>)> {
         let start = self.start();
         let value = self.value_info()?;
@@ -144,7 +146,7 @@ impl Parser<'_> {
         Ok((value, Some(tensor)))
     }
 
-    /// The data of a tensor whose type, found at `start`, and name are known.
+    /// The rest of a tensor after its type, which starts at `start`, and its name.
     fn tensor(&mut self, start: usize, r#type: Option<&TypeProto>, name: String) -> Parse<TensorProto> {
         let fault = |what: &str| Err(Fault { at: start, what: format!("expected {what}") });
         let Some(TypeValue::Tensor(TensorType { elem_type, shape })) = r#type.and_then(|t| t.value.as_ref()) else {
@@ -202,21 +204,7 @@ impl Parser<'_> {
                 t.string_data.len()
             }
             _ => {
-                let (range, bits) = match kind {
-                    DataType::Int8 => (-128..=127, ""),
-                    DataType::Uint8 => (0..=255, ""),
-                    DataType::Int16 => (-32768..=32767, ""),
-                    DataType::Uint16 => (0..=65535, ""),
-                    DataType::Float16 | DataType::Bfloat16 => (0..=65535, "the bits of "),
-                    _ => (i32::MIN..=i32::MAX, ""),
-                };
-                let a_value = format!("{bits}{a_value}, an integer from {} to {}", range.start(), range.end());
-                t.int32_data = self.items(b'}', after, |p| {
-                    let at = p.start();
-                    let value = p.int(&a_value)?;
-                    let fault = || Fault { at, what: format!("expected {a_value}, found '{value}'") };
-                    range.contains(&value).then_some(value).ok_or_else(fault)
-                })?;
+                t.int32_data = self.small_values(kind, &a_value, after)?;
                 t.int32_data.len()
             }
         };
@@ -227,9 +215,10 @@ impl Parser<'_> {
             DataType::Float6e2m3 | DataType::Float6e3m2 => return Ok(()),
             _ => 1,
         };
-        let expected = match t.dims.contains(&0) {
-            true => Some(0),
-            false => t.dims.iter().try_fold(each, |n: u64, &d| n.checked_mul(d.unsigned_abs())),
+        let expected = if t.dims.contains(&0) {
+            Some(0)
+        } else {
+            t.dims.iter().try_fold(each, |n: u64, &d| n.checked_mul(d.unsigned_abs()))
         };
         if expected != Some(found as u64) {
             let expected = expected.map_or("more than 2^64".into(), |n| n.to_string());
@@ -237,6 +226,25 @@ impl Parser<'_> {
             return Err(Fault { at: self.at - 1, what });
         }
         Ok(())
+    }
+
+    /// Values that ONNX keeps as 32-bit integers, each in the range of its type.
+    fn small_values(&mut self, kind: DataType, a_value: &str, after: &str) -> Parse<Vec<i32>> {
+        let (range, bits) = match kind {
+            DataType::Int8 => (-128..=127, ""),
+            DataType::Uint8 => (0..=255, ""),
+            DataType::Int16 => (-32768..=32767, ""),
+            DataType::Uint16 => (0..=65535, ""),
+            DataType::Float16 | DataType::Bfloat16 => (0..=65535, "the bits of "),
+            _ => (i32::MIN..=i32::MAX, ""),
+        };
+        let a_value = format!("{bits}{a_value}, an integer from {} to {}", range.start(), range.end());
+        self.items(b'}', after, |p| {
+            let at = p.start();
+            let value = p.int(&a_value)?;
+            let fault = || Fault { at, what: format!("expected {a_value}, found '{value}'") };
+            range.contains(&value).then_some(value).ok_or_else(fault)
+        })
     }
 
     /// Pairs of strings, after `[`.
@@ -249,7 +257,7 @@ impl Parser<'_> {
     }
 }
 
-// Attributes, nodes, graphs and the whole.
+// Attributes, nodes, graphs and models.
 impl Parser<'_> {
     fn attributes(&mut self) -> Parse<Vec<AttributeProto>> {
         if !self.eat(b'<') {
@@ -261,7 +269,7 @@ impl Parser<'_> {
         })
     }
 
-    /// The rest of an attribute whose name is known.
+    /// The rest of an attribute after its name.
     fn attribute(&mut self, name: String) -> Parse<AttributeProto> {
         let declared = if self.eat(b':') { self.attribute_type()? } else { AttributeType::Undefined };
         self.expect(b'=', "'=' and the value of an attribute")?;
@@ -358,9 +366,10 @@ impl Parser<'_> {
         let text = self.number("the value of an attribute")?;
         self.at = start;
         let is_int = text.bytes().all(|byte| byte == b'-' || byte.is_ascii_digit());
-        match is_int && expected != AttributeType::Float {
-            true => self.int("a 64-bit integer").map(Value::Int),
-            false => self.real("a 32-bit float").map(Value::Float),
+        if is_int && expected != AttributeType::Float {
+            self.int("a 64-bit integer").map(Value::Int)
+        } else {
+            self.real("a 32-bit float").map(Value::Float)
         }
     }
 
@@ -440,17 +449,17 @@ impl Parser<'_> {
         })
     }
 
-    /// The entries of a header, if there is one. `entry` reads a value, or says that it knows no such key.
+    /// The entries of a header, if there is one. `entry` reads the value of a key, or returns false for an unknown key.
     fn header(&mut self, keys: &str, mut entry: impl FnMut(&mut Self, &str) -> Parse<bool>) -> Parse<()> {
         if self.eat(b'<') {
             self.items(b'>', "an entry", |p| {
                 let at = p.start();
                 let Some(key) = p.word() else { return Err(p.expected(keys)) };
                 p.expect(b':', "':' after a key")?;
-                match entry(p, key)? {
-                    true => Ok(()),
-                    false => Err(Fault { at, what: format!("expected {keys}, found '{}'", clip(key)) }),
+                if entry(p, key)? {
+                    return Ok(());
                 }
+                Err(Fault { at, what: format!("expected {keys}, found '{}'", clip(key)) })
             })?;
         }
         Ok(())

@@ -1,21 +1,22 @@
-//! From a model to text.
+//! Prints a model as text.
 
 use super::super::proto::*;
 use super::{ATTRIBUTE_TYPES, attribute_type_name, is_special_float, is_type_word, is_word_byte};
 use std::fmt::{self, Write};
 
-/// Spaces that a level of the printed text is indented by.
+/// Spaces per level of indentation.
 const INDENT: usize = 3;
 
-/// Columns after which lists are wrapped.
+/// Columns after which a list is wrapped.
 const WIDTH: usize = 110;
 
-/// Writes a model. [`parse`](super::parse) and, unless it needs what this module adds, `onnx.parser` make the same of it again.
+/// Prints a model. [`parse`](super::parse) reads the text back as the same model. So does `onnx.parser`, unless the model
+/// needs one of [our extensions](super).
 ///
-/// Raw data comes back as the same values in typed fields. For want of a syntax, these are not written: documentation
-/// and metadata of graphs, nodes and values, metadata of functions, denotations, quantization annotations, sparse
-/// initializers and the payload of a NaN. A sparse attribute is written as `...`, which is no value. Bytes of a string
-/// that are not UTF-8 become U+FFFD.
+/// Raw data comes back as the same values in typed fields. The syntax has no place for some fields, so they are lost:
+/// documentation and metadata of graphs, nodes and values, metadata of functions, denotations, quantization annotations,
+/// sparse initializers and the payload of a NaN. A sparse attribute is written as `...`, which neither parser accepts.
+/// Bytes of a string that are not UTF-8 become U+FFFD.
 pub fn print(model: &ModelProto) -> String {
     let mut printer = Printer { out: String::new(), indent: 0, line: 0 };
     printer.model(model);
@@ -26,7 +27,7 @@ struct Printer {
     out: String,
     /// Spaces at the start of a line.
     indent: usize,
-    /// Where the current line starts, as far as lists know.
+    /// Start of the current line. A list compares it to see whether printing an item began a new line.
     line: usize,
 }
 
@@ -34,12 +35,12 @@ fn is_identifier(name: &str) -> bool {
     name.bytes().all(is_word_byte) && name.bytes().next().is_some_and(|first| !first.is_ascii_digit())
 }
 
-/// Whether a name is never taken for the start of something else.
+/// True for a name that no parser can take for the start of a type or a number.
 fn is_plain(name: &str) -> bool {
     is_identifier(name) && !is_type_word(name) && !is_special_float(name)
 }
 
-/// The elements of a tensor's raw data, or its typed ones.
+/// The elements of a tensor, from its raw data or from its typed field.
 fn elements<'a, const N: usize, R: 'a, T: Copy + From<R> + 'a>(
     raw: &'a [u8],
     read: fn([u8; N]) -> R,
@@ -79,7 +80,7 @@ impl Printer {
         if is_plain(name) { self.put(name) } else { self.string(name) }
     }
 
-    /// A name where no type or value may stand: `onnx.parser` wants no quotes there.
+    /// A name in a place where no type or value can be. `onnx.parser` accepts no quotes there.
     fn word(&mut self, name: &str) {
         if is_identifier(name) { self.put(name) } else { self.string(name) }
     }
@@ -104,7 +105,7 @@ impl Printer {
         }
     }
 
-    /// As short as it gets where the type is known.
+    /// The shortest text for a number whose type is known, without a trailing `.0`.
     fn short_real(&mut self, value: impl fmt::Debug) {
         self.real(value);
         if self.out.ends_with(".0") {
@@ -112,12 +113,12 @@ impl Printer {
         }
     }
 
-    /// Items with commas between them, on as many lines as they need.
+    /// Items with commas between them, wrapped at [`WIDTH`].
     fn list<T>(&mut self, items: impl IntoIterator<Item = T>, item: impl FnMut(&mut Self, T)) {
         self.rows(usize::MAX, items, item);
     }
 
-    /// Likewise, with a new line before every `row` of them.
+    /// Items with commas between them, and a new line before every `row` items.
     fn rows<T>(&mut self, row: usize, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut Self, T)) {
         self.indent += INDENT;
         for (i, value) in items.into_iter().enumerate() {
@@ -131,7 +132,7 @@ impl Printer {
             self.put(if i == 0 { "" } else { " " });
             let (text, line) = (self.out.len(), self.line);
             item(self, value);
-            // Too long, and did not break its line itself: move it to a new one.
+            // The line is too long and the item did not break it: move the item to a new line.
             if i > 0 && self.line == line && self.out.len() - line > WIDTH {
                 let moved = self.out.split_off(text);
                 self.out.truncate(gap);
@@ -235,7 +236,7 @@ impl Printer {
 
     fn values(&mut self, t: &TensorProto) {
         let raw: &[u8] = &t.raw_data;
-        // A matrix that is not small gets a line for each row.
+        // A matrix of more than 16 elements gets one line per row.
         let row = match t.dims[..] {
             [.., rows, columns] if rows > 1 && columns > 1 && rows.saturating_mul(columns) > 16 => columns as usize,
             _ => usize::MAX,
@@ -261,7 +262,7 @@ impl Printer {
         }
     }
 
-    /// Says the type only where the value does not.
+    /// An attribute, with its type only if the value does not show it.
     fn attribute(&mut self, a: &AttributeProto) {
         let (kind, reference) = (a.r#type(), !a.ref_attr_name.is_empty());
         let told = match kind {
@@ -300,7 +301,7 @@ impl Printer {
             AttributeType::Tensors => self.list(&a.tensors, |p, tensor| p.tensor(tensor, false)),
             AttributeType::Graphs => self.list(&a.graphs, Self::graph),
             AttributeType::TypeProtos => self.list(&a.type_protos, Self::type_proto),
-            // Neither parser takes this for a value, so that nothing is lost in silence.
+            // Neither parser accepts this as a value, so the loss is noticed.
             AttributeType::Undefined | AttributeType::SparseTensor | AttributeType::SparseTensors => self.put("..."),
         }
         self.put(if list { "]" } else { "" });
@@ -339,7 +340,7 @@ impl Printer {
         }
     }
 
-    /// Items with commas after them, each on lines of its own.
+    /// Items with commas between them, each on a line of its own.
     fn block<T>(
         &mut self,
         open: &str,

@@ -1,9 +1,9 @@
-//! Characters, names and literals: the lower half of [`parse`](super::parse).
+//! Scans characters, names and literals for [`parse`](super::parse).
 
 use super::{is_special_float, is_word_byte};
 use std::str::FromStr;
 
-/// How deep graphs and types may nest.
+/// The deepest nesting of graphs and types.
 pub(super) const MAX_DEPTH: usize = 32;
 
 /// An error at a byte of the text.
@@ -14,15 +14,16 @@ pub(super) struct Fault {
 
 pub(super) type Parse<T> = Result<T, Fault>;
 
-/// Reads from `at` on, always at the start of a character. There is no token stream: what a character means depends on
-/// where it stands.
+/// A position in the text, always at the start of a character.
+///
+/// There are no tokens, because the meaning of a character depends on its context.
 pub(super) struct Parser<'a> {
     pub(super) text: &'a str,
     pub(super) at: usize,
     pub(super) depth: usize,
 }
 
-/// The start of what may be a very long word.
+/// The first 40 characters of a word.
 pub(super) fn clip(ascii: &str) -> &str {
     &ascii[..ascii.len().min(40)]
 }
@@ -40,7 +41,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Where the next byte after space and comments is.
+    /// The position of the next byte after space and comments.
     pub(super) fn start(&mut self) -> usize {
         self.peek();
         self.at
@@ -66,7 +67,7 @@ impl<'a> Parser<'a> {
         Fault { at: self.at, what: format!("expected {expected}, found {found}") }
     }
 
-    /// Letters, digits and underscores from here on, possibly none.
+    /// The letters, digits and underscores from here on; there may be none.
     pub(super) fn word_bytes(&self) -> &'a str {
         let rest = &self.text[self.at..];
         &rest[..rest.bytes().take_while(|&b| is_word_byte(b)).count()]
@@ -92,7 +93,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// The names of a node's inputs or outputs: one may be left out before a comma, and a trailing comma says nothing.
+    /// The names of a node's inputs or outputs. A name before a comma may be left out; a trailing comma adds none.
     pub(super) fn names(&mut self) -> Parse<Vec<String>> {
         let mut names = Vec::new();
         loop {
@@ -143,7 +144,7 @@ impl<'a> Parser<'a> {
         Err(Fault { at: open, what: "expected '\"' at the end of this string, found the end of the text".into() })
     }
 
-    /// A number's text: `-`? then digits with a fraction and an exponent, or inf, infinity or nan in any case.
+    /// The text of a number: an optional `-`, then digits with an optional fraction and exponent, or inf, infinity or nan.
     pub(super) fn number(&mut self, expected: &str) -> Parse<&'a str> {
         let start = self.start();
         let rest = &self.text[start..];
@@ -179,7 +180,7 @@ impl<'a> Parser<'a> {
         let text = self.number(expected)?;
         let is_digit = |byte: u8| byte.is_ascii_digit();
         match text.parse::<T>() {
-            // Digits that round to infinity are an error, the word is not.
+            // Digits that round to infinity are an error; the word `inf` is not.
             Ok(value) if value.into().is_finite() || !text.bytes().any(is_digit) => Ok(value),
             _ => Err(Fault { at, what: format!("expected {expected}, found '{}'", clip(text)) }),
         }
@@ -207,7 +208,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Bounds the recursion: a text that is too deep is refused before the stack ends.
+    /// Runs `inner` one level deeper. Refuses a text that nests too deep before the stack overflows.
     pub(super) fn nested<T>(&mut self, inner: impl FnOnce(&mut Self) -> Parse<T>) -> Parse<T> {
         if self.depth == MAX_DEPTH {
             let what = format!("expected at most {MAX_DEPTH} levels of graphs and types, found one more");

@@ -1,4 +1,4 @@
-//! Which bytes no step may read any more: what a plan's steps say of its buffers, turned around.
+//! Finds the dead bytes of each step: those that no later step may read. Poison fills them to find wrong reads.
 
 use crate::plan::{Class, Plan};
 use std::collections::BTreeMap;
@@ -14,19 +14,20 @@ pub struct Span {
     pub bytes: u64,
 }
 
-/// Per step in the plan's order, and once more for the time behind the last one, when the outputs are read: which bytes have died since the
-/// step before started. Before the first step that is every byte of the device that neither the loader nor the caller has written.
+/// The bytes that have died before each step, since the step before it started. The last entry is for reading the outputs.
 ///
-/// Bytes are alive from the first write to a buffer that covers them, until its last use or until a buffer that shares some of them is
-/// written. Constants, state and inputs are alive from the start; constants, state and outputs to the end. A step's workspace is alive
-/// during the step alone, an input that no step reads while it is given. What a step reads of a buffer that has lost its bytes to
-/// another is dead for it.
+/// Before the first step, every byte of the device is dead that neither the loader nor the caller has written. A byte is live from
+/// the first write to a buffer that has it, until the buffer's last use, or until another buffer with some of the same bytes is
+/// written. Constants, state and inputs are live from the start; constants, state and outputs to the end.
 ///
-/// This holds for plans that [`check`](super::check) refuses as well, as long as their steps name buffers that exist.
+/// A workspace is live during its step only. An input that no step reads is dead at once. If a step reads a buffer that has
+/// lost its bytes to another, these bytes are dead for the step.
+///
+/// The plan may be one that [`check`](super::check) refuses, as long as its steps name buffers that exist.
 pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     let mut life = Life { plan, held: vec![BTreeMap::new(); plan.segments.len()], died: Vec::new() };
     let lasts = |class| !matches!(class, Class::Activation | Class::Workspace | Class::Input);
-    // Per buffer, the step behind which nothing uses it.
+    // Per buffer, the last step that uses it.
     let mut last: Vec<usize> = plan.buffers.iter().map(|b| if lasts(b.class) { usize::MAX } else { 0 }).collect();
     for (at, step) in plan.steps.iter().enumerate() {
         step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = last[b].max(at));
@@ -51,9 +52,9 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
 
 struct Life<'a> {
     plan: &'a Plan,
-    /// Per segment, by offset, the ends of the buffers that are alive and these buffers; they do not overlap.
+    /// Per segment, the live buffers by offset, each with its end. They do not overlap.
     held: Vec<BTreeMap<u64, (u64, usize)>>,
-    /// What has died. Some of it may have been written again since.
+    /// The bytes that have died. Some may have been written again since.
     died: Vec<Span>,
 }
 
@@ -68,7 +69,7 @@ impl Life<'_> {
         self.held[segment].get(&offset).is_some_and(|&(_, b)| b == buffer)
     }
 
-    /// A buffer is written: what shares bytes with it dies.
+    /// Notes a write to a buffer: other buffers that share bytes with it die.
     fn hold(&mut self, buffer: usize) {
         let Span { segment, offset, bytes } = self.span(buffer);
         let end = offset + bytes;
@@ -85,7 +86,7 @@ impl Life<'_> {
         self.held[segment].insert(offset, (end, buffer));
     }
 
-    /// A buffer is of no use any more.
+    /// Notes that a buffer has no further use: it dies.
     fn release(&mut self, buffer: usize) {
         let span = self.span(buffer);
         if self.holds(buffer) {
@@ -94,7 +95,7 @@ impl Life<'_> {
         }
     }
 
-    /// What has died and is not alive again, and the bytes of those buffers that do not hold them.
+    /// The bytes that have died and are not live again, and those of the read buffers that have lost their bytes.
     fn take(&mut self, read: impl Iterator<Item = usize>) -> Vec<Span> {
         let mut dead = Vec::with_capacity(self.died.len());
         for Span { segment, offset, bytes } in std::mem::take(&mut self.died) {

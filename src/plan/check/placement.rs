@@ -1,12 +1,13 @@
-//! Judges a placement from the items and their offsets.
+//! Checks a placement from its items and offsets alone.
 
 use super::{Verdict, ensure};
 use crate::error::{Error, Result};
 use crate::place::{Problem, Solution};
 use std::collections::BTreeMap;
 
-/// Checks that items which are live at the same time share no byte, that offsets are aligned, that the peak is what it is said to be and no
-/// smaller than what is live at once, and returns that: the most bytes (rounded up to the problem's alignment) that are live at once.
+/// Checks a placement, and returns the most bytes that are live at once, rounded up to the problem's alignment.
+///
+/// Items that are live at the same time must share no byte, offsets must be aligned, and the solution's peak must be right.
 ///
 /// # Errors
 /// [`Error::Plan`], with the items that break a rule.
@@ -25,14 +26,14 @@ fn judge(problem: &Problem, solution: &Solution) -> Verdict<u64> {
         let end = item.size.checked_next_multiple_of(problem.align()).and_then(|size| offset.checked_add(size));
         ends.push(end.ok_or_else(|| format!("item {index} at {offset} ends beyond 64 bits"))?);
         if item.size > 0 {
-            // At one time, what dies makes room for what is born.
+            // At the same time, ends (false) come before starts (true).
             events.push((item.upper, false, index));
             events.push((item.lower, true, index));
         }
     }
     events.sort_unstable();
     let (mut live, mut most) = (0, 0);
-    // What is live, by offset: none of it overlaps, so a newcomer need only be compared with its neighbours.
+    // The live items by offset. They do not overlap, so a new item needs to be compared with its neighbours only.
     let mut taken: BTreeMap<u64, usize> = BTreeMap::new();
     for (_, born, index) in events {
         let (offset, end) = (offsets[index], ends[index]);

@@ -1,20 +1,23 @@
-//! Whether steps that run side by side keep out of each other's way.
+//! Checks that steps which may run at the same time do not use the same bytes, unless both only read them.
 
 use super::{Plan, Verdict, ensure};
 
-/// When steps run, as far as the plan fixes it.
+/// The order in which steps run, as far as the plan fixes it.
 pub struct Clock {
-    /// Position of each step in its lane.
+    /// Per step, its position in its lane.
     rank: Vec<usize>,
     lane: Vec<usize>,
-    /// Per step and lane, how many of the lane's steps are over once the step is.
+    /// Per step and lane, the number of the lane's steps that are over when the step is over.
     over: Vec<Vec<usize>>,
     /// Per lane, its steps.
     lanes: Vec<Vec<usize>>,
 }
 
 impl Clock {
-    /// Reads lanes and waits.
+    /// Reads the lanes and waits of a plan.
+    ///
+    /// # Errors
+    /// There are more lanes than the target has, or a step waits for a later one.
     pub fn new(plan: &Plan) -> Verdict<Clock> {
         let count = plan.steps.iter().map(|s| s.lane as usize + 1).max().unwrap_or(1);
         let most = plan.target.lanes as usize;
@@ -41,7 +44,7 @@ impl Clock {
         self.lanes.len() == 1
     }
 
-    /// The first and the last of the steps that may run at the same time as a step.
+    /// The first and the last step that may run at the same time as this one.
     pub fn beside(&self, at: usize) -> (usize, usize) {
         if self.is_single() {
             return (at, at);
@@ -58,13 +61,13 @@ impl Clock {
         (first, last)
     }
 
-    /// Checks that of two uses of the same bytes, one of which writes, one is over when the other starts.
+    /// Checks all pairs of uses of the same bytes where one writes: one must be over when the other starts.
     pub fn check(&self, plan: &Plan) -> Verdict {
         if self.is_single() {
             return Ok(());
         }
         let lanes = self.lanes.len();
-        // Per buffer and lane, the first and the last use, as ranks.
+        // Per buffer and lane: the rank of the first use, and one more than the ranks of the last use and the last write.
         let mut first = vec![vec![usize::MAX; lanes]; plan.buffers.len()];
         let mut used = vec![vec![0; lanes]; plan.buffers.len()];
         let mut wrote = vec![vec![0; lanes]; plan.buffers.len()];
@@ -73,7 +76,7 @@ impl Clock {
             let over = |counts: &[usize]| (0..lanes).all(|l| l == lane || counts[l] <= self.over[at][l]);
             let late = |b: usize| {
                 format!(
-                    "step {at} '{}': does not wait for all who use {} in other lanes",
+                    "step {at} '{}': does not wait for all uses of {} in other lanes",
                     step.name, plan.buffers[b].name
                 )
             };
@@ -93,7 +96,7 @@ impl Clock {
             .filter(|&b| plan.buffers[b].class.in_arena() && plan.buffers[b].bytes > 0)
             .collect();
         arena.sort_by_key(|&b| (plan.buffers[b].segment, plan.buffers[b].offset));
-        // Everything of `a` is over when anything of `b` starts. A step may pass bytes on to its own result.
+        // True if every use of `a` is over when the first use of `b` starts. A step may overwrite its operand in place.
         let precedes = |a: usize, b: usize| {
             (0..lanes).filter(|&l| first[b][l] != usize::MAX).all(|l| {
                 let start = self.lanes[l][first[b][l]];
@@ -106,7 +109,10 @@ impl Clock {
             for &b in others.take_while(|&&b| plan.buffers[b].segment == one.segment && plan.buffers[b].offset < end) {
                 ensure(precedes(a, b) || precedes(b, a), || {
                     let other = &plan.buffers[b].name;
-                    format!("buffers {a} '{}' and {b} '{other}' share bytes in lanes that run side by side", one.name)
+                    format!(
+                        "buffers {a} '{}' and {b} '{other}' share bytes in lanes that run at the same time",
+                        one.name
+                    )
                 })?;
             }
         }

@@ -1,31 +1,31 @@
-//! When each buffer holds data, and which buffers take the bytes of one that dies as they are made.
+//! Liveness: the times at which each buffer holds data, and the results that overwrite an operand in place.
 
 use super::streams::Lanes;
 use crate::plan::Class;
 use crate::plan::lower::Draft;
 
-/// Buffers that are placed as one, because each takes the bytes of the one before it.
+/// The live range of one buffer, or of several that are placed as one because each overwrites the one before it in place.
 #[derive(Clone, Debug)]
 pub struct Range {
-    /// Position of the first step that may run when the first one writes.
+    /// Position of the first step that may run at the same time as the first write.
     pub lower: usize,
-    /// One more than the position of the last step that may run when one reads or writes.
+    /// One more than the position of the last step that may run at the same time as a read or write.
     pub upper: usize,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// Live ranges under an order of the steps.
+/// The live ranges for an order of the steps.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// Per buffer, the index in `ranges`; `None` outside of the arena.
+    /// Per buffer, the index in `ranges`; `None` outside the arena.
     pub range: Vec<Option<usize>>,
-    /// Ranges to place.
+    /// The ranges to place.
     pub ranges: Vec<Range>,
 }
 
-/// Live ranges of the arena's buffers when steps run in `order`, side by side in `lanes`. Inputs are there from the start, outputs stay
-/// until the end.
+/// The live ranges of the arena's buffers if steps run in `order`, on several `lanes`. Inputs are live from the start, outputs to
+/// the end.
 pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
     let class = |b: usize| draft.buffers[b].class;
     let arena = |b: usize| class(b).in_arena();
@@ -57,7 +57,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
             }
             let dying = |&r: &usize| {
                 let range = live.range[r].filter(|_| class(r) != Class::Output)?;
-                // Nothing has taken its bytes yet, and whatever else uses it is over.
+                // The operand dies here if no other result has overwritten it and all its other uses are over.
                 let (&last, others) = uses[r].split_last()?;
                 let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));
                 (dies && owner[range] == r).then_some(range)

@@ -1,4 +1,4 @@
-//! Where everything lies when the steps run in one order: offsets in the arena's segments, and the segments beside it.
+//! Finds all addresses for one order of the steps: offsets in the arena's segments, and the other segments.
 
 use super::liveness::{self, Live};
 use super::streams::Lanes;
@@ -21,7 +21,7 @@ pub struct Layout {
     pub peak: u64,
 }
 
-/// Refuses what no segment holds, and sizes whose sum cannot be counted: nothing that is added up later is more.
+/// Refuses buffers that are larger than any segment, and sizes whose sum overflows. Later sums are at most this one.
 pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     let mut sum = 0u64;
     for b in &draft.buffers {
@@ -35,7 +35,7 @@ pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
     draft.fits_segments(target)
 }
 
-/// Places an order, with little effort where its bound says that it cannot come below `bar`.
+/// Finds the offsets for an order. If the lower bound is not below `bar`, it spends little effort.
 pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar: u64) -> Result<Layout> {
     let lanes = Lanes::new(draft, order, lanes);
     let live = liveness::live(draft, order, &lanes);
@@ -48,13 +48,13 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar
     let problem = Problem::new(items.collect(), target.alignment)?;
     let bound = problem.lower_bound();
     let effort = if bound < bar { Effort::PLAN } else { Effort::Steps(0) };
-    // The peak of one of several segments says nothing about their sum.
+    // With several segments, the peak of one cannot be compared with a bar for their sum.
     let bar = if bar <= target.max_segment { bar } else { u64::MAX };
     let mut offsets = vec![(0, 0); live.ranges.len()];
     let mut segments = Vec::new();
     let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
     while !rest.is_empty() {
-        // What reaches beyond the largest segment goes to the next one.
+        // Ranges that end beyond the largest segment go to the next one.
         let items = rest.iter().map(|&r| problem.items()[r]).collect();
         let part = Problem::new(items, target.alignment)?;
         let solution = place::place_below(&part, bar, effort);
@@ -76,7 +76,7 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar
     Ok(Layout { order: order.to_vec(), lanes, live, offsets, segments, bound, peak })
 }
 
-/// Lays buffers one after another into segments of one class.
+/// Puts buffers one after another into segments of one class.
 struct Stack<'a> {
     target: &'a Target,
     class: Class,
@@ -112,8 +112,10 @@ impl Moved {
         Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
     }
 
-    /// The segments through which they pass, as [`Target::staged`] has it. All inputs, and all outputs, move at once: that is done in
-    /// every run. Constants move once, in sixteen parts if the inputs' segment is no larger: for that it is not worth doubling them.
+    /// The staging segments, sized by [`Target::staged`].
+    ///
+    /// Every run moves all inputs at once, and all outputs. Constants move only once, so they may take up to sixteen parts rather
+    /// than a segment of their own size.
     pub fn staging(&self, target: &Target) -> impl Iterator<Item = Segment> + use<> {
         let slots = [(Memory::Upload, self.inputs.max(self.constants.div_ceil(16))), (Memory::Download, self.outputs)];
         let slots = slots.map(|(memory, bytes)| Segment { class: Class::Staging, memory, bytes: target.staged(bytes) });
@@ -121,12 +123,12 @@ impl Moved {
     }
 }
 
-/// The bytes of all segments.
+/// The sum of the bytes of all segments.
 pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
     stack(target, draft, layout).0.iter().map(|segment| segment.bytes).sum()
 }
 
-/// Segments, and where in them each buffer lies that is used.
+/// The segments, and the segment and offset of each buffer that is used.
 pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<(usize, u64)>>) {
     let used = draft.used();
     let mut segments: Vec<Segment> = Vec::new();

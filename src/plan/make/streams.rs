@@ -1,5 +1,4 @@
-//! Which steps may run side by side: each step has a lane, steps of a lane follow one another, and a step waits for those of other
-//! lanes that it names.
+//! Assigns steps to lanes. Steps of a lane run one after another. A step may wait for steps of other lanes.
 //!
 //! ```text
 //! lane 0   a ---- c ------ e          c waits for nothing, d for a, e for d
@@ -7,31 +6,33 @@
 //! lane 1     '--- d -----'
 //! ```
 //!
-//! Buffers whose uses are not ordered by this may not share bytes. Positions in the list are a time that respects the order, so a
-//! buffer's live range is stretched over all steps that might run at the same time as one that uses it: ranges that are then
-//! apart are ordered.
+//! Two buffers may share bytes only if lanes and waits order all their uses. Positions in the list of steps are a time that
+//! respects this order. So the live range of a buffer is stretched over all steps that may run at the same time as one that uses
+//! it. If two such ranges are disjoint, the uses are ordered.
 
 use super::order::Dag;
 use crate::plan::lower::Draft;
 
-/// Steps in lanes. Everything is by position in the order that they were made for.
+/// The lanes of steps. All indices are positions in the order that the lanes were made for.
 #[derive(Clone, Debug)]
 pub struct Lanes {
-    /// The lane of each step.
+    /// Per step, its lane.
     pub lane: Vec<u32>,
-    /// Steps of other lanes that each step waits for.
+    /// Per step, the steps of other lanes that it waits for.
     pub waits: Vec<Vec<usize>>,
-    /// Per step and lane, how many of that lane's steps are over when the step is; itself included.
+    /// Per step and lane, the number of the lane's steps that are over when the step is over, including itself.
     done: Vec<Vec<usize>>,
     /// Per lane, its steps.
     steps: Vec<Vec<usize>>,
-    /// Number of each step in its lane.
+    /// Per step, its position in its lane.
     rank: Vec<usize>,
 }
 
 impl Lanes {
-    /// Puts steps into at most `most` lanes: behind what they need where nothing else has followed it yet, else into a lane that they
-    /// need not wait for longer than they must.
+    /// Assigns steps to at most `most` lanes.
+    ///
+    /// A step goes right behind a step that it depends on, if that is the last of its lane. Else it goes into a lane whose steps are
+    /// all over by then, or into the lane whose last step is oldest.
     pub fn new(draft: &Draft, order: &[usize], most: usize) -> Lanes {
         let count = order.len();
         let mut lanes = Lanes {
@@ -71,7 +72,7 @@ impl Lanes {
         let free = (0..self.steps.len()).find(|&l| done[l] == self.steps[l].len());
         let oldest = (0..self.steps.len()).min_by_key(|&l| last(l)).expect("there is a lane");
         let lane = follows.or(free).unwrap_or(oldest);
-        // Latest first: what one of them waited for need not be waited for again.
+        // The latest first: a step that one of them has waited for needs no wait of its own.
         let mut known = vec![0; self.steps.len()];
         if let Some(tail) = last(lane) {
             known.clone_from(&self.done[tail]);
@@ -92,21 +93,21 @@ impl Lanes {
         self.done.push(known);
     }
 
-    /// Whether a step is over before another, later one starts.
+    /// True if a step is over before another, later one starts.
     pub fn precedes(&self, first: usize, second: usize) -> bool {
         self.done[second][self.lane[first] as usize] > self.rank[first]
     }
 
-    /// The first step that may still run when this one does.
+    /// The first step that may run at the same time as this one.
     pub fn earliest(&self, at: usize) -> usize {
         let beside = |(steps, &done): (&Vec<usize>, &usize)| steps.get(done).copied();
         self.steps.iter().zip(&self.done[at]).filter_map(beside).min().map_or(at, |p| p.min(at))
     }
 
-    /// The last step that may already run while this one does.
+    /// The last step that may run at the same time as this one.
     pub fn latest(&self, at: usize) -> usize {
         let (lane, rank) = (self.lane[at] as usize, self.rank[at]);
-        // Along a lane, more and more is over.
+        // Along a lane, the steps that are over only become more, so bisection finds the end.
         let beside = |steps: &Vec<usize>| {
             let count = steps.partition_point(|&p| self.done[p][lane] <= rank);
             count.checked_sub(1).map(|i| steps[i])
@@ -115,7 +116,7 @@ impl Lanes {
         others.filter_map(|l| beside(&self.steps[l])).max().map_or(at, |p| p.max(at))
     }
 
-    /// How many lanes have steps.
+    /// The number of lanes that have steps.
     pub fn used(&self) -> usize {
         self.steps.iter().filter(|s| !s.is_empty()).count()
     }
@@ -157,7 +158,8 @@ mod tests {
             let draft = draft(seed, count);
             let order: Vec<usize> = (0..count).collect();
             let lanes = Lanes::new(&draft, &order, most);
-            // By definition: what is over before a step starts is what it waits for, what its lane ran, and what was over before those.
+            // By definition, a step starts after the steps that it waits for, the earlier steps of its lane, and all that these
+            // started after.
             let mut before: Vec<Vec<bool>> = Vec::new();
             for at in 0..count {
                 let tail = (0..at).rfind(|&p| lanes.lane[p] == lanes.lane[at]);

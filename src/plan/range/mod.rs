@@ -1,8 +1,8 @@
-//! One plan for a range of shapes: a graph whose named dims have a range each is planned once, and every binding in the range runs in the
-//! same segments at the same offsets.
+//! Plans a range of shapes at once: the named dims of a graph have a range each, and every binding in the range runs in the same
+//! segments at the same offsets.
 //!
 //! ```text
-//! largest binding --import, passes, lower--> Draft ---.                     the choices of the largest are written down,
+//! largest binding --import, passes, lower--> Draft ---.                     the choices of the largest are recorded,
 //!        | choices                                    |                     and the others follow them, so that all have
 //!        v                                            v largest sizes       the same steps and buffers
 //! other bindings  --import, passes, lower--> Draft --- --> order, place --> segments, offsets
@@ -10,12 +10,13 @@
 //!                                              '-------------> Plan <---------------'   one per binding, each judged by check
 //! ```
 //!
-//! What is planned are the sizes that buffers have at most over the bindings that are tried: all of them where the range has few, else
-//! its corners and some between them. Between these, a size is taken to be between those of its neighbours: of a dim with which the size of
-//! any tensor both grows and shrinks all extents are tried, and where these are too many, the range is refused.
+//! Each buffer is planned with the largest size that it has in any binding that is tried. If the range has few bindings, all are
+//! tried; else its corners and some between them. Sizes of other bindings are assumed to be between those of their neighbours.
+//! If the size of a tensor both grows and shrinks with a dim, all extents of the dim are tried. If these are too many, the range is
+//! refused.
 //!
-//! A binding that was not tried is lowered when it is asked for. Should a buffer outgrow its place all the same (a workspace may, where a
-//! kernel goes another way at some extents), the binding's own arena is placed within the same segments.
+//! A binding that was not tried is lowered when it is needed. A buffer may still be larger than planned, such as a workspace of a
+//! kernel that uses another algorithm at some extents. Then the binding's own arena is placed within the same segments.
 
 use super::fit::chunks;
 use super::lower::{Draft, DraftConstant, Options};
@@ -33,14 +34,14 @@ use crate::target::Target;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// As many bindings of a range are tried when it is planned.
+/// The most bindings that are tried when a range is planned.
 const MOST_TRIED: usize = 64;
-/// And as many where they must be, as sizes do not just grow, or just shrink, with a dim.
+/// The most bindings that are tried if the size of a tensor both grows and shrinks with a dim.
 const MOST_UNEVEN: usize = 256;
-/// Stands for what a draft does not use.
+/// The index of a buffer that a draft does not use.
 const NONE: usize = usize::MAX;
 
-/// Where graphs come from: the same one for every binding but for its extents, which makes the given choices.
+/// Makes the graph of a binding, which follows the given choices. Graphs of different bindings differ in extents only.
 pub type Source = Box<dyn Fn(&[(String, usize)], Choices) -> Result<Graph> + Send + Sync>;
 
 /// A binding that was tried.
@@ -52,15 +53,15 @@ pub struct Tried {
     pub live: u64,
 }
 
-/// A graph over a range of bindings, planned.
+/// The plan of a graph over a range of bindings.
 pub struct Family {
     maker: Maker,
     record: Arc<Record>,
     arrangement: Arrangement,
     largest: Compiled,
     tried: Vec<Tried>,
-    /// Per dim, inputs and their axes whose extents are the dim's.
-    told: Vec<Vec<(usize, usize)>>,
+    /// Per dim, the inputs and their axes that have the dim's extent.
+    dim_sources: Vec<Vec<(usize, usize)>>,
 }
 
 /// Makes the graph and the draft of a binding.
@@ -70,15 +71,16 @@ struct Maker {
     dims: Vec<Dim>,
     target: Target,
     recipe: Recipe,
-    /// The live bytes from which on there are chunks, if there are any.
+    /// The live bytes from which on the graph is computed in chunks, if it is.
     chunked: Option<u64>,
 }
 
-/// A binding's graph, its draft, and the draft's buffers by their numbers in the range's draft.
+/// The graph and the draft of one binding.
 struct Member {
     binding: Vec<usize>,
     graph: Graph,
     draft: Draft,
+    /// Per buffer of the draft, its index in the range's draft.
     whole: Vec<usize>,
 }
 
@@ -89,11 +91,11 @@ impl std::fmt::Debug for Family {
 }
 
 impl Family {
-    /// Plans a range; each binding of it by the same recipe.
+    /// Plans a range. Every binding uses the same recipe.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a dim that is set twice, and for a range whose graphs differ by more than extents; what any of the bindings
-    /// that are tried brings; [`Error::Fit`].
+    /// [`Error::Usage`] if a dim is set twice or the graphs differ in more than extents; [`Error::Fit`] if the plan exceeds a limit;
+    /// the error of any binding that is tried.
     pub fn new(
         source: Source,
         dims: &[(String, Extent)],
@@ -122,7 +124,7 @@ impl Family {
         let target = target.clone();
         let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None };
         if recipe.chunks > 1 {
-            // Other bindings may add to what the largest takes: whatever the limit, all is in chunks that saves.
+            // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
             let largest = maker.graph(&maker.largest(), Choices::default())?;
             maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
         }
@@ -134,7 +136,7 @@ impl Family {
         })?;
         let chosen = found.into_iter().find(|(options, ..)| *options == arrangement.options);
         let (_, record, members) = chosen.expect("what is arranged was made");
-        let told = told(&members, maker.dims.len());
+        let dim_sources = dim_sources(&members, maker.dims.len());
         let mut tried = Vec::with_capacity(members.len());
         let mut largest = None;
         for member in members {
@@ -149,7 +151,7 @@ impl Family {
         let mut largest = largest.expect("the largest binding is tried first");
         largest.0.dims.clone_from(&maker.dims);
         tried.sort_by(|a, b| a.binding.cmp(&b.binding));
-        Ok(Family { maker, record, arrangement, largest, tried, told })
+        Ok(Family { maker, record, arrangement, largest, tried, dim_sources })
     }
 
     /// The dims and their ranges.
@@ -172,10 +174,10 @@ impl Family {
         &self.tried
     }
 
-    /// The plan of a binding, one extent per dim of [`dims`](Self::dims), in the segments of [`plan`](Self::plan).
+    /// The plan of a binding, in the segments of [`plan`](Self::plan). A binding has one extent per dim of [`dims`](Self::dims).
     ///
     /// # Errors
-    /// [`Error::Usage`] for a binding outside of the range, or one that takes more than the largest.
+    /// [`Error::Usage`] if the binding is outside the range or needs more than the segments hold.
     pub fn at(&self, binding: &[usize]) -> Result<Compiled> {
         self.maker.check(binding)?;
         let options = self.arrangement.options;
@@ -193,16 +195,17 @@ impl Family {
             Ok(whole) => self.maker.compile(&self.arrangement, &Member { binding, graph, draft, whole }),
             Err(what) => {
                 let refused = |more: String| self.maker.differs(&binding, &format!("{what}; {more}"));
-                let own = self.anew(&draft).map_err(refused)?;
+                let own = self.place_own(&draft).map_err(refused)?;
                 let whole = (0..draft.buffers.len()).collect();
                 self.maker.compile(&own, &Member { binding, graph, draft, whole })
             }
         }
     }
 
-    /// Places the arena of a draft that outgrows its places anew, within the segments of the range. Constants stay where they are: plans
-    /// that take turns know by its place which of them is there.
-    fn anew(&self, draft: &Draft) -> Result<Arrangement, String> {
+    /// Places the arena of a draft whose buffers are larger than planned, within the segments of the range.
+    ///
+    /// Constants keep their addresses: the plans of a range run by turns, and tell by the address which constant is there.
+    fn place_own(&self, draft: &Draft) -> Result<Arrangement, String> {
         let Arrangement { options, layout: Layout { order, lanes, .. }, orders, segments, .. } = &self.arrangement;
         let mut whole = self.arrangement.draft.clone();
         let map = correspond(&mut whole, draft, true)?;
@@ -229,16 +232,16 @@ impl Family {
         Ok(Arrangement { draft, options: *options, layout, orders, segments, places })
     }
 
-    /// The binding that inputs of these shapes, in the plan's order, ask for. A dim that none of them tells has its largest extent.
+    /// The binding for inputs of these shapes, in the plan's order. A dim that no given input has gets its largest extent.
     ///
     /// # Errors
-    /// [`Error::Usage`] for an input outside of the range.
+    /// [`Error::Usage`] if an extent is outside the range.
     pub fn binding(&self, inputs: &[Option<&Shape>]) -> Result<Vec<usize>> {
         let mut binding = Vec::with_capacity(self.dims().len());
-        for (dim, told) in self.dims().iter().zip(&self.told) {
+        for (dim, sources) in self.dims().iter().zip(&self.dim_sources) {
             let extent =
                 |&(input, axis): &(usize, usize)| Some((input, axis, *inputs.get(input)?.as_ref()?.get(axis)?));
-            let Some((input, axis, extent)) = told.iter().find_map(extent) else {
+            let Some((input, axis, extent)) = sources.iter().find_map(extent) else {
                 binding.push(dim.most);
                 continue;
             };
@@ -292,7 +295,7 @@ impl Maker {
         self.differs(binding, &format!("it has another structure{at}"))
     }
 
-    /// The graph of a binding, as a whole.
+    /// The graph of a binding before it is cut into chunks.
     fn graph(&self, binding: &[usize], choices: Choices) -> Result<Graph> {
         let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
@@ -311,11 +314,13 @@ impl Maker {
         Ok((graph, draft))
     }
 
-    /// The bindings to try, the largest first: all of a small range, else of each dim its ends and extents between them, and all extents of
-    /// the dims that are `uneven`.
+    /// The bindings to try, the largest first.
+    ///
+    /// Of a small range, these are all bindings. Else they have the ends of each dim and some extents between, and all extents of
+    /// `uneven` dims.
     ///
     /// # Errors
-    /// With the number of bindings, where that is too large.
+    /// The number of bindings, if it is too large.
     fn bindings(&self, uneven: &[bool]) -> Result<Vec<Vec<usize>>, usize> {
         let count = |dim: &Dim| (dim.most - dim.least).saturating_add(1);
         let product = |counts: &mut dyn Iterator<Item = usize>| counts.fold(1, usize::saturating_mul);
@@ -329,9 +334,10 @@ impl Maker {
             )
         };
         let most = if uneven.contains(&true) { MOST_UNEVEN } else { MOST_TRIED };
-        let each = match chosen(usize::MAX) <= most {
-            true => usize::MAX,
-            false => (2..=most).rev().find(|&each| chosen(each) <= most).unwrap_or(2),
+        let each = if chosen(usize::MAX) <= most {
+            usize::MAX
+        } else {
+            (2..=most).rev().find(|&each| chosen(each) <= most).unwrap_or(2)
         };
         if uneven.contains(&true) && chosen(each) > most {
             return Err(chosen(each));
@@ -344,7 +350,7 @@ impl Maker {
         Ok(bindings)
     }
 
-    /// The choices that are right for every binding that is tried, all of their drafts, and one of their sizes at most.
+    /// The choices that are valid for every binding that is tried, the draft with the largest sizes, and the drafts of all bindings.
     fn all(&self, options: Options) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut uneven = vec![false; self.dims.len()];
         let mut bindings = self.bindings(&uneven).expect("corners and some between them");
@@ -363,7 +369,7 @@ impl Maker {
         }
     }
 
-    /// A dim of which not all extents are among the members, and a tensor whose size both grows and shrinks with it.
+    /// A dim and a tensor whose size both grows and shrinks with it, unless the members have all extents of the dim.
     fn uneven(&self, whole: &Draft, members: &[Member]) -> Option<(usize, String)> {
         let tensor = |b: &usize| matches!(whole.buffers[*b].class, Class::Input | Class::Output | Class::Activation);
         let mut sizes = vec![vec![0; members.len()]; whole.buffers.len()];
@@ -393,7 +399,7 @@ impl Maker {
         None
     }
 
-    /// As [`all`](Self::all), of these bindings.
+    /// Makes the drafts of these bindings, as [`all`](Self::all) returns them.
     fn among(&self, options: Options, bindings: &[Vec<usize>]) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut forbidden = BTreeSet::new();
         'choices: loop {
@@ -408,7 +414,7 @@ impl Maker {
                 match choices.finish() {
                     Err(Divergence::Wrong(choice)) => {
                         tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
-                        // What was asked after it is asked anew, and may be something else.
+                        // The choices after this one are made again and may be others.
                         forbidden.split_off(&choice);
                         forbidden.insert(choice);
                         continue 'choices;
@@ -439,7 +445,7 @@ impl Maker {
 }
 
 impl Dim {
-    /// At most so many extents (two at least), evenly apart on a scale of ratios, the largest first.
+    /// At most `count` extents, at least two, evenly spaced on a logarithmic scale; the largest first.
     fn extents(&self, count: usize) -> Vec<usize> {
         if self.most - self.least < count {
             return (self.least..=self.most).rev().collect();
@@ -454,7 +460,7 @@ impl Dim {
 }
 
 /// Per dim, the inputs and their axes that have the dim's extent in every member.
-fn told(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
+fn dim_sources(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
     let first = &members[0].graph;
     let axes = || {
         let ranks = first.inputs().iter().map(|&v| first.fact(v).shape.len()).enumerate();
@@ -467,7 +473,7 @@ fn told(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
     (0..dims).map(|dim| axes().filter(|&(input, axis)| tells(dim, input, axis)).collect()).collect()
 }
 
-/// The number in `whole` of each buffer of a draft with the same steps. Where `grow`, `whole` becomes as large as it must to hold it.
+/// Maps each buffer of a draft to its index in `whole`, a draft with the same steps. With `grow`, `whole` is enlarged as needed.
 fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<usize>, String> {
     if whole.steps.len() != own.steps.len() {
         return Err(format!("expected {} steps, found {}", whole.steps.len(), own.steps.len()));
@@ -509,7 +515,7 @@ impl Map<'_> {
         Ok(())
     }
 
-    /// A further buffer of the range's draft, for one that only smaller bindings have.
+    /// Adds a buffer to the range's draft that only smaller bindings have.
     fn add(&mut self, own: usize) -> Result<usize, String> {
         let buffer = &self.own.buffers[own];
         if !self.grow {
@@ -519,7 +525,7 @@ impl Map<'_> {
         Ok(self.whole.buffers.len() - 1)
     }
 
-    /// Constants correspond by name and form. One that stands for another is no harm: it is written when its binding is chosen.
+    /// Maps constants by name and packed form. A wrong pair does no harm: a constant is written when its binding is chosen.
     fn constants(&mut self) -> Result<(), String> {
         let used = self.own.used();
         let mut known: HashMap<(String, Option<usize>), Vec<usize>> = HashMap::new();

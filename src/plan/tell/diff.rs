@@ -1,4 +1,4 @@
-//! What became of a plan.
+//! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
 use crate::plan::{Buffer, Class, Plan};
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-/// What a buffer did between two plans.
+/// The kind of difference of a buffer between two plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
@@ -18,35 +18,35 @@ pub enum Fate {
     Grown,
     /// It takes fewer bytes.
     Shrunk,
-    /// It takes as many bytes elsewhere.
+    /// It takes the same number of bytes at another address.
     Moved,
 }
 
-/// A buffer that is not the same in two plans.
+/// A buffer that differs between two plans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Changed {
-    /// Its name. The first buffer of a name and a class is compared with the first, the second with the second.
+    /// Its name. If several buffers share a name and a class, the first is compared with the first, the second with the second.
     pub name: String,
-    /// What it is for.
+    /// Its class.
     pub class: Class,
-    /// What it did.
+    /// The kind of difference.
     pub fate: Fate,
-    /// Bytes in each plan; 0 where it is not.
+    /// Bytes in each plan; 0 if the plan does not have it.
     pub bytes: [u64; 2],
     /// Segment and offset in each plan that has it.
     pub at: [Option<(usize, u64)>; 2],
 }
 
-/// Bytes of one class in two plans.
+/// The bytes of one class in two plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Total {
     /// The class of the segments.
     pub class: Class,
-    /// Their bytes in each plan.
+    /// Bytes of these segments in each plan.
     pub bytes: [u64; 2],
 }
 
-/// What became of a plan.
+/// The differences between two plans.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diff {
     /// Names of the plans.
@@ -55,13 +55,13 @@ pub struct Diff {
     pub targets: [String; 2],
     /// Bytes of each plan.
     pub planned_bytes: [u64; 2],
-    /// Bytes by class, of those that either plan has.
+    /// Bytes by class, for the classes that either plan has.
     pub classes: Vec<Total>,
-    /// Buffers that are not the same, what changed most first.
+    /// The buffers that differ, the largest change first.
     pub buffers: Vec<Changed>,
-    /// Buffers that are the same.
+    /// Number of buffers that are the same.
     pub unchanged: usize,
-    /// The step with most live bytes in each plan, and who is live there.
+    /// The step with the most live bytes in each plan, and the buffers that are live there.
     pub peaks: [Peak; 2],
 }
 
@@ -95,7 +95,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
         let (bytes, at) = ([0, now.bytes], [None, Some(place(now))]);
         buffers.push(Changed { name: now.name.clone(), class: now.class, fate: Fate::New, bytes, at });
     }
-    // Stable: equals stay in the order of the plans.
+    // The sort is stable, so equal changes stay in the order of the plans.
     buffers.sort_by_key(|c| Reverse((c.bytes[0].abs_diff(c.bytes[1]), c.bytes[1])));
     Diff {
         plans: plans.map(|p| p.name.clone()),
@@ -108,7 +108,7 @@ pub fn diff(a: &Plan, b: &Plan) -> Diff {
     }
 }
 
-/// Name, class, and which of those that share both.
+/// Name, class, and the number among the buffers that share both.
 type Key<'a> = (&'a str, Class, usize);
 
 fn keyed(plan: &Plan) -> Vec<(Key<'_>, &Buffer)> {

@@ -1,4 +1,4 @@
-//! What can be said of a finished plan, for people.
+//! Facts about a finished plan, for people.
 
 pub mod diff;
 pub mod peak;

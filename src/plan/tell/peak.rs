@@ -1,4 +1,4 @@
-//! Where a plan's bytes are when most of them are needed.
+//! Finds the peak of a plan: the step with the most live bytes, and the buffers that hold them.
 
 use super::timeline::Lives;
 use crate::graph::Graph;
@@ -11,33 +11,33 @@ use std::collections::HashMap;
 pub struct Holder {
     /// The tensor's name.
     pub name: String,
-    /// The operator that makes it: where several are one kernel, the last of them.
+    /// The operator that computes it. If one kernel computes several, the last of them.
     pub operator: String,
-    /// The kernel that makes it.
+    /// The template of the kernel that computes it.
     pub kernel: String,
-    /// What it is for.
+    /// Its class.
     pub class: Class,
     /// Its bytes.
     pub bytes: u64,
 }
 
-/// Several buffers as one line.
+/// Several buffers in one line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rest {
-    /// What they are for.
+    /// Their class.
     pub class: Class,
-    /// How many.
+    /// Number of buffers.
     pub count: usize,
     /// Bytes of their segments.
     pub bytes: u64,
-    /// The largest of them, by name, if they are buffers.
+    /// The name of the largest buffer, if there are buffers.
     pub largest: Option<String>,
 }
 
-/// Where a plan's bytes are at the step that needs most of them. All parts together are the plan's bytes.
+/// The step of a plan with the most live bytes. The sum of all parts is the plan's bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct Peak {
-    /// Position of the first step at which most bytes of the arena hold data; none without steps.
+    /// The first step with the most live bytes in the arena; `None` without steps.
     pub step: Option<usize>,
     /// The node that it computes.
     pub name: String,
@@ -47,20 +47,20 @@ pub struct Peak {
     pub steps: usize,
     /// Bytes of the plan.
     pub bytes: u64,
-    /// The largest holders in the arena, largest first.
+    /// The largest live buffers of the arena, the largest first.
     pub live: Vec<Holder>,
-    /// The other holders in the arena.
+    /// The other live buffers of the arena.
     pub others: Rest,
-    /// Bytes of the arena that hold nothing: alignment and gaps.
+    /// Bytes of the arena that hold no data: alignment and gaps.
     pub idle_bytes: u64,
-    /// What is held throughout, class by class.
+    /// The segments outside the arena, class by class.
     pub held: Vec<Rest>,
 }
 
-/// Holders that are listed one by one.
+/// The most buffers that are listed one by one.
 const LISTED: usize = 8;
 
-/// The operators of a graph's nodes by name, of those whose name tells: files may give several nodes one name. None without a graph.
+/// The operators of a graph's nodes, by name. Names that nodes with different operators share are left out.
 pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
     let order = graph.and_then(|graph| Some((graph, graph.order().ok()?)));
     let nodes = order.into_iter().flat_map(|(graph, order)| order.into_iter().map(|id| graph.node(id)));
@@ -72,7 +72,7 @@ pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
     operators.into_iter().filter_map(|(name, operator)| Some((name, operator?))).collect()
 }
 
-/// Who is live at the peak of a plan. Operators are those of the graph that was planned; without one, kernels stand for them.
+/// The peak of a plan. Operators come from the graph that was planned; without a graph, they are the kernels' templates.
 pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
     let operators = operators(graph);
     let kernel = |step: usize| plan.kernels[plan.steps[step].kernel].template.name();

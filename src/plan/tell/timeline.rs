@@ -1,29 +1,29 @@
-//! When the buffers of a finished plan hold their bytes: read off the plan, for people.
+//! The timeline of a finished plan, for people: when each buffer holds its bytes.
 //!
-//! Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`. A step that passes an operand's bytes on to its result does so in its
-//! middle, so that at no time two buffers hold the same byte.
+//! Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`. If a result overwrites an operand in place, it takes over the
+//! bytes in the middle of the step. So no two buffers hold the same byte at the same time.
 
 use crate::plan::check::streams::Clock;
 use crate::plan::{Class, Plan};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// What holds which bytes of the arena, and when.
+/// The times at which each buffer of the arena holds its bytes.
 #[derive(Clone, Debug)]
 pub struct Lives {
     /// Per buffer, the first and the last step that use it.
     pub uses: Vec<Option<(usize, usize)>>,
-    /// Per buffer of the arena, the half steps in which its bytes are its own: from its first use to its last, and while steps of other
-    /// lanes may run at the same time as those. Inputs hold them from the start, outputs to the end.
+    /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other
+    /// lanes may run at the same time. Inputs hold their bytes from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
-    /// Per buffer, the one whose bytes it takes over in place.
+    /// Per buffer, the operand that it overwrites in place.
     pub takes_from: Vec<Option<usize>>,
-    /// Per half step, the bytes that are held.
+    /// Per half step, the number of bytes held.
     live: Vec<u64>,
 }
 
 impl Lives {
-    /// Reads a plan that [`check`](crate::plan::check::check) has passed. O(n log n).
+    /// The timeline of a plan that [`check`](crate::plan::check::check) has accepted. O(n log n).
     pub fn of(plan: &Plan) -> Lives {
         let clock = Clock::new(plan).expect("a plan's lanes are checked");
         let arena = |b: usize| plan.buffers[b].class.in_arena();
@@ -74,7 +74,7 @@ impl Lives {
             change[held.start] += i128::from(bytes(plan, b));
             change[held.end] -= i128::from(bytes(plan, b));
         }
-        // The arena ends with its last buffer, which is not rounded up there.
+        // The end of the arena's last buffer is not rounded up, so the sum may exceed the arena by that.
         let most = i128::from(plan.class_bytes(Class::Activation));
         let mut now = 0;
         let live = change.iter().take(2 * plan.steps.len()).map(|change| {
@@ -84,18 +84,19 @@ impl Lives {
         Lives { live: live.collect(), uses, held, takes_from }
     }
 
-    /// Bytes of the arena that are held during a step: each buffer rounded up to the target's alignment, and all together no more than
-    /// there is.
+    /// The bytes of the arena that are held during a step. Each buffer is rounded up to the target's alignment; the sum is at most
+    /// the arena.
     pub fn live(&self, step: usize) -> u64 {
         self.live[2 * step].max(self.live[2 * step + 1])
     }
 
-    /// The first step that holds the most bytes; `None` of a plan without steps.
+    /// The first step with the most bytes held; `None` without steps.
     pub fn peak(&self) -> Option<usize> {
         (0..self.live.len() / 2).max_by_key(|&s| (self.live(s), Reverse(s)))
     }
 
-    /// The buffers that make up [`live`](Lives::live), the largest first. Of a result and the operand that it replaces, the result.
+    /// The buffers that [`live`](Lives::live) counts, the largest first. A result that overwrites its operand is listed, the operand
+    /// is not.
     pub fn holders(&self, plan: &Plan, step: usize) -> Vec<usize> {
         let half = 2 * step + usize::from(self.live[2 * step] <= self.live[2 * step + 1]);
         let holds = |b: &usize| self.held[*b].as_ref().is_some_and(|held| held.contains(&half));
@@ -105,7 +106,7 @@ impl Lives {
     }
 }
 
-/// What a buffer takes of the arena.
+/// The bytes that a buffer takes in the arena.
 fn bytes(plan: &Plan, buffer: usize) -> u64 {
     plan.buffers[buffer].bytes.next_multiple_of(plan.target.alignment)
 }

@@ -1,4 +1,4 @@
-//! An eager run as a scene: what its log tells of memory, with segments at addresses that are drawn up here.
+//! Makes a scene of an eager run from its log. The addresses of segments are invented here.
 
 use super::{Area, Item, Kind, Mark, Peak, Rect, Scene, Space, Work};
 use crate::eager::alloc::Block;
@@ -13,10 +13,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 impl Scene {
-    /// An eager run. Where a driver puts segments is not known: they are drawn as low as they fit.
+    /// The scene of an eager run. The addresses of segments are not known, so they are drawn as low as they fit.
     ///
     /// # Errors
-    /// When the sizes cannot be added up.
+    /// The sum of the sizes overflows.
     pub fn eager(name: &str, program: &Program, log: &Log, graph: Option<&Graph>) -> Result<Scene> {
         let draft = program.draft();
         let operators = operators(graph);
@@ -56,7 +56,7 @@ impl Scene {
     }
 }
 
-/// The buffers of a program, which have no places yet.
+/// The buffers of a program, without addresses.
 fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
     let item = |b: &DraftBuffer| Item {
         name: b.name.clone(),
@@ -80,26 +80,26 @@ fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
     items
 }
 
-/// A block of a segment that had a buffer, and when.
+/// A block that held a buffer for a range of half steps.
 struct Held {
     buffer: usize,
     block: Block,
     time: (usize, usize),
 }
 
-/// What was allocated when, in half steps.
+/// The allocations of a run over time, in half steps.
 struct History {
     /// The end of the last step.
     end: usize,
-    /// What is taken throughout to stage data in.
+    /// Bytes of the staging segments, which are there throughout.
     staging: u64,
-    /// Segments by their number, staging as 0.
+    /// Segments by their number. Number 0 is staging.
     segments: BTreeMap<u64, Area>,
     blocks: Vec<Held>,
 }
 
 impl History {
-    /// What a log tells. Each segment is at address 0.
+    /// The history in a log. Each segment is at address 0.
     fn new(log: &Log, staging: u64, end: usize) -> History {
         let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
         let mut blocks: Vec<Held> = Vec::new();
@@ -131,14 +131,15 @@ impl History {
         History { end, staging, segments, blocks }
     }
 
-    /// Draws the segments as low as they fit, and says how high that is: those that are there throughout below the rest, which is placed.
-    /// That is no higher than any other way to draw them.
+    /// Gives the segments addresses, and returns the height of all.
+    ///
+    /// Segments that are there throughout come lowest. The others are placed above them as low as they fit.
     fn stack(&mut self) -> Result<u64> {
         let always = (0, self.end);
         let mut height = 0u64;
         for area in self.segments.values_mut().filter(|area| area.time == always) {
             let top = height.checked_add(area.bytes.1);
-            let top = top.ok_or_else(|| Error::usage("the segments' sizes cannot be added up".into()))?;
+            let top = top.ok_or_else(|| Error::usage("the sum of the segments' sizes overflows 64 bits".into()))?;
             area.bytes = (height, top);
             height = top;
         }
@@ -156,7 +157,7 @@ impl History {
         Ok(height + drawn.peak)
     }
 
-    /// The blocks, in segments that were drawn.
+    /// The blocks at the addresses of their segments.
     fn rects(&self) -> Vec<Rect> {
         let rect = |&Held { buffer, block, time }: &Held| {
             let from = self.segments[&block.segment].bytes.0 + block.offset;
@@ -165,18 +166,18 @@ impl History {
         self.blocks.iter().map(rect).collect()
     }
 
-    /// Per step, bytes in use.
+    /// Per step, the bytes in use.
     fn live(&self) -> Vec<u64> {
         let staging = ((0, self.end), self.staging);
         self.per_step(self.blocks.iter().map(|held| (held.time, held.block.bytes)).chain([staging]))
     }
 
-    /// Per step, bytes of segments.
+    /// Per step, the bytes of segments.
     fn reserved(&self) -> Vec<u64> {
         self.per_step(self.segments.values().map(|area| (area.time, area.bytes.1 - area.bytes.0)))
     }
 
-    /// From bytes and their times to the most in either half of each step.
+    /// Per step, the sum of the bytes that are held then: the larger of its two halves.
     fn per_step(&self, held: impl Iterator<Item = ((usize, usize), u64)>) -> Vec<u64> {
         let mut changes = vec![0i128; self.end + 1];
         for ((from, to), bytes) in held {

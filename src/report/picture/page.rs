@@ -1,4 +1,4 @@
-//! Scenes as a page: one file that needs nothing else.
+//! Writes scenes as an HTML page: one file without references to others.
 
 use super::super::human;
 use super::{ARENA, Kind, Scene};
@@ -7,11 +7,11 @@ use crate::graph::Graph;
 use crate::plan::Plan;
 use serde_json::{Value, json};
 
-/// The page of a comparison: a scene per column that ran, all on one scale of time and of bytes.
+/// The page of a comparison: one scene per column that ran, all on one scale of time and of bytes.
 pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
     let mut scenes = scenes;
     let mut notes = vec![
-        "Memory as it came in the load and the first run. Segments of eager runs are drawn as low as they fit: where a driver puts them is not known.".to_owned(),
+        "Memory from the load to the end of the first run. Segments of eager runs are drawn as low as they fit: their real addresses are not known.".to_owned(),
     ];
     for column in &comparison.columns {
         let measured = match &column.outcome {
@@ -39,26 +39,26 @@ pub fn comparison_page(comparison: &Comparison, scenes: Vec<Scene>) -> String {
     document(&json!({"title": title, "scenes": scenes, "notes": notes}))
 }
 
-/// The page of a plan: one file that needs nothing else. Its data is the scene's JSON.
+/// The page of a plan: one file without references to others. Its data is the scene's JSON.
 pub fn page(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> String {
     let scene = Scene::of(plan, graph, limit);
     let title = format!("{} on {}", scene.name, scene.target);
     document(&json!({"title": title, "scenes": [scene], "summary": plan.summary}))
 }
 
-/// A page of scenes. `data` has a `title` and `scenes`; the rest is for page.js.
+/// A page of scenes. `data` has a `title` and `scenes`; page.js reads the rest.
 fn document(data: &Value) -> String {
     let palette: Vec<_> = Kind::ALL.iter().map(|k| json!({"kind": k, "label": k.label(), "fill": k.fill()})).collect();
     let title = escape(data["title"].as_str().unwrap_or_default());
     let mut data = data.clone();
     data["palette"] = json!(palette);
     data["arena"] = json!(ARENA);
-    // Only strings of JSON have '<' in them: with it escaped, nothing in the data ends the script or begins a comment.
+    // In JSON, '<' occurs in strings only. Escaped, no string can end the script or begin a comment.
     let data = data.to_string().replace('<', "\\u003c");
     let (css, js) = (include_str!("../page.css"), include_str!("../page.js"));
     let mut rest = include_str!("../page.html");
     let mut page = String::with_capacity(rest.len() + css.len() + data.len() + js.len());
-    // In the template's order: what is filled in is not searched again.
+    // The parts are in the template's order, so text that was filled in is not searched for marks.
     for (mark, text) in [("{{title}}", &*title), ("{{css}}", css), ("{{data}}", &*data), ("{{js}}", js)] {
         let (before, after) = rest.split_once(mark).expect("the page has a place for each part");
         page += before;
@@ -68,7 +68,7 @@ fn document(data: &Value) -> String {
     page + rest
 }
 
-/// Text for XML and HTML, as content and in quotes. Characters that XML cannot say are replaced.
+/// Escapes text for XML and HTML, as content and in quotes. Characters that XML does not allow are replaced.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// However loaded the machine is, an answer takes no longer.
+/// The longest time for an answer, even on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Chromium {
@@ -20,7 +20,7 @@ pub struct Chromium {
     pub events: Vec<Value>,
 }
 
-/// The browser that is here: `PLIMSOLL_CHROMIUM`, or one of the usual names.
+/// The installed browser: `PLIMSOLL_CHROMIUM`, or one of the usual names.
 fn program() -> Option<PathBuf> {
     if let Some(given) = std::env::var_os("PLIMSOLL_CHROMIUM") {
         return Some(given.into());
@@ -41,7 +41,7 @@ impl Chromium {
         };
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("chromium-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a temporary folder");
-        // Containers do not let it make its sandbox; the pages are our own.
+        // Containers do not allow its sandbox, and the pages are our own.
         let process = Command::new(&program)
             .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"])
             .args(["--disable-background-networking", "--disable-component-update", "--remote-debugging-port=0"])
@@ -92,7 +92,7 @@ impl Chromium {
     }
 
     fn send(&mut self, text: &str) {
-        // Clients mask what they send; a mask of zeros changes nothing.
+        // Clients must mask frames; a mask of zeros changes nothing.
         let mut frame = vec![0x81];
         match text.len() {
             n @ 0..126 => frame.push(0x80 | n as u8),
@@ -163,7 +163,7 @@ impl Chromium {
         found["result"]["value"].take()
     }
 
-    /// Goes to a file and waits until it is there.
+    /// Opens a file and waits until it is loaded.
     #[track_caller]
     pub fn open(&mut self, path: &Path) {
         let url = format!("file://{}", path.display());
@@ -176,12 +176,12 @@ impl Chromium {
         self.settle();
     }
 
-    /// Waits until what was asked for is painted.
+    /// Waits until the requested frame is painted.
     pub fn settle(&mut self) {
         self.eval("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))");
     }
 
-    /// A mouse event; `more` says what is pressed or turned.
+    /// A mouse event. `more` has the buttons or the turn of the wheel.
     #[track_caller]
     pub fn mouse(&mut self, kind: &str, (x, y): (f64, f64), more: Value) {
         let mut params = json!({"type": kind, "x": x, "y": y});
@@ -191,7 +191,7 @@ impl Chromium {
         self.call("Input.dispatchMouseEvent", params);
     }
 
-    /// A key of the keyboard, pressed and let go; `text` is what it types.
+    /// Presses and releases a key. `text` is the text that it types.
     #[track_caller]
     pub fn key(&mut self, key: &str, text: &str) {
         let mut down = json!({"type": "keyDown", "key": key});
@@ -203,7 +203,7 @@ impl Chromium {
         self.settle();
     }
 
-    /// Errors and warnings so far, and whatever was loaded beside files.
+    /// Errors and warnings so far, and everything that was loaded from elsewhere than files.
     pub fn complaints(&self) -> Vec<String> {
         let complains = |event: &&Value| {
             let params = &event["params"];
@@ -224,7 +224,7 @@ impl Chromium {
 
 impl Drop for Chromium {
     fn drop(&mut self) {
-        // What is left of a browser that does not go harms nobody.
+        // A browser folder that cannot be removed does no harm.
         let _ = self.process.kill();
         let _ = self.process.wait();
         let _ = std::fs::remove_dir_all(&self.folder);

@@ -1,4 +1,4 @@
-//! Corrupts plans in every way that comes to mind.
+//! Corrupts plans in many ways.
 
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Code};
@@ -9,9 +9,9 @@ use plimsoll::internals::target::Memory;
 /// The part of a plan's meaning that a mutation may change, if the checker lets it through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Only where things lie, when they run, or what is said about them: results stay.
+    /// Only the layout, the order or the descriptions: the results stay the same.
     Layout,
-    /// The computation as well: results are those of the mutant with a memory of its own for each buffer.
+    /// The computation as well: the results are those of the mutant with separate memory for each buffer.
     Meaning,
 }
 
@@ -249,7 +249,7 @@ fn plan_wide(nursery: &mut Nursery) {
 
 fn steps(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    // An order that is let through computes the same, unless state is read before it is written and after.
+    // An accepted order computes the same, unless state is read both before and after it is written.
     let order = if seed.state.is_empty() { Kind::Layout } else { Kind::Meaning };
     for s in 0..seed.steps.len() {
         for other in 0..s {

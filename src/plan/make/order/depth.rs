@@ -1,20 +1,20 @@
-//! Depth first from the results: what a step needs is made right before it.
+//! Depth-first orders, from the results back: the inputs of a step are computed right before it.
 
 use super::Dag;
 use super::live_bytes::Uses;
 use std::cmp::Reverse;
 
-/// Which of a step's needs comes first.
+/// The rule that says which of a step's inputs is computed first.
 #[derive(Clone, Copy)]
 pub(super) enum First {
     /// The first in the file.
     File,
-    /// The one that makes most.
+    /// The one with the largest result.
     Largest,
-    /// The one whose results, and what they are made of, have most other readers; then the one with most bytes. So does XLA's
-    /// depth-first scheduler.
+    /// The one whose result, with all that it is computed from, has the most other readers; then the one with the most bytes.
+    /// This is the rule of XLA's depth-first scheduler.
     Shared,
-    /// The one that needs most beyond what it leaves. In a tree no order that completes subtrees one by one has a lower peak
+    /// The one whose peak exceeds its result by most. In a tree, no order that completes subtrees one by one has a lower peak
     /// (Sethi and Ullman, 1970; Liu, 1986).
     Needy,
 }
@@ -44,10 +44,10 @@ pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
     order
 }
 
-/// Per step, a key: the greatest goes first.
+/// A key per step. The step with the greatest key goes first.
 fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
     let size = |b: u32| uses.bytes[b as usize];
-    // What it makes and leaves to others, and what it has while it runs.
+    // The buffers that a step is the first to touch, and the bytes of those that outlive it.
     let first_in = move |b: u32, s: usize| !uses.before[b as usize] && uses.touching[b as usize][0] as usize == s;
     let made = |s: usize| uses.touched[s].iter().copied().filter(move |&b| first_in(b, s));
     let kept = |&b: &u32| uses.behind[b as usize] || uses.touching[b as usize].len() > 1;

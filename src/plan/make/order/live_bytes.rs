@@ -3,23 +3,24 @@
 use crate::plan::Class;
 use crate::plan::lower::Draft;
 
-/// Which buffers of the arena each step touches.
+/// The buffers of the arena that each step touches.
 pub(super) struct Uses {
-    /// Per buffer, its bytes in the arena, rounded up to the alignment; 0 for what lies elsewhere.
+    /// Per buffer, its bytes in the arena, rounded up to the alignment; 0 outside the arena.
     pub bytes: Vec<u64>,
     /// Per step, the buffers of the arena that it reads or writes, each once.
     pub touched: Vec<Vec<u32>>,
     /// Per buffer of the arena, the steps that touch it.
     pub touching: Vec<Vec<u32>>,
-    /// Per buffer, whether it is live before the first step, and whether it stays so behind the last one.
+    /// Per buffer, true if it is live before the first step.
     pub before: Vec<bool>,
+    /// Per buffer, true if it is live after the last step.
     pub behind: Vec<bool>,
-    /// Per step, its first result and what that may take the bytes of.
+    /// Per step, its first result and the operands that the result may overwrite in place.
     pub heirs: Vec<Option<(u32, Vec<u32>)>>,
 }
 
 impl Uses {
-    /// Nothing if all buffers together exceed what is counted with here.
+    /// The uses in a draft, or `None` if the sum of all bytes exceeds an `i64`.
     pub fn new(draft: &Draft, align: u64) -> Option<Uses> {
         let arena = |b: usize| draft.buffers[b].class.in_arena();
         let rounded = |b| if arena(b) { draft.buffers[b].bytes.checked_next_multiple_of(align) } else { Some(0) };
@@ -50,12 +51,12 @@ impl Uses {
         self.levels(order).iter().map(|level| level.during).max().unwrap_or(0)
     }
 
-    /// What is live before and during each step of an order.
+    /// The live bytes before and during each step of an order.
     pub fn levels(&self, order: &[usize]) -> Vec<Level> {
-        let mut ledger = Ledger::new(self, false);
-        let mut levels: Vec<Level> = order.iter().map(|&s| ledger.run(s)).collect();
+        let mut live = LiveBytes::new(self, false);
+        let mut levels: Vec<Level> = order.iter().map(|&s| live.run(s)).collect();
         if let Some(first) = levels.first_mut() {
-            // What nothing reads is given up at once.
+            // An input that no step reads is live during the first step only.
             let unread = |&b: &usize| self.before[b] && self.touching[b].is_empty();
             first.during += (0..self.bytes.len()).filter(unread).map(|b| self.bytes[b]).sum::<u64>();
         }
@@ -63,30 +64,33 @@ impl Uses {
     }
 }
 
-/// Bytes live before and during a step.
+/// The live bytes before and during a step.
 #[derive(Clone, Copy)]
 pub(super) struct Level {
     pub before: u64,
     pub during: u64,
 }
 
-/// What is live at a point in an order. Buffers live from the first to the last step that touches them, or longer on one side: backwards
-/// it is counted the same way.
-pub(super) struct Ledger<'a> {
+/// The live bytes at a point in an order.
+///
+/// A buffer is live from the first to the last step that touches it; inputs from the start, outputs to the end. The same rule
+/// holds backward, with inputs and outputs exchanged.
+pub(super) struct LiveBytes<'a> {
     uses: &'a Uses,
-    /// Per buffer, how many of the steps that touch it are still to run.
+    /// Per buffer, the number of steps that touch it and have not run.
     pub left: Vec<u32>,
-    /// Per buffer, whether it is live from the start, and whether it stays to the end.
+    /// Per buffer, true if it is live from the start.
     before: &'a [bool],
+    /// Per buffer, true if it is live to the end.
     behind: &'a [bool],
     bytes: u64,
 }
 
-impl<'a> Ledger<'a> {
-    pub fn new(uses: &'a Uses, backward: bool) -> Ledger<'a> {
+impl<'a> LiveBytes<'a> {
+    pub fn new(uses: &'a Uses, backward: bool) -> LiveBytes<'a> {
         let (before, behind) = if backward { (&uses.behind, &uses.before) } else { (&uses.before, &uses.behind) };
         let touched = |&b: &usize| before[b] && !uses.touching[b].is_empty();
-        Ledger {
+        LiveBytes {
             uses,
             left: uses.touching.iter().map(|steps| steps.len() as u32).collect(),
             before,
@@ -95,18 +99,18 @@ impl<'a> Ledger<'a> {
         }
     }
 
-    /// Whether a buffer becomes live with the next step that touches it.
+    /// True if the next step that touches the buffer makes it live.
     pub fn is_new(&self, buffer: u32) -> bool {
         let b = buffer as usize;
         !self.before[b] && self.left[b] as usize == self.uses.touching[b].len()
     }
 
-    /// Whether a buffer is given up behind the next step that touches it.
+    /// True if the buffer is no longer live after the next step that touches it.
     fn dies(&self, buffer: u32) -> bool {
         self.left[buffer as usize] == 1 && !self.behind[buffer as usize]
     }
 
-    /// How many more bytes are live after a step than before it.
+    /// The live bytes after a step minus those before it.
     pub fn growth(&self, step: usize) -> i64 {
         let change = |&b: &u32| {
             let bytes = self.uses.bytes[b as usize] as i64;

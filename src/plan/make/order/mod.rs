@@ -1,9 +1,9 @@
-//! In which order steps run. The order sets the lower bound of the arena; offsets can only approach it.
+//! Orders the steps. The order sets the lower bound of the arena, which offsets can only approach.
 
 use crate::plan::lower::Draft;
 use depth::{First, depth_first};
 use list::{Next, list};
-use live_bytes::{Ledger, Uses};
+use live_bytes::{LiveBytes, Uses};
 use search::search;
 
 mod depth;
@@ -11,16 +11,18 @@ mod list;
 mod live_bytes;
 mod search;
 
-/// Which steps must precede which.
+/// The dependencies between steps.
 pub struct Dag {
-    /// Per step, those right before it.
+    /// Per step, the steps that it depends on directly.
     pub before: Vec<Vec<usize>>,
-    /// Per step, those right after it.
+    /// Per step, the steps that depend on it directly.
     pub after: Vec<Vec<usize>>,
 }
 
 impl Dag {
-    /// Reads follow the write they see. A buffer that several steps write keeps the file's order of all who touch it.
+    /// Derives the dependencies from reads and writes. A read depends on the last write before it.
+    ///
+    /// If several steps write a buffer, all steps that read or write it keep the file's order.
     pub fn new(draft: &Draft) -> Dag {
         let mut writers = vec![0usize; draft.buffers.len()];
         for step in &draft.steps {
@@ -53,21 +55,21 @@ impl Dag {
     }
 }
 
-/// An order of the steps that might be the best.
+/// A candidate for the order of the steps.
 pub struct Order {
-    /// How it was made.
+    /// The name of the method that made it.
     pub name: String,
-    /// Every step once, behind all it depends on.
+    /// Every step once, after all steps that it depends on.
     pub steps: Vec<usize>,
     /// The most bytes of the arena that are live at once, each buffer rounded up to the alignment.
     pub bound: u64,
 }
 
-/// Candidates, the file's order first; each differs from those before it. Buffers start at multiples of `align`.
+/// The candidates, the file's order first. No two are equal. Buffers start at multiples of `align`.
 pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
     let file: Vec<usize> = (0..draft.steps.len()).collect();
     let Some(uses) = Uses::new(draft, align) else {
-        // Sums that overflow are refused when the order is placed.
+        // The sum of sizes overflows. Placement refuses that with a message.
         return vec![Order { name: "file".into(), steps: file, bound: u64::MAX }];
     };
     let dag = Dag::new(draft);
@@ -88,7 +90,7 @@ pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
     add("newest", list(&uses, &dag, Next::Newest, false));
     add("least-growth-backward", list(&uses, &dag, Next::Least, true));
     add("least-newest-backward", list(&uses, &dag, Next::LeastNewest, true));
-    // From the order that is nearest to the file's, and from the best.
+    // Search from the better of the first two orders, which are nearest to the file's, and from the best of all.
     let near = found.iter().take(2).min_by_key(|order| order.bound).map(|order| order.steps.clone());
     let best = found.iter().min_by_key(|order| order.bound).map(|order| (order.name.clone(), order.steps.clone()));
     let searches = near.map(|steps| ("file".to_owned(), steps)).into_iter().chain(best);
@@ -100,16 +102,16 @@ pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
     found
 }
 
-/// An order in which steps that make no less than they free wait until their first reader is next.
+/// Delays each step that frees no more than it allocates until its first reader is next.
 fn late(uses: &Uses, dag: &Dag, order: &[usize]) -> Vec<usize> {
-    let mut ledger = Ledger::new(uses, false);
+    let mut live = LiveBytes::new(uses, false);
     let grows = |&s: &usize| {
-        let growth = ledger.growth(s);
-        ledger.run(s);
+        let growth = live.growth(s);
+        live.run(s);
         growth >= 0
     };
     let grows: Vec<bool> = order.iter().map(grows).collect();
-    // Per position, that of the step which it goes with. Those that go with one step keep their order.
+    // Per position, the position of the step that it is moved before. Steps that are moved before one step keep their order.
     let mut with: Vec<usize> = (0..order.len()).collect();
     let mut position = vec![0; order.len()];
     order.iter().enumerate().for_each(|(at, &s)| position[s] = at);

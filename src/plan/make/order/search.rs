@@ -1,22 +1,22 @@
-//! Exact on short stretches: the steps around the peak in the order that is best for them, while all others stay.
+//! Improves an order locally: finds the best order of the steps around the peak, while all others stay.
 //!
-//! What is live between two steps depends on which steps have run, not on their order. So the sets of steps that could have run (with
-//! each step all that it needs) are gone through by size, each reached with the least peak that leads to it. Where there are more sets
-//! of one size than is cheap, those with the least live go on, and the search is not exact.
+//! The live bytes between two steps depend on the set of steps that have run, not on their order. So the search goes through
+//! the possible sets by size, and keeps the least peak that leads to each. A set is possible if it has all steps that its
+//! steps depend on. If one size has too many sets, only those with the fewest live bytes go on, and the search is not exact.
 
 use super::Dag;
 use super::live_bytes::{Level, Uses};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Lengths of stretches, tried in turn. A set of steps has a bit for each.
+/// The lengths of stretches to try, one after the other. A set of steps is a `u128` with one bit per step.
 const LENGTHS: [usize; 3] = [24, 64, 128];
 /// The most sets of one size that go on.
 const WIDTH: usize = 192;
-/// Elementary steps for an order, about a nanosecond each.
+/// The effort for one order, in elementary steps of about a nanosecond each.
 const EFFORT: u64 = 40_000_000;
 
-/// Lowers the peak of an order, stretch by stretch, until nothing more is gained. Whether anything was.
+/// Lowers the peak of an order, stretch by stretch, as long as it gains. Returns true if it gained anything.
 pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
     let mut levels = uses.levels(order);
     let mut position = vec![0; order.len()];
@@ -52,38 +52,42 @@ pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
 /// A buffer that steps of a stretch touch.
 struct Local {
     bytes: u64,
-    /// Whether steps before the stretch touch it, and whether steps behind it do.
+    /// True if it is live before the stretch.
     before: bool,
+    /// True if it is live after the stretch.
     behind: bool,
-    /// The steps of the stretch that do.
+    /// The steps of the stretch that touch it.
     touching: u128,
 }
 
-/// A set of steps of a stretch that could have run.
+/// A possible set of steps of a stretch that have run.
 #[derive(Clone, Copy)]
 struct State {
     done: u128,
-    /// The steps that could run now.
+    /// The steps that could run next.
     ready: u128,
-    /// Bytes live now, and the most so far.
+    /// The live bytes now.
     live: u64,
+    /// The most live bytes so far.
     peak: u64,
-    /// Its last step, in the list of all that were taken.
+    /// Index of its last step in the list of steps taken.
     last: usize,
 }
 
 /// Some consecutive steps of an order, numbered from 0.
 struct Stretch {
-    /// Bytes live before the first.
+    /// The live bytes before the first step.
     live: u64,
     buffers: Vec<Local>,
-    /// Per step: the buffers it touches; its first result and what that may take the bytes of.
+    /// Per step, the buffers that it touches.
     touched: Vec<Vec<usize>>,
+    /// Per step, its first result and the operands that the result may overwrite in place.
     heirs: Vec<Option<(usize, Vec<usize>)>>,
-    /// Per step, those right before it and right behind it.
+    /// Per step, the steps that it depends on directly.
     before: Vec<u128>,
+    /// Per step, the steps that depend on it directly.
     after: Vec<u128>,
-    /// Elementary steps that it took to make.
+    /// The elementary steps spent on making this.
     work: u64,
 }
 
@@ -122,7 +126,7 @@ impl Stretch {
         Stretch { live, buffers, touched, heirs, before, after, work }
     }
 
-    /// What is live while a step runs once others have, and then.
+    /// The live bytes during and after a step, if the steps in `done` have run.
     fn run(&self, done: u128, live: u64, step: usize) -> (u64, u64) {
         let own = 1 << step;
         let is_new = |b: &Local| !b.before && b.touching & done == 0;
@@ -139,7 +143,7 @@ impl Stretch {
         (live + made - inherited, live + made - freed)
     }
 
-    /// The levels of an order of the stretch.
+    /// The live bytes of each step in an order of the stretch.
     fn levels(&self, order: &[usize]) -> Vec<Level> {
         let (mut done, mut live) = (0, self.live);
         let level = |&step: &usize| {
@@ -152,7 +156,7 @@ impl Stretch {
         order.iter().map(level).collect()
     }
 
-    /// An order whose peak is below `roof`, and as low as it can be unless that is below `enough`.
+    /// An order with a peak below `roof`: the lowest that the search finds, or any that is at most `enough`.
     fn best(&mut self, enough: u64, roof: u64, effort: &mut u64) -> Option<Vec<usize>> {
         let count = self.touched.len();
         let ready = (0..count).filter(|&s| self.before[s] == 0).fold(0, |set: u128, s| set | 1 << s);
@@ -166,7 +170,7 @@ impl Stretch {
                 let runs = bits(state.ready).map(|step| (step, self.run(state.done, state.live, step)));
                 let runs: Vec<_> = runs.collect();
                 *effort = effort.saturating_sub(60 * runs.len() as u64);
-                // A step that frees as much as it makes may as well run now.
+                // A step that raises neither the peak nor the live bytes can run now without loss.
                 let free = |(_, (during, after)): &&(usize, (u64, u64))| *during <= state.peak && *after <= state.live;
                 let runs = runs.iter().find(free).map_or(&runs[..], std::slice::from_ref);
                 for &(step, (during, after)) in runs.iter().filter(|(_, (during, _))| *during < roof) {
