@@ -1,4 +1,4 @@
-//! Tensors that are known before a run: their facts at once, their elements when they are asked for.
+//! Constants: tensors that are known before a run. Their elements are read or computed only when they are needed.
 
 use crate::error::{Error, Result};
 use crate::op::{Attrs, Call, Fact, Lower, OpDef};
@@ -10,8 +10,10 @@ use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
-/// A tensor that is known before the run. Its fact is known at once; its elements are fetched when a device asks for
-/// them, so that planning a large model touches none of its weights.
+/// A tensor that is known before the run.
+///
+/// Its type and shape are known at once. Its elements are fetched when a device needs them, so planning a large model reads none
+/// of its weights.
 #[derive(Debug)]
 pub struct Constant {
     /// Name, for people and for the plan.
@@ -22,7 +24,7 @@ pub struct Constant {
     value: OnceLock<Tensor>,
 }
 
-/// Where a constant's elements come from.
+/// The source of a constant's elements.
 #[derive(Debug)]
 enum Source {
     Given,
@@ -37,14 +39,14 @@ enum Source {
         port: usize,
         depth: usize,
     },
-    /// One of those that an operator's decomposition makes, by number.
+    /// A constant that an operator's decomposition makes, by number.
     Part {
         of: Arc<Decomposed>,
         number: usize,
     },
 }
 
-/// An operator and the facts of its inputs: what its decomposition follows from.
+/// An operator, its attributes and the facts of its inputs. Its decomposition follows from these.
 #[derive(Debug)]
 pub struct Decomposed {
     op: &'static OpDef,
@@ -52,14 +54,14 @@ pub struct Decomposed {
     inputs: Vec<Option<Fact>>,
 }
 
-/// Constants of decompositions are made at once up to this many elements: passes look at those.
+/// Constants of decompositions with up to this many elements are computed at once, because passes look at them.
 const MADE_AT_ONCE: usize = 1 << 12;
 
-/// Chains of derived constants longer than this are evaluated at once, and end there: neither fetching nor dropping one recurses far.
+/// The longest chain of derived constants. A longer one is evaluated at once, so that fetching and dropping recurse only so far.
 const MAX_DERIVED_DEPTH: usize = 64;
 
 impl Decomposed {
-    /// Takes note of a call.
+    /// Records a call.
     pub fn new(call: &Call) -> Arc<Decomposed> {
         let inputs = call.inputs.iter().map(|fact| fact.cloned()).collect();
         Arc::new(Decomposed { op: call.op, attrs: call.attrs.clone(), inputs })
@@ -78,8 +80,9 @@ impl Constant {
         Constant { name: name.into(), fact, source: Source::File { path, offset }, value: OnceLock::new() }
     }
 
-    /// A constant that an operator's decomposition makes, by number. Few elements are made at once, for passes look at them; many when
-    /// they are asked for.
+    /// A constant that an operator's decomposition makes, by number.
+    ///
+    /// Few elements are computed at once, because passes look at them. Many are computed when they are needed.
     pub fn decomposed(
         name: String,
         fact: Fact,
@@ -96,7 +99,7 @@ impl Constant {
     /// Output `port` of a node whose inputs are all constants.
     ///
     /// # Errors
-    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    /// Those of [`value`](Self::value), if the chain of constants is so long that it is evaluated here.
     pub fn derived(
         name: String,
         op: &'static OpDef,
@@ -115,7 +118,7 @@ impl Constant {
         Ok(constant)
     }
 
-    /// The operator and the attributes that make a view of another constant of this one, and that constant, if it is one.
+    /// If this constant is a view of another: the operator, its attributes and the other constant.
     pub fn view(&self) -> Option<(&'static OpDef, &Attrs, &Arc<Constant>)> {
         match &self.source {
             Source::Derived { op, attrs, inputs, .. } if matches!(op.lower, Lower::View(_)) => match &inputs[..] {
@@ -126,7 +129,7 @@ impl Constant {
         }
     }
 
-    /// The constant whose elements this one's are, seen through any number of [views](Self::view).
+    /// The constant that has the elements: this one, or the end of a chain of [views](Self::view).
     pub fn root(self: &Arc<Constant>) -> &Arc<Constant> {
         let mut root = self;
         while let Some((.., source)) = root.view() {
@@ -138,7 +141,7 @@ impl Constant {
     /// The same elements with axis `axes[k]` as axis `k`.
     ///
     /// # Errors
-    /// As [`value`](Self::value), where the chain of what it is made of has become too long.
+    /// Those of [`value`](Self::value), if the chain of constants is so long that it is evaluated here.
     pub fn permuted(self: &Arc<Constant>, axes: &[usize]) -> Result<Constant> {
         let op = ops::find("Transpose").expect("the table has a row for transposition");
         let shape: Shape = axes.iter().map(|&axis| self.fact.shape[axis]).collect();
@@ -147,7 +150,7 @@ impl Constant {
         Constant::derived(self.name.clone(), op, attrs, vec![Some(Arc::clone(self))], 0, fact)
     }
 
-    /// What this constant is a rounded copy of, if it is a cast of wider floats.
+    /// The constant that this one rounds, if it is a cast of wider floats.
     pub fn unrounded(&self) -> Option<&Arc<Constant>> {
         match &self.source {
             Source::Derived { op, inputs, .. } if op.name == "Cast" => {
@@ -159,7 +162,7 @@ impl Constant {
         }
     }
 
-    /// Whether both are the same data, as far as that can be told without opening a file.
+    /// True if both are known to have the same data without opening a file.
     pub fn same(&self, other: &Constant) -> bool {
         if std::ptr::eq(self, other) {
             return true;
@@ -182,7 +185,7 @@ impl Constant {
         source && self.fact == other.fact
     }
 
-    /// Equal for constants that are the [same](Self::same), and seldom for others.
+    /// A text that is equal for constants that are the [same](Self::same), and seldom for others.
     pub(crate) fn mark(&self) -> String {
         const FIRST: usize = 64;
         let first = |tensor: &Tensor| tensor.bytes()[..tensor.bytes().len().min(FIRST)].to_vec();
@@ -201,10 +204,10 @@ impl Constant {
         }
     }
 
-    /// The elements, fetched or computed on first use.
+    /// The elements, which are fetched or computed on first use.
     ///
     /// # Errors
-    /// When the file that should hold them is missing or too short.
+    /// The file with the elements is missing or too short.
     pub fn value(&self) -> Result<&Tensor> {
         match self.value.get() {
             Some(tensor) => Ok(tensor),
@@ -215,10 +218,10 @@ impl Constant {
         }
     }
 
-    /// The elements as for [`value`](Self::value), of which the constant keeps nothing.
+    /// The elements as [`value`](Self::value) returns them, but without keeping them in the constant.
     ///
     /// # Errors
-    /// As [`value`](Self::value).
+    /// Those of [`value`](Self::value).
     pub fn fetch(&self) -> Result<Tensor> {
         if let Some(tensor) = self.value.get() {
             return Ok(tensor.clone());

@@ -29,7 +29,7 @@ pub enum Error {
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What was tried and why it failed.
+        /// The attempt and the reason why it failed.
         what: String,
         /// The cause, if the system or a decoder gave one.
         source: Option<io::Error>,
@@ -38,11 +38,11 @@ pub enum Error {
     Syntax {
         /// The file.
         path: PathBuf,
-        /// 1-based line.
+        /// Line, counted from 1.
         line: usize,
-        /// 1-based column, in characters.
+        /// Column, counted from 1, in characters.
         column: usize,
-        /// What was expected and what was found.
+        /// The text that was expected, and the text that was found.
         what: String,
     },
     /// A node of a graph is not what its operator allows.
@@ -58,7 +58,7 @@ pub enum Error {
     },
     /// A graph as a whole is malformed.
     Graph {
-        /// What is wrong with it.
+        /// The fault, with what was expected.
         what: String,
         /// The graph's file, if it came from one.
         file: Option<PathBuf>,
@@ -79,7 +79,7 @@ pub enum Error {
     },
     /// More bytes are needed than the limit allows or the device has. A plan that does not fit has allocated nothing.
     Fit {
-        /// What was measured against the limit.
+        /// The thing that does not fit, such as a plan or staging.
         what: String,
         /// Bytes needed.
         needed: u64,
@@ -88,9 +88,9 @@ pub enum Error {
         /// The graph's file, if it came from one.
         file: Option<PathBuf>,
     },
-    /// The host has not the memory.
+    /// The host does not have enough memory.
     Memory {
-        /// What the memory was for.
+        /// The use that the memory was for.
         what: String,
         /// Bytes needed.
         needed: u64,
@@ -115,7 +115,7 @@ pub enum Error {
     Backend {
         /// `cpu`, `wgpu`, ...
         backend: &'static str,
-        /// What it was asked and what it answered.
+        /// The request and the device's answer.
         what: String,
         /// The graph's file, if it came from one.
         file: Option<PathBuf>,
@@ -149,7 +149,7 @@ impl Error {
         }
     }
 
-    /// Names the file that the error was met in, unless the error already names one.
+    /// Adds the file in which the error occurred, unless the error already names one.
     pub fn in_file(mut self, path: &Path) -> Error {
         match &mut self {
             Error::File { .. } | Error::Syntax { .. } => {}

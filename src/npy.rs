@@ -1,4 +1,4 @@
-//! NumPy's array files: a header that describes the array, as a Python dictionary, and the elements behind it.
+//! Reads and writes NumPy's array files: a header with a Python dictionary that describes the array, then its elements.
 //!
 //! Format: <https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html>.
 
@@ -14,13 +14,13 @@ use std::path::Path;
 
 const MAGIC: &[u8; 6] = b"\x93NUMPY";
 
-/// The header ends at a multiple of this, so that elements are aligned in a mapped file.
+/// The header ends at a multiple of this, so that the elements are aligned in a mapped file.
 const ALIGNMENT: usize = 64;
 
 /// Reads an `.npy` file, in C or Fortran order.
 ///
 /// # Errors
-/// When the file cannot be read, is cut short, or holds elements that no [`DType`] is for.
+/// The file cannot be read, is too short, or has elements of a type that no [`DType`] stands for.
 pub fn read(path: &Path) -> Result<Tensor> {
     let fail = |e| Error::file(path, "read the array", e);
     let file = File::open(path).map_err(|e| Error::file(path, "open", e))?;
@@ -59,10 +59,10 @@ pub fn read(path: &Path) -> Result<Tensor> {
     Ok(Tensor::new(dtype, shape, bytes)?.transposed())
 }
 
-/// Writes an `.npy` file; it appears under its name only when it is whole. `bf16` is written as `f4`.
+/// Writes an `.npy` file. A reader never sees a part of it. `bf16` is written as `f4`.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// The file cannot be written.
 pub fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     let descr = match tensor.dtype() {
         DType::F32 | DType::BF16 => "<f4",
@@ -92,10 +92,10 @@ fn invalid(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
-/// The description of an array that precedes its elements.
+/// The description of an array, which comes before its elements.
 #[derive(Debug, PartialEq)]
 struct Header {
-    /// The elements' type, such as `<f4`.
+    /// The type of the elements, such as `<f4`.
     descr: String,
     /// True if the first axis moves fastest.
     fortran: bool,
@@ -123,7 +123,7 @@ impl Header {
             }
             other => return Err(invalid(format!("expected version 1, 2 or 3 of the format, found {other}"))),
         };
-        // The buffer grows with what is read, so a false length takes no memory.
+        // The buffer grows as bytes are read, so a wrong length in the file takes no memory.
         let mut text = Vec::new();
         if file.take(length).read_to_end(&mut text)? as u64 != length {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -183,7 +183,7 @@ impl Header {
 struct Literal<'a>(&'a str);
 
 impl<'a> Literal<'a> {
-    /// Reads this character, if it comes next behind space.
+    /// Skips spaces, and reads this character if it comes next.
     fn take(&mut self, wanted: char) -> bool {
         self.0 = self.0.trim_start();
         let rest = self.0.strip_prefix(wanted);

@@ -1,4 +1,4 @@
-//! Runs a graph node by node in `f64`: the oracle that every backend is held against.
+//! Runs a graph node by node in `f64`: the reference that every backend is compared with.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -8,12 +8,12 @@ use crate::op::{Call, ValueId};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 
-/// The graph's outputs, in order, for inputs in the order of [`Graph::inputs`].
+/// Computes the graph's outputs, in order. Inputs are in the order of [`Graph::inputs`].
 ///
-/// Integers and halves are rounded at every node, outputs to their types.
+/// Integers and 16-bit floats are rounded at every node, outputs to their types.
 ///
 /// # Errors
-/// When an input does not fit, or an operator refuses its values.
+/// An input has another type or shape than the graph needs, or an operator refuses its values.
 pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     if inputs.len() != graph.inputs().len() {
         return Err(Error::usage(format!("expected {} inputs, found {}", graph.inputs().len(), inputs.len())));
@@ -55,7 +55,7 @@ pub fn run(graph: &Graph, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     Ok(tensors.collect())
 }
 
-/// Values of a half type or of small integers, made `from_floats` or not, become what their bits can hold.
+/// Rounds values of a 16-bit float type, and wraps or saturates small integers. `from_floats` says which: floats saturate.
 fn round(values: &mut [f64], from_floats: bool, dtype: DType) {
     if dtype.is_small_int() {
         return values.iter_mut().for_each(|v| *v = expr::small(*v, from_floats, dtype));

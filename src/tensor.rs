@@ -1,4 +1,4 @@
-//! Host data.
+//! Tensors in host memory.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -25,10 +25,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor over these bytes. A `bool` is true where its byte is not 0, and holds 0 or 1.
+    /// Makes a tensor of bytes. A `bool` is true if its byte is not 0; it is then stored as 1.
     ///
     /// # Errors
-    /// When their number is not that of the shape's elements.
+    /// The number of bytes is not that of the shape's elements.
     pub fn new(dtype: DType, shape: impl Into<Shape>, bytes: impl Into<Bytes>) -> Result<Tensor> {
         let (shape, bytes) = (shape.into(), bytes.into());
         let expected = shape.checked_len().and_then(|n| n.checked_mul(dtype.size()));
@@ -46,26 +46,26 @@ impl Tensor {
         Ok(Tensor { dtype, shape, bytes })
     }
 
-    /// A tensor of `f32` values.
+    /// Makes a tensor of `f32` values.
     ///
     /// # Errors
-    /// When their number is not that of the shape's elements.
+    /// The number of values is not that of the shape's elements.
     pub fn from_f32(shape: impl Into<Shape>, values: &[f32]) -> Result<Tensor> {
         Tensor::new(DType::F32, shape, bytemuck::cast_slice(values).to_vec())
     }
 
-    /// A tensor of `i64` values.
+    /// Makes a tensor of `i64` values.
     ///
     /// # Errors
-    /// When their number is not that of the shape's elements.
+    /// The number of values is not that of the shape's elements.
     pub fn from_i64(shape: impl Into<Shape>, values: &[i64]) -> Result<Tensor> {
         Tensor::new(DType::I64, shape, bytemuck::cast_slice(values).to_vec())
     }
 
-    /// Values rounded to `dtype` (integers truncated and saturated).
+    /// Makes a tensor of values that are rounded to `dtype`. Integers are truncated and saturated.
     ///
     /// # Panics
-    /// When their number is not that of the shape's elements.
+    /// The number of values is not that of the shape's elements.
     pub fn from_f64(dtype: DType, shape: impl Into<Shape>, values: &[f64]) -> Tensor {
         fn collect<T: bytemuck::NoUninit>(values: &[f64], f: impl Fn(f64) -> T) -> Vec<u8> {
             let mut bytes = Vec::with_capacity(size_of_val(values) / 8 * size_of::<T>());
@@ -88,17 +88,17 @@ impl Tensor {
         Tensor::new(dtype, shape, bytes).expect("as many values as the shape has elements")
     }
 
-    /// Element type.
+    /// The element type.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Extents.
+    /// The extents of the axes.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The elements, row-major, little-endian.
+    /// The elements, row-major and little-endian.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
@@ -130,10 +130,10 @@ impl Tensor {
         }
     }
 
-    /// The elements as a device stores them: in the tensor's own type, integers and `bool` as `i32`, or halves as `f32`.
+    /// The elements as a device stores them: in the tensor's own type, integers and `bool` as `i32`, or 16-bit floats as `f32`.
     ///
     /// # Errors
-    /// When a value does not fit into `i32`; `name` is the tensor's, for the message.
+    /// A value does not fit into `i32`. `name` is the tensor's name in the message.
     pub fn store(&self, stored: DType, name: &str) -> Result<Cow<'_, [u8]>> {
         if stored == self.dtype {
             return Ok(Cow::Borrowed(&self.bytes));
@@ -159,7 +159,7 @@ impl Tensor {
     /// The reverse of [`store`](Self::store): a tensor of `dtype` from elements that a device stored.
     ///
     /// # Errors
-    /// When the bytes are not those of the shape's elements.
+    /// The number of bytes is not that of the shape's elements.
     pub fn load(stored: DType, bytes: Vec<u8>, dtype: DType, shape: Shape) -> Result<Tensor> {
         let tensor = Tensor::new(stored, shape, bytes)?;
         if stored == dtype {
@@ -174,10 +174,10 @@ impl Tensor {
         self.gather(&Access::contiguous(self.shape.clone()).permute(&axes))
     }
 
-    /// The elements that `access` reads, row-major; a contiguous run of them shares this tensor's bytes.
+    /// The elements that `access` reads, row-major. If they are contiguous, the result shares this tensor's bytes.
     ///
     /// # Panics
-    /// When it reads outside of the tensor.
+    /// The access reads outside the tensor.
     pub fn gather(&self, access: &Access) -> Tensor {
         let size = self.dtype.size();
         if access.is_contiguous() {
@@ -210,10 +210,10 @@ impl Tensor {
         Tensor { dtype: self.dtype, shape: access.shape.clone(), bytes: bytes.into() }
     }
 
-    /// Compares with what is expected: every element within `atol + rtol * |expected|`, type and shape equal.
+    /// Compares this tensor with an expected one: type and shape equal, every element within `atol + rtol * |expected|`.
     ///
     /// # Errors
-    /// What differs most, in words.
+    /// A message about the largest difference.
     pub fn compare(&self, expected: &Tensor, rtol: f64, atol: f64) -> Result<(), String> {
         if (self.dtype, &self.shape) != (expected.dtype, &expected.shape) {
             let (e, f) = ((expected.dtype, &expected.shape), (self.dtype, &self.shape));
@@ -224,7 +224,7 @@ impl Tensor {
         for (i, (found, expected)) in self.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
             let same = found == expected || found.is_nan() && expected.is_nan();
             let excess = (found - expected).abs() / (atol + rtol * expected.abs());
-            // A NaN on one side only makes the excess NaN: not within anything.
+            // A NaN on one side only makes the excess NaN, which is not within the tolerance.
             let within = |bound: f64| excess <= bound;
             if !same && !within(1.0) {
                 outside += 1;

@@ -1,12 +1,13 @@
-//! Finds reads of dead memory: what holds nothing is filled with numbers that show.
+//! Poison finds reads of dead memory: it fills dead bytes with numbers that show in the results.
 //!
 //! ```text
-//! plain      step 0, step 1, ...                     what each step wrote is noted, as a hash
+//! plain      step 0, step 1, ...                     the results of each step are noted, as a hash
 //! poisoned   fill, step 0, fill, step 1, ... fill    once per pattern; every note must be the same
 //! ```
 //!
-//! What is dead follows from the plan's steps and buffers alone ([`check::dead`]). A step that reads beyond its operands, or what
-//! its workspace held before, or a buffer whose bytes another one has taken, reads the fill and computes something else.
+//! The dead bytes follow from the plan's steps and buffers alone ([`check::dead`]). A wrong step reads the fill and computes
+//! something else: one that reads beyond its operands, or the old contents of its workspace, or a buffer whose bytes another
+//! buffer has overwritten.
 
 use super::{Exec, argument, launch, place};
 use crate::backend::{Launch, RecordId, Slice};
@@ -17,14 +18,16 @@ use crate::shape::advance;
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What dead words hold: no number, as `f32` and as a pair of `f16` or `bf16`, which sums and products carry on; and a large number
-/// (3.2e29 as `f32`), which comparisons do not swallow. Either is a large integer.
+/// The words that fill dead memory.
+///
+/// The first is NaN as `f32` and as a pair of `f16` or `bf16`: sums and products keep it. The second is a large number (3.2e29 as
+/// `f32`), which comparisons keep. Both are large integers.
 pub const PATTERNS: [u32; 2] = [0x7fc1_7fc1, 0x7081_7081];
 
 /// Bytes that one write fills.
 const CHUNK: usize = 1 << 20;
 
-/// What a run came to.
+/// The results of a run, step by step.
 struct Trace {
     /// Per step, a hash of the elements that it wrote.
     notes: Vec<u64>,
@@ -32,12 +35,14 @@ struct Trace {
 }
 
 impl Exec {
-    /// As [`run`](Self::run), then again step by step, plainly and with dead memory filled with each of the [`PATTERNS`]. It takes
-    /// several times as long, and no more of the device's memory.
+    /// Runs as [`run`](Self::run) does, then step by step: once plainly, and once with dead memory filled with each of the
+    /// [`PATTERNS`].
+    ///
+    /// This takes several times as long, but no more of the device's memory.
     ///
     /// # Errors
-    /// As [`run`](Self::run); [`Error::Differ`] with the first step that computes something else on poisoned memory, and the first output
-    /// that differs.
+    /// Those of [`run`](Self::run); [`Error::Differ`] with the first step that computes something else on poisoned memory, or the
+    /// first output that differs.
     pub fn run_poisoned(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let state = self.keep_state()?;
         let outputs = self.run(inputs)?;
@@ -63,7 +68,7 @@ impl Exec {
         Ok(outputs)
     }
 
-    /// A record per step, by position: each runs by itself.
+    /// One record per step, so that each step runs by itself.
     pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
         let Exec { backend, plan, segments, kernels, .. } = self;
         let alone = |step| Launch { lane: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
@@ -80,7 +85,7 @@ impl Exec {
             notes.push(self.note(at)?);
         }
         fill(self, records.len())?;
-        // What is dead by now holds the fill, inputs among it.
+        // Dead bytes have been filled, including those of inputs, so a run must write the inputs again.
         self.ready = self.plan.inputs.is_empty();
         Ok(Trace { notes, outputs: self.read()? })
     }
@@ -104,7 +109,7 @@ impl Exec {
         Ok(())
     }
 
-    /// A hash of all elements that a step writes; what lies between them is not its own.
+    /// A hash of all elements that a step writes. Bytes between them do not count.
     fn note(&mut self, at: usize) -> Result<u64> {
         let Exec { backend, plan, segments, .. } = self;
         let step = &plan.steps[at];
@@ -118,7 +123,7 @@ impl Exec {
         Ok(hasher.finish())
     }
 
-    /// The first output that differs is an error that says what the other run was.
+    /// Compares outputs. The error names the first one that differs and the other run.
     fn compare(&self, expected: &[Tensor], found: &[Tensor], other: impl Fn() -> String) -> Result<()> {
         for ((port, expected), found) in self.plan.outputs.iter().zip(expected).zip(found) {
             if expected.bytes() != found.bytes() {

@@ -1,4 +1,4 @@
-//! Judges the code of a kernel: instructions use earlier ones of the right types, and inputs, indices and reductions that there are.
+//! Checks the code of a kernel: instructions use earlier ones of the right types, and inputs, indices and reductions that exist.
 
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
@@ -61,7 +61,7 @@ fn check_prologues(kernel: &Kernel, target: &Target) -> Verdict {
     Ok(())
 }
 
-/// An attention's code from a product and further operands to a score, at each of the indices `[batch.., m, n]`.
+/// Checks an attention's code, which computes a score from a product and further operands, at the indices `[batch.., m, n]`.
 fn check_score(kernel: &Kernel, score: &Body, target: &Target) -> Verdict {
     let reads = &kernel.reads;
     let (batch, keys) = (&kernel.shape[..kernel.shape.len() - 1], &reads[1].access.shape);
@@ -70,7 +70,7 @@ fn check_score(kernel: &Kernel, score: &Body, target: &Target) -> Verdict {
     let mut scope = Scope::new(target, &space, Some(Source { dtype: value, strides: &[] }));
     scope.read(&reads[3..kernel.template.core_reads()]);
     let types = scope.check(score).map_err(|e| format!("score: {e}"))?;
-    // Scores of halves may be widened: all is computed in f32.
+    // Scores of 16-bit floats may be f32, because everything is computed in f32.
     let gives = matches!(types[..], [dtype] if dtype == DType::F32 || stores(target, dtype, value));
     ensure(gives, || format!("score: expected one score, found {types:?}"))
 }
@@ -81,14 +81,14 @@ struct Source<'a> {
     strides: &'a [isize],
 }
 
-/// What a body may name.
+/// The inputs, indices and reductions that a body may use.
 struct Scope<'a> {
     target: &'a Target,
     inputs: Vec<Source<'a>>,
     folds: Vec<DType>,
     /// The index space.
     shape: &'a Shape,
-    /// How many of its axes are folded away where the body runs.
+    /// Number of its last axes that are reduced away when the body runs.
     inner: usize,
 }
 
@@ -97,12 +97,12 @@ impl<'a> Scope<'a> {
         Scope { target, inputs: core.into_iter().collect(), folds: Vec::new(), shape, inner: 0 }
     }
 
-    /// Elements of these operands are the next inputs.
+    /// Makes the elements of these operands the next inputs.
     fn read(&mut self, operands: &'a [Operand]) {
         self.inputs.extend(operands.iter().map(|o| Source { dtype: o.dtype, strides: &o.access.strides }));
     }
 
-    /// Each reduction has one result, which later ones and the body may name.
+    /// Checks reductions. Each has one result, which later ones and the body may use.
     fn reduce(&mut self, folds: &[RowFold]) -> Verdict {
         for (i, fold) in folds.iter().enumerate() {
             let name = |e| format!("fold {i}: {e}");
