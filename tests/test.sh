@@ -3,7 +3,8 @@
 #
 # The wgpu tests need a Vulkan driver, those of pages a Chromium. On Linux, where there is none, this installs Mesa's software driver and
 # Debian's Chromium (Debian and its kin); where it may not, these tests say that they were skipped. CUDA's kernels are compiled by NVRTC,
-# which is installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped.
+# which is installed as a Python wheel below the target folder. With CI=true tests fail instead of being skipped. Long searches run in part
+# unless PLIMSOLL_LONG=1 is set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -81,3 +82,4 @@ if [[ "${CI:-}" == true ]]; then
 fi
 
 cargo test "$@"
+[[ -n "${PLIMSOLL_LONG:-}" ]] || echo "test.sh: long searches ran in part: PLIMSOLL_LONG=1 bash tests/test.sh runs them in full" >&2

@@ -6,6 +6,7 @@ use plimsoll::internals::plan::Limits;
 use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::{onnx, pass, plan, reference};
 use plimsoll::{DType, Graph, Plan, Shape, Target};
+use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -64,11 +65,28 @@ pub fn agrees(found: &Tensor, expected: &Tensor, tolerance: f64) -> Result<(), S
 /// True if `PLIMSOLL_LONG` is set: long searches then run in full. Otherwise stderr names what is left out; a test that passes keeps what
 /// the print macros write to itself.
 pub fn runs_long(left_out: &str) -> bool {
-    let set = std::env::var_os("PLIMSOLL_LONG").is_some_and(|value| !value.is_empty() && value != "0");
+    let set = std::env::var_os("PLIMSOLL_LONG").is_some_and(|value| !value.is_empty());
     if !set {
         writeln!(std::io::stderr(), "left out without PLIMSOLL_LONG=1: {left_out}").expect("stderr is open");
     }
     set
+}
+
+/// One of each `PART` kernels of every template, by their texts in order, unless long searches run in full. The first line of a text names
+/// its template, so each template is among them.
+pub fn part_of<T>(kernels: Vec<T>, what: &str, text: impl Fn(&T) -> &str) -> Vec<T> {
+    const PART: usize = 8;
+    if runs_long(&format!("{} of {PART} {what}", PART - 1)) {
+        return kernels;
+    }
+    let mut seen = HashMap::new();
+    let mut is_next = |kernel: &T| {
+        let template = text(kernel).lines().next().unwrap_or_default();
+        let count = seen.entry(template.to_owned()).or_insert(0);
+        *count += 1;
+        *count % PART == 1
+    };
+    kernels.into_iter().filter(|kernel| is_next(kernel)).collect()
 }
 
 /// Seconds for which this thread is on a core while `work` runs, the mean over a tenth of a second or more. Tests compare such figures with

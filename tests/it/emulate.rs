@@ -2,6 +2,7 @@
 //!
 //! It needs a C++ compiler (`CXX`, else `c++`) with `_Float16` and `ucontext`; without one the test says that it was skipped.
 
+use crate::common;
 use crate::kernels::{Case, elements, encode, untouched, variants};
 use libloading::Library;
 use plimsoll::internals::dtype::DType;
@@ -140,6 +141,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
     // Every part gets equally many cases of a template.
     jobs.sort_by(|a, b| a.source.text.cmp(&b.source.text));
+    let jobs = common::part_of(jobs, "CUDA kernels run on the host", |job| &job.source.text);
     let folder = std::env::temp_dir().join(format!("plimsoll-emulate-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a temporary folder");
     let parts = std::thread::available_parallelism().map_or(1, usize::from);
