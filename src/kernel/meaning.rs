@@ -7,7 +7,7 @@
 //!         body(core value, further operands, reductions) -> writes
 //! ```
 
-use super::templates::mismatch;
+use super::templates::{mismatch, stays};
 use super::{Fold, Guard, Kernel, Nearest, PadMode, Pool, ResizeMode, Template, Window};
 use crate::expr::{maximum, minimum};
 use crate::shape::{Access, advance};
@@ -355,7 +355,7 @@ pub(super) fn resize(kernel: &Kernel, index: &[usize], elements: &mut Elements) 
     let Template::Resize { scales, offsets, mode } = &kernel.template else { mismatch(&kernel.template) };
     let neighbours = |axis: usize| {
         // An axis that stays as it is has no neighbours, whatever the mode.
-        if scales[axis] == 1.0 && offsets[axis] == 0.0 {
+        if stays(kernel, axis) {
             return vec![(index[axis], 1.0)];
         }
         neighbours(index[axis] as f64 * scales[axis] + offsets[axis], elements.shape(0)[axis], *mode)

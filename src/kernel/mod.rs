@@ -107,7 +107,7 @@ impl Kernel {
 /// How values combine in a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Fold {
     Sum,
     Max,
@@ -279,7 +279,7 @@ pub enum ResizeMode {
 /// Which neighbour is nearest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the names say it")]
 pub enum Nearest {
     RoundPreferFloor,
     RoundPreferCeil,

@@ -530,12 +530,7 @@ static RESIZE: TemplateDef = TemplateDef {
         ensure(kernel.is_empty() || !data.contains(&0), || format!("nothing of {data} to resize"))?;
         kernel.reads_images(false)
     },
-    axis_of: |kernel, operand, axis| {
-        let Template::Resize { scales, offsets, .. } = &kernel.template else { mismatch(&kernel.template) };
-        let same = scales[axis] == 1.0 && offsets[axis] == 0.0;
-        let same = same && kernel.reads[operand].access.shape[axis] == kernel.shape[axis];
-        if axis < 2 && same { Along::Axis(axis) } else { Along::Tied }
-    },
+    axis_of: |kernel, _, axis| if axis < 2 && stays(kernel, axis) { Along::Axis(axis) } else { Along::Tied },
     reach: AS_ACCESSED,
     meaning: meaning::resize,
     samples: || {
@@ -548,6 +543,12 @@ static RESIZE: TemplateDef = TemplateDef {
         modes.map(resize).into()
     },
 };
+
+/// True if a resize leaves an axis as it is.
+pub(super) fn stays(kernel: &Kernel, axis: usize) -> bool {
+    let Template::Resize { scales, offsets, .. } = &kernel.template else { mismatch(&kernel.template) };
+    scales[axis] == 1.0 && offsets[axis] == 0.0 && kernel.reads[0].access.shape[axis] == kernel.shape[axis]
+}
 
 /// An operand of `f32` in row-major order.
 fn floats(shape: &[usize]) -> Operand {

@@ -401,7 +401,16 @@ impl<'a> Checker<'a> {
                     // A matrix that is repeated is packed once.
                     Template::MatMul => packs(&packed.reads[o].access) == packs(&operand.access),
                     // Weights are packed for what they slide over, not for how many of these there are.
-                    _ => packed.reads[o] == *operand && packed.shape.get(1..) == kernel.shape.get(1..),
+                    Template::Conv { .. } | Template::ConvTranspose { .. } => {
+                        packed.reads[o] == *operand && packed.shape.get(1..) == kernel.shape.get(1..)
+                    }
+                    Template::Map
+                    | Template::Row { .. }
+                    | Template::Attention { .. }
+                    | Template::Pool { .. }
+                    | Template::Gather { .. }
+                    | Template::Pad { .. }
+                    | Template::Resize { .. } => false,
                 };
                 o == i && same && packed.template == kernel.template && packed.reads[o].dtype == operand.dtype
             };

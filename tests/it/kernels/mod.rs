@@ -212,10 +212,8 @@ impl Cases {
         reads: Vec<Operand>,
         body: &[Expr],
     ) -> &mut Case {
-        let written = match &template {
-            Template::Row { inner, per_row: true, .. } => &shape[..shape.len() - inner],
-            _ => shape,
-        };
+        let rows = template.rows();
+        let written = if rows.written_once { &shape[..shape.len() - rows.axes] } else { shape };
         let writes = body.iter().map(|e| typed(e.dtype(), dense(written))).collect();
         self.add_writing(name, template, shape, reads, writes, body)
     }

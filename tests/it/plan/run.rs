@@ -163,7 +163,12 @@ fn work(plan: &Plan) -> u128 {
         match k.template {
             Template::MatMul => space.saturating_mul(k.reads[0].access.shape.last().copied().unwrap_or(1) as u128),
             Template::Gather { .. } | Template::Map | Template::Row { .. } => space,
-            _ => space.saturating_mul(core),
+            Template::Attention { .. }
+            | Template::Conv { .. }
+            | Template::ConvTranspose { .. }
+            | Template::Pool { .. }
+            | Template::Pad { .. }
+            | Template::Resize { .. } => space.saturating_mul(core),
         }
     };
     let steps = plan.steps.iter().map(|s| kernel(&plan.kernels[s.kernel])).fold(0u128, u128::saturating_add);
