@@ -158,7 +158,7 @@ impl Wgpu {
             }
             drop(pass);
             if let Some((clock, slot)) = clock {
-                clock.settle(encoder, slot);
+                clock.resolve(encoder, slot);
             }
         })
     }

@@ -1,11 +1,7 @@
-//! The device's own clock, read where a record begins and ends: what the host does before and after is not counted.
+//! The device's own clock. It is read where a record begins and ends, so the host's work before and after is not counted.
 
-use super::gpu::Gpu;
+use super::gpu::{CLOCK_FEATURES, Gpu};
 use std::time::Duration;
-
-/// What it takes to have marks, and to have them where the host reads: in the slot that results come through.
-pub(super) const FEATURES: wgpu::Features =
-    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
 
 /// Two marks on the device. They have no memory of their own.
 pub(super) struct Clock {
@@ -18,7 +14,7 @@ impl Clock {
 
     /// The clock of a device, if it has one.
     pub fn new(gpu: &Gpu) -> Option<Clock> {
-        if !gpu.device.features().contains(FEATURES) {
+        if !gpu.device.features().contains(CLOCK_FEATURES) {
             return None;
         }
         let marks = wgpu::QuerySetDescriptor { label: None, ty: wgpu::QueryType::Timestamp, count: 2 };
@@ -35,12 +31,12 @@ impl Clock {
         }
     }
 
-    /// Brings the marks to the start of a slot.
-    pub fn settle(&self, encoder: &mut wgpu::CommandEncoder, slot: &wgpu::Buffer) {
+    /// Copies the marks to the start of a slot.
+    pub fn resolve(&self, encoder: &mut wgpu::CommandEncoder, slot: &wgpu::Buffer) {
         encoder.resolve_query_set(&self.marks, 0..2, slot, 0);
     }
 
-    /// The time from one mark to the other; `None` where the clock began anew in between, or knows no period.
+    /// The time from one mark to the other; `None` if the clock was reset in between or the device tells no period.
     pub fn between(gpu: &Gpu, [begin, end]: [u64; 2]) -> Option<Duration> {
         let period = f64::from(gpu.queue.get_timestamp_period());
         Duration::try_from_secs_f64(end.checked_sub(begin)? as f64 * period / 1e9).ok()

@@ -1,7 +1,7 @@
 //! A device as wgpu gives it, and how it is found. Nothing here panics on what a device answers: every call that may fail stands in
 //! an error scope.
 
-use super::{clock, failed};
+use super::failed;
 use crate::error::Result;
 use crate::target::Target;
 use std::fmt::Display;
@@ -10,6 +10,10 @@ use std::sync::{Arc, Mutex};
 /// Bytes of the blocks from which wgpu's allocator serves what is smaller; it allows no smaller ones. What is larger is an allocation
 /// of its own, of exactly the size asked for.
 const BLOCK: u64 = 4 << 20;
+
+/// Features that the device's clock needs: timestamps, written to the slot that the host reads results from.
+pub(super) const CLOCK_FEATURES: wgpu::Features =
+    wgpu::Features::TIMESTAMP_QUERY.union(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS);
 
 /// A device that wgpu found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,7 +157,7 @@ impl Gpu {
         let found = find(wanted)?;
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("plimsoll"),
-            required_features: found.features() & clock::FEATURES,
+            required_features: found.features() & CLOCK_FEATURES,
             required_limits: found.limits(),
             memory_hints: wgpu::MemoryHints::Manual { suballocated_device_memory_block_size: BLOCK..BLOCK },
             ..wgpu::DeviceDescriptor::default()
