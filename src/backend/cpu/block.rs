@@ -3,10 +3,8 @@
 //! Operands are addresses relative to a small table of base pointers: the register file, the constants, and the kernel's operands
 //! where a block of them lies in memory as it is needed. The result of an instruction may take the place of an operand, element for element.
 
-use super::math;
-use super::simd::{Isa, Lanes, Level, Plain};
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Ymm, Zmm};
+use super::math::{self, Elementary};
+use super::simd::{Isa, Lanes, per_isa};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Unary};
 use std::mem::MaybeUninit;
@@ -125,7 +123,7 @@ pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
             if p.args.contains(&p.to) {
                 in_place(isa, op.kind, n, &p);
             } else {
-                one(isa, op.kind, n, &p);
+                one(isa, isa, op.kind, n, &p);
             }
         }
     }
@@ -159,7 +157,7 @@ pub unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
             }
         }
         // SAFETY: the caller's word.
-        unsafe { one(isa, kind, len, &part) }
+        unsafe { one(isa, isa, kind, len, &part) }
     }
 }
 
@@ -184,35 +182,12 @@ impl Kind {
     }
 }
 
-/// Runs one instruction whose result is apart from its operands.
-///
-/// # Safety
-/// As for [`exec`].
-unsafe fn one(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
-    // SAFETY: the caller's word; an `Isa` proves that the CPU has its instructions.
-    unsafe {
-        match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => one_avx512(isa, kind, n, p),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => one_avx2(isa, kind, n, p),
-            _ => one_of::<Plain>(isa, kind, n, p),
-        }
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn one_avx512(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
-    // SAFETY: as for `exec`.
-    unsafe { one_of::<Zmm>(isa, kind, n, p) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn one_avx2(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
-    // SAFETY: as for `exec`.
-    unsafe { one_of::<Ymm>(isa, kind, n, p) }
+per_isa! {
+    /// Runs one instruction whose result is apart from its operands. Elementary functions choose their own copy by `for_isa`.
+    ///
+    /// # Safety
+    /// As for [`exec`].
+    unsafe fn one(for_isa: Isa, kind: Kind, n: usize, p: &Ptrs) => one_body
 }
 
 /// # Safety
@@ -344,7 +319,7 @@ pub struct Ptrs {
 /// # Safety
 /// As for [`one`]; the CPU must have the instruction set of `L`.
 #[inline(always)]
-unsafe fn one_of<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
+unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
     // SAFETY: the caller's word.
     unsafe {
         match kind {
@@ -394,12 +369,12 @@ unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
             Unary::Floor => each(n, a, to, f32::floor),
             Unary::Ceil => each(n, a, to, f32::ceil),
             Unary::Round => each(n, a, to, f32::round_ties_even),
-            Unary::Exp => elementary(isa, math::Unary::Exp, n, a, to),
-            Unary::Log => elementary(isa, math::Unary::Log, n, a, to),
-            Unary::Tanh => elementary(isa, math::Unary::Tanh, n, a, to),
-            Unary::Erf => elementary(isa, math::Unary::Erf, n, a, to),
-            Unary::Sin => elementary(isa, math::Unary::Sin, n, a, to),
-            Unary::Cos => elementary(isa, math::Unary::Cos, n, a, to),
+            Unary::Exp => elementary(isa, Elementary::Exp, n, a, to),
+            Unary::Log => elementary(isa, Elementary::Log, n, a, to),
+            Unary::Tanh => elementary(isa, Elementary::Tanh, n, a, to),
+            Unary::Erf => elementary(isa, Elementary::Erf, n, a, to),
+            Unary::Sin => elementary(isa, Elementary::Sin, n, a, to),
+            Unary::Cos => elementary(isa, Elementary::Cos, n, a, to),
             Unary::Not => each(n, a, to, |x| if x == 0.0 { 1.0 } else { 0.0 }),
         }
     }
@@ -407,10 +382,10 @@ unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
 
 /// # Safety
 /// As for [`exec`].
-unsafe fn elementary(isa: Isa, op: math::Unary, n: usize, a: *const f32, to: *mut f32) {
+unsafe fn elementary(isa: Isa, function: Elementary, n: usize, a: *const f32, to: *mut f32) {
     // SAFETY: the caller's word.
     let (a, to) = unsafe { (from_raw_parts(a, n), from_raw_parts_mut(to, n)) };
-    math::unary(isa, op, a, to);
+    math::elementary(isa, function, a, to);
 }
 
 /// # Safety

@@ -222,7 +222,7 @@ impl Conv {
                 // SAFETY: the tile as it is, and its place in y or a buffer of its size.
                 unsafe {
                     let (from, to) = ((1, tile.stride as isize), (stride as isize, 1));
-                    super::math::copy_2d(channels, positions, tile.ptr, from, ptr, to);
+                    super::moves::copy_2d(channels, positions, tile.ptr, from, ptr, to);
                 }
                 if let Some(epilogue) = &mut epilogue {
                     let rows = first + tile.cols.start..first + tile.cols.end;

@@ -146,3 +146,84 @@ pub unsafe fn turn(
         }
     }
 }
+
+/// `dst[r * dst_steps.0 + c * dst_steps.1] = src[r * src_steps.0 + c * src_steps.1]` for `r < rows`, `c < cols`: copies, transposes,
+/// gathers and spreads a block of any 4-byte elements. Fast when one of the two dimensions is contiguous on each side.
+///
+/// # Safety
+/// `src` must be readable and `dst` writable at every element named above, and the two must not overlap.
+pub unsafe fn copy_2d(
+    rows: usize,
+    cols: usize,
+    src: *const f32,
+    src_steps: (isize, isize),
+    dst: *mut f32,
+    dst_steps: (isize, isize),
+) {
+    // Which dimension is called the row is ours to choose.
+    if dst_steps.1 != 1 && dst_steps.0 == 1 {
+        let turn = |steps: (isize, isize)| (steps.1, steps.0);
+        // SAFETY: the same elements.
+        return unsafe { copy_2d(cols, rows, src, turn(src_steps), dst, turn(dst_steps)) };
+    }
+    // SAFETY: the caller's word; every index is below `rows` and `cols`.
+    unsafe {
+        if src_steps.1 == 1 && dst_steps.1 == 1 {
+            for r in 0..rows as isize {
+                dst.offset(r * dst_steps.0).copy_from_nonoverlapping(src.offset(r * src_steps.0), cols);
+            }
+        } else if src_steps.0 == 1 && dst_steps.1 == 1 && dst_steps.0 >= 0 {
+            // Blocks of whole cache lines on both sides.
+            const SIDE: usize = 16;
+            for c in (0..cols).step_by(SIDE) {
+                for r in (0..rows).step_by(SIDE) {
+                    let from = src.offset(c as isize * src_steps.1).add(r);
+                    let to = dst.offset(r as isize * dst_steps.0).add(c);
+                    let (height, width) = (SIDE.min(cols - c), SIDE.min(rows - r));
+                    transpose(height, width, from, src_steps.1, to, dst_steps.0 as usize);
+                }
+            }
+        } else {
+            for r in 0..rows as isize {
+                let (from, to) = (src.offset(r * src_steps.0), dst.offset(r * dst_steps.0));
+                for c in 0..cols as isize {
+                    *to.offset(c * dst_steps.1) = *from.offset(c * src_steps.1);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_any_strides() {
+        for (rows, cols) in [(0, 3), (1, 1), (3, 5), (4, 4), (17, 33), (64, 20)] {
+            let (r, c) = (rows as isize, cols as isize);
+            let steps = [(c, 1), (1, r), (c + 2, 1), (1, r + 1), (2 * c, 2), (0, 1), (-c, 1), (1, -r)];
+            for src_steps in steps {
+                for dst_steps in &steps[..5] {
+                    let span = |steps: (isize, isize)| {
+                        let (a, b) = ((r - 1).max(0) * steps.0, (c - 1).max(0) * steps.1);
+                        (a.min(0) + b.min(0), a.max(0) + b.max(0))
+                    };
+                    let (low, high) = span(src_steps);
+                    let src: Vec<f32> = (low..=high).map(|i| i as f32).collect();
+                    let mut dst = vec![f32::NAN; span(*dst_steps).1 as usize + 1];
+                    // SAFETY: the buffers reach from the lowest to the highest element that the strides name.
+                    unsafe {
+                        copy_2d(rows, cols, src.as_ptr().offset(-low), src_steps, dst.as_mut_ptr(), *dst_steps);
+                    }
+                    for i in 0..r {
+                        for j in 0..c {
+                            let got = dst[(i * dst_steps.0 + j * dst_steps.1) as usize];
+                            assert_eq!(got, (i * src_steps.0 + j * src_steps.1) as f32);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -6,11 +6,11 @@
 //! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
 
 use super::block::{BLOCK, Repr, VECTOR};
-use super::fold::{Folded, accumulate, fill_identity};
 use super::map::{leaves, stored};
 use super::moves;
 use super::nest::{Motion, Nest};
 use super::program::{Frame, Program, Sink, Source, source};
+use super::reduction::{Reduction, accumulate, fill_identity};
 use super::rewrite::{hoist, keep_values};
 use super::simd::Isa;
 use super::{Args, Compiled, Needs, Scratch, share};
@@ -612,7 +612,7 @@ impl Row {
                     }
                     break;
                 };
-                let mut folded = Folded::new(fold);
+                let mut folded = Reduction::new(fold);
                 for run in 0..runs {
                     for i in (0..self.along).step_by(BLOCK) {
                         let n = BLOCK.min(self.along - i);
@@ -636,9 +636,11 @@ impl Row {
                 }
                 // SAFETY: eight bytes per fold are set aside, and a block of them for grouped rows.
                 unsafe {
-                    folded.store(repr, mem.add(self.folds + 8 * p));
+                    let bytes = folded.bytes(repr);
+                    mem.add(self.folds + 8 * p).cast::<[u8; 8]>().write(bytes);
                     if let Some(group_at) = self.group_at {
-                        folded.store_one(repr, mem.add(group_at + 8 * BLOCK * p + grouped.at * repr.size()));
+                        let to = mem.add(group_at + 8 * BLOCK * p + grouped.at * repr.size());
+                        moves::gather(repr.size(), 1, bytes.as_ptr(), 0, to);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! The instruction sets that the CPU kernels are written for, and small moves that all of them use.
+//! The instruction sets that the CPU kernels are written for, and the vectors that they compute with.
 
 /// How wide and how capable the vector unit is. Higher levels include the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,8 +13,8 @@ pub(super) enum Level {
     Avx512,
 }
 
-/// An instruction set that this machine is known to have. It can only be made by asking the CPU, so holding one is the proof that
-/// kernels written for it may run; kernels take it as an argument, and nothing is remembered globally.
+/// An instruction set that this machine has. Only a query of the CPU makes one, so a value of this type is the proof that kernels for
+/// it may run. Kernels take it as an argument; nothing global remembers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Isa(Level);
 
@@ -37,7 +37,7 @@ impl Isa {
         Isa::PORTABLE
     }
 
-    /// Every instruction set that this machine has, the plainest first. Tests run each kernel on all of them.
+    /// Every instruction set of this machine, the plainest first. Tests run each kernel on all of them.
     pub fn available() -> impl Iterator<Item = Isa> {
         let best = Isa::detect();
         let all = [
@@ -66,7 +66,7 @@ impl Isa {
     }
 }
 
-/// `dst[c * dst_step + r] = src[r * src_step + c]` for `r < rows`, `c < cols`: a matrix with contiguous rows turned on its side.
+/// `dst[c * dst_step + r] = src[r * src_step + c]` for `r < rows`, `c < cols`: a matrix with contiguous rows, transposed.
 ///
 /// # Safety
 /// `src` must be readable and `dst` writable at every element named above, and the two must not overlap.
@@ -118,8 +118,8 @@ unsafe fn transpose_4x4(src: *const f32, src_step: isize, dst: *mut f32, dst_ste
     }
 }
 
-/// One vector register. Kernels are written once over this trait with `#[inline(always)]` and instantiated inside a function that has
-/// the matching `#[target_feature]`; the methods then become single instructions.
+/// One vector register. Kernels are written once over this trait with `#[inline(always)]`; [`per_isa`] compiles them inside a function
+/// that has the matching `#[target_feature]`, where each method becomes a single instruction.
 ///
 /// # Safety
 /// Every method may only run where the CPU has the implementor's instruction set. Loads and stores need `LEN` valid elements at the
@@ -127,6 +127,8 @@ unsafe fn transpose_4x4(src: *const f32, src_step: isize, dst: *mut f32, dst_ste
 pub(super) trait Lanes: Copy {
     /// Floats per register.
     const LEN: usize;
+    /// True if the hardware has a fused multiply-add: without the instruction it is a call of a library function.
+    const FMA: bool;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     /// The first `n <= LEN` elements, then zeros.
@@ -159,78 +161,57 @@ pub(super) trait Lanes: Copy {
     unsafe fn mul_add(self, factor: Self, term: Self) -> Self;
 }
 
+/// Implements [`Lanes`] with one expression per method.
+macro_rules! lanes {
+    ($name:ident, $len:literal, fma: $fma:expr; $(fn $method:ident($($args:tt)*) $(-> $out:ty)? { $($body:tt)* })*) => {
+        impl Lanes for $name {
+            const LEN: usize = $len;
+            const FMA: bool = $fma;
+            $(
+                #[inline(always)]
+                unsafe fn $method($($args)*) $(-> $out)? {
+                    // SAFETY: the caller vouches for the instruction set, and for as many elements as the method reads or writes. Masked
+                    // forms neither read nor write (nor fault on) the lanes that are masked out.
+                    #[allow(unused_unsafe, reason = "plain Rust needs none")]
+                    unsafe { $($body)* }
+                }
+            )*
+        }
+    };
+}
+
 /// Eight floats that the compiler keeps in whatever registers the target has.
 #[derive(Clone, Copy)]
 pub(super) struct Plain([f32; 8]);
 
-// SAFETY of the block's methods: plain loops over `LEN` or `n` elements that the caller vouches for.
-impl Lanes for Plain {
-    const LEN: usize = 8;
+impl Plain {
     #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        Plain([x; 8])
+    fn each(f: impl Fn(usize) -> f32) -> Plain {
+        Plain(std::array::from_fn(f))
     }
-    #[inline(always)]
-    unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller vouches for eight elements.
-        unsafe { Plain(from.cast::<[f32; 8]>().read_unaligned()) }
-    }
-    #[inline(always)]
-    unsafe fn load_first(from: *const f32, n: usize) -> Self {
-        // SAFETY: only elements below `n` are read.
-        Plain(std::array::from_fn(|i| if i < n { unsafe { *from.add(i) } } else { 0.0 }))
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut f32) {
-        // SAFETY: the caller vouches for eight elements.
-        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
-    }
-    #[inline(always)]
-    unsafe fn store_first(self, to: *mut f32, n: usize) {
-        for (i, x) in self.0.into_iter().enumerate().take(n) {
-            // SAFETY: only elements below `n` are written.
-            unsafe { *to.add(i) = x }
-        }
-    }
-    #[inline(always)]
-    unsafe fn add(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] + other.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn sub(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] - other.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn mul(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] * other.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] }))
-    }
-    #[inline(always)]
-    unsafe fn div(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| self.0[i] / other.0[i]))
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }))
-    }
-    #[inline(always)]
-    unsafe fn or_nan(self, other: Self) -> Self {
-        Plain(std::array::from_fn(|i| if other.0[i].is_nan() { other.0[i] } else { self.0[i] }))
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-        // A fused multiply-add is a library call on targets without the instruction, so it is used only where it is one.
-        Plain(std::array::from_fn(|i| {
-            if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
-                self.0[i].mul_add(factor.0[i], term.0[i])
-            } else {
-                self.0[i] * factor.0[i] + term.0[i]
-            }
-        }))
-    }
+}
+
+lanes! {
+    Plain, 8, fma: cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+    fn splat(x: f32) -> Self { Plain([x; 8]) }
+    fn load(from: *const f32) -> Self { Plain(from.cast::<[f32; 8]>().read_unaligned()) }
+    fn load_first(from: *const f32, n: usize) -> Self { Plain::each(|i| if i < n { *from.add(i) } else { 0.0 }) }
+    fn store(self, to: *mut f32) { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    fn store_first(self, to: *mut f32, n: usize) { self.0.iter().enumerate().take(n).for_each(|(i, &x)| *to.add(i) = x) }
+    fn add(self, other: Self) -> Self { Plain::each(|i| self.0[i] + other.0[i]) }
+    fn sub(self, other: Self) -> Self { Plain::each(|i| self.0[i] - other.0[i]) }
+    fn mul(self, other: Self) -> Self { Plain::each(|i| self.0[i] * other.0[i]) }
+    fn div(self, other: Self) -> Self { Plain::each(|i| self.0[i] / other.0[i]) }
+    fn min(self, other: Self) -> Self { Plain::each(|i| if self.0[i] < other.0[i] { self.0[i] } else { other.0[i] }) }
+    fn max(self, other: Self) -> Self { Plain::each(|i| if self.0[i] > other.0[i] { self.0[i] } else { other.0[i] }) }
+    fn or_nan(self, other: Self) -> Self { Plain::each(|i| if other.0[i].is_nan() { other.0[i] } else { self.0[i] }) }
+    fn mul_add(self, factor: Self, term: Self) -> Self { Plain::each(|i| multiply_add::<Plain>(self.0[i], factor.0[i], term.0[i])) }
+}
+
+/// `a * b + c`, fused where the hardware of `L` has it.
+#[inline(always)]
+pub(super) fn multiply_add<L: Lanes>(a: f32, b: f32, c: f32) -> f32 {
+    if L::FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -252,148 +233,93 @@ mod x86 {
         unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
     }
 
-    // SAFETY of every block here: the instruction set and the memory are vouched for by the callers of `Lanes`; masked forms
-    // neither read nor write (nor fault on) the lanes that are masked out.
-    impl Lanes for Ymm {
-        const LEN: usize = 8;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_set1_ps(x)) }
+    lanes! {
+        Ymm, 8, fma: true;
+        fn splat(x: f32) -> Self { Ymm(_mm256_set1_ps(x)) }
+        fn load(from: *const f32) -> Self { Ymm(_mm256_loadu_ps(from)) }
+        fn load_first(from: *const f32, n: usize) -> Self { Ymm(_mm256_maskload_ps(from, first(n))) }
+        fn store(self, to: *mut f32) { _mm256_storeu_ps(to, self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm256_maskstore_ps(to, first(n), self.0) }
+        fn add(self, other: Self) -> Self { Ymm(_mm256_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Ymm(_mm256_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Ymm(_mm256_mul_ps(self.0, other.0)) }
+        fn div(self, other: Self) -> Self { Ymm(_mm256_div_ps(self.0, other.0)) }
+        fn min(self, other: Self) -> Self { Ymm(_mm256_min_ps(self.0, other.0)) }
+        fn max(self, other: Self) -> Self { Ymm(_mm256_max_ps(self.0, other.0)) }
+        fn or_nan(self, other: Self) -> Self {
+            Ymm(_mm256_blendv_ps(self.0, other.0, _mm256_cmp_ps::<_CMP_UNORD_Q>(other.0, other.0)))
         }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_loadu_ps(from)) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_maskload_ps(from, first(n))) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: as above.
-            unsafe { _mm256_storeu_ps(to, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, to: *mut f32, n: usize) {
-            // SAFETY: as above.
-            unsafe { _mm256_maskstore_ps(to, first(n), self.0) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_add_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_sub_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_mul_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn min(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_min_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn div(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_div_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn max(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_max_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn or_nan(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_blendv_ps(self.0, other.0, _mm256_cmp_ps::<_CMP_UNORD_Q>(other.0, other.0))) }
-        }
-        #[inline(always)]
-        unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Ymm(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
-        }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Ymm(_mm256_fmadd_ps(self.0, factor.0, term.0)) }
     }
 
     /// Sixteen floats in an AVX-512 register.
     #[derive(Clone, Copy)]
     pub struct Zmm(__m512);
 
-    // SAFETY of every block here: as for `Ymm`.
-    impl Lanes for Zmm {
-        const LEN: usize = 16;
-        #[inline(always)]
-        unsafe fn splat(x: f32) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_set1_ps(x)) }
+    /// Ones for the first `n` lanes.
+    #[inline(always)]
+    fn mask(n: usize) -> __mmask16 {
+        ((1u32 << n) - 1) as u16
+    }
+
+    lanes! {
+        Zmm, 16, fma: true;
+        fn splat(x: f32) -> Self { Zmm(_mm512_set1_ps(x)) }
+        fn load(from: *const f32) -> Self { Zmm(_mm512_loadu_ps(from)) }
+        fn load_first(from: *const f32, n: usize) -> Self { Zmm(_mm512_maskz_loadu_ps(mask(n), from)) }
+        fn store(self, to: *mut f32) { _mm512_storeu_ps(to, self.0) }
+        fn store_first(self, to: *mut f32, n: usize) { _mm512_mask_storeu_ps(to, mask(n), self.0) }
+        fn add(self, other: Self) -> Self { Zmm(_mm512_add_ps(self.0, other.0)) }
+        fn sub(self, other: Self) -> Self { Zmm(_mm512_sub_ps(self.0, other.0)) }
+        fn mul(self, other: Self) -> Self { Zmm(_mm512_mul_ps(self.0, other.0)) }
+        fn div(self, other: Self) -> Self { Zmm(_mm512_div_ps(self.0, other.0)) }
+        fn min(self, other: Self) -> Self { Zmm(_mm512_min_ps(self.0, other.0)) }
+        fn max(self, other: Self) -> Self { Zmm(_mm512_max_ps(self.0, other.0)) }
+        fn or_nan(self, other: Self) -> Self {
+            Zmm(_mm512_mask_mov_ps(self.0, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(other.0, other.0), other.0))
         }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_loadu_ps(from)) }
-        }
-        #[inline(always)]
-        unsafe fn load_first(from: *const f32, n: usize) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, from)) }
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: as above.
-            unsafe { _mm512_storeu_ps(to, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn store_first(self, to: *mut f32, n: usize) {
-            // SAFETY: as above.
-            unsafe { _mm512_mask_storeu_ps(to, ((1u32 << n) - 1) as u16, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_add_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn sub(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_sub_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn mul(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_mul_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn min(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_min_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn div(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_div_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn max(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_max_ps(self.0, other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn or_nan(self, other: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_mask_mov_ps(self.0, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(other.0, other.0), other.0)) }
-        }
-        #[inline(always)]
-        unsafe fn mul_add(self, factor: Self, term: Self) -> Self {
-            // SAFETY: as above.
-            unsafe { Zmm(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
-        }
+        fn mul_add(self, factor: Self, term: Self) -> Self { Zmm(_mm512_fmadd_ps(self.0, factor.0, term.0)) }
     }
 }
+
+/// Compiles the generic function `$body::<L: Lanes>` once per instruction set. `$name` takes an [`Isa`] in front of the arguments and
+/// calls the copy for it.
+macro_rules! per_isa {
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident($($args:tt)*) $(-> $out:ty)? => $body:ident) => {
+        per_isa! { @make [$(#[$doc])*] [$vis] [unsafe] $name [$($args)*] [$(-> $out)?] $body }
+    };
+    ($(#[$doc:meta])* $vis:vis fn $name:ident($($args:tt)*) $(-> $out:ty)? => $body:ident) => {
+        per_isa! { @make [$(#[$doc])*] [$vis] [] $name [$($args)*] [$(-> $out)?] $body }
+    };
+    (@make [$($doc:tt)*] [$vis:vis] [$($unsafe:tt)?] $name:ident [$($arg:ident: $ty:ty),*] [$($out:tt)*] $body:ident) => {
+        $($doc)*
+        $vis $($unsafe)? fn $name(isa: $crate::backend::cpu::simd::Isa, $($arg: $ty),*) $($out)* {
+            use $crate::backend::cpu::simd;
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2")]
+            unsafe fn avx512($($arg: $ty),*) $($out)* {
+                // SAFETY: this function has the features of `Zmm`; the rest is the caller's word.
+                #[allow(unused_unsafe, reason = "the body may be safe")]
+                unsafe { $body::<simd::Zmm>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,bmi2")]
+            unsafe fn avx2($($arg: $ty),*) $($out)* {
+                // SAFETY: this function has the features of `Ymm`; the rest is the caller's word.
+                #[allow(unused_unsafe, reason = "the body may be safe")]
+                unsafe { $body::<simd::Ymm>($($arg),*) }
+            }
+            // SAFETY: an `Isa` is proof that the CPU has its instructions, and `Plain` needs none; the rest is the caller's word.
+            unsafe {
+                match isa.level() {
+                    #[cfg(target_arch = "x86_64")]
+                    simd::Level::Avx512 => avx512($($arg),*),
+                    #[cfg(target_arch = "x86_64")]
+                    simd::Level::Avx2 => avx2($($arg),*),
+                    _ => $body::<simd::Plain>($($arg),*),
+                }
+            }
+        }
+    };
+}
+pub(super) use per_isa;

@@ -9,9 +9,7 @@
 //!                                                                            tap 2 reads phase 0 from column 1
 //! ```
 
-use super::simd::{Isa, Lanes, Level, Plain};
-#[cfg(target_arch = "x86_64")]
-use super::simd::{Ymm, Zmm};
+use super::simd::{Isa, Lanes, per_isa};
 pub use crate::kernel::layout::window::Window;
 use crate::kernel::layout::window::*;
 use std::ops::Range;
@@ -72,30 +70,16 @@ pub unsafe fn slide(
 ) {
     assert!(rows.end <= window.rows(), "the rows are inside the plane");
     assert!(workspace.len() >= window.workspace_bytes() / 4, "the workspace is as large as was asked for");
-    // SAFETY: the caller's word; an `Isa` is proof of the CPU's features.
-    unsafe {
-        match isa.level() {
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => slide_avx512(window, what, x, y, rows, workspace),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => slide_avx2(window, what, x, y, rows, workspace),
-            _ => slide_by::<Plain>(window, what, x, y, rows, workspace),
-        }
-    }
+    // SAFETY: the caller's word.
+    unsafe { slide_checked(isa, window, what, x, y, rows, workspace) }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn slide_avx512(w: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, space: &mut [f32]) {
-    // SAFETY: the caller's word; this function has the features of the vector type.
-    unsafe { slide_by::<Zmm>(w, what, x, y, rows, space) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn slide_avx2(w: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, space: &mut [f32]) {
-    // SAFETY: as above.
-    unsafe { slide_by::<Ymm>(w, what, x, y, rows, space) }
+per_isa! {
+    /// # Safety
+    /// As for [`slide`], with what that checks.
+    unsafe fn slide_checked(
+        window: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, workspace: &mut [f32]
+    ) => slide_by
 }
 
 /// # Safety

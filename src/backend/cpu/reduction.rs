@@ -1,0 +1,139 @@
+//! Reductions of blocks: many values to one, or block into block.
+
+use super::block::{Form, Kind, Ptrs, Repr, in_place};
+use super::math;
+use super::moves;
+use super::simd::{Isa, Lanes, per_isa};
+use crate::expr::Binary;
+use crate::kernel::Fold;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// Reduces `sums[i]` and `x[i]` to `sums[i]`.
+///
+/// # Safety
+/// `sums` writable and `x` readable for `n` elements, aligned for their type, apart.
+pub unsafe fn accumulate(isa: Isa, by: Fold, repr: Repr, n: usize, sums: *mut u8, x: *mut u8) {
+    let op = match by {
+        Fold::Sum => Binary::Add,
+        Fold::Prod => Binary::Mul,
+        Fold::Max => Binary::Max,
+        Fold::Min => Binary::Min,
+    };
+    // SAFETY: the caller's word.
+    unsafe {
+        if repr == Repr::F32 {
+            accumulate_f32(isa, by, from_raw_parts_mut(sums.cast(), n), from_raw_parts(x.cast(), n));
+        } else {
+            in_place(isa, Kind::Binary(op, repr, Form::VV), n, &Ptrs { to: sums, args: [sums, x, x] });
+        }
+    }
+}
+
+per_isa! {
+    fn accumulate_f32(by: Fold, sums: &mut [f32], x: &[f32]) => accumulate_body
+}
+
+#[inline(always)]
+fn accumulate_body<L: Lanes>(by: Fold, sums: &mut [f32], x: &[f32]) {
+    let pairs = sums.iter_mut().zip(x);
+    match by {
+        Fold::Sum => pairs.for_each(|(a, &x)| *a += x),
+        Fold::Prod => pairs.for_each(|(a, &x)| *a *= x),
+        Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a || x.is_nan() { x } else { *a }),
+        Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a || x.is_nan() { x } else { *a }),
+    }
+}
+
+/// Fills a block with the reduction of no elements.
+///
+/// # Safety
+/// `to` must be writable for `n` elements.
+pub unsafe fn fill_identity(by: Fold, repr: Repr, n: usize, to: *mut u8) {
+    // SAFETY: the caller's word; no element is larger than eight bytes.
+    unsafe { moves::gather(repr.size(), n, Reduction::new(by).bytes(repr).as_ptr(), 0, to) }
+}
+
+/// A reduction in progress: floats in `f64`, everything else in `i64`.
+pub struct Reduction {
+    by: Fold,
+    float: f64,
+    int: i64,
+}
+
+impl Reduction {
+    /// The reduction of no elements.
+    pub fn new(by: Fold) -> Reduction {
+        let (float, int) = match by {
+            Fold::Sum => (0.0, 0),
+            Fold::Prod => (1.0, 1),
+            Fold::Max => (f64::NEG_INFINITY, i64::MIN),
+            Fold::Min => (f64::INFINITY, i64::MAX),
+        };
+        Reduction { by, float, int }
+    }
+
+    fn add_float(&mut self, x: f64) {
+        self.float = match self.by {
+            Fold::Sum => self.float + x,
+            Fold::Prod => self.float * x,
+            Fold::Max if x > self.float || x.is_nan() => x,
+            Fold::Min if x < self.float || x.is_nan() => x,
+            Fold::Max | Fold::Min => self.float,
+        };
+    }
+
+    fn add_int(&mut self, x: i64) {
+        self.int = match self.by {
+            Fold::Sum => self.int.wrapping_add(x),
+            Fold::Prod => self.int.wrapping_mul(x),
+            Fold::Max => self.int.max(x),
+            Fold::Min => self.int.min(x),
+        };
+    }
+
+    /// Adds `n` elements.
+    ///
+    /// # Safety
+    /// `from` must be readable for `n` elements.
+    pub unsafe fn add(&mut self, isa: Isa, repr: Repr, n: usize, from: *const u8) {
+        // SAFETY: the caller's word; elements are aligned because offsets count whole elements from aligned starts.
+        unsafe {
+            match repr {
+                Repr::F32 => {
+                    let x = from_raw_parts(from.cast::<f32>(), n);
+                    if self.by == Fold::Prod {
+                        x.iter().for_each(|&x| self.add_float(f64::from(x)));
+                    } else {
+                        self.add_float(f64::from(math::reduce(isa, self.by, x)));
+                    }
+                }
+                Repr::F64 => from_raw_parts(from.cast::<f64>(), n).iter().for_each(|&x| self.add_float(x)),
+                Repr::I64 => from_raw_parts(from.cast::<i64>(), n).iter().for_each(|&x| self.add_int(x)),
+                Repr::I32 => from_raw_parts(from.cast::<i32>(), n).iter().for_each(|&x| self.add_int(x.into())),
+                Repr::U8 | Repr::I8 | Repr::Bool => {
+                    from_raw_parts(from, n).iter().for_each(|&x| self.add_int(i64::from(x != 0)));
+                }
+            }
+        }
+    }
+
+    /// The result in its representation, the element's bytes first.
+    pub fn bytes(&self, repr: Repr) -> [u8; 8] {
+        let narrow = |bytes: [u8; 4]| {
+            let [a, b, c, d] = bytes;
+            [a, b, c, d, 0, 0, 0, 0]
+        };
+        match repr {
+            Repr::F32 => narrow((self.float as f32).to_ne_bytes()),
+            Repr::F64 => self.float.to_ne_bytes(),
+            Repr::I64 => self.int.to_ne_bytes(),
+            // Of no elements the result is the type's own limit; all other values were narrow to begin with, or wrap.
+            Repr::I32 => narrow(match self.int {
+                i64::MIN => i32::MIN.to_ne_bytes(),
+                i64::MAX => i32::MAX.to_ne_bytes(),
+                int => (int as i32).to_ne_bytes(),
+            }),
+            Repr::U8 | Repr::I8 | Repr::Bool => [u8::from(self.int > 0), 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+}
