@@ -36,12 +36,14 @@ pub mod math;
 mod memory;
 mod moves;
 mod nest;
+mod operands;
 mod product;
 mod program;
 mod prologue;
 mod reduction;
 mod rewrite;
 mod row;
+mod shares;
 pub mod simd;
 mod slide;
 mod tile;
@@ -176,7 +178,7 @@ impl Workspace {
 
     /// The share of `items` that is a task's.
     fn share(&self, items: usize, task: usize) -> std::ops::Range<usize> {
-        items * task / self.tasks..items * (task + 1) / self.tasks
+        shares::portion(items, task, self.tasks)
     }
 
     /// The slot of a task that a worker runs.
@@ -197,13 +199,6 @@ impl Workspace {
         // SAFETY: inside the workspace, whose size was checked; slots are apart, and no two tasks at work have the same.
         unsafe { std::slice::from_raw_parts_mut(at.cast(), self.each as usize / 4) }
     }
-}
-
-/// How many tasks to make of `ns` nanoseconds of work: one when sharing would cost more than it gains.
-fn share(ns: f64, threads: usize) -> usize {
-    const WORTH: f64 = 30e3;
-    const TASK: f64 = 8e3;
-    if threads < 2 || ns < WORTH { 1 } else { ((ns / TASK) as usize).clamp(threads, 4 * threads) }
 }
 
 struct Step {

@@ -1,9 +1,11 @@
 //! Attention, a strip of query rows at a time: products, scores, softmax and the weighted sum stay in a thread's own memory.
 
+use super::block::Repr;
 use super::gemm::{Gemm, Lhs, Out, Rhs, Tile, View, pack_b};
 use super::nest::{Motion, Nest};
+use super::operands::Operands;
 use super::simd::Isa;
-use super::tile::{Epilogue, Operands};
+use super::tile::Epilogue;
 use super::{Args, Compiled, Needs, Scratch, Workspace, math};
 use crate::kernel::layout::attention::Attention as Cut;
 use crate::kernel::{Guard, Kernel, Operand, Template};
@@ -47,12 +49,12 @@ impl Attention {
         if !score.is_identity() {
             let mut space = kernel.shape.clone();
             space[batch + 1] = cut.n;
-            let operands = Operands::in_place(kernel, score, 3, &space)?;
+            let operands = Operands::in_place(kernel, score, 3, space.len())?;
             scored = add(&operands);
             scores = Some(Epilogue::new(score, &space, isa, operands, batch, batch + 1..batch + 2)?);
         }
         if !cut.direct {
-            let operands = Operands::new(kernel)?;
+            let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
             add(&operands);
             body = Some(Epilogue::new(&kernel.body, &kernel.shape, isa, operands, batch, batch + 1..batch + 2)?);
         }

@@ -1,7 +1,7 @@
 //! Keeps unsound kernels and launches out: every operand must lie within the memory it is given, and overlap nothing but what a kernel may
 //! overwrite in place.
 
-use super::map::stored;
+use super::operands::stored;
 use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::elements::Set;

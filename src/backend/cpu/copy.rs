@@ -1,9 +1,10 @@
 //! Kernels that only move elements.
 
-use super::map::stored;
 use super::moves;
 use super::nest::{Motion, Nest};
-use super::{Args, Compiled, Needs, Scratch, share};
+use super::operands::stored;
+use super::shares::Shares;
+use super::{Args, Compiled, Needs, Scratch};
 use crate::kernel::{Kernel, Template};
 
 /// Copies one operand to another access of the same type.
@@ -14,16 +15,14 @@ pub struct Copy {
     /// The innermost axis: dense in the destination, this step in the source.
     inner: usize,
     from_step: isize,
-    /// The axis that is dense in the source, when the innermost is not: extent and step in the destination.
-    turned: Option<(usize, isize)>,
-    /// How much of the axis that is cut (the turned one, else the innermost) makes one item of work.
-    piece: usize,
-    items: usize,
-    tasks: usize,
+    /// Step in the destination of the axis that is dense in the source, when the innermost is not: the two are transposed.
+    transposed: Option<isize>,
+    /// Of the transposed axis, else of the innermost.
+    shares: Shares,
 }
 
 impl Copy {
-    /// The kernel as a copy, if it is one that this file knows to do well.
+    /// The kernel as a copy, if it is one that moves whole runs of elements.
     pub fn new(kernel: &Kernel, threads: usize) -> Result<Option<Copy>, String> {
         let ([from], [to]) = (&kernel.reads[..], &kernel.writes[..]) else { return Ok(None) };
         if kernel.template != Template::Map || !kernel.body.is_identity() || from.dtype != to.dtype {
@@ -31,29 +30,21 @@ impl Copy {
         }
         let (rank, size) = (kernel.shape.len(), stored(from)?.size());
         let mut nest = Nest::new(&kernel.shape, &[Motion::bytes(from, 0..rank), Motion::bytes(to, 0..rank)], Some(1));
-        let len = nest.len();
+        let len = nest.len() as f64;
         let (inner, steps) = nest.split_inner();
         if inner > 1 && steps[1] != size as isize {
             return Ok(None);
         }
-        let (mut turned, mut ns) = (None, 0.1 * size as f64);
-        if inner > 1 && steps[0] != size as isize {
-            let axis = (0..nest.rank()).find(|&k| nest.steps[k][0] == size as isize);
-            ns = 1.0;
-            if let Some(k) = axis.filter(|_| steps[0] != 0) {
-                let steps = nest.steps.remove(k);
-                turned = Some((nest.dims.remove(k), steps[1]));
-            }
-        }
-        let tasks = share(len as f64 * ns, threads);
-        let rows = nest.len();
-        let cut = turned.map_or(inner, |(extent, _)| extent);
-        let unit = if turned.is_some() { 32 } else { 4096 };
-        let piece =
-            if rows >= 2 * tasks { cut } else { cut.div_ceil(unit).div_ceil(tasks.div_ceil(rows.max(1))) * unit };
-        let items = if len == 0 { 0 } else { rows * cut.div_ceil(piece.max(1)) };
-        let tasks = tasks.min(items);
-        Ok(Some(Copy { nest, size, inner, from_step: steps[0], turned, piece, items, tasks }))
+        let strided = inner > 1 && steps[0] != size as isize;
+        let axis = (0..nest.rank()).find(|&k| strided && steps[0] != 0 && nest.steps[k][0] == size as isize);
+        let (cut, transposed) = match axis {
+            Some(k) => (nest.dims.remove(k), Some(nest.steps.remove(k)[1])),
+            None => (inner, None),
+        };
+        let unit = if transposed.is_some() { 32 } else { 4096 };
+        let ns = len * if strided { 1.0 } else { 0.1 * size as f64 };
+        let shares = Shares::new(nest.len(), cut, unit, ns, threads);
+        Ok(Some(Copy { nest, size, inner, from_step: steps[0], transposed, shares }))
     }
 }
 
@@ -63,33 +54,43 @@ impl Compiled for Copy {
     }
 
     fn tasks(&self, _: usize) -> usize {
-        self.tasks
+        self.shares.tasks
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
+        let items = self.shares.of(task);
         let (index, at) = (&mut scratch.index[..self.nest.rank()], &mut scratch.at[..2]);
-        let cut = self.turned.map_or(self.inner, |(extent, _)| extent);
-        let pieces = cut.div_ceil(self.piece);
-        self.nest.seek(items.start / pieces, index, at);
+        let mut row = self.shares.row(items.start);
+        self.nest.seek(row, index, at);
         for item in items {
-            let start = item % pieces * self.piece;
-            let n = self.piece.min(cut - start);
+            if self.shares.row(item) != row {
+                row += 1;
+                self.nest.advance(index, at);
+            }
+            let elements = self.shares.elements(item);
+            let (start, n) = (elements.start, elements.len());
             let (from, to) = (args.at(0, at[0]).cast_const(), args.at(1, at[1]));
-            // SAFETY: both operands were checked to span their memory when the launch was recorded; one that is the other already holds
-            // the result.
+            // A source that is the destination holds the result.
+            if std::ptr::eq(from, to) {
+                continue;
+            }
+            // SAFETY: both operands were checked to span their memory when the launch was recorded.
             unsafe {
-                if std::ptr::eq(from, to) {
-                } else if let Some((_, to_step)) = self.turned {
+                if let Some(to_step) = self.transposed {
                     let to = to.offset(start as isize * to_step);
-                    moves::turn(self.size, self.inner, n, from.add(start * self.size), self.from_step, to, to_step);
+                    moves::transpose(
+                        self.size,
+                        self.inner,
+                        n,
+                        from.add(start * self.size),
+                        self.from_step,
+                        to,
+                        to_step,
+                    );
                 } else {
                     let from = from.offset(start as isize * self.from_step);
                     moves::gather(self.size, n, from, self.from_step, to.add(start * self.size));
                 }
-            }
-            if start + n == cut {
-                self.nest.advance(index, at);
             }
         }
     }

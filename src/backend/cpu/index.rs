@@ -2,9 +2,10 @@
 
 use super::Args;
 use super::block::Repr;
-use super::map::{Core, CoreSpec, stored};
+use super::map::{Core, CoreSpec};
 use super::moves;
 use super::nest::Motion;
+use super::operands::stored;
 use super::program::literal;
 use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
 

@@ -1,22 +1,27 @@
-//! Elementwise kernels, and the driver of all kernels that compute a core value per index and feed it to a body.
+//! Elementwise kernels, and all kernels that compute a core value per index and feed it to a body.
 //!
-//! The index space becomes a nest of few axes. Along its innermost axis every operand is one of three: where it lies densely, block
-//! instructions read it in place; where it stands still, it is one value per run; anything else is copied into a staging
-//! block first. When the innermost axis is short, blocks run across its ends instead (`flat`), and only what is dense or
-//! still over the whole index space is read in place.
+//! The index space becomes a nest of few axes. Along its innermost axis block instructions read a dense operand in place, and one that
+//! stands still as one value per run; anything else is copied to a staging block first. When the innermost axis is short, blocks run
+//! across the ends of rows instead, and only operands that are dense or still over the whole index space are read in place.
 
-use super::block::{BLOCK, Repr};
+use super::block::BLOCK;
 use super::moves;
 use super::nest::{Motion, Nest};
-use super::program::{Frame, Program, Sink, Source, source};
+use super::operands::{BlockOperand, Feed, Operands, Place, Reserved};
+use super::program::{Program, source};
+use super::shares::Shares;
 use super::simd::Isa;
-use super::{Args, Compiled, Needs, Scratch, share};
-use crate::expr::Code;
-use crate::kernel::{Kernel, Operand};
+use super::{Args, Compiled, Needs, Scratch};
+use crate::backend::cpu::block::Repr;
+use crate::kernel::Kernel;
 use std::ops::Range;
 
-/// Innermost axes shorter than this are run across.
+/// Blocks run across the ends of rows that are shorter than this.
 const SHORT: usize = 64;
+
+/// Rows and columns that are transposed together.
+const TRANSPOSED_ROWS: usize = 16;
+const TRANSPOSED_COLS: usize = 256;
 
 /// Computes the core values of a template.
 pub trait Core: Send + Sync {
@@ -30,9 +35,9 @@ pub trait Core: Send + Sync {
 
 /// What a core needs of the driver.
 pub struct CoreSpec<'a> {
-    /// How its values lie in memory.
+    /// The representation of its values.
     pub repr: Repr,
-    /// What [`Core::feed`] gets the positions of.
+    /// [`Core::feed`] gets the positions of these.
     pub motions: Vec<Motion>,
     /// Nanoseconds per value.
     pub cost: f64,
@@ -40,453 +45,309 @@ pub struct CoreSpec<'a> {
     pub build: Box<dyn FnOnce(&[isize], usize) -> Box<dyn Core> + 'a>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    /// Block instructions use the memory itself.
-    Dense,
-    /// One value for the whole run.
-    Still,
-    /// By way of a staging block at this offset of the scratch memory.
-    Staged(usize),
-    /// Dense across rows: by way of a staging block of some rows, turned on their side.
-    Turned(usize),
-}
-
-/// Rows and columns that are turned on their side together.
-const TURNED_ROWS: usize = 16;
-const TURNED_COLS: usize = 256;
-
-#[derive(Clone, Copy, Debug)]
-enum Feed {
-    /// An argument of the launch.
-    Memory(usize),
-    /// The index itself.
-    Index,
-    Core,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Stream {
-    feed: Feed,
-    size: usize,
-    place: Place,
-    /// Along the innermost axis.
-    step: isize,
+/// How blocks follow one another over the index space.
+#[derive(Clone, Copy, PartialEq)]
+enum Order {
+    /// Along each row.
+    Rows,
+    /// Across the ends of rows.
+    Flat,
+    /// Along rows of which some are transposed together, because their sources are dense across them.
+    Transposed,
 }
 
 /// A compiled elementwise kernel.
 pub struct Map {
     isa: Isa,
-    /// Without the innermost axis.
+    order: Order,
+    /// Without the innermost axis, unless blocks run across its ends.
     nest: Nest,
-    inner: usize,
-    flat: bool,
-    turned: bool,
-    sources: Vec<Stream>,
-    outs: Vec<Stream>,
-    /// Which of them, sources first, are staged.
-    staged: Vec<usize>,
+    sources: Vec<BlockOperand>,
+    outs: Vec<BlockOperand>,
     program: Program,
     core: Option<Box<dyn Core>>,
+    /// The core's first motion.
     core_at: usize,
-    /// Elements of the innermost axis per item of work.
-    piece: usize,
-    items: usize,
-    tasks: usize,
+    /// Offset of the program's registers in the scratch memory.
+    registers: usize,
+    shares: Shares,
     needs: Needs,
 }
 
-/// Lists the body's leaves: which inputs and which axes it reads.
-pub fn leaves<'a>(bodies: impl IntoIterator<Item = &'a crate::expr::Body>) -> (Vec<u32>, Vec<u32>) {
-    let (mut inputs, mut axes) = (Vec::new(), Vec::new());
-    for instr in bodies.into_iter().flat_map(|b| &b.code) {
-        match instr.code {
-            Code::Input(j) => inputs.push(j),
-            Code::Index(axis) => axes.push(axis),
-            _ => {}
-        }
-    }
-    for list in [&mut inputs, &mut axes] {
-        list.sort_unstable();
-        list.dedup();
-    }
-    (inputs, axes)
+/// A thread on its way over the index space, with its own memory.
+struct Walk<'a> {
+    args: &'a Args,
+    index: &'a mut [usize],
+    at: &'a mut [isize],
+    mem: *mut u8,
+    bases: &'a mut [*mut u8],
 }
 
-/// How an operand's elements lie.
-pub fn stored(operand: &Operand) -> Result<Repr, String> {
-    Repr::stored(operand.dtype).ok_or_else(|| format!("no kernels for {}", operand.dtype))
+/// Some whole rows a step apart, or a part of one row.
+struct Piece {
+    /// Where the operand stands at its start.
+    position: isize,
+    rows: usize,
+    /// Elements of each row.
+    len: usize,
+    /// Elements of the block before the piece.
+    done: usize,
+}
+
+/// Places operands over a nest, and adds up what a value costs.
+struct Placing<'a> {
+    nest: &'a Nest,
+    flat: bool,
+    has_core: bool,
+    first_out: usize,
+    memory: Reserved,
+    ns: f64,
+}
+
+impl Placing<'_> {
+    fn place(&mut self, k: usize, feed: Feed, size: usize) -> (Place, isize) {
+        let (nest, is_out) = (self.nest, k >= self.first_out);
+        let step = nest.steps.last().map_or(0, |s| s[k]);
+        let (is_still, is_dense) = if self.flat {
+            (nest.is_still(k), nest.is_dense(k, size))
+        } else {
+            (step == 0, step == size as isize || nest.dims.last().is_none_or(|&last| last == 1))
+        };
+        let place = match feed {
+            Feed::Memory(_) if is_still && !is_out => Place::Still,
+            Feed::Memory(_) if is_dense => Place::Dense,
+            Feed::Memory(_) if !is_out && self.is_dense_across(k, size) => {
+                Place::Transposed(self.memory.take(TRANSPOSED_ROWS * TRANSPOSED_COLS * size))
+            }
+            Feed::Index if is_still => Place::Slot(self.memory.take(size)),
+            _ => Place::Staged(self.memory.take(BLOCK * size)),
+        };
+        self.ns += match place {
+            Place::Dense => 0.02 * size as f64,
+            Place::Still | Place::Slot(_) => 0.0,
+            Place::Transposed(_) => 0.3,
+            Place::Staged(_) => 0.5,
+        };
+        (place, step)
+    }
+
+    /// True if rows lie side by side in the operand, so that some of them can be transposed together.
+    fn is_dense_across(&self, k: usize, size: usize) -> bool {
+        let above = self.nest.rank().checked_sub(2).map(|axis| (self.nest.dims[axis], self.nest.steps[axis][k]));
+        !self.has_core && !self.flat && above.is_some_and(|(dim, step)| dim >= 4 && step == size as isize)
+    }
 }
 
 impl Map {
     /// Compiles a kernel whose index space is that of its body.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize, core: Option<CoreSpec>) -> Result<Map, String> {
-        let rank = kernel.shape.len();
-        let skip = kernel.template.core_reads();
-        let (inputs, axes) = leaves([&kernel.body]);
-        let mut motions = Vec::new();
-        let mut streams = Vec::new();
-        let mut frame = Frame { inputs: vec![None; kernel.reads.len() + 1 - skip.min(1)], ..Frame::default() };
-        for j in inputs {
-            let is_core = skip > 0 && j == 0;
-            let read = if skip > 0 { skip + j as usize - usize::from(!is_core) } else { j as usize };
-            let (feed, repr, motion) = if is_core {
-                let core = core.as_ref().ok_or("a template without its core")?;
-                (Feed::Core, core.repr, Motion::still(rank))
-            } else {
-                let operand = kernel.reads.get(read).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
-                (Feed::Memory(read), stored(operand)?, Motion::bytes(operand, 0..rank))
-            };
-            frame.inputs[j as usize] = Some(streams.len());
-            frame.sources.push(Source { repr, still: false, padded: false });
-            streams.push((feed, repr.size()));
-            motions.push(motion);
-        }
-        for axis in axes {
-            if axis as usize >= rank {
-                return Err(format!("a body reads the index along axis {axis} of {rank}"));
+        let body = std::slice::from_ref(&kernel.body);
+        let mut operands = Operands::new(kernel, body, core.as_ref().map(|core| core.repr))?;
+        let core_at = operands.motions.len();
+        let mut motions = std::mem::take(&mut operands.motions);
+        let (core_cost, build) = match core {
+            Some(core) => {
+                motions.extend(core.motions);
+                (core.cost, Some(core.build))
             }
-            frame.index.insert(axis, streams.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
-            streams.push((Feed::Index, 8));
-            motions.push(Motion::index(axis as usize, rank));
-        }
-        let first_out = motions.len();
-        let mut sinks = Vec::new();
-        for (k, operand) in kernel.writes.iter().enumerate() {
-            let repr = stored(operand)?;
-            sinks.push(Sink::Store(repr));
-            streams.push((Feed::Memory(kernel.reads.len() + k), repr.size()));
-            motions.push(Motion::bytes(operand, 0..rank));
-        }
-        let core_at = motions.len();
-        let (core_motions, core_cost, build) = match core {
-            Some(core) => (core.motions, core.cost, Some(core.build)),
-            None => (Vec::new(), 0.0, None),
+            None => (0.0, None),
         };
-        motions.extend(core_motions);
+        let first_out = operands.first_out();
         let mut nest = Nest::new(&kernel.shape, &motions, Some(first_out));
         let len = nest.len();
-
-        let last = *nest.dims.last().unwrap_or(&1);
-        let flat = build.is_none() && nest.rank() > 1 && last < SHORT;
-        let turns = |k: usize, size: usize| {
-            let above = nest.rank().checked_sub(2).map(|axis| (nest.dims[axis], nest.steps[axis][k]));
-            build.is_none() && !flat && above.is_some_and(|(dim, step)| dim >= 4 && step == size as isize)
+        let has_core = build.is_some();
+        let flat = !has_core && nest.rank() > 1 && nest.dims.last().is_some_and(|&last| last < SHORT);
+        let memory = Reserved::default();
+        let mut placing = Placing { nest: &nest, flat, has_core, first_out, memory, ns: core_cost };
+        let (sources, outs) = operands.place(|k, feed, size| placing.place(k, feed, size));
+        let Placing { memory: Reserved(registers), ns, .. } = placing;
+        let program = Program::new(&kernel.body, &operands.frame, &operands.sinks)?;
+        let order = match sources.iter().any(|s| matches!(s.place, Place::Transposed(_))) {
+            _ if flat => Order::Flat,
+            true => Order::Transposed,
+            false => Order::Rows,
         };
-        let mut staged = 0;
-        let mut cost = core_cost;
-        let mut place = |k: usize, (feed, size): (Feed, usize), is_out: bool| {
-            let step = nest.steps.last().map_or(0, |s| s[k]);
-            let mut stage = |bytes: usize| {
-                staged += bytes.next_multiple_of(64);
-                Place::Staged(staged - bytes.next_multiple_of(64))
-            };
-            let still = !is_out && if flat { nest.is_still(k) } else { step == 0 };
-            let dense = if flat { nest.is_dense(k, size) } else { step == size as isize || last == 1 };
-            let place = match feed {
-                Feed::Memory(_) if still => Place::Still,
-                Feed::Memory(_) if dense => Place::Dense,
-                Feed::Memory(_) if !is_out && turns(k, size) => match stage(TURNED_ROWS * TURNED_COLS * size) {
-                    Place::Staged(offset) => Place::Turned(offset),
-                    other => other,
-                },
-                Feed::Memory(_) => stage(BLOCK * size),
-                Feed::Index if still => Place::Still,
-                Feed::Index | Feed::Core => stage(BLOCK * size),
-            };
-            cost += match place {
-                Place::Dense => 0.02 * size as f64,
-                Place::Still => 0.0,
-                Place::Turned(_) => 0.3,
-                Place::Staged(_) => 0.5,
-            };
-            Stream { feed, size, place, step }
-        };
-        let sources: Vec<Stream> = (0..first_out).map(|k| place(k, streams[k], false)).collect();
-        let outs: Vec<Stream> = (first_out..core_at).map(|k| place(k, streams[k], true)).collect();
-        for (source, stream) in frame.sources.iter_mut().zip(&sources) {
-            source.still = stream.place == Place::Still;
-            source.padded = match stream.feed {
-                Feed::Core => false,
-                _ => matches!(stream.place, Place::Staged(_) | Place::Turned(_)),
-            };
-        }
-        let program = Program::new(&kernel.body, &frame, &sinks)?;
-        cost += program.cost;
-
         let (inner, inner_steps) = if flat { (len, Vec::new()) } else { nest.split_inner() };
-        let turned = sources.iter().any(|s| matches!(s.place, Place::Turned(_)));
-        let rows = match nest.dims.last() {
-            _ if flat => 1,
-            // A group of rows is one.
-            Some(&across) if turned => nest.len() / across.max(1) * across.div_ceil(TURNED_ROWS),
-            _ => nest.len(),
+        let across = nest.dims.last().map_or(1, |&across| across.max(1));
+        let rows = match order {
+            Order::Flat => 1,
+            Order::Transposed => nest.len() / across * across.div_ceil(TRANSPOSED_ROWS),
+            Order::Rows => nest.len(),
         };
-        let tasks = share(len as f64 * cost, threads);
-        let blocks = inner.div_ceil(BLOCK).max(1);
-        // Runs are cut when there are too few of them to go round.
-        let piece = if rows >= 2 * tasks { inner } else { blocks.div_ceil(tasks.div_ceil(rows.max(1))) * BLOCK };
-        let items = if len == 0 { 0 } else { rows * inner.div_ceil(piece.max(1)) };
+        let shares = Shares::new(rows, inner, BLOCK, len as f64 * (ns + program.cost), threads);
         let needs = Needs {
-            bytes: program.registers.next_multiple_of(64) + staged + 8 * sources.len(),
+            bytes: registers + program.registers,
             bases: source(sources.len() + outs.len()),
             rank: nest.rank(),
             motions: motions.len(),
         };
-        let streams = sources.iter().chain(&outs).enumerate();
-        let staged = streams.filter(|(_, s)| matches!(s.place, Place::Staged(_))).map(|(k, _)| k).collect();
         let core = build.map(|build| build(&inner_steps[core_at..], inner));
-        let tasks = tasks.min(items);
-        Ok(Map {
-            isa,
-            nest,
-            inner,
-            flat,
-            turned,
-            sources,
-            outs,
-            staged,
-            program,
-            core,
-            core_at,
-            piece,
-            items,
-            tasks,
-            needs,
-        })
+        Ok(Map { isa, order, nest, sources, outs, program, core, core_at, registers, shares, needs })
     }
 
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_rows(&self, items: Range<usize>, args: &Args, scratch: &mut Scratch) {
-        let Scratch { mem, bases, index, at, .. } = scratch;
-        let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        self.program.bind(mem, bases);
-        let pieces = self.inner.div_ceil(self.piece);
-        self.nest.seek(items.start / pieces, index, at);
+    unsafe fn run_rows(&self, items: Range<usize>, walk: &mut Walk) {
+        let mut row = self.shares.row(items.start);
+        self.nest.seek(row, walk.index, walk.at);
         let mut fresh = true;
         for item in items {
-            let first = item % pieces * self.piece;
-            let end = self.inner.min(first + self.piece);
-            for i in (first..end).step_by(BLOCK) {
-                // SAFETY: the block is within the index space.
-                unsafe { self.block(args, at, 0, i..end.min(i + BLOCK), fresh, mem, bases) }
-                fresh = false;
-            }
-            if end == self.inner {
-                self.nest.advance(index, at);
+            if self.shares.row(item) != row {
+                row += 1;
+                self.nest.advance(walk.index, walk.at);
                 fresh = true;
+            }
+            let elements = self.shares.elements(item);
+            for i in elements.clone().step_by(BLOCK) {
+                // SAFETY: the block is within the index space.
+                unsafe { self.block(walk, 0, i..elements.end.min(i + BLOCK), fresh) }
+                fresh = false;
             }
         }
     }
 
-    /// Blocks of rows whose sources are dense across them: those of some rows are turned on their side at once.
-    ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_turned(&self, items: Range<usize>, args: &Args, scratch: &mut Scratch) {
-        let Scratch { mem, bases, index, at, .. } = scratch;
-        let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        let stages = mem.wrapping_add(self.stages());
-        self.program.bind(mem, bases);
-        let pieces = self.inner.div_ceil(self.piece);
+    unsafe fn run_transposed(&self, items: Range<usize>, walk: &mut Walk) {
         let across = self.nest.dims[self.nest.rank() - 1];
-        let groups = across.div_ceil(TURNED_ROWS);
+        let groups = across.div_ceil(TRANSPOSED_ROWS);
         for item in items {
-            let (group, piece) = (item / pieces, item % pieces);
-            let row = group % groups * TURNED_ROWS;
-            self.nest.seek(group / groups * across + row, index, at);
-            let rows = TURNED_ROWS.min(across - row);
-            let end = self.inner.min((piece + 1) * self.piece);
-            for i in (piece * self.piece..end).step_by(TURNED_COLS) {
-                let n = TURNED_COLS.min(end - i);
+            let group = self.shares.row(item);
+            let row = group % groups * TRANSPOSED_ROWS;
+            self.nest.seek(group / groups * across + row, walk.index, walk.at);
+            let rows = TRANSPOSED_ROWS.min(across - row);
+            let elements = self.shares.elements(item);
+            for i in elements.clone().step_by(TRANSPOSED_COLS) {
+                let n = TRANSPOSED_COLS.min(elements.end - i);
                 for (k, s) in self.sources.iter().enumerate() {
-                    if let (Place::Turned(offset), Feed::Memory(arg)) = (s.place, s.feed) {
-                        let from = args.at(arg, at[k] + i as isize * s.step);
-                        let (to, to_step) = (stages.wrapping_add(offset), TURNED_COLS * s.size);
+                    if let Place::Transposed(offset) = s.place {
+                        let from = walk.args.at(s.arg(), walk.at[k] + i as isize * s.step);
+                        let (to, to_step) = (walk.mem.wrapping_add(offset), TRANSPOSED_COLS * s.size);
                         // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
-                        unsafe { moves::turn(s.size, n, rows, from, s.step, to, to_step as isize) }
+                        unsafe { moves::transpose(s.size, n, rows, from, s.step, to, to_step as isize) }
                     }
                 }
                 for r in 0..rows {
                     // SAFETY: the block is within the index space.
-                    unsafe { self.block(args, at, r, i..i + n, true, mem, bases) }
+                    unsafe { self.block(walk, r, i..i + n, true) }
                 }
             }
         }
     }
 
-    /// Where staging blocks begin in scratch memory.
-    fn stages(&self) -> usize {
-        self.program.registers.next_multiple_of(64)
-    }
-
-    /// Computes `cols` of the row that is `r` rows behind `at`; `fresh`: what stands still along a row is not known yet.
+    /// Computes `cols` of the row that is `r` rows behind the walk's. With `fresh`, operands that stand still along a row are read again.
     ///
     /// # Safety
     /// As for [`Compiled::run`]; the block must be within the index space, and no longer than [`BLOCK`].
-    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
-    unsafe fn block(
-        &self,
-        args: &Args,
-        at: &[isize],
-        r: usize,
-        cols: Range<usize>,
-        fresh: bool,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
-        let stages = mem.wrapping_add(self.stages());
+    unsafe fn block(&self, walk: &mut Walk, r: usize, cols: Range<usize>, fresh: bool) {
+        let Walk { args, at, mem, bases, .. } = walk;
         let (i, n) = (cols.start, cols.len());
-        let down = |k: usize| if r == 0 { 0 } else { r as isize * self.nest.steps[self.nest.rank() - 1][k] };
-        for (k, s) in self.sources.iter().enumerate() {
-            let position = at[k].wrapping_add(down(k)).wrapping_add(i as isize * s.step);
-            bases[source(k)] = match (s.place, s.feed) {
-                (Place::Still, _) if !fresh => continue,
-                (Place::Still | Place::Dense, Feed::Memory(arg)) => args.at(arg, position),
-                (Place::Still | Place::Dense, _) => {
-                    let slot = mem.wrapping_add(self.needs.bytes - 8 * (self.sources.len() - k));
-                    // SAFETY: eight bytes per source are set aside for this.
-                    unsafe { slot.cast::<i64>().write_unaligned(position as i64) }
-                    slot
-                }
-                (Place::Turned(offset), _) => stages.wrapping_add(offset + r * TURNED_COLS * s.size),
-                (Place::Staged(offset), feed) => {
-                    let to = stages.wrapping_add(offset);
-                    // SAFETY: a staging block holds `BLOCK` elements; operands were checked to span their memory when the launch was
-                    // recorded.
-                    unsafe {
-                        match feed {
-                            Feed::Memory(arg) => moves::gather(s.size, n, args.at(arg, position), s.step, to),
-                            Feed::Index => moves::iota(n, position, s.step, to.cast()),
-                            Feed::Core => {
-                                let core = self.core.as_deref().expect("a core stream comes with a core");
-                                bases[source(k)] = core.feed(args, &at[self.core_at..], i, n, to).cast_mut();
-                                continue;
-                            }
-                        }
-                    }
-                    to
-                }
-            };
-        }
-        let out = |k: usize, s: &Stream| {
-            let k = self.sources.len() + k;
-            let Feed::Memory(arg) = s.feed else { unreachable!("destinations are memory") };
-            args.at(arg, at[k].wrapping_add(down(k)).wrapping_add(i as isize * s.step))
+        let position = |k: usize, s: &BlockOperand| {
+            let down = if r == 0 { 0 } else { r as isize * self.nest.steps[self.nest.rank() - 1][k] };
+            at[k].wrapping_add(down).wrapping_add(i as isize * s.step)
         };
-        for (k, s) in self.outs.iter().enumerate() {
-            bases[self.program.out(k)] = match s.place {
-                Place::Staged(offset) => stages.wrapping_add(offset),
-                _ => out(k, s),
-            };
-        }
-        // SAFETY: as above.
+        let out = |k: usize, s: &BlockOperand| args.at(s.arg(), position(self.sources.len() + k, s));
+        // SAFETY: operands were checked to span their memory when the launch was recorded, and staging blocks hold `BLOCK` elements.
         unsafe {
+            for (k, s) in self.sources.iter().enumerate() {
+                bases[source(k)] = match (s.place, s.feed) {
+                    (Place::Still | Place::Slot(_), _) if !fresh => continue,
+                    (Place::Transposed(offset), _) => mem.wrapping_add(offset + r * TRANSPOSED_COLS * s.size),
+                    (Place::Staged(offset), Feed::Core) => {
+                        let core = self.core.as_deref().expect("an operand fed by a core comes with one");
+                        core.feed(args, &at[self.core_at..], i, n, mem.wrapping_add(offset)).cast_mut()
+                    }
+                    _ => s.block(args, position(k, s), n, *mem),
+                };
+            }
+            for (k, s) in self.outs.iter().enumerate() {
+                bases[self.program.out(k)] = match s.place {
+                    Place::Staged(offset) => mem.wrapping_add(offset),
+                    _ => out(k, s),
+                };
+            }
             if fresh {
                 self.program.run_still(self.isa, bases);
             }
             self.program.run_each(self.isa, n, bases);
             for (k, s) in self.outs.iter().enumerate() {
                 if let Place::Staged(offset) = s.place {
-                    moves::scatter(s.size, n, stages.wrapping_add(offset), out(k, s), s.step);
+                    moves::scatter(s.size, n, mem.wrapping_add(offset), out(k, s), s.step);
                 }
             }
         }
     }
 
-    /// Blocks across short runs: what is staged is collected run by run.
+    /// Blocks across short rows: staged operands are collected row by row.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_flat(&self, items: Range<usize>, args: &Args, scratch: &mut Scratch) {
-        let Scratch { mem, bases, index, at, .. } = scratch;
-        let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        let stages = mem.wrapping_add(self.stages());
-        self.program.bind(mem, bases);
-        for (k, s) in self.sources.iter().enumerate().filter(|(_, s)| s.place == Place::Still) {
-            bases[source(k)] = match s.feed {
-                Feed::Memory(arg) => args.at(arg, self.nest.start[k]),
-                _ => {
-                    let slot = mem.wrapping_add(self.needs.bytes - 8 * (self.sources.len() - k));
-                    // SAFETY: eight bytes per source are set aside for this.
-                    unsafe { slot.cast::<i64>().write_unaligned(self.nest.start[k] as i64) }
-                    slot
-                }
-            };
-        }
-        // SAFETY: operands were checked to span their memory when the launch was recorded.
-        unsafe { self.program.run_still(self.isa, bases) }
-        let (first, end) = (items.start * self.piece, self.inner.min(items.end * self.piece));
-        let mut i = first;
-        while i < end {
-            let n = BLOCK.min(end - i);
-            // SAFETY: staging blocks hold `BLOCK` elements; operands as above.
-            unsafe {
-                self.each_piece(i, n, index, at, |k, from, rows, len, done| {
-                    self.collect(k, args, stages, from, (rows, len), done);
-                });
-            }
+    unsafe fn run_flat(&self, items: Range<usize>, walk: &mut Walk) {
+        let (args, mem) = (walk.args, walk.mem);
+        let start = |k: usize| self.nest.start[k];
+        let first_out = self.sources.len();
+        // SAFETY: operands were checked to span their memory when the launch was recorded; staging blocks hold `BLOCK` elements.
+        unsafe {
             for (k, s) in self.sources.iter().enumerate() {
-                match (s.place, s.feed) {
-                    (Place::Staged(offset), _) => bases[source(k)] = stages.wrapping_add(offset),
-                    (Place::Dense, Feed::Memory(arg)) => {
-                        bases[source(k)] = args.at(arg, self.nest.start[k] + (i * s.size) as isize);
-                    }
-                    _ => {}
+                if matches!(s.place, Place::Still | Place::Slot(_)) {
+                    walk.bases[source(k)] = s.block(args, start(k), 1, mem);
                 }
             }
-            for (k, s) in self.outs.iter().enumerate() {
-                let Feed::Memory(arg) = s.feed else { unreachable!("destinations are memory") };
-                bases[self.program.out(k)] = match s.place {
-                    Place::Staged(offset) => stages.wrapping_add(offset),
-                    _ => args.at(arg, self.nest.start[self.sources.len() + k] + (i * s.size) as isize),
-                };
-            }
-            // SAFETY: as above.
-            unsafe {
+            self.program.run_still(self.isa, walk.bases);
+            let all = self.shares.elements(items.start).start..self.shares.elements(items.end - 1).end;
+            for i in all.clone().step_by(BLOCK) {
+                let n = BLOCK.min(all.end - i);
+                self.each_piece(&self.sources, 0, i..i + n, walk, |s, down, piece| collect(s, args, mem, down, piece));
+                let bases = &mut walk.bases;
+                for (k, s) in self.sources.iter().enumerate() {
+                    match s.place {
+                        Place::Staged(offset) => bases[source(k)] = mem.wrapping_add(offset),
+                        Place::Dense => bases[source(k)] = args.at(s.arg(), start(k) + (i * s.size) as isize),
+                        _ => {}
+                    }
+                }
+                for (k, s) in self.outs.iter().enumerate() {
+                    bases[self.program.out(k)] = match s.place {
+                        Place::Staged(offset) => mem.wrapping_add(offset),
+                        _ => args.at(s.arg(), start(first_out + k) + (i * s.size) as isize),
+                    };
+                }
                 self.program.run_each(self.isa, n, bases);
-                self.each_piece(i, n, index, at, |k, to, rows, len, done| {
-                    self.spill(k, args, stages, to, (rows, len), done);
+                self.each_piece(&self.outs, first_out, i..i + n, walk, |s, down, piece| {
+                    spill(s, args, mem, down, piece)
                 });
             }
-            i += n;
         }
     }
 
-    /// Calls `f(operand, position, rows, elements of each, elements before)` for every staged operand and every piece of
-    /// `first..first + n` that is some whole runs a step apart, or a part of one run.
-    ///
-    /// # Safety
-    /// That of `f`.
-    unsafe fn each_piece(
+    /// Calls `f(operand, step from row to row, piece)` for every staged one of some operands, the first of which is number `number`, and
+    /// for every piece of `block`.
+    fn each_piece(
         &self,
-        first: usize,
-        n: usize,
-        index: &mut [usize],
-        at: &mut [isize],
-        f: impl Fn(usize, isize, usize, usize, usize),
+        operands: &[BlockOperand],
+        number: usize,
+        block: Range<usize>,
+        walk: &mut Walk,
+        f: impl Fn(&BlockOperand, isize, Piece),
     ) {
-        if self.staged.is_empty() {
+        if !operands.iter().any(|s| matches!(s.place, Place::Staged(_))) {
             return;
         }
+        let Walk { index, at, .. } = walk;
         // The nest still has its innermost axis here, and one outside it.
         let rank = self.nest.rank();
-        let (run, outer) = (self.nest.dims[rank - 1], self.nest.dims[rank - 2]);
-        self.nest.seek(first, index, at);
+        let (row, outer) = (self.nest.dims[rank - 1], self.nest.dims[rank - 2]);
+        let (outer_steps, steps) = (&self.nest.steps[rank - 2], &self.nest.steps[rank - 1]);
+        self.nest.seek(block.start, index, at);
         let mut done = 0;
-        while done < n {
-            let left = n - done;
+        while done < block.len() {
+            let left = block.len() - done;
             let (rows, len) = match index[rank - 1] {
-                0 if left >= run => ((outer - index[rank - 2]).min(left / run), run),
-                i => (1, (run - i).min(left)),
+                0 if left >= row => ((outer - index[rank - 2]).min(left / row), row),
+                i => (1, (row - i).min(left)),
             };
-            for &k in &self.staged {
-                f(k, at[k], rows, len, done);
+            for (k, s) in operands.iter().enumerate().filter(|(_, s)| matches!(s.place, Place::Staged(_))) {
+                f(s, outer_steps[number + k], Piece { position: at[number + k], rows, len, done });
             }
             done += rows * len;
             // To the last index of what was done, then one on.
@@ -494,62 +355,43 @@ impl Map {
             index[rank - 2] += down;
             index[rank - 1] += along;
             for (k, at) in at.iter_mut().enumerate() {
-                let steps = (self.nest.steps[rank - 2][k], self.nest.steps[rank - 1][k]);
-                *at += down as isize * steps.0 + along as isize * steps.1;
+                *at += down as isize * outer_steps[k] + along as isize * steps[k];
             }
             self.nest.advance(index, at);
         }
     }
+}
 
-    /// Copies a piece of a source to its staging block.
-    ///
-    /// # Safety
-    /// As for [`Compiled::run`]; the piece lies within the index space, and `done` elements before it in the block.
-    unsafe fn collect(
-        &self,
-        k: usize,
-        args: &Args,
-        stages: *mut u8,
-        position: isize,
-        (rows, len): (usize, usize),
-        done: usize,
-    ) {
-        let Some(s) = self.sources.get(k) else { return };
-        let Place::Staged(offset) = s.place else { return };
-        let down = self.nest.steps[self.nest.rank() - 2][k];
-        let to = stages.wrapping_add(offset + done * s.size);
-        // SAFETY: part of a staging block, and of an operand that spans its memory.
-        unsafe {
-            match s.feed {
-                Feed::Memory(arg) => moves::gather_rows(s.size, rows, len, args.at(arg, position), (down, s.step), to),
-                _ => (0..rows).for_each(|r| {
-                    moves::iota(len, position + r as isize * down, s.step, to.add(r * len * s.size).cast());
-                }),
-            }
+/// Copies a piece of a source to its staging block.
+///
+/// # Safety
+/// As for [`Compiled::run`]; the piece must lie within the index space.
+unsafe fn collect(s: &BlockOperand, args: &Args, mem: *mut u8, down: isize, piece: Piece) {
+    let Place::Staged(offset) = s.place else { return };
+    let Piece { position, rows, len, done } = piece;
+    let to = mem.wrapping_add(offset + done * s.size);
+    // SAFETY: a part of a staging block, and of an operand that spans its memory.
+    unsafe {
+        if let Feed::Memory(arg) = s.feed {
+            return moves::gather_rows(s.size, rows, len, args.at(arg, position), (down, s.step), to);
+        }
+        for r in 0..rows {
+            moves::iota(len, position + r as isize * down, s.step, to.add(r * len * s.size).cast());
         }
     }
+}
 
-    /// Copies a piece of a destination from its staging block.
-    ///
-    /// # Safety
-    /// As for [`Map::collect`].
-    unsafe fn spill(
-        &self,
-        k: usize,
-        args: &Args,
-        stages: *mut u8,
-        position: isize,
-        (rows, len): (usize, usize),
-        done: usize,
-    ) {
-        let Some(s) = k.checked_sub(self.sources.len()).map(|k| &self.outs[k]) else { return };
-        let (Place::Staged(offset), Feed::Memory(arg)) = (s.place, s.feed) else { return };
-        let down = self.nest.steps[self.nest.rank() - 2][k];
-        for r in 0..rows {
-            let from = stages.wrapping_add(offset + (done + r * len) * s.size);
-            // SAFETY: as for `collect`.
-            unsafe { moves::scatter(s.size, len, from, args.at(arg, position + r as isize * down), s.step) }
-        }
+/// Copies a piece of a destination from its staging block.
+///
+/// # Safety
+/// As for [`collect`].
+unsafe fn spill(s: &BlockOperand, args: &Args, mem: *mut u8, down: isize, piece: Piece) {
+    let Place::Staged(offset) = s.place else { return };
+    let Piece { position, rows, len, done } = piece;
+    for r in 0..rows {
+        let from = mem.wrapping_add(offset + (done + r * len) * s.size);
+        // SAFETY: as for `collect`.
+        unsafe { moves::scatter(s.size, len, from, args.at(s.arg(), position + r as isize * down), s.step) }
     }
 }
 
@@ -559,19 +401,22 @@ impl Compiled for Map {
     }
 
     fn tasks(&self, _: usize) -> usize {
-        self.tasks
+        self.shares.tasks
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
+        let Scratch { mem, bases, index, at, .. } = scratch;
+        let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.needs.motions]);
+        let mem = mem.as_mut_ptr().cast::<u8>();
+        self.program.bind(mem.wrapping_add(self.registers), bases);
+        let mut walk = Walk { args, index, at, mem, bases };
+        let items = self.shares.of(task);
         // SAFETY: the caller's word.
         unsafe {
-            if self.flat {
-                self.run_flat(items, args, scratch);
-            } else if self.turned {
-                self.run_turned(items, args, scratch);
-            } else {
-                self.run_rows(items, args, scratch);
+            match self.order {
+                Order::Rows => self.run_rows(items, &mut walk),
+                Order::Flat => self.run_flat(items, &mut walk),
+                Order::Transposed => self.run_transposed(items, &mut walk),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Moves of elements whose size, not type, matters.
 
-use super::simd::transpose;
+use super::simd;
 
 /// `to[i] = from[i * step]` for elements of `size` bytes, `step` in bytes.
 ///
@@ -117,7 +117,7 @@ pub unsafe fn iota(n: usize, start: isize, step: isize, to: *mut i64) {
 ///
 /// # Safety
 /// Source and destination must be valid for `rows * cols` elements each, and apart.
-pub unsafe fn turn(
+pub unsafe fn transpose(
     size: usize,
     rows: usize,
     cols: usize,
@@ -135,7 +135,7 @@ pub unsafe fn turn(
                 let from = from.offset(r as isize * from_step).add(c * size);
                 let to = to.offset(c as isize * to_step).add(r * size);
                 if size == 4 && from_step % 4 == 0 && to_step % 4 == 0 && to_step > 0 {
-                    transpose(rn, cn, from.cast(), from_step / 4, to.cast(), to_step as usize / 4);
+                    simd::transpose(rn, cn, from.cast(), from_step / 4, to.cast(), to_step as usize / 4);
                 } else {
                     for c in 0..cn as isize {
                         let (from, to) = (from.offset(c * size as isize), to.offset(c * to_step));
@@ -162,9 +162,9 @@ pub unsafe fn copy_2d(
 ) {
     // Which dimension is called the row is ours to choose.
     if dst_steps.1 != 1 && dst_steps.0 == 1 {
-        let turn = |steps: (isize, isize)| (steps.1, steps.0);
+        let swap = |steps: (isize, isize)| (steps.1, steps.0);
         // SAFETY: the same elements.
-        return unsafe { copy_2d(cols, rows, src, turn(src_steps), dst, turn(dst_steps)) };
+        return unsafe { copy_2d(cols, rows, src, swap(src_steps), dst, swap(dst_steps)) };
     }
     // SAFETY: the caller's word; every index is below `rows` and `cols`.
     unsafe {
@@ -180,7 +180,7 @@ pub unsafe fn copy_2d(
                     let from = src.offset(c as isize * src_steps.1).add(r);
                     let to = dst.offset(r as isize * dst_steps.0).add(c);
                     let (height, width) = (SIDE.min(cols - c), SIDE.min(rows - r));
-                    transpose(height, width, from, src_steps.1, to, dst_steps.0 as usize);
+                    simd::transpose(height, width, from, src_steps.1, to, dst_steps.0 as usize);
                 }
             }
         } else {

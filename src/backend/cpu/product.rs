@@ -1,10 +1,12 @@
 //! Matrix products: a batch loop around [`Gemm`], with the body as its epilogue.
 
+use super::block::Repr;
 use super::gemm::{Gemm, Grid, Lhs, Out, Rhs, Tile, View};
 use super::nest::Nest;
+use super::operands::Operands;
 use super::prologue::{Prologue, Space};
 use super::simd::Isa;
-use super::tile::{Epilogue, Operands};
+use super::tile::Epilogue;
 use super::{Args, Compiled, Needs, Scratch, Workspace};
 use crate::dtype::DType;
 use crate::kernel::Kernel;
@@ -38,7 +40,7 @@ impl MatMul {
         }
         let product = Product::new(kernel)?;
         let (rank, write) = (kernel.shape.len(), kernel.reads.len());
-        let operands = Operands::new(kernel)?;
+        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
         let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];
         let unit = [0, 1].map(|o| if product.packed[o] { unit[o] as isize } else { 4 });
         let start = [0, 1].map(|o| if product.packed[o] { 0 } else { 4 * kernel.reads[o].access.offset });

@@ -2,7 +2,7 @@
 
 use super::block::{BLOCK, Repr};
 use super::gemm::{Change, View, pack_panel};
-use super::map::leaves;
+use super::operands::leaves;
 use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
 use super::{Args, Needs};

@@ -1,56 +1,37 @@
 //! Reductions and row-wise kernels.
 //!
-//! A row is folded block by block along its densest axis (`Rows`). Where rows lie side by side instead, as in a sum over leading axes or a
-//! normalisation over channels, a block holds one element of many rows and folds are kept in blocks too (`Lanes`).
+//! A row is reduced block by block along its densest axis. Where rows lie side by side instead, as in a sum over leading axes or a
+//! normalisation over channels, blocks run across rows: each holds one element of many rows, and results of reductions are blocks, too.
 //!
-//! Sums are accurate: blocks are summed in many parts and the parts in `f64`, or in two levels side by side.
+//! Sums are accurate: blocks are summed in many parts and the parts in `f64`; across rows, sums have two levels.
 
 use super::block::{BLOCK, Repr, VECTOR};
-use super::map::{leaves, stored};
 use super::moves;
 use super::nest::{Motion, Nest};
+use super::operands::{BlockOperand, Feed, Operands, Place, Reserved, leaves};
 use super::program::{Frame, Program, Sink, Source, source};
 use super::reduction::{Reduction, accumulate, fill_identity};
 use super::rewrite::{hoist, keep_values};
+use super::shares::Shares;
 use super::simd::Isa;
-use super::{Args, Compiled, Needs, Scratch, share};
+use super::{Args, Compiled, Needs, Scratch};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::{Fold, Kernel, Template};
+use crate::kernel::{Fold, Kernel, RowFold, Template};
 use std::ops::Range;
 
 /// Most bytes of intermediate values that are kept from one pass over a row to the next.
 const KEPT_BYTES: usize = 64 << 10;
-/// Side by side, this many additions go to one partial sum.
+/// Across rows, this many additions go to one partial sum.
 const PARTIAL: usize = 32;
+/// Blocks of results that are transposed together.
+const TRANSPOSED_BLOCKS: usize = 16;
+/// Rows of up to this many bytes are transposed.
+const TRANSPOSED_BYTES: usize = 16 << 10;
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Place {
-    Dense,
-    Still,
-    Staged(usize),
-    /// Dense across rows while blocks run along them, or the other way round: `TURN` of them are turned on their side at once.
-    Turned(usize),
-}
-
-/// Blocks of results that are turned on their side together.
-const TURN: usize = 16;
-/// Rows of up to this many bytes are turned.
-const TURNED_BYTES: usize = 16 << 10;
-
-/// How many rows of so many bytes are turned together: some cache lines of each element, but no more than stay in the cache.
-fn turned_rows(bytes: usize) -> usize {
+/// How many rows of so many bytes are transposed together: some cache lines of each element, but no more than stay in the cache.
+fn transposed_rows(bytes: usize) -> usize {
     ((32 << 10) / bytes.max(1)).clamp(16, 64)
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Stream {
-    /// The launch's argument; `None` is the index itself.
-    arg: Option<usize>,
-    size: usize,
-    place: Place,
-    /// Along the axis that blocks run along.
-    step: isize,
 }
 
 /// Counts rows that are treated together.
@@ -72,186 +53,153 @@ impl Group {
     }
 }
 
+/// One pass over a row: a reduction, or the last, which stores the results.
 struct Phase {
     program: Program,
-    /// How the first result is folded, and its representation; the last phase has none.
-    fold: Option<(Fold, Repr)>,
+    /// How the first result is reduced, and its representation; the last phase has none.
+    reduction: Option<(Fold, Repr)>,
     /// Values that are kept for later phases: kept value and destination number.
     keeps: Vec<(usize, usize)>,
-    /// Side by side, what depends on earlier folds alone is computed once per block of rows.
+    /// Across rows, what depends on earlier reductions alone is computed once per block of rows.
     prelude: Option<Program>,
 }
 
 /// A compiled row kernel.
 pub struct Row {
     isa: Isa,
+    blocks: Blocks,
+    /// Elements of a block.
+    block: usize,
+    /// Rows that are transposed together.
+    transposed_rows: usize,
+    sources: Vec<BlockOperand>,
+    outs: Vec<BlockOperand>,
+    /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
+    kept: Vec<(usize, usize)>,
+    phases: Vec<Phase>,
+    offsets: Offsets,
+    shares: Shares,
+    needs: Needs,
+}
+
+/// Offsets in scratch memory.
+struct Offsets {
+    /// Results of reductions, then values that preludes compute: one slot or one block each.
+    results: usize,
+    /// Partial sums.
+    partial: usize,
+    /// A block of zeros, for rows of no elements.
+    zeros: usize,
+    /// Results of many rows, when the body needs nothing else: it then runs once for all of them.
+    group: Option<usize>,
+    /// Registers of whichever program, body or prelude, has most of them.
+    registers: usize,
+}
+
+/// How blocks run over a row kernel, and the loops around them.
+struct Blocks {
     /// Over rows; without the axis that blocks run along, when that is one of its axes.
     outer: Nest,
     /// Over the elements of a row; likewise.
     inner: Nest,
-    /// Extent of the axis that blocks run along, and how much of it is one block.
-    along: usize,
-    block: usize,
-    lanes: bool,
+    /// Blocks run across rows.
+    across: bool,
+    /// The kernel has one result per row.
     per_row: bool,
-    /// Rows that are turned together.
-    turned_rows: usize,
-    sources: Vec<Stream>,
-    outs: Vec<Stream>,
-    /// Sources that are values kept from an earlier phase: offset in scratch memory and size.
-    kept: Vec<(usize, usize)>,
-    phases: Vec<Phase>,
-    /// Offsets in scratch memory: folded values (one slot or one block each), partial sums, index slots, zeros, and last the registers of
-    /// whichever program, body or prelude, has most of them.
-    folds: usize,
-    partial: usize,
-    slots: usize,
-    zeros: usize,
-    registers: usize,
-    /// Where folded values of many rows are collected, when the body needs nothing else: it then runs once for all of them.
-    group_at: Option<usize>,
-    items: usize,
-    tasks: usize,
-    needs: Needs,
-}
-
-/// Everything that a row kernel moves, before it is known which way blocks run.
-struct Operands {
-    frame: Frame,
-    /// What bodies read, then what is written: the launch's argument, if it is not an index, and the size of an element.
-    streams: Vec<(Option<usize>, usize)>,
-    /// How each of these moves over all axes: those of the rows, then those of the elements.
-    motions: Vec<Motion>,
-    /// The first of what is written.
-    first_out: usize,
-    /// How results are stored.
-    stores: Vec<Sink>,
-}
-
-impl Operands {
-    fn new(kernel: &Kernel, bodies: &[Body]) -> Result<Operands, String> {
-        let rank = kernel.shape.len();
-        let (inputs, axes) = leaves(bodies);
-        let mut frame = Frame { inputs: vec![None; kernel.reads.len()], ..Frame::default() };
-        let mut motions = Vec::new();
-        let mut streams: Vec<(Option<usize>, usize)> = Vec::new();
-        for j in inputs {
-            let operand = kernel.reads.get(j as usize).ok_or_else(|| format!("a body reads operand {j} of too few"))?;
-            let repr = stored(operand)?;
-            frame.inputs[j as usize] = Some(streams.len());
-            frame.sources.push(Source { repr, still: false, padded: false });
-            streams.push((Some(j as usize), repr.size()));
-            motions.push(Motion::bytes(operand, 0..rank));
-        }
-        for axis in axes {
-            if axis as usize >= rank {
-                return Err(format!("a body reads the index along axis {axis} of {rank}"));
-            }
-            frame.index.insert(axis, streams.len());
-            frame.sources.push(Source { repr: Repr::I64, still: false, padded: false });
-            streams.push((None, 8));
-            motions.push(Motion::index(axis as usize, rank));
-        }
-        let first_out = motions.len();
-        let mut stores = Vec::new();
-        for (k, operand) in kernel.writes.iter().enumerate() {
-            let repr = stored(operand)?;
-            stores.push(Sink::Store(repr));
-            streams.push((Some(kernel.reads.len() + k), repr.size()));
-            let mut motion = Motion::bytes(operand, 0..operand.access.shape.len());
-            motion.steps.resize(rank, 0);
-            motions.push(motion);
-        }
-        Ok(Operands { frame, streams, motions, first_out, stores })
-    }
-
-    /// The motions over some of the axes, from where they start or from nothing.
-    fn half(&self, axes: Range<usize>, start: bool) -> Vec<Motion> {
-        let cut = |m: &Motion| Motion { steps: m.steps[axes.clone()].to_vec(), start: if start { m.start } else { 0 } };
-        self.motions.iter().map(cut).collect()
-    }
-
-    /// Whether blocks run across rows: where data is dense that way, or where rows are very short.
-    fn across(&self, outer: &Nest, inner: &Nest, per_row: bool) -> bool {
-        let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
-        let is_dense = |nest: &Nest, k: usize| step(nest, k) == self.streams[k].1 as isize;
-        // Only operands that move both ways have a preference.
-        let full = |k: &usize| outer.steps.iter().any(|s| s[*k] != 0) && inner.steps.iter().any(|s| s[*k] != 0);
-        let dense = |nest: &Nest| (0..self.first_out).filter(full).filter(|&k| is_dense(nest, k)).count();
-        let (across, row_len) = (*outer.dims.last().unwrap_or(&1), inner.len());
-        // A normalisation of rows that lie side by side is better turned, some rows at a time, than read once per fold.
-        let out_dense = (self.first_out..self.motions.len()).all(|k| is_dense(outer, k));
-        let side_by_side = dense(outer) > dense(inner) && (per_row || ((out_dense || row_len <= 128) && across >= 256));
-        across >= 8 && ((side_by_side && across >= 16) || row_len * 2 <= across.min(32))
-    }
-}
-
-/// Scratch memory as it is handed out, in whole cache lines.
-#[derive(Default)]
-struct Reserved(usize);
-
-impl Reserved {
-    /// The offset of so many bytes.
-    fn take(&mut self, size: usize) -> usize {
-        let at = self.0;
-        self.0 += size.next_multiple_of(64);
-        at
-    }
-}
-
-/// Which way blocks run over a row kernel, and the loops around them.
-struct Blocks {
-    outer: Nest,
-    inner: Nest,
-    lanes: bool,
-    per_row: bool,
+    /// Extent of the axis that blocks run along.
     along: usize,
-    /// Per stream, along the axis that blocks run along.
+    /// Per operand, along that axis.
     steps: Vec<isize>,
-    /// Extent of the last axis of the rows, before it may have become the one that blocks run along.
-    across: usize,
+    /// Rows, elements of a row, and rows along the innermost axis that rows have.
+    rows: usize,
     row_len: usize,
+    last_rows: usize,
+    first_out: usize,
 }
 
 impl Blocks {
-    /// Where a stream's blocks are, and the scratch memory it takes for them.
-    fn place(&self, (arg, size): (Option<usize>, usize), k: usize, is_out: bool, memory: &mut Reserved) -> Stream {
-        let Blocks { outer, inner, lanes, per_row, along, steps, across, .. } = self;
-        let place = match steps[k] {
-            0 if !is_out => Place::Still,
-            s if arg.is_some() && (s == size as isize || *along == 1) => Place::Dense,
-            // A result per row is one element, wherever it goes.
-            _ if is_out && *per_row && !lanes => Place::Dense,
-            _ if is_out && *lanes && !per_row && inner.rank() == 1 && inner.steps[0][k] == size as isize => {
-                Place::Turned(memory.take(TURN * BLOCK * size))
-            }
-            _ if !is_out
-                && !lanes
-                && inner.rank() == 0
-                && *across >= 4
-                && arg.is_some()
-                && outer.steps[outer.rank() - 1][k] == size as isize
-                && along * size <= TURNED_BYTES =>
-            {
-                Place::Turned(memory.take((turned_rows(along * size) * along + VECTOR) * size))
-            }
-            _ => Place::Staged(memory.take(BLOCK * size)),
+    /// Chooses how blocks run over a kernel whose last `axes` axes are those of a row.
+    fn new(kernel: &Kernel, operands: &Operands, axes: usize, per_row: bool) -> Blocks {
+        let (first_out, split) = (operands.first_out(), kernel.shape.len() - axes);
+        let half = |axes: Range<usize>, start: bool| -> Vec<Motion> {
+            let start = |m: &Motion| if start { m.start } else { 0 };
+            operands.motions.iter().map(|m| Motion { steps: m.steps[axes.clone()].to_vec(), start: start(m) }).collect()
         };
-        Stream { arg, size, place, step: steps[k] }
+        // The outer loops start where operands do, the inner ones at a row.
+        let outer = Nest::new(&kernel.shape[..split], &half(0..split, true), Some(first_out));
+        let by = if per_row { 0 } else { first_out };
+        let inner = Nest::new(&kernel.shape[split..], &half(split..kernel.shape.len(), false), Some(by));
+        let (rows, row_len, last_rows) = (outer.len(), inner.len(), *outer.dims.last().unwrap_or(&1));
+        let (along, steps) = (0, Vec::new());
+        let mut blocks =
+            Blocks { outer, inner, across: false, per_row, along, steps, rows, row_len, last_rows, first_out };
+        blocks.across = blocks.should_cross(operands);
+        let nest = if blocks.across { &mut blocks.outer } else { &mut blocks.inner };
+        (blocks.along, blocks.steps) = nest.split_inner();
+        blocks
     }
 
-    /// Elements of a block. Rows that lie side by side are read once per fold, so a block of them should stay in the cache.
-    fn len(&self, folds: usize) -> usize {
-        if !self.lanes {
+    /// True if data is dense across rows, or rows are very short.
+    fn should_cross(&self, operands: &Operands) -> bool {
+        let Blocks { outer, inner, per_row, row_len, last_rows, first_out, .. } = self;
+        let step = |nest: &Nest, k: usize| nest.steps.last().map_or(0, |s| s[k]);
+        let is_dense = |nest: &Nest, k: usize| step(nest, k) == operands.size(k) as isize;
+        // Only operands that move both ways have a preference.
+        let moves = |nest: &Nest, k: usize| nest.steps.iter().any(|s| s[k] != 0);
+        let full = |k: &usize| moves(outer, *k) && moves(inner, *k);
+        let dense = |nest: &Nest| (0..*first_out).filter(full).filter(|&k| is_dense(nest, k)).count();
+        // A normalisation of rows that lie side by side is better transposed, some rows at a time, than read once per reduction.
+        let out_dense = (*first_out..operands.motions.len()).all(|k| is_dense(outer, k));
+        let worth = *per_row || ((out_dense || *row_len <= 128) && *last_rows >= 256);
+        let side_by_side = dense(outer) > dense(inner) && worth;
+        *last_rows >= 8 && ((side_by_side && *last_rows >= 16) || row_len * 2 <= (*last_rows).min(32))
+    }
+
+    /// How blocks of an operand are reached, and the scratch memory that takes.
+    fn place(&self, k: usize, feed: Feed, size: usize, memory: &mut Reserved) -> (Place, isize) {
+        let (step, dense, is_out) = (self.steps[k], size as isize, k >= self.first_out);
+        let place = match feed {
+            Feed::Index if step == 0 => Place::Slot(memory.take(size)),
+            Feed::Index | Feed::Core => Place::Staged(memory.take(BLOCK * size)),
+            Feed::Memory(_) if step == 0 && !is_out => Place::Still,
+            Feed::Memory(_) if step == dense || self.along == 1 => Place::Dense,
+            // A result per row is one element, wherever it goes.
+            Feed::Memory(_) if is_out && self.per_row && !self.across => Place::Dense,
+            Feed::Memory(_) if is_out && self.is_dense_along_row(k, dense) => {
+                Place::Transposed(memory.take(TRANSPOSED_BLOCKS * BLOCK * size))
+            }
+            Feed::Memory(_) if !is_out && self.is_dense_across(k, dense) => {
+                Place::Transposed(memory.take((transposed_rows(self.along * size) * self.along + VECTOR) * size))
+            }
+            Feed::Memory(_) => Place::Staged(memory.take(BLOCK * size)),
+        };
+        (place, step)
+    }
+
+    /// True if blocks run across rows, but a result is dense along them.
+    fn is_dense_along_row(&self, k: usize, dense: isize) -> bool {
+        self.across && !self.per_row && self.inner.rank() == 1 && self.inner.steps[0][k] == dense
+    }
+
+    /// True if blocks run along rows, but a source is dense across them, and some of its rows stay in the cache.
+    fn is_dense_across(&self, k: usize, dense: isize) -> bool {
+        let one_run = !self.across && self.inner.rank() == 0 && self.last_rows >= 4;
+        let fits = self.along * dense as usize <= TRANSPOSED_BYTES;
+        one_run && fits && self.outer.steps.last().is_some_and(|steps| steps[k] == dense)
+    }
+
+    /// Elements of a block. Rows that lie side by side are read once per reduction, so a block of them should stay in the cache.
+    fn len(&self, reductions: usize) -> usize {
+        if !self.across {
             return BLOCK;
         }
-        let lanes = if folds == 1 && self.per_row { BLOCK } else { (128 << 10) / 4 / self.row_len.max(1) };
-        (lanes.clamp(128, BLOCK) & !15).min(self.along.max(1))
+        let rows = if reductions == 1 && self.per_row { BLOCK } else { (128 << 10) / 4 / self.row_len.max(1) };
+        (rows.clamp(128, BLOCK) & !15).min(self.along.max(1))
     }
 }
 
-/// What it costs to compute a value again, beside a plain addition.
-fn price(code: Code, frame: &Frame, sources: &[Stream]) -> f64 {
+/// The cost of computing a value again, beside a plain addition.
+fn price(code: Code, frame: &Frame, sources: &[BlockOperand]) -> f64 {
     match code {
         Code::Input(j) => match frame.inputs[j as usize].map(|k| sources[k].place) {
             Some(Place::Staged(_)) => 6.0,
@@ -265,53 +213,98 @@ fn price(code: Code, frame: &Frame, sources: &[Stream]) -> f64 {
     }
 }
 
-/// What the phases of a row kernel are compiled from.
-struct Bodies<'a> {
-    /// One per fold, and the last.
-    bodies: &'a [Body],
-    /// Side by side, what is hoisted out of each.
-    preludes: &'a [Body],
-    folds: Vec<(Fold, Repr)>,
-    /// Values that later phases need again, with the phase that computes them first.
-    shared: &'a [(usize, DType)],
-    stores: &'a [Sink],
-    first_hoisted: usize,
-    /// How the last phase is run: on folded values of many rows, or on those of one.
-    last: Last,
+/// A row kernel on its way to phases: bodies, the sources that they read, and the scratch memory that is taken.
+struct Draft<'a> {
+    blocks: &'a Blocks,
+    /// Elements of a block.
+    block: usize,
+    /// One per reduction, and the last.
+    bodies: Vec<Body>,
+    folds: &'a [RowFold],
+    frame: Frame,
+    memory: Reserved,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Last {
-    Grouped,
-    Single,
-    Blocks,
-}
+impl Draft<'_> {
+    fn add_source(&mut self, dtype: DType, still: bool, padded: bool) -> Result<Repr, String> {
+        let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
+        self.frame.sources.push(Source { repr, still, padded });
+        Ok(repr)
+    }
 
-impl Bodies<'_> {
-    fn phase(&self, p: usize, mut frame: Frame) -> Result<Phase, String> {
-        // Later folds are not known yet.
+    /// Finds values that later phases need again, and memory for them. Returns the phase that computes each first, and where it is kept.
+    #[expect(clippy::type_complexity, reason = "two lists that are used apart")]
+    fn keep_values(&mut self, sources: &[BlockOperand]) -> Result<(Vec<usize>, Vec<(usize, usize)>), String> {
+        let Blocks { across, per_row, row_len, .. } = *self.blocks;
+        let lanes = if across { self.block } else { 1 };
+        let last = if per_row { self.bodies.len() - 1 } else { self.bodies.len() };
+        let price = |code: Code| price(code, &self.frame, sources);
+        let first = self.frame.inputs.len() as u32;
+        let shared = keep_values(&mut self.bodies[..last], first, price, KEPT_BYTES / (lanes * row_len.max(1)));
+        let mut kept = Vec::new();
+        for &(_, dtype) in &shared {
+            self.frame.inputs.push(Some(self.frame.sources.len()));
+            let size = self.add_source(dtype, false, true)?.size();
+            let elements = row_len * if across { lanes.next_multiple_of(VECTOR) } else { 1 };
+            kept.push((self.memory.take((elements + VECTOR) * size), size));
+        }
+        Ok((shared.into_iter().map(|(phase, _)| phase).collect(), kept))
+    }
+
+    /// Takes what depends on reductions alone out of the bodies, across rows: in each phase, code that runs once per block of rows.
+    fn hoist(&mut self) -> Vec<Body> {
+        if !self.blocks.across {
+            return vec![Body::default(); self.bodies.len()];
+        }
+        // In each phase, the reductions before it, then what its prelude makes of them.
+        self.bodies.iter_mut().enumerate().map(|(p, body)| hoist(body, p as u32)).collect()
+    }
+
+    /// Makes results of reductions sources of later phases.
+    fn reductions(&mut self) -> Result<Vec<(Fold, Repr)>, String> {
+        let across = self.blocks.across;
+        let mut reductions = Vec::new();
+        for (p, fold) in self.folds.iter().enumerate() {
+            let body = &self.bodies[p];
+            let dtype = body.code.get(body.results[0] as usize).ok_or("a reduction without code")?.dtype;
+            self.frame.folds.push(self.frame.sources.len());
+            reductions.push((fold.fold, self.add_source(dtype, !across, across)?));
+        }
+        Ok(reductions)
+    }
+
+    /// Compiles a phase. `first_kept` are the phases that compute kept values first.
+    fn phase(
+        &self,
+        p: usize,
+        prelude: &Body,
+        reduction: Option<(Fold, Repr)>,
+        first_kept: &[usize],
+        last: (&[Sink], Last),
+    ) -> Result<Phase, String> {
+        let mut frame = self.frame.clone();
+        let first_hoisted = frame.sources.len();
+        // Later reductions are not known yet.
         frame.folds.truncate(p);
-        let mut prelude = None;
-        if let Some(code) = self.preludes.get(p).filter(|code| !code.results.is_empty()) {
-            prelude = Some(Program::new(code, &frame, &vec![Sink::Place; code.results.len()])?);
-            for (h, &r) in code.results.iter().enumerate() {
-                let repr = Repr::computed(code.code[r as usize].dtype).ok_or("a value of no known type")?;
-                frame.folds.push(self.first_hoisted + h);
+        let mut compiled = None;
+        if !prelude.results.is_empty() {
+            compiled = Some(Program::new(prelude, &frame, &vec![Sink::Place; prelude.results.len()])?);
+            for (h, &r) in prelude.results.iter().enumerate() {
+                let repr = Repr::computed(prelude.code[r as usize].dtype).ok_or("a value of no known type")?;
+                frame.folds.push(first_hoisted + h);
                 frame.sources.push(Source { repr, still: false, padded: true });
             }
         }
-        let mut sinks = Vec::new();
-        let mut keeps = Vec::new();
-        let fold = self.folds.get(p).copied();
-        if fold.is_some() {
+        let (mut sinks, mut keeps) = (Vec::new(), Vec::new());
+        if reduction.is_some() {
             sinks.push(Sink::Keep);
-            for (v, _) in self.shared.iter().enumerate().filter(|(_, s)| s.0 == p) {
+            for (v, _) in first_kept.iter().enumerate().filter(|(_, first)| **first == p) {
                 keeps.push((v, sinks.len()));
                 sinks.push(Sink::Place);
             }
         } else {
-            sinks.extend_from_slice(self.stores);
-            match self.last {
+            sinks.extend_from_slice(last.0);
+            match last.1 {
                 Last::Grouped => {
                     let collected = |s: &mut Source| *s = Source { still: false, padded: true, ..*s };
                     frame.folds.iter().for_each(|&f| collected(&mut frame.sources[f]));
@@ -320,180 +313,101 @@ impl Bodies<'_> {
                 Last::Blocks => {}
             }
         }
-        Ok(Phase { program: Program::new(&self.bodies[p], &frame, &sinks)?, fold, keeps, prelude })
+        Ok(Phase { program: Program::new(&self.bodies[p], &frame, &sinks)?, reduction, keeps, prelude: compiled })
     }
+}
+
+/// How the last phase runs.
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    /// On results of reductions of many rows.
+    Grouped,
+    /// On those of one row.
+    Single,
+    /// On all elements.
+    Blocks,
 }
 
 impl Row {
     /// Compiles a row kernel.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Row, String> {
         let Template::Row { inner, folds, per_row } = &kernel.template else { return Err("not a row kernel".into()) };
-        let (rank, per_row) = (kernel.shape.len(), *per_row);
-        let rows = rank - inner;
-        let mut bodies: Vec<Body> = folds.iter().map(|f| f.body.clone()).collect();
-        bodies.push(kernel.body.clone());
-        if bodies[..folds.len()].iter().any(|b| b.results.len() != 1) {
-            return Err("a fold of more than one value".into());
+        if folds.iter().any(|f| f.body.results.len() != 1) {
+            return Err("a reduction of more than one value".into());
         }
-
-        let operands = Operands::new(kernel, &bodies)?;
-        let first_out = operands.first_out;
-        let mut outer = Nest::new(&kernel.shape[..rows], &operands.half(0..rows, true), Some(first_out));
-        let by = if per_row { 0 } else { first_out };
-        let mut inner = Nest::new(&kernel.shape[rows..], &operands.half(rows..rank, false), Some(by));
-        let (row_count, row_len) = (outer.len(), inner.len());
-        let lanes = operands.across(&outer, &inner, per_row);
-        let across = *outer.dims.last().unwrap_or(&1);
-        let (along, steps) = if lanes { outer.split_inner() } else { inner.split_inner() };
-        let blocks = Blocks { outer, inner, lanes, per_row, along, steps, across, row_len };
+        let bodies: Vec<Body> = folds.iter().map(|f| &f.body).chain([&kernel.body]).cloned().collect();
+        let mut operands = Operands::new(kernel, &bodies, None)?;
+        let blocks = Blocks::new(kernel, &operands, *inner, *per_row);
+        let Blocks { across, row_len, along, .. } = blocks;
         let block = blocks.len(folds.len());
-
-        // Scratch memory: staging blocks, kept values, folds, partial sums, index slots, then registers.
         let mut memory = Reserved::default();
-        let Operands { mut frame, streams, motions, stores, .. } = operands;
-        let mut place = |k: usize| blocks.place(streams[k], k, k >= first_out, &mut memory);
-        let sources: Vec<Stream> = (0..first_out).map(&mut place).collect();
-        let outs: Vec<Stream> = (first_out..motions.len()).map(&mut place).collect();
-        for (source, stream) in frame.sources.iter_mut().zip(&sources) {
-            source.still = stream.place == Place::Still;
-            source.padded = matches!(stream.place, Place::Staged(_) | Place::Turned(_));
-        }
+        let (sources, outs) = operands.place(|k, feed, size| blocks.place(k, feed, size, &mut memory));
 
-        // Values that several phases compute.
-        let room = KEPT_BYTES / if lanes { block * row_len.max(1) } else { row_len.max(1) };
-        let last = if per_row { bodies.len() - 1 } else { bodies.len() };
-        let price = |code: Code| price(code, &frame, &sources);
-        let shared = keep_values(&mut bodies[..last], kernel.reads.len() as u32, price, room);
-        let mut kept = Vec::new();
-        for &(_, dtype) in &shared {
-            let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
-            frame.inputs.push(Some(frame.sources.len()));
-            frame.sources.push(Source { repr, still: false, padded: true });
-            let elements = row_len * if lanes { block.next_multiple_of(VECTOR) } else { 1 };
-            kept.push((memory.take((elements + VECTOR) * repr.size()), repr.size()));
-        }
-        // In each phase, the folds before it, then what its prelude makes of them.
-        let preludes: Vec<Body> = match lanes {
-            true => bodies.iter_mut().enumerate().map(|(p, body)| hoist(body, p as u32)).collect(),
-            false => Vec::new(),
-        };
+        let Operands { frame, sinks, .. } = operands;
+        let mut draft = Draft { blocks: &blocks, block, bodies, folds, frame, memory };
+        let (first_kept, kept) = draft.keep_values(&sources)?;
+        let preludes = draft.hoist();
         let hoisted = preludes.iter().map(|p| p.results.len()).max().unwrap_or(0);
-        let mut reprs = Vec::new();
-        for body in &bodies[..folds.len()] {
-            let dtype = body.code.get(body.results[0] as usize).ok_or("a fold without code")?.dtype;
-            let repr = Repr::computed(dtype).ok_or_else(|| format!("no kernels for {dtype}"))?;
-            frame.folds.push(frame.sources.len());
-            frame.sources.push(Source { repr, still: !lanes, padded: lanes });
-            reprs.push(repr);
-        }
-        let first_hoisted = frame.sources.len();
-        let folds_at = memory.take((reprs.len() + hoisted) * if lanes { BLOCK * 8 } else { 8 });
-        let partial = memory.take(if lanes { BLOCK * 8 } else { 0 });
-        let slots = memory.take(8 * sources.len());
+        let reductions = draft.reductions()?;
+        let memory = &mut draft.memory;
+        let results = memory.take((reductions.len() + hoisted) * if across { BLOCK * 8 } else { 8 });
+        let partial = memory.take(if across { BLOCK * 8 } else { 0 });
         let zeros = memory.take(if row_len == 0 { 8 * BLOCK } else { 0 });
+        let once = *per_row && !across;
         let alone = leaves([&kernel.body]) == (Vec::new(), Vec::new());
-        let group_at =
-            (per_row && !lanes && alone).then(|| memory.take(8 * BLOCK * (folds.len() + kernel.writes.len())));
+        let group = (once && alone).then(|| memory.take(8 * BLOCK * (folds.len() + kernel.writes.len())));
+        let offsets = Offsets { results, partial, zeros, group, registers: memory.0 };
 
-        let compiled = Bodies {
-            bodies: &bodies,
-            preludes: &preludes,
-            folds: folds.iter().zip(reprs).map(|(f, repr)| (f.fold, repr)).collect(),
-            shared: &shared,
-            stores: &stores,
-            first_hoisted,
-            last: match (group_at, per_row && !lanes) {
-                (Some(_), _) => Last::Grouped,
-                (None, true) => Last::Single,
-                (None, false) => Last::Blocks,
-            },
+        let last = match group {
+            Some(_) => Last::Grouped,
+            None if once => Last::Single,
+            None => Last::Blocks,
         };
-        let phases: Vec<Phase> =
-            (0..bodies.len()).map(|p| compiled.phase(p, frame.clone())).collect::<Result<_, String>>()?;
+        let reductions = reductions.into_iter().map(Some).chain([None]);
+        let phases = preludes.iter().zip(reductions).enumerate();
+        let phases = phases.map(|(p, (prelude, by))| draft.phase(p, prelude, by, &first_kept, (&sinks, last)));
+        let phases: Vec<Phase> = phases.collect::<Result<_, String>>()?;
         let programs = || phases.iter().flat_map(|p| std::iter::once(&p.program).chain(&p.prelude));
         let registers = programs().map(|p| p.registers).max().unwrap_or(0);
         let needs = Needs {
-            bytes: memory.0 + registers,
-            bases: source(first_hoisted + 2 * hoisted + stores.len().max(1 + shared.len())),
+            bytes: offsets.registers + registers,
+            bases: source(draft.frame.sources.len() + 2 * hoisted + sinks.len().max(1 + kept.len())),
             rank: blocks.outer.rank() + blocks.inner.rank(),
-            motions: 2 * motions.len(),
+            motions: 2 * (sources.len() + outs.len()),
         };
         let staged = sources.iter().filter(|s| matches!(s.place, Place::Staged(_))).count();
         let ns = phases.iter().map(|p| p.program.cost + 0.1).sum::<f64>() + staged as f64;
-        let overhead = if lanes { 0.0 } else { 40.0 * phases.len() as f64 };
-        let tasks = share(row_count as f64 * (row_len as f64 * ns + overhead), threads);
-        let items = blocks.outer.len() * if lanes { along.div_ceil(block.max(1)) } else { 1 };
-        let widest = sources.iter().filter(|s| matches!(s.place, Place::Turned(_))).map(|s| along * s.size).max();
-        Ok(Row {
-            isa,
-            outer: blocks.outer,
-            inner: blocks.inner,
-            along,
-            block,
-            lanes,
-            per_row,
-            turned_rows: turned_rows(widest.unwrap_or(usize::MAX)),
-            sources,
-            outs,
-            kept,
-            phases,
-            folds: folds_at,
-            partial,
-            slots,
-            zeros,
-            registers: memory.0,
-            group_at,
-            items,
-            tasks: tasks.min(items),
-            needs,
-        })
+        let overhead = if across { 0.0 } else { 40.0 * phases.len() as f64 };
+        let ns = blocks.rows as f64 * (row_len as f64 * ns + overhead);
+        let (len, piece) = if across { (along, block) } else { (1, 1) };
+        let shares = Shares::of_pieces(blocks.outer.len(), len, piece, ns, threads);
+        let widest = sources.iter().filter(|s| matches!(s.place, Place::Transposed(_))).map(|s| along * s.size).max();
+        let transposed_rows = transposed_rows(widest.unwrap_or(usize::MAX));
+        Ok(Row { isa, blocks, block, transposed_rows, sources, outs, kept, phases, offsets, shares, needs })
     }
 
+    /// The source that is the first kept value.
     fn first_kept(&self) -> usize {
         self.sources.len()
     }
 
-    fn first_fold(&self) -> usize {
+    /// The source that is the result of the first reduction.
+    fn first_result(&self) -> usize {
         self.sources.len() + self.kept.len()
     }
 
-    /// Points every source that comes from an operand at element `i` of the current run, in row `group` of those that were turned together.
+    /// Points every source that comes from an operand at element `i` of the axis that blocks run along.
     ///
     /// # Safety
-    /// As for [`Compiled::run`]; `at` is within the nests.
-    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
-    unsafe fn bind(
-        &self,
-        args: &Args,
-        at: &[isize],
-        add: &[isize],
-        (i, group): (usize, usize),
-        n: usize,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
+    /// As for [`Compiled::run`]; the walk is within the nests.
+    unsafe fn bind(&self, walk: &mut Walk, i: usize, n: usize) {
         for (k, s) in self.sources.iter().enumerate() {
-            let position = at[k] + add[k] + i as isize * s.step;
-            bases[source(k)] = match (s.place, s.arg) {
-                (Place::Still | Place::Dense, Some(arg)) => args.at(arg, position),
-                (Place::Turned(offset), _) => mem.wrapping_add(offset + (group * self.along + i) * s.size),
-                (Place::Staged(offset), arg) => {
-                    let to = mem.wrapping_add(offset);
-                    // SAFETY: a staging block holds a block; operands were checked to span their memory.
-                    unsafe {
-                        match arg {
-                            Some(arg) => moves::gather(s.size, n, args.at(arg, position), s.step, to),
-                            None => moves::iota(n, position, s.step, to.cast()),
-                        }
-                    }
-                    to
+            walk.bases[source(k)] = match s.place {
+                Place::Transposed(offset) => {
+                    walk.mem.wrapping_add(offset + (walk.transposed.at * self.blocks.along + i) * s.size)
                 }
-                (_, None) => {
-                    let slot = mem.wrapping_add(self.slots + 8 * k);
-                    // SAFETY: eight bytes per source are set aside for this.
-                    unsafe { slot.cast::<i64>().write_unaligned(position as i64) }
-                    slot
-                }
+                // SAFETY: operands were checked to span their memory.
+                _ => unsafe { s.block(walk.args, walk.position(k, i, s), n, walk.mem) },
             };
         }
     }
@@ -501,195 +415,192 @@ impl Row {
     /// Points every source at zeros: a row of no elements has none to read.
     ///
     /// # Safety
-    /// `mem` must be this kernel's scratch memory.
-    unsafe fn bind_nothing(&self, mem: *mut u8, bases: &mut [*mut u8]) {
-        let zeros = mem.wrapping_add(self.zeros);
+    /// `walk` must have this kernel's scratch memory.
+    unsafe fn bind_zeros(&self, walk: &mut Walk) {
+        let zeros = walk.mem.wrapping_add(self.offsets.zeros);
         // SAFETY: a block is set aside when rows are empty.
         unsafe { zeros.write_bytes(0, 8 * BLOCK) }
-        for k in 0..self.sources.len() {
-            bases[source(k)] = zeros;
+        walk.bases[source(0)..source(self.sources.len())].fill(zeros);
+    }
+
+    /// Points kept values at element `i` of the row (or at element `i` times a block).
+    fn bind_kept(&self, phase: &Phase, i: usize, walk: &mut Walk) {
+        let at = |v: usize| {
+            let (offset, size) = self.kept[v];
+            walk.mem.wrapping_add(offset + i * size)
+        };
+        for v in 0..self.kept.len() {
+            walk.bases[source(self.first_kept() + v)] = at(v);
+        }
+        for &(v, out) in &phase.keeps {
+            walk.bases[phase.program.out(out)] = at(v);
         }
     }
 
-    /// Points the destinations of the last phase at element `i` of the axis that blocks run along and element `j` of the row, runs `n`
+    /// Points the destinations at element `i` of the axis that blocks run along and element `j` of the row, runs the last phase for `n`
     /// elements, and copies what was staged.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
-    unsafe fn finish(
-        &self,
-        args: &Args,
-        at: &[isize],
-        add: &[isize],
-        (i, j): (usize, usize),
-        n: usize,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
-        let phase = self.phases.last().expect("the body is the last phase");
+    unsafe fn finish(&self, phase: &Phase, walk: &mut Walk, (i, j): (usize, usize), n: usize) {
         let first = self.sources.len();
-        let position = |k: usize, s: &Stream| at[first + k] + add[first + k] + i as isize * s.step;
+        let part = j % TRANSPOSED_BLOCKS;
         for (k, s) in self.outs.iter().enumerate() {
-            bases[phase.program.out(k)] = match s.place {
-                Place::Staged(offset) => mem.wrapping_add(offset),
-                Place::Turned(offset) => mem.wrapping_add(offset + j % TURN * BLOCK * s.size),
-                _ => args.at(s.arg.expect("destinations are memory"), position(k, s)),
+            walk.bases[phase.program.out(k)] = match s.place {
+                Place::Staged(offset) => walk.mem.wrapping_add(offset),
+                Place::Transposed(offset) => walk.mem.wrapping_add(offset + part * BLOCK * s.size),
+                _ => walk.args.at(s.arg(), walk.position(first + k, i, s)),
             };
         }
         // SAFETY: operands were checked to span their memory.
         unsafe {
-            phase.program.run_each(self.isa, n, bases);
+            phase.program.run_each(self.isa, n, walk.bases);
             for (k, s) in self.outs.iter().enumerate() {
-                if let (Place::Staged(offset), Some(arg)) = (s.place, s.arg) {
-                    moves::scatter(s.size, n, mem.wrapping_add(offset), args.at(arg, position(k, s)), s.step);
-                }
-                if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg)
-                    && (j % TURN == TURN - 1 || j + 1 == self.inner.len())
-                {
-                    let before = (j % TURN * s.size) as isize;
-                    let (from, to) = (mem.wrapping_add(offset), args.at(arg, position(k, s) - before));
-                    moves::turn(s.size, j % TURN + 1, n, from, (BLOCK * s.size) as isize, to, s.step);
+                let position = || walk.position(first + k, i, s);
+                match s.place {
+                    Place::Staged(offset) => {
+                        let to = walk.args.at(s.arg(), position());
+                        moves::scatter(s.size, n, walk.mem.wrapping_add(offset), to, s.step);
+                    }
+                    Place::Transposed(offset) if part + 1 == TRANSPOSED_BLOCKS || j + 1 == self.blocks.row_len => {
+                        let to = walk.args.at(s.arg(), position() - (part * s.size) as isize);
+                        let from = walk.mem.wrapping_add(offset);
+                        moves::transpose(s.size, part + 1, n, from, (BLOCK * s.size) as isize, to, s.step);
+                    }
+                    _ => {}
                 }
             }
         }
     }
 
-    /// Points kept values at element `i` of the row (or at element `i` times a block).
-    fn bind_kept(&self, phase: &Phase, i: usize, mem: *mut u8, bases: &mut [*mut u8]) {
-        for (v, &(offset, size)) in self.kept.iter().enumerate() {
-            bases[source(self.first_kept() + v)] = mem.wrapping_add(offset + i * size);
-        }
-        for &(v, out) in &phase.keeps {
-            let (offset, size) = self.kept[v];
-            bases[phase.program.out(out)] = mem.wrapping_add(offset + i * size);
-        }
-    }
-
+    /// Blocks along rows: the phases of one row after another.
+    ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_rows(&self, rows: Range<usize>, args: &Args, scratch: &mut Scratch) {
-        let Scratch { mem, bases, index, at, .. } = scratch;
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        let registers = mem.wrapping_add(self.registers);
-        let operands = self.sources.len() + self.outs.len();
-        let (at, add) = at[..2 * operands].split_at_mut(operands);
-        let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
-        // A row of one block is pointed at once, not once per phase.
-        let runs = self.inner.len();
-        let single = runs == 1 && self.along <= BLOCK;
-        let last = self.outer.rank().wrapping_sub(1);
-        let rows_left = |index: &[usize]| self.outer.dims.get(last).map_or(1, |dim| dim - index[last]);
-        let (mut turned, mut grouped) = (Group::default(), Group::default());
-        self.outer.seek(rows.start, row_index, at);
+    unsafe fn run_along(&self, rows: Range<usize>, walk: &mut Walk) {
+        let outer = &self.blocks.outer;
+        let registers = walk.mem.wrapping_add(self.offsets.registers);
+        let mut grouped = Group::default();
+        outer.seek(rows.start, walk.row, walk.at);
         for row in rows.clone() {
-            self.inner.seek(0, index, add);
-            if turned.next(self.turned_rows.min(rows_left(row_index)).min(rows.end - row)) {
-                // SAFETY: as many rows as there are in the operands.
-                unsafe { self.turn(args, at, turned.len, mem) }
-            }
-            if grouped.next(BLOCK.min(rows_left(row_index)).min(rows.end - row)) {
-                for f in 0..self.phases.len() - 1 {
-                    bases[source(self.first_fold() + f)] = mem.wrapping_add(self.folds + 8 * f);
+            self.blocks.inner.seek(0, walk.index, walk.add);
+            let left = match (outer.dims.last(), walk.row.last()) {
+                (Some(dim), Some(at)) => (dim - at).min(rows.end - row),
+                _ => 1,
+            };
+            // SAFETY: the row is within its operands, and as many rows as are left follow it; results of reductions have eight bytes each,
+            // and a block of them where rows are grouped.
+            unsafe {
+                if walk.transposed.next(self.transposed_rows.min(left)) {
+                    self.transpose(walk);
                 }
-            }
-            if single {
-                // SAFETY: the row is within its operands.
-                unsafe { self.bind(args, at, add, (0, turned.at), self.along, mem, bases) }
-            }
-            for (p, phase) in self.phases.iter().enumerate() {
-                phase.program.bind(registers, bases);
-                let Some((fold, repr)) = phase.fold else {
-                    // SAFETY: as above.
-                    unsafe {
-                        if self.group_at.is_some() {
-                            if grouped.at + 1 == grouped.len {
-                                self.finish_group(phase, args, at, grouped.len, mem, bases);
-                            }
-                        } else {
-                            self.last_phase(phase, single, args, at, add, index, turned.at, mem, bases);
-                        }
-                    }
-                    break;
-                };
-                let mut folded = Reduction::new(fold);
-                for run in 0..runs {
-                    for i in (0..self.along).step_by(BLOCK) {
-                        let n = BLOCK.min(self.along - i);
-                        // SAFETY: as above.
-                        unsafe {
-                            if !single {
-                                self.bind(args, at, add, (i, turned.at), n, mem, bases);
-                            }
-                            self.bind_kept(phase, run * self.along + i, mem, bases);
-                            if i == 0 {
-                                phase.program.run_still(self.isa, bases);
-                            }
-                            phase.program.run_each(self.isa, n, bases);
-                            let loc = phase.program.kept[0];
-                            folded.add(self.isa, repr, n, bases[loc.base as usize].add(loc.offset as usize));
-                        }
-                    }
-                    if runs > 1 {
-                        self.inner.advance(index, add);
-                    }
+                if grouped.next(BLOCK.min(left)) {
+                    self.bind_results(walk, self.offsets.results, 8);
                 }
-                // SAFETY: eight bytes per fold are set aside, and a block of them for grouped rows.
-                unsafe {
-                    let bytes = folded.bytes(repr);
-                    mem.add(self.folds + 8 * p).cast::<[u8; 8]>().write(bytes);
-                    if let Some(group_at) = self.group_at {
-                        let to = mem.add(group_at + 8 * BLOCK * p + grouped.at * repr.size());
+                if self.is_one_block() {
+                    self.bind(walk, 0, self.blocks.along);
+                }
+                for (p, phase) in self.phases.iter().enumerate() {
+                    phase.program.bind(registers, walk.bases);
+                    let Some((by, repr)) = phase.reduction else {
+                        match self.offsets.group {
+                            None => self.last_phase(phase, walk),
+                            Some(group) if grouped.at + 1 == grouped.len => {
+                                self.finish_group(phase, group, walk, grouped.len)
+                            }
+                            Some(_) => {}
+                        }
+                        break;
+                    };
+                    let mut result = Reduction::new(by);
+                    self.each_block(phase, walk, |walk, _, n| {
+                        phase.program.run_each(self.isa, n, walk.bases);
+                        result.add(self.isa, repr, n, walk.value(&phase.program));
+                    });
+                    let bytes = result.bytes(repr);
+                    walk.mem.add(self.offsets.results + 8 * p).cast::<[u8; 8]>().write(bytes);
+                    if let Some(group) = self.offsets.group {
+                        let to = walk.mem.add(group + 8 * BLOCK * p + grouped.at * repr.size());
                         moves::gather(repr.size(), 1, bytes.as_ptr(), 0, to);
                     }
                 }
             }
-            self.outer.advance(row_index, at);
+            outer.advance(walk.row, walk.at);
         }
     }
 
-    /// Turns the next rows of sources that lie side by side.
+    /// A row of one block is pointed at once, not once per phase.
+    fn is_one_block(&self) -> bool {
+        self.blocks.inner.len() == 1 && self.blocks.along <= BLOCK
+    }
+
+    /// Points the results of reductions at consecutive places of so many bytes.
+    fn bind_results(&self, walk: &mut Walk, offset: usize, bytes: usize) {
+        for p in 0..self.phases.len() - 1 {
+            walk.bases[source(self.first_result() + p)] = walk.mem.wrapping_add(offset + bytes * p);
+        }
+    }
+
+    /// Points the sources at each block of a row in turn, and calls `f` with its first element along the axis and its length.
     ///
     /// # Safety
-    /// As for [`Compiled::run`]; there must be as many rows from here on along the last axis.
-    unsafe fn turn(&self, args: &Args, at: &[isize], rows: usize, mem: *mut u8) {
-        for (k, s) in self.sources.iter().enumerate() {
-            if let (Place::Turned(offset), Some(arg)) = (s.place, s.arg) {
-                let (from, to) = (args.at(arg, at[k]), mem.wrapping_add(offset));
-                // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
-                unsafe { moves::turn(s.size, self.along, rows, from, s.step, to, (self.along * s.size) as isize) }
+    /// As for [`Compiled::run`].
+    #[inline(always)]
+    unsafe fn each_block(&self, phase: &Phase, walk: &mut Walk, mut f: impl FnMut(&mut Walk, usize, usize)) {
+        let along = self.blocks.along;
+        let runs = self.blocks.inner.len();
+        for run in 0..runs {
+            for i in (0..along).step_by(BLOCK) {
+                let n = BLOCK.min(along - i);
+                // SAFETY: the block is within its operands.
+                unsafe {
+                    if !self.is_one_block() {
+                        self.bind(walk, i, n);
+                    }
+                    self.bind_kept(phase, run * along + i, walk);
+                    if i == 0 {
+                        phase.program.run_still(self.isa, walk.bases);
+                    }
+                }
+                f(walk, i, n);
+            }
+            if runs > 1 {
+                self.blocks.inner.advance(walk.index, walk.add);
             }
         }
     }
 
-    /// The body of many rows that were folded, once for each; `at` is the last of them.
+    /// Transposes the next rows of sources that lie side by side.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`]; there must be as many rows from here on along the last axis.
+    unsafe fn transpose(&self, walk: &Walk) {
+        let (along, rows) = (self.blocks.along, walk.transposed.len);
+        for (k, s) in self.sources.iter().enumerate() {
+            if let Place::Transposed(offset) = s.place {
+                let (from, to) = (walk.args.at(s.arg(), walk.at[k]), walk.mem.wrapping_add(offset));
+                // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
+                unsafe { moves::transpose(s.size, along, rows, from, s.step, to, (along * s.size) as isize) }
+            }
+        }
+    }
+
+    /// The body of many rows that were reduced, once for each; the walk is at the last of them.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn finish_group(
-        &self,
-        phase: &Phase,
-        args: &Args,
-        at: &[isize],
-        rows: usize,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
-        let group_at = self.group_at.expect("only grouped rows are finished together");
-        for f in 0..self.phases.len() - 1 {
-            bases[source(self.first_fold() + f)] = mem.wrapping_add(group_at + 8 * BLOCK * f);
-        }
+    unsafe fn finish_group(&self, phase: &Phase, group: usize, walk: &mut Walk, rows: usize) {
+        self.bind_results(walk, group, 8 * BLOCK);
+        let Walk { args, at, mem, bases, .. } = walk;
         let first = self.sources.len();
-        let step = |k: usize| self.outer.steps.last().map_or(0, |s| s[first + k]);
-        let to = |k: usize, s: &Stream| {
-            args.at(s.arg.expect("destinations are memory"), at[first + k] - (rows as isize - 1) * step(k))
-        };
-        let dense = |k: usize, s: &Stream| rows == 1 || step(k) == s.size as isize;
-        let stage = |k: usize| mem.wrapping_add(group_at + 8 * BLOCK * (self.phases.len() - 1 + k));
+        let step = |k: usize| self.blocks.outer.steps.last().map_or(0, |s| s[first + k]);
+        let to = |k: usize, s: &BlockOperand| args.at(s.arg(), at[first + k] - (rows as isize - 1) * step(k));
+        let dense = |k: usize, s: &BlockOperand| rows == 1 || step(k) == s.size as isize;
+        let stage = |k: usize| mem.wrapping_add(group + 8 * BLOCK * (self.phases.len() - 1 + k));
         for (k, s) in self.outs.iter().enumerate() {
             bases[phase.program.out(k)] = if dense(k, s) { to(k, s) } else { stage(k) };
         }
-        // SAFETY: folded values have blocks, and so do staged results; operands were checked to span their memory.
+        // SAFETY: results of reductions have blocks, and so do staged results; operands were checked to span their memory.
         unsafe {
             phase.program.run_still(self.isa, bases);
             phase.program.run_each(self.isa, rows, bases);
@@ -703,128 +614,166 @@ impl Row {
     ///
     /// # Safety
     /// As for [`Compiled::run`].
-    #[expect(clippy::too_many_arguments, reason = "the state of one loop nest")]
-    unsafe fn last_phase(
-        &self,
-        phase: &Phase,
-        single: bool,
-        args: &Args,
-        at: &[isize],
-        add: &mut [isize],
-        index: &mut [usize],
-        group: usize,
-        mem: *mut u8,
-        bases: &mut [*mut u8],
-    ) {
+    unsafe fn last_phase(&self, phase: &Phase, walk: &mut Walk) {
         // SAFETY: the row is within its operands.
         unsafe {
-            if self.per_row {
-                if self.inner.len() * self.along == 0 {
-                    self.bind_nothing(mem, bases);
-                } else if !single {
-                    self.bind(args, at, add, (0, group), 1, mem, bases);
-                }
-                phase.program.run_still(self.isa, bases);
-                self.finish(args, at, add, (0, 0), 1, mem, bases);
-                return;
+            if !self.blocks.per_row {
+                return self.each_block(phase, walk, |walk, i, n| self.finish(phase, walk, (i, 0), n));
             }
-            let runs = self.inner.len();
-            for run in 0..runs {
-                for i in (0..self.along).step_by(BLOCK) {
-                    let n = BLOCK.min(self.along - i);
-                    if !single {
-                        self.bind(args, at, add, (i, group), n, mem, bases);
+            if self.blocks.row_len == 0 {
+                self.bind_zeros(walk);
+            } else if !self.is_one_block() {
+                self.bind(walk, 0, 1);
+            }
+            phase.program.run_still(self.isa, walk.bases);
+            self.finish(phase, walk, (0, 0), 1);
+        }
+    }
+
+    /// Blocks across rows: the phases of a block of rows after another.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn run_across(&self, items: Range<usize>, walk: &mut Walk) {
+        let Blocks { outer, inner, .. } = &self.blocks;
+        self.bind_results(walk, self.offsets.results, 8 * BLOCK);
+        let mut outermost = self.shares.row(items.start);
+        outer.seek(outermost, walk.row, walk.at);
+        for item in items {
+            if self.shares.row(item) != outermost {
+                outermost += 1;
+                outer.advance(walk.row, walk.at);
+            }
+            let rows = self.shares.elements(item);
+            for (p, phase) in self.phases.iter().enumerate() {
+                inner.seek(0, walk.index, walk.add);
+                // SAFETY: the rows are within the operands.
+                unsafe {
+                    self.run_prelude(phase, rows.len(), walk);
+                    phase.program.bind(walk.mem.wrapping_add(self.offsets.registers), walk.bases);
+                    match phase.reduction {
+                        Some(reduction) => self.reduce_across(phase, p, reduction, &rows, walk),
+                        None => self.finish_across(phase, &rows, walk),
                     }
-                    self.bind_kept(phase, run * self.along + i, mem, bases);
-                    if i == 0 {
-                        phase.program.run_still(self.isa, bases);
-                    }
-                    self.finish(args, at, add, (i, 0), n, mem, bases);
-                }
-                if runs > 1 {
-                    self.inner.advance(index, add);
                 }
             }
         }
     }
 
+    /// Computes what a phase needs of earlier reductions alone, for `n` rows.
+    ///
     /// # Safety
     /// As for [`Compiled::run`].
-    unsafe fn run_lanes(&self, items: Range<usize>, args: &Args, scratch: &mut Scratch) {
-        let Scratch { mem, bases, index, at, .. } = scratch;
-        let mem = mem.as_mut_ptr().cast::<u8>();
-        let registers = mem.wrapping_add(self.registers);
-        let operands = self.sources.len() + self.outs.len();
-        let (at, add) = at[..2 * operands].split_at_mut(operands);
-        let (row_index, index) = index[..self.needs.rank].split_at_mut(self.outer.rank());
-        let fold_block = |f: usize| mem.wrapping_add(self.folds + f * BLOCK * 8);
-        for f in 0..self.phases.len() - 1 {
-            bases[source(self.first_fold() + f)] = fold_block(f);
+    unsafe fn run_prelude(&self, phase: &Phase, n: usize, walk: &mut Walk) {
+        let Some(prelude) = &phase.prelude else { return };
+        let reductions = self.phases.len() - 1;
+        prelude.bind(walk.mem.wrapping_add(self.offsets.registers), walk.bases);
+        for h in 0..prelude.outputs() {
+            let block = walk.mem.wrapping_add(self.offsets.results + 8 * BLOCK * (reductions + h));
+            walk.bases[prelude.out(h)] = block;
+            walk.bases[source(self.first_result() + reductions + h)] = block;
         }
-        let pieces = self.along.div_ceil(self.block);
-        let len = self.inner.len();
-        self.outer.seek(items.start / pieces, row_index, at);
-        for item in items {
-            let lane = item % pieces * self.block;
-            let n = self.block.min(self.along - lane);
-            for (p, phase) in self.phases.iter().enumerate() {
-                phase.program.bind(registers, bases);
-                self.inner.seek(0, index, add);
-                let partial = mem.wrapping_add(self.partial);
-                if let Some((fold, repr)) = phase.fold {
-                    // SAFETY: a fold and the partial sums have a block each.
-                    unsafe {
-                        fill_identity(fold, repr, n, fold_block(p));
-                        fill_identity(fold, repr, n, partial);
-                    }
-                }
-                if let Some(prelude) = &phase.prelude {
-                    let first = self.first_fold() + self.phases.len() - 1;
-                    prelude.bind(registers, bases);
-                    for h in 0..prelude.outputs() {
-                        let block = fold_block(self.phases.len() - 1 + h);
-                        bases[prelude.out(h)] = block;
-                        bases[source(first + h)] = block;
-                    }
-                    // SAFETY: folds and hoisted values have a block each.
-                    unsafe {
-                        prelude.run_still(self.isa, bases);
-                        prelude.run_each(self.isa, n, bases);
-                    }
-                    phase.program.bind(registers, bases);
-                }
-                let once = phase.fold.is_none() && self.per_row;
-                for j in 0..if once { 1 } else { len } {
-                    // SAFETY: the lanes and the element are within the operands.
-                    unsafe {
-                        match len {
-                            0 => self.bind_nothing(mem, bases),
-                            _ => self.bind(args, at, add, (lane, 0), n, mem, bases),
-                        }
-                        self.bind_kept(phase, j * self.block.next_multiple_of(VECTOR), mem, bases);
-                        phase.program.run_still(self.isa, bases);
-                        let Some((fold, repr)) = phase.fold else {
-                            self.finish(args, at, add, (lane, j), n, mem, bases);
-                            self.inner.advance(index, add);
-                            continue;
-                        };
-                        phase.program.run_each(self.isa, n, bases);
-                        let loc = phase.program.kept[0];
-                        let value = bases[loc.base as usize].add(loc.offset as usize);
-                        let partials = fold == Fold::Sum && len > PARTIAL;
-                        accumulate(self.isa, fold, repr, n, if partials { partial } else { fold_block(p) }, value);
-                        if partials && (j % PARTIAL == PARTIAL - 1 || j + 1 == len) {
-                            accumulate(self.isa, fold, repr, n, fold_block(p), partial);
-                            fill_identity(fold, repr, n, partial);
-                        }
-                    }
-                    self.inner.advance(index, add);
-                }
+        // SAFETY: results of reductions and of preludes have a block each.
+        unsafe {
+            prelude.run_still(self.isa, walk.bases);
+            prelude.run_each(self.isa, n, walk.bases);
+        }
+    }
+
+    /// Points the sources at element `j` of some rows.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    #[inline(always)]
+    unsafe fn bind_across(&self, phase: &Phase, rows: &Range<usize>, j: usize, walk: &mut Walk) {
+        // SAFETY: the rows are within the operands.
+        unsafe {
+            match self.blocks.row_len {
+                0 => self.bind_zeros(walk),
+                _ => self.bind(walk, rows.start, rows.len()),
             }
-            if lane + n == self.along {
-                self.outer.advance(row_index, at);
+            self.bind_kept(phase, j * self.block.next_multiple_of(VECTOR), walk);
+            phase.program.run_still(self.isa, walk.bases);
+        }
+    }
+
+    /// Reduces some rows, element by element. Long sums go by way of partial sums.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn reduce_across(
+        &self,
+        phase: &Phase,
+        p: usize,
+        (by, repr): (Fold, Repr),
+        rows: &Range<usize>,
+        walk: &mut Walk,
+    ) {
+        let (n, len) = (rows.len(), self.blocks.row_len);
+        let result = walk.mem.wrapping_add(self.offsets.results + 8 * BLOCK * p);
+        let partial = walk.mem.wrapping_add(self.offsets.partial);
+        let has_partial = by == Fold::Sum && len > PARTIAL;
+        // SAFETY: the result and the partial sums have a block each; the rows are within the operands.
+        unsafe {
+            fill_identity(by, repr, n, result);
+            fill_identity(by, repr, n, partial);
+            for j in 0..len {
+                self.bind_across(phase, rows, j, walk);
+                phase.program.run_each(self.isa, n, walk.bases);
+                let value = walk.value(&phase.program);
+                accumulate(self.isa, by, repr, n, if has_partial { partial } else { result }, value);
+                if has_partial && (j % PARTIAL == PARTIAL - 1 || j + 1 == len) {
+                    accumulate(self.isa, by, repr, n, result, partial);
+                    fill_identity(by, repr, n, partial);
+                }
+                self.blocks.inner.advance(walk.index, walk.add);
             }
         }
+    }
+
+    /// The body of some rows, at every element or once.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn finish_across(&self, phase: &Phase, rows: &Range<usize>, walk: &mut Walk) {
+        for j in 0..if self.blocks.per_row { 1 } else { self.blocks.row_len } {
+            // SAFETY: the rows are within the operands.
+            unsafe {
+                self.bind_across(phase, rows, j, walk);
+                self.finish(phase, walk, (rows.start, j), rows.len());
+            }
+            self.blocks.inner.advance(walk.index, walk.add);
+        }
+    }
+}
+
+/// A thread on its way over the rows, with its own memory.
+struct Walk<'a> {
+    args: &'a Args,
+    /// The row, and where operands stand at it.
+    row: &'a mut [usize],
+    at: &'a mut [isize],
+    /// The run of elements within the row, and where operands stand at it.
+    index: &'a mut [usize],
+    add: &'a mut [isize],
+    /// The row among those that were transposed together.
+    transposed: Group,
+    mem: *mut u8,
+    bases: &'a mut [*mut u8],
+}
+
+impl Walk<'_> {
+    /// Where an operand stands at element `i` of the axis that blocks run along.
+    #[inline(always)]
+    fn position(&self, k: usize, i: usize, s: &BlockOperand) -> isize {
+        self.at[k] + self.add[k] + i as isize * s.step
+    }
+
+    /// The first result of a program, which keeps it.
+    #[inline(always)]
+    fn value(&self, program: &Program) -> *mut u8 {
+        let kept = program.kept[0];
+        self.bases[kept.base as usize].wrapping_add(kept.offset as usize)
     }
 }
 
@@ -834,17 +783,22 @@ impl Compiled for Row {
     }
 
     fn tasks(&self, _: usize) -> usize {
-        self.tasks
+        self.shares.tasks
     }
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
-        let items = self.items * task / self.tasks..self.items * (task + 1) / self.tasks;
+        let Scratch { mem, bases, index, at, .. } = scratch;
+        let (at, add) = at[..self.needs.motions].split_at_mut(self.needs.motions / 2);
+        let (row, index) = index[..self.needs.rank].split_at_mut(self.blocks.outer.rank());
+        let mem = mem.as_mut_ptr().cast::<u8>();
+        let mut walk = Walk { args, row, at, index, add, transposed: Group::default(), mem, bases };
+        let items = self.shares.of(task);
         // SAFETY: the caller's word.
         unsafe {
-            if self.lanes {
-                self.run_lanes(items, args, scratch);
+            if self.blocks.across {
+                self.run_across(items, &mut walk);
             } else {
-                self.run_rows(items, args, scratch);
+                self.run_along(items, &mut walk);
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Convolutions, transposed convolutions and pooling, with the body as their epilogue.
 
+use super::block::Repr;
 use super::conv::Image;
 use super::gemm::{Grid, Tile};
+use super::operands::Operands;
 use super::prologue::{Prologue, Space};
 use super::simd::Isa;
-use super::tile::{Epilogue, Operands};
+use super::tile::Epilogue;
 use super::window::{self, slide};
 use super::{Args, Compiled, Needs, Scratch, Workspace};
 use crate::dtype::DType;
@@ -41,7 +43,7 @@ impl Sliding {
             return Err("a window over other than f32".into());
         }
         let windowed = Windowed::new(kernel)?;
-        let operands = Operands::new(kernel)?;
+        let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
         let images = operands.motions.iter().map(|m| (m.steps[0], m.start)).collect();
         let epilogue = match kernel.body.is_identity() && windowed.direct.is_some() {
             true => None,
