@@ -2,13 +2,16 @@
 
 use super::block::Repr;
 use super::gemm::{Gemm, Lhs, Out, Rhs, Tile, View, pack_b};
+use super::math;
 use super::nest::{Motion, Nest};
 use super::operands::Operands;
+use super::prologue::Space;
 use super::simd::Isa;
+use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
-use super::{Args, Compiled, Needs, Scratch, Workspace, math};
 use crate::kernel::layout::attention::Attention as Cut;
 use crate::kernel::{Guard, Kernel, Operand, Template};
+use std::ops::Range;
 
 /// A compiled attention.
 pub struct Attention {
@@ -19,7 +22,7 @@ pub struct Attention {
     /// Elements per row and per column of queries, keys, values and the destination.
     steps: [(isize, isize); 4],
     score: Option<Epilogue>,
-    /// How many operands of the nest are the score's.
+    /// How many operands of the nest the score has.
     scored: usize,
     body: Option<Epilogue>,
     guarded: Option<Guard>,
@@ -67,6 +70,131 @@ impl Attention {
     }
 }
 
+/// A thread's part of the workspace.
+struct Buffers<'a> {
+    /// Packed, where that pays.
+    keys: &'a mut [f32],
+    values: &'a mut [f32],
+    scores: &'a mut [f32],
+    /// Space of the products, for packed operands.
+    products: &'a mut [f32],
+}
+
+/// Some rows of queries of one head.
+struct Strip<'a> {
+    args: &'a Args,
+    /// The positions of the nest's operands.
+    at: &'a [isize],
+    rows: Range<usize>,
+}
+
+impl Strip<'_> {
+    /// Applies a body to a tile of the strip; `first` is the first of its operands in the nest.
+    fn apply(&self, epilogue: &Option<Epilogue>, first: usize, tile: Tile, space: &mut Space) {
+        let Some(epilogue) = epilogue else { return };
+        let tile = Tile { rows: self.rows.start + tile.rows.start..self.rows.start + tile.rows.end, ..tile };
+        // SAFETY: the tile is a part of the epilogue's index space.
+        unsafe { epilogue.apply(self.args, &self.at[first..], &tile, space.mem, space.bases) }
+    }
+}
+
+impl Attention {
+    fn buffers<'a>(&self, slot: &'a mut [f32]) -> Buffers<'a> {
+        let floats = |bytes: usize| bytes.next_multiple_of(64) / 4;
+        let [keys, values] = self.cut.packed_bytes();
+        let (keys, slot) = slot.split_at_mut(floats(keys));
+        let (values, slot) = slot.split_at_mut(floats(values));
+        let (scores, products) = slot.split_at_mut(floats(self.cut.score_bytes()));
+        Buffers { keys, values, scores, products }
+    }
+
+    /// A matrix of a head, from a row on: queries, keys, values or the destination.
+    fn view(&self, args: &Args, at: &[isize], o: usize, row: usize) -> View {
+        let (rs, cs) = self.steps[o];
+        let arg = if o == 3 { self.write } else { o };
+        View { ptr: args.at(arg, at[o] + 4 * row as isize * rs).cast_const().cast(), rs, cs }
+    }
+
+    /// Packs the keys and values of a head.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn pack(&self, args: &Args, at: &[isize], buffers: &mut Buffers) {
+        let Cut { n, d, e, .. } = self.cut;
+        // SAFETY: there is room for both packed operands, which were checked to span their memory.
+        unsafe {
+            pack_b(self.view(args, at, 1, 0), d, 0..n, buffers.keys.as_mut_ptr());
+            pack_b(self.view(args, at, 2, 0), n, 0..e, buffers.values.as_mut_ptr());
+        }
+    }
+
+    /// Keys or values as the right operand of a product.
+    fn right(&self, strip: &Strip, o: usize, packed: &[f32]) -> Rhs<'static> {
+        if self.cut.packs() {
+            Rhs::Packed(packed.as_ptr())
+        } else {
+            Rhs::Strided(self.view(strip.args, strip.at, o, 0))
+        }
+    }
+
+    /// Computes the scores of a strip.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn score(&self, strip: &Strip, buffers: &mut Buffers, space: &mut Space) {
+        let Cut { n, d, .. } = self.cut;
+        let rows = strip.rows.len();
+        let product = Gemm {
+            m: rows,
+            n,
+            k: d,
+            a: Lhs::Strided(self.view(strip.args, strip.at, 0, strip.rows.start)),
+            b: self.right(strip, 1, buffers.keys),
+            c: Out::Strided { ptr: buffers.scores.as_mut_ptr(), rs: n as isize, cs: 1 },
+            accumulate: false,
+        };
+        let mut finish = |tile: Tile| strip.apply(&self.score, 4, tile, space);
+        // SAFETY: operands were checked to span their memory, and the scores are the task's own.
+        unsafe { product.run(self.isa, 0..rows, 0..n, buffers.products, &mut finish) }
+    }
+
+    /// Makes rows of scores probabilities.
+    fn normalise(&self, scores: &mut [f32]) {
+        for row in scores.chunks_exact_mut(self.cut.n.max(1)) {
+            let unseen = self.guarded == Some(Guard::Unseen) && row.iter().all(|&score| score == f32::NEG_INFINITY);
+            math::softmax_in_place(self.isa, row);
+            // All of a row are numbers, or none is.
+            if unseen || self.guarded == Some(Guard::All) && row[0].is_nan() {
+                row.fill(0.0);
+            }
+        }
+    }
+
+    /// Weighs the values by the probabilities of a strip.
+    ///
+    /// # Safety
+    /// As for [`Compiled::run`].
+    unsafe fn weigh(&self, strip: &Strip, buffers: &mut Buffers, space: &mut Space) {
+        let Cut { n, e, direct, .. } = self.cut;
+        let rows = strip.rows.len();
+        let View { ptr, rs, cs } = self.view(strip.args, strip.at, 3, strip.rows.start);
+        // A single column has any step.
+        let to = Out::Strided { ptr: ptr.cast_mut(), rs, cs: if e == 1 { 1 } else { cs } };
+        let product = Gemm {
+            m: rows,
+            n: e,
+            k: n,
+            a: Lhs::Strided(View { ptr: buffers.scores.as_ptr(), rs: n as isize, cs: 1 }),
+            b: self.right(strip, 2, buffers.values),
+            c: if direct { to } else { Out::Epilogue },
+            accumulate: false,
+        };
+        let mut finish = |tile: Tile| strip.apply(&self.body, 4 + self.scored, tile, space);
+        // SAFETY: operands were checked to span their memory; items cover disjoint rows of the destination.
+        unsafe { product.run(self.isa, 0..rows, 0..e, buffers.products, &mut finish) }
+    }
+}
+
 impl Compiled for Attention {
     fn needs(&self) -> Needs {
         let of = |e: &Option<Epilogue>| e.as_ref().map_or(Needs::default(), Epilogue::needs);
@@ -81,86 +209,27 @@ impl Compiled for Attention {
 
     unsafe fn run(&self, _: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         // SAFETY: the task's own, by the contract of `run`.
-        let slot = unsafe { self.workspace.slot(args, task, scratch) };
-        let up = |bytes: usize| bytes.next_multiple_of(64) / 4;
-        let [keys, values] = self.cut.packed_bytes();
-        let (keys, slot) = slot.split_at_mut(up(keys));
-        let (values, slot) = slot.split_at_mut(up(values));
-        let (scores, products) = slot.split_at_mut(up(self.cut.score_bytes()));
-        let Cut { m, n, d, e, strip, .. } = self.cut;
+        let mut buffers = self.buffers(unsafe { self.workspace.slot(args, task, scratch) });
         let Scratch { mem, bases, index, at, .. } = scratch;
         let (index, at) = (&mut index[..self.nest.rank()], &mut at[..self.nest.start.len()]);
+        let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
+        let Cut { m, n, strip, .. } = self.cut;
         let items = self.workspace.share(self.items, task);
         let strips = self.cut.strips();
         self.nest.seek(items.start / strips.max(1), index, at);
         for item in items.clone() {
             let part = item % strips;
-            let view = |o: usize, row: usize| {
-                let (rs, cs) = self.steps[o];
-                View { ptr: args.at(o, at[o] + 4 * row as isize * rs).cast_const().cast(), rs, cs }
-            };
-            if self.cut.packs() && (part == 0 || item == items.start) {
-                // SAFETY: the slot has room for both packed operands, which were checked to span their memory.
-                unsafe {
-                    pack_b(view(1, 0), d, 0..n, keys.as_mut_ptr());
-                    pack_b(view(2, 0), n, 0..e, values.as_mut_ptr());
+            let rows = part * strip..m.min((part + 1) * strip);
+            // SAFETY: guaranteed by the caller for these rows of this head.
+            unsafe {
+                if self.cut.packs() && (part == 0 || item == items.start) {
+                    self.pack(args, at, &mut buffers);
                 }
+                let strip = Strip { args, at, rows: rows.clone() };
+                self.score(&strip, &mut buffers, &mut space);
+                self.normalise(&mut buffers.scores[..rows.len() * n]);
+                self.weigh(&strip, &mut buffers, &mut space);
             }
-            let right = |o: usize, packed: &[f32]| match self.cut.packs() {
-                true => Rhs::Packed(packed.as_ptr()),
-                false => Rhs::Strided(view(o, 0)),
-            };
-            let first = part * strip;
-            let rows = strip.min(m - first);
-            let mut apply = |epilogue: &Option<Epilogue>, at: &[isize], tile: Tile| {
-                let Some(epilogue) = epilogue else { return };
-                let tile = Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile };
-                // SAFETY: the tile is a part of the epilogue's index space.
-                unsafe { epilogue.apply(args, at, &tile, mem.as_mut_ptr().cast(), bases) }
-            };
-            let into = scores.as_mut_ptr();
-            let product = Gemm {
-                m: rows,
-                n,
-                k: d,
-                a: Lhs::Strided(view(0, first)),
-                b: right(1, keys),
-                c: Out::Strided { ptr: into, rs: n as isize, cs: 1 },
-                accumulate: false,
-            };
-            let mut finish = |tile: Tile| apply(&self.score, &at[4..], tile);
-            let finish: Option<&mut dyn FnMut(Tile)> = if self.score.is_some() { Some(&mut finish) } else { None };
-            // SAFETY: operands were checked to span their memory, and the scores are the task's own.
-            unsafe { product.run(self.isa, 0..rows, 0..n, products, finish) }
-            for row in scores[..rows * n].chunks_exact_mut(n.max(1)) {
-                let unseen = self.guarded == Some(Guard::Unseen) && row.iter().all(|&score| score == f32::NEG_INFINITY);
-                math::softmax_in_place(self.isa, row);
-                // All of a row are numbers, or none is.
-                if unseen || self.guarded == Some(Guard::All) && row[0].is_nan() {
-                    row.fill(0.0);
-                }
-            }
-            let (rs, cs) = self.steps[3];
-            let sum = Gemm {
-                m: rows,
-                n: e,
-                k: n,
-                a: Lhs::Strided(View { ptr: into, rs: n as isize, cs: 1 }),
-                b: right(2, values),
-                c: match self.cut.direct {
-                    true => {
-                        let ptr = args.at(self.write, at[3] + 4 * first as isize * rs).cast();
-                        // A single column has any step.
-                        Out::Strided { ptr, rs, cs: if e == 1 { 1 } else { cs } }
-                    }
-                    false => Out::Epilogue,
-                },
-                accumulate: false,
-            };
-            let mut finish = |tile: Tile| apply(&self.body, &at[4 + self.scored..], tile);
-            let finish: Option<&mut dyn FnMut(Tile)> = if self.body.is_some() { Some(&mut finish) } else { None };
-            // SAFETY: as above; items cover disjoint rows of the destination.
-            unsafe { sum.run(self.isa, 0..rows, 0..e, products, finish) }
             if part + 1 == strips {
                 self.nest.advance(index, at);
             }

@@ -1,7 +1,7 @@
 //! Instructions over blocks: each runs one scalar operation over up to [`BLOCK`] elements in a loop that the compiler vectorises.
 //!
-//! Operands are addresses relative to a small table of base pointers: the register file, the constants, and the kernel's operands
-//! where a block of them lies in memory as it is needed. The result of an instruction may take the place of an operand, element for element.
+//! Operands are addresses relative to a small table of base pointers: the registers, the constants, and blocks of the kernel's operands in
+//! memory. The result of an instruction may take the place of an operand, element for element.
 
 use super::math::{self, Elementary};
 use super::simd::{Isa, Lanes, per_isa};
@@ -17,7 +17,7 @@ pub const BLOCK: usize = 1024;
 /// Elements of the widest vector of `f32`. Blocks are padded to it.
 pub const VECTOR: usize = 16;
 
-/// How values lie in a register or in memory.
+/// The representation of values in a register or in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repr {
     F32,
@@ -31,7 +31,7 @@ pub enum Repr {
 }
 
 impl Repr {
-    /// How elements of this type lie in memory, if this backend has them.
+    /// The representation of this type's elements in memory, if this backend has them.
     pub fn stored(dtype: DType) -> Option<Repr> {
         Some(match dtype {
             DType::F32 => Repr::F32,
@@ -45,7 +45,7 @@ impl Repr {
         })
     }
 
-    /// How values of this type are computed with: halves and small integers in 32 bits.
+    /// The representation that this type is computed in: 32 bits for halves and small integers.
     pub fn computed(dtype: DType) -> Option<Repr> {
         match dtype {
             DType::F16 | DType::BF16 => Some(Repr::F32),
@@ -64,7 +64,7 @@ impl Repr {
     }
 }
 
-/// Where a block lies: bytes from a base pointer.
+/// The location of a block: bytes from a base pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Loc {
     /// Index into the table of base pointers.
@@ -73,7 +73,7 @@ pub struct Loc {
     pub offset: u32,
 }
 
-/// Which operands of an instruction are one value for the whole block.
+/// The operands of an instruction that are one value for the whole block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// None.
@@ -84,13 +84,13 @@ pub enum Form {
     SV,
 }
 
-/// What an instruction computes.
+/// The operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Unary(Unary, Repr),
     /// Forms other than `VV` exist for `F32` alone.
     Binary(Binary, Repr, Form),
-    /// By element size; whether `a` and `b` are one value each.
+    /// By element size; true if `a`, if `b` is one value.
     Select(usize, bool, bool),
     Cast(Repr, Repr),
     /// One value, of this many bytes, to all elements.
@@ -118,7 +118,7 @@ pub unsafe fn exec(isa: Isa, ops: &[Op], n: usize, bases: &[*mut u8]) {
         let at = |loc: Loc| bases[loc.base as usize].wrapping_add(loc.offset as usize);
         let p = Ptrs { to: at(op.to), args: op.args.map(at) };
         let n = if op.padded { n.next_multiple_of(VECTOR) } else { n };
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if p.args.contains(&p.to) {
                 in_place(isa, op.kind, n, &p);
@@ -148,15 +148,15 @@ pub unsafe fn in_place(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
         let mut part = Ptrs { to: p.to.wrapping_add(first * to_size), args: p.args };
         for (k, (arg, size)) in part.args.iter_mut().zip(sizes).enumerate() {
             *arg = arg.wrapping_add(first * size);
-            // An operand of size zero is one value for the whole block, and lies elsewhere.
+            // An operand of size zero is one value for the whole block, in memory of its own.
             if p.args[k] == p.to && size > 0 {
                 let copy = copies.0[k].as_mut_ptr().cast::<u8>();
-                // SAFETY: the caller's word; a part fits the copy.
+                // SAFETY: guaranteed by the caller; a part fits the copy.
                 unsafe { copy.copy_from_nonoverlapping(*arg, len * size) }
                 *arg = copy;
             }
         }
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { one(isa, isa, kind, len, &part) }
     }
 }
@@ -194,7 +194,7 @@ per_isa! {
 /// `a` readable and `to` writable for `n` elements, apart.
 #[inline(always)]
 unsafe fn each<A: Copy, R: Copy>(n: usize, a: *const A, to: *mut R, f: impl Fn(A) -> R) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let (a, to) = unsafe { (from_raw_parts(a, n), from_raw_parts_mut(to, n)) };
     for (to, &a) in to.iter_mut().zip(a) {
         *to = f(a);
@@ -205,7 +205,7 @@ unsafe fn each<A: Copy, R: Copy>(n: usize, a: *const A, to: *mut R, f: impl Fn(A
 /// `a`, `b` readable and `to` writable for `n` elements, `to` apart from both.
 #[inline(always)]
 unsafe fn each2<A: Copy, B: Copy, R: Copy>(n: usize, a: *const A, b: *const B, to: *mut R, f: impl Fn(A, B) -> R) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let (a, b, to) = unsafe { (from_raw_parts(a, n), from_raw_parts(b, n), from_raw_parts_mut(to, n)) };
     for ((to, &a), &b) in to.iter_mut().zip(a).zip(b) {
         *to = f(a, b);
@@ -220,7 +220,7 @@ unsafe fn each2<A: Copy, B: Copy, R: Copy>(n: usize, a: *const A, b: *const B, t
 unsafe fn registers<L: Lanes>(n: usize, form: Form, p: &Ptrs, f: impl Fn(L, L) -> L) {
     let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<f32>());
     let (whole, rest) = (n - n % L::LEN, n % L::LEN);
-    // SAFETY: the caller's word; `whole` and `rest` are within `n`.
+    // SAFETY: guaranteed by the caller; `whole` and `rest` are within `n`.
     unsafe {
         macro_rules! run {
             ($a:expr, $b:expr, $a_rest:expr, $b_rest:expr) => {
@@ -261,7 +261,7 @@ unsafe fn registers<L: Lanes>(n: usize, form: Form, p: &Ptrs, f: impl Fn(L, L) -
 #[inline(always)]
 unsafe fn formed<R: Copy>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -> R) {
     let (a, b, to) = (p.args[0].cast::<f32>(), p.args[1].cast::<f32>(), p.to.cast::<R>());
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match form {
             Form::VV => each2(n, a, b, to, f),
@@ -285,7 +285,7 @@ unsafe fn formed<R: Copy>(n: usize, form: Form, p: &Ptrs, f: impl Fn(f32, f32) -
 unsafe fn select<T: Copy>(n: usize, p: &Ptrs, one_a: bool, one_b: bool) {
     let (c, a, b) = (p.args[0].cast_const(), p.args[1].cast::<T>(), p.args[2].cast::<T>());
     let to = p.to.cast::<T>();
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match (one_a, one_b) {
             (true, true) => {
@@ -320,7 +320,7 @@ pub struct Ptrs {
 /// As for [`one`]; the CPU must have the instruction set of `L`.
 #[inline(always)]
 unsafe fn one_body<L: Lanes>(isa: Isa, kind: Kind, n: usize, p: &Ptrs) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match kind {
             Kind::Unary(op, Repr::F32) => unary_f32(isa, op, n, p),
@@ -358,7 +358,7 @@ unsafe fn fill<T: Copy>(n: usize, to: *mut T, x: T) {
 #[inline(always)]
 unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
     let (a, to) = (p.args[0].cast::<f32>().cast_const(), p.to.cast::<f32>());
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match op {
             Unary::Neg => each(n, a, to, |x| -x),
@@ -383,7 +383,7 @@ unsafe fn unary_f32(isa: Isa, op: Unary, n: usize, p: &Ptrs) {
 /// # Safety
 /// As for [`exec`].
 unsafe fn elementary(isa: Isa, function: Elementary, n: usize, a: *const f32, to: *mut f32) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     let (a, to) = unsafe { (from_raw_parts(a, n), from_raw_parts_mut(to, n)) };
     math::elementary(isa, function, a, to);
 }
@@ -392,7 +392,7 @@ unsafe fn elementary(isa: Isa, function: Elementary, n: usize, a: *const f32, to
 /// As for [`formed`].
 unsafe fn power(isa: Isa, form: Form, n: usize, p: &Ptrs) {
     let (a, b) = (p.args[0].cast::<f32>().cast_const(), p.args[1].cast::<f32>().cast_const());
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let to = from_raw_parts_mut(p.to.cast::<f32>(), n);
         match form {
@@ -412,7 +412,7 @@ unsafe fn power(isa: Isa, form: Form, n: usize, p: &Ptrs) {
 /// As for [`exec`].
 #[inline(always)]
 unsafe fn binary_f32<L: Lanes>(isa: Isa, op: Binary, form: Form, n: usize, p: &Ptrs) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match op {
             Binary::Add => registers::<L>(n, form, p, |a, b| a.add(b)),
@@ -433,13 +433,13 @@ unsafe fn binary_f32<L: Lanes>(isa: Isa, op: Binary, form: Form, n: usize, p: &P
     }
 }
 
-/// What is rare or gains nothing from wider vectors: built once, for the baseline.
+/// Instructions that are rare or gain nothing from wider vectors: built once, for the baseline.
 ///
 /// # Safety
 /// As for [`exec`].
 #[inline(never)]
 unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match kind {
             Kind::Unary(op, Repr::F64) => number(n, p, op, |x: f64| x, |x| x),
@@ -502,7 +502,7 @@ unsafe fn number<T: Copy>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, fro
         Unary::Round => f64::round_ties_even,
         Unary::Not => |x| f64::from(u8::from(x == 0.0)),
     };
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe { each(n, p.args[0].cast::<T>(), p.to.cast::<T>(), |x| from64(f(to64(x)))) }
 }
 
@@ -543,7 +543,7 @@ int!(i64, i32);
 /// As for [`exec`].
 unsafe fn integer<T: Int>(n: usize, p: &Ptrs, op: Unary) {
     let (a, to) = (p.args[0].cast::<T>().cast_const(), p.to.cast::<T>());
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match op {
             Unary::Neg => each(n, a, to, |x| T::ZERO.sub(x)),
@@ -558,7 +558,7 @@ unsafe fn integer<T: Int>(n: usize, p: &Ptrs, op: Unary) {
 /// As for [`exec`].
 unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
     let (a, b, to) = (p.args[0].cast::<T>().cast_const(), p.args[1].cast::<T>().cast_const(), p.to.cast::<T>());
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match op {
             Binary::Add => each2(n, a, b, to, T::add),
@@ -584,7 +584,7 @@ unsafe fn binary_int<T: Int>(op: Binary, n: usize, p: &Ptrs) {
 unsafe fn binary_f64(op: Binary, n: usize, p: &Ptrs) {
     let (a, b, to) = (p.args[0].cast::<f64>().cast_const(), p.args[1].cast::<f64>().cast_const(), p.to.cast::<f64>());
     let truth = |x: bool| f64::from(u8::from(x));
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match op {
             Binary::Add => each2(n, a, b, to, |a, b| a + b),
@@ -614,7 +614,7 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
     macro_rules! from {
         ($a:ty) => {{
             let a = p.args[0].cast::<$a>().cast_const();
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match to {
                     Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| x as f32),
@@ -638,7 +638,7 @@ unsafe fn cast(from: Repr, to: Repr, n: usize, p: &Ptrs) {
         Repr::Bool => {
             let a = p.args[0].cast_const();
             let bit = |x: u8| u8::from(x != 0);
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 match to {
                     Repr::F32 => each(n, a, p.to.cast::<f32>(), |x| f32::from(bit(x))),

@@ -1,6 +1,6 @@
 //! Convolution of rank 1 to 3 in f32 on NCHW data, and its transpose.
 //!
-//! Three ways, chosen by the shapes alone so that the packed weights are the same everywhere:
+//! The shapes alone choose one of three ways, so that the packed weights are the same everywhere:
 //! - *depthwise* (a group has one input channel and few outputs): a [`Window`] slides over each plane;
 //! - *weights on the left*: `Y[channels, positions] = W[channels, taps] * patches[taps, positions]`, a matrix product whose right operand
 //!   is never stored: panels of it are cut out of the image when they are needed;
@@ -9,9 +9,12 @@
 //! Nothing here allocates. Results do not depend on how the work is split.
 
 use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
+use super::moves;
 use super::prologue::Bound;
-use super::simd::{Isa, Level};
-use super::window::{Slide, Window, slide};
+use super::simd::{Isa, Plain, per_isa};
+#[cfg(target_arch = "x86_64")]
+use super::simd::{Ymm, Zmm};
+use super::window::{Plane, Slide, Window, slide};
 use crate::kernel::layout::conv::*;
 pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
 use std::ops::Range;
@@ -34,6 +37,30 @@ pub struct Image<P> {
 unsafe impl<P> Send for Image<P> {}
 // SAFETY: as above.
 unsafe impl<P> Sync for Image<P> {}
+
+/// The operands of a convolution.
+#[derive(Clone, Copy)]
+pub struct Tensors<'a> {
+    /// The data.
+    pub x: Image<*const f32>,
+    /// The packed weights.
+    pub weights: *const f32,
+    /// The result; `None` if the epilogue stores it.
+    pub y: Option<Image<*mut f32>>,
+    /// The body that the data passes as it is read: of pointwise convolutions only.
+    pub prologue: Option<Bound<'a>>,
+}
+
+/// One task of as many as make `parts` parts.
+#[derive(Clone, Copy)]
+pub struct Share {
+    /// The kernels to use.
+    pub isa: Isa,
+    /// For how many threads the work is cut.
+    pub parts: usize,
+    /// The number of the task.
+    pub task: usize,
+}
 
 impl Conv {
     /// Packs the weights.
@@ -84,51 +111,41 @@ impl Conv {
     }
 
     /// Computes one task. Each finished piece is handed, while it is still in cache, to `epilogue` with the index of its image: rows are
-    /// output channels, columns are positions. The image passes the `prologue`, if there is one; it must be pointwise then. With no `y`, the epilogue stores what it makes of the piece.
+    /// output channels, columns are positions.
     ///
     /// # Panics
     /// If there is no such task or `workspace` is shorter than [`Conv::workspace_bytes`] says.
     ///
     /// # Safety
-    /// `x` must be readable, `y` writable and apart from it, `weights` as packed by [`Conv::pack_weights`]. No other thread may use the
-    /// task's part of `y` during the call; tasks of one `parts` do not overlap.
-    #[expect(clippy::too_many_arguments, reason = "three operands, the share, and what is lent for the call")]
+    /// The data must be readable, the result writable and apart from it, the weights as packed by [`Conv::pack_weights`]. No other thread may
+    /// use the task's part of the result during the call; tasks of one number of parts do not overlap.
     pub unsafe fn run(
         &self,
-        isa: Isa,
-        parts: usize,
-        task: usize,
-        x: Image<*const f32>,
-        weights: *const f32,
-        y: Option<Image<*mut f32>>,
+        share: Share,
+        tensors: &Tensors,
         workspace: &mut [f32],
-        prologue: Option<Bound>,
-        epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+        epilogue: &mut dyn FnMut(usize, Tile),
     ) {
-        assert!(task < self.tasks(parts), "the task exists");
-        assert!(workspace.len() >= self.workspace_bytes(y.is_some()) / 4, "the workspace is as large as was asked for");
-        // SAFETY: the caller's word.
+        assert!(share.task < self.tasks(share.parts), "the task exists");
+        let needed = self.workspace_bytes(tensors.y.is_some()) / 4;
+        assert!(workspace.len() >= needed, "the workspace is as large as was asked for");
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.way() {
-                Way::Depthwise => self.depthwise(isa, parts, task, x, weights, y, workspace, epilogue),
-                _ => self.by_product(isa, parts, task, x, weights, y, workspace, prologue, epilogue),
+                Way::Depthwise => self.depthwise(share, tensors, workspace, epilogue),
+                Way::WeightsLeft | Way::WeightsRight => self.by_product(share, tensors, workspace, epilogue),
             }
         }
     }
 
     /// # Safety
     /// As for [`Conv::run`].
-    #[expect(clippy::too_many_arguments, reason = "as for `run`")]
     unsafe fn depthwise(
         &self,
-        isa: Isa,
-        parts: usize,
-        task: usize,
-        x: Image<*const f32>,
-        weights: *const f32,
-        y: Option<Image<*mut f32>>,
+        Share { isa, parts, task }: Share,
+        Tensors { x, weights, y, .. }: &Tensors,
         workspace: &mut [f32],
-        mut epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+        epilogue: &mut dyn FnMut(usize, Tile),
     ) {
         let (planes, rows) = self.split(parts).1.get(task);
         let (space, band) = workspace.split_at_mut(self.window.workspace_bytes() / 4);
@@ -149,28 +166,20 @@ impl Conv {
                     None => (band.as_mut_ptr(), cols.len()),
                 };
                 // SAFETY: a plane of x, the taps of its channel, and a band of y or of the workspace.
-                unsafe { slide(isa, &self.window, Slide::Weighted(taps), from, ptr, rows, space) }
-                if let Some(epilogue) = &mut epilogue {
-                    epilogue(image, Tile { rows: channel..channel + 1, cols, ptr, stride });
-                }
+                unsafe { slide(isa, &self.window, Slide::Weighted(taps), Plane { x: from, y: ptr, rows }, space) }
+                epilogue(image, Tile { rows: channel..channel + 1, cols, ptr, stride });
             }
         }
     }
 
     /// # Safety
     /// As for [`Conv::run`].
-    #[expect(clippy::too_many_arguments, reason = "as for `run`")]
     unsafe fn by_product(
         &self,
-        isa: Isa,
-        parts: usize,
-        task: usize,
-        x: Image<*const f32>,
-        weights: *const f32,
-        y: Option<Image<*mut f32>>,
+        Share { isa, parts, task }: Share,
+        Tensors { x, weights, y, prologue }: &Tensors,
         workspace: &mut [f32],
-        prologue: Option<Bound>,
-        mut epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+        epilogue: &mut dyn FnMut(usize, Tile),
     ) {
         let grid = self.split(parts).1;
         let (index, (rows, cols)) = (task / grid.len(), grid.get(task % grid.len()));
@@ -192,18 +201,14 @@ impl Conv {
                 None if pointwise => Rhs::Strided(pixels),
                 None => Rhs::Produced(&patches),
             };
-            let c = match to {
-                Some((ptr, stride)) => Out::Strided { ptr, rs: stride as isize, cs: 1 },
-                None => Out::Epilogue,
-            };
+            let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
+            let c = to.map_or(Out::Epilogue, strided);
             let gemm = Gemm { m, n, k, a: Lhs::Packed(weights), b, c, accumulate: false };
             let mut relay = |tile: Tile| {
-                if let Some(epilogue) = &mut epilogue {
-                    epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
-                }
+                epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
             };
-            // SAFETY: the caller's word, for this group of this image.
-            unsafe { gemm.run(isa, rows, cols, workspace, Some(&mut relay)) }
+            // SAFETY: guaranteed by the caller for this group of this image.
+            unsafe { gemm.run(isa, rows, cols, workspace, &mut relay) }
         } else {
             let pixels = View { ptr: from, rs: 1, cs: x.channel_stride as isize };
             let a = match &prologue {
@@ -212,25 +217,23 @@ impl Conv {
                 None => Lhs::Produced(&patches),
             };
             let gemm = Gemm { m, n, k, a, b: Rhs::Packed(weights), c: Out::Epilogue, accumulate: false };
-            let (space, turned) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
+            let (space, transposed) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
             let mut relay = |tile: Tile| {
                 let (channels, positions) = (tile.cols.len(), tile.rows.len());
                 let (ptr, stride) = match to {
                     Some((ptr, stride)) => (ptr.wrapping_add(tile.cols.start * stride + tile.rows.start), stride),
-                    None => (turned.as_mut_ptr(), positions),
+                    None => (transposed.as_mut_ptr(), positions),
                 };
                 // SAFETY: the tile as it is, and its place in y or a buffer of its size.
                 unsafe {
                     let (from, to) = ((1, tile.stride as isize), (stride as isize, 1));
-                    super::moves::copy_2d(channels, positions, tile.ptr, from, ptr, to);
+                    moves::copy_2d(channels, positions, tile.ptr, from, ptr, to);
                 }
-                if let Some(epilogue) = &mut epilogue {
-                    let rows = first + tile.cols.start..first + tile.cols.end;
-                    epilogue(image, Tile { rows, cols: tile.rows, ptr, stride });
-                }
+                let rows = first + tile.cols.start..first + tile.cols.end;
+                epilogue(image, Tile { rows, cols: tile.rows, ptr, stride });
             };
             // SAFETY: as above.
-            unsafe { gemm.run(isa, rows, cols, space, Some(&mut relay)) }
+            unsafe { gemm.run(isa, rows, cols, space, &mut relay) }
         }
     }
 }
@@ -245,8 +248,8 @@ struct Patches<'a> {
 // SAFETY: an image that the caller of `Conv::run` vouches for, and that is only read.
 unsafe impl Sync for Patches<'_> {}
 
-/// Where the lanes of a panel read, relative to the channel.
-struct Lanes {
+/// The offsets that the lanes of a panel read at, relative to the channel.
+struct PanelLanes {
     /// Lanes whose offsets are evenly spaced: the offset that lane 0 would have under tap 0, which may be outside the image, and which
     /// lanes.
     runs: [(isize, u16); LANES],
@@ -255,11 +258,11 @@ struct Lanes {
     taps: [(isize, u16); MAX_TAPS],
 }
 
-impl Lanes {
-    fn new(window: &Window, lanes: Range<usize>) -> Lanes {
+impl PanelLanes {
+    fn new(window: &Window, lanes: Range<usize>) -> PanelLanes {
         let [_, height, width] = window.output;
         let mut at = [lanes.start / width / height, lanes.start / width % height, lanes.start % width];
-        let mut this = Lanes { runs: [(0, 0); LANES], run_count: 0, taps: [(0, 0); MAX_TAPS] };
+        let mut this = PanelLanes { runs: [(0, 0); LANES], run_count: 0, taps: [(0, 0); MAX_TAPS] };
         let stride = window.strides[2] as isize;
         let [input_depth, input_height, input_width] = window.input.map(|len| len as isize);
         let first = |dim: usize, at: usize| (at * window.strides[dim]) as isize - window.pads[dim] as isize;
@@ -321,76 +324,60 @@ fn mask(from: usize, to: usize) -> u16 {
 
 impl Produce for Patches<'_> {
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        // SAFETY: the caller's word; an `Isa` is proof of the CPU's features.
-        unsafe {
-            match isa.level() {
-                #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => self.panel_avx512(k, lanes, step, panel),
-                #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => self.panel_avx2(k, lanes, step, panel),
-                Level::Portable => self.panel_by::<Scalar>(k, lanes, step, panel),
+        // SAFETY: guaranteed by the caller.
+        unsafe { cut_panel(isa, self, k, lanes, step, panel) }
+    }
+}
+
+per_isa! {
+    /// # Safety
+    /// As for [`Produce::panel`].
+    unsafe fn cut_panel(patches: &Patches, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) => panel_by
+}
+
+/// # Safety
+/// As for [`Produce::panel`], where the CPU has the instruction set of `F`.
+#[inline(always)]
+unsafe fn panel_by<F: Fetch>(patches: &Patches, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
+    let (window, taps) = (patches.window, patches.window.taps());
+    if taps > MAX_TAPS || window.strides[2] > if F::PAIRS { 2 } else { 1 } {
+        // SAFETY: guaranteed by the caller.
+        return unsafe { patches.panel_slowly(k, lanes, step, panel) };
+    }
+    let lanes = PanelLanes::new(window, lanes);
+    let all = mask(0, step);
+    let mut channel = patches.ptr.wrapping_add(k.start / taps * patches.channel_stride);
+    let mut tap = k.start % taps;
+    let mut to = panel;
+    let mut left = k.len();
+    // Each run has a loop of its own, so that values which are the same for all taps and channels stay in registers.
+    while left > 0 {
+        let here = left.min(taps - tap);
+        for (i, &(origin, run)) in lanes.runs[..lanes.run_count].iter().enumerate() {
+            let from = channel.wrapping_offset(origin);
+            let mut to = to;
+            for &(offset, inside) in &lanes.taps[tap..tap + here] {
+                let from = from.wrapping_offset(offset);
+                // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
+                unsafe {
+                    match (window.strides[2], i) {
+                        (1, 0) => F::first_run(from, to, inside & run, all),
+                        (1, _) => F::run(from, to, inside & run),
+                        (_, 0) => F::first_pairs(from, to, inside & run, all),
+                        (_, _) => F::pairs(from, to, inside & run),
+                    }
+                }
+                to = to.wrapping_add(step);
             }
         }
+        to = to.wrapping_add(here * step);
+        left -= here;
+        tap = 0;
+        channel = channel.wrapping_add(patches.channel_stride);
     }
 }
 
 impl Patches<'_> {
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,bmi2")]
-    unsafe fn panel_avx512(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        // SAFETY: the caller's word.
-        unsafe { self.panel_by::<x86::Avx512>(k, lanes, step, panel) }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2,fma,bmi2")]
-    unsafe fn panel_avx2(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        // SAFETY: the caller's word.
-        unsafe { self.panel_by::<x86::Avx2>(k, lanes, step, panel) }
-    }
-
-    /// # Safety
-    /// As for [`Produce::panel`], where the CPU has the instruction set of `F`.
-    #[inline(always)]
-    unsafe fn panel_by<F: Fetch>(&self, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32) {
-        let (window, taps) = (self.window, self.window.taps());
-        if taps > MAX_TAPS || window.strides[2] > if F::PAIRS { 2 } else { 1 } {
-            // SAFETY: the caller's word.
-            return unsafe { self.panel_slowly(k, lanes, step, panel) };
-        }
-        let lanes = Lanes::new(window, lanes);
-        let all = mask(0, step);
-        let mut channel = self.ptr.wrapping_add(k.start / taps * self.channel_stride);
-        let mut tap = k.start % taps;
-        let mut to = panel;
-        let mut left = k.len();
-        // Each run has a loop of its own, so that what is the same for all taps and channels stays in registers.
-        while left > 0 {
-            let here = left.min(taps - tap);
-            for (i, &(origin, run)) in lanes.runs[..lanes.run_count].iter().enumerate() {
-                let from = channel.wrapping_offset(origin);
-                let mut to = to;
-                for &(offset, inside) in &lanes.taps[tap..tap + here] {
-                    let from = from.wrapping_offset(offset);
-                    // SAFETY: masked lanes are inside the image, `step` lanes inside the panel.
-                    unsafe {
-                        match (window.strides[2], i) {
-                            (1, 0) => F::first_run(from, to, inside & run, all),
-                            (1, _) => F::run(from, to, inside & run),
-                            (_, 0) => F::first_pairs(from, to, inside & run, all),
-                            (_, _) => F::pairs(from, to, inside & run),
-                        }
-                    }
-                    to = to.wrapping_add(step);
-                }
-            }
-            to = to.wrapping_add(here * step);
-            left -= here;
-            tap = 0;
-            channel = channel.wrapping_add(self.channel_stride);
-        }
-    }
-
     /// Wide strides, and kernels of more taps than anyone uses.
     ///
     /// # Safety
@@ -427,21 +414,23 @@ impl Patches<'_> {
 /// The CPU must have the implementor's instruction set. `from` must be readable at the masked lanes (of each pair, at the first), `to`
 /// writable at them, and at all lanes of `all` in the `first` forms, which write zero to the others.
 trait Fetch {
-    /// Whether `pairs` and `first_pairs` exist.
+    /// True if `pairs` and `first_pairs` exist.
     const PAIRS: bool;
     unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16);
     unsafe fn run(from: *const f32, to: *mut f32, mask: u16);
-    unsafe fn first_pairs(from: *const f32, to: *mut f32, mask: u16, all: u16);
-    unsafe fn pairs(from: *const f32, to: *mut f32, mask: u16);
+    unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
+    unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
+        unreachable!("`PAIRS` is false")
+    }
 }
 
-struct Scalar;
-
-impl Fetch for Scalar {
+impl Fetch for Plain {
     const PAIRS: bool = false;
     #[inline(always)]
     unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if mask == u16::MAX {
                 return to.cast::<[f32; LANES]>().write_unaligned(from.cast::<[f32; LANES]>().read_unaligned());
@@ -456,27 +445,22 @@ impl Fetch for Scalar {
         let mut left = mask;
         while left != 0 {
             let lane = left.trailing_zeros() as usize;
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { *to.add(lane) = *from.wrapping_add(lane) }
             left &= left - 1;
         }
-    }
-    unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
-        unreachable!("`PAIRS` is false")
-    }
-    unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
-        unreachable!("`PAIRS` is false")
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Fetch;
+    use super::{Fetch, Ymm, Zmm};
     use std::arch::x86_64::*;
 
-    pub struct Avx512;
-
     /// The first elements of 16 pairs, those under the mask.
+    ///
+    /// # Safety
+    /// As for [`Fetch`], with AVX-512.
     #[inline(always)]
     unsafe fn every_other(from: *const f32, mask: u16) -> __m512 {
         // SAFETY: AVX-512 and BMI2, by the contract of `Fetch`; lanes that are masked out are not read.
@@ -489,8 +473,8 @@ mod x86 {
         }
     }
 
-    // SAFETY of every block: the caller's word; lanes that are masked out are neither read nor written.
-    impl Fetch for Avx512 {
+    // SAFETY of every block: guaranteed by the caller; lanes that are masked out are neither read nor written.
+    impl Fetch for Zmm {
         const PAIRS: bool = true;
         #[inline(always)]
         unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
@@ -514,9 +498,10 @@ mod x86 {
         }
     }
 
-    pub struct Avx2;
-
     /// The low eight bits as a vector mask.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
     #[inline(always)]
     unsafe fn spread(mask: u16) -> __m256i {
         // SAFETY: AVX2, by the contract of `Fetch`.
@@ -526,8 +511,8 @@ mod x86 {
         }
     }
 
-    // SAFETY of every block: as for `Avx512`.
-    impl Fetch for Avx2 {
+    // SAFETY of every block: as for `Zmm`.
+    impl Fetch for Ymm {
         const PAIRS: bool = false;
         #[inline(always)]
         unsafe fn first_run(from: *const f32, to: *mut f32, mask: u16, all: u16) {
@@ -552,12 +537,6 @@ mod x86 {
                 _mm256_maskstore_ps(to, low, _mm256_maskload_ps(from, low));
                 _mm256_maskstore_ps(to.wrapping_add(8), high, _mm256_maskload_ps(from.wrapping_add(8), high));
             }
-        }
-        unsafe fn first_pairs(_: *const f32, _: *mut f32, _: u16, _: u16) {
-            unreachable!("`PAIRS` is false")
-        }
-        unsafe fn pairs(_: *const f32, _: *mut f32, _: u16) {
-            unreachable!("`PAIRS` is false")
         }
     }
 }
@@ -589,22 +568,19 @@ impl ConvTranspose {
     /// Computes one task: a few channels of one image, which are then handed to `epilogue` one by one, in place.
     ///
     /// # Panics
-    /// If there is no such task or `workspace` is shorter than [`ConvTranspose::workspace_bytes`] says.
+    /// If there is no such task, no result, or `workspace` is shorter than [`ConvTranspose::workspace_bytes`] says.
     ///
     /// # Safety
     /// As for [`Conv::run`].
-    #[expect(clippy::too_many_arguments, reason = "three operands, the share, and what is lent for the call")]
     pub unsafe fn run(
         &self,
-        isa: Isa,
-        task: usize,
-        x: Image<*const f32>,
-        weights: *const f32,
-        y: Image<*mut f32>,
+        Share { isa, task, .. }: Share,
+        Tensors { x, weights, y, .. }: &Tensors,
         workspace: &mut [f32],
-        epilogue: Option<&mut dyn FnMut(usize, Tile)>,
+        epilogue: &mut dyn FnMut(usize, Tile),
     ) {
         assert!(task < self.tasks(), "the task exists");
+        let y = y.expect("a transposed convolution adds up where its result goes");
         let (inputs, outputs, taps) =
             (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
         let (image, group, block) =
@@ -624,7 +600,7 @@ impl ConvTranspose {
             c: Out::Epilogue,
             accumulate: false,
         };
-        // SAFETY: the caller's word, for these channels of this image.
+        // SAFETY: guaranteed by the caller for these channels of this image.
         unsafe {
             for c in 0..channels {
                 to.add(c * y.channel_stride).write_bytes(0, size);
@@ -635,14 +611,12 @@ impl ConvTranspose {
                     self.scatter(row % taps, tile.cols.clone(), tile.ptr.wrapping_add(i * tile.stride), plane);
                 }
             };
-            gemm.run(isa, 0..gemm.m, 0..n, workspace, Some(&mut scatter));
+            gemm.run(isa, 0..gemm.m, 0..n, workspace, &mut scatter);
         }
-        if let Some(epilogue) = epilogue {
-            for c in 0..channels {
-                let ptr = to.wrapping_add(c * y.channel_stride);
-                let rows = channel + c..channel + c + 1;
-                epilogue(image, Tile { rows, cols: 0..size, ptr, stride: y.channel_stride });
-            }
+        for c in 0..channels {
+            let ptr = to.wrapping_add(c * y.channel_stride);
+            let rows = channel + c..channel + c + 1;
+            epilogue(image, Tile { rows, cols: 0..size, ptr, stride: y.channel_stride });
         }
     }
 
@@ -763,9 +737,10 @@ mod tests {
                         }
                     }
                 };
-                let to = direct.then_some(image);
+                let y = direct.then_some(image);
+                let tensors = Tensors { x: from, weights: packed.as_ptr(), y, prologue: None };
                 // SAFETY: as above.
-                unsafe { conv.run(isa, parts, task, from, packed.as_ptr(), to, &mut space, None, Some(&mut double)) }
+                unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut space, &mut double) }
             }
             assert_eq!(y, want, "{} {:?} {conv:?}", isa.name(), conv.way());
         }
@@ -848,8 +823,11 @@ mod tests {
                                         unsafe { *tile.ptr.add(j) = -*tile.ptr.add(j) }
                                     }
                                 };
+                                let share = Share { isa, parts: 1, task };
+                                let tensors =
+                                    Tensors { x: from, weights: packed.as_ptr(), y: Some(to), prologue: None };
                                 // SAFETY: as above.
-                                unsafe { conv.run(isa, task, from, packed.as_ptr(), to, &mut space, Some(&mut negate)) }
+                                unsafe { conv.run(share, &tensors, &mut space, &mut negate) }
                             }
                             assert_eq!(y, want, "{} {conv:?}", isa.name());
                         }

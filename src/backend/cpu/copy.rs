@@ -4,7 +4,7 @@ use super::moves;
 use super::nest::{Motion, Nest};
 use super::operands::stored;
 use super::shares::Shares;
-use super::{Args, Compiled, Needs, Scratch};
+use super::task::{Args, Compiled, Needs, Scratch};
 use crate::kernel::{Kernel, Template};
 
 /// Copies one operand to another access of the same type.
@@ -77,16 +77,8 @@ impl Compiled for Copy {
             // SAFETY: both operands were checked to span their memory when the launch was recorded.
             unsafe {
                 if let Some(to_step) = self.transposed {
-                    let to = to.offset(start as isize * to_step);
-                    moves::transpose(
-                        self.size,
-                        self.inner,
-                        n,
-                        from.add(start * self.size),
-                        self.from_step,
-                        to,
-                        to_step,
-                    );
+                    let to = (to.offset(start as isize * to_step), to_step);
+                    moves::transpose(self.size, self.inner, n, (from.add(start * self.size), self.from_step), to);
                 } else {
                     let from = from.offset(start as isize * self.from_step);
                     moves::gather(self.size, n, from, self.from_step, to.add(start * self.size));

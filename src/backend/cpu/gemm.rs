@@ -1,4 +1,4 @@
-//! Matrix product `C[m, n] = A[m, k] * B[k, n]` in f32, with every byte in the caller's hands.
+//! Matrix product `C[m, n] = A[m, k] * B[k, n]` in f32, in memory that the caller provides.
 //!
 //! The structure is that of BLIS: operands are copied ("packed") into panels that the innermost kernel reads front to back. `A` is
 //! cut into panels of [`PANEL_ROWS`] rows, each stored column by column; `B` into panels of [`PANEL_COLS`] columns, each stored row by
@@ -13,7 +13,8 @@
 //!   '------'  '----------'                            padded with zeros to 16
 //! ```
 //!
-//! `pack` makes the panels, `kernels` compute the tiles, `grid` shares the work among threads; what is between them, cache by cache, is here.
+//! `pack` makes the panels, `kernels` compute the tiles, `grid` shares the work among threads. This file has the loops between them, cache by
+//! cache.
 //!
 //! The packed form does not depend on the instruction set, so constants can be packed before the machine is known. Nothing here
 //! allocates: packing buffers come from the caller, who learns their size from [`workspace_bytes`] when the shapes are known.
@@ -26,7 +27,7 @@ use crate::kernel::layout::gemm::*;
 pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 #[cfg(target_arch = "x86_64")]
 use kernels::{AVX2, AVX512};
-use kernels::{Kernels, PORTABLE, Panels, Slab, Target};
+use kernels::{Block, Kernels, PORTABLE, Panels, Slab};
 use pack::{pack_a_block, pack_b_block};
 use std::ops::Range;
 
@@ -36,31 +37,7 @@ mod pack;
 
 pub use grid::Grid;
 pub(super) use pack::pack_panel;
-pub use pack::{pack_a, pack_b};
-
-/// A matrix in memory. Strides are in elements and may be anything, zero and negative included.
-#[derive(Clone, Copy, Debug)]
-pub struct View {
-    /// The element at row 0, column 0.
-    pub ptr: *const f32,
-    /// From one row to the next.
-    pub rs: isize,
-    /// From one column to the next.
-    pub cs: isize,
-}
-
-// SAFETY: a view is an address with a shape; whoever reads through it answers for the memory.
-unsafe impl Send for View {}
-// SAFETY: as above.
-unsafe impl Sync for View {}
-
-impl View {
-    /// Address of an element, which need not exist.
-    #[inline(always)]
-    fn at(self, row: usize, col: usize) -> *const f32 {
-        self.ptr.wrapping_offset(row as isize * self.rs + col as isize * self.cs)
-    }
-}
+pub use pack::{View, pack_a, pack_b};
 
 /// The left operand, `m` by `k`.
 #[derive(Clone, Copy)]
@@ -90,25 +67,38 @@ pub enum Rhs<'a> {
 
 /// An operand that is computed when needed.
 pub trait Produce: Sync {
-    /// Writes one panel: a few lanes (rows of `A` or columns of `B`) over a range of `k`. Element `(p, j)` goes to
-    /// `panel[(p - k.start) * step + (j - lanes.start)]`, and what is left of each step is zero.
+    /// Writes one panel: some lanes (rows of `A` or columns of `B`) over a range of `k`. Element `(p, j)` goes to
+    /// `panel[(p - k.start) * step + (j - lanes.start)]`; the rest of each step is zero.
     ///
     /// # Safety
     /// `panel` must be writable for `k.len() * step` floats, and `lanes.len() <= step <= 16`.
     unsafe fn panel(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, step: usize, panel: *mut f32);
 }
 
-/// What the blocks of an operand pass once they are packed.
+/// A packed block of an operand. Element `(p, j)` of a panel is at `p * step + j` of its floats, where `step` is the number of its lanes, or
+/// `width` if panels are padded.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// The range of `k`.
+    pub k: Range<usize>,
+    /// Rows of `A` or columns of `B`.
+    pub lanes: Range<usize>,
+    /// Most lanes of a panel.
+    pub width: usize,
+    /// Panels are padded with zeros to their width.
+    pub padded: bool,
+}
+
+/// Rewrites the blocks of an operand once they are packed.
 pub trait Change: Sync {
-    /// Rewrites a block: some lanes (rows of `A` or columns of `B`), `width` to a panel, over a range of `k`. Element `(p, j)` of a panel is
-    /// at `p * step + j` of its floats, where `step` is the number of its lanes, or `width` if panels are `padded` with zeros.
+    /// Rewrites a block.
     ///
     /// # Safety
     /// `block` must hold the packed block.
-    unsafe fn block(&self, isa: Isa, k: Range<usize>, lanes: Range<usize>, width: usize, padded: bool, block: *mut f32);
+    unsafe fn change(&self, isa: Isa, part: Part, block: *mut f32);
 }
 
-/// Where the result goes.
+/// The destination.
 #[derive(Clone, Copy, Debug)]
 pub enum Out {
     /// Element `(i, j)` to `ptr[i * rs + j * cs]`. With `cs == 1` and no gap that matters to the caller this is the fast way. The memory
@@ -121,7 +111,7 @@ pub enum Out {
         /// From one column to the next.
         cs: isize,
     },
-    /// Nowhere: the epilogue finds each finished tile in the workspace and stores what it makes of it.
+    /// None: the epilogue finds each finished tile in the workspace, and stores its result.
     Epilogue,
 }
 
@@ -157,7 +147,7 @@ pub struct Gemm<'a> {
     pub accumulate: bool,
 }
 
-// SAFETY: the operands are addresses; the contract of `Gemm::run` is what makes using them sound on any thread.
+// SAFETY: the operands are addresses; whoever uses them, on any thread, keeps the contract of `Gemm::run`.
 unsafe impl Send for Gemm<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Gemm<'_> {}
@@ -179,95 +169,93 @@ impl Gemm<'_> {
         rows: Range<usize>,
         cols: Range<usize>,
         workspace: &mut [f32],
-        epilogue: Option<&mut dyn FnMut(Tile)>,
+        epilogue: &mut dyn FnMut(Tile),
     ) {
         assert!(rows.end <= self.m && cols.end <= self.n, "the range is inside the matrix");
         assert!(
             rows.start.is_multiple_of(PANEL_ROWS) && cols.start.is_multiple_of(PANEL_COLS),
             "ranges start at panels"
         );
-        let (c_unit, c_none) = match self.c {
-            Out::Strided { cs, .. } => (cs == 1, false),
-            Out::Epilogue => (false, true),
-        };
-        assert!(!(c_none && self.accumulate), "accumulating needs a destination");
+        let rows_are_dense = matches!(self.c, Out::Strided { cs: 1, .. });
+        assert!(!self.accumulate || matches!(self.c, Out::Strided { .. }), "accumulating needs a destination");
         let ends = |end: usize, len: usize, unit: usize| end == len || end.is_multiple_of(unit);
         assert!(ends(rows.end, self.m, PANEL_ROWS) && ends(cols.end, self.n, PANEL_COLS), "ranges end at panels");
         let (a_packed, b_packed) = (matches!(self.a, Lhs::Packed(_)), matches!(self.b, Rhs::Packed(_)));
-        let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !c_unit);
+        let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
         assert!(
             workspace.len() >= layout.a_len + layout.b_len + layout.c_len,
             "the workspace is as large as was asked for"
         );
-        // SAFETY: the ranges and the workspace were checked, the rest is the caller's word; an `Isa` is proof of the CPU's features.
-        unsafe {
-            match isa.level() {
-                #[cfg(target_arch = "x86_64")]
-                Level::Avx512 => self.tiles(isa, &AVX512, &layout, rows, cols, workspace, epilogue),
-                #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => self.tiles(isa, &AVX2, &layout, rows, cols, workspace, epilogue),
-                Level::Portable => self.tiles(isa, &PORTABLE, &layout, rows, cols, workspace, epilogue),
+        let (a_space, rest) = workspace.split_at_mut(layout.a_len);
+        let (b_space, c_space) = rest.split_at_mut(layout.b_len);
+        let kernels = match isa.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => &AVX512,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => &AVX2,
+            Level::Portable => &PORTABLE,
+        };
+        let mut work = Work { isa, kernels, depth: layout.depth, sweep: layout.sweep, a_space, b_space };
+        let (height, width) = layout.tile;
+        for row in rows.clone().step_by(height.max(1)) {
+            for col in cols.clone().step_by(width.max(1)) {
+                let rows = row..rows.end.min(row + height);
+                let cols = col..cols.end.min(col + width);
+                let (ptr, stride) = match self.c {
+                    Out::Strided { ptr, rs, cs: 1 } => (ptr.wrapping_offset(row as isize * rs + col as isize), rs),
+                    _ => (c_space.as_mut_ptr(), width as isize),
+                };
+                // Only a destination with a negative or a huge row stride cannot be named by `usize`, and there is none in memory.
+                let tile = Tile { rows, cols, ptr, stride: stride as usize };
+                // SAFETY: the ranges and the workspace were checked, and an `Isa` is proof of the CPU's features; a buffered tile has room
+                // for the tile's rows at its own stride. The caller guarantees the rest.
+                unsafe {
+                    self.fill(&tile);
+                    self.tile(&mut work, &tile);
+                    epilogue(tile.clone());
+                    self.spill(&tile);
+                }
             }
         }
     }
 
+    /// Copies a destination whose rows are not dense to a tile, if the tile is added to it.
+    ///
     /// # Safety
-    /// As for [`Gemm::run`], with everything it checks; the CPU must have the kernels' instruction set.
-    #[expect(clippy::too_many_arguments, reason = "the context of one loop nest, taken apart once")]
-    unsafe fn tiles(
-        &self,
-        isa: Isa,
-        kernels: &Kernels,
-        layout: &Layout,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        workspace: &mut [f32],
-        mut epilogue: Option<&mut dyn FnMut(Tile)>,
-    ) {
-        let (a_space, rest) = workspace.split_at_mut(layout.a_len);
-        let (b_space, c_space) = rest.split_at_mut(layout.b_len);
-        for row in rows.clone().step_by(layout.tile.0.max(1)) {
-            for col in cols.clone().step_by(layout.tile.1.max(1)) {
-                let rows = row..rows.end.min(row + layout.tile.0);
-                let cols = col..cols.end.min(col + layout.tile.1);
-                // SAFETY: the offsets stay inside the destination, the range being inside the matrix.
-                let (ptr, stride) = match self.c {
-                    Out::Strided { ptr, rs, cs: 1 } => (ptr.wrapping_offset(row as isize * rs + col as isize), rs),
-                    _ => (c_space.as_mut_ptr(), layout.tile.1 as isize),
-                };
-                // SAFETY: a buffered tile has room for the tile's rows at its own stride; the rest is the caller's word.
-                unsafe {
-                    if let Out::Strided { ptr: c, rs, cs } = self.c
-                        && cs != 1
-                        && self.accumulate
-                    {
-                        let c = View { ptr: c, rs, cs };
-                        for (i, r) in rows.clone().enumerate() {
-                            for (j, s) in cols.clone().enumerate() {
-                                *ptr.offset(i as isize * stride + j as isize) = *c.at(r, s);
-                            }
-                        }
-                    }
-                    let target = Target { ptr, stride };
-                    self.tile(isa, kernels, layout, rows.clone(), cols.clone(), target, a_space, b_space);
-                    if let Some(epilogue) = &mut epilogue {
-                        // Only a destination with a negative or a huge row stride cannot be named by `usize`, and there is none in memory.
-                        epilogue(Tile { rows: rows.clone(), cols: cols.clone(), ptr, stride: stride as usize });
-                    }
-                    if let Out::Strided { ptr: c, rs, cs } = self.c
-                        && cs != 1
-                    {
-                        let c = c.wrapping_offset(row as isize * rs + col as isize * cs);
-                        if rs == 1 && cs > 0 {
-                            transpose(rows.len(), cols.len(), ptr, stride, c, cs as usize);
-                        } else {
-                            for i in 0..rows.len() as isize {
-                                for j in 0..cols.len() as isize {
-                                    *c.offset(i * rs + j * cs) = *ptr.offset(i * stride + j);
-                                }
-                            }
-                        }
-                    }
+    /// As for [`Gemm::run`]; the tile must be inside the matrix.
+    unsafe fn fill(&self, tile: &Tile) {
+        let (Out::Strided { ptr, rs, cs }, true) = (self.c, self.accumulate) else { return };
+        if cs == 1 {
+            return;
+        }
+        let c = View { ptr, rs, cs };
+        for (i, row) in tile.rows.clone().enumerate() {
+            for (j, col) in tile.cols.clone().enumerate() {
+                // SAFETY: guaranteed by the caller.
+                unsafe { *tile.ptr.add(i * tile.stride + j) = *c.at(row, col) }
+            }
+        }
+    }
+
+    /// Copies a tile to a destination whose rows are not dense.
+    ///
+    /// # Safety
+    /// As for [`Gemm::fill`].
+    unsafe fn spill(&self, tile: &Tile) {
+        let Out::Strided { ptr, rs, cs } = self.c else { return };
+        if cs == 1 {
+            return;
+        }
+        let (rows, cols) = (tile.rows.len(), tile.cols.len());
+        let c = ptr.wrapping_offset(tile.rows.start as isize * rs + tile.cols.start as isize * cs);
+        // SAFETY: guaranteed by the caller.
+        unsafe {
+            if rs == 1 && cs > 0 {
+                return transpose(rows, cols, tile.ptr, tile.stride as isize, c, cs as usize);
+            }
+            for i in 0..rows {
+                for j in 0..cols {
+                    *c.offset(i as isize * rs + j as isize * cs) = *tile.ptr.add(i * tile.stride + j);
                 }
             }
         }
@@ -276,35 +264,26 @@ impl Gemm<'_> {
     /// One tile of `C`, over all of `k`.
     ///
     /// # Safety
-    /// As for [`Gemm::tiles`]; `c` must be writable for the tile.
-    #[expect(clippy::too_many_arguments, reason = "the context of one loop nest, taken apart once")]
-    unsafe fn tile(
-        &self,
-        isa: Isa,
-        kernels: &Kernels,
-        layout: &Layout,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        c: Target,
-        a_space: &mut [f32],
-        b_space: &mut [f32],
-    ) {
+    /// As for [`Gemm::run`]; the tile must be writable, and the CPU have the kernels' instruction set.
+    unsafe fn tile(&self, work: &mut Work, tile: &Tile) {
+        let Tile { rows, cols, .. } = tile;
         let mut k0 = 0;
         loop {
-            let k = k0..self.k.min(k0 + layout.depth);
+            let k = k0..self.k.min(k0 + work.depth);
             let add = self.accumulate || k0 > 0;
             // SAFETY: the workspace holds the blocks that `Layout` sized it for; all else is inside the operands.
             unsafe {
-                let a = self.left(isa, rows.clone(), k.clone(), a_space);
+                let a = self.left(work.isa, rows.clone(), k.clone(), work.a_space);
                 // As much of B is packed at a time as all rows of A then find in the cache.
-                let sweep = if self.packs_b() { layout.sweep } else { cols.len().max(1) };
+                let sweep = if self.packs_b() { work.sweep } else { cols.len().max(1) };
                 for col in cols.clone().step_by(sweep) {
                     let these = col..cols.end.min(col + sweep);
-                    let b = self.right(isa, these.clone(), k.clone(), b_space);
-                    let c = Target { ptr: c.ptr.wrapping_add(col - cols.start), ..c };
+                    let (ptr, stride) = (tile.ptr.wrapping_add(col - cols.start), tile.stride as isize);
+                    let c = Block { ptr, stride, m: rows.len(), n: these.len(), k: k.len(), add };
+                    let b = self.right(work.isa, these, k.clone(), work.b_space);
                     match a {
-                        Left::Few(a) => kernels.few_rows(a, rows.len(), k.len(), b, these.len(), c, add),
-                        Left::Panels(a) => kernels.block(a, rows.len(), k.len(), b, these.len(), c, add),
+                        Left::Few(a) => work.kernels.few_rows(a, b, &c),
+                        Left::Panels(a) => work.kernels.block(a, b, &c),
                     }
                 }
             }
@@ -330,7 +309,7 @@ impl Gemm<'_> {
     /// As for [`Gemm::tile`].
     unsafe fn left(&self, isa: Isa, rows: Range<usize>, k: Range<usize>, space: &mut [f32]) -> Left {
         let packed = Slab { ptr: space.as_ptr(), depth: k.len(), skip: 0 };
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let slab = match self.a {
                 Lhs::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
@@ -341,7 +320,8 @@ impl Gemm<'_> {
                 }
                 Lhs::Changed(a, change) => {
                     pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
-                    change.block(isa, k, rows, PANEL_ROWS, false, space.as_mut_ptr());
+                    let part = Part { k, lanes: rows, width: PANEL_ROWS, padded: false };
+                    change.change(isa, part, space.as_mut_ptr());
                     packed
                 }
                 Lhs::Produced(a) => {
@@ -371,7 +351,7 @@ impl Gemm<'_> {
         let count = cols.len().div_ceil(PANEL_COLS);
         let packed =
             Panels { ptr: space, step: PANEL_COLS, panel: PANEL_COLS * k.len(), count, tail: space, constant: false };
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.b {
                 Rhs::Packed(b) => {
@@ -389,7 +369,7 @@ impl Gemm<'_> {
                 }
                 Rhs::Changed(b, change) => {
                     pack_b_block(b, k.clone(), cols.clone(), space);
-                    change.block(isa, k, cols, PANEL_COLS, true, space);
+                    change.change(isa, Part { k, lanes: cols, width: PANEL_COLS, padded: true }, space);
                     packed
                 }
                 Rhs::Produced(b) => {
@@ -402,6 +382,17 @@ impl Gemm<'_> {
             }
         }
     }
+}
+
+/// The context of a product's loops.
+struct Work<'a> {
+    isa: Isa,
+    kernels: &'a Kernels,
+    /// Most of `k` that is packed at a time, and most columns.
+    depth: usize,
+    sweep: usize,
+    a_space: &'a mut [f32],
+    b_space: &'a mut [f32],
 }
 
 /// A block of the left operand in the form that the kernels for its number of rows read.
@@ -525,7 +516,7 @@ mod tests {
                 }
             };
             // SAFETY: the operands are whole matrices, and C overlaps none of them.
-            unsafe { gemm.run(isa, rows, cols, &mut workspace, Some(&mut epilogue)) }
+            unsafe { gemm.run(isa, rows, cols, &mut workspace, &mut epilogue) }
         }
         assert_eq!(seen, m * n, "every element passes the epilogue once");
         let mut want = before.clone();
@@ -604,7 +595,7 @@ mod tests {
                     for index in 0..grid.len() {
                         let (rows, cols) = grid.get(index);
                         // SAFETY: the operands are whole matrices, and C overlaps none of them.
-                        unsafe { gemm.run(isa, rows, cols, &mut workspace, None) }
+                        unsafe { gemm.run(isa, rows, cols, &mut workspace, &mut |_| {}) }
                     }
                     c.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
                 };

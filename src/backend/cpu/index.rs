@@ -1,13 +1,14 @@
 //! Cores whose values are elements of another index: gather, pad and resize.
 
-use super::Args;
 use super::block::Repr;
 use super::map::{Core, CoreSpec};
 use super::moves;
 use super::nest::Motion;
 use super::operands::stored;
 use super::program::literal;
+use super::task::Args;
 use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
+use crate::shape::Shape;
 
 /// Prepares a gather.
 pub fn gather(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
@@ -64,7 +65,7 @@ impl Indexed {
     /// `index` must be readable.
     #[inline(always)]
     unsafe fn offset(&self, index: *const u8) -> isize {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         let i = unsafe {
             if self.wide {
                 index.cast::<i64>().read_unaligned()
@@ -142,55 +143,83 @@ pub fn pad(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
     mapped(kernel, maps, value)
 }
 
-/// Prepares interpolation.
-pub fn resize(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
-    let Template::Resize { scales, offsets, mode } = &kernel.template else { return Err("not a resize".into()) };
-    let data = &kernel.reads[0].access.shape;
-    let rank = kernel.shape.len();
-    if scales.len() != rank || offsets.len() != rank || data.len() != rank {
-        return Err(format!("resizing {data} to {}", kernel.shape));
+/// A resize: per axis, the index of the data as a function of that of the result.
+struct Resizing<'a> {
+    kernel: &'a Kernel,
+    data: &'a Shape,
+    scales: &'a [f64],
+    offsets: &'a [f64],
+}
+
+impl Resizing<'_> {
+    /// True if an axis stays as it is.
+    fn is_still(&self, axis: usize) -> bool {
+        self.scales[axis] == 1.0 && self.offsets[axis] == 0.0 && self.data[axis] == self.kernel.shape[axis]
     }
-    if data.contains(&0) && kernel.shape.numel() > 0 {
-        return Err(format!("resizing {data}, which has no element"));
+
+    fn position(&self, axis: usize, i: usize) -> f64 {
+        i as f64 * self.scales[axis] + self.offsets[axis]
     }
-    let still = |axis: usize| scales[axis] == 1.0 && offsets[axis] == 0.0 && data[axis] == kernel.shape[axis];
-    let clamp = |axis: usize, i: f64| (i as i64).clamp(0, data[axis] as i64 - 1) as usize;
-    if let ResizeMode::Nearest(rule) = mode {
-        let source = |axis: usize, i: usize| {
-            let x = i as f64 * scales[axis] + offsets[axis];
+
+    fn clamp(&self, axis: usize, i: f64) -> usize {
+        (i as i64).clamp(0, self.data[axis] as i64 - 1) as usize
+    }
+
+    /// The element that each index of an axis reads; `None` if the axis stays as it is.
+    fn nearest(&self, axis: usize, rule: Nearest) -> Option<Vec<Option<usize>>> {
+        let source = |i: usize| {
+            let x = self.position(axis, i);
             let nearest = match rule {
                 Nearest::Floor => x.floor(),
                 Nearest::Ceil => x.ceil(),
                 Nearest::RoundPreferFloor => (x - 0.5).ceil(),
                 Nearest::RoundPreferCeil => (x + 0.5).floor(),
             };
-            Some(clamp(axis, nearest))
+            Some(self.clamp(axis, nearest))
         };
-        let map = |axis: usize| (!still(axis)).then(|| (0..kernel.shape[axis]).map(|i| source(axis, i)).collect());
-        return mapped(kernel, (0..rank).map(map).collect(), 0.0);
+        (!self.is_still(axis)).then(|| (0..self.kernel.shape[axis]).map(source).collect())
+    }
+
+    /// The elements that make up each index of an axis, `step` bytes apart.
+    fn taps(&self, axis: usize, mode: ResizeMode, step: isize) -> Taps {
+        let (mut taps, mut count) = (Vec::new(), 0);
+        for i in 0..self.kernel.shape[axis] {
+            let found = neighbours(mode, self.position(axis, i), self.data[axis]);
+            count = found.len();
+            taps.extend(found.into_iter().map(|(i, w)| (self.clamp(axis, i) as isize * step, w as f32)));
+        }
+        Taps { taps, count }
+    }
+}
+
+/// Prepares interpolation.
+pub fn resize(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
+    let Template::Resize { scales, offsets, mode } = &kernel.template else { return Err("not a resize".into()) };
+    let (data, rank) = (&kernel.reads[0].access.shape, kernel.shape.len());
+    if scales.len() != rank || offsets.len() != rank || data.len() != rank {
+        return Err(format!("resizing {data} to {}", kernel.shape));
+    }
+    if data.contains(&0) && kernel.shape.numel() > 0 {
+        return Err(format!("resizing {data}, which has no element"));
+    }
+    let resizing = Resizing { kernel, data, scales, offsets };
+    if let ResizeMode::Nearest(rule) = mode {
+        return mapped(kernel, (0..rank).map(|axis| resizing.nearest(axis, *rule)).collect(), 0.0);
     }
     if stored(&kernel.reads[0])? != Repr::F32 {
         return Err(format!("interpolation of {}", kernel.reads[0].dtype));
     }
     let access = &kernel.reads[0].access;
     let mut data_motion = Motion { steps: vec![0; rank], start: 4 * access.offset };
-    let mut motions = Vec::new();
-    let mut axes = Vec::new();
+    let (mut motions, mut axes) = (Vec::new(), Vec::new());
     for axis in 0..rank {
-        if still(axis) {
-            data_motion.steps[axis] = 4 * access.strides[axis];
-            continue;
+        let step = 4 * access.strides[axis];
+        if resizing.is_still(axis) {
+            data_motion.steps[axis] = step;
+        } else {
+            motions.push(Motion::index(axis, rank));
+            axes.push(resizing.taps(axis, *mode, step));
         }
-        motions.push(Motion::index(axis, rank));
-        let mut taps = Vec::new();
-        let mut count = 0;
-        for i in 0..kernel.shape[axis] {
-            let x = i as f64 * scales[axis] + offsets[axis];
-            let found = neighbours(*mode, x, data[axis]);
-            count = found.len();
-            taps.extend(found.into_iter().map(|(i, w)| (4 * clamp(axis, i) as isize * access.strides[axis], w as f32)));
-        }
-        axes.push(Taps { taps, count });
     }
     motions.insert(0, data_motion);
     let cost = axes.iter().map(|a| a.count as f64).product();
@@ -227,7 +256,7 @@ fn neighbours(mode: ResizeMode, x: f64, n: usize) -> Vec<(f64, f64)> {
     taps
 }
 
-/// Prepares a core that reads one element per index: per axis, the coordinate that each index reads, or a value outside the data.
+/// Prepares a core that reads one element per index. `maps` has, per axis, the coordinate that each index reads, or none for `value`.
 fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<Vec<Option<usize>>>>, value: f64) -> Result<CoreSpec<'a>, String> {
     let operand = &kernel.reads[0];
     let (rank, repr) = (kernel.shape.len(), stored(operand)?);
@@ -258,10 +287,10 @@ fn mapped<'a>(kernel: &'a Kernel, maps: Vec<Option<Vec<Option<usize>>>>, value: 
     })
 }
 
-/// Where the indices of an axis read, in bytes.
+/// The offset in bytes that each index of an axis reads at.
 struct Table {
     offsets: Vec<isize>,
-    /// How many indices from each on read neighbours, or all lie outside.
+    /// The number of indices from each on that read neighbours, or that are all outside.
     runs: Vec<u32>,
 }
 
@@ -293,7 +322,7 @@ impl Mapped {
     /// `to` must be writable for `n` elements.
     unsafe fn fill(&self, n: usize, to: *mut u8) {
         let value = self.value.to_le_bytes();
-        // SAFETY: the caller's word; no element is larger than eight bytes.
+        // SAFETY: guaranteed by the caller; no element is larger than eight bytes.
         unsafe { moves::gather(self.size, n, value.as_ptr(), 0, to) }
     }
 }
@@ -303,7 +332,7 @@ impl Core for Mapped {
         let mut base = at[0];
         for (k, table) in self.tables.iter().enumerate().filter(|(k, _)| Some(*k) != self.inner) {
             match table.offsets[at[1 + k] as usize] {
-                // SAFETY: the caller's word.
+                // SAFETY: guaranteed by the caller.
                 OUTSIDE => unsafe {
                     self.fill(n, to);
                     return to;
@@ -346,7 +375,7 @@ struct Taps {
 
 struct Blend {
     axes: Vec<Taps>,
-    /// Which of them is the innermost, if it is resized; its step if not.
+    /// The number of the innermost of them, if that is resized; its step if not.
     inner: Option<usize>,
     step: isize,
 }
@@ -354,7 +383,7 @@ struct Blend {
 impl Core for Blend {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8 {
         let sums = to.cast::<f32>();
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { to.write_bytes(0, 4 * n) }
         let outer = |k: usize| Some(k) != self.inner;
         let rows: usize = self.axes.iter().enumerate().filter(|(k, _)| outer(*k)).map(|(_, a)| a.count).product();
@@ -402,7 +431,7 @@ unsafe fn blend<const T: usize>(taps: &[(isize, f32)], n: usize, weight: f32, fr
     for (i, taps) in taps.chunks_exact(T).take(n).enumerate() {
         let mut sum = 0.0;
         for &(offset, w) in taps {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             sum += w * unsafe { from.offset(offset).cast::<f32>().read() };
         }
         // SAFETY: `i < n`.

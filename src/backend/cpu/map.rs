@@ -4,15 +4,14 @@
 //! stands still as one value per run; anything else is copied to a staging block first. When the innermost axis is short, blocks run
 //! across the ends of rows instead, and only operands that are dense or still over the whole index space are read in place.
 
-use super::block::BLOCK;
+use super::block::{BLOCK, Repr};
 use super::moves;
 use super::nest::{Motion, Nest};
 use super::operands::{BlockOperand, Feed, Operands, Place, Reserved};
 use super::program::{Program, source};
 use super::shares::Shares;
 use super::simd::Isa;
-use super::{Args, Compiled, Needs, Scratch};
-use crate::backend::cpu::block::Repr;
+use super::task::{Args, Compiled, Needs, Scratch};
 use crate::kernel::Kernel;
 use std::ops::Range;
 
@@ -33,7 +32,7 @@ pub trait Core: Send + Sync {
     unsafe fn feed(&self, args: &Args, at: &[isize], start: usize, n: usize, to: *mut u8) -> *const u8;
 }
 
-/// What a core needs of the driver.
+/// The motions and the representation of a core's values, and how to make the core.
 pub struct CoreSpec<'a> {
     /// The representation of its values.
     pub repr: Repr,
@@ -45,7 +44,7 @@ pub struct CoreSpec<'a> {
     pub build: Box<dyn FnOnce(&[isize], usize) -> Box<dyn Core> + 'a>,
 }
 
-/// How blocks follow one another over the index space.
+/// The order of blocks over the index space.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
     /// Along each row.
@@ -85,7 +84,7 @@ struct Walk<'a> {
 
 /// Some whole rows a step apart, or a part of one row.
 struct Piece {
-    /// Where the operand stands at its start.
+    /// The position of the operand at its start.
     position: isize,
     rows: usize,
     /// Elements of each row.
@@ -94,7 +93,7 @@ struct Piece {
     done: usize,
 }
 
-/// Places operands over a nest, and adds up what a value costs.
+/// Places operands over a nest, and adds up the cost of a value.
 struct Placing<'a> {
     nest: &'a Nest,
     flat: bool,
@@ -162,10 +161,11 @@ impl Map {
         let (sources, outs) = operands.place(|k, feed, size| placing.place(k, feed, size));
         let Placing { memory: Reserved(registers), ns, .. } = placing;
         let program = Program::new(&kernel.body, &operands.frame, &operands.sinks)?;
-        let order = match sources.iter().any(|s| matches!(s.place, Place::Transposed(_))) {
-            _ if flat => Order::Flat,
-            true => Order::Transposed,
-            false => Order::Rows,
+        let transposes = sources.iter().any(|s| matches!(s.place, Place::Transposed(_)));
+        let order = match (flat, transposes) {
+            (true, _) => Order::Flat,
+            (false, true) => Order::Transposed,
+            (false, false) => Order::Rows,
         };
         let (inner, inner_steps) = if flat { (len, Vec::new()) } else { nest.split_inner() };
         let across = nest.dims.last().map_or(1, |&across| across.max(1));
@@ -221,10 +221,10 @@ impl Map {
                 let n = TRANSPOSED_COLS.min(elements.end - i);
                 for (k, s) in self.sources.iter().enumerate() {
                     if let Place::Transposed(offset) = s.place {
-                        let from = walk.args.at(s.arg(), walk.at[k] + i as isize * s.step);
-                        let (to, to_step) = (walk.mem.wrapping_add(offset), TRANSPOSED_COLS * s.size);
+                        let from = walk.args.at(s.arg(), walk.at[k] + i as isize * s.step).cast_const();
+                        let to = (walk.mem.wrapping_add(offset), (TRANSPOSED_COLS * s.size) as isize);
                         // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
-                        unsafe { moves::transpose(s.size, n, rows, from, s.step, to, to_step as isize) }
+                        unsafe { moves::transpose(s.size, n, rows, (from, s.step), to) }
                     }
                 }
                 for r in 0..rows {
@@ -350,7 +350,7 @@ impl Map {
                 f(s, outer_steps[number + k], Piece { position: at[number + k], rows, len, done });
             }
             done += rows * len;
-            // To the last index of what was done, then one on.
+            // To the last index of the piece, then one on.
             let (down, along) = (rows - 1, len - 1);
             index[rank - 2] += down;
             index[rank - 1] += along;
@@ -411,7 +411,7 @@ impl Compiled for Map {
         self.program.bind(mem.wrapping_add(self.registers), bases);
         let mut walk = Walk { args, index, at, mem, bases };
         let items = self.shares.of(task);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match self.order {
                 Order::Rows => self.run_rows(items, &mut walk),

@@ -147,7 +147,7 @@ fn erf<L: Lanes>(x: f32) -> f32 {
     (if x.abs() < 0.91 { x * p } else { far }).copysign(x)
 }
 
-/// Beyond this the reduction to a quarter turn loses digits, and the library's function takes over.
+/// Beyond this the reduction to quarters of a circle loses digits, and the library's function is used.
 const FAR: f32 = 1e8;
 
 /// Sine (`quarters` 0) or cosine (`quarters` 1) for |x| <= `FAR`: x = n pi/2 + r, reduced in f64.
@@ -256,7 +256,7 @@ fn each_in_place(x: &mut [f32], f: impl Fn(f32) -> f32) {
     }
 }
 
-/// How many elements are looked at together for a special case.
+/// The number of elements that are searched together for a special case.
 const CHUNK: usize = 64;
 
 /// `f` where `usual` holds and `rare` elsewhere; chunks with nothing rare in them are computed without a branch.

@@ -1,11 +1,16 @@
 //! Segments: from the system's allocator, or carved from a region that the host program lends.
 
-use super::{SegmentId, Slice, Usage, refuse};
+use crate::backend::{SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use std::alloc::Layout;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+
+/// The error of a call that this backend refuses.
+pub(super) fn refuse(what: impl Into<String>) -> Error {
+    Error::Backend { backend: "cpu", what: what.into(), file: None }
+}
 
 /// Alignment of every segment, in bytes.
 const ALIGN: usize = 256;

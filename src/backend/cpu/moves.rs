@@ -8,7 +8,7 @@ use super::simd;
 /// Source and destination must be valid for `n` elements each, and apart.
 #[inline]
 pub unsafe fn gather(size: usize, n: usize, from: *const u8, step: isize, to: *mut u8) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match size {
             1 => strided::<u8>(n, from, step, to, 1),
@@ -24,7 +24,7 @@ pub unsafe fn gather(size: usize, n: usize, from: *const u8, step: isize, to: *m
 /// Source and destination must be valid for `n` elements each, and apart.
 #[inline]
 pub unsafe fn scatter(size: usize, n: usize, from: *const u8, to: *mut u8, step: isize) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match size {
             1 => strided::<u8>(n, from, 1, to, step),
@@ -39,7 +39,7 @@ pub unsafe fn scatter(size: usize, n: usize, from: *const u8, to: *mut u8, step:
 #[inline(always)]
 pub unsafe fn strided<T: Copy>(n: usize, from: *const u8, from_step: isize, to: *mut u8, to_step: isize) {
     let size = size_of::<T>() as isize;
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         // Short runs are cheaper to move than to call for.
         if from_step == size && to_step == size && n >= 16 {
@@ -70,7 +70,7 @@ pub unsafe fn gather_rows(size: usize, rows: usize, n: usize, from: *const u8, s
     unsafe fn typed<T: Copy>(rows: usize, n: usize, from: *const u8, steps: (isize, isize), to: *mut u8) {
         let (size, to) = (size_of::<T>() as isize, to.cast::<T>());
         for r in 0..rows {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let (from, to) = (from.offset(r as isize * steps.0), to.add(r * n));
                 if steps.1 == size {
@@ -91,7 +91,7 @@ pub unsafe fn gather_rows(size: usize, rows: usize, n: usize, from: *const u8, s
             }
         }
     }
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match size {
             1 => typed::<u8>(rows, n, from, steps, to),
@@ -112,8 +112,8 @@ pub unsafe fn iota(n: usize, start: isize, step: isize, to: *mut i64) {
     }
 }
 
-/// `to[c, r] = from[r, c]` for elements of `size` bytes, where the source's columns and the destination's rows are dense; the
-/// other steps are in bytes.
+/// `to[c, r] = from[r, c]` for elements of `size` bytes, where the source's columns and the destination's rows are dense; each
+/// pointer comes with the other step, in bytes.
 ///
 /// # Safety
 /// Source and destination must be valid for `rows * cols` elements each, and apart.
@@ -121,10 +121,8 @@ pub unsafe fn transpose(
     size: usize,
     rows: usize,
     cols: usize,
-    from: *const u8,
-    from_step: isize,
-    to: *mut u8,
-    to_step: isize,
+    (from, from_step): (*const u8, isize),
+    (to, to_step): (*mut u8, isize),
 ) {
     const TILE: usize = 32;
     for r in (0..rows).step_by(TILE) {
@@ -160,13 +158,13 @@ pub unsafe fn copy_2d(
     dst: *mut f32,
     dst_steps: (isize, isize),
 ) {
-    // Which dimension is called the row is ours to choose.
+    // Rows and columns may change names.
     if dst_steps.1 != 1 && dst_steps.0 == 1 {
         let swap = |steps: (isize, isize)| (steps.1, steps.0);
         // SAFETY: the same elements.
         return unsafe { copy_2d(cols, rows, src, swap(src_steps), dst, swap(dst_steps)) };
     }
-    // SAFETY: the caller's word; every index is below `rows` and `cols`.
+    // SAFETY: guaranteed by the caller; every index is below `rows` and `cols`.
     unsafe {
         if src_steps.1 == 1 && dst_steps.1 == 1 {
             for r in 0..rows as isize {

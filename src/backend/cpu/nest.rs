@@ -1,19 +1,19 @@
-//! Loop nests: an index space and the addresses of several operands in it, brought to few axes.
+//! Loop nests: an index space and the positions of several operands in it, reduced to few axes.
 
 use crate::kernel::Operand;
 
-/// A loop nest over an index space. For every axis there is one step per operand: bytes, or whatever the operand counts in.
+/// A loop nest over an index space. Every axis has one step per operand, in bytes or in indices.
 #[derive(Clone, Debug)]
 pub struct Nest {
     /// Extents, outermost first; none is 1, and any of them may be 0.
     pub dims: Vec<usize>,
     /// `steps[axis][operand]`.
     pub steps: Vec<Vec<isize>>,
-    /// Where each operand stands at index zero.
+    /// The position of each operand at index zero.
     pub start: Vec<isize>,
 }
 
-/// How one operand moves: a step per axis of the index space, and where it starts.
+/// The motion of one operand over an index space: a step per axis, and where it starts.
 #[derive(Clone, Debug)]
 pub struct Motion {
     /// One step per axis.
@@ -93,7 +93,7 @@ impl Nest {
         }
     }
 
-    /// Whether the operand's elements of `size` bytes lie without gaps in the nest's order.
+    /// True if the operand's elements of `size` bytes follow one another without gaps in the nest's order.
     pub fn is_dense(&self, operand: usize, size: usize) -> bool {
         let mut expected = size as isize;
         for (dim, steps) in self.dims.iter().zip(&self.steps).rev() {
@@ -105,7 +105,7 @@ impl Nest {
         true
     }
 
-    /// Whether the operand never moves.
+    /// True if the operand never moves.
     pub fn is_still(&self, operand: usize) -> bool {
         self.steps.iter().all(|s| s[operand] == 0)
     }

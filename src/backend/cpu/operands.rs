@@ -1,14 +1,14 @@
-//! The operands of block programs: what bodies read and write, and how blocks of it reach the registers.
+//! The operands of block programs: the values that bodies read and write, and the way that blocks of them reach the registers.
 
-use super::Args;
 use super::block::Repr;
 use super::moves;
 use super::nest::Motion;
 use super::program::{Frame, Sink, Source};
+use super::task::Args;
 use crate::expr::{Body, Code};
 use crate::kernel::{Kernel, Operand};
 
-/// Where the elements of an operand come from, or go to.
+/// The origin or destination of an operand's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feed {
     /// An argument of the launch.
@@ -19,7 +19,7 @@ pub enum Feed {
     Core,
 }
 
-/// How a block of an operand is reached.
+/// The way to a block of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Block instructions use the memory itself.
@@ -54,7 +54,7 @@ impl BlockOperand {
         }
     }
 
-    /// Where a program finds `n` elements from `position` on, which are collected in the scratch memory `mem` if need be.
+    /// The address where a program finds `n` elements from `position` on. They are collected in the scratch memory `mem` if need be.
     ///
     /// # Safety
     /// The operand must be readable there, and `mem` be the memory that its place was reserved in. Neither the core's values nor
@@ -62,7 +62,7 @@ impl BlockOperand {
     #[inline(always)]
     pub unsafe fn block(&self, args: &Args, position: isize, n: usize, mem: *mut u8) -> *mut u8 {
         let step = self.step;
-        // SAFETY: the caller's word; a staging block holds a block, and a slot eight bytes.
+        // SAFETY: guaranteed by the caller; a staging block holds a block, and a slot eight bytes.
         unsafe {
             match (self.place, self.feed) {
                 (Place::Still | Place::Dense, _) => args.at(self.arg(), position),
@@ -86,15 +86,15 @@ impl BlockOperand {
     }
 }
 
-/// What bodies read and write, before it is known how blocks of it are reached.
+/// The operands of bodies, before the ways to their blocks are chosen.
 pub struct Operands {
     /// The outside of the bodies: one source per operand that is read.
     pub frame: Frame,
-    /// What becomes of the results.
+    /// The destinations of the results.
     pub sinks: Vec<Sink>,
-    /// What is read, then what is written: its elements' origin and size.
+    /// Operands that are read, then those that are written: the elements' origin and size.
     feeds: Vec<(Feed, usize)>,
-    /// How each of them moves over the axes of the index space.
+    /// The motion of each over the axes of the index space.
     pub motions: Vec<Motion>,
 }
 

@@ -6,8 +6,8 @@ use super::nest::Nest;
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
 use super::simd::Isa;
+use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
-use super::{Args, Compiled, Needs, Scratch, Workspace};
 use crate::dtype::DType;
 use crate::kernel::Kernel;
 use crate::kernel::layout::gemm::{packed_a_bytes, packed_b_bytes};
@@ -73,10 +73,10 @@ impl MatMul {
         }
         let steps = [(&kernel.reads[0], row), (&kernel.reads[1], rank - 2), (out, row)]
             .map(|(o, axis)| (o.access.strides[axis], o.access.strides[rank - 1]));
-        let epilogue = match kernel.body.is_identity() && product.direct {
-            true => None,
-            false => Some(Epilogue::new(&kernel.body, &kernel.shape, isa, operands, row, rank - 1..rank)?),
-        };
+        let stores_itself = kernel.body.is_identity() && product.direct;
+        let epilogue =
+            (!stores_itself).then(|| Epilogue::new(&kernel.body, &kernel.shape, isa, operands, row, rank - 1..rank));
+        let epilogue = epilogue.transpose()?;
 
         let (count, ns) = (product.count(), product.nanoseconds());
         let parts = if slots(kernel, threads).count > 1 { threads } else { 1 };
@@ -114,49 +114,37 @@ impl Compiled for MatMul {
         for item in items {
             let part = item % self.grid.len();
             let (rows, cols) = self.grid.get(part);
-            let view = |o: usize| View {
-                ptr: args.at(o, at[o]).cast_const().cast(),
-                rs: self.steps[o].0,
-                cs: self.steps[o].1,
+            let view = |o: usize| {
+                let (rs, cs) = self.steps[o];
+                View { ptr: args.at(o, at[o]).cast_const().cast(), rs, cs }
             };
             let bound = [0, 1].map(|o| {
                 let (prologue, first) = self.prologues[o].as_ref()?;
                 Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
-            let gemm = Gemm {
-                m,
-                n,
-                k,
-                a: match &bound[0] {
-                    Some(prologue) => Lhs::Changed(view(0), prologue),
-                    None if packed[0] => Lhs::Packed(view(0).ptr),
-                    None => Lhs::Strided(view(0)),
-                },
-                b: match &bound[1] {
-                    Some(prologue) => Rhs::Changed(view(1), prologue),
-                    None if packed[1] => Rhs::Packed(view(1).ptr),
-                    None => Rhs::Strided(view(1)),
-                },
-                c: match direct {
-                    false => Out::Epilogue,
-                    true => {
-                        let (rs, cs) = self.steps[2];
-                        // A single column has any step.
-                        let cs = if n == 1 { 1 } else { cs };
-                        Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs }
-                    }
-                },
-                accumulate: false,
+            let a = match &bound[0] {
+                Some(prologue) => Lhs::Changed(view(0), prologue),
+                None if packed[0] => Lhs::Packed(view(0).ptr),
+                None => Lhs::Strided(view(0)),
             };
+            let b = match &bound[1] {
+                Some(prologue) => Rhs::Changed(view(1), prologue),
+                None if packed[1] => Rhs::Packed(view(1).ptr),
+                None => Rhs::Strided(view(1)),
+            };
+            let (rs, cs) = self.steps[2];
+            // A single column has any step.
+            let to = Out::Strided { ptr: args.at(self.write, at[2]).cast(), rs, cs: if n == 1 { 1 } else { cs } };
+            let c = if direct { to } else { Out::Epilogue };
             let mut finish = |tile: Tile| {
                 if let Some(epilogue) = &self.epilogue {
                     // SAFETY: the tile is a part of the kernel's index space.
                     unsafe { epilogue.apply(args, &at[3..], &tile, mem, bases) }
                 }
             };
-            let finish: Option<&mut dyn FnMut(Tile)> = if self.epilogue.is_some() { Some(&mut finish) } else { None };
+            let gemm = Gemm { m, n, k, a, b, c, accumulate: false };
             // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
-            unsafe { gemm.run(self.isa, rows, cols, workspace, finish) }
+            unsafe { gemm.run(self.isa, rows, cols, workspace, &mut finish) }
             if part + 1 == self.grid.len() {
                 self.nest.advance(index, at);
             }

@@ -1,21 +1,22 @@
 //! Scalar bodies compiled to block instructions, registers assigned.
 //!
-//! What is the same for all elements of a run (literals, broadcast operands, results of folds and all that follows from them) is
-//! computed once per run by the `still` instructions, the rest block by block.
+//! The `still` instructions compute, once per run, what is the same for all its elements: literals, broadcast operands, results of
+//! reductions, and what follows from them. The others run block by block.
 
 use super::block::{BLOCK, Form, Kind, Loc, Op, Repr, exec};
 use super::simd::Isa;
-use crate::expr::{Binary, Body, Code, Unary};
+use crate::dtype::DType;
+use crate::expr::{Binary, Body, Code, Instr, Unary};
 use std::collections::BTreeMap;
 
 /// A value that comes from outside the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// How its elements lie where its base pointer points.
+    /// The representation of its elements where its base pointer points.
     pub repr: Repr,
-    /// Whether it is one value for the whole run.
+    /// It is one value for the whole run.
     pub still: bool,
-    /// Whether its blocks have room for a whole number of vectors.
+    /// Its blocks have room for a whole number of vectors.
     pub padded: bool,
 }
 
@@ -32,15 +33,15 @@ pub struct Frame {
     pub folds: Vec<usize>,
 }
 
-/// What becomes of a result.
+/// The destination of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sink {
     /// Converted to this representation and stored where its base pointer points.
     Store(Repr),
-    /// Left where it is; [`Program::kept`] says where.
+    /// Left in its register; [`Program::kept`] says in which.
     Keep,
-    /// Computed where its base pointer points, in its own representation, with room for a whole number of vectors. Nothing that the
-    /// body reads lies there.
+    /// Computed where its base pointer points, in its own representation, with room for a whole number of vectors. The body reads nothing
+    /// there.
     Place,
 }
 
@@ -54,7 +55,7 @@ pub struct Program {
     outputs: usize,
     /// Bytes of registers.
     pub registers: usize,
-    /// Where results that are kept lie, in order.
+    /// The registers of results that are kept, in order.
     pub kept: Vec<Loc>,
     /// About how many nanoseconds one element costs.
     pub cost: f64,
@@ -65,14 +66,30 @@ pub const fn source(k: usize) -> usize {
     2 + k
 }
 
+/// Bytes of a slot: a register of one value, for the whole run.
+const SLOT: u32 = 8;
+
+/// Offsets of block registers while the number of slots is not yet known.
+const BLOCKS: u32 = 1 << 31;
+
+/// An instruction of the body as a value.
+#[derive(Clone, Copy)]
+struct Value {
+    repr: Repr,
+    is_still: bool,
+    /// Its location, once it is computed.
+    loc: Loc,
+    /// The number of instructions that have yet to read it; a result counts once more.
+    uses: usize,
+    /// The destination that it is computed in, if it is computed in one.
+    to: Option<Loc>,
+}
+
 struct Builder<'a> {
     body: &'a Body,
     frame: &'a Frame,
-    reprs: Vec<Repr>,
-    is_still: Vec<bool>,
-    loc: Vec<Loc>,
-    /// Instructions that read each value after it is computed, results counted once more.
-    uses: Vec<usize>,
+    sinks: &'a [Sink],
+    values: Vec<Value>,
     consts: Vec<u64>,
     still: Vec<Op>,
     each: Vec<Op>,
@@ -83,8 +100,6 @@ struct Builder<'a> {
     registers: u32,
     cost: f64,
 }
-
-const SLOT: u32 = 8;
 
 fn class(size: usize) -> usize {
     match size {
@@ -103,13 +118,11 @@ impl Program {
         if sinks.len() != body.results.len() {
             return Err(format!("a body with {} results for {} destinations", body.results.len(), sinks.len()));
         }
-        let mut b = Builder {
+        let mut builder = Builder {
             body,
             frame,
-            reprs: Vec::new(),
-            is_still: Vec::new(),
-            loc: vec![Loc::default(); body.code.len()],
-            uses: vec![0; body.code.len()],
+            sinks,
+            values: Vec::new(),
             consts: Vec::new(),
             still: Vec::new(),
             each: Vec::new(),
@@ -118,106 +131,16 @@ impl Program {
             registers: 0,
             cost: 0.0,
         };
-        b.check()?;
-        b.count_uses();
-        let direct = b.direct_result(sinks);
-        let mut placed: Vec<Option<Loc>> = vec![None; body.code.len()];
-        for (k, (&r, &sink)) in body.results.iter().zip(sinks).enumerate() {
-            let computed = !b.is_still[r as usize] && b.source(body.code[r as usize].code).is_none();
-            if direct == Some(r as usize) || (sink == Sink::Place && computed) {
-                placed[r as usize].get_or_insert(Loc { base: b.out(k), offset: 0 });
+        builder.check()?;
+        builder.count_uses();
+        builder.place_results();
+        for i in 0..body.code.len() {
+            if builder.values[i].uses > 0 {
+                builder.emit(i);
             }
         }
-        for (i, &to) in placed.iter().enumerate() {
-            if b.uses[i] > 0 {
-                b.emit(i, to);
-            }
-        }
-        // Results that are sources themselves are saved before the first store: a destination may lie where they do.
-        let mut values: Vec<(Loc, Repr)> = Vec::new();
-        for &r in &body.results {
-            let (r, mut loc) = (r as usize, b.loc[r as usize]);
-            let stores = sinks.iter().filter(|s| matches!(s, Sink::Store(_))).count();
-            if stores > 1 && !b.is_still[r] && loc.base >= 2 && placed[r].is_none() {
-                let size = b.reprs[r].size();
-                let to = b.register(size);
-                b.each.push(Op { kind: Kind::Copy(size), to, args: [loc; 3], padded: false });
-                loc = to;
-            }
-            values.push((loc, b.reprs[r]));
-        }
-        let mut kept = Vec::new();
-        for (k, (&sink, &(loc, repr))) in sinks.iter().zip(&values).enumerate() {
-            let still = b.is_still[body.results[k] as usize];
-            let out = Loc { base: b.out(k), offset: 0 };
-            match sink {
-                Sink::Keep if still => {
-                    let to = b.register(repr.size());
-                    b.each.push(Op { kind: Kind::Splat(repr.size()), to, args: [loc; 3], padded: false });
-                    kept.push(to);
-                }
-                Sink::Keep => kept.push(loc),
-                Sink::Place if still => {
-                    b.each.push(Op { kind: Kind::Splat(repr.size()), to: out, args: [loc; 3], padded: false })
-                }
-                Sink::Place if loc != out => {
-                    b.each.push(Op { kind: Kind::Copy(repr.size()), to: out, args: [loc; 3], padded: false })
-                }
-                Sink::Place => {}
-                Sink::Store(_) if direct == Some(body.results[k] as usize) => {}
-                Sink::Store(stored) => {
-                    let (mut loc, mut still) = (loc, still);
-                    if still && stored != repr {
-                        let to = b.slot();
-                        b.still.push(Op { kind: Kind::Cast(repr, stored), to, args: [loc; 3], padded: false });
-                        loc = to;
-                    } else if stored != repr {
-                        b.each.push(Op { kind: Kind::Cast(repr, stored), to: out, args: [loc; 3], padded: false });
-                        still = false;
-                        loc = out;
-                    }
-                    if still {
-                        b.each.push(Op { kind: Kind::Splat(stored.size()), to: out, args: [loc; 3], padded: false });
-                    } else if loc != out {
-                        b.each.push(Op { kind: Kind::Copy(stored.size()), to: out, args: [loc; 3], padded: false });
-                    }
-                }
-            }
-        }
-        // Blocks start behind the slots.
-        let shift = (b.still_slots * SLOT).next_multiple_of(64);
-        let place = |loc: &mut Loc| {
-            if loc.base == 0 && loc.offset >= BLOCKS {
-                loc.offset = loc.offset - BLOCKS + shift;
-            }
-        };
-        for op in &mut b.each {
-            let roomy = |loc: Loc| match loc.base {
-                0 => true,
-                1 => false,
-                base => match frame.sources.get(base as usize - 2) {
-                    Some(source) => source.padded,
-                    None => sinks[base as usize - 2 - frame.sources.len()] == Sink::Place,
-                },
-            };
-            op.padded =
-                roomy(op.to) && op.args.iter().zip(op.kind.sizes().0).all(|(&arg, size)| size == 0 || roomy(arg));
-        }
-        for op in b.still.iter_mut().chain(&mut b.each) {
-            place(&mut op.to);
-            op.args.iter_mut().for_each(place);
-        }
-        kept.iter_mut().for_each(place);
-        Ok(Program {
-            still: b.still,
-            each: b.each,
-            consts: b.consts,
-            outs: 2 + frame.sources.len(),
-            outputs: sinks.len(),
-            registers: (shift + b.registers) as usize,
-            kept,
-            cost: b.cost,
-        })
+        let kept = builder.store_results();
+        Ok(builder.finish(kept))
     }
 
     /// The base pointer of destination `k`.
@@ -231,21 +154,21 @@ impl Program {
         bases[1] = self.consts.as_ptr().cast_mut().cast();
     }
 
-    /// Computes what is the same for the whole run.
+    /// Computes the values that are the same for the whole run.
     ///
     /// # Safety
     /// Base pointers of still sources must be readable for one element, the registers writable for `registers` bytes.
     pub unsafe fn run_still(&self, isa: Isa, bases: &[*mut u8]) {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { exec(isa, &self.still, 1, bases) }
     }
 
     /// Computes `n <= BLOCK` elements.
     ///
     /// # Safety
-    /// As above, and the other sources readable, the destinations writable for `n` elements.
+    /// As for [`Program::run_still`], and the other sources must be readable, the destinations writable for `n` elements.
     pub unsafe fn run_each(&self, isa: Isa, n: usize, bases: &[*mut u8]) {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { exec(isa, &self.each, n, bases) }
     }
 
@@ -255,12 +178,9 @@ impl Program {
     }
 }
 
-/// Offsets of block registers while the number of slots is not yet known.
-const BLOCKS: u32 = 1 << 31;
-
 impl Builder<'_> {
-    fn out(&self, k: usize) -> u32 {
-        (2 + self.frame.sources.len() + k) as u32
+    fn out(&self, k: usize) -> Loc {
+        Loc { base: source(self.frame.sources.len() + k) as u32, offset: 0 }
     }
 
     fn slot(&mut self) -> Loc {
@@ -276,10 +196,20 @@ impl Builder<'_> {
         Loc { base: 0, offset }
     }
 
+    /// A slot for a value that is the same for the whole run, else a register.
+    fn place(&mut self, still: bool, size: usize) -> Loc {
+        if still { self.slot() } else { self.register(size) }
+    }
+
     fn release(&mut self, loc: Loc, size: usize) {
         if loc.base == 0 && loc.offset >= BLOCKS {
             self.free[class(size)].push(loc.offset);
         }
+    }
+
+    fn push(&mut self, still: bool, kind: Kind, to: Loc, args: [Loc; 3]) {
+        let ops = if still { &mut self.still } else { &mut self.each };
+        ops.push(Op { kind, to, args, padded: false });
     }
 
     fn source(&self, code: Code) -> Option<usize> {
@@ -291,7 +221,11 @@ impl Builder<'_> {
         }
     }
 
-    /// Types, and what is still.
+    fn value(&self, i: u32) -> Value {
+        self.values[i as usize]
+    }
+
+    /// Finds the representations, and the values that are still.
     fn check(&mut self) -> Result<(), String> {
         for (i, instr) in self.body.code.iter().enumerate() {
             let wrong = || format!("instruction {i} of a body is malformed: {instr:?}");
@@ -300,7 +234,7 @@ impl Builder<'_> {
             if operands().any(|a| a as usize >= i) {
                 return Err(wrong());
             }
-            let of = |a: u32| self.reprs[a as usize];
+            let of = |a: u32| self.value(a).repr;
             let typed = match instr.code {
                 Code::Const(_) | Code::Cast(_) => true,
                 Code::Input(_) | Code::Index(_) | Code::Fold(_) => self.source(instr.code).is_some(),
@@ -311,12 +245,11 @@ impl Builder<'_> {
             if !typed {
                 return Err(wrong());
             }
-            let still = match self.source(instr.code) {
+            let is_still = match self.source(instr.code) {
                 Some(k) => self.frame.sources[k].still,
-                None => operands().all(|a| self.is_still[a as usize]),
+                None => operands().all(|a| self.value(a).is_still),
             };
-            self.reprs.push(repr);
-            self.is_still.push(still);
+            self.values.push(Value { repr, is_still, loc: Loc::default(), uses: 0, to: None });
         }
         if self.body.results.iter().any(|&r| r as usize >= self.body.code.len()) {
             return Err("a result of a body is not one of its instructions".into());
@@ -326,146 +259,213 @@ impl Builder<'_> {
 
     fn count_uses(&mut self) {
         for &r in &self.body.results {
-            self.uses[r as usize] += 1;
+            self.values[r as usize].uses += 1;
         }
         for i in (0..self.body.code.len()).rev() {
-            if self.uses[i] == 0 {
-                continue;
+            if self.values[i].uses > 0 {
+                self.body.code[i].code.operands().for_each(|a| self.values[a as usize].uses += 1);
             }
-            self.body.code[i].code.operands().for_each(|a| self.uses[a as usize] += 1);
         }
     }
 
-    /// The instruction that may write to the destination itself: the only result, computed last, and stored as it is.
-    fn direct_result(&self, sinks: &[Sink]) -> Option<usize> {
-        let (&[r], &[Sink::Store(stored)]) = (&self.body.results[..], sinks) else { return None };
-        let r = r as usize;
-        let small = self.body.code[r].dtype.is_small_int();
-        let computes = self.source(self.body.code[r].code).is_none();
-        (!self.is_still[r] && computes && !small && stored == self.reprs[r]).then_some(r)
+    /// Finds the results that are computed in their destinations.
+    fn place_results(&mut self) {
+        for (k, (&r, &sink)) in self.body.results.iter().zip(self.sinks).enumerate() {
+            let out = self.out(k);
+            let instr = self.body.code[r as usize];
+            let computes = !self.value(r).is_still && self.source(instr.code).is_none();
+            // The only result, computed last, may be stored at once if it is stored as it is.
+            let as_it_is = sink == Sink::Store(self.value(r).repr) && !instr.dtype.is_small_int();
+            if computes && (sink == Sink::Place || (as_it_is && self.sinks.len() == 1)) {
+                self.values[r as usize].to.get_or_insert(out);
+            }
+        }
     }
 
     /// The operand as a block; one that is still is spread over a temporary register.
     fn spread(&mut self, value: u32, temps: &mut Vec<(Loc, usize)>) -> Loc {
-        let value = value as usize;
-        let loc = self.loc[value];
-        if !self.is_still[value] {
+        let Value { loc, is_still, repr, .. } = self.value(value);
+        if !is_still {
             return loc;
         }
-        let size = self.reprs[value].size();
-        let to = self.register(size);
-        self.each.push(Op { kind: Kind::Splat(size), to, args: [loc; 3], padded: false });
-        temps.push((to, size));
+        let to = self.register(repr.size());
+        self.push(false, Kind::Splat(repr.size()), to, [loc; 3]);
+        temps.push((to, repr.size()));
         to
     }
 
-    fn operand_done(&mut self, value: u32) {
-        let value = value as usize;
-        self.uses[value] -= 1;
-        if self.uses[value] == 0 && !self.is_still[value] {
-            self.release(self.loc[value], self.reprs[value].size());
-        }
-    }
-
-    /// Emits instruction `i`, into `to` if given.
-    fn emit(&mut self, i: usize, to: Option<Loc>) {
-        let instr = self.body.code[i];
-        let (repr, still) = (self.reprs[i], self.is_still[i]);
-        if let Code::Const(value) = instr.code {
-            self.consts.push(literal(value, repr));
-            self.loc[i] = Loc { base: 1, offset: (self.consts.len() as u32 - 1) * SLOT };
-            return;
-        }
-        if let Some(k) = self.source(instr.code) {
-            let (from, stored) = (Loc { base: source(k) as u32, offset: 0 }, self.frame.sources[k].repr);
-            self.loc[i] = from;
-            if stored != repr {
-                let to = if still { self.slot() } else { self.register(repr.size()) };
-                self.push(still, Kind::Cast(stored, repr), to, [from; 3]);
-                self.loc[i] = to;
-            }
-            return;
+    /// Emits instruction `i`.
+    fn emit(&mut self, i: usize) {
+        let Instr { code, dtype } = self.body.code[i];
+        let Value { repr, is_still: still, .. } = self.values[i];
+        if !still {
+            self.cost += cost(code);
         }
         let mut temps = Vec::new();
-        let operands: Vec<u32>;
-        let (mut kind, args): (Kind, [Loc; 3]);
-        match instr.code {
-            Code::Unary(op, a) => {
-                let loc = self.loc[a as usize];
-                (kind, args, operands) = (Kind::Unary(op, repr), [loc; 3], vec![a]);
-                self.price(still, unary_cost(op));
+        self.values[i].loc = match code {
+            Code::Const(value) => {
+                self.consts.push(literal(value, repr));
+                Loc { base: 1, offset: (self.consts.len() as u32 - 1) * SLOT }
             }
-            Code::Cast(a) => {
-                let loc = self.loc[a as usize];
-                (kind, args, operands) = (Kind::Cast(self.reprs[a as usize], repr), [loc; 3], vec![a]);
-                if let Some(small) = Repr::stored(instr.dtype).filter(|&stored| stored != repr) {
-                    // By way of the small type, for its range.
-                    let mid = if still { self.slot() } else { self.register(1) };
-                    self.push(still, Kind::Cast(self.reprs[a as usize], small), mid, args);
-                    let to = to.unwrap_or_else(|| if still { self.slot() } else { self.register(repr.size()) });
-                    self.push(still, Kind::Cast(small, repr), to, [mid; 3]);
-                    self.operand_done(a);
-                    if !still {
-                        self.release(mid, 1);
-                    }
-                    self.loc[i] = to;
-                    return;
-                }
-                if self.reprs[a as usize] == repr {
-                    kind = Kind::Copy(repr.size());
-                }
-                self.price(still, 0.1);
-            }
+            Code::Input(_) | Code::Index(_) | Code::Fold(_) => self.load(code, repr, still),
+            Code::Unary(op, a) => self.compute(i, Kind::Unary(op, repr), [self.value(a).loc; 3], &[]),
+            Code::Cast(a) => self.cast(i, a, dtype),
             Code::Binary(op, a, b) => {
-                let of = self.reprs[a as usize];
-                let form = match (self.is_still[a as usize], self.is_still[b as usize]) {
-                    (false, true) if of == Repr::F32 => Form::VS,
-                    (true, false) if of == Repr::F32 => Form::SV,
+                let (x, y) = (self.value(a), self.value(b));
+                let form = match (x.is_still, y.is_still) {
+                    (false, true) if x.repr == Repr::F32 => Form::VS,
+                    (true, false) if x.repr == Repr::F32 => Form::SV,
                     _ => Form::VV,
                 };
-                let (x, y) = if form == Form::VV && !still {
+                let (to_x, to_y) = if form == Form::VV && !still {
                     (self.spread(a, &mut temps), self.spread(b, &mut temps))
                 } else {
-                    (self.loc[a as usize], self.loc[b as usize])
+                    (x.loc, y.loc)
                 };
-                (kind, args, operands) = (Kind::Binary(op, of, form), [x, y, y], vec![a, b]);
-                self.price(still, binary_cost(op));
+                self.compute(i, Kind::Binary(op, x.repr, form), [to_x, to_y, to_y], &temps)
             }
             Code::Select(c, a, b) => {
-                let (one_a, one_b) = (self.is_still[a as usize], self.is_still[b as usize]);
-                let condition = if still { self.loc[c as usize] } else { self.spread(c, &mut temps) };
-                kind = Kind::Select(repr.size(), one_a, one_b);
-                args = [condition, self.loc[a as usize], self.loc[b as usize]];
-                operands = vec![c, a, b];
-                self.price(still, 0.1);
+                let (x, y) = (self.value(a), self.value(b));
+                let condition = if still { self.value(c).loc } else { self.spread(c, &mut temps) };
+                let kind = Kind::Select(repr.size(), x.is_still, y.is_still);
+                self.compute(i, kind, [condition, x.loc, y.loc], &temps)
             }
-            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => unreachable!("leaves return above"),
+        };
+    }
+
+    /// A leaf, in the representation that it is computed with.
+    fn load(&mut self, code: Code, repr: Repr, still: bool) -> Loc {
+        let k = self.source(code).expect("`check` has found the source");
+        let (from, stored) = (Loc { base: source(k) as u32, offset: 0 }, self.frame.sources[k].repr);
+        if stored == repr {
+            return from;
         }
+        let to = self.place(still, repr.size());
+        self.push(still, Kind::Cast(stored, repr), to, [from; 3]);
+        to
+    }
+
+    fn cast(&mut self, i: usize, a: u32, dtype: DType) -> Loc {
+        let Value { repr, is_still: still, .. } = self.values[i];
+        let Value { repr: from, loc, .. } = self.value(a);
+        let Some(small) = Repr::stored(dtype).filter(|&stored| stored != repr) else {
+            let kind = if from == repr { Kind::Copy(repr.size()) } else { Kind::Cast(from, repr) };
+            return self.compute(i, kind, [loc; 3], &[]);
+        };
+        // By way of the small type, for its range.
+        let middle = self.place(still, 1);
+        self.push(still, Kind::Cast(from, small), middle, [loc; 3]);
+        self.compute(i, Kind::Cast(small, repr), [middle; 3], &[(middle, 1)])
+    }
+
+    /// Computes value `i`, the last use of `temps`.
+    fn compute(&mut self, i: usize, kind: Kind, args: [Loc; 3], temps: &[(Loc, usize)]) -> Loc {
+        let Value { repr, is_still: still, to, .. } = self.values[i];
         // The result's register is chosen before those of dying operands are free: instructions are fastest when they are apart.
-        let to = to.unwrap_or_else(|| if still { self.slot() } else { self.register(repr.size()) });
-        for a in operands {
-            self.operand_done(a);
+        let to = to.unwrap_or_else(|| self.place(still, repr.size()));
+        for a in self.body.code[i].code.operands() {
+            self.values[a as usize].uses -= 1;
+            let Value { repr, is_still, loc, uses, .. } = self.value(a);
+            if uses == 0 && !is_still {
+                self.release(loc, repr.size());
+            }
         }
-        for (loc, size) in temps {
-            self.release(loc, size);
-        }
+        temps.iter().for_each(|&(loc, size)| self.release(loc, size));
         self.push(still, kind, to, args);
-        self.loc[i] = to;
+        to
     }
 
-    fn push(&mut self, still: bool, kind: Kind, to: Loc, args: [Loc; 3]) {
-        let ops = if still { &mut self.still } else { &mut self.each };
-        ops.push(Op { kind, to, args, padded: false });
+    /// Brings every result to its destination. Returns the registers of those that are kept.
+    fn store_results(&mut self) -> Vec<Loc> {
+        self.save_sources();
+        let mut kept = Vec::new();
+        for (k, &r) in self.body.results.iter().enumerate() {
+            let Value { repr, is_still: still, loc, .. } = self.value(r);
+            let out = self.out(k);
+            match self.sinks[k] {
+                Sink::Keep if still => {
+                    let to = self.register(repr.size());
+                    self.deliver(true, repr, loc, to);
+                    kept.push(to);
+                }
+                Sink::Keep => kept.push(loc),
+                Sink::Place => self.deliver(still, repr, loc, out),
+                Sink::Store(stored) if stored == repr => self.deliver(still, repr, loc, out),
+                Sink::Store(stored) if still => {
+                    let to = self.slot();
+                    self.push(true, Kind::Cast(repr, stored), to, [loc; 3]);
+                    self.deliver(true, stored, to, out);
+                }
+                Sink::Store(stored) => self.push(false, Kind::Cast(repr, stored), out, [loc; 3]),
+            }
+        }
+        kept
     }
 
-    fn price(&mut self, still: bool, cost: f64) {
-        if !still {
-            self.cost += cost;
+    /// Saves results that are sources themselves before the first of several stores: a destination may be the same memory.
+    fn save_sources(&mut self) {
+        if self.sinks.iter().filter(|s| matches!(s, Sink::Store(_))).count() < 2 {
+            return;
+        }
+        for &r in &self.body.results {
+            let Value { repr, is_still, loc, to, .. } = self.value(r);
+            if !is_still && loc.base >= 2 && to.is_none() {
+                let saved = self.register(repr.size());
+                self.push(false, Kind::Copy(repr.size()), saved, [loc; 3]);
+                self.values[r as usize].loc = saved;
+            }
+        }
+    }
+
+    /// Copies a value to a block, unless it is there; one that is still to each of its elements.
+    fn deliver(&mut self, still: bool, repr: Repr, from: Loc, to: Loc) {
+        if still {
+            self.push(false, Kind::Splat(repr.size()), to, [from; 3]);
+        } else if from != to {
+            self.push(false, Kind::Copy(repr.size()), to, [from; 3]);
+        }
+    }
+
+    /// Moves block registers behind the slots, and marks the instructions whose blocks all have room for whole vectors.
+    fn finish(mut self, mut kept: Vec<Loc>) -> Program {
+        let shift = (self.still_slots * SLOT).next_multiple_of(64);
+        let place = |loc: &mut Loc| {
+            if loc.base == 0 && loc.offset >= BLOCKS {
+                loc.offset = loc.offset - BLOCKS + shift;
+            }
+        };
+        let sources = &self.frame.sources;
+        let roomy = |loc: Loc| match loc.base {
+            0 => true,
+            1 => false,
+            base => match sources.get(base as usize - 2) {
+                Some(source) => source.padded,
+                None => self.sinks[base as usize - 2 - sources.len()] == Sink::Place,
+            },
+        };
+        for op in &mut self.each {
+            op.padded =
+                roomy(op.to) && op.args.iter().zip(op.kind.sizes().0).all(|(&arg, size)| size == 0 || roomy(arg));
+        }
+        for op in self.still.iter_mut().chain(&mut self.each) {
+            place(&mut op.to);
+            op.args.iter_mut().for_each(place);
+        }
+        kept.iter_mut().for_each(place);
+        Program {
+            still: self.still,
+            each: self.each,
+            consts: self.consts,
+            outs: source(sources.len()),
+            outputs: self.sinks.len(),
+            registers: (shift + self.registers) as usize,
+            kept,
+            cost: self.cost,
         }
     }
 }
 
-/// A value as its representation's bits, the lowest bytes first.
+/// The bits of a value in a representation, the lowest bytes first.
 pub fn literal(value: f64, repr: Repr) -> u64 {
     match repr {
         Repr::F32 => u64::from((value as f32).to_bits()),
@@ -479,20 +479,14 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
 }
 
 /// Nanoseconds per element, to the nearest factor of two or so.
-fn unary_cost(op: Unary) -> f64 {
-    match op {
-        Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos => 0.5,
-        Unary::Sqrt | Unary::Recip => 0.2,
-        _ => 0.05,
-    }
-}
-
-/// Nanoseconds per element, to the nearest factor of two or so.
-fn binary_cost(op: Binary) -> f64 {
-    match op {
-        Binary::Rem => 8.0,
-        Binary::Pow => 1.0,
-        Binary::Div => 0.2,
-        _ => 0.05,
+fn cost(code: Code) -> f64 {
+    match code {
+        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => 0.0,
+        Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 0.5,
+        Code::Unary(Unary::Sqrt | Unary::Recip, _) | Code::Binary(Binary::Div, _, _) => 0.2,
+        Code::Binary(Binary::Rem, _, _) => 8.0,
+        Code::Binary(Binary::Pow, _, _) => 1.0,
+        Code::Unary(..) | Code::Binary(..) => 0.05,
+        Code::Cast(_) | Code::Select(..) => 0.1,
     }
 }

@@ -1,11 +1,11 @@
-//! Bodies applied to the blocks of an operand that a product packs, where those are packed.
+//! Bodies applied to the packed blocks of a product's operand.
 
 use super::block::{BLOCK, Repr};
-use super::gemm::{Change, View, pack_panel};
+use super::gemm::{Change, Part, View, pack_panel};
 use super::operands::leaves;
 use super::program::{Frame, Program, Sink, Source, source};
 use super::simd::Isa;
-use super::{Args, Needs};
+use super::task::{Args, Needs};
 use crate::dtype::DType;
 use crate::kernel::Kernel;
 use crate::shape::Access;
@@ -17,7 +17,7 @@ struct Own {
     image: isize,
     depth: isize,
     lane: isize,
-    /// Where blocks of it are collected in the scratch memory; `None` if it stands still.
+    /// The offset in the scratch memory where blocks of it are collected; `None` if it stands still.
     staged: Option<usize>,
 }
 
@@ -106,13 +106,13 @@ impl Prologue {
         lent
     }
 
-    /// The prologue of one matrix, at which the own operands stand `at`.
+    /// The prologue of one matrix; `at` are the positions of its own operands.
     pub fn bind<'a>(&'a self, args: &'a Args, at: &'a [isize], lent: Lent) -> Bound<'a> {
         Bound { prologue: self, args, at, lent, image: 0, skip: 0 }
     }
 }
 
-/// A prologue with its operands and the memory that it works in, for one thread.
+/// A prologue with its operands and scratch memory, for one thread.
 #[derive(Clone, Copy)]
 pub struct Bound<'a> {
     prologue: &'a Prologue,
@@ -124,7 +124,7 @@ pub struct Bound<'a> {
     skip: usize,
 }
 
-// SAFETY: whoever calls `block` vouches for the scratch memory, which is one thread's.
+// SAFETY: whoever calls `change` vouches for the scratch memory, which is one thread's.
 unsafe impl Sync for Bound<'_> {}
 
 impl Bound<'_> {
@@ -133,7 +133,7 @@ impl Bound<'_> {
         Bound { image, skip, ..self }
     }
 
-    /// Where an own operand stands at an element of the matrix.
+    /// The address of an own operand at an element of the matrix.
     fn address(&self, number: usize, depth: usize, lane: usize) -> *mut u8 {
         let own = &self.prologue.own[number];
         let steps = [(self.image, own.image), (self.skip + depth, own.depth), (lane, own.lane)];
@@ -143,14 +143,14 @@ impl Bound<'_> {
 }
 
 impl Bound<'_> {
-    /// Collects an operand for some lanes over a range of the depth, as they lie in a panel.
+    /// Collects an operand for some lanes over a range of the depth, in the order of a panel.
     ///
     /// # Safety
     /// The operand must be readable there, its part of the scratch memory writable.
     unsafe fn stage(&self, number: usize, k: Range<usize>, lanes: Range<usize>, step: usize, to: *mut f32) {
         let Own { depth, lane, .. } = self.prologue.own[number];
         let ptr = self.address(number, k.start, lanes.start).cast_const().cast::<f32>();
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if lane != 0 {
                 return pack_panel(View { ptr, rs: lane / 4, cs: depth / 4 }, lanes.len(), k.len(), to, step);
@@ -164,15 +164,8 @@ impl Bound<'_> {
 }
 
 impl Change for Bound<'_> {
-    unsafe fn block(
-        &self,
-        isa: Isa,
-        k: Range<usize>,
-        lanes: Range<usize>,
-        width: usize,
-        padded: bool,
-        block: *mut f32,
-    ) {
+    unsafe fn change(&self, isa: Isa, part: Part, block: *mut f32) {
+        let Part { k, lanes, width, padded } = part;
         if k.is_empty() || lanes.is_empty() {
             return;
         }
@@ -192,7 +185,7 @@ impl Change for Bound<'_> {
             let (most, start) = (BLOCK / width, lanes.start);
             for from in k.clone().step_by(most) {
                 let these = from..k.end.min(from + most);
-                // What is the same for all lanes is collected for the first panel, and again if the last is narrower.
+                // An operand that is the same for all lanes is collected for the first panel, and again if the last is narrower.
                 let mut collected = 0;
                 for first in lanes.clone().step_by(width) {
                     let lanes = first..lanes.end.min(first + width);

@@ -19,7 +19,7 @@ pub unsafe fn accumulate(isa: Isa, by: Fold, repr: Repr, n: usize, sums: *mut u8
         Fold::Max => Binary::Max,
         Fold::Min => Binary::Min,
     };
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if repr == Repr::F32 {
             accumulate_f32(isa, by, from_raw_parts_mut(sums.cast(), n), from_raw_parts(x.cast(), n));
@@ -49,7 +49,7 @@ fn accumulate_body<L: Lanes>(by: Fold, sums: &mut [f32], x: &[f32]) {
 /// # Safety
 /// `to` must be writable for `n` elements.
 pub unsafe fn fill_identity(by: Fold, repr: Repr, n: usize, to: *mut u8) {
-    // SAFETY: the caller's word; no element is larger than eight bytes.
+    // SAFETY: guaranteed by the caller; no element is larger than eight bytes.
     unsafe { moves::gather(repr.size(), n, Reduction::new(by).bytes(repr).as_ptr(), 0, to) }
 }
 
@@ -96,7 +96,7 @@ impl Reduction {
     /// # Safety
     /// `from` must be readable for `n` elements.
     pub unsafe fn add(&mut self, isa: Isa, repr: Repr, n: usize, from: *const u8) {
-        // SAFETY: the caller's word; elements are aligned because offsets count whole elements from aligned starts.
+        // SAFETY: guaranteed by the caller; elements are aligned because offsets count whole elements from aligned starts.
         unsafe {
             match repr {
                 Repr::F32 => {

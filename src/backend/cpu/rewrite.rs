@@ -1,12 +1,12 @@
-//! Rewrites of the bodies of a row kernel: what several passes over a row would compute again is computed once.
+//! Rewrites of the bodies of a row kernel: values that several passes over a row would compute are computed once.
 
 use super::block::Repr;
 use crate::dtype::DType;
 use crate::expr::{Body, Code, Instr};
 use std::collections::HashMap;
 
-/// Takes what depends on folds and literals alone, and costs something, out of a body: it is the same for all elements of a row. The
-/// body reads it as folds numbered from `first` on instead. Returns the code that computes them.
+/// Takes values that depend on reductions and literals alone, and cost something, out of a body: they are the same for all elements of a
+/// row. The body reads them as `Fold`s numbered from `first` on instead. Returns the code that computes them.
 pub fn hoist(body: &mut Body, first: u32) -> Body {
     let order = live(body);
     let mut fixed = vec![false; body.code.len()];
@@ -32,21 +32,21 @@ pub fn hoist(body: &mut Body, first: u32) -> Body {
     prelude
 }
 
-/// Finds values that a later phase would compute again although it is cheaper to keep them: the earlier phase gets them as further
-/// results, the later one reads them as inputs numbered from `first_input`. Returns the phase and type of each, at most `room` bytes
-/// per element in total.
-pub fn keep_values(
-    bodies: &mut [Body],
-    first_input: u32,
-    price: impl Fn(Code) -> f64,
-    room: usize,
-) -> Vec<(usize, DType)> {
-    const WORTH: f64 = 2.0;
+/// A value of the bodies: instructions that compute the same are one.
+struct Value {
+    /// The price of computing it.
+    price: f64,
+    /// It differs within a row.
+    varies: bool,
+    /// The body and the instruction that compute it first.
+    first: (usize, u32),
+}
+
+/// Finds the values of the bodies, and per body that of each instruction.
+fn number(bodies: &[Body], price: impl Fn(Code) -> f64) -> (Vec<Value>, Vec<Vec<usize>>) {
     let mut numbers: HashMap<(String, DType), usize> = HashMap::new();
-    let mut ids: Vec<Vec<usize>> = Vec::new();
-    // Per number: the price of computing it, whether it differs within a row, and where it is computed first.
-    let mut facts: Vec<(f64, bool, (usize, u32))> = Vec::new();
-    for (p, body) in bodies.iter().enumerate() {
+    let mut values: Vec<Value> = Vec::new();
+    let mut of_body = |(p, body): (usize, &Body)| {
         let mut of = vec![usize::MAX; body.code.len()];
         for i in live(body) {
             let Instr { code, dtype } = body.code[i as usize];
@@ -57,19 +57,35 @@ pub fn keep_values(
                 Code::Select(..) | Code::Cast(_) => format!("{operands:?}"),
                 leaf => format!("{leaf:?}"),
             };
-            let new = facts.len();
-            let id = *numbers.entry((key, dtype)).or_insert(new);
-            if id == new {
-                let varies = matches!(code, Code::Input(_) | Code::Index(_)) || operands.iter().any(|&o| facts[o].1);
-                let total = price(code) + operands.iter().map(|&o| facts[o].0).sum::<f64>();
-                facts.push((total, varies, (p, i)));
+            let new = values.len();
+            let number = *numbers.entry((key, dtype)).or_insert(new);
+            if number == new {
+                let varies =
+                    matches!(code, Code::Input(_) | Code::Index(_)) || operands.iter().any(|&o| values[o].varies);
+                let price = price(code) + operands.iter().map(|&o| values[o].price).sum::<f64>();
+                values.push(Value { price, varies, first: (p, i) });
             }
-            of[i as usize] = id;
+            of[i as usize] = number;
         }
-        ids.push(of);
-    }
+        of
+    };
+    let numbers = bodies.iter().enumerate().map(&mut of_body).collect();
+    (values, numbers)
+}
+
+/// Finds values that a later phase would compute again although it is cheaper to keep them. The earlier phase gets them as further results,
+/// the later one reads them as inputs numbered from `first_input`. Returns the phase and type of each, at most `room` bytes per element in
+/// total.
+pub fn keep_values(
+    bodies: &mut [Body],
+    first_input: u32,
+    price: impl Fn(Code) -> f64,
+    room: usize,
+) -> Vec<(usize, DType)> {
+    const WORTH: f64 = 2.0;
+    let (values, numbers) = number(bodies, price);
     let mut shared: Vec<(usize, DType)> = Vec::new();
-    let mut given: HashMap<usize, u32> = HashMap::new();
+    let mut inputs: HashMap<usize, u32> = HashMap::new();
     let mut used = 0;
     for p in 1..bodies.len() {
         let mut stack: Vec<u32> = bodies[p].results.clone();
@@ -78,12 +94,13 @@ pub fn keep_values(
             if std::mem::replace(&mut seen[i as usize], true) {
                 continue;
             }
-            let id = ids[p][i as usize];
-            let (cost, varies, (first, at)) = facts[id];
+            let number = numbers[p][i as usize];
+            let Value { price, varies, first: (first, at) } = values[number];
             let dtype = bodies[p].code[i as usize].dtype;
             let size = Repr::computed(dtype).map_or(8, Repr::size);
-            if first < p && varies && cost >= WORTH && (given.contains_key(&id) || used + size <= room) {
-                let input = *given.entry(id).or_insert_with(|| {
+            let fits = inputs.contains_key(&number) || used + size <= room;
+            if first < p && varies && price >= WORTH && fits {
+                let input = *inputs.entry(number).or_insert_with(|| {
                     shared.push((first, dtype));
                     bodies[first].results.push(at);
                     used += size;

@@ -14,7 +14,7 @@ use super::reduction::{Reduction, accumulate, fill_identity};
 use super::rewrite::{hoist, keep_values};
 use super::shares::Shares;
 use super::simd::Isa;
-use super::{Args, Compiled, Needs, Scratch};
+use super::task::{Args, Compiled, Needs, Scratch};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::{Fold, Kernel, RowFold, Template};
@@ -60,7 +60,7 @@ struct Phase {
     reduction: Option<(Fold, Repr)>,
     /// Values that are kept for later phases: kept value and destination number.
     keeps: Vec<(usize, usize)>,
-    /// Across rows, what depends on earlier reductions alone is computed once per block of rows.
+    /// Across rows, computes once per block of rows what depends on earlier reductions alone.
     prelude: Option<Program>,
 }
 
@@ -96,7 +96,7 @@ struct Offsets {
     registers: usize,
 }
 
-/// How blocks run over a row kernel, and the loops around them.
+/// The order of blocks over a row kernel, and the loops around them.
 struct Blocks {
     /// Over rows; without the axis that blocks run along, when that is one of its axes.
     outer: Nest,
@@ -155,7 +155,7 @@ impl Blocks {
         *last_rows >= 8 && ((side_by_side && *last_rows >= 16) || row_len * 2 <= (*last_rows).min(32))
     }
 
-    /// How blocks of an operand are reached, and the scratch memory that takes.
+    /// Chooses the way to blocks of an operand, and takes the scratch memory that it needs.
     fn place(&self, k: usize, feed: Feed, size: usize, memory: &mut Reserved) -> (Place, isize) {
         let (step, dense, is_out) = (self.steps[k], size as isize, k >= self.first_out);
         let place = match feed {
@@ -232,8 +232,8 @@ impl Draft<'_> {
         Ok(repr)
     }
 
-    /// Finds values that later phases need again, and memory for them. Returns the phase that computes each first, and where it is kept.
-    #[expect(clippy::type_complexity, reason = "two lists that are used apart")]
+    /// Finds values that later phases need again, and takes memory for them. Returns the phase that computes each first, and its offset and
+    /// size.
     fn keep_values(&mut self, sources: &[BlockOperand]) -> Result<(Vec<usize>, Vec<(usize, usize)>), String> {
         let Blocks { across, per_row, row_len, .. } = *self.blocks;
         let lanes = if across { self.block } else { 1 };
@@ -251,12 +251,13 @@ impl Draft<'_> {
         Ok((shared.into_iter().map(|(phase, _)| phase).collect(), kept))
     }
 
-    /// Takes what depends on reductions alone out of the bodies, across rows: in each phase, code that runs once per block of rows.
+    /// Across rows, takes values that depend on reductions alone out of the bodies. Returns, per phase, the code that computes them once per
+    /// block of rows.
     fn hoist(&mut self) -> Vec<Body> {
         if !self.blocks.across {
             return vec![Body::default(); self.bodies.len()];
         }
-        // In each phase, the reductions before it, then what its prelude makes of them.
+        // `Fold`s of a phase are the reductions before it, then the values of its prelude.
         self.bodies.iter_mut().enumerate().map(|(p, body)| hoist(body, p as u32)).collect()
     }
 
@@ -317,7 +318,7 @@ impl Draft<'_> {
     }
 }
 
-/// How the last phase runs.
+/// The operands of the last phase.
 #[derive(Clone, Copy, PartialEq)]
 enum Last {
     /// On results of reductions of many rows.
@@ -438,7 +439,7 @@ impl Row {
     }
 
     /// Points the destinations at element `i` of the axis that blocks run along and element `j` of the row, runs the last phase for `n`
-    /// elements, and copies what was staged.
+    /// elements, and copies staged results.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
@@ -464,8 +465,8 @@ impl Row {
                     }
                     Place::Transposed(offset) if part + 1 == TRANSPOSED_BLOCKS || j + 1 == self.blocks.row_len => {
                         let to = walk.args.at(s.arg(), position() - (part * s.size) as isize);
-                        let from = walk.mem.wrapping_add(offset);
-                        moves::transpose(s.size, part + 1, n, from, (BLOCK * s.size) as isize, to, s.step);
+                        let from = (walk.mem.wrapping_add(offset).cast_const(), (BLOCK * s.size) as isize);
+                        moves::transpose(s.size, part + 1, n, from, (to, s.step));
                     }
                     _ => {}
                 }
@@ -578,9 +579,10 @@ impl Row {
         let (along, rows) = (self.blocks.along, walk.transposed.len);
         for (k, s) in self.sources.iter().enumerate() {
             if let Place::Transposed(offset) = s.place {
-                let (from, to) = (walk.args.at(s.arg(), walk.at[k]), walk.mem.wrapping_add(offset));
+                let from = (walk.args.at(s.arg(), walk.at[k]).cast_const(), s.step);
+                let to = (walk.mem.wrapping_add(offset), (along * s.size) as isize);
                 // SAFETY: the operand was checked to span its memory, and so many rows fit the staging memory.
-                unsafe { moves::transpose(s.size, along, rows, from, s.step, to, (along * s.size) as isize) }
+                unsafe { moves::transpose(s.size, along, rows, from, to) }
             }
         }
     }
@@ -660,7 +662,7 @@ impl Row {
         }
     }
 
-    /// Computes what a phase needs of earlier reductions alone, for `n` rows.
+    /// Computes the values that a phase makes of earlier reductions alone, for `n` rows.
     ///
     /// # Safety
     /// As for [`Compiled::run`].
@@ -750,10 +752,10 @@ impl Row {
 /// A thread on its way over the rows, with its own memory.
 struct Walk<'a> {
     args: &'a Args,
-    /// The row, and where operands stand at it.
+    /// The row, and the positions of operands at it.
     row: &'a mut [usize],
     at: &'a mut [isize],
-    /// The run of elements within the row, and where operands stand at it.
+    /// The run of elements within the row, and the positions of operands at it.
     index: &'a mut [usize],
     add: &'a mut [isize],
     /// The row among those that were transposed together.
@@ -763,7 +765,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Where an operand stands at element `i` of the axis that blocks run along.
+    /// The position of an operand at element `i` of the axis that blocks run along.
     #[inline(always)]
     fn position(&self, k: usize, i: usize, s: &BlockOperand) -> isize {
         self.at[k] + self.add[k] + i as isize * s.step
@@ -793,7 +795,7 @@ impl Compiled for Row {
         let mem = mem.as_mut_ptr().cast::<u8>();
         let mut walk = Walk { args, row, at, index, add, transposed: Group::default(), mem, bases };
         let items = self.shares.of(task);
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.blocks.across {
                 self.run_across(items, &mut walk);

@@ -1,6 +1,6 @@
 //! The instruction sets that the CPU kernels are written for, and the vectors that they compute with.
 
-/// How wide and how capable the vector unit is. Higher levels include the lower ones.
+/// The width and abilities of the vector unit. Higher levels include the lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     /// Plain Rust that the compiler vectorises for the target's baseline.
@@ -148,13 +148,13 @@ pub(super) trait Lanes: Copy {
     /// The smaller of the two; NaN when either is.
     #[inline(always)]
     unsafe fn minimum(self, other: Self) -> Self {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { other.min(self).or_nan(other) }
     }
     /// The larger of the two; NaN when either is.
     #[inline(always)]
     unsafe fn maximum(self, other: Self) -> Self {
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe { other.max(self).or_nan(other) }
     }
     /// `self * factor + term`, fused where the hardware has it.
@@ -227,6 +227,9 @@ mod x86 {
     pub struct Ymm(__m256);
 
     /// All ones in the first `n` lanes.
+    ///
+    /// # Safety
+    /// The CPU must have AVX2.
     #[inline(always)]
     unsafe fn first(n: usize) -> __m256i {
         // SAFETY: AVX2, by the contract of `Lanes`.
@@ -298,18 +301,18 @@ macro_rules! per_isa {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi2")]
             unsafe fn avx512($($arg: $ty),*) $($out)* {
-                // SAFETY: this function has the features of `Zmm`; the rest is the caller's word.
+                // SAFETY: this function has the features of `Zmm`; the caller guarantees the rest.
                 #[allow(unused_unsafe, reason = "the body may be safe")]
                 unsafe { $body::<simd::Zmm>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,bmi2")]
             unsafe fn avx2($($arg: $ty),*) $($out)* {
-                // SAFETY: this function has the features of `Ymm`; the rest is the caller's word.
+                // SAFETY: this function has the features of `Ymm`; the caller guarantees the rest.
                 #[allow(unused_unsafe, reason = "the body may be safe")]
                 unsafe { $body::<simd::Ymm>($($arg),*) }
             }
-            // SAFETY: an `Isa` is proof that the CPU has its instructions, and `Plain` needs none; the rest is the caller's word.
+            // SAFETY: an `Isa` is proof that the CPU has its instructions, and `Plain` needs none; the caller guarantees the rest.
             unsafe {
                 match isa.level() {
                     #[cfg(target_arch = "x86_64")]

@@ -1,14 +1,14 @@
 //! Convolutions, transposed convolutions and pooling, with the body as their epilogue.
 
 use super::block::Repr;
-use super::conv::Image;
+use super::conv::{Image, Share, Tensors};
 use super::gemm::{Grid, Tile};
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
 use super::simd::Isa;
+use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
-use super::window::{self, slide};
-use super::{Args, Compiled, Needs, Scratch, Workspace};
+use super::window::{self, Plane, slide};
 use crate::dtype::DType;
 use crate::kernel::layout::conv::Way;
 use crate::kernel::layout::prologue::per_position;
@@ -45,10 +45,9 @@ impl Sliding {
         let windowed = Windowed::new(kernel)?;
         let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
         let images = operands.motions.iter().map(|m| (m.steps[0], m.start)).collect();
-        let epilogue = match kernel.body.is_identity() && windowed.direct.is_some() {
-            true => None,
-            false => Some(Epilogue::new(&kernel.body, &kernel.shape, isa, operands, 1, 2..5)?),
-        };
+        let stores_itself = kernel.body.is_identity() && windowed.direct.is_some();
+        let epilogue = (!stores_itself).then(|| Epilogue::new(&kernel.body, &kernel.shape, isa, operands, 1, 2..5));
+        let epilogue = epilogue.transpose()?;
         let steps = |access: &Access| Some([access.strides[0], access.strides[1], per_position(access)?]);
         let prologue = Prologue::new(kernel, 0, steps)?;
         let hosted = matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way() != Way::Depthwise);
@@ -99,7 +98,7 @@ impl Sliding {
         Grid::even(planes, self.windowed.window.rows(), self.parts.min(planes.max(1)), cuts)
     }
 
-    /// Where the weights are packed: behind room for dense ones, if they have to be made dense.
+    /// The offset of the packed weights in the workspace. Dense ones are before them, if they have to be made dense.
     fn packed_at(&self) -> isize {
         if self.weights.is_some() { (self.workspace.shared / 2) as isize } else { 0 }
     }
@@ -158,7 +157,7 @@ impl Compiled for Sliding {
 
     unsafe fn run(&self, phase: usize, task: usize, args: &Args, scratch: &mut Scratch) {
         if phase + 1 < self.phases() {
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.pack(args) };
         }
         // SAFETY: the task's own, by the contract of `run`.
@@ -173,13 +172,15 @@ impl Compiled for Sliding {
             batch_stride,
             channel_stride,
         });
-        let weights = match self.packs() {
-            true => args.at(self.workspace.arg, self.packed_at()).cast_const().cast::<f32>(),
-            false => args.at(1, self.offsets[1]).cast_const().cast(),
+        let weights = if self.packs() {
+            args.at(self.workspace.arg, self.packed_at()).cast_const().cast::<f32>()
+        } else {
+            args.at(1, self.offsets[1]).cast_const().cast()
         };
         let mut space = Space { mem: mem.as_mut_ptr().cast(), bases };
         let prologue = self.prologue.as_ref().map(|p| p.bind(args, &p.start, p.take(&mut space)));
         let Space { mem, bases } = space;
+        let tensors = Tensors { x, weights, y, prologue };
         let mut finish = |image: usize, tile: Tile| {
             let Some(epilogue) = &self.epilogue else { return };
             for (at, (step, start)) in at.iter_mut().zip(&self.images) {
@@ -188,27 +189,26 @@ impl Compiled for Sliding {
             // SAFETY: the tile is a part of the kernel's index space.
             unsafe { epilogue.apply(args, at, &tile, mem, bases) }
         };
-        for item in items {
+        for task in items {
+            let share = Share { isa: self.isa, parts: self.parts, task };
             // SAFETY: operands were checked to span their memory, and items cover disjoint parts of the result.
             unsafe {
                 match self.windowed.slide {
-                    Slide::Conv(conv) => {
-                        conv.run(self.isa, self.parts, item, x, weights, y, workspace, prologue, Some(&mut finish));
-                    }
+                    Slide::Conv(conv) => conv.run(share, &tensors, workspace, &mut finish),
                     Slide::ConvTranspose(conv) => {
                         let split = conv.workspace_bytes().next_multiple_of(64) / 4;
                         let (space, planes) = workspace.split_at_mut(split);
-                        let y = y.unwrap_or_else(|| {
+                        let y = tensors.y.unwrap_or_else(|| {
                             // The item's channels are where the workspace is, so the image begins as many before.
-                            let (outputs, block) = (conv.out_channels / conv.groups, item % conv.blocks());
-                            let channel = item / conv.blocks() % conv.groups * outputs + block * conv.block();
+                            let (outputs, block) = (conv.out_channels / conv.groups, task % conv.blocks());
+                            let channel = task / conv.blocks() % conv.groups * outputs + block * conv.block();
                             let channel_stride = self.windowed.window.input_len();
                             let ptr = planes.as_mut_ptr().wrapping_sub(channel * channel_stride);
                             Image { ptr, batch_stride: 0, channel_stride }
                         });
-                        conv.run(self.isa, item, x, weights, y, space, Some(&mut finish));
+                        conv.run(share, &Tensors { y: Some(y), ..tensors }, space, &mut finish);
                     }
-                    Slide::Pool(pool) => self.pool(pool, item, x, y, workspace, &mut finish),
+                    Slide::Pool(pool) => self.pool(pool, task, &tensors, workspace, &mut finish),
                 }
             }
         }
@@ -224,8 +224,7 @@ impl Sliding {
         &self,
         pool: Pool,
         item: usize,
-        x: Image<*const f32>,
-        y: Option<Image<*mut f32>>,
+        Tensors { x, y, .. }: &Tensors,
         workspace: &mut [f32],
         finish: &mut dyn FnMut(usize, Tile),
     ) {
@@ -249,7 +248,7 @@ impl Sliding {
                     None => buffer.as_mut_ptr(),
                 };
                 // SAFETY: a plane of the data, and a band of the result or of the workspace.
-                unsafe { slide(self.isa, w, what, from, ptr, rows, space) }
+                unsafe { slide(self.isa, w, what, Plane { x: from, y: ptr, rows }, space) }
                 finish(image, Tile { rows: channel..channel + 1, stride: cols.len(), cols, ptr });
             }
         }

@@ -7,7 +7,7 @@ use super::nest::{Motion, Nest};
 use super::operands::{BlockOperand, Feed, Operands, Place, Reserved};
 use super::program::{Program, source};
 use super::simd::Isa;
-use super::{Args, Needs};
+use super::task::{Args, Needs};
 use crate::expr::Body;
 use crate::shape::Shape;
 use std::ops::Range;
@@ -84,7 +84,7 @@ impl Epilogue {
         }
     }
 
-    /// Applies the body to a finished tile; `at` is where the operands stand at row 0 and column 0 of the core's result.
+    /// Applies the body to a finished tile; `at` are the positions of the operands at row 0 and column 0 of the core's result.
     ///
     /// # Safety
     /// The tile must be readable, and so must the operands over it (the destinations writable); the scratch memory must be what
@@ -96,7 +96,7 @@ impl Epilogue {
             for c in (0..tile.cols.len()).step_by(BLOCK) {
                 let cols = tile.cols.start + c..tile.cols.end.min(tile.cols.start + c + BLOCK);
                 let core = tile.ptr.wrapping_add(r * tile.stride + c).cast();
-                // SAFETY: the caller's word; a staging block holds a block.
+                // SAFETY: guaranteed by the caller; a staging block holds a block.
                 unsafe {
                     for (k, (s, at)) in self.sources.iter().zip(source_at).enumerate() {
                         bases[source(k)] = s.read(args, at + row as isize * s.row, &cols, core, mem);
@@ -134,7 +134,7 @@ impl TileOperand {
     #[inline(always)]
     unsafe fn read(&self, args: &Args, line: isize, cols: &Range<usize>, core: *mut u8, mem: *mut u8) -> *mut u8 {
         let BlockOperand { feed, size, place, .. } = self.operand;
-        // SAFETY: the caller's word.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             match (&self.cols, place) {
                 (_, Place::Dense) if feed == Feed::Core => core,
@@ -161,7 +161,7 @@ impl TileOperand {
         let BlockOperand { size, place: Place::Staged(offset), step, .. } = self.operand else { return };
         let scatter = |position, step, done, n| {
             let from = mem.wrapping_add(offset + done * size);
-            // SAFETY: the caller's word.
+            // SAFETY: guaranteed by the caller.
             unsafe { moves::scatter(size, n, from, args.at(self.operand.arg(), position), step) }
         };
         match &self.cols {

@@ -14,13 +14,12 @@ pub use crate::kernel::layout::window::Window;
 use crate::kernel::layout::window::*;
 use std::ops::Range;
 
-/// What is made of the elements under a window.
+/// The function of the elements under a window.
 #[derive(Clone, Copy, Debug)]
 pub enum Slide {
     /// Their sum weighted by as many weights as the kernel has taps; padding is zero.
     Weighted(*const f32),
-    /// The largest; padding does not count, and the result is the lowest finite number where there is nothing
-    /// else, as in ONNX Runtime.
+    /// The largest. Padding does not count: of padding alone, the result is the lowest finite number, as in ONNX Runtime.
     Max,
     /// Their mean.
     Average {
@@ -52,58 +51,55 @@ impl Window {
     }
 }
 
-/// Slides a window over one plane and writes output rows `rows` (of depth times height), one after the other, from `y` on.
+/// A plane to slide over, and the destination.
+#[derive(Clone, Debug)]
+pub struct Plane {
+    /// The input plane.
+    pub x: *const f32,
+    /// The first of the output rows.
+    pub y: *mut f32,
+    /// The output rows (of depth times height) that are computed.
+    pub rows: Range<usize>,
+}
+
+/// Slides a window over one plane and writes output rows one after the other.
 ///
 /// # Panics
 /// If the rows leave the plane or `workspace` is shorter than [`Window::workspace_bytes`] says.
 ///
 /// # Safety
-/// `x` must be readable for the input plane, the weights for all taps, `y` writable for the rows and apart from both.
-pub unsafe fn slide(
-    isa: Isa,
-    window: &Window,
-    what: Slide,
-    x: *const f32,
-    y: *mut f32,
-    rows: Range<usize>,
-    workspace: &mut [f32],
-) {
-    assert!(rows.end <= window.rows(), "the rows are inside the plane");
+/// The input plane must be readable, the weights for all taps, the output writable for the rows and apart from both.
+pub unsafe fn slide(isa: Isa, window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) {
+    assert!(plane.rows.end <= window.rows(), "the rows are inside the plane");
     assert!(workspace.len() >= window.workspace_bytes() / 4, "the workspace is as large as was asked for");
-    // SAFETY: the caller's word.
-    unsafe { slide_checked(isa, window, what, x, y, rows, workspace) }
+    // SAFETY: guaranteed by the caller.
+    unsafe { slide_checked(isa, window, what, plane, workspace) }
 }
 
 per_isa! {
     /// # Safety
-    /// As for [`slide`], with what that checks.
-    unsafe fn slide_checked(
-        window: &Window, what: Slide, x: *const f32, y: *mut f32, rows: Range<usize>, workspace: &mut [f32]
-    ) => slide_by
+    /// As for [`slide`], with all that it checks.
+    unsafe fn slide_checked(window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) => slide_by
 }
 
 /// # Safety
 /// As for [`slide`], where the CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn slide_by<V: Lanes>(
-    w: &Window,
-    what: Slide,
-    x: *const f32,
-    y: *mut f32,
-    rows: Range<usize>,
-    space: &mut [f32],
-) {
-    // SAFETY: the caller's word.
+unsafe fn slide_by<V: Lanes>(window: &Window, what: Slide, plane: Plane, workspace: &mut [f32]) {
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match what {
-            Slide::Weighted(weights) => slide_with::<V, Sum>(w, Some(weights), None, x, y, rows, space),
-            Slide::Max => slide_with::<V, Max>(w, None, None, x, y, rows, space),
-            Slide::Average { count_pads } => slide_with::<V, Sum>(w, None, Some(count_pads), x, y, rows, space),
+            Slide::Weighted(weights) => slide_with::<V, Sum>(window, Some(weights), None, plane, workspace),
+            Slide::Max => slide_with::<V, Max>(window, None, None, plane, workspace),
+            Slide::Average { count_pads } => slide_with::<V, Sum>(window, None, Some(count_pads), plane, workspace),
         }
     }
 }
 
-/// How elements are combined.
+/// The combination of elements.
+///
+/// # Safety
+/// The CPU must have the instruction set of `V`.
 trait Combine {
     /// The value of an empty window, and of padding.
     const START: f32;
@@ -130,16 +126,16 @@ impl Combine for Max {
     }
 }
 
+/// With `average`, sums are divided by their count, which includes padding or not.
+///
 /// # Safety
-/// As for [`slide_by`]. `average`: divide by the count, which includes padding or not.
+/// As for [`slide_by`].
 #[inline(always)]
 unsafe fn slide_with<V: Lanes, C: Combine>(
     window: &Window,
     weights: Option<*const f32>,
     average: Option<bool>,
-    x: *const f32,
-    mut y: *mut f32,
-    rows: Range<usize>,
+    Plane { x, mut y, rows }: Plane,
     workspace: &mut [f32],
 ) {
     let ring = window.ring();
@@ -147,21 +143,17 @@ unsafe fn slide_with<V: Lanes, C: Combine>(
     if rows.is_empty() || width == 0 {
         return;
     }
-    let (space, counts) = workspace.split_at_mut((window.kernel[0] * ring.rows + 1) * ring.pitch);
+    let (space, across) = workspace.split_at_mut((window.kernel[0] * ring.rows + 1) * ring.pitch);
     space.fill(C::START);
     let blank = space.len() - ring.pitch;
     if let Some(count_pads) = average {
-        for (at, count) in counts.iter_mut().enumerate().take(width) {
+        for (at, count) in across.iter_mut().enumerate().take(width) {
             *count = window.count(2, at, count_pads) as f32;
         }
     }
-    let mut state = State { window, ring: &ring, space: space.as_mut_ptr(), blank, depth: 0, copied: 0, weights };
-    // Square windows of the usual sizes have kernels of their own.
-    let square =
-        window.kernel[0] == 1 && window.kernel[1] == window.kernel[2] && window.strides[1] == window.strides[2];
-    let square = square && window.dilations[1..] == [1, 1];
-    let tall = square && matches!(window.kernel[1], 3 | 5 | 7) && matches!(window.strides[1], 1 | 2);
-    let vectors = width.div_ceil(V::LEN);
+    let across = across.as_ptr();
+    let space = space.as_mut_ptr();
+    let mut state = State { window, ring: &ring, x, y, space, blank, depth: 0, copied: 0, weights, counts: None };
     let mut row = rows.start;
     // Depth by depth, because the rows of the ring belong to one output depth.
     while row < rows.end {
@@ -169,97 +161,27 @@ unsafe fn slide_with<V: Lanes, C: Combine>(
         let end = rows.end.min((depth + 1) * height) - depth * height;
         let start = row - depth * height;
         state.depth = depth;
+        state.y = y.wrapping_sub(start * width);
         state.copied = (start * window.strides[1]).saturating_sub(window.pads[1]);
-        let counts = average.map(|count_pads| Counts {
-            deep: window.count(0, depth, count_pads),
-            across: counts.as_ptr(),
-            count_pads,
-        });
-        let line = |row: usize| y.wrapping_add((row - start) * width);
-        let mut tile = Place { row: start, vector: 0 };
-        // SAFETY: rows and columns are inside the planes, and the rows under them are copied before they are read.
+        state.counts =
+            average.map(|count_pads| Counts { deep: window.count(0, depth, count_pads), across, count_pads });
+        // SAFETY: rows and columns are inside the planes.
         unsafe {
-            if tall {
-                while tile.row + TALL <= end + 2 && tile.row < end {
-                    let here = TALL.min(end - tile.row);
-                    state.copy_until::<V>(x, tile.row + here - 1);
-                    let lines = state.lines(tile.row);
-                    for vector in 0..vectors {
-                        let mut sums = [V::splat(C::START); TALL];
-                        let column = vector * V::LEN;
-                        match (window.kernel[1], window.strides[1]) {
-                            (3, 1) => state.tall::<V, C, 3, 1>(&lines, column, &mut sums),
-                            (3, 2) => state.tall::<V, C, 3, 2>(&lines, column, &mut sums),
-                            (5, 1) => state.tall::<V, C, 5, 1>(&lines, column, &mut sums),
-                            (5, 2) => state.tall::<V, C, 5, 2>(&lines, column, &mut sums),
-                            (7, 1) => state.tall::<V, C, 7, 1>(&lines, column, &mut sums),
-                            _ => state.tall::<V, C, 7, 2>(&lines, column, &mut sums),
-                        }
-                        for (i, sum) in sums.into_iter().enumerate().take(here) {
-                            let place = Place { row: tile.row + i, vector };
-                            finish(window, counts.as_ref(), place, sum, line(place.row));
-                        }
-                    }
-                    tile.row += here;
-                }
-            }
-            while tile.row < end {
-                let mut places = [tile; TILES];
-                let mut count = 0;
-                while count < TILES && tile.row < end {
-                    places[count] = tile;
-                    count += 1;
-                    tile = tile.next(vectors);
-                }
-                state.copy_until::<V>(x, places[count - 1].row);
-                let mut sums = [V::splat(C::START); TILES];
-                if count == TILES {
-                    state.combine::<V, C, TILES>(&places, &mut sums);
-                } else {
-                    for i in 0..count {
-                        let mut one = [sums[i]];
-                        state.combine::<V, C, 1>(&[places[i]], &mut one);
-                        sums[i] = one[0];
-                    }
-                }
-                for (place, sum) in places.into_iter().zip(sums).take(count) {
-                    finish(window, counts.as_ref(), place, sum, line(place.row));
-                }
-            }
+            let left = state.tall_tiles::<V, C>(start..end);
+            state.tiles::<V, C>(left..end);
         }
         y = y.wrapping_add((end - start) * width);
         row = depth * height + end;
     }
 }
 
-/// What a mean of one output depth divides by.
+/// The divisors of the means of one output depth.
 struct Counts {
     /// Taps that count in depth.
     deep: usize,
     /// Taps that count in each column, as floats.
     across: *const f32,
     count_pads: bool,
-}
-
-/// Stores a finished vector in the output row `line`. Closures would not do in these inner loops: they are compiled without the features
-/// of the function that they are in.
-///
-/// # Safety
-/// The vector must be inside the row, and the counts those of a row.
-#[inline(always)]
-unsafe fn finish<V: Lanes>(window: &Window, counts: Option<&Counts>, place: Place, mut sum: V, line: *mut f32) {
-    let column = place.vector * V::LEN;
-    let n = (window.output[2] - column).min(V::LEN);
-    // SAFETY: the caller's word.
-    unsafe {
-        if let Some(counts) = counts {
-            let above = counts.deep * window.count(1, place.row, counts.count_pads);
-            let across = V::load_first(counts.across.add(column), n);
-            sum = sum.div(V::splat(above as f32).mul_add(across, V::splat(0.0)));
-        }
-        let to = line.add(column);
-        if n == V::LEN { sum.store(to) } else { sum.store_first(to, n) }
-    }
 }
 
 /// One vector of an output row.
@@ -335,6 +257,10 @@ unsafe fn copy_row<V: Lanes>(window: &Window, ring: &Ring, from: *const f32, to:
 struct State<'a> {
     window: &'a Window,
     ring: &'a Ring,
+    /// The input plane.
+    x: *const f32,
+    /// The first output row of this depth, if all of them were wanted.
+    y: *mut f32,
     space: *mut f32,
     /// Offset of a row of nothing but padding.
     blank: usize,
@@ -343,15 +269,114 @@ struct State<'a> {
     /// Input rows below this have been copied, and as many of the last as the ring has are there.
     copied: usize,
     weights: Option<*const f32>,
+    counts: Option<Counts>,
 }
 
+// Closures would not do in these inner loops: they are compiled without the features of the function that they are in.
 impl State<'_> {
+    /// Computes rows in tall tiles, if there is a kernel for the window, as far as that is worth it. Returns the first row that is left.
+    ///
+    /// # Safety
+    /// As for [`slide_by`]; the rows must be inside the plane.
+    #[inline(always)]
+    unsafe fn tall_tiles<V: Lanes, C: Combine>(&mut self, rows: Range<usize>) -> usize {
+        let Window { kernel, strides, dilations, output, .. } = self.window;
+        // Square windows of the usual sizes have kernels of their own.
+        let square = kernel[0] == 1 && kernel[1] == kernel[2] && strides[1] == strides[2] && dilations[1..] == [1, 1];
+        if !square || !matches!(kernel[1], 3 | 5 | 7) || !matches!(strides[1], 1 | 2) {
+            return rows.start;
+        }
+        let mut row = rows.start;
+        while row + TALL <= rows.end + 2 && row < rows.end {
+            let here = TALL.min(rows.end - row);
+            // SAFETY: the rows under the tile are copied before they are read.
+            unsafe {
+                self.copy_until::<V>(row + here - 1);
+                let lines = self.lines(row);
+                for vector in 0..output[2].div_ceil(V::LEN) {
+                    let mut sums = [V::splat(C::START); TALL];
+                    let column = vector * V::LEN;
+                    match (kernel[1], strides[1]) {
+                        (3, 1) => self.tall::<V, C, 3, 1>(&lines, column, &mut sums),
+                        (3, 2) => self.tall::<V, C, 3, 2>(&lines, column, &mut sums),
+                        (5, 1) => self.tall::<V, C, 5, 1>(&lines, column, &mut sums),
+                        (5, 2) => self.tall::<V, C, 5, 2>(&lines, column, &mut sums),
+                        (7, 1) => self.tall::<V, C, 7, 1>(&lines, column, &mut sums),
+                        _ => self.tall::<V, C, 7, 2>(&lines, column, &mut sums),
+                    }
+                    for (i, sum) in sums.into_iter().enumerate().take(here) {
+                        self.finish(Place { row: row + i, vector }, sum);
+                    }
+                }
+            }
+            row += here;
+        }
+        row
+    }
+
+    /// Computes rows in tiles of some vectors each, one after the other.
+    ///
+    /// # Safety
+    /// As for [`State::tall_tiles`].
+    #[inline(always)]
+    unsafe fn tiles<V: Lanes, C: Combine>(&mut self, rows: Range<usize>) {
+        let vectors = self.window.output[2].div_ceil(V::LEN);
+        let mut tile = Place { row: rows.start, vector: 0 };
+        while tile.row < rows.end {
+            let mut places = [tile; TILES];
+            let mut count = 0;
+            while count < TILES && tile.row < rows.end {
+                places[count] = tile;
+                count += 1;
+                tile = tile.next(vectors);
+            }
+            // SAFETY: the rows under the tile are copied before they are read.
+            unsafe {
+                self.copy_until::<V>(places[count - 1].row);
+                let mut sums = [V::splat(C::START); TILES];
+                if count == TILES {
+                    self.combine::<V, C, TILES>(&places, &mut sums);
+                } else {
+                    for i in 0..count {
+                        let mut one = [sums[i]];
+                        self.combine::<V, C, 1>(&[places[i]], &mut one);
+                        sums[i] = one[0];
+                    }
+                }
+                for (place, sum) in places.into_iter().zip(sums).take(count) {
+                    self.finish(place, sum);
+                }
+            }
+        }
+    }
+
+    /// Stores a finished vector.
+    ///
+    /// # Safety
+    /// The vector must be inside an output row that is wanted.
+    #[inline(always)]
+    unsafe fn finish<V: Lanes>(&self, place: Place, mut sum: V) {
+        let width = self.window.output[2];
+        let column = place.vector * V::LEN;
+        let n = (width - column).min(V::LEN);
+        // SAFETY: guaranteed by the caller; there is a count for each column.
+        unsafe {
+            if let Some(counts) = &self.counts {
+                let above = counts.deep * self.window.count(1, place.row, counts.count_pads);
+                let across = V::load_first(counts.across.add(column), n);
+                sum = sum.div(V::splat(above as f32).mul(across));
+            }
+            let to = self.y.wrapping_add(place.row * width + column);
+            if n == V::LEN { sum.store(to) } else { sum.store_first(to, n) }
+        }
+    }
+
     /// Copies all rows under output rows up to `last`.
     ///
     /// # Safety
-    /// `x` must be readable for the input plane.
+    /// The input plane must be readable.
     #[inline(always)]
-    unsafe fn copy_until<V: Lanes>(&mut self, x: *const f32, last: usize) {
+    unsafe fn copy_until<V: Lanes>(&mut self, last: usize) {
         let (window, ring) = (self.window, self.ring);
         let needed = last * window.strides[1] + (window.kernel[1] - 1) * window.dilations[1] + 1;
         let needed = needed.saturating_sub(window.pads[1]).min(window.input[1]);
@@ -360,7 +385,7 @@ impl State<'_> {
                 if let Some(plane) = window.under(0, self.depth, tap) {
                     // SAFETY: a row of the input, and a row of the ring.
                     unsafe {
-                        let from = x.add((plane * window.input[1] + self.copied) * window.input[2]);
+                        let from = self.x.add((plane * window.input[1] + self.copied) * window.input[2]);
                         let to = self.space.add((tap * ring.rows + (self.copied & (ring.rows - 1))) * ring.pitch);
                         copy_row::<V>(window, ring, from, to);
                     }
@@ -554,8 +579,9 @@ mod tests {
                             let rows = start..window.rows().min(start + step);
                             let mut part = vec![f32::NAN; rows.len() * window.output[2]];
                             let mut space = vec![f32::NAN; window.workspace_bytes() / 4];
+                            let plane = Plane { x: x.as_ptr(), y: part.as_mut_ptr(), rows };
                             // SAFETY: the buffers have exactly the sizes that the geometry names.
-                            unsafe { slide(isa, window, what, x.as_ptr(), part.as_mut_ptr(), rows, &mut space) }
+                            unsafe { slide(isa, window, what, plane, &mut space) }
                             y.extend(part);
                         }
                         let same = y.iter().zip(&want).all(|(a, b)| a == b || a.is_nan() && b.is_nan());

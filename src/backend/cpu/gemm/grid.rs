@@ -1,4 +1,4 @@
-//! How threads share a product.
+//! Threads share a product.
 
 use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS};
 use std::ops::Range;

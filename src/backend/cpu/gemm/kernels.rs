@@ -1,16 +1,22 @@
 //! The innermost kernels: a tile of `C` in registers while `k` is walked down. One table of them per instruction set.
 
-use super::View;
+use super::pack::View;
 use crate::backend::cpu::simd::{Lanes, Plain};
 #[cfg(target_arch = "x86_64")]
 use crate::backend::cpu::simd::{Ymm, Zmm};
 use crate::kernel::layout::gemm::*;
 
-/// A block of `C` with contiguous rows.
+/// A block of `C` with contiguous rows, and the sums that it gets.
 #[derive(Clone, Copy)]
-pub(super) struct Target {
+pub(super) struct Block {
     pub(super) ptr: *mut f32,
     pub(super) stride: isize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    /// Products per sum.
+    pub(super) k: usize,
+    /// Add to what is there.
+    pub(super) add: bool,
 }
 
 /// Panels of `A`: panel `i` starts at `ptr + i * PANEL_ROWS * depth`, and the block's first column is `skip` columns in.
@@ -21,8 +27,8 @@ pub(super) struct Slab {
     pub(super) skip: usize,
 }
 
-/// Panels of `B`: the first `count` start at `ptr + j * panel`, and their rows of [`PANEL_COLS`] are `step` apart. What columns there
-/// are beyond them make one packed panel at `tail`.
+/// Panels of `B`: the first `count` start at `ptr + j * panel`, and their rows of [`PANEL_COLS`] are `step` apart. Columns beyond them make
+/// one packed panel at `tail`.
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub(super) ptr: *const f32,
@@ -30,7 +36,7 @@ pub(super) struct Panels {
     pub(super) panel: usize,
     pub(super) count: usize,
     pub(super) tail: *const f32,
-    /// It comes from memory, not from the workspace.
+    /// True if they are in the plan's memory, not in the workspace.
     pub(super) constant: bool,
 }
 
@@ -57,7 +63,7 @@ struct Group {
     cols: usize,
 }
 
-/// What an innermost kernel needs to compute one register tile.
+/// The arguments of an innermost kernel, which computes one register tile.
 struct Args {
     k: usize,
     a: *const f32,
@@ -73,7 +79,7 @@ struct Args {
     /// Columns to store.
     cols: usize,
     add: bool,
-    /// Where to prefetch from, a line for every four steps.
+    /// The address to prefetch from, a line for every four steps.
     ahead: *const f32,
 }
 
@@ -96,107 +102,83 @@ impl Kernels {
     /// `C (+)= A * B` for a block of packed `A` and of `B`.
     ///
     /// # Safety
-    /// The CPU must have the instruction set, and the operands and the target the sizes named.
-    #[expect(clippy::too_many_arguments, reason = "three operands and their sizes")]
-    pub(super) unsafe fn block(&self, a: Slab, m: usize, k: usize, b: Panels, n: usize, c: Target, add: bool) {
-        // SAFETY (both): the rows and the group are inside the block.
+    /// The CPU must have the instruction set, and the operands and the destination the block's sizes.
+    pub(super) unsafe fn block(&self, a: Slab, b: Panels, c: &Block) {
+        let Block { m, n, k, .. } = *c;
         if k * n <= SHALLOW {
-            // All of B fits the L1 cache: writing C row by row is what matters.
+            // All of B fits the L1 cache, so C is written row by row.
             for row in (0..m).step_by(self.rows) {
                 let mut col = 0;
                 while col < n {
                     let group = b.group(col, n, self.panels);
-                    unsafe { self.strip(a, row, m, k, &group, col, c, add, group.ptr) }
+                    // SAFETY: the row and the group are inside the block.
+                    unsafe { self.strip(a, &group, c, (row, col), group.ptr) }
                     col += group.cols;
                 }
             }
-        } else {
-            let mut col = 0;
-            while col < n {
-                let group = b.group(col, n, self.panels);
-                let next = col + group.cols;
-                for (i, row) in (0..m).step_by(self.rows).enumerate() {
-                    // Each tile asks for a part of the next panels, so that they arrive while these are being used.
-                    let (panel, offset) = (i / 4, i % 4 * k.div_ceil(4) * PANEL_COLS);
-                    let more = b.constant && next < n && panel < self.panels;
-                    let ahead = if more {
-                        group.ptr.wrapping_add((group.panels + panel) * b.panel + offset)
-                    } else {
-                        group.ptr
-                    };
-                    // SAFETY: the caller's word for operands and destination; `ahead` is only prefetched.
-                    unsafe { self.strip(a, row, m, k, &group, col, c, add, ahead) }
-                }
-                col = next;
+            return;
+        }
+        let mut col = 0;
+        while col < n {
+            let group = b.group(col, n, self.panels);
+            let next = col + group.cols;
+            for (i, row) in (0..m).step_by(self.rows).enumerate() {
+                // Each tile asks for a part of the next panels, so that they arrive while these are being used.
+                let (panel, offset) = (i / 4, i % 4 * k.div_ceil(4) * PANEL_COLS);
+                let more = b.constant && next < n && panel < self.panels;
+                let skip = if more { (group.panels + panel) * b.panel + offset } else { 0 };
+                // SAFETY: as above; what lies ahead is only prefetched.
+                unsafe { self.strip(a, &group, c, (row, col), group.ptr.wrapping_add(skip)) }
             }
+            col = next;
         }
     }
 
-    /// One register tile, from row `row` of the block.
+    /// One register tile, from a row and a column of the block on.
     ///
     /// # Safety
     /// As for [`Kernels::block`].
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "three operands and where in them")]
-    unsafe fn strip(
-        &self,
-        a: Slab,
-        row: usize,
-        m: usize,
-        k: usize,
-        b: &Group,
-        col: usize,
-        c: Target,
-        add: bool,
-        ahead: *const f32,
-    ) {
+    unsafe fn strip(&self, a: Slab, b: &Group, c: &Block, (row, col): (usize, usize), ahead: *const f32) {
         // A register tile never crosses a panel, because its height divides the panel's.
         let panel = row / PANEL_ROWS * PANEL_ROWS;
-        let width = (m - panel).min(PANEL_ROWS);
-        let args = Args {
-            k,
-            a: a.ptr.wrapping_add(panel * a.depth + a.skip * width + (row - panel)),
-            a_rs: 1,
-            a_cs: width as isize,
-            b: b.ptr,
-            b_step: b.step,
-            b_next: if self.lanes == PANEL_COLS { b.panel } else { self.lanes },
-            c: c.ptr.wrapping_offset(row as isize * c.stride + col as isize),
-            c_rs: c.stride,
-            cols: b.cols,
-            add,
-            ahead,
-        };
-        // SAFETY: the caller's word.
-        unsafe { self.packed[b.panels - 1][(m - row).min(self.rows) - 1](&args) }
+        let width = (c.m - panel).min(PANEL_ROWS);
+        let a = a.ptr.wrapping_add(panel * a.depth + a.skip * width + (row - panel));
+        let args = self.args(View { ptr: a, rs: 1, cs: width as isize }, b, c, (row, col), ahead);
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.packed[b.panels - 1][(c.m - row).min(self.rows) - 1](&args) }
     }
 
     /// `C (+)= A * B` for `m <= FEW_ROWS`.
     ///
     /// # Safety
     /// As for [`Kernels::block`].
-    #[expect(clippy::too_many_arguments, reason = "three operands and their sizes")]
-    pub(super) unsafe fn few_rows(&self, a: View, m: usize, k: usize, b: Panels, n: usize, c: Target, add: bool) {
+    pub(super) unsafe fn few_rows(&self, a: View, b: Panels, c: &Block) {
         let mut col = 0;
-        while m > 0 && col < n {
-            let group = b.group(col, n, self.panels);
-            let args = Args {
-                k,
-                a: a.ptr,
-                a_rs: a.rs,
-                a_cs: a.cs,
-                b: group.ptr,
-                b_step: group.step,
-                b_next: if self.lanes == PANEL_COLS { group.panel } else { self.lanes },
-                c: c.ptr.wrapping_add(col),
-                c_rs: c.stride,
-                cols: group.cols,
-                add,
-                ahead: group.ptr,
-            };
+        while c.m > 0 && col < c.n {
+            let group = b.group(col, c.n, self.panels);
+            let args = self.args(a, &group, c, (0, col), group.ptr);
             // SAFETY: the tile is inside the block.
-            unsafe { self.few[group.panels - 1][m - 1](&args) }
+            unsafe { self.few[group.panels - 1][c.m - 1](&args) }
             col += group.cols;
+        }
+    }
+
+    #[inline(always)]
+    fn args(&self, a: View, b: &Group, c: &Block, (row, col): (usize, usize), ahead: *const f32) -> Args {
+        Args {
+            k: c.k,
+            a: a.ptr,
+            a_rs: a.rs,
+            a_cs: a.cs,
+            b: b.ptr,
+            b_step: b.step,
+            b_next: if self.lanes == PANEL_COLS { b.panel } else { self.lanes },
+            c: c.ptr.wrapping_offset(row as isize * c.stride + col as isize),
+            c_rs: c.stride,
+            cols: b.cols,
+            add: c.add,
+            ahead,
         }
     }
 }
@@ -213,7 +195,7 @@ unsafe fn step<V: Lanes, const M: usize, const W: usize>(
     b: *const f32,
     b_next: usize,
 ) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut right = [V::splat(0.0); W];
         for (w, right) in right.iter_mut().enumerate() {
@@ -231,10 +213,10 @@ unsafe fn step<V: Lanes, const M: usize, const W: usize>(
 /// `M` rows by `W` vectors of `C`, from a packed panel of `A`.
 ///
 /// # Safety
-/// The pointers must be good for what [`Args`] describes, and the CPU must have the instruction set of `V`.
+/// The pointers must be valid as [`Args`] describes, and the CPU must have the instruction set of `V`.
 #[inline(always)]
 unsafe fn packed_kernel<V: Lanes, const M: usize, const W: usize>(args: &Args) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sum = [[V::splat(0.0); W]; M];
         let (mut a, mut b, mut ahead) = (args.a, args.b, args.ahead);
@@ -264,7 +246,7 @@ unsafe fn packed_kernel<V: Lanes, const M: usize, const W: usize>(args: &Args) {
 /// As for [`packed_kernel`].
 #[inline(always)]
 unsafe fn few_kernel<V: Lanes, const M: usize, const W: usize, const U: usize>(args: &Args) {
-    // SAFETY: the caller's word.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sum = [[[V::splat(0.0); W]; M]; U];
         let (mut a, mut b) = (args.a, args.b);
@@ -330,7 +312,7 @@ macro_rules! kernels {
     ($table:ident, $packed:ident, $few:ident, $v:ty, [$($feature:meta)?], panels: $panels:literal, rows: [$($m:literal)*], vectors: [$($w:literal)*]) => {
         $(#[$feature])?
         unsafe fn $packed<const M: usize, const W: usize>(args: &Args) {
-            // SAFETY: the caller's word; this function has the features of the vector type.
+            // SAFETY: guaranteed by the caller; this function has the features of the vector type.
             unsafe { packed_kernel::<$v, M, W>(args) }
         }
         $(#[$feature])?

@@ -1,9 +1,32 @@
-//! Operands are copied into panels.
+//! Operands, and their copies in panels.
 
-use super::View;
 use crate::backend::cpu::simd::transpose;
 use crate::kernel::layout::gemm::*;
 use std::ops::Range;
+
+/// A matrix in memory. Strides are in elements and may be anything, zero and negative included.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    /// The element at row 0, column 0.
+    pub ptr: *const f32,
+    /// From one row to the next.
+    pub rs: isize,
+    /// From one column to the next.
+    pub cs: isize,
+}
+
+// SAFETY: a view is an address with a shape; whoever reads through it answers for the memory.
+unsafe impl Send for View {}
+// SAFETY: as above.
+unsafe impl Sync for View {}
+
+impl View {
+    /// Address of an element, which need not exist.
+    #[inline(always)]
+    pub(super) fn at(self, row: usize, col: usize) -> *const f32 {
+        self.ptr.wrapping_offset(row as isize * self.rs + col as isize * self.cs)
+    }
+}
 
 /// Packs rows `rows` of an `m` by `k` left operand; `packed` is the start of the whole packed matrix, and `rows.start` a multiple of
 /// [`PANEL_ROWS`]. Packing `0..m` packs it all.
@@ -12,7 +35,7 @@ use std::ops::Range;
 /// `a` must be readable at those rows and `k` columns, `packed` writable for [`packed_a_bytes`] and apart from `a`.
 pub unsafe fn pack_a(a: View, rows: Range<usize>, k: usize, packed: *mut f32) {
     assert!(rows.start.is_multiple_of(PANEL_ROWS), "rows of a packed operand start at a panel");
-    // SAFETY: panels before `rows.start` are full, so the offset is theirs; the rest is the caller's word.
+    // SAFETY: panels before `rows.start` are full, so the offset is theirs; the caller guarantees the rest.
     unsafe { pack_a_block(a, rows.clone(), 0..k, packed.add(rows.start * k)) }
 }
 

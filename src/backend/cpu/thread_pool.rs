@@ -1,10 +1,10 @@
-//! The backend's threads: a fork-join crew that allocates nothing once it stands.
+//! The backend's threads: a fork-join pool that allocates nothing once it is made.
 //!
-//! A kernel is cut into tasks. The calling thread publishes the job, takes tasks itself, and waits only for those workers that
-//! took part: one that wakes up late finds the gate closed and costs nothing. Between jobs a worker spins for a moment (kernels of
-//! one run follow each other within microseconds) and then sleeps.
+//! A kernel is cut into tasks. The calling thread publishes the job, takes tasks itself, and waits only for the workers that took part: one
+//! that wakes up late finds the gate closed and costs nothing. Between jobs a worker spins for a moment, because kernels of one run follow
+//! each other within microseconds, and then sleeps.
 //!
-//! A general pool such as rayon is left out: its broadcasts and its injector queue allocate, and a run must not.
+//! A general pool such as rayon does not serve: its broadcasts and its injector queue allocate, and a run must not.
 
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,14 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{JoinHandle, Thread};
 
-/// How often a worker looks for the next job before it goes to sleep: some tens of microseconds.
+/// The number of times that a worker looks for the next job before it sleeps: some tens of microseconds.
 const SPINS: usize = 1 << 10;
 
 /// A job: calls `work(task, worker)` for tasks taken from a common counter.
 type Work<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
-/// Threads that share tasks with the thread that calls [`Crew::run`].
-pub struct Crew {
+/// Threads that share tasks with the thread that calls [`ThreadPool::run`].
+pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<(JoinHandle<()>, Thread)>,
 }
@@ -50,9 +50,9 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is only followed inside a job.
 unsafe impl Send for Shared {}
 
-impl Crew {
-    /// A crew of `threads` threads, the caller's own among them; fewer when the system refuses one.
-    pub fn new(threads: usize) -> Crew {
+impl ThreadPool {
+    /// A pool of `threads` threads, the caller's own among them; fewer when the system refuses one.
+    pub fn new(threads: usize) -> ThreadPool {
         let helpers = threads.max(1) - 1;
         let shared = Arc::new(Shared {
             gate: AtomicUsize::new(0),
@@ -63,14 +63,14 @@ impl Crew {
             panicked: AtomicBool::new(false),
             quit: AtomicBool::new(false),
         });
-        let mut crew = Crew { shared, workers: Vec::with_capacity(helpers) };
+        let mut pool = ThreadPool { shared, workers: Vec::with_capacity(helpers) };
         for worker in 0..helpers {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("plimsoll-{}", worker + 1));
             match builder.spawn(move || shared.serve(worker)) {
                 Ok(handle) => {
                     let thread = handle.thread().clone();
-                    crew.workers.push((handle, thread));
+                    pool.workers.push((handle, thread));
                 }
                 Err(error) => {
                     tracing::warn!("{} threads instead of {threads}: {error}", worker + 1);
@@ -78,7 +78,7 @@ impl Crew {
                 }
             }
         }
-        crew
+        pool
     }
 
     /// Number of threads, the caller's own among them.
@@ -119,7 +119,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.quit.store(true, Ordering::SeqCst);
         self.shared.epoch.fetch_add(1, Ordering::SeqCst);
@@ -172,7 +172,7 @@ impl Shared {
                 return;
             }
             if self.gate.fetch_add(2, Ordering::Acquire) & 1 == 1 {
-                // SAFETY: the gate was open when this worker was counted in, so the job stands until it is counted out.
+                // SAFETY: the gate was open when this worker was counted in, so the job is valid until it is counted out.
                 let job = unsafe { (*self.job.get()).expect("an open gate has a job") };
                 // SAFETY: as above, for the function that the job points to.
                 let work = unsafe { &*job.work };
@@ -215,10 +215,10 @@ mod tests {
     #[test]
     fn every_task_runs_once_whoever_comes_late() {
         for threads in [1, 2, 3] {
-            let mut crew = Crew::new(threads);
+            let mut pool = ThreadPool::new(threads);
             for round in 0..300 {
                 let hits: Vec<AtomicU32> = (0..round % 40).map(|_| AtomicU32::new(0)).collect();
-                crew.run(hits.len(), &|task, worker| {
+                pool.run(hits.len(), &|task, worker| {
                     assert!(worker < threads);
                     hits[task].fetch_add(1, Ordering::Relaxed);
                 });
@@ -231,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_crew_survives() {
-        let mut crew = Crew::new(2);
-        let result = catch_unwind(AssertUnwindSafe(|| crew.run(8, &|task, _| assert!(task != 5, "task 5"))));
+    fn a_panic_reaches_the_caller_and_the_pool_survives() {
+        let mut pool = ThreadPool::new(2);
+        let result = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|task, _| assert!(task != 5, "task 5"))));
         assert!(result.is_err());
         let done = AtomicU32::new(0);
-        crew.run(8, &|_, _| {
+        pool.run(8, &|_, _| {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.into_inner(), 8);
