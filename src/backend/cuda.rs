@@ -6,38 +6,37 @@
 //! replay   one cuGraphLaunch
 //! ```
 //!
-//! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and says what it found.
-//! - Work goes to one stream of the device's primary context, which libraries share. Methods may be called from any thread: each makes
-//!   the context current first.
-//! - Host data passes through the plan's [staging](Memory) segments, which are pinned, and nothing else: one half is filled while the other
-//!   is on its way.
-//! - Lanes are streams that are forked from and joined with the first one while launches are captured.
-//! - What the driver takes beside the segments is measured by the memory that it reports free before and after: [`Usage::overhead`].
+//! - Nothing is linked: [`library`] finds the driver and NVIDIA's libraries when a device is opened, and reports them.
+//! - Work goes to one stream of the device's primary context, which libraries share. Any thread may call a method: each makes the context
+//!   current first.
+//! - Host data passes through the plan's pinned [staging](Memory) segments, and through nothing else: one half is filled while the other is
+//!   copied.
+//! - The plan's streams are forked from and joined with the first one while launches are captured.
+//! - [`Usage::overhead`] is the memory that the driver takes beside the segments, by the free memory that it reports before and after.
 
 use super::records::Records;
-use super::{Backend, KernelId, Launch, RecordId, Room, SegmentId, Slice, Usage};
+use super::{Backend, DeviceMemory, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Libraries, Memory, Target};
-use api::{BlasLt, Dnn, Driver, Nvml, Refusal};
+use api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
 use blas::Blas;
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdeviceptr, CUevent, CUfunction, CUmemPool_attribute, CUmodule, CUresult, CUstream,
     CUstream_flags,
 };
-use dnn::Deep;
+use dnn::CudnnHandle;
 use find::{
     Opened, architectures, devices, dotted, find_cublaslt, find_cudnn, find_driver, find_nvml, find_nvrtc, handle,
     include, missing,
 };
-use library::Search;
+use library::{Found, Search};
 use program::Compiler;
 use record::{Chosen, Record};
 use staging::Slot;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CStr, c_int};
-use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,18 +51,14 @@ mod staging;
 
 pub use find::{Device, Report, report};
 
-fn failed(what: impl Display) -> Error {
-    Error::Backend { backend: "cuda", what: what.to_string(), file: None }
-}
-
-/// How a device is used.
+/// The use of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Its number.
     pub device: usize,
-    /// Whether cuBLASLt and cuDNN are used where they are found.
+    /// Use cuBLASLt and cuDNN where they are found.
     pub libraries: bool,
-    /// Whether `f32` operands of products may be rounded to TF32.
+    /// Allow `f32` operands of products to be rounded to TF32.
     pub allow_tf32: bool,
 }
 
@@ -73,7 +68,7 @@ impl Default for Settings {
     }
 }
 
-/// Opens a device, and says which it is.
+/// Opens a device. Returns its name, too.
 ///
 /// # Errors
 /// When the driver, the device or NVRTC is missing or unusable, in words.
@@ -86,7 +81,7 @@ pub fn open(search: &Search, settings: &Settings) -> Result<(Box<dyn Backend>, S
 /// Machine code of kernel texts for an architecture (`sm_90a`), compiled as [`Backend::record`] would, with no device and no cache.
 ///
 /// # Errors
-/// When NVRTC is missing, or refuses a text: with what it says.
+/// When NVRTC is missing, or refuses a text: with its log.
 pub fn machine_code(search: &Search, arch: &str, texts: &[&str]) -> Result<Vec<u8>> {
     let (nvrtc, found) = find_nvrtc(search, c_int::MAX);
     let path = found.path.clone();
@@ -104,7 +99,7 @@ struct Segment {
     pooled: bool,
 }
 
-/// Bytes that the driver has been seen to take, by what for.
+/// Bytes that the driver was seen to take, by purpose.
 #[derive(Clone, Copy, Default)]
 struct Taken {
     context: i64,
@@ -123,7 +118,7 @@ pub struct Cuda {
     dnn: Option<Arc<Dnn>>,
     /// Handles of the libraries, made when a kernel first needs them.
     blas: Option<Blas>,
-    deep: Option<Deep>,
+    cudnn: Option<CudnnHandle>,
     chosen: HashMap<KernelId, Chosen>,
     device: CUdevice,
     context: CUcontext,
@@ -140,7 +135,7 @@ pub struct Cuda {
     free_at_open: u64,
     segments: BTreeMap<u32, Segment>,
     next: u32,
-    /// The driver's pool keeps what comes back to it.
+    /// The driver's pool keeps freed memory.
     keeps: bool,
     upload: Option<Slot>,
     download: Option<Slot>,
@@ -163,20 +158,8 @@ impl Cuda {
         let (opened, found) = find_driver(search);
         let Opened { driver, version } = opened.ok_or_else(|| missing(found))?;
         let driver = Arc::new(driver);
-        let mut devices = devices(&driver).map_err(|what| failed(format!("driver: {what}")))?;
-        let index = settings.device;
-        if index >= devices.len() {
-            let there = match devices.len() {
-                1 => "device 0 is the only one".to_owned(),
-                count => format!("there are devices 0 to {}", count - 1),
-            };
-            return Err(failed(format!("no device {index}: {there}")));
-        }
-        let mut info = devices.swap_remove(index);
-        if let Some(problem) = &info.problem {
-            return Err(failed(format!("device {index}, {}: {problem}", info.name)));
-        }
-        let handle = handle(&driver, index as c_int).map_err(failed)?;
+        let mut info = usable(&driver, settings.device)?;
+        let handle = handle(&driver, settings.device as c_int).map_err(failed)?;
         // Loading libraries and making the context each take a while: side by side.
         let ((nvrtc, found), lt, dnn, context) = std::thread::scope(|scope| {
             let nvrtc = scope.spawn(|| find_nvrtc(search, version));
@@ -189,23 +172,10 @@ impl Cuda {
             (nvrtc.join().expect(panicked), lt.map(Arc::new), dnn.map(Arc::new), context)
         });
         let (context, taken) = context.map_err(failed)?;
-        let release = |error: Error| {
+        let compiler = compiler(nvrtc, found, &info).inspect_err(|_| {
             // SAFETY: the context was retained above, and nothing uses it.
             let _ = unsafe { driver.cuDevicePrimaryCtxRelease_v2(handle) };
-            error
-        };
-        let path = found.path.clone();
-        let (nvrtc, nvrtc_version) = nvrtc.ok_or_else(|| release(missing(found)))?;
-        let arch = info.target.compute;
-        let known = architectures(&nvrtc).map_err(|e| release(failed(e)))?;
-        if !known.contains(&(arch as c_int)) {
-            return Err(release(failed(format!(
-                "nvrtc: version {nvrtc_version} does not compile for sm_{arch}, {}",
-                info.name
-            ))));
-        }
-        let (arch, cache) = (program::architecture(arch), program::cache_folder());
-        let compiler = Compiler { nvrtc, version: nvrtc_version, include: include(path), arch, cache };
+        })?;
         info.target.libraries = Libraries { cublaslt: lt.is_some(), cudnn: dnn.is_some() };
         info.target.allow_tf32 = settings.allow_tf32;
         let mut cuda = Cuda {
@@ -214,7 +184,7 @@ impl Cuda {
             lt,
             dnn,
             blas: None,
-            deep: None,
+            cudnn: None,
             chosen: HashMap::new(),
             device: handle,
             context,
@@ -250,7 +220,7 @@ impl Cuda {
         self.enter()?;
         self.free_at_open = self.free_bytes()?.free;
         let driver = &self.driver;
-        // SAFETY: the context is current; what is made is given back when the backend is dropped.
+        // SAFETY: the context is current; the stream and events are destroyed when the backend is dropped.
         unsafe {
             driver.cuStreamCreate(&mut self.stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32)?;
             for _ in 0..2 {
@@ -272,21 +242,21 @@ impl Cuda {
         unsafe { self.driver.cuStreamSynchronize(self.stream) }
     }
 
-    fn free_bytes(&self) -> Result<Room, Refusal> {
+    fn free_bytes(&self) -> Result<DeviceMemory, Refusal> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: it writes two numbers.
         unsafe { self.driver.cuMemGetInfo_v2(&mut free, &mut total) }?;
-        Ok(Room { free: free as u64, total: total as u64 })
+        Ok(DeviceMemory { free: free as u64, total: total as u64 })
     }
 
-    /// Notes what is gone since the device was opened, and how much of it since `before`.
+    /// Notes the bytes taken since the device was opened. Returns those taken since `before`.
     fn measure(&mut self, before: u64) -> Result<i64, Refusal> {
         let free = self.free_bytes()?.free;
         self.taken.since = self.free_at_open as i64 - free as i64;
         Ok(before as i64 - free as i64)
     }
 
-    /// The address of a slice that lies within its segment.
+    /// The address of a slice; an error if it is not within its segment.
     fn resolve(&self, at: Slice) -> Result<CUdeviceptr> {
         let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
         let segment = segment.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
@@ -310,7 +280,7 @@ impl Cuda {
         }
     }
 
-    /// Tells the driver's pool to keep what comes back to it: by default it returns all at each wait.
+    /// Tells the driver's pool to keep freed memory: by default it returns all at each wait.
     fn keep_pool(&mut self) -> Result<(), Refusal> {
         if std::mem::replace(&mut self.keeps, true) {
             return Ok(());
@@ -324,7 +294,7 @@ impl Cuda {
         }
     }
 
-    /// Memory where kernels work, filled with zeros.
+    /// Allocates memory where kernels work, filled with zeros.
     fn take(&self, bytes: u64) -> Result<CUdeviceptr> {
         let size = usize::try_from(bytes).map_err(failed)?;
         let (driver, mut pointer) = (&self.driver, 0);
@@ -347,7 +317,36 @@ impl Cuda {
     }
 }
 
-/// Makes the device's primary context, and tells what that took of its memory where NVML can say it.
+/// The device of a number, if it can be used.
+fn usable(driver: &Driver, index: usize) -> Result<Device> {
+    let mut devices = devices(driver).map_err(|what| failed(format!("driver: {what}")))?;
+    if index >= devices.len() {
+        let there = match devices.len() {
+            1 => "device 0 is the only one".to_owned(),
+            count => format!("there are devices 0 to {}", count - 1),
+        };
+        return Err(failed(format!("no device {index}: {there}")));
+    }
+    let info = devices.swap_remove(index);
+    match &info.problem {
+        Some(problem) => Err(failed(format!("device {index}, {}: {problem}", info.name))),
+        None => Ok(info),
+    }
+}
+
+/// NVRTC, if it compiles for a device.
+fn compiler(nvrtc: Option<(Nvrtc, String)>, found: Found, device: &Device) -> Result<Compiler> {
+    let path = found.path.clone();
+    let (nvrtc, version) = nvrtc.ok_or_else(|| missing(found))?;
+    let arch = device.target.compute;
+    if !architectures(&nvrtc).map_err(failed)?.contains(&(arch as c_int)) {
+        return Err(failed(format!("nvrtc: version {version} does not compile for sm_{arch}, {}", device.name)));
+    }
+    let (arch, cache) = (program::architecture(arch), program::cache_folder());
+    Ok(Compiler { nvrtc, version, include: include(path), arch, cache })
+}
+
+/// Makes the device's primary context. Returns the memory that it took, too, if NVML tells.
 fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUcontext, Taken), Refusal> {
     let mut pci = [0u8; 32];
     // SAFETY: the text is cut to the buffer, with its zero.
@@ -382,7 +381,7 @@ impl Backend for Cuda {
         parts.into_iter().chain([("allocations rounded up", measured)]).collect()
     }
 
-    fn room(&self) -> Option<Room> {
+    fn room(&self) -> Option<DeviceMemory> {
         self.enter().and_then(|()| self.free_bytes()).ok()
     }
 
@@ -436,7 +435,7 @@ impl Backend for Cuda {
     fn free(&mut self, segment: SegmentId) {
         let Some(Segment { pointer, bytes, memory, pooled }) = self.segments.remove(&segment.0) else { return };
         self.usage.bytes -= bytes;
-        // A device that fails now has failed before, and what it says could reach nobody.
+        // A device that fails now has failed before, and its answer cannot be reported.
         let _ = self.enter();
         if pooled && pointer != 0 {
             self.records.free(segment);
@@ -484,7 +483,7 @@ impl Backend for Cuda {
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
-        // The text depends on which arguments share bytes: it is rendered when that is known, but errors belong here.
+        // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         if kernel.call.is_none() {
             render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
         }
@@ -537,10 +536,10 @@ impl Backend for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Nobody could be told of a refusal here; each is followed by the next step all the same.
+        // A refusal cannot be reported here, and does not stop the next step.
         let _ = self.enter().and_then(|()| self.sync());
         self.records = Records::default();
-        (self.blas, self.deep) = (None, None);
+        (self.blas, self.cudnn) = (None, None);
         (self.upload, self.download) = (None, None);
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
@@ -552,9 +551,10 @@ impl Drop for Cuda {
                 let _ = driver.cuModuleUnload(*module);
             }
             for segment in self.segments.values().filter(|s| s.pointer != 0) {
-                let _ = match segment.pooled {
-                    true => driver.cuMemFreeAsync(segment.pointer, self.stream),
-                    false => driver.cuMemFree_v2(segment.pointer),
+                let _ = if segment.pooled {
+                    driver.cuMemFreeAsync(segment.pointer, self.stream)
+                } else {
+                    driver.cuMemFree_v2(segment.pointer)
                 };
             }
             let _ = driver.cuStreamSynchronize(self.stream);

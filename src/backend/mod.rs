@@ -14,7 +14,7 @@ mod staged;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
-/// A segment that a backend allocated: an index of its own choosing.
+/// A segment that a backend allocated, by a number of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentId(pub u32);
 
@@ -42,8 +42,8 @@ pub struct Slice {
 pub struct Launch {
     /// The kernel.
     pub kernel: KernelId,
-    /// One slice per read, then per write, then the workspace if the kernel has one. Slices are equal, or disjoint:
-    /// an operand that dies in the step may lie exactly where the result goes.
+    /// One slice per read, then per write, then the workspace if the kernel has one. Slices are equal or disjoint: a result may take the place
+    /// of an operand that nothing reads later.
     pub args: Vec<Slice>,
     /// Launches of one lane run one after another, those of several may run side by side.
     pub lane: u32,
@@ -58,90 +58,88 @@ impl Launch {
     }
 }
 
-/// What a backend has taken from its device.
+/// Memory that a backend has taken from its device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes held now.
     pub bytes: u64,
     /// Allocations made so far, those given back included.
     pub allocations: u64,
-    /// Bytes that the backend and its driver hold for themselves, beside the plan, as far as they can be known: threads' tile memory and
-    /// registers, blocks that an allocator has reserved.
+    /// Bytes that the backend and its driver hold beside the plan, as far as they are known: threads' tile memory and registers, blocks that
+    /// an allocator has reserved.
     pub overhead: u64,
 }
 
 /// A device's memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// What nobody has taken.
+pub struct DeviceMemory {
+    /// Bytes that nobody has taken.
     pub free: u64,
-    /// All of it.
+    /// All bytes.
     pub total: u64,
 }
 
 /// A device that runs kernels on segments of its memory.
 pub trait Backend: Send {
-    /// What planning may assume of this device.
+    /// The limits and abilities that plans for this device may use.
     fn target(&self) -> &Target;
-    /// What has been taken from the device: the figure that plans are held against.
+    /// Memory that has been taken from the device, which tests hold against the plan.
     fn usage(&self) -> Usage;
-    /// The device's memory, if it tells.
-    fn room(&self) -> Option<Room> {
+    /// The device's memory, if it is known.
+    fn room(&self) -> Option<DeviceMemory> {
         None
     }
-    /// Takes exactly `bytes` bytes of this memory, zero-filled.
-    ///
-    /// Where the target asks for [staging](Target::staging), [`write`](Self::write) and [`read`](Self::read) move data through the
-    /// segments of [`Memory::Upload`] and [`Memory::Download`], and through nothing else; they fail without one.
+    /// Allocates exactly `bytes` bytes of this memory, zero-filled. If the target asks for [staging](Target::staging), [`write`](Self::write)
+    /// and [`read`](Self::read) need a segment of [`Memory::Upload`] and [`Memory::Download`], and move data through nothing else.
     fn alloc(&mut self, bytes: u64, memory: Memory) -> Result<SegmentId>;
-    /// Whether the device has an allocator of its own that keeps what is given back.
+    /// True if the device has an allocator of its own, which keeps freed memory.
     fn pools(&self) -> bool {
         false
     }
-    /// As [`alloc`](Self::alloc) of device memory, from the device's own pool, and not filled.
+    /// As [`alloc`](Self::alloc) of device memory, from the device's own allocator, and not zero-filled.
     fn alloc_pooled(&mut self, bytes: u64) -> Result<SegmentId> {
         self.alloc(bytes, Memory::Device)
     }
-    /// Gives a segment back. Records that use it are gone with it.
+    /// Frees a segment, and drops the records that use it.
     fn free(&mut self, segment: SegmentId);
-    /// Copies host bytes to the device, before all that is replayed later.
+    /// Copies host bytes to the device, before any record that is replayed later.
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()>;
-    /// Copies device bytes to the host, after all replayed work.
+    /// Copies device bytes to the host, after all replayed records.
     fn read(&mut self, at: Slice, data: &mut [u8]) -> Result<()>;
-    /// As [`read`](Self::read), of many slices in one go.
+    /// As [`read`](Self::read), of many slices at once.
     fn read_all(&mut self, pieces: &mut [(Slice, &mut [u8])]) -> Result<()> {
         pieces.iter_mut().try_for_each(|(at, data)| self.read(*at, data))
     }
     /// Prepares a kernel.
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId>;
-    /// Prepares a sequence of launches; all that can be done once is done here.
+    /// Prepares a sequence of launches, so that a replay repeats no work.
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;
-    /// What each launch of a record became and, where there was a choice, why; empty where there is none.
+    /// Notes how each launch of a record is computed and, where there was a choice, why; empty if there was none.
     fn notes(&self, record: RecordId) -> Vec<String> {
         let _ = record;
         Vec::new()
     }
-    /// What [`Usage::overhead`] is made of, as far as that is known; negative where less was taken than was asked for.
+    /// The parts of [`Usage::overhead`], as far as they are known; negative if less was taken than was asked for.
     fn overhead(&self) -> Vec<(&'static str, i64)> {
         Vec::new()
     }
-    /// Waits until all replayed work is done.
+    /// Waits until all replayed records are done.
     fn wait(&mut self) -> Result<()> {
         Ok(())
     }
-    /// Begins to time what follows.
+    /// Starts to time the calls that follow.
     fn start(&mut self) -> Result<Instant> {
         self.wait()?;
         Ok(Instant::now())
     }
-    /// Waits until all replayed work is done; the time since [`start`](Self::start).
+    /// Waits until all replayed records are done. Returns the time since [`start`](Self::start).
     fn stop(&mut self, start: Instant) -> Result<Duration> {
         self.wait()?;
         Ok(start.elapsed())
     }
-    /// Runs a recorded sequence; how long it took, by the device's own clock if it has one.
+    /// Runs a recorded sequence. Returns its duration, by the device's own clock if it has one.
     fn time(&mut self, record: RecordId) -> Result<Duration> {
         let start = self.start()?;
         self.replay(record)?;
@@ -149,8 +147,8 @@ pub trait Backend: Send {
     }
 }
 
-/// The highest element of its slice that a kernel touches through an operand, or `Some(None)` when that is before its
-/// start or beyond counting; `None` if it touches nothing.
+/// The highest element of its slice that a kernel touches through an operand. `None` if it touches nothing; `Some(None)` if an element is
+/// before the slice or beyond counting.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn reaches(kernel: &Kernel, slot: usize) -> Option<Option<u64>> {
     if kernel.operand(slot).access.shape.contains(&0) {

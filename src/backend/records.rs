@@ -1,4 +1,4 @@
-//! What backends have recorded, by the segments that it uses.
+//! Records of a backend, by the segments that they use.
 
 use super::{RecordId, SegmentId};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! How data that is read in one go shares a staging slot.
+//! Several pieces of data share a staging slot when they are read at once.
 
 /// Bytes of a piece that pass through a slot together with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,7 +7,7 @@ pub(super) struct Part {
     pub piece: usize,
     /// Where they begin in the piece.
     pub from: usize,
-    /// Where they lie in the slot.
+    /// Where they are in the slot.
     pub at: usize,
     pub bytes: usize,
 }

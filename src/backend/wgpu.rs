@@ -2,33 +2,33 @@
 //!
 //! - A segment is one buffer of exactly the bytes asked for. An operand is a range of one, bound once per step; a segment
 //!   that no step of a record writes is bound for reading only, any other for both: usage is tracked per buffer.
-//! - A record is a list of pipelines and bind groups, which each replay needs encoded into a compute pass anew: command buffers serve
-//!   once. A record that runs again and again is encoded for its next replay while the device still runs it.
-//! - Data moves through the [staging](Memory) segments and nothing else, so that wgpu needs no memory of its own for it.
-//!   A write waits in its slot for the next submission.
-//! - Records are timed by the device's [clock], where it has one: what the host takes to encode and submit is not part of it.
-//! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself: [`Usage::overhead`] is what it has taken
-//!   from the driver beyond the segments. Metal's does not say, and a device that the host program lent serves others as well: there
-//!   it is 0.
+//! - A record is a list of pipelines and bind groups. Each replay encodes them into a compute pass anew, because a command buffer runs once.
+//!   A record that runs repeatedly is encoded for its next replay while the device still runs it.
+//! - Data moves through the [staging](Memory) segments alone, so that wgpu needs no memory of its own for it. A write waits in its slot for
+//!   the next submission.
+//! - The device's [clock], if it has one, times records: the host's time to encode and submit does not count.
+//! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself. [`Usage::overhead`] counts all bytes that it has
+//!   taken from the driver beyond the segments. It is 0 on Metal, which does not tell, and on a device of the host program, which serves
+//!   others as well.
 
 use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernel::Kernel;
 use crate::kernel::render::{self, Bindings, Dialect};
 use crate::target::{Memory, Target};
 use clock::Clock;
 pub use gpu::{Adapter, adapters};
-use gpu::{Gpu, describe};
-use record::{Layout, Step};
+use gpu::{Gpu, describe, failed};
+use record::{Device, Pipelines, Step};
+use segments::{Segment, Segments};
 use staging::Upload;
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Display;
 use std::time::Duration;
 
 mod clock;
 mod gpu;
 mod record;
+mod segments;
 mod staging;
 
 /// A wgpu device as a backend.
@@ -37,31 +37,18 @@ pub struct Wgpu {
     clock: Option<Clock>,
     adapter: Adapter,
     target: Target,
-    checked: bool,
     usage: Usage,
-    segments: BTreeMap<u32, Segment>,
-    next: u32,
+    segments: Segments,
     upload: Option<Upload>,
     download: Option<wgpu::Buffer>,
     kernels: Vec<Kernel>,
     records: Records<Vec<Step>>,
-    /// The record that ran last; once it has run twice in a row, encoded for its next replay.
+    /// The record that ran last. Once it has run twice in a row, it is encoded for its next replay.
     ahead: Option<(RecordId, Option<wgpu::CommandBuffer>)>,
-    layouts: HashMap<Vec<bool>, Layout>,
-    /// By their text. They outlast the records that use them: the next record will want them again.
-    pipelines: HashMap<String, wgpu::ComputePipeline>,
+    pipelines: Pipelines,
 }
 
-struct Segment {
-    buffer: wgpu::Buffer,
-    memory: Memory,
-}
-
-fn failed(what: impl Display) -> Error {
-    Error::Backend { backend: "wgpu", what: what.to_string(), file: None }
-}
-
-/// Opens a device as [`Wgpu::new`] does, and says which it is. Software devices count only if `software` allows it.
+/// Opens a device as [`Wgpu::new`] does. Returns its name, too. Software devices are refused unless `software` allows them.
 ///
 /// # Errors
 /// When there is none.
@@ -83,8 +70,8 @@ impl Wgpu {
         Wgpu::with_checks(adapter, false)
     }
 
-    /// As [`new`](Self::new); with `checked`, kernels check every index at run time, which kernels that a plan's checker
-    /// has passed do not need.
+    /// As [`new`](Self::new); with `checked`, kernels check every index at run time. Kernels of a plan that the checker has passed do not need
+    /// that.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -94,7 +81,7 @@ impl Wgpu {
     }
 
     /// A backend over a device that the host program owns, which keeps its own error handlers. When such a device is lost, the next
-    /// [`write`](Backend::write) or [`read`](Backend::read) fails; what is called in between has no effect.
+    /// [`write`](Backend::write) or [`read`](Backend::read) fails; calls in between have no effect.
     pub fn from_device(device: wgpu::Device, queue: wgpu::Queue) -> Wgpu {
         let adapter = describe(&device.adapter_info(), &device.limits());
         Wgpu::assemble(Gpu::lent(device, queue), adapter, false)
@@ -106,21 +93,18 @@ impl Wgpu {
             gpu,
             target: adapter.target.clone(),
             adapter,
-            checked,
             usage: Usage::default(),
-            segments: BTreeMap::new(),
-            next: 0,
+            segments: Segments::default(),
             upload: None,
             download: None,
             kernels: Vec::new(),
             records: Records::default(),
             ahead: None,
-            layouts: HashMap::new(),
-            pipelines: HashMap::new(),
+            pipelines: Pipelines::new(checked),
         }
     }
 
-    /// What the device is.
+    /// Name, interface and limits of the device.
     pub fn adapter(&self) -> &Adapter {
         &self.adapter
     }
@@ -130,19 +114,7 @@ impl Wgpu {
         &self.gpu.device
     }
 
-    /// The buffer of a slice that lies within its segment, where kernels work.
-    fn buffer(&self, at: Slice) -> Result<&wgpu::Buffer> {
-        let segment = self.segments.get(&at.segment.0).filter(|s| s.memory.is_device());
-        let Segment { buffer, .. } = segment.ok_or_else(|| failed(format!("there is no segment {}", at.segment.0)))?;
-        let end = at.offset.checked_add(at.bytes).filter(|end| *end <= buffer.size());
-        if end.is_none() || !at.offset.is_multiple_of(4) || !at.bytes.is_multiple_of(4) {
-            let Slice { offset, bytes, .. } = at;
-            return Err(failed(format!("{bytes} bytes at {offset} do not lie in {} bytes in words", buffer.size())));
-        }
-        Ok(buffer)
-    }
-
-    /// The commands of a record; where they begin and end the clock is read, into a slot.
+    /// Encodes the commands of a record. With a clock, its readings before and after them go to a slot.
     fn encode(&self, record: RecordId, clock: Option<(&Clock, &wgpu::Buffer)>) -> Result<wgpu::CommandBuffer> {
         let steps = self.records.get(record);
         let steps = steps.ok_or_else(|| failed(format!("there is no record {}, or its memory is gone", record.0)))?;
@@ -163,7 +135,7 @@ impl Wgpu {
         })
     }
 
-    /// A buffer of zeros. The host's is mapped.
+    /// Makes a buffer of zeros, which is mapped if it is the host's.
     fn zeros(&self, bytes: u64, memory: Memory) -> Result<wgpu::Buffer> {
         use wgpu::BufferUsages as U;
         let usage = match memory {
@@ -179,7 +151,7 @@ impl Wgpu {
                 usage,
                 mapped_at_creation: memory == Memory::Upload,
             });
-            // wgpu would fill it with zeros at its first use: that is paid for here, not in the first run.
+            // wgpu fills a buffer with zeros at its first use. That is done here, not in the first run.
             if usage.contains(U::COPY_DST) {
                 let mut encoder = self.gpu.device.create_command_encoder(&Default::default());
                 encoder.clear_buffer(&buffer, 0, None);
@@ -207,25 +179,24 @@ impl Backend for Wgpu {
             let most = self.target.max_segment;
             return Err(failed(format!("cannot allocate {bytes} bytes: at most {most}, in words")));
         }
-        if !memory.is_device() && (bytes == 0 || self.segments.values().any(|s| s.memory == memory)) {
+        if !memory.is_device() && (bytes == 0 || self.segments.has(memory)) {
             return Err(failed(format!("cannot allocate {bytes} bytes of {memory:?} memory: one segment, not empty")));
         }
-        let next = self.next.checked_add(1).ok_or_else(|| failed("too many segments"))?;
+        let id = self.segments.next()?;
         let buffer = self.zeros(bytes, memory)?;
         match memory {
             Memory::Device => {}
             Memory::Upload => self.upload = Some(Upload::new(buffer.clone())),
             Memory::Download => self.download = Some(buffer.clone()),
         }
-        let id = std::mem::replace(&mut self.next, next);
-        self.segments.insert(id, Segment { buffer, memory });
+        self.segments.insert(Segment { buffer, memory });
         self.usage.bytes += bytes;
         self.usage.allocations += 1;
-        Ok(SegmentId(id))
+        Ok(id)
     }
 
     fn free(&mut self, segment: SegmentId) {
-        let Some(Segment { buffer, memory }) = self.segments.remove(&segment.0) else { return };
+        let Some(Segment { buffer, memory }) = self.segments.remove(segment) else { return };
         self.records.free(segment);
         self.ahead = None;
         match memory {
@@ -241,7 +212,7 @@ impl Backend for Wgpu {
 
     fn write(&mut self, at: Slice, data: &[u8]) -> Result<()> {
         self.gpu.alive()?;
-        let buffer = self.buffer(at)?.clone();
+        let buffer = self.segments.buffer(at)?.clone();
         if data.len() as u64 != at.bytes {
             return Err(failed(format!("{} bytes do not fill {}", data.len(), at.bytes)));
         }
@@ -265,7 +236,7 @@ impl Backend for Wgpu {
         self.gpu.alive()?;
         let mut from = Vec::with_capacity(pieces.len());
         for (at, data) in pieces.iter() {
-            from.push((self.buffer(*at)?.clone(), at.offset));
+            from.push((self.segments.buffer(*at)?.clone(), at.offset));
             if data.len() as u64 != at.bytes {
                 return Err(failed(format!("{} bytes do not take {}", data.len(), at.bytes)));
             }
@@ -276,7 +247,7 @@ impl Backend for Wgpu {
     }
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
-        // The text depends on which arguments share bytes: it is rendered when that is known, but errors belong here.
+        // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
         render::render(kernel, &self.target, &Bindings::distinct(kernel), Dialect::Wgsl)?;
         self.kernels.push(kernel.clone());
         Ok(KernelId(self.kernels.len() as u32 - 1))
@@ -284,7 +255,8 @@ impl Backend for Wgpu {
 
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {
         self.gpu.alive()?;
-        let steps = self.steps(launches)?;
+        let Wgpu { gpu, target, kernels, segments, .. } = self;
+        let steps = self.pipelines.steps(&Device { gpu, target, kernels, segments }, launches)?;
         let segments = launches.iter().flat_map(|launch| &launch.args).map(|at| at.segment);
         self.records.insert(steps, segments).ok_or_else(|| failed("too many records"))
     }
@@ -307,7 +279,7 @@ impl Backend for Wgpu {
         self.gpu.wait()
     }
 
-    /// What was written before is copied first: else that would go with the record, and into its time.
+    /// Earlier writes are copied first: otherwise they would go with the record, and count in its time.
     fn time(&mut self, record: RecordId) -> Result<Duration> {
         staging::submit(&self.gpu, &mut self.upload, "upload", None)?;
         let start = self.start()?;

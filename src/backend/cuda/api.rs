@@ -3,6 +3,7 @@
 //! Types and constants are cudarc's. Its functions are not used: they panic where a library or a symbol is missing, and return enums,
 //! for which a code of a newer driver is undefined behaviour. Here a missing symbol is an error at load, and codes are integers.
 
+use crate::error::Error;
 use cudarc::cublaslt::sys as lt;
 use cudarc::cudnn::sys as dnn;
 use cudarc::driver::sys::{
@@ -11,23 +12,28 @@ use cudarc::driver::sys::{
 use cudarc::nvrtc::sys::nvrtcProgram;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
-use std::fmt;
+use std::fmt::{self, Display};
 
 /// A call that a library refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// The function.
     pub(super) call: &'static str,
-    /// What it returned.
+    /// The code that it returned.
     pub(super) code: c_int,
     /// The library's own words for the code.
     pub(super) meaning: String,
 }
 
-impl fmt::Display for Refusal {
+impl Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: error {} ({})", self.call, self.code, self.meaning)
     }
+}
+
+/// An error of this backend.
+pub(super) fn failed(what: impl Display) -> Error {
+    Error::Backend { backend: "cuda", what: what.to_string(), file: None }
 }
 
 /// A table of functions. Those in the first part return a status, 0 for success.
@@ -61,7 +67,7 @@ macro_rules! table {
                 /// # Safety
                 /// As the library's documentation of the function says.
                 pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), Refusal> {
-                    // SAFETY: the caller's.
+                    // SAFETY: guaranteed by the caller.
                     match unsafe { (self.$name)($($arg),*) } {
                         0 => Ok(()),
                         code => Err(Refusal { call: stringify!($name), code, meaning: self.meaning(code) }),
@@ -72,7 +78,7 @@ macro_rules! table {
                 /// # Safety
                 /// As the library's documentation of the function says.
                 pub(super) unsafe fn $plain(&self, $($parg: $pty),*) -> $result {
-                    // SAFETY: the caller's.
+                    // SAFETY: guaranteed by the caller.
                     unsafe { (self.$plain)($($parg),*) }
                 }
             )*
@@ -83,7 +89,7 @@ macro_rules! table {
 /// # Safety
 /// `T` is the function's type.
 unsafe fn symbol<T: Copy>(library: &Library, name: &'static str) -> Result<T, String> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { library.get::<T>(name.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|_| format!("it has no function {name}"))
 }
@@ -96,7 +102,7 @@ unsafe fn words(text: *const c_char) -> String {
     if text.is_null() {
         return "unknown to the library".into();
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 

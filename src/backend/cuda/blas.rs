@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// How a product is computed.
+/// The library's name for a way to compute a product.
 pub(super) type Algorithm = lt::cublasLtMatmulAlgo_t;
 
 /// The library with a handle in the current context.

@@ -11,7 +11,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// The library with a handle in the current context, whose work goes to one stream.
-pub(super) struct Deep {
+pub(super) struct CudnnHandle {
     dnn: Arc<Dnn>,
     handle: dnn::cudnnHandle_t,
 }
@@ -43,7 +43,7 @@ pub(super) struct Convolution {
     algo: u32,
     /// x, w, y.
     pointers: [CUdeviceptr; 3],
-    /// Bias and, or else y, what is added: the fused call.
+    /// The operands of the fused call: the bias, and the residual if there is one.
     fused: Option<(CUdeviceptr, Option<CUdeviceptr>)>,
     workspace: (CUdeviceptr, usize),
 }
@@ -61,16 +61,16 @@ fn ints(values: &[u64]) -> Result<Vec<c_int>, String> {
     values.iter().map(|&v| c_int::try_from(v).map_err(|_| format!("{v} is more than cuDNN counts"))).collect()
 }
 
-impl Deep {
+impl CudnnHandle {
     /// Makes a handle in the current context.
-    pub(super) fn new(dnn: Arc<Dnn>, stream: CUstream) -> Result<Deep, Refusal> {
+    pub(super) fn new(dnn: Arc<Dnn>, stream: CUstream) -> Result<CudnnHandle, Refusal> {
         let mut handle = null_mut();
         // SAFETY: the context is current; the handle is destroyed with the value.
         unsafe { dnn.cudnnCreate(&mut handle) }?;
-        let deep = Deep { dnn, handle };
+        let cudnn = CudnnHandle { dnn, handle };
         // SAFETY: the stream lives longer than the handle.
-        unsafe { deep.dnn.cudnnSetStream(handle, stream) }?;
-        Ok(deep)
+        unsafe { cudnn.dnn.cudnnSetStream(handle, stream) }?;
+        Ok(cudnn)
     }
 
     /// Fixes descriptors for a call on these addresses: one per slot, and the workspace's. Chooses the algorithm if none is given.
@@ -136,9 +136,10 @@ impl Deep {
             (DType::F32, true) => dnn::cudnnMathType_t::CUDNN_DEFAULT_MATH,
             _ => dnn::cudnnMathType_t::CUDNN_TENSOR_OP_MATH,
         };
-        let format = match call.channels_last {
-            true => dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC,
-            false => dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW,
+        let format = if call.channels_last {
+            dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NHWC
+        } else {
+            dnn::cudnnTensorFormat_t::CUDNN_TENSOR_NCHW
         };
         let mode = dnn::cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION as u32;
         let f32 = dnn::cudnnDataType_t::CUDNN_DATA_FLOAT as u32;
@@ -215,7 +216,7 @@ impl Deep {
     }
 }
 
-impl Drop for Deep {
+impl Drop for CudnnHandle {
     fn drop(&mut self) {
         // SAFETY: convolutions that use the handle are gone: records are dropped first. Nobody could be told of a refusal.
         let _ = unsafe { self.dnn.cudnnDestroy(self.handle) };

@@ -1,7 +1,6 @@
-//! What there is of CUDA on a machine: the driver, its devices, and NVIDIA's libraries.
+//! The search for CUDA on a machine: the driver, its devices, and NVIDIA's libraries.
 
-use super::api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal};
-use super::failed;
+use super::api::{BlasLt, Dnn, Driver, Nvml, Nvrtc, Refusal, failed};
 use super::library::{self, Found, Search};
 use crate::error::Error;
 use crate::target::Target;
@@ -20,7 +19,7 @@ pub struct Device {
     pub index: usize,
     /// Its name.
     pub name: String,
-    /// What plans for it may assume.
+    /// The limits and abilities that plans for it may use.
     pub target: Target,
     /// Bytes of its memory.
     pub memory: u64,
@@ -28,7 +27,7 @@ pub struct Device {
     pub problem: Option<String>,
 }
 
-/// What there is of CUDA on this machine.
+/// The CUDA driver, libraries and devices of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// The driver and the libraries, in the order in which they are needed.
@@ -82,7 +81,7 @@ pub(super) fn find_driver(search: &Search) -> (Option<Opened>, Found) {
     })
 }
 
-/// Whether a library made for this major version of CUDA runs on the driver.
+/// Checks that a library made for this major version of CUDA runs on the driver.
 fn suits(major: usize, driver: c_int) -> Result<(), String> {
     let newest = driver as usize / 1000;
     match major {
@@ -135,7 +134,7 @@ pub(super) fn find_nvml(search: &Search) -> Option<Nvml> {
     search.open("nvml", names::NVML, |library| Ok((Nvml::bind(library)?, String::new()))).0
 }
 
-/// Looks for the driver, its devices, and the libraries, in this order. What needs something that is missing is not looked for.
+/// Looks for the driver, its devices, and the libraries, in this order. Libraries are not looked for without a driver.
 pub fn report(search: &Search) -> Report {
     let (driver, found) = find_driver(search);
     let mut report = Report { libraries: vec![found], devices: Vec::new() };

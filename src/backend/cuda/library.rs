@@ -1,7 +1,7 @@
-//! Where NVIDIA's libraries are: what was looked for, found, or refused, as plain data.
+//! The search for NVIDIA's libraries, with its results as plain data.
 //!
 //! Libraries are opened by absolute path wherever a folder is known, so that those of a toolkit or of a Python environment serve without
-//! `LD_LIBRARY_PATH`. What has been opened stays open until the process ends: drivers keep threads and exit handlers of their own.
+//! `LD_LIBRARY_PATH`. A library stays open until the process ends: drivers keep threads and exit handlers of their own.
 
 use libloading::Library;
 use serde::Serialize;
@@ -10,14 +10,14 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-/// What became of the search for one library.
+/// The result of the search for one library.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// `driver`, `nvrtc`, `cublaslt` or `cudnn`.
     pub library: &'static str,
     /// Its version, if it told one.
     pub version: Option<String>,
-    /// The file, as far as the system tells.
+    /// The file, if the system tells.
     pub path: Option<PathBuf>,
     /// Why it is not used.
     pub problem: Option<String>,
@@ -33,7 +33,7 @@ pub struct Search {
 }
 
 impl Search {
-    /// What this process's environment suggests: the loader, `CUDA_HOME` and `CUDA_PATH`, the usual folders of drivers and toolkits,
+    /// The folders that this process's environment names: the loader's, `CUDA_HOME` and `CUDA_PATH`, the usual folders of drivers and toolkits,
     /// the `nvidia` wheels of Python environments (`VIRTUAL_ENV`, `CONDA_PREFIX`, the `python3` on `PATH`).
     pub fn here() -> Search {
         let mut folders = Vec::new();
@@ -68,8 +68,8 @@ impl Search {
         })
     }
 
-    /// Opens the first library of these names that `bind` accepts; `bind` takes what it needs of it and tells its version, or why it
-    /// cannot serve.
+    /// Opens the first library of these names that `bind` accepts. `bind` returns the functions that it took and the library's version, or the
+    /// reason why the library cannot be used.
     pub(super) fn open<T>(
         &self,
         library: &'static str,
@@ -106,8 +106,8 @@ impl Search {
     }
 }
 
-/// Keeps a library in the process, if it is there: one that another would load and unload as it pleases, while threads that it has
-/// served call into it when they end.
+/// Keeps a library in the process, if it is there. Another library would load and unload it, but threads that have used it call into it when
+/// they end.
 pub(super) fn keep(path: &Path) {
     if let Ok(library) = load(path) {
         std::mem::forget(library);
@@ -128,7 +128,7 @@ fn load(path: &Path) -> Result<Library, String> {
     opened.map_err(|error| error.to_string())
 }
 
-/// Where a library that the loader found by name lies, on systems that tell.
+/// The path of a library that the loader found by name, on systems that tell.
 fn mapped(name: &Path) -> Option<PathBuf> {
     let name = name.file_name()?.to_str()?;
     let stem = name.split(".so").next()?;

@@ -1,7 +1,6 @@
 //! Kernel texts to machine code: one NVRTC program for all that are new, kept on disk by content.
 
-use super::api::{Nvrtc, Refusal};
-use super::failed;
+use super::api::{Nvrtc, Refusal, failed};
 use crate::error::Result;
 use crate::file;
 use crate::kernel::render::PRELUDE;
@@ -14,20 +13,20 @@ use std::{env, fs, io};
 /// First bytes of a file of the cache, its format's version among them.
 const MAGIC: &[u8] = b"plimsoll cubin 1\n";
 
-/// NVRTC and what it compiles for.
+/// NVRTC and the architecture that it compiles for.
 pub(super) struct Compiler {
     pub(super) nvrtc: Nvrtc,
     /// Its version.
     pub(super) version: String,
-    /// Where CUDA's headers are, if that is known.
+    /// The folder of CUDA's headers, if it is known.
     pub(super) include: Option<PathBuf>,
-    /// The architecture, as [`architecture`] says it.
+    /// The architecture, as [`architecture`] names it.
     pub(super) arch: String,
-    /// Where machine code is kept; `None` to keep none.
+    /// The folder where machine code is kept; `None` to keep none.
     pub(super) cache: Option<PathBuf>,
 }
 
-/// What NVRTC calls the architecture of a compute capability: that of 9.0 has products of tiles under `sm_90a` alone.
+/// NVRTC's name for the architecture of a compute capability. That of 9.0 has products of tiles under `sm_90a` alone.
 pub(super) fn architecture(compute: u32) -> String {
     format!("sm_{compute}{}", if compute == 90 { "a" } else { "" })
 }
@@ -105,7 +104,7 @@ impl Compiler {
                     Err(failed(format!("kernels for {}: {refusal}\n{log}", self.arch)))
                 }
             };
-            // The program has been used: whether its memory could be given back changes nothing.
+            // The program is no longer needed, so a refusal to free it does not matter.
             let _ = nvrtc.nvrtcDestroyProgram(&mut handle);
             image
         }
@@ -124,7 +123,7 @@ fn fetch(
     Ok(content)
 }
 
-/// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; whether a file is the right one, its own content tells.
+/// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
 fn fnv(bytes: &[u8]) -> u128 {
     let step =
         |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);

@@ -2,7 +2,7 @@
 
 use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
-use super::dnn::{Convolution, Deep};
+use super::dnn::{Convolution, CudnnHandle};
 use super::{Cuda, failed, program};
 use crate::backend::{KernelId, Launch, RecordId, reaches};
 use crate::error::Result;
@@ -351,20 +351,24 @@ impl Cuda {
         };
         let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
         let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
-        let handles = (self.blas.is_some(), self.deep.is_some());
+        let handles = (self.blas.is_some(), self.cudnn.is_some());
         let before = self.free_bytes().map_err(failed)?.free;
         let step = match &call {
             Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
                 .and_then(|blas| blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)),
             Call::Conv(convolution) => {
                 let stream = self.stream;
-                opened(&mut self.deep, &mut self.dnn, call.library(), |dnn| Deep::new(dnn, stream)).and_then(|deep| {
-                    deep.prepare(convolution, &pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
-                })
+                opened(&mut self.cudnn, &mut self.dnn, call.library(), |dnn| CudnnHandle::new(dnn, stream)).and_then(
+                    |handle| {
+                        handle
+                            .prepare(convolution, &pointers, workspace, &mut chosen.convolution)
+                            .map(Step::Convolution)
+                    },
+                )
             }
         };
         self.chosen.insert(id, chosen);
-        if handles != (self.blas.is_some(), self.deep.is_some()) {
+        if handles != (self.blas.is_some(), self.cudnn.is_some()) {
             self.taken.libraries += self.measure(before).map_err(failed)?;
         }
         Ok(step)

@@ -1,4 +1,4 @@
-//! The way of data to the device and back: pinned memory of the plan, in two halves that take turns.
+//! Data moves to the device and back through pinned memory of the plan: one half is filled while the other is copied.
 
 use super::api::{Driver, Refusal};
 use crate::backend::staged::{Part, rounds};
@@ -12,7 +12,7 @@ pub(super) struct Slot {
     driver: Arc<Driver>,
     memory: *mut u8,
     halves: [Half; 2],
-    /// Which half is filled now.
+    /// The half that is filled now.
     current: usize,
 }
 
@@ -46,7 +46,7 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Copies `data` to `to`, behind what is in the stream. Returns when the data is in the slot.
+    /// Copies `data` to `to`, after the work in the stream. Returns when the data is in the slot.
     pub(super) fn upload(&mut self, to: CUdeviceptr, data: &[u8], stream: CUstream) -> Result<(), Refusal> {
         let mut done = 0;
         while done < data.len() {
@@ -72,8 +72,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Copies from each of `from` to each of `data`, behind what is in the stream, as many at a time as fit in a half: the next ones come over
-    /// while those before are copied out.
+    /// Copies from each of `from` to each of `data`, after the work in the stream, as many at a time as fit in a half. The next ones arrive
+    /// while the last are copied out.
     pub(super) fn download(
         &mut self,
         data: &mut [&mut [u8]],
@@ -87,7 +87,7 @@ impl Slot {
         let lengths: Vec<usize> = data.iter().map(|piece| piece.len()).collect();
         let rounds = rounds(&lengths, 16, |round| half(round).bytes);
         let begin = |(number, round): (usize, &Vec<Part>)| {
-            // SAFETY: what this half held before has been copied out, and it has room for the round; the caller's sources have all
+            // SAFETY: the last content of this half has been copied out, and it has room for the round; the caller's sources have all
             // the bytes.
             unsafe {
                 for &Part { piece, from: start, at, bytes } in round {

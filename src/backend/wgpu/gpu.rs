@@ -1,14 +1,17 @@
-//! A device as wgpu gives it, and how it is found. Nothing here panics on what a device answers: every call that may fail stands in
-//! an error scope.
+//! A device of wgpu, and the search for it. No answer of a device makes this panic: every call that may fail is in an error scope.
 
-use super::failed;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::target::Target;
 use std::fmt::Display;
 use std::sync::{Arc, Mutex};
 
-/// Bytes of the blocks from which wgpu's allocator serves what is smaller; it allows no smaller ones. What is larger is an allocation
-/// of its own, of exactly the size asked for.
+/// An error of this backend.
+pub(super) fn failed(what: impl Display) -> Error {
+    Error::Backend { backend: "wgpu", what: what.to_string(), file: None }
+}
+
+/// Bytes of the blocks that wgpu's allocator cuts smaller buffers from; it allows no smaller blocks. A larger buffer is an allocation of its
+/// own, of exactly its size.
 const BLOCK: u64 = 4 << 20;
 
 /// Features that the device's clock needs: timestamps, written to the slot that the host reads results from.
@@ -22,13 +25,13 @@ pub struct Adapter {
     pub name: String,
     /// `vulkan`, `metal` or `dx12`.
     pub api: String,
-    /// What kind of device it is.
+    /// Its kind: `discrete GPU`, `integrated GPU`, `virtual GPU`, `software` or `other`.
     pub kind: String,
     /// Name and version of its driver.
     pub driver: String,
-    /// It is the CPU in disguise: right, but slower than the `cpu` backend.
+    /// It runs on the CPU: its results are right, but it is slower than the `cpu` backend.
     pub software: bool,
-    /// What plans for it may assume.
+    /// The limits and abilities that plans for it may use.
     pub target: Target,
 }
 
@@ -38,11 +41,11 @@ impl Display for Adapter {
     }
 }
 
-/// A device, its queue, and what has become of it.
+/// A device, its queue, and its first error.
 pub(super) struct Gpu {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
-    /// Nobody else uses the device.
+    /// True if nobody else uses the device.
     pub own: bool,
     /// The device's first error that no scope caught, its loss among them.
     lost: Arc<Mutex<Option<String>>>,
@@ -52,7 +55,7 @@ fn instance() -> wgpu::Instance {
     wgpu::Instance::new(wgpu::InstanceDescriptor {
         // Indirect dispatches are not used, and checking them would cap buffers at 4 GiB.
         flags: wgpu::InstanceFlags::empty(),
-        // Drivers lend more than there is; what goes beyond the budget that they report is refused.
+        // Drivers lend more memory than there is, so allocations beyond the budget that they report are refused.
         memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
             for_resource_creation: Some(100),
             for_device_loss: None,
@@ -93,9 +96,8 @@ pub(super) fn describe(info: &wgpu::AdapterInfo, limits: &wgpu::Limits) -> Adapt
     }
 }
 
-/// Keeps NVIDIA's Vulkan driver in the process once an instance has loaded it. It would go with its last instance; but threads that
-/// have used it call into it when they end, and each time that it is loaded again it takes of the static thread storage, which is soon
-/// used up.
+/// Keeps NVIDIA's Vulkan driver in the process once an instance has loaded it. It would be unloaded with its last instance. But threads that
+/// have used it call into it when they end, and each time that it is loaded it takes static thread storage, of which there is little.
 #[cfg(target_os = "linux")]
 fn keep_driver() {
     use libloading::os::unix::{Library, RTLD_NOW};

@@ -1,13 +1,12 @@
-//! The way of data to the device and back: two mapped buffers of the plan, and nothing else.
+//! Data moves to the device and back through two mapped buffers of the plan, and through nothing else.
 //!
 //! ```text
-//! write   host bytes --> upload slot        while it has room; what is in it leaves with the next submission
+//! write   host bytes --> upload slot        while it has room; its content leaves with the next submission
 //! submit  [upload slot --> segments, work]  then the slot is mapped again
 //! read    segments --> download slot --> host bytes
 //! ```
 
-use super::failed;
-use super::gpu::Gpu;
+use super::gpu::{Gpu, failed};
 use crate::backend::staged::{Part, rounds};
 use crate::backend::{SegmentId, Slice};
 use crate::error::Result;
@@ -17,7 +16,7 @@ pub(super) struct Upload {
     buffer: wgpu::Buffer,
     /// Bytes in use, from the start.
     used: u64,
-    /// What is to be copied from it.
+    /// Copies from it that wait for the next submission.
     copies: Vec<Copy>,
     /// Copies were submitted since the host last wrote; the mapping has been asked for.
     submitted: bool,
@@ -37,7 +36,7 @@ impl Upload {
         Upload { buffer, used: 0, copies: Vec::new(), submitted: false }
     }
 
-    /// Takes as much of `data` as there is room for, to be copied to the start of `at`; says how much.
+    /// Takes as much of `data` as there is room for, to be copied to the start of `at`. Returns how many bytes.
     pub fn put(&mut self, gpu: &Gpu, to: &wgpu::Buffer, at: Slice, data: &[u8]) -> Result<usize> {
         if self.submitted {
             gpu.wait()?;
@@ -55,7 +54,7 @@ impl Upload {
         Ok(bytes as usize)
     }
 
-    /// Forgets what was to be copied to a segment that goes.
+    /// Drops copies to a segment that is freed.
     pub fn forget(&mut self, segment: SegmentId) {
         self.copies.retain(|copy| copy.segment != segment);
         if self.copies.is_empty() {
@@ -63,7 +62,7 @@ impl Upload {
         }
     }
 
-    /// The copies as commands, if there are any. What they raise is for the caller's scope.
+    /// Encodes the copies, if there are any. The caller's scope catches their errors.
     fn leave(&mut self, device: &wgpu::Device) -> Option<wgpu::CommandBuffer> {
         if self.copies.is_empty() {
             return None;
@@ -77,13 +76,13 @@ impl Upload {
     }
 
     fn come_back(&mut self) {
-        // Whether it worked shows when a range is asked for.
+        // A failure shows when a range is asked for.
         self.buffer.map_async(wgpu::MapMode::Write, .., |_| {});
         (self.used, self.submitted) = (0, true);
     }
 }
 
-/// Submits work, behind what waits in the upload slot.
+/// Submits work, after the copies that wait in the upload slot.
 pub(super) fn submit(
     gpu: &Gpu,
     upload: &mut Option<Upload>,
@@ -101,7 +100,7 @@ pub(super) fn submit(
     })
 }
 
-/// Copies ranges of buffers to the host by way of `slot`, behind what waits in the upload slot: as many at a time as fit.
+/// Copies ranges of buffers to the host by way of `slot`, as many at a time as fit, after the copies that wait in the upload slot.
 pub(super) fn read(
     gpu: &Gpu,
     upload: &mut Option<Upload>,
@@ -128,9 +127,9 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Looks at the first bytes of a slot, once all that was submitted is done.
+/// Reads the first bytes of a slot, once all that was submitted is done.
 pub(super) fn look<T>(gpu: &Gpu, slot: &wgpu::Buffer, bytes: u64, see: impl FnOnce(&[u8]) -> T) -> Result<T> {
-    // Whether it worked shows when the range is asked for.
+    // A failure shows when the range is asked for.
     gpu.scoped("read", || slot.map_async(wgpu::MapMode::Read, ..bytes, |_| {}))?;
     let seen = gpu.wait().and_then(|()| {
         let view = slot.get_mapped_range(..bytes).map_err(|e| failed(format!("read: {e}")))?;
