@@ -192,7 +192,7 @@ impl Model {
         Ok((model, dims.into_iter().map(fixed).collect::<Result<_>>()?))
     }
 
-    /// As [`load`](Self::load), where dims may have ranges.
+    /// Loads as [`load`](Self::load) does, with dims that may have ranges.
     pub(super) fn load_range(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, Extent)>)> {
         let model = onnx::load(&self.model)?;
         let inputs: Vec<&str> = model.proto.graph.iter().flat_map(|g| &g.input).map(|i| i.name.as_str()).collect();
@@ -406,7 +406,7 @@ pub(super) fn tolerance(text: &str) -> Result<f64, String> {
 pub(super) struct Given {
     pub(super) name: String,
     pub(super) tensor: Tensor,
-    /// As it was given, for messages.
+    /// The argument as it was given, for messages.
     pub(super) flag: String,
 }
 

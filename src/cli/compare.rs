@@ -52,7 +52,7 @@ impl Compare {
         let (device, name) = session::open(&options)?;
         tracing::info!("backend: {name}");
         session::check_limit(&*device, options.memory_limit)?;
-        // Where not even the plan fits there is nothing to compare.
+        // If not even the plan fits, there is nothing to compare.
         let planned = options.recipe.plan(graph.clone(), device.target(), &self.model.limits());
         let refuse = |e: Error| {
             let case = self.model.case(&model, dims, device.target().clone());

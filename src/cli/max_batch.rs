@@ -31,7 +31,7 @@ impl MaxBatch {
         let in_file = |e: Error| e.in_file(&self.model.model);
         let dim = self.dim(&model).map_err(in_file)?;
         let case = self.model.case(&model, dims, target);
-        // What no binding mends is an error of the model; the search would call it one of every extent.
+        // An error that no binding can avoid is the model's. The search would report it for every extent.
         let found = largest_binding(&case, &dim, limit).map_err(in_file)?;
         let Some(Size { extent, bytes: Taken::Bytes(taken) }) = &found.fits else {
             return Err(match &found.next.bytes {
@@ -40,7 +40,7 @@ impl MaxBatch {
                     let error = in_file(Error::Fit { what, needed: *needed, limit, file: None });
                     args::refuse(&case.with_dim(&dim, found.next.extent), error, json)
                 }
-                // What failed names its file.
+                // The error names its file already.
                 Taken::Fails(error) => Error::usage(error.clone()).into(),
             });
         };

@@ -1,4 +1,4 @@
-//! Kernels whose buffers are larger than a binding are cut along their index space, into parts that bind windows of them.
+//! Splits a kernel whose buffers are larger than a binding. Each part computes a range of indices and binds windows of the buffers.
 //!
 //! ```text
 //! x [4096, 9000] . w [9000, 64] = y [4096, 64]      a binding holds 2000 rows of x
@@ -7,7 +7,7 @@
 //! part 2   x[4000..]     w   y[4000..]
 //! ```
 //!
-//! Parts are kernels like any other: together they compute what the whole would have. Nothing is summed up across parts.
+//! Parts are kernels like any other. Together they write the same elements as the whole kernel, and no sum spans two parts.
 
 use crate::expr::{Body, Code};
 use crate::kernel::templates::Along;
@@ -17,30 +17,31 @@ use crate::target::Target;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-/// A kernel is not cut into more parts than this.
+/// The most parts of a kernel.
 const MOST: usize = 4096;
-/// How many parts are weighed before a kernel is taken for one that cannot be cut.
+/// The most parts that are tried before a kernel counts as one that cannot be split.
 const EFFORT: usize = 1 << 17;
 
 /// A part of a kernel.
 pub struct Part {
-    /// What it computes; its operands' accesses count from the start of their windows.
+    /// The kernel of the part. Its operands' accesses start at their windows.
     pub kernel: Kernel,
-    /// One per operand that is read, then per operand that is written.
+    /// One window per operand that is read, then one per operand that is written.
     pub windows: Vec<Window>,
 }
 
-/// Cuts a kernel until every buffer fits a binding, or is seen through a window that does. `slots` has the buffer, and its bytes, of each
-/// operand that is read, then of each that is written.
+/// Splits a kernel until each buffer, or the window of it that a part binds, fits a binding.
+///
+/// `slots` has the buffer and its bytes for each operand that is read, then for each that is written.
 ///
 /// # Errors
-/// With an operand for which there is no such cut.
+/// The operand that no split makes small enough.
 pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<Vec<Part>, usize> {
     let mut parts = Vec::new();
     Cutter { slots, target, weighed: Cell::new(0) }.cut(kernel, &mut parts).map(|()| parts)
 }
 
-/// As many parts as asked for, or as there are if these are more: the further ones compute nothing.
+/// The parts, filled up with empty ones to the number that is asked for.
 pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize, u64)]) -> Vec<Part> {
     let axis = (0..kernel.shape.len()).find(|&axis| divides(kernel, axis));
     while let Some(axis) = axis.filter(|_| parts.len() < count) {
@@ -69,7 +70,7 @@ impl Cutter<'_> {
         let longest = axes.iter().filter_map(|&axis| Some((axis, self.longest(kernel, axis)?)));
         let (axis, len) = match longest.min_by_key(|&(axis, len)| kernel.shape[axis].div_ceil(len)) {
             Some(found) => found,
-            // One axis alone does not do: index by index along the first, each cut along others.
+            // One axis is not enough: take each index of the first axis by itself, and split along the others.
             None => (*axes.first().ok_or(slot)?, 1),
         };
         for start in (0..kernel.shape[axis]).step_by(len) {
@@ -96,7 +97,7 @@ impl Cutter<'_> {
             let middle = fit.midpoint(beyond);
             if fits(middle) { fit = middle } else { beyond = middle }
         }
-        // Where parts begin at multiples of the alignment, they are one kernel.
+        // Parts that start at multiples of the alignment can share one kernel.
         let operands = kernel.reads.iter().chain(&kernel.writes).enumerate();
         let steps = operands.filter_map(|(slot, operand)| {
             let Along::Axis(moving) = kernel.axis_of(slot, axis) else { return None };
@@ -108,7 +109,7 @@ impl Cutter<'_> {
         Some(if fit > unit { fit / unit * unit } else { fit })
     }
 
-    /// What an operand touches of its buffer: first byte, and the one behind the last. `None`: nothing.
+    /// The bytes of its buffer that an operand touches: the first, and one after the last. `None` if it touches none.
     fn span(&self, kernel: &Kernel, slot: usize) -> Option<(u64, u64)> {
         let (_, bytes) = self.slots[slot];
         let operand = kernel.operand(slot);
@@ -122,7 +123,7 @@ impl Cutter<'_> {
         Some((start, end.min(bytes)))
     }
 
-    /// One window per operand; those of one buffer are the same. `Err`: an operand that is too large.
+    /// One window per operand. Operands of the same buffer have the same window. The error is an operand that is too large.
     fn windows(&self, kernel: &Kernel) -> Result<Vec<Window>, usize> {
         self.weighed.set(self.weighed.get() + 1);
         let mut spans: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
@@ -141,7 +142,7 @@ impl Cutter<'_> {
         Ok(self.slots.iter().map(window).collect())
     }
 
-    /// The kernel with accesses from the windows' starts.
+    /// The kernel with accesses that start at the windows.
     fn part(&self, kernel: &Kernel, windows: Vec<Window>) -> Part {
         let mut kernel = kernel.clone();
         for (operand, window) in kernel.reads.iter_mut().chain(&mut kernel.writes).zip(&windows) {
@@ -166,7 +167,7 @@ fn slice(kernel: &Kernel, axis: usize, start: usize, len: usize) -> Kernel {
     part
 }
 
-/// Whether the parts of a kernel along an axis are kernels of their own.
+/// True if the parts of a kernel along an axis are kernels of their own.
 fn divides(kernel: &Kernel, axis: usize) -> bool {
     let slots = kernel.reads.len() + kernel.writes.len();
     let indexed = |body: &Body| body.code.iter().any(|instr| instr.code == Code::Index(axis as u32));
