@@ -3,8 +3,8 @@
 //! Every figure is that of a plan or of a [lower bound](crate::plan::fit::bound).
 
 use crate::error::{Error, Result};
-use crate::graph::Graph;
 use crate::onnx::{self, Model};
+use crate::pass::Prepared;
 use crate::plan::fit::bound::{Bound, bound};
 use crate::plan::tell::peak::{Peak, peak};
 use crate::plan::{self, Class, Limits, Plan, Recipe};
@@ -30,7 +30,7 @@ impl Case<'_> {
     ///
     /// # Errors
     /// The model cannot be imported with these bindings, or a pass refuses it.
-    pub fn graph(&self, limit: Option<u64>) -> Result<Graph> {
+    pub fn graph(&self, limit: Option<u64>) -> Result<Prepared> {
         self.recipe.graph(onnx::import(self.model, &self.dims)?, &self.target, &Limits { memory: limit })
     }
 
@@ -458,7 +458,7 @@ impl Answer {
     }
 
     /// The answer for a plan that exceeds the limit.
-    fn against(case: &Case, graph: &Graph, plan: &Plan, limit: u64) -> Result<Answer> {
+    fn against(case: &Case, graph: &Prepared, plan: &Plan, limit: u64) -> Result<Answer> {
         let (mut smaller, mut rigid) = (Vec::new(), Vec::new());
         if plan.steps.len() <= MAX_SEARCHED {
             for (dim, _) in case.dims.iter().filter(|(_, extent)| *extent > 1) {
@@ -526,7 +526,7 @@ pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
             remedies.push(Remedy { name, change, bytes: Taken::new(changed.bytes(limit)) });
         }
     }
-    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph)), remedies })
+    Ok(Advice { answer, file_order_bytes: in_the_files_order(&plan), peak: peak(&plan, Some(&graph.graph)), remedies })
 }
 
 /// The fewest bytes that the steps take in the file's order, in any placement.

@@ -14,7 +14,7 @@ use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exec;
-use crate::graph::Graph;
+use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
 use crate::plan::{Class, Moved, Port, Segment};
 use crate::target::{Memory, Target};
@@ -47,8 +47,9 @@ impl Program {
     ///
     /// # Errors
     /// The target has no type for a value, or a node has no kernel.
-    pub fn new(graph: &Graph, target: &Target) -> Result<Program> {
-        let draft = lower(graph, target, Options { join: false })?;
+    pub fn new(prepared: &Prepared, target: &Target) -> Result<Program> {
+        let draft = lower(prepared, target, Options { join: false })?;
+        let Prepared { graph, indexes, .. } = prepared;
         let mut last = vec![None; draft.buffers.len()];
         for (s, step) in draft.steps.iter().enumerate() {
             step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = Some(s));
@@ -75,7 +76,7 @@ impl Program {
                 dtype: fact.dtype,
                 shape: fact.shape.clone(),
                 buffer,
-                indexes: graph.indexes(value).cloned(),
+                indexes: indexes.get(&value).cloned(),
             }
         };
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();

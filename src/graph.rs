@@ -1,6 +1,5 @@
 //! What was asked: a DAG of operators over values, kept by petgraph, which only this file names.
 
-use crate::choices::Choices;
 use crate::constant::{Constant, Decomposed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -10,7 +9,6 @@ use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
 use petgraph::visit::EdgeRef;
-use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
@@ -49,8 +47,6 @@ pub struct Node {
     pub attrs: Attrs,
     /// Its values, in order of their ports.
     pub outputs: Vec<Output>,
-    /// The kernel it belongs to, once fused: nodes with one number become one kernel.
-    pub group: Option<u32>,
     slots: u32,
     position: u32,
 }
@@ -96,18 +92,6 @@ pub struct Graph {
     inputs: Vec<ValueId>,
     outputs: Vec<(String, ValueId)>,
     cursor: u32,
-    choices: Choices,
-    indexes: HashMap<ValueId, Indexes>,
-    sparing: bool,
-}
-
-/// What the elements of an input look up.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Indexes {
-    /// The number of elements that they look among: they are from minus this on, and below it.
-    pub extent: usize,
-    /// The node that looks.
-    pub node: String,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -120,37 +104,6 @@ impl Graph {
         Graph { name: name.into(), ..Graph::default() }
     }
 
-    /// The graph with what its passes and its lowering choose by extents from now on following `choices`.
-    pub fn choosing(mut self, choices: Choices) -> Graph {
-        self.choices = choices;
-        self
-    }
-
-    /// Lets an input hold what names elements along an axis.
-    pub fn expect_indexes(&mut self, input: ValueId, indexes: Indexes) {
-        self.indexes.insert(input, indexes);
-    }
-
-    /// What an input's elements look up, if that was noted.
-    pub fn indexes(&self, input: ValueId) -> Option<&Indexes> {
-        self.indexes.get(&input)
-    }
-
-    /// Puts memory before time: the graph's plan takes no more of it for steps to run side by side.
-    pub fn spare_memory(&mut self) {
-        self.sparing = true;
-    }
-
-    /// Whether memory comes before time.
-    pub fn spares_memory(&self) -> bool {
-        self.sparing
-    }
-
-    /// What is chosen by extents.
-    pub fn choices(&self) -> &Choices {
-        &self.choices
-    }
-
     fn insert(
         &mut self,
         name: String,
@@ -160,7 +113,7 @@ impl Graph {
         inputs: &[Option<ValueId>],
     ) -> u32 {
         let (slots, position) = (inputs.len() as u32, self.cursor);
-        let node = self.dag.add_node(Node { name, kind, attrs, outputs, group: None, slots, position });
+        let node = self.dag.add_node(Node { name, kind, attrs, outputs, slots, position });
         for (slot, input) in inputs.iter().enumerate() {
             if let Some(value) = input {
                 self.dag.add_edge(index(value.node), node, Use { port: value.port, slot: Some(slot as u32) });
@@ -268,11 +221,6 @@ impl Graph {
     /// The name of a node, if there is one of this number.
     pub fn name_of(&self, node: u32) -> Option<&str> {
         self.dag.node_weight(index(node)).map(|n| n.name.as_str())
-    }
-
-    /// Assigns a node to a kernel.
-    pub fn set_group(&mut self, node: u32, group: Option<u32>) {
-        self.dag[index(node)].group = group;
     }
 
     /// Number of nodes.

@@ -36,11 +36,11 @@ pub mod architecture {}
 
 mod advise;
 mod backend;
-mod choices;
 #[cfg(feature = "cli")]
 #[doc(hidden)]
 pub mod cli;
 mod constant;
+mod decisions;
 mod dtype;
 mod eager;
 mod elements;
@@ -72,7 +72,7 @@ pub mod internals {
         ($($name:ident)*) => { $(pub mod $name { pub use crate::$name::*; })* };
     }
     modules! {
-        advise backend choices constant dtype eager elements error exec expr file graph kernel npy onnx op ops
+        advise backend constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
         pass place plan reference report session shape target tensor trace
     }
 }

@@ -158,8 +158,8 @@ fn a_range_of_bindings_allocates_nothing() {
 #[test]
 fn a_thousand_runs_on_wgpu_allocate_nothing() {
     use plimsoll::internals::exec::Exec;
-    use plimsoll::internals::{pass, plan};
-    use plimsoll::{Limits, Tensor, Trace};
+    use plimsoll::internals::plan;
+    use plimsoll::{Limits, Recipe, Tensor, Trace};
     let _alone = ALONE.lock();
     let backend = match plimsoll::internals::backend::wgpu::Wgpu::new(None) {
         Ok(backend) => backend,
@@ -181,8 +181,8 @@ fn a_thousand_runs_on_wgpu_allocate_nothing() {
     let bias = g.constant("bias", Tensor::from_f64(DType::F32, [24], &[0.5; 24]));
     g.output("y", (x.matmul(w) + bias).relu().softmax(-1));
     g.output("z", x.tanh());
-    let mut graph = g.finish().expect("the graph is sound");
-    pass::run(&mut graph, backend.target(), true).expect("the passes run");
+    let graph = g.finish().expect("the graph is sound");
+    let graph = Recipe::default().whole(graph, backend.target()).expect("the passes run");
     let limits = Limits { memory: None };
     let (plan, constants) = plan::compile(&graph, backend.target(), &limits).expect("it is planned");
     let mut exec = Exec::load(Box::new(backend), plan.clone(), &constants, &|_| {}).expect("it loads");

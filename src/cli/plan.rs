@@ -63,18 +63,18 @@ impl Plan {
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
             // What does not fit is what one wants to see.
             let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
-            self.draw(&plan, &graph)?;
+            self.draw(&plan, &graph.graph)?;
         }
         let (plan, family) = plan.map_err(refuse)?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
-        self.draw(&plan, &graph)?;
+        self.draw(&plan, &graph.graph)?;
         let advice = if self.advise { Some(advise(&case, limit).map_err(in_file)?) } else { None };
         if let Some(limit) = self.assert_peak.filter(|&limit| plan.bytes() > limit) {
             let what = format!("--assert-peak: the plan of '{}'", plan.name);
             let error = in_file(Error::Fit { what, needed: plan.bytes(), limit, file: None });
-            let peak = peak(&plan, Some(&graph));
+            let peak = peak(&plan, Some(&graph.graph));
             let deficit = plan.bytes() - limit;
             let mut record =
                 json!({"limit_bytes": limit, "needed_bytes": plan.bytes(), "deficit_bytes": deficit, "peak": peak});

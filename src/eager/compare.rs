@@ -6,6 +6,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
+use crate::pass::Prepared;
 use crate::plan::{self, Class, Limits, Plan, Recipe};
 use crate::target::Target;
 use crate::tensor::Tensor;
@@ -167,7 +168,7 @@ pub fn compare(graph: &Graph, inputs: &[Tensor], setup: &Setup) -> Result<Compar
         reference: None,
     };
     for kind in Kind::ALL.into_iter().chain(pools.then_some(Kind::Async)) {
-        columns.add(eager(setup, &program, &unfused, kind, inputs)?);
+        columns.add(eager(setup, &program, &unfused.graph, kind, inputs)?);
     }
     for (name, graph) in [("planned", &unfused), ("planned fused", &fused)] {
         columns.add(planned(setup, name, graph, &target, inputs)?);
@@ -228,7 +229,7 @@ fn eager(
 fn planned(
     setup: &Setup,
     name: &str,
-    graph: &Graph,
+    graph: &Prepared,
     target: &Target,
     inputs: &[Tensor],
 ) -> Result<(Column, Option<Vec<Tensor>>)> {
@@ -245,7 +246,7 @@ fn planned(
                 exec.run_poisoned(inputs)?;
             }
             if let Some(observe) = setup.observe {
-                observe(name, graph, Observed::Planned(exec.plan()));
+                observe(name, &graph.graph, Observed::Planned(exec.plan()));
             }
             Ok(measured)
         }),

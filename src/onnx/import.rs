@@ -10,7 +10,7 @@
 use super::Model;
 use super::dims::{bind, check_output};
 use super::proto::*;
-use crate::choices::Choices;
+use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind, MAX_NODES};
@@ -46,18 +46,17 @@ const MAX_SHAPING: usize = 1 << 16;
 /// The first node that breaks a rule of ONNX or of the op table; all operators without a row, in one message;
 /// dims that are not bound, or that the graph does not have.
 pub fn import(model: &Model, dims: &[(String, usize)]) -> Result<Graph> {
-    import_as(model, dims, Choices::default())
+    import_as(model, dims, Decisions::default())
 }
 
-/// Imports a model as [`import`] does, for a graph that follows `choices`.
+/// Imports a model as [`import`] does, where what is folded follows `decisions`.
 ///
 /// # Errors
 /// As [`import`].
-pub fn import_as(model: &Model, dims: &[(String, usize)], choices: Choices) -> Result<Graph> {
+pub fn import_as(model: &Model, dims: &[(String, usize)], decisions: Decisions) -> Result<Graph> {
     let run = || {
         let proto = model.graph()?;
-        let mut importer = Importer::new(model, &proto.name);
-        importer.graph = importer.graph.choosing(choices);
+        let mut importer = Importer::new(model, &proto.name, decisions);
         importer.check_operators()?;
         importer.run(proto, dims)?;
         importer.graph.sweep();
@@ -71,6 +70,7 @@ struct Importer<'a> {
     rows: HashMap<&'static str, &'static OpDef>,
     functions: HashMap<FunctionId<'a>, &'a FunctionProto>,
     graph: Graph,
+    decisions: Decisions,
     /// Unpacked constants: in the file several elements share a byte, in the graph each has its own.
     unpacked: HashSet<ValueId>,
     /// Values of [hints](Arity::Hint) that are no constants. Each is reported once.
@@ -174,7 +174,7 @@ fn opset(imports: &[OperatorSetIdProto]) -> Result<Option<i64>> {
 }
 
 impl<'a> Importer<'a> {
-    fn new(model: &'a Model, name: &str) -> Importer<'a> {
+    fn new(model: &'a Model, name: &str, decisions: Decisions) -> Importer<'a> {
         let functions = &model.proto.functions;
         let key = |f: &'a FunctionProto| ((domain(&f.domain), f.name.as_str(), f.overload.as_str()), f);
         Importer {
@@ -182,6 +182,7 @@ impl<'a> Importer<'a> {
             rows: ops::all().map(|op| (op.name, op)).collect(),
             functions: functions.iter().map(key).collect(),
             graph: Graph::new(name),
+            decisions,
             unpacked: HashSet::new(),
             unused_hints: HashSet::new(),
             // Reading the whole file once is free.
@@ -325,7 +326,7 @@ impl<'a> Importer<'a> {
     ) -> Result<Vec<ValueId>> {
         let node = self.graph.add(op, name, inputs, attrs, outputs)?;
         let ports = self.graph.node(node).outputs.len() as u32;
-        let folded = fold_node(&mut self.graph, node)?;
+        let folded = fold_node(&mut self.graph, node, &self.decisions)?;
         Ok(folded.unwrap_or_else(|| (0..ports).map(|port| ValueId { node, port }).collect()))
     }
 

@@ -12,39 +12,36 @@
 //! Of halves, the softmax may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
 //! before the second product: rows of which nothing is seen. Our own decomposition says so: `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
-use super::fuse::{MAX_NODES, max_reads, uses_index};
+use super::Context;
+use super::group::{Attention, MAX_NODES, max_reads, uses_index};
+use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Call, Fact, Lower, ValueId};
-use crate::target::{Family, Target};
+use crate::target::Family;
 use std::collections::HashSet;
 
-/// The nodes of an attention.
+/// An attention and its nodes.
 #[derive(Debug)]
-pub struct Attention {
-    /// The product of queries and keys.
-    pub products: u32,
-    /// The scores: that product, or what elementwise nodes make of it.
-    pub scores: ValueId,
-    /// Which weights that are no numbers are taken for zero.
-    pub guarded: Option<Guard>,
+pub(super) struct Found {
+    pub attention: Attention,
     /// All nodes from the first product to the second one, without an order.
     pub nodes: HashSet<u32>,
 }
 
 /// The attention that ends in a node, if it becomes one kernel, even of so many nodes more.
-pub(super) fn as_kernel(graph: &Graph, sink: u32, target: &Target, more: usize) -> Option<Attention> {
-    let attention = ending_in(graph, sink)?;
-    if !graph.choices().pays("attend", sink, attention.pays(graph, sink, target.family)) {
+pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize) -> Option<Found> {
+    let found = ending_in(graph, sink, &context.decisions)?;
+    if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target.family)) {
         return None;
     }
-    let small = attention.nodes.len() + more <= MAX_NODES;
-    (small && 3 + attention.further(graph).len() <= max_reads(target)).then_some(attention)
+    let small = found.nodes.len() + more <= MAX_NODES;
+    (small && 3 + found.further(graph).len() <= max_reads(context.target)).then_some(found)
 }
 
 /// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
-pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
+fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     let named = |value: ValueId, name: &str| {
         let node = graph.node(value.node);
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
@@ -73,7 +70,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
             guarded = Some(Guard::All);
         }
         // A larger zero repeats the rows.
-        if !graph.choices().holds("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
+        if !decisions.if_valid("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
             return None;
         }
         guard = vec![weights.node, without.node];
@@ -84,7 +81,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let rank = space.len();
     let matrices = rank >= 2 && result.len() == rank && graph.fact(values).shape.len() >= 2;
     let fits = matrices && result[..rank - 2] == space[..rank - 2] && !space.contains(&0);
-    if !graph.choices().holds("attention", sink, fits) {
+    if !decisions.if_valid("attention", sink, fits) {
         return None;
     }
     let folds_columns = |value: ValueId| {
@@ -119,7 +116,7 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
         if nodes.contains(&value.node) || !inside(value, &nodes) {
             continue;
         }
-        if !graph.choices().holds("scores", value.node, graph.fact(value).shape == *space) {
+        if !decisions.if_valid("scores", value.node, graph.fact(value).shape == *space) {
             continue;
         }
         let Some(op) = graph.node(value.node).op() else { continue };
@@ -145,7 +142,8 @@ pub fn ending_in(graph: &Graph, sink: u32) -> Option<Attention> {
     let closed = members.into_iter().all(|value| inside(value, &nodes));
     let (scored, multiplied) = (graph.fact(scores).dtype, graph.node(products?).outputs[0].fact.dtype);
     let same_type = scored == multiplied || multiplied.is_half() && scored == DType::F32;
-    (closed && same_type).then_some(Attention { products: products?, scores, guarded, nodes })
+    let attention = Attention { products: products?, scores, guarded };
+    (closed && same_type).then_some(Found { attention, nodes })
 }
 
 /// Whether a value is a constant of this number alone.
@@ -168,27 +166,26 @@ fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
     None
 }
 
-impl Attention {
-    /// Whether one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
+impl Found {
+    /// True if one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
     /// scores are smaller than one of them. Where nothing else reads the copies there are none: kernels of GPUs read each key once for all
     /// its queries.
-    fn pays(&self, graph: &Graph, sink: u32, family: Family) -> bool {
+    fn is_cheaper(&self, graph: &Graph, sink: u32, family: Family) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
         if family == Family::Cuda && *dtype == DType::F64 {
             // Its kernels sum in f32.
             return false;
         }
-        let seconds = [self.products, sink].map(|product| graph.operands(product)[1]);
+        let seconds = [self.attention.products, sink].map(|product| graph.operands(product)[1]);
         let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family == Family::Cpu);
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 
     /// The values that the scores are made of beside the product, each once, without numbers, which are of the code.
     fn further(&self, graph: &Graph) -> HashSet<ValueId> {
-        let maps = self
-            .nodes
-            .iter()
-            .filter(|&&n| n != self.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_))));
+        let maps = self.nodes.iter().filter(|&&n| {
+            n != self.attention.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))
+        });
         let operands = maps.flat_map(|&n| graph.operands(n)).flatten();
         let number =
             |v: ValueId| graph.as_constant(v).is_some_and(|c| c.fact.shape.numel() == 1 && c.fact.dtype.is_float());

@@ -8,6 +8,7 @@
 //! Parts are views, each of which a binding holds. Kernels that can be cut along their results are cut
 //! [when they are made](crate::plan::lower), and are left alone here.
 
+use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
@@ -18,7 +19,7 @@ use crate::target::Target;
 const MOST: u64 = 512;
 
 /// Reads what no binding holds part by part.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut changed = false;
     for id in graph.order()? {
         let node = graph.node(id);
@@ -36,7 +37,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         let axis = axis.map_err(|what| node.error(what))?;
         graph.insert_at(id);
         let mut build = Decomposer::new(graph, name);
-        let made = parts(&mut build, target, &operands, axis).map_err(|what| graph.node(id).error(what))?;
+        let made = parts(&mut build, context.target, &operands, axis).map_err(|what| graph.node(id).error(what))?;
         if let Some(made) = made {
             graph.replace(ValueId { node: id, port: 0 }, made);
             changed = true;

@@ -11,6 +11,7 @@
 //! asked for. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks is their concatenation; along
 //! the outermost axis neither moves a byte. Constants are shared.
 
+use super::{Groups, Prepared};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Attrs, Call, Lower, Part, ValueId};
@@ -30,12 +31,12 @@ const MOST_NODES: usize = 1 << 20;
 /// # Errors
 /// [`Error::Usage`] when there is nothing that can be, the axis has fewer elements than the choices that are followed ask for, or the graph
 /// would become too large.
-pub fn run(graph: &mut Graph, chunks: usize, least: u64) -> Result<()> {
+pub fn run(whole: &mut Prepared, chunks: usize, least: u64) -> Result<()> {
     if chunks < 2 {
         return Ok(());
     }
-    let order = graph.order()?;
-    let (region, chunks) = chosen(graph, &order, chunks, least)?.ok_or_else(|| nothing(graph))?;
+    let order = whole.graph.order()?;
+    let (region, chunks) = chosen(whole, &order, chunks, least)?.ok_or_else(|| nothing(&whole.graph))?;
     let nodes = region.nodes.len().saturating_mul(chunks.len()).saturating_add(order.len());
     if nodes > MOST_NODES {
         let (of, chunks) = (region.nodes.len(), chunks.len());
@@ -44,8 +45,8 @@ pub fn run(graph: &mut Graph, chunks: usize, least: u64) -> Result<()> {
         )));
     }
     tracing::debug!(units = region.units, nodes = region.nodes.len(), chunks = chunks.len(), least, "in chunks");
-    *graph = Chunking::new(graph, &region, chunks).build(&order)?;
-    graph.verify()
+    *whole = Chunking::new(whole, &region, chunks).build(&order)?;
+    whole.graph.verify()
 }
 
 /// The most chunks that there can be, and how many bytes are live while what they can be of runs as a whole, in the order of the file: each
@@ -53,10 +54,11 @@ pub fn run(graph: &mut Graph, chunks: usize, least: u64) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Usage`] when nothing can be computed in chunks.
-pub fn levels(graph: &Graph) -> Result<(usize, Vec<u64>)> {
+pub fn levels(whole: &Prepared) -> Result<(usize, Vec<u64>)> {
+    let Prepared { graph, .. } = whole;
     let order = graph.order()?;
-    let (_, region) = largest(graph, &order).ok_or_else(|| nothing(graph))?;
-    let live = live(graph, &order);
+    let (_, region) = largest(whole, &order).ok_or_else(|| nothing(graph))?;
+    let live = live(whole, &order);
     let levels: BTreeSet<u64> = region.nodes.keys().filter(|&&id| makes(graph, id)).map(|id| live[id]).collect();
     Ok((region.units, levels.into_iter().collect()))
 }
@@ -71,22 +73,23 @@ fn nothing(graph: &Graph) -> Error {
 }
 
 /// The region, and the units of each chunk.
-fn chosen(graph: &Graph, order: &[u32], chunks: usize, least: u64) -> Result<Option<(Region, Vec<Range<usize>>)>> {
-    let choices = graph.choices();
-    let mut own = largest(graph, order);
+fn chosen(whole: &Prepared, order: &[u32], chunks: usize, least: u64) -> Result<Option<(Region, Vec<Range<usize>>)>> {
+    let Prepared { graph, groups, decisions, .. } = whole;
+    let mut own = largest(whole, order);
     if let Some((_, region)) = &mut own {
-        region.keep_live(graph, order, least);
+        region.keep_live(whole, order, least);
     }
     let mut along = None;
     for (input, &value) in graph.inputs().iter().enumerate() {
         let shape = &graph.fact(value).shape;
         let axis = own.as_ref().filter(|(first, _)| *first == input).and_then(|_| outermost(shape));
         let axis =
-            choices.take("chunk along", value.node, axis.map(|axis| axis as u32), |k| (k as usize) < shape.len());
+            decisions.choose("chunk along", value.node, axis.map(|axis| axis as u32), |k| (k as usize) < shape.len());
         along = along.or(axis.map(|axis| (value, shape[axis as usize])));
     }
     let Some((input, units)) = along else { return Ok(None) };
-    let count = choices.take("chunks", input.node, Some(chunks.min(units) as u32), |_| true).map_or(0, |n| n as usize);
+    let count =
+        decisions.choose("chunks", input.node, Some(chunks.min(units) as u32), |_| true).map_or(0, |n| n as usize);
     if units < count {
         let (name, fact) = (graph.value_name(input), graph.fact(input));
         return Err(Error::usage(format!(
@@ -97,16 +100,19 @@ fn chosen(graph: &Graph, order: &[u32], chunks: usize, least: u64) -> Result<Opt
     for &id in order.iter().filter(|&&id| graph.node(id).op().is_some()) {
         let axis = own.as_ref().and_then(|(_, region)| Some(region.nodes.get(&id)?.axis as u32));
         let mapped = |axis: u32| Mapped::new(graph, id, axis as usize, units);
-        let axis = choices.take("in chunks", id, axis, |axis| mapped(axis).is_some());
+        let axis = decisions.choose("in chunks", id, axis, |axis| mapped(axis).is_some());
         region.nodes.extend(axis.and_then(mapped).map(|mapped| (id, mapped)));
     }
+    // A node that may not be in chunks keeps its kernel whole.
+    region.keep_groups(graph, groups, order);
     // The first ones are larger by one unit where the number of chunks does not divide that of the units.
     let start = |chunk: usize| chunk * (units / count) + chunk.min(units % count);
     Ok(Some((region, (0..count).map(|chunk| start(chunk)..start(chunk + 1)).collect())))
 }
 
 /// The region in which most bytes are computed, and the number of the first input along whose axis it is.
-fn largest(graph: &Graph, order: &[u32]) -> Option<(usize, Region)> {
+fn largest(whole: &Prepared, order: &[u32]) -> Option<(usize, Region)> {
+    let Prepared { graph, groups, .. } = whole;
     let mut best: Option<(u64, usize, Region)> = None;
     let mut tried = BTreeSet::new();
     for (input, &value) in graph.inputs().iter().enumerate() {
@@ -114,7 +120,7 @@ fn largest(graph: &Graph, order: &[u32]) -> Option<(usize, Region)> {
         let Some(units) = outermost(shape).map(|axis| shape[axis]).filter(|&units| tried.insert(units)) else {
             continue;
         };
-        let region = Region::new(graph, order, units);
+        let region = Region::new(graph, groups, order, units);
         let bytes = region.bytes(graph);
         if bytes > best.as_ref().map_or(0, |(bytes, ..)| *bytes) {
             best = Some((bytes, input, region));
@@ -154,7 +160,7 @@ struct Region {
 
 impl Region {
     /// All nodes that can be computed in chunks of inputs whose outermost axes have so many elements.
-    fn new(graph: &Graph, order: &[u32], units: usize) -> Region {
+    fn new(graph: &Graph, groups: &Groups, order: &[u32], units: usize) -> Region {
         let mut region = Region { units, nodes: BTreeMap::new() };
         let axis = |&v: &ValueId| {
             let shape = &graph.fact(v).shape;
@@ -165,9 +171,9 @@ impl Region {
             let found = region.mapped(graph, id, &inputs);
             region.nodes.extend(found.map(|mapped| (id, mapped)));
         }
-        region.keep_groups(graph, order);
+        region.keep_groups(graph, groups, order);
         region.add_sources(graph, order);
-        region.keep_groups(graph, order);
+        region.keep_groups(graph, groups, order);
         region.release_views(graph, order);
         region
     }
@@ -199,8 +205,8 @@ impl Region {
     }
 
     /// Leaves out kernels of which some nodes cannot be computed in chunks, or need more of another than a chunk.
-    fn keep_groups(&mut self, graph: &Graph, order: &[u32]) {
-        let group = |id: u32| graph.node(id).group;
+    fn keep_groups(&mut self, graph: &Graph, groups: &Groups, order: &[u32]) {
+        let group = |id: u32| groups.number(id);
         let broken = |&&id: &&u32| {
             !self.nodes.contains_key(&id)
                 || self.reads(graph, id).any(|(v, chunked)| group(v.node) == group(id) && !chunked)
@@ -211,9 +217,10 @@ impl Region {
     }
 
     /// Leaves out what runs while fewer bytes are live.
-    fn keep_live(&mut self, graph: &Graph, order: &[u32], least: u64) {
-        let live = live(graph, order);
-        let alone = |id| !makes(graph, id) && graph.node(id).group.is_none();
+    fn keep_live(&mut self, whole: &Prepared, order: &[u32], least: u64) {
+        let Prepared { graph, groups, .. } = whole;
+        let live = live(whole, order);
+        let alone = |id| !makes(graph, id) && groups.number(id).is_none();
         self.nodes.retain(|&id, _| alone(id) || live[&id] >= least);
         self.release_views(graph, order);
     }
@@ -295,10 +302,10 @@ fn makes(graph: &Graph, id: u32) -> bool {
 
 /// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Concatenations are
 /// taken to be written in place, and nothing else to be.
-fn live(graph: &Graph, order: &[u32]) -> HashMap<u32, u64> {
+fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32, u64> {
     // A kernel of several nodes runs where the last of them stands.
-    let group = |id: u32| graph.node(id).group;
-    let ends: HashMap<u32, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
+    let group = |id: u32| groups.number(id);
+    let ends: HashMap<usize, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
     let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
     // Per value, the last kernel that reads it, or what stands for it.
     let mut last: HashMap<ValueId, usize> = graph.outputs().iter().map(|(_, v)| (*v, order.len())).collect();
@@ -335,6 +342,7 @@ fn live(graph: &Graph, order: &[u32]) -> HashMap<u32, u64> {
 
 /// The graph with a region in chunks, as it grows.
 struct Chunking<'a> {
+    prepared: &'a Prepared,
     from: &'a Graph,
     region: &'a Region,
     /// The units of each chunk.
@@ -344,22 +352,22 @@ struct Chunking<'a> {
     whole: HashMap<ValueId, ValueId>,
     /// What stands for chunks of values along an axis.
     parts: HashMap<(ValueId, usize, usize), ValueId>,
-    groups: BTreeMap<(u32, usize), u32>,
+    /// Per chunk of a group, or the group as a whole, what stands for each of its nodes; and these by what was made first.
+    members: HashMap<(usize, usize), HashMap<u32, u32>>,
+    grown: Vec<(usize, usize)>,
 }
 
 impl<'a> Chunking<'a> {
-    fn new(from: &'a Graph, region: &'a Region, chunks: Vec<Range<usize>>) -> Chunking<'a> {
-        let to = Graph::new(from.name.clone()).choosing(from.choices().clone());
-        let (whole, parts, groups) = (HashMap::new(), HashMap::new(), BTreeMap::new());
-        Chunking { from, region, chunks, to, whole, parts, groups }
+    fn new(prepared: &'a Prepared, region: &'a Region, chunks: Vec<Range<usize>>) -> Chunking<'a> {
+        let from = &prepared.graph;
+        let to = Graph::new(from.name.clone());
+        let (whole, parts, members) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Chunking { prepared, from, region, chunks, to, whole, parts, members, grown: Vec::new() }
     }
 
-    fn build(mut self, order: &[u32]) -> Result<Graph> {
+    fn build(mut self, order: &[u32]) -> Result<Prepared> {
         for &input in self.from.inputs() {
             let made = self.to.input(self.from.value_name(input), self.from.fact(input).clone());
-            if let Some(indexes) = self.from.indexes(input) {
-                self.to.expect_indexes(made, indexes.clone());
-            }
             self.whole.insert(input, made);
         }
         let stretches = self.region.stretches(self.from, order);
@@ -384,7 +392,23 @@ impl<'a> Chunking<'a> {
             let made = self.whole(*value)?;
             self.to.output(name.clone(), made);
         }
-        Ok(self.to)
+        let Prepared { indexes, decisions, spares_memory, .. } = self.prepared;
+        let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
+        let (decisions, spares_memory) = (decisions.clone(), *spares_memory);
+        Ok(Prepared { groups: self.groups()?, graph: self.to, indexes, decisions, spares_memory })
+    }
+
+    /// A group for each chunk of a group, and for each that is computed as a whole.
+    fn groups(&self) -> Result<Groups> {
+        let position: HashMap<u32, u32> = self.to.order()?.into_iter().zip(0..).collect();
+        let mut groups = Groups::default();
+        for at in &self.grown {
+            let made = &self.members[at];
+            let mut group = self.prepared.groups.get(at.0).renumbered(|node| made[&node]);
+            group.nodes.sort_unstable_by_key(|node| position[node]);
+            groups.push(group);
+        }
+        Ok(groups)
     }
 
     fn add(&mut self, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> Result<ValueId> {
@@ -480,9 +504,12 @@ impl<'a> Chunking<'a> {
 
     /// Puts a node into the kernel that its chunk of the group becomes.
     fn join(&mut self, id: u32, chunk: usize, made: u32) {
-        if let Some(group) = self.from.node(id).group {
-            let next = self.groups.len() as u32;
-            self.to.set_group(made, Some(*self.groups.entry((group, chunk)).or_insert(next)));
-        }
+        let Some(group) = self.prepared.groups.number(id) else { return };
+        let grown = &mut self.grown;
+        let members = self.members.entry((group, chunk)).or_insert_with(|| {
+            grown.push((group, chunk));
+            HashMap::new()
+        });
+        members.insert(id, made);
     }
 }

@@ -1,21 +1,19 @@
 //! Replaces operators by the smaller ones that their rows name, and those of more inputs than a kernel may bind by several.
 
-use super::fold_node;
-use super::simplify::add;
+use super::{Context, fold_node};
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::{Decomposer, Graph};
 use crate::op::{Arity, Attrs, Call, Lower, OpDef, ValueId};
 use crate::shape::Shape;
-use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Decomposes until only rows with kernels are left.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     // One binding is for the result.
-    let most = (target.max_bindings as usize).saturating_sub(2).max(2);
+    let most = (context.target.max_bindings as usize).saturating_sub(2).max(2);
     for id in graph.order()? {
-        divide(graph, id, most)?;
+        divide(graph, id, most, context)?;
     }
     graph.sweep();
     loop {
@@ -26,7 +24,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         }
         for node in order {
             // What is known is computed at once: a row's own meaning takes less time than its parts.
-            if fold_node(graph, node)?.is_none() {
+            if fold_node(graph, node, &context.decisions)?.is_none() {
                 decompose(graph, node)?;
             }
         }
@@ -52,7 +50,7 @@ fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
 }
 
 /// Lets an elementwise node of any number of inputs take some after others.
-fn divide(graph: &mut Graph, id: u32, most: usize) -> Result<()> {
+fn divide(graph: &mut Graph, id: u32, most: usize, context: &Context) -> Result<()> {
     let (operands, node) = (graph.operands(id), graph.node(id));
     let variadic =
         |op: &&OpDef| matches!(op.lower, Lower::Map(_)) && op.inputs.iter().any(|i| i.arity == Arity::Variadic);
@@ -61,16 +59,16 @@ fn divide(graph: &mut Graph, id: u32, most: usize) -> Result<()> {
     let fold = if mean { "Sum" } else { op.name };
     graph.insert_at(id);
     let (first, rest) = operands.split_at(most);
-    let mut value = add(graph, &name, fold, first, Attrs::new())?;
+    let mut value = context.add(graph, &name, fold, first, Attrs::new())?;
     for further in rest.chunks(most - 1) {
         let operands: Vec<_> = std::iter::once(Some(value)).chain(further.iter().copied()).collect();
-        value = add(graph, &name, fold, &operands, Attrs::new())?;
+        value = context.add(graph, &name, fold, &operands, Attrs::new())?;
     }
     if mean {
         let count = Tensor::from_f64(graph.fact(value).dtype, Shape::default(), &[operands.len() as f64]);
         let count = graph.constant(Constant::new(format!("inputs of {name}"), count));
         graph.insert_at(id);
-        value = add(graph, &name, "Div", &[Some(value), Some(count)], Attrs::new())?;
+        value = context.add(graph, &name, "Div", &[Some(value), Some(count)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, value);
     Ok(())

@@ -1,19 +1,20 @@
 //! Constant folding: what depends on constants and shapes alone is known before the run.
 
+use super::Context;
 use crate::constant::Constant;
+use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, MAX_MADE, ValueId};
-use crate::target::Target;
 
 /// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there. What else makes more
 /// of constants than they are is left to the run beyond [`MAX_MADE`] bytes.
 const MAX_EXPANDED: usize = 4 << 10;
 
 /// Folds every node that can be.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for node in graph.order()? {
-        fold_node(graph, node)?;
+        fold_node(graph, node, &context.decisions)?;
     }
     graph.sweep();
     Ok(())
@@ -24,7 +25,7 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
 ///
 /// # Errors
 /// When an operator refuses its values.
-pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
+pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Option<Vec<ValueId>>> {
     let node = graph.node(id);
     let Some(op) = node.op() else { return Ok(None) };
     let operands = graph.operands(id);
@@ -50,10 +51,10 @@ pub fn fold_node(graph: &mut Graph, id: u32) -> Result<Option<Vec<ValueId>>> {
         }
         _ if known && !operands.is_empty() => {
             let most = if let Lower::View(_) = op.lower { MAX_EXPANDED } else { MAX_MADE };
-            match graph.choices().pays("fold", id, output <= input.max(most)) {
-                true => graph.make_constant(id).map(Some),
-                false => Ok(None),
+            if decisions.if_cheaper("fold", id, output <= input.max(most)) {
+                return graph.make_constant(id).map(Some);
             }
+            Ok(None)
         }
         _ => Ok(None),
     }

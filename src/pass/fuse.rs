@@ -1,44 +1,26 @@
-//! Decides which nodes become one kernel, by giving them one group number.
-//!
-//! A group has one value that anything outside of it reads: its last node's. So whatever the grouping, the groups form a
-//! DAG again (a path that leaves a group leaves by its last node and cannot come back), and nothing is stored on the way.
-//! Four kinds of group exist, and [`plan::lower`](crate::plan::lower) makes a kernel of each:
-//!
-//! - an **attention**: two matrix products and the softmax between them, whose scores are then never stored;
-//! - a **template** (matrix product, convolution, window, gather ...) and the elementwise nodes behind it;
-//! - a **row**: reductions over the same axes of the same index space, and the elementwise nodes between, before and
-//!   behind them, so that softmax and every normalisation, however it was spelled, is one pass over memory;
-//! - **elementwise** nodes of one shape. What only the core of a template reads may in turn become the prologue of that
-//!   template's kernel: lowering decides, since it depends on the form of the kernel.
+//! Fusion: decides which nodes become one [group](super::group), and so one kernel.
 
+use super::Context;
 use super::attention;
+use super::group::{Group, GroupKind, Groups, MAX_NODES, max_reads, uses_index};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::expr::Expr;
 use crate::graph::Graph;
-use crate::op::{Args, Call, Lower, ValueId};
+use crate::op::{Call, Lower, ValueId};
 use crate::shape::Shape;
-use crate::target::Target;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// A group may read this many values from outside, less what the target can bind.
-const MAX_READS: usize = 24;
 /// A growing group is given up when more values than this leave it.
 const MAX_LEAVING: usize = 4;
-/// The most nodes in a group: what a kernel's code may grow to.
-pub(super) const MAX_NODES: usize = 64;
-
-/// How many values a group may read from outside.
-pub(super) fn max_reads(target: &Target) -> usize {
-    MAX_READS.min((target.max_bindings as usize).saturating_sub(2))
-}
 
 struct Fuser<'a> {
     graph: &'a Graph,
+    context: &'a Context<'a>,
     /// Position of every node in the order of the graph.
     position: HashMap<u32, usize>,
-    groups: HashMap<u32, u32>,
-    next: u32,
+    /// Per node, the number of its group.
+    groups: HashMap<u32, usize>,
+    kinds: Vec<GroupKind>,
     max_reads: usize,
 }
 
@@ -50,43 +32,39 @@ struct Space {
     row: Option<(Shape, Vec<usize>)>,
 }
 
-/// Assigns groups.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+/// Groups the nodes of a graph.
+pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     let order = graph.order()?;
     let position = order.iter().enumerate().map(|(i, &n)| (n, i)).collect();
-    let mut fuser = Fuser { graph, position, groups: HashMap::new(), next: 0, max_reads: max_reads(target) };
+    let max_reads = max_reads(context.target);
+    let mut fuser = Fuser { graph, context, position, groups: HashMap::new(), kinds: Vec::new(), max_reads };
     let is = |f: fn(&Lower) -> bool| {
-        let graph = &*fuser.graph;
         order.iter().copied().filter(move |&n| graph.node(n).op().is_some_and(|op| f(&op.lower))).collect::<Vec<_>>()
     };
     let templates = is(|l| matches!(l, Lower::Template(_)));
     let reductions = is(|l| matches!(l, Lower::Reduce(_)));
     let maps = is(|l| matches!(l, Lower::Map(_)));
     for &node in &templates {
-        fuser.attend(node, target);
+        fuser.attend(node);
     }
     for node in templates.into_iter().filter(|n| !fuser.groups.contains_key(n)).collect::<Vec<_>>() {
         let space = Space { full: fuser.shape(node).clone(), row: None };
-        fuser.grow_down(node, &space);
+        fuser.grow_down(node, &space, GroupKind::Template { call: node });
     }
     for node in reductions {
         if !fuser.groups.contains_key(&node) {
             let space = fuser.row_space(node);
-            let nodes = fuser.grow_down(node, &space);
+            let nodes = fuser.grow_down(node, &space, GroupKind::Row { reduction: node });
             fuser.grow_up(nodes, &space.full);
         }
     }
     for node in maps.into_iter().rev() {
         if !fuser.groups.contains_key(&node) {
-            fuser.seal(&[node]);
+            fuser.seal(&[node], GroupKind::Map);
             fuser.grow_up(vec![node], &fuser.shape(node).clone());
         }
     }
-    let groups = fuser.groups;
-    for (node, group) in groups {
-        graph.set_group(node, Some(group));
-    }
-    Ok(())
+    Ok(fuser.finish(&order))
 }
 
 impl Fuser<'_> {
@@ -94,18 +72,33 @@ impl Fuser<'_> {
         &self.graph.node(node).outputs[0].fact.shape
     }
 
-    fn seal(&mut self, nodes: &[u32]) {
-        for &node in nodes {
-            self.groups.insert(node, self.next);
+    fn seal(&mut self, nodes: &[u32], kind: GroupKind) {
+        self.groups.extend(nodes.iter().map(|&node| (node, self.kinds.len())));
+        self.kinds.push(kind);
+    }
+
+    /// The groups with their nodes in the order of the graph.
+    fn finish(self, order: &[u32]) -> Groups {
+        let mut members: Vec<Vec<u32>> = vec![Vec::new(); self.kinds.len()];
+        for &node in order {
+            if let Some(&group) = self.groups.get(&node) {
+                members[group].push(node);
+            }
         }
-        self.next += 1;
+        let mut groups = Groups::default();
+        for (kind, nodes) in self.kinds.into_iter().zip(members) {
+            let sink = *nodes.last().expect("a group has nodes");
+            groups.push(Group { kind, nodes, sink });
+        }
+        groups
     }
 
     /// Makes a group of the attention that ends in a node, if one does.
-    fn attend(&mut self, sink: u32, target: &Target) {
-        let Some(attention) = attention::as_kernel(self.graph, sink, target, 0) else { return };
-        if attention.nodes.iter().all(|n| !self.groups.contains_key(n)) {
-            self.seal(&attention.nodes.into_iter().collect::<Vec<_>>());
+    fn attend(&mut self, sink: u32) {
+        let Some(found) = attention::as_kernel(self.graph, sink, self.context, 0) else { return };
+        if found.nodes.iter().all(|n| !self.groups.contains_key(n)) {
+            let nodes: Vec<u32> = found.nodes.into_iter().collect();
+            self.seal(&nodes, GroupKind::Attention(found.attention));
         }
     }
 
@@ -130,13 +123,13 @@ impl Fuser<'_> {
                 let in_full = space.row.as_ref().is_none_or(|(row, _)| row.len() == space.full.len());
                 let in_full = in_full && *shape == space.full;
                 let own = if in_row { Some(0) } else { in_full.then_some(1) };
-                let placed = self.graph.choices().take("place", node, own, |way| [in_row, in_full][way as usize]);
+                let placed = self.context.decisions.choose("place", node, own, |way| [in_row, in_full][way as usize]);
                 placed.is_some() && !uses_index(self.graph, node, map)
             }
             Lower::Reduce(_) => space.row.as_ref().is_some_and(|(row, axes)| {
                 let other = self.row_space(node);
                 let same = other.full == space.full && other.row.is_some_and(|(r, a)| r == *row && a == *axes);
-                self.graph.choices().holds("row", node, same)
+                self.context.decisions.if_valid("row", node, same)
             }),
             _ => false,
         }
@@ -144,7 +137,7 @@ impl Fuser<'_> {
 
     /// Adds readers in the order of the graph for as long as they fit, and keeps the longest run of them that one
     /// value leaves.
-    fn grow_down(&mut self, seed: u32, space: &Space) -> Vec<u32> {
+    fn grow_down(&mut self, seed: u32, space: &Space, kind: GroupKind) -> Vec<u32> {
         let mut nodes = vec![seed];
         let mut members = HashSet::from([seed]);
         let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
@@ -169,7 +162,7 @@ impl Fuser<'_> {
             }
         }
         nodes.truncate(kept);
-        self.seal(&nodes);
+        self.seal(&nodes, kind);
         nodes
     }
 
@@ -219,7 +212,7 @@ impl Fuser<'_> {
                 let free = !self.groups.contains_key(&producer) && !self.graph.is_output(value);
                 if free
                     && nodes.len() < MAX_NODES
-                    && self.graph.choices().holds("grow", producer, self.shape(producer) == full)
+                    && self.context.decisions.if_valid("grow", producer, self.shape(producer) == full)
                     && self.graph.users(value).iter().all(|u| members.contains(u))
                     && !(has_row && uses_index(self.graph, producer, *map))
                     && self.reads(&members, producer) <= self.max_reads
@@ -231,12 +224,4 @@ impl Fuser<'_> {
             }
         }
     }
-}
-
-/// Whether an elementwise node's code depends on the index, which only its own index space gives.
-pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
-    let n = graph.node(node);
-    let operands = graph.operands(node);
-    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-    Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts }.uses_index(map)
 }

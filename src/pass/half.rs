@@ -21,11 +21,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     if !graph.dtypes().contains(&DType::F32) {
         return Err(Error::usage("no value is f32".into()));
     }
-    let mut half = Halving {
-        from: graph,
-        to: Graph::new(graph.name.clone()).choosing(graph.choices().clone()),
-        values: HashMap::new(),
-    };
+    let mut half = Halving { from: graph, to: Graph::new(graph.name.clone()), values: HashMap::new() };
     for &input in graph.inputs() {
         let made = half.to.input(graph.value_name(input), graph.fact(input).clone());
         half.narrow(input, made)?;

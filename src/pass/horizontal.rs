@@ -6,8 +6,8 @@
 //!    `- Slice 16..24 - f ----'                                  `- Slice 16..24 ----'
 //! ```
 
+use super::Context;
 use super::merge::together;
-use super::simplify::add;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Fact, Lower, ValueId};
@@ -22,9 +22,8 @@ const MOST: usize = 8;
 const LONGEST: usize = 64;
 
 /// Computes such parts together.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    // The results are all there at once, then.
-    if target.family == Family::Cpu || graph.spares_memory() {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    if context.target.family == Family::Cpu {
         return Ok(());
     }
     let order = graph.order()?;
@@ -43,12 +42,12 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
                 .collect()
         });
         let twins = |count: u32| row.get(..count as usize).and_then(|row| Twins::of(graph, row));
-        let pays = |&count: &u32| twins(count).is_some_and(|twins| twins.pays(graph, target));
+        let pays = |&count: &u32| twins(count).is_some_and(|twins| twins.pays(graph, context.target));
         let own = (2..=row.len() as u32).rev().find(pays);
-        let taken = graph.choices().take("together", id, own, |count| twins(count).is_some());
+        let taken = context.decisions.choose("together", id, own, |count| twins(count).is_some());
         if let Some(twins) = taken.and_then(twins) {
             done.extend(&twins.parts);
-            twins.compute(graph)?;
+            twins.compute(graph, context)?;
         }
     }
     graph.sweep();
@@ -243,14 +242,14 @@ impl Twins {
     }
 
     /// Adds the nodes that compute the parts together, of which the parts' results become views.
-    fn compute(&self, graph: &mut Graph) -> Result<()> {
+    fn compute(&self, graph: &mut Graph, context: &Context) -> Result<()> {
         let name = |graph: &Graph, node: u32| graph.node(node).name.clone();
         graph.insert_at(self.parts[0].node);
         let whole = match graph.fact(self.source).shape[self.axis] == self.span.len() {
             true => self.source,
             false => {
                 let name = name(graph, self.parts[0].node);
-                add(graph, &name, "Slice", &[Some(self.source)], Attrs::span(self.axis, self.span.clone()))?
+                context.add(graph, &name, "Slice", &[Some(self.source)], Attrs::span(self.axis, self.span.clone()))?
             }
         };
         let mut made = HashMap::from([(self.parts[0], whole)]);
@@ -259,7 +258,7 @@ impl Twins {
             let operands: Vec<_> = operands.map(|v| v.map(|v| made.get(&v).copied().unwrap_or(v))).collect();
             let (name, op) = (name(graph, nodes[0]), graph.node(nodes[0]).op_name().to_owned());
             graph.insert_at(nodes[0]);
-            let value = add(graph, &name, &op, &operands, attrs.clone())?;
+            let value = context.add(graph, &name, &op, &operands, attrs.clone())?;
             made.insert(ValueId { node: nodes[0], port: 0 }, value);
         }
         for end in self.ends(graph) {
@@ -270,7 +269,8 @@ impl Twins {
                 let len = graph.fact(value).shape[step.axis];
                 let name = graph.value_name(value).to_owned();
                 graph.insert_at(value.node);
-                let part = add(graph, &name, "Slice", &[Some(whole)], Attrs::span(step.axis, start..start + len))?;
+                let part =
+                    context.add(graph, &name, "Slice", &[Some(whole)], Attrs::span(step.axis, start..start + len))?;
                 graph.replace(value, part);
                 start += len;
             }

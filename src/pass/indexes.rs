@@ -2,19 +2,23 @@
 //! before the run. Kernels, which cannot tell, take the nearest element.
 
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::graph::{Graph, Indexes};
+use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId};
-use crate::target::Target;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
-/// Notes of each input how many elements its readers look among.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
-    for input in graph.inputs().to_vec() {
-        if let Some(indexes) = looked_up(graph, input) {
-            graph.expect_indexes(input, indexes);
-        }
-    }
-    Ok(())
+/// The axis that an input's elements look up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Indexes {
+    /// The extent of the axis: elements are from minus this on, and below it.
+    pub extent: usize,
+    /// The node that looks them up.
+    pub node: String,
+}
+
+/// The inputs whose elements look something up.
+pub(super) fn find(graph: &Graph) -> HashMap<ValueId, Indexes> {
+    graph.inputs().iter().filter_map(|&input| Some((input, looked_up(graph, input)?))).collect()
 }
 
 /// Whether a Cast leaves all that can be an index as it is: others wrap around, or become a truth value.

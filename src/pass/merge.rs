@@ -7,7 +7,8 @@
 //!    `- MatMul wv - Add bv -                                                  `- Slice -
 //! ```
 
-use super::simplify::{add, addend};
+use super::Context;
+use super::simplify::addend;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
@@ -55,8 +56,8 @@ struct Product {
 }
 
 /// Merges products of one value that stand side by side in the order of the graph.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    let Some(turn) = Turn::of(target) else { return Ok(()) };
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    let Some(turn) = Turn::of(context.target) else { return Ok(()) };
     let mut row: Vec<Product> = Vec::new();
     for id in graph.order()? {
         // Others in between would run while all of the results are kept.
@@ -66,11 +67,11 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
         }
         let product = product(graph, id, turn.halves);
         if !product.as_ref().is_some_and(|p| row.first().is_some_and(|first| joins(graph, first, p))) {
-            merge(graph, &std::mem::take(&mut row), &turn, target)?;
+            merge(graph, &std::mem::take(&mut row), &turn, context)?;
         }
         row.extend(product);
     }
-    merge(graph, &row, &turn, target)?;
+    merge(graph, &row, &turn, context)?;
     graph.sweep();
     Ok(())
 }
@@ -103,15 +104,15 @@ fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
     left(first) == left(other) && depth(first) == depth(other) && first.bias.is_some() == other.bias.is_some()
 }
 
-fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, target: &Target) -> Result<()> {
+fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, context: &Context) -> Result<()> {
     let [first, _, ..] = row else { return Ok(()) };
-    if !graph.choices().pays("merge", first.node, pays(graph, row, turn, target)) {
+    if !context.decisions.if_cheaper("merge", first.node, pays(graph, row, turn, context.target)) {
         return Ok(());
     }
     let (left, name) = (graph.operands(first.node)[0], graph.node(first.node).name.clone());
     graph.insert_at(first.node);
     let beside = |graph: &mut Graph, parts: Vec<Option<ValueId>>| {
-        add(graph, &name, "Concat", &parts, Attrs::new().with("axis", -1))
+        context.add(graph, &name, "Concat", &parts, Attrs::new().with("axis", -1))
     };
     let weights = beside(graph, row.iter().map(|p| Some(p.weights)).collect())?;
     let bias = match first.bias {
@@ -119,16 +120,16 @@ fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, target: &Target) -> Re
         None => None,
     };
     graph.insert_at(first.node);
-    let mut whole = add(graph, &name, "MatMul", &[left, Some(weights)], Attrs::new())?;
+    let mut whole = context.add(graph, &name, "MatMul", &[left, Some(weights)], Attrs::new())?;
     if let Some(bias) = bias {
-        whole = add(graph, &name, "Add", &[Some(whole), Some(bias)], Attrs::new())?;
+        whole = context.add(graph, &name, "Add", &[Some(whole), Some(bias)], Attrs::new())?;
     }
     let mut start = 0;
     for product in row {
         let end = start + graph.fact(product.weights).shape[1] as i64;
         let attrs = Attrs::new().with("starts", vec![start]).with("ends", vec![end]).with("axes", vec![-1i64]);
         let name = graph.value_name(product.end).to_owned();
-        let slice = add(graph, &name, "Slice", &[Some(whole)], attrs)?;
+        let slice = context.add(graph, &name, "Slice", &[Some(whole)], attrs)?;
         graph.replace(product.end, slice);
         start = end;
     }

@@ -1,8 +1,12 @@
-//! Graphs in, graphs out. Each pass is one function; [`Graph::verify`] judges its result.
+//! Graphs in, graphs out. Each pass is one function; [`Graph::verify`] judges its result. Behind the passes, fusion groups the nodes that
+//! become one kernel: what lowering takes is a [`Prepared`] graph.
 
-use crate::error::Result;
-use crate::graph::{Graph, Kind};
+use crate::decisions::Decisions;
+use crate::error::{Error, Result};
+use crate::graph::{Decomposer, Graph, Kind};
+use crate::op::{Attrs, Build, ValueId};
 use crate::target::Target;
+use std::collections::HashMap;
 
 pub mod attention;
 mod bind;
@@ -10,6 +14,7 @@ pub mod chunk;
 mod decompose;
 mod fold;
 mod fuse;
+pub mod group;
 pub mod half;
 mod horizontal;
 mod indexes;
@@ -21,22 +26,102 @@ mod turn;
 mod views;
 
 pub use fold::fold_node;
+pub use group::{Group, GroupKind, Groups};
+pub use indexes::Indexes;
+
+/// How a graph is compiled, whatever the device: types, fusion, chunks. [`Recipe::plan`] plans it without a device.
+///
+/// ```
+/// use plimsoll::{Graph, Limits, Recipe, Target};
+/// let graph = Graph::from_path("graphs/mlp.onnxtxt", &[("batch", 64)])?;
+/// let plan = Recipe::default().plan(graph, &Target::cuda(), &Limits { memory: Some(2 << 30) })?;
+/// assert_eq!(plan.bytes(), plan.summary.planned_bytes);
+/// # Ok::<(), plimsoll::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// True to store `f32` values as `f16` inside; inputs and outputs stay `f32`.
+    pub f16: bool,
+    /// True to compile neighbouring operators to one kernel.
+    pub fuse: bool,
+    /// Number of chunks of the batch in which the largest activations are computed; 1 computes them whole.
+    pub chunks: usize,
+}
+
+impl Default for Recipe {
+    fn default() -> Recipe {
+        Recipe { f16: false, fuse: true, chunks: 1 }
+    }
+}
+
+/// What a pass may ask beside the graph.
+#[derive(Clone, Debug)]
+pub struct Context<'a> {
+    /// The device that the graph is for.
+    pub target: &'a Target,
+    /// What is asked of the passes.
+    pub recipe: Recipe,
+    /// The decisions that follow from extents.
+    pub decisions: Decisions,
+}
+
+impl<'a> Context<'a> {
+    /// The context of a graph that is alone, and decides for itself.
+    pub fn new(target: &'a Target, recipe: Recipe) -> Context<'a> {
+        Context { target, recipe, decisions: Decisions::default() }
+    }
+
+    /// Adds a node to a graph. What depends on constants alone is a constant at once.
+    fn add(
+        &self,
+        graph: &mut Graph,
+        name: &str,
+        op: &str,
+        inputs: &[Option<ValueId>],
+        attrs: Attrs,
+    ) -> Result<ValueId> {
+        let mut build = Decomposer::new(graph, name.to_owned());
+        let value = build.node(op, inputs, attrs).map_err(Error::graph)?;
+        Ok(fold_node(graph, value.node, &self.decisions)?.map_or(value, |made| made[0]))
+    }
+}
+
+/// A graph as lowering takes it: its passes have run.
+#[derive(Clone, Debug, Default)]
+pub struct Prepared {
+    /// The graph.
+    pub graph: Graph,
+    /// The nodes that become one kernel.
+    pub groups: Groups,
+    /// The inputs whose elements look something up.
+    pub indexes: HashMap<ValueId, Indexes>,
+    /// The decisions that lowering goes on to make or to follow.
+    pub decisions: Decisions,
+    /// True if memory comes before time: the plan takes no more of it for steps to run side by side.
+    pub spares_memory: bool,
+}
+
+impl From<Graph> for Prepared {
+    /// A graph of which each node is a kernel of its own.
+    fn from(graph: Graph) -> Prepared {
+        Prepared { graph, ..Prepared::default() }
+    }
+}
 
 /// A pass.
-pub type Pass = fn(&mut Graph, &Target) -> Result<()>;
+pub type Pass = fn(&mut Graph, &Context) -> Result<()>;
 
-/// Of which graphs a pass is.
+/// When a pass runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Of all.
+    /// Always.
     Always,
-    /// Of those in which neighbouring nodes become one kernel: what it makes is worse where they stay apart.
+    /// Where neighbouring nodes become one kernel. What the pass makes is worse where they stay apart.
     Fused,
 }
 
 /// The pipeline, in order.
 pub const PASSES: &[(&str, Pass, When)] = &[
-    ("indexes", indexes::run, When::Always),
     ("fold", fold::run, When::Always),
     ("simplify", simplify::run, When::Always),
     ("decompose", decompose::run, When::Always),
@@ -50,28 +135,39 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("merge", merge::run, When::Always),
     ("horizontal", horizontal::run, When::Always),
     ("round", round::run, When::Always),
-    ("fuse", fuse::run, When::Fused),
 ];
 
-/// Runs the pipeline; without fusion, what is [always](When::Always) of it.
+/// Runs the pipeline, then groups the nodes that become one kernel. Without fusion, only the passes that [always](When::Always) run do, and
+/// there are no groups.
 ///
 /// # Errors
 /// What a pass or the verification after it finds.
-pub fn run(graph: &mut Graph, target: &Target, fuse: bool) -> Result<()> {
+pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     graph.verify()?;
-    let before = constant_bytes(graph)?;
-    for (name, pass, _) in PASSES.iter().filter(|(.., when)| fuse || *when == When::Always) {
+    let before = constant_bytes(&graph)?;
+    // A later pass may look at other inputs of what looks them up, or turn it into a view.
+    let indexes = indexes::find(&graph);
+    for (name, pass, _) in PASSES.iter().filter(|(.., when)| context.recipe.fuse || *when == When::Always) {
         let span = tracing::debug_span!("pass", name).entered();
-        pass(graph, target)?;
+        pass(&mut graph, context)?;
         graph.verify()?;
         tracing::debug!(nodes = graph.len(), "done");
         drop(span);
     }
-    let after = constant_bytes(graph)?;
+    let after = constant_bytes(&graph)?;
     if after > before.saturating_add(before / 4).max(MENTIONED) {
         tracing::info!("constants of {before} bytes are unpacked to {after}");
     }
-    Ok(())
+    Ok(Prepared { indexes, ..group(graph, context)? })
+}
+
+/// Groups the nodes of a graph whose passes have run, if the recipe says so.
+///
+/// # Errors
+/// When the graph has a cycle.
+pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
+    let groups = if context.recipe.fuse { fuse::run(&graph, context)? } else { Groups::default() };
+    Ok(Prepared { groups, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
 /// Constants that grow to fewer bytes are not worth a word.

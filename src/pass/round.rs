@@ -10,23 +10,23 @@
 //!      `-> normalisation -> .. -> MatMul -> Add -'          `-> normalisation -> ..
 //! ```
 
-use super::simplify::{add, addend, only};
+use super::Context;
+use super::simplify::{addend, only};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
-use crate::target::Target;
 use std::collections::HashMap;
 
 /// Rounds later, and less often.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
-    let stored = |dtype: &DType| dtype.is_half() && target.storage(*dtype).is_ok_and(DType::is_half);
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    let stored = |dtype: &DType| dtype.is_half() && context.target.storage(*dtype).is_ok_and(DType::is_half);
     if !graph.dtypes().iter().any(stored) {
         return Ok(());
     }
-    let mut streams = Streams::default();
+    let mut streams = Streams { sums: HashMap::new(), context };
     for id in graph.order()? {
-        round_last(graph, id)?;
+        round_last(graph, id, context)?;
         streams.widen(graph, id)?;
     }
     graph.sweep();
@@ -38,8 +38,8 @@ fn result(node: u32) -> ValueId {
     ValueId { node, port: 0 }
 }
 
-fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType) -> Result<ValueId> {
-    add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
+fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType, context: &Context) -> Result<ValueId> {
+    context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
 }
 
 /// What a value was before it was rounded from `f32`, if it was.
@@ -49,7 +49,7 @@ fn unrounded(graph: &Graph, value: ValueId) -> Option<ValueId> {
 }
 
 /// Lets a factor or an addend that is constant act on what was rounded before it was.
-fn round_last(graph: &mut Graph, id: u32) -> Result<()> {
+fn round_last(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let Some(op) = graph.node(id).op().filter(|op| matches!(op.name, "Add" | "Mul")) else { return Ok(()) };
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return Ok(()) };
     let rounded = match [a, b].map(|v| graph.as_constant(v).is_some()) {
@@ -58,34 +58,36 @@ fn round_last(graph: &mut Graph, id: u32) -> Result<()> {
         _ => return Ok(()),
     };
     let Some(source) = unrounded(graph, rounded).filter(|_| only(graph, rounded, &["Cast"])) else { return Ok(()) };
-    if [a, b].iter().any(|&v| v != rounded && !is_slight(graph, v)) {
+    if [a, b].iter().any(|&v| v != rounded && !is_slight(graph, v, context)) {
         return Ok(());
     }
     let (fact, name) = (graph.fact(result(id)).clone(), graph.node(id).name.clone());
-    if !graph.choices().holds("round", id, graph.fact(source).shape == fact.shape) {
+    if !context.decisions.if_valid("round", id, graph.fact(source).shape == fact.shape) {
         return Ok(());
     }
     graph.insert_at(id);
     let mut operands = [a, b];
     for operand in &mut operands {
-        *operand = if *operand == rounded { source } else { cast(graph, &name, *operand, DType::F32)? };
+        *operand = if *operand == rounded { source } else { cast(graph, &name, *operand, DType::F32, context)? };
     }
-    let wide = add(graph, &name, op.name, &operands.map(Some), Attrs::new())?;
-    let value = cast(graph, &name, wide, fact.dtype)?;
+    let wide = context.add(graph, &name, op.name, &operands.map(Some), Attrs::new())?;
+    let value = cast(graph, &name, wide, fact.dtype, context)?;
     graph.replace(result(id), value);
     Ok(())
 }
 
 /// Sums of streams: rounded, and as they are stored.
-#[derive(Default)]
-struct Streams(HashMap<ValueId, ValueId>);
+struct Streams<'a> {
+    sums: HashMap<ValueId, ValueId>,
+    context: &'a Context<'a>,
+}
 
-impl Streams {
+impl Streams<'_> {
     /// Keeps a sum in `f32` if it is one of a stream.
     fn widen(&mut self, graph: &mut Graph, id: u32) -> Result<()> {
         let Some(operands) = sum(graph, id) else { return Ok(()) };
-        let follows = residual(graph, id).is_some_and(|stream| self.0.contains_key(&stream));
-        if graph.is_output(result(id)) || !follows && !goes_on(graph, result(id)) {
+        let follows = residual(graph, id, self.context).is_some_and(|stream| self.sums.contains_key(&stream));
+        if graph.is_output(result(id)) || !follows && !goes_on(graph, result(id), self.context) {
             return Ok(());
         }
         let (name, dtype) = (graph.node(id).name.clone(), graph.fact(result(id)).dtype);
@@ -94,40 +96,40 @@ impl Streams {
         for (wide, operand) in wide.iter_mut().zip(operands) {
             *wide = Some(self.wide(graph, &name, operand)?);
         }
-        let wide = add(graph, &name, "Add", &wide, Attrs::new())?;
-        let rounded = cast(graph, &name, wide, dtype)?;
+        let wide = self.context.add(graph, &name, "Add", &wide, Attrs::new())?;
+        let rounded = cast(graph, &name, wide, dtype, self.context)?;
         graph.replace(result(id), rounded);
         for user in graph.users(rounded) {
             if widens(graph, user) {
                 graph.replace(result(user), wide);
             }
         }
-        self.0.insert(rounded, wide);
+        self.sums.insert(rounded, wide);
         Ok(())
     }
 
     /// A value in `f32`; what a constant is added to is so before.
     fn wide(&self, graph: &mut Graph, name: &str, value: ValueId) -> Result<ValueId> {
-        if let Some(&wide) = self.0.get(&value) {
+        if let Some(&wide) = self.sums.get(&value) {
             return Ok(wide);
         }
         match addend(graph, value.node) {
-            Some((product, constant)) if is_product(graph, value) && is_slight(graph, constant) => {
-                let product = cast(graph, name, product, DType::F32)?;
-                let constant = cast(graph, name, constant, DType::F32)?;
-                add(graph, name, "Add", &[Some(product), Some(constant)], Attrs::new())
+            Some((product, constant)) if is_product(graph, value) && is_slight(graph, constant, self.context) => {
+                let product = cast(graph, name, product, DType::F32, self.context)?;
+                let constant = cast(graph, name, constant, DType::F32, self.context)?;
+                self.context.add(graph, name, "Add", &[Some(product), Some(constant)], Attrs::new())
             }
             _ => match graph.users(value).into_iter().find(|&user| widens(graph, user)) {
                 Some(user) => Ok(result(user)),
-                None => cast(graph, name, value, DType::F32),
+                None => cast(graph, name, value, DType::F32, self.context),
             },
         }
     }
 }
 
 /// Whether a constant may be stored in `f32`, twice the bytes and beside the half that others may read: scales and shifts of a row are.
-fn is_slight(graph: &Graph, constant: ValueId) -> bool {
-    graph.choices().pays("widen", constant.node, graph.fact(constant).shape.numel() <= 1 << 16)
+fn is_slight(graph: &Graph, constant: ValueId, context: &Context) -> bool {
+    context.decisions.if_cheaper("widen", constant.node, graph.fact(constant).shape.numel() <= 1 << 16)
 }
 
 /// Whether a node makes `f32` of what it reads.
@@ -149,23 +151,23 @@ fn is_product(graph: &Graph, value: ValueId) -> bool {
 }
 
 /// What a node adds a product to, if it does.
-fn residual(graph: &Graph, id: u32) -> Option<ValueId> {
+fn residual(graph: &Graph, id: u32, context: &Context) -> Option<ValueId> {
     let (stream, product) = match sum(graph, id)? {
         [stream, product] if is_product(graph, product) => (stream, product),
         [product, stream] if is_product(graph, product) => (stream, product),
         _ => return None,
     };
     let whole = [stream, product].iter().all(|&v| graph.fact(v).shape == graph.fact(result(id)).shape);
-    graph.choices().holds("stream", id, whole).then_some(stream)
+    context.decisions.if_valid("stream", id, whole).then_some(stream)
 }
 
 /// Whether a value is read on the way to the sum of it and a product, by what can as well read `f32`.
-fn goes_on(graph: &Graph, value: ValueId) -> bool {
+fn goes_on(graph: &Graph, value: ValueId, context: &Context) -> bool {
     let users = graph.users(value);
     let reads = |&user: &u32| {
         let lower = graph.node(user).op().map(|op| &op.lower);
         matches!(lower, Some(Lower::Map(_) | Lower::Reduce(_)))
     };
-    let added = |&&user: &&u32| residual(graph, user) == Some(value);
+    let added = |&&user: &&u32| residual(graph, user, context) == Some(value);
     users.iter().all(reads) && (1..users.len()).contains(&users.iter().filter(added).count())
 }

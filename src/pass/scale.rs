@@ -5,26 +5,24 @@
 //! MatMul (q * a, Transpose (k * b))   =   MatMul (q, Transpose (k)) * (a b)
 //! ```
 
-use super::attention;
-use super::simplify::add;
+use super::{Context, attention};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
 use crate::shape::Shape;
-use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// Nodes that the factor of the scores may take.
 const NODES: usize = 3;
 
 /// Moves such factors. Right only where what is found becomes one kernel: products of halves are not rounded before they are scaled there.
-pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut changed = false;
     for sink in graph.order()? {
-        if let Some(found) = attention::as_kernel(graph, sink, target, NODES) {
-            changed |= scale(graph, found.products)?;
+        if let Some(found) = attention::as_kernel(graph, sink, context, NODES) {
+            changed |= scale(graph, found.attention.products, context)?;
         }
     }
     if changed {
@@ -34,7 +32,7 @@ pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
 }
 
 /// Moves the factors of a product's operands behind it.
-fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
+fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
     let mut operands = graph.operands(products);
     if operands[0] == operands[1] {
         return Ok(false);
@@ -43,7 +41,7 @@ fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
     for operand in operands.iter_mut().flatten() {
         while let Some(found) = scaled(graph, *operand)?.filter(|found| holds(factor * found.factor)) {
             factor *= found.factor;
-            *operand = found.without(graph)?;
+            *operand = found.without(graph, context)?;
         }
     }
     if operands == graph.operands(products) {
@@ -65,16 +63,16 @@ fn scale(graph: &mut Graph, products: u32) -> Result<bool> {
     let wide = if dtype.is_half() { DType::F32 } else { dtype };
     let to = |dtype: DType| Attrs::new().with("to", dtype.onnx());
     graph.insert_at(products);
-    let mut value = add(graph, &node.name, node.op_name(), &operands, node.attrs.clone())?;
+    let mut value = context.add(graph, &node.name, node.op_name(), &operands, node.attrs.clone())?;
     if wide != dtype {
-        value = add(graph, &node.name, "Cast", &[Some(value)], to(wide))?;
+        value = context.add(graph, &node.name, "Cast", &[Some(value)], to(wide))?;
     }
     let factor = Tensor::from_f64(wide, Shape::default(), &[factor]);
     let factor = graph.constant(Constant::new(format!("scale of {}", node.name), factor));
     graph.insert_at(products);
-    value = add(graph, &node.name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
+    value = context.add(graph, &node.name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
     if wide != dtype {
-        value = add(graph, &node.name, "Cast", &[Some(value)], to(dtype))?;
+        value = context.add(graph, &node.name, "Cast", &[Some(value)], to(dtype))?;
     }
     graph.replace(old, value);
     Ok(true)
@@ -90,12 +88,12 @@ struct Scaled {
 
 impl Scaled {
     /// The same views of the source as it is.
-    fn without(&self, graph: &mut Graph) -> Result<ValueId> {
+    fn without(&self, graph: &mut Graph, context: &Context) -> Result<ValueId> {
         let mut value = self.source;
         for &id in self.views.iter().rev() {
             let node = graph.node(id).clone();
             graph.insert_at(id);
-            value = add(graph, &node.name, node.op_name(), &[Some(value)], node.attrs)?;
+            value = context.add(graph, &node.name, node.op_name(), &[Some(value)], node.attrs)?;
         }
         Ok(value)
     }

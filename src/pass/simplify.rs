@@ -1,24 +1,24 @@
 //! Algebra that needs no numbers: what computes nothing goes, what is computed twice is computed once, and factors that
 //! are known move into the weights in front of them.
 
+use super::Context;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::graph::{Decomposer, Graph, Kind};
-use crate::op::{Attrs, Build, ValueId};
+use crate::error::Result;
+use crate::graph::{Graph, Kind};
+use crate::op::{Attrs, ValueId};
 use crate::shape::Shape;
-use crate::target::Target;
 use std::collections::HashMap;
 
 /// No more elements are compared with each other to see whether a constant is one number.
 const MAX_UNIFORM: usize = 1 << 12;
 
 /// Simplifies once over the graph.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
-    unite(graph)?;
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
+    unite(graph, context)?;
     let mut seen: HashMap<String, u32> = HashMap::new();
     for id in graph.order()? {
         let slot = forwards(graph, id)?;
-        if let Some(slot) = graph.choices().take("forward", id, slot, |s| slot == Some(s)) {
+        if let Some(slot) = context.decisions.choose("forward", id, slot, |s| slot == Some(s)) {
             let value = graph.operands(id)[slot as usize].expect("what is forwarded is there");
             graph.replace(ValueId { node: id, port: 0 }, value);
             continue;
@@ -26,7 +26,7 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
         if let Some(key) = key(graph, id) {
             let twin = seen.get(&key).copied();
             let same = |twin| self::key(graph, twin).is_some_and(|other| other == key);
-            if let Some(twin) = graph.choices().take("twin", id, twin, same) {
+            if let Some(twin) = context.decisions.choose("twin", id, twin, same) {
                 for port in 0..graph.node(id).outputs.len() as u32 {
                     graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
                 }
@@ -34,16 +34,16 @@ pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
             }
             seen.insert(key, id);
         }
-        keep_rows(graph, id)?;
-        join_addends(graph, id)?;
-        scale_weights(graph, id)?;
+        keep_rows(graph, id, context)?;
+        join_addends(graph, id, context)?;
+        scale_weights(graph, id, context)?;
     }
     graph.sweep();
     Ok(())
 }
 
 /// Lets constants that are the same data be one.
-fn unite(graph: &mut Graph) -> Result<()> {
+fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut seen: HashMap<String, Vec<ValueId>> = HashMap::new();
     for node in graph.order()? {
         let value = ValueId { node, port: 0 };
@@ -55,7 +55,7 @@ fn unite(graph: &mut Graph) -> Result<()> {
             let other = graph.as_constant(ValueId { node: twin, port: 0 });
             other.is_some_and(|other| other.same(constant))
         };
-        match graph.choices().take("unite", node, twin, same) {
+        match context.decisions.choose("unite", node, twin, same) {
             Some(node) => graph.replace(value, ValueId { node, port: 0 }),
             None => alike.push(value),
         }
@@ -132,17 +132,17 @@ pub(super) fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
 }
 
 /// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
-fn join_addends(graph: &mut Graph, id: u32) -> Result<()> {
+fn join_addends(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = joinable(graph, id);
-    if !graph.choices().holds("addends", id, found.is_some()) {
+    if !context.decisions.if_valid("addends", id, found.is_some()) {
         return Ok(());
     }
     let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let sum = add(graph, &name, "Add", &[Some(first), Some(outer)], Attrs::new())?;
+    let sum = context.add(graph, &name, "Add", &[Some(first), Some(outer)], Attrs::new())?;
     graph.insert_at(id);
-    let result = add(graph, &name, "Add", &[Some(x), Some(sum)], Attrs::new())?;
+    let result = context.add(graph, &name, "Add", &[Some(x), Some(sum)], Attrs::new())?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }
@@ -179,9 +179,9 @@ pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
 /// A product of rows that were collected for it and are taken apart behind it is one of the rows where they are:
 /// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it. Where exporters have made one reshape
 /// of several, as behind an attention's heads, `x` is seen in the rows that the result has.
-fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
+fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = collected(graph, id);
-    if !graph.choices().holds("rows", id, found.is_some()) {
+    if !context.decisions.if_valid("rows", id, found.is_some()) {
         return Ok(());
     }
     let Some(Collected { source, rows, weights, bias }) = found else { return Ok(()) };
@@ -189,12 +189,12 @@ fn keep_rows(graph: &mut Graph, id: u32) -> Result<()> {
     graph.insert_at(id);
     let source = match graph.fact(source).shape == rows {
         true => source,
-        false => add(graph, &name, "Reshape", &[Some(source)], Attrs::new().with("shape", rows.as_slice()))?,
+        false => context.add(graph, &name, "Reshape", &[Some(source)], Attrs::new().with("shape", rows.as_slice()))?,
     };
-    let mut result = add(graph, &name, "MatMul", &[Some(source), Some(weights)], Attrs::new())?;
+    let mut result = context.add(graph, &name, "MatMul", &[Some(source), Some(weights)], Attrs::new())?;
     if let Some(bias) = bias {
         graph.insert_at(id);
-        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
+        result = context.add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
@@ -242,10 +242,10 @@ fn collected(graph: &Graph, id: u32) -> Option<Collected> {
 
 /// `(x * w + b) * c` with constant `w`, `b`, `c` becomes `x * (w c) + b c`: normalisation after a convolution or a matrix
 /// product costs nothing.
-fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
+fn scale_weights(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = scalable(graph, id);
     let form = found.as_ref().map(|s| u32::from(s.bias.is_some()));
-    if graph.choices().take("scale", id, form, |f| form == Some(f)).is_none() {
+    if context.decisions.choose("scale", id, form, |f| form == Some(f)).is_none() {
         return Ok(());
     }
     let Some(Scaling { product, factor, bias, along }) = found else { return Ok(()) };
@@ -261,13 +261,13 @@ fn scale_weights(graph: &mut Graph, id: u32) -> Result<()> {
         None => factor,
     };
     let along = Attrs::new().with("shape", along.as_slice());
-    let along = add(graph, &name, "Reshape", &[Some(factor)], along)?;
-    let weights = scaled_by(graph, &name, weights, along)?;
-    let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor)).transpose()?;
+    let along = context.add(graph, &name, "Reshape", &[Some(factor)], along)?;
+    let weights = scaled_by(graph, &name, weights, along, context)?;
+    let bias = bias.map(|bias| scaled_by(graph, &name, bias, factor, context)).transpose()?;
     graph.insert_at(product.node);
-    let mut result = add(graph, &name, op.name, &[Some(x), Some(weights)], attrs)?;
+    let mut result = context.add(graph, &name, op.name, &[Some(x), Some(weights)], attrs)?;
     if let Some(bias) = bias {
-        result = add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
+        result = context.add(graph, &name, "Add", &[Some(result), Some(bias)], Attrs::new())?;
     }
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
@@ -320,28 +320,15 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
 }
 
 /// A constant times another, rounded to its type once.
-fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId) -> Result<ValueId> {
+fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId, context: &Context) -> Result<ValueId> {
     let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
     let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
         true => Ok(value),
-        false => add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx())),
+        false => context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx())),
     };
     let value = cast(graph, value, wide)?;
-    let product = add(graph, name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
+    let product = context.add(graph, name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;
     cast(graph, product, own)
-}
-
-/// Adds a node; what depends on constants alone is a constant at once.
-pub(super) fn add(
-    graph: &mut Graph,
-    name: &str,
-    op: &str,
-    inputs: &[Option<ValueId>],
-    attrs: Attrs,
-) -> Result<ValueId> {
-    let mut build = Decomposer::new(graph, name.to_owned());
-    let value = build.node(op, inputs, attrs).map_err(Error::graph)?;
-    Ok(super::fold_node(graph, value.node)?.map_or(value, |made| made[0]))
 }
 
 /// The shape under which a factor of the product's result scales its weights: along the output channels of a

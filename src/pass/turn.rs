@@ -7,14 +7,13 @@
 //! Parts would have to be stored, each by a kernel of its own; a view under signs is read by the kernel of what follows. The axis stays
 //! apart through the elementwise nodes behind it.
 
-use super::fuse::uses_index;
-use super::simplify::add;
+use super::Context;
+use super::group::uses_index;
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
-use crate::target::Target;
 use crate::tensor::Tensor;
 
 /// So many elementwise nodes before one that has the axis apart have it apart, too.
@@ -35,13 +34,13 @@ struct Turn {
 }
 
 /// Replaces such concatenations.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
         let found = find(graph, id);
-        if graph.choices().holds("turn", id, found.is_some())
+        if context.decisions.if_valid("turn", id, found.is_some())
             && let Some(turn) = found
         {
-            replace(graph, id, &turn)?;
+            replace(graph, id, &turn, context)?;
         }
     }
     graph.sweep();
@@ -119,57 +118,57 @@ fn part_of(graph: &Graph, value: ValueId, elements: usize) -> Option<(f64, Value
     Some((sign, source, access))
 }
 
-fn replace(graph: &mut Graph, id: u32, turn: &Turn) -> Result<()> {
+fn replace(graph: &mut Graph, id: u32, turn: &Turn, context: &Context) -> Result<()> {
     let name = graph.node(id).name.clone();
     let axis = turn.axis as i64;
     graph.insert_at(id);
-    let mut value = add(graph, &name, "Reshape", &[Some(turn.source)], reshape(&turn.shape))?;
+    let mut value = context.add(graph, &name, "Reshape", &[Some(turn.source)], reshape(&turn.shape))?;
     if turn.backwards {
         let attrs = Attrs::new().with("starts", vec![-1i64]).with("ends", vec![i64::MIN]);
         let attrs = attrs.with("axes", vec![axis]).with("steps", vec![-1i64]);
-        value = add(graph, &name, "Slice", &[Some(value)], attrs)?;
+        value = context.add(graph, &name, "Slice", &[Some(value)], attrs)?;
     }
     let mut shape = vec![1; turn.shape.len() - turn.axis];
     shape[0] = turn.parts;
     let signs = Tensor::from_f64(graph.fact(value).dtype, Shape::new(shape), &turn.signs);
     let signs = graph.constant(Constant::new(format!("signs of {name}"), signs));
     graph.insert_at(id);
-    value = add(graph, &name, "Mul", &[Some(value), Some(signs)], Attrs::new())?;
+    value = context.add(graph, &name, "Mul", &[Some(value), Some(signs)], Attrs::new())?;
     let mut old = ValueId { node: id, port: 0 };
-    let Some(apart) = apart(graph, turn, &mut old) else {
+    let Some(apart) = apart(graph, turn, &mut old, context) else {
         graph.replace(old, value);
         return Ok(());
     };
     while let [user] = graph.users(old)[..] {
         let follows = !graph.is_output(old) && apart.is_elementwise(graph, user);
-        if !graph.choices().holds("apart", user, follows) {
+        if !context.decisions.if_valid("apart", user, follows) {
             break;
         }
         value = apart.rebuild(graph, user, Some((old, value)), DEPTH)?;
         old = ValueId { node: user, port: 0 };
     }
     graph.insert_at(old.node);
-    value = add(graph, &name, "Reshape", &[Some(value)], reshape(&apart.whole))?;
+    value = context.add(graph, &name, "Reshape", &[Some(value)], reshape(&apart.whole))?;
     graph.replace(old, value);
     Ok(())
 }
 
 /// How the view lies apart in the concatenation, `old`, or in what joins the axes of neighbours that take turns.
-fn apart(graph: &Graph, turn: &Turn, old: &mut ValueId) -> Option<Apart> {
+fn apart<'a>(graph: &Graph, turn: &Turn, old: &mut ValueId, context: &'a Context<'a>) -> Option<Apart<'a>> {
     let mut whole = graph.fact(*old).shape.clone();
     if turn.shape != whole {
-        return Some(Apart { axis: turn.axis, parts: turn.parts, whole });
+        return Some(Apart { axis: turn.axis, parts: turn.parts, whole, context });
     }
     let axis = turn.axis.checked_sub(1)?;
     let [user] = graph.users(*old)[..] else { return None };
     let parts = whole[axis];
     whole[axis] *= whole.remove(turn.axis);
     let joins = graph.node(user).op_name() == "Reshape" && graph.node(user).outputs[0].fact.shape == whole;
-    if !graph.choices().holds("apart", user, joins && !graph.is_output(*old)) {
+    if !context.decisions.if_valid("apart", user, joins && !graph.is_output(*old)) {
         return None;
     }
     *old = ValueId { node: user, port: 0 };
-    Some(Apart { axis, parts, whole })
+    Some(Apart { axis, parts, whole, context })
 }
 
 fn reshape(shape: &Shape) -> Attrs {
@@ -177,13 +176,14 @@ fn reshape(shape: &Shape) -> Attrs {
 }
 
 /// An axis of a shape that is taken apart, into so many parts.
-struct Apart {
+struct Apart<'a> {
     axis: usize,
     parts: usize,
     whole: Shape,
+    context: &'a Context<'a>,
 }
 
-impl Apart {
+impl Apart<'_> {
     fn is_elementwise(&self, graph: &Graph, id: u32) -> bool {
         let node = graph.node(id);
         let map = match node.op().map(|op| &op.lower) {
@@ -204,7 +204,7 @@ impl Apart {
         }
         graph.insert_at(id);
         let node = graph.node(id).clone();
-        add(graph, &node.name, node.op_name(), &operands, node.attrs)
+        self.context.add(graph, &node.name, node.op_name(), &operands, node.attrs)
     }
 
     /// What an elementwise node reads, with the axis apart.
@@ -214,7 +214,7 @@ impl Apart {
         let at = (self.axis + shape.len()).checked_sub(self.whole.len());
         let Some(at) = at.filter(|_| shape.numel() != 1) else { return Ok(value) };
         let own = depth > 0 && graph.users(value) == [user] && !graph.is_output(value);
-        if graph.choices().holds("apart", value.node, own && self.is_elementwise(graph, value.node)) {
+        if self.context.decisions.if_valid("apart", value.node, own && self.is_elementwise(graph, value.node)) {
             return self.rebuild(graph, value.node, None, depth - 1);
         }
         let outer = if shape[at] == 1 { 1 } else { self.parts };
@@ -222,6 +222,6 @@ impl Apart {
         shape.insert(at, outer);
         graph.insert_at(user);
         let name = graph.node(user).name.clone();
-        add(graph, &name, "Reshape", &[Some(value)], reshape(&shape))
+        self.context.add(graph, &name, "Reshape", &[Some(value)], reshape(&shape))
     }
 }

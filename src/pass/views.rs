@@ -10,12 +10,12 @@
 //! Transpose (MatMul (y, w) + b)   =   MatMul (Transpose (y), w) + b        y is turned, anyway
 //! ```
 
-use super::simplify::{add, addend, only};
+use super::Context;
+use super::simplify::{addend, only};
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
-use crate::target::Target;
 
 /// No more indices are looked at.
 const MAX_INDICES: usize = 1 << 16;
@@ -25,10 +25,10 @@ const MAX_VIEWS: usize = 64;
 const MAX_AXES: usize = 8;
 
 /// Rearranges views.
-pub fn run(graph: &mut Graph, _: &Target) -> Result<()> {
+pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for step in [pick, straighten, sink, lift] {
         for id in graph.order()? {
-            step(graph, id)?;
+            step(graph, id, context)?;
         }
         graph.sweep();
     }
@@ -40,17 +40,17 @@ fn shaped(shape: &Shape) -> Attrs {
 }
 
 /// Makes a Slice of a Gather.
-fn pick(graph: &mut Graph, id: u32) -> Result<()> {
+fn pick(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = picked(graph, id)?;
-    if !graph.choices().holds("pick", id, found.is_some()) {
+    if !context.decisions.if_valid("pick", id, found.is_some()) {
         return Ok(());
     }
     let Some((data, attrs)) = found else { return Ok(()) };
     let (name, shape) = (graph.node(id).name.clone(), graph.node(id).outputs[0].fact.shape.clone());
     graph.insert_at(id);
-    let mut value = add(graph, &name, "Slice", &[Some(data)], attrs)?;
+    let mut value = context.add(graph, &name, "Slice", &[Some(data)], attrs)?;
     if graph.fact(value).shape != shape {
-        value = add(graph, &name, "Reshape", &[Some(value)], shaped(&shape))?;
+        value = context.add(graph, &name, "Reshape", &[Some(value)], shaped(&shape))?;
     }
     graph.replace(ValueId { node: id, port: 0 }, value);
     Ok(())
@@ -194,16 +194,16 @@ impl Straight {
 }
 
 /// Makes one Reshape, one Transpose and one Reshape at most of a chain of more.
-fn straighten(graph: &mut Graph, id: u32) -> Result<()> {
-    straight(graph, id).map(|_| ())
+fn straighten(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
+    straight(graph, id, context).map(|_| ())
 }
 
 /// As [`straighten`]; gives the value that stands for the node's then.
-fn straight(graph: &mut Graph, id: u32) -> Result<ValueId> {
+fn straight(graph: &mut Graph, id: u32, context: &Context) -> Result<ValueId> {
     let old = ValueId { node: id, port: 0 };
     let found = shorter(graph, id);
     let own = found.as_ref().map(Straight::code);
-    if graph.choices().take("straighten", id, own, |code| own == Some(code)).is_none() {
+    if context.decisions.choose("straighten", id, own, |code| own == Some(code)).is_none() {
         return Ok(old);
     }
     let Some(Straight { source, apart, perm, steps }) = found else { return Ok(old) };
@@ -213,7 +213,7 @@ fn straight(graph: &mut Graph, id: u32) -> Result<ValueId> {
     let all =
         [("Reshape", shaped(&apart)), ("Transpose", turning(&perm)), ("Reshape", shaped(&node.outputs[0].fact.shape))];
     for (op, attrs) in all.into_iter().zip(steps).filter_map(|(step, taken)| taken.then_some(step)) {
-        value = add(graph, &node.name, op, &[Some(value)], attrs)?;
+        value = context.add(graph, &node.name, op, &[Some(value)], attrs)?;
     }
     graph.replace(old, value);
     Ok(value)
@@ -277,11 +277,11 @@ impl Rows {
     }
 
     /// The same of other rows.
-    fn with(&self, graph: &mut Graph, id: u32, left: ValueId) -> Result<ValueId> {
+    fn with(&self, graph: &mut Graph, id: u32, left: ValueId, context: &Context) -> Result<ValueId> {
         let name = graph.node(id).name.clone();
-        let product = add(graph, &name, "MatMul", &[Some(left), Some(self.weights)], Attrs::new())?;
+        let product = context.add(graph, &name, "MatMul", &[Some(left), Some(self.weights)], Attrs::new())?;
         match self.bias {
-            Some(bias) => add(graph, &name, "Add", &[Some(product), Some(bias)], Attrs::new()),
+            Some(bias) => context.add(graph, &name, "Add", &[Some(product), Some(bias)], Attrs::new()),
             None => Ok(product),
         }
     }
@@ -293,16 +293,16 @@ fn turns_rows(perm: &[usize]) -> bool {
 }
 
 /// Lets a product of turned rows be turned itself, if only products read it, through views that see it so.
-fn sink(graph: &mut Graph, id: u32) -> Result<()> {
+fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = sinkable(graph, id);
-    if !graph.choices().holds("sink", id, found.is_some()) {
+    if !context.decisions.if_valid("sink", id, found.is_some()) {
         return Ok(());
     }
     let Some((rows, x, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let result = rows.with(graph, id, x)?;
-    let result = add(graph, &name, "Transpose", &[Some(result)], turning(&perm))?;
+    let result = rows.with(graph, id, x, context)?;
+    let result = context.add(graph, &name, "Transpose", &[Some(result)], turning(&perm))?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }
@@ -355,18 +355,18 @@ fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
 }
 
 /// Lets a product that is turned be of turned rows, where these are a turned value's anyway.
-fn lift(graph: &mut Graph, id: u32) -> Result<()> {
+fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = liftable(graph, id);
-    if !graph.choices().holds("lift", id, found.is_some()) {
+    if !context.decisions.if_valid("lift", id, found.is_some()) {
         return Ok(());
     }
     let Some((rows, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let left = add(graph, &name, "Transpose", &[Some(rows.left)], turning(&perm))?;
-    let left = straight(graph, left.node)?;
+    let left = context.add(graph, &name, "Transpose", &[Some(rows.left)], turning(&perm))?;
+    let left = straight(graph, left.node, context)?;
     graph.insert_at(id);
-    let result = rows.with(graph, id, left)?;
+    let result = rows.with(graph, id, left, context)?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }

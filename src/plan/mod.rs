@@ -12,11 +12,10 @@
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-pub use crate::graph::Indexes;
 use crate::kernel::Kernel;
+pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
-pub use fit::recipe::Recipe;
 pub(crate) use make::offsets::Moved;
 pub use make::{compile, plan};
 use serde::{Deserialize, Serialize};

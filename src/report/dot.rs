@@ -1,22 +1,22 @@
 //! Draws a graph in Graphviz's language.
 
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::pass::Prepared;
 use std::collections::BTreeMap;
 
 /// The graph in Graphviz's language. Nodes that become one kernel are in one box.
 ///
 /// # Errors
 /// The graph has a cycle.
-pub fn dot(graph: &Graph) -> Result<String> {
+pub fn dot(Prepared { graph, groups: kernels, .. }: &Prepared) -> Result<String> {
     let quote = |text: &str| format!("{text:?}");
-    let mut groups: BTreeMap<Option<u32>, Vec<String>> = BTreeMap::new();
+    let mut groups: BTreeMap<Option<usize>, Vec<String>> = BTreeMap::new();
     let mut edges = String::new();
     for id in graph.order()? {
         let node = graph.node(id);
         let facts: Vec<_> = node.outputs.iter().map(|o| o.fact.to_string()).collect();
         let label = quote(&format!("{}\n{}\n{}", node.op_name(), node.name, facts.join(" ")));
-        groups.entry(node.group).or_default().push(format!("  n{id} [shape=box label={label}];\n"));
+        groups.entry(kernels.number(id)).or_default().push(format!("  n{id} [shape=box label={label}];\n"));
         for value in graph.operands(id).into_iter().flatten() {
             edges += &format!("  n{} -> n{id};\n", value.node);
         }

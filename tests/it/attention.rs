@@ -2,19 +2,19 @@
 
 use plimsoll::internals::expr::{Binary, Code};
 use plimsoll::internals::kernel::Template;
-use plimsoll::internals::{onnx, pass, plan, reference};
-use plimsoll::{DType, Graph, Limits, Plan, Target, Tensor};
+use plimsoll::internals::pass::Prepared;
+use plimsoll::internals::{onnx, plan, reference};
+use plimsoll::{DType, Limits, Plan, Recipe, Target, Tensor};
 use std::path::Path;
 
-fn passed(text: &str, target: &Target, fuse: bool) -> Graph {
+fn passed(text: &str, target: &Target, fuse: bool) -> Prepared {
     let text = format!("<ir_version: 10, opset_import: [\"\" : 21]>\n{text}");
     let model = onnx::Model::new(onnx::text::parse(&text, Path::new("text")).expect("it parses"));
-    let mut graph = onnx::import(&model, &[]).expect("it is a graph");
-    pass::run(&mut graph, target, fuse).expect("passes run");
-    graph
+    let graph = onnx::import(&model, &[]).expect("it is a graph");
+    Recipe { fuse, ..Recipe::default() }.whole(graph, target).expect("passes run")
 }
 
-fn planned(graph: &Graph, target: &Target) -> Plan {
+fn planned(graph: &Prepared, target: &Target) -> Plan {
     plan::plan(graph, target, &Limits { memory: None }).expect("it is planned")
 }
 
@@ -148,7 +148,7 @@ fn products_that_no_half_holds_are_scaled_first() {
         let graph = passed(text, &target, fuse);
         let found = planned(&graph, &target);
         assert!(found.steps.len() > 2, "{:?}", found.steps);
-        let found = reference::run(&graph, &inputs).expect("it has a meaning")[0].to_f64();
+        let found = reference::run(&graph.graph, &inputs).expect("it has a meaning")[0].to_f64();
         assert_eq!(found, [5.0, 6.0, 1.0, 2.0], "fused: {fuse}");
     }
 }

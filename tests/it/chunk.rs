@@ -8,7 +8,7 @@ use crate::samples;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::op::{Call, Fact, Lower, ValueId};
-use plimsoll::internals::pass::{self, chunk};
+use plimsoll::internals::pass::{Prepared, chunk};
 use plimsoll::internals::plan::fit::chunks;
 use plimsoll::internals::plan::range::Family;
 use plimsoll::internals::plan::{Limits, Plan, Recipe};
@@ -99,9 +99,10 @@ const WHOLE: &[&str] = &[];
 fn what_rows_say_of_parts_is_so() {
     let (mut parted, mut with_kernel) = (BTreeSet::new(), BTreeSet::new());
     for sample in samples::samples() {
-        let mut graph = graph(&sample);
+        let graph = graph(&sample);
         let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
-        pass::run(&mut graph, &Target::cpu(1), false).expect("the passes run");
+        let unfused = Recipe { fuse: false, ..Recipe::default() };
+        let Prepared { graph, .. } = unfused.whole(graph, &Target::cpu(1)).expect("the passes run");
         // Every intermediate value, computed node by node.
         let mut values = std::collections::HashMap::new();
         for (&input, tensor) in graph.inputs().iter().zip(&inputs) {
@@ -140,9 +141,8 @@ const HALF: Least = |levels| levels[levels.len() / 2];
 const PEAK: Least = |levels| levels[levels.len() - 1];
 
 /// A graph in chunks.
-fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize, least: Least) -> plimsoll::Result<Graph> {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, fuse).expect("the passes run");
+fn chunked(graph: &Graph, target: &Target, fuse: bool, chunks: usize, least: Least) -> plimsoll::Result<Prepared> {
+    let mut graph = Recipe { fuse, ..Recipe::default() }.whole(graph.clone(), target).expect("the passes run");
     let (_, levels) = chunk::levels(&graph)?;
     chunk::run(&mut graph, chunks, least(&levels))?;
     Ok(graph)
@@ -170,7 +170,7 @@ fn runs_in_chunks(
     let backend = open();
     let passed = chunked(graph, backend.target(), fuse, chunks, least).ok()?;
     let expected = reference::run(graph, inputs).expect("the reference runs");
-    let again = reference::run(&passed, inputs).expect("the reference runs");
+    let again = reference::run(&passed.graph, inputs).expect("the reference runs");
     let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
     let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
     let found = exec.run_poisoned(inputs).expect("it runs");
@@ -229,8 +229,7 @@ fn graphs_in_chunks_agree_with_the_whole() {
 }
 
 fn planned(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Plan {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let mut graph = Recipe::default().whole(graph.clone(), target).expect("the passes run");
     chunks::run(&mut graph, target, limits, chunks).expect("it has chunks");
     plan::plan(&graph, target, limits).expect("it is planned")
 }
@@ -383,13 +382,14 @@ fn chunks_of_a_range_are_those_of_its_largest_binding() {
 
 #[test]
 fn what_has_no_chunks_is_refused() {
-    let mut graph = common::graph("sum (float[8] x) => (float[1] y) { y = ReduceSum (x) }");
+    let mut graph = Prepared::from(common::graph("sum (float[8] x) => (float[1] y) { y = ReduceSum (x) }"));
     let error = chunk::run(&mut graph, 2, 0).expect_err("all of it is needed").to_string();
     assert!(error.contains("nothing can be computed in chunks"), "{error}");
-    let mut one = common::graph("one (float[1, 1] x) => (float[1, 1] y) { y = Relu (x) }");
+    let mut one = Prepared::from(common::graph("one (float[1, 1] x) => (float[1, 1] y) { y = Relu (x) }"));
     assert!(chunk::run(&mut one, 2, 0).is_err());
     chunk::run(&mut one, 1, 0).expect("one chunk is the whole");
-    let mut many = common::graph("many (float[2000000, 1] x) => (float[2000000, 1] y) { y = Relu (x) }");
+    let mut many =
+        Prepared::from(common::graph("many (float[2000000, 1] x) => (float[2000000, 1] y) { y = Relu (x) }"));
     let error = chunks::run(&mut many, &Target::cpu(1), &FREE, u32::MAX as usize).expect_err("too many").to_string();
     assert!(error.contains("ask for fewer chunks"), "{error}");
 }

@@ -5,8 +5,8 @@ use plimsoll::internals::onnx::{self, export};
 use plimsoll::internals::plan::{Limits, plan};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
-use plimsoll::internals::{npy, ops, pass};
-use plimsoll::{DType, Tensor};
+use plimsoll::internals::{npy, ops};
+use plimsoll::{DType, Recipe, Tensor};
 use prost::Message;
 use serde_json::{Value, json};
 use std::panic::catch_unwind;
@@ -706,8 +706,8 @@ fn compile(path: &Path, dims: &[&str]) -> Result<(), String> {
     let all = || {
         let model = onnx::load(path)?;
         let dims: Vec<_> = dims.iter().map(|dim| ((*dim).to_owned(), 4)).collect();
-        let mut graph = onnx::import(&model, &dims)?;
-        pass::run(&mut graph, &Target::cpu(2), true)?;
+        let graph = onnx::import(&model, &dims)?;
+        let graph = Recipe::default().whole(graph, &Target::cpu(2))?;
         plan(&graph, &Target::cpu(2), &Limits { memory: None })
     };
     all().map(|_| ()).map_err(|error: plimsoll::Error| error.to_string())

@@ -4,8 +4,8 @@ use plimsoll::internals::backend::{Backend, cpu::Cpu};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::plan::Limits;
 use plimsoll::internals::tensor::Tensor;
-use plimsoll::internals::{onnx, pass, plan, reference};
-use plimsoll::{DType, Graph, Plan, Shape, Target};
+use plimsoll::internals::{onnx, plan, reference};
+use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target};
 use std::collections::HashMap;
 use std::io::Write;
 use std::path::Path;
@@ -118,8 +118,8 @@ pub fn graph(text: &str) -> Graph {
 
 /// A graph's plan after the passes, without a limit.
 pub fn planned(graph: &Graph, target: &Target) -> Plan {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph.clone();
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
 }
 
@@ -138,8 +138,8 @@ pub fn runs_as_the_reference(graph: &Graph, (name, open): &Opener, state: &mut u
     let inputs: Vec<_> = graph.inputs().iter().map(|&v| random(state, &graph.fact(v).shape)).collect();
     let expected = reference::run(graph, &inputs).expect("the reference runs");
     let backend = open();
-    let mut passed = graph.clone();
-    pass::run(&mut passed, backend.target(), true).expect("the passes run");
+    let passed = graph.clone();
+    let passed = Recipe::default().whole(passed, backend.target()).expect("the passes run");
     let (plan, constants) = plan::compile(&passed, backend.target(), &Limits { memory: None }).expect("it is planned");
     let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
     let found = exec.run(&inputs).expect("it runs");

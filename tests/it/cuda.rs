@@ -9,8 +9,8 @@ use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::{Memory, STAGING, Target};
 use plimsoll::internals::trace::Trace;
-use plimsoll::internals::{onnx, pass, plan, session};
-use plimsoll::{DType, Limits, Tensor};
+use plimsoll::internals::{onnx, plan, session};
+use plimsoll::{DType, Limits, Recipe, Tensor};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -265,7 +265,7 @@ fn a_graph_that_cannot_be_used_takes_nothing() {
     let x = g.input("x", DType::F32, [256]);
     g.output("y", x + 1.0);
     let graph = g.finish().expect("the graph is sound");
-    let plan = plan::plan(&graph, backend.target(), &Limits { memory: None }).expect("it is planned");
+    let plan = plan::plan(&graph.into(), backend.target(), &Limits { memory: None }).expect("it is planned");
     let kernel = backend.compile(&plan.kernels[0]).expect("it is rendered");
     let segment = backend.alloc(1 << 10, Memory::Device).expect("it has room");
     let launch = Launch::new(kernel, vec![Slice { segment, offset: 0, bytes: 1 << 10 }; 2]);
@@ -388,8 +388,8 @@ fn plans_compile() {
     for (file, dims) in [("digits.onnx", &["batch"][..]), ("mlp.onnxtxt", &["batch"])] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs").join(file);
         let dims: Vec<_> = dims.iter().map(|dim| ((*dim).to_owned(), 4)).collect();
-        let mut graph = onnx::import(&onnx::load(&path).expect("a graph"), &dims).expect("it is imported");
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = onnx::import(&onnx::load(&path).expect("a graph"), &dims).expect("it is imported");
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
         let render = |kernel: &Kernel| {
             let kernel = Kernel { call: None, ..kernel.clone() };

@@ -4,8 +4,9 @@
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use plimsoll::Limits;
+use plimsoll::Recipe;
+use plimsoll::internals::plan;
 use plimsoll::internals::target::Target;
-use plimsoll::internals::{pass, plan};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -144,8 +145,8 @@ fn plans_are_the_same_in_every_process() {
         for (golden, target) in targets {
             let (_, command) = STAGES.iter().find(|(ending, _)| *ending == golden).expect("it is a stage");
             let here = || {
-                let mut graph = graphs::import(file, dims);
-                pass::run(&mut graph, &target, true).expect("the passes run");
+                let graph = graphs::import(file, dims);
+                let graph = Recipe::default().whole(graph, &target).expect("the passes run");
                 plan::plan(&graph, &target, &Limits { memory: None }).expect("the graph is planned").to_json()
             };
             let first = here();

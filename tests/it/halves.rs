@@ -4,10 +4,10 @@
 use plimsoll::internals::constant::Constant;
 use plimsoll::internals::kernel::Template;
 use plimsoll::internals::kernel::library::{Activation, Call, MatMul};
-use plimsoll::internals::pass::PASSES;
+use plimsoll::internals::pass::{Context, PASSES};
 use plimsoll::internals::plan::Limits;
-use plimsoll::internals::{onnx, pass, plan, reference};
-use plimsoll::{DType, Graph, Plan, Shape, Target, Tensor};
+use plimsoll::internals::{onnx, plan, reference};
+use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target, Tensor};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -81,8 +81,8 @@ impl Random {
 const END: &str = "y = LayerNormalization (LAST, s0, h0)";
 
 fn planned(graph: &Graph, target: &Target) -> Plan {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph.clone();
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked").0
 }
 
@@ -103,8 +103,9 @@ fn count(graph: &Graph, target: &Target) -> usize {
 /// The output of the graph in this type, with or without passes, on the same numbers. 16-bit floats are rounded at every node.
 fn result(dtype: DType, skip: Option<&str>) -> Vec<f64> {
     let mut graph = layers(dtype, LAYER, END);
+    let cuda = Target::cuda();
     for (_, pass, _) in PASSES.iter().filter(|(name, ..)| Some(*name) != skip) {
-        pass(&mut graph, &Target::cuda()).expect("the passes run");
+        pass(&mut graph, &Context::new(&cuda, Recipe::default())).expect("the passes run");
     }
     output(&graph)
 }
@@ -228,7 +229,8 @@ fn products_of_one_value_are_one() {
 
     let passed = |target: &Target| {
         let mut graph = plain.clone();
-        PASSES.iter().for_each(|(_, pass, _)| pass(&mut graph, target).expect("the passes run"));
+        let context = Context::new(target, Recipe::default());
+        PASSES.iter().for_each(|(_, pass, _)| pass(&mut graph, &context).expect("the passes run"));
         graph
     };
     // Products that fit a binding separately, but not together, are not merged either.

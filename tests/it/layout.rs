@@ -6,8 +6,8 @@ use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::plan::{Limits, Plan};
 use plimsoll::internals::target::Libraries;
-use plimsoll::internals::{onnx, pass, plan, reference};
-use plimsoll::{DType, Graph, Target, Tensor};
+use plimsoll::internals::{onnx, plan, reference};
+use plimsoll::{DType, Graph, Recipe, Target, Tensor};
 use std::path::Path;
 
 /// A constant whose elements all differ.
@@ -66,8 +66,8 @@ fn network() -> Graph {
 }
 
 fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<Vec<f64>>) {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph.clone();
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     let (plan, constants) = plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked");
     (plan, constants.iter().map(|c| c.value().expect("it is known").to_f64()).collect())
 }

@@ -3,7 +3,7 @@
 use crate::graphs;
 use plimsoll::internals::advise::{self, Answer, Case, Taken, Verdict, largest};
 use plimsoll::internals::onnx::proto::NodeProto;
-use plimsoll::internals::pass::{self, half};
+use plimsoll::internals::pass::{Prepared, half};
 use plimsoll::internals::plan::fit::bound::bound;
 use plimsoll::internals::plan::lower::{Options, lower};
 use plimsoll::internals::plan::make::liveness::live;
@@ -254,7 +254,7 @@ fn random(seed: u64, nodes: usize) -> Graph {
 }
 
 /// The least peak of all orders, by trying them all; `None` if there are too many.
-fn least_of_all_orders(graph: &Graph, target: &Target) -> Option<u64> {
+fn least_of_all_orders(graph: &Prepared, target: &Target) -> Option<u64> {
     let mut least = u64::MAX;
     for join in [true, false] {
         let draft = lower(graph, target, Options { join }).expect("it is lowered");
@@ -294,8 +294,8 @@ fn the_bound_holds_for_every_order() {
     let (mut judged, mut reached) = (0, 0);
     for seed in 0..400 {
         let target = &targets()[seed as usize % 3];
-        let mut graph = random(seed, 3 + seed as usize % 7);
-        pass::run(&mut graph, target, seed % 2 == 0).expect("the passes run");
+        let graph = random(seed, 3 + seed as usize % 7);
+        let graph = Recipe { fuse: seed % 2 == 0, ..Recipe::default() }.whole(graph, target).expect("the passes run");
         let found = bound(&graph, target).expect("it is lowered");
         let made = plan(&graph, target, &UNLIMITED).expect("it is planned");
         assert!(found.bytes <= made.bytes(), "seed {seed}: {found:?}, but a plan takes {}", made.bytes());
@@ -318,8 +318,8 @@ fn a_plan_never_takes_less_than_the_bound() {
         }";
     let model = onnx::Model::new(onnx::text::parse(text, Path::new("text")).expect("it parses"));
     for target in [Target::cpu(2), Target::wgpu(), Target::cuda(), Target { allow_tf32: true, ..Target::cuda() }] {
-        let mut graph = onnx::import(&model, &[]).expect("it is a graph");
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = onnx::import(&model, &[]).expect("it is a graph");
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let (least, plan) = (bound(&graph, &target), plan(&graph, &target, &UNLIMITED).expect("it is planned"));
         let least = least.expect("it is lowered").bytes;
         assert!(least <= plan.bytes(), "{}: at least {least}, and planned {}", target.name, plan.bytes());
@@ -336,9 +336,9 @@ fn where_steps_have_one_order_the_bound_is_what_is_live() {
         kept = kept.matmul(x);
     }
     trace.output("y", kept.matmul(first).matmul(x));
-    let mut graph = trace.finish().expect("the graph is sound");
+    let graph = trace.finish().expect("the graph is sound");
     let target = Target::cpu(1);
-    pass::run(&mut graph, &target, true).expect("the passes run");
+    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
     let found = bound(&graph, &target).expect("it is lowered");
     // The input and the first product are live during all other steps.
     assert_eq!(found.arena_bytes, 4 * 64 * 64 * 4);
@@ -387,10 +387,10 @@ fn counted(plan: &Plan) -> Vec<u64> {
 fn the_peak_adds_up() {
     for (file, dims) in graphs::GRAPHS {
         for target in targets() {
-            let mut graph = graphs::import(file, dims);
-            pass::run(&mut graph, &target, true).expect("the passes run");
+            let graph = graphs::import(file, dims);
+            let graph = Recipe::default().whole(graph, &target).expect("the passes run");
             let plan = plan(&graph, &target, &UNLIMITED).expect("it is planned");
-            let peak = peak(&plan, Some(&graph));
+            let peak = peak(&plan, Some(&graph.graph));
             let live: u64 = peak.live.iter().map(|h| h.bytes).sum();
             let held: u64 = peak.held.iter().map(|h| h.bytes).sum();
             assert_eq!(live + peak.others.bytes + peak.idle_bytes + held, plan.bytes(), "{file}: {peak:?}");
@@ -803,9 +803,9 @@ fn nodes_of_one_name_are_not_mixed_up() {
         node("MatMul", &["s", "e"], "y"),
     ];
     let target = Target::cpu(1);
-    let mut graph = onnx::import(&onnx::Model::new(proto), &[]).expect("it is a graph");
-    pass::run(&mut graph, &target, false).expect("the passes run");
-    let peak = peak(&plan(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph));
+    let graph = onnx::import(&onnx::Model::new(proto), &[]).expect("it is a graph");
+    let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
+    let peak = peak(&plan(&graph, &target, &UNLIMITED).expect("it is planned"), Some(&graph.graph));
     assert!(peak.live.iter().any(|h| h.kernel != "input"), "{peak:?}");
     for holder in &peak.live {
         assert_eq!(holder.operator, holder.kernel, "{peak:?}");
@@ -813,9 +813,9 @@ fn nodes_of_one_name_are_not_mixed_up() {
 }
 
 fn plan_of(batch: usize, fuse: bool) -> Plan {
-    let mut graph = graphs::import("digits.onnx", &[("batch", batch)]);
+    let graph = graphs::import("digits.onnx", &[("batch", batch)]);
     let target = Target::cpu(2);
-    pass::run(&mut graph, &target, fuse).expect("the passes run");
+    let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
     plan(&graph, &target, &UNLIMITED).expect("it is planned")
 }
 

@@ -2,6 +2,7 @@
 //! last use.
 
 use crate::common;
+use plimsoll::Recipe;
 use plimsoll::internals::dtype::DType::{F32, I64};
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::plan::{Class, Limits, Plan};
@@ -9,7 +10,7 @@ use plimsoll::internals::session::{self, Options, Session};
 use plimsoll::internals::target::{Libraries, Target};
 use plimsoll::internals::tensor::Tensor;
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{pass, plan, reference};
+use plimsoll::internals::{plan, reference};
 
 fn floats(shape: &[usize], seed: usize) -> Tensor {
     let count = shape.iter().product();
@@ -18,8 +19,8 @@ fn floats(shape: &[usize], seed: usize) -> Tensor {
 }
 
 fn planned(graph: &Graph, target: &Target) -> Plan {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph.clone();
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan::plan(&graph, target, &Limits { memory: None }).expect("it is planned")
 }
 

@@ -5,6 +5,7 @@
 use crate::kernels::variants;
 use crate::{common, graphs, samples};
 use plimsoll::Limits;
+use plimsoll::Recipe;
 use plimsoll::internals::backend::cuda::library::Search;
 use plimsoll::internals::backend::cuda::machine_code;
 use plimsoll::internals::dtype::DType;
@@ -12,7 +13,7 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
 use plimsoll::internals::op::{Fact, ValueId};
-use plimsoll::internals::pass::{self, chunk};
+use plimsoll::internals::pass::chunk;
 use plimsoll::internals::target::{Libraries, Target};
 use plimsoll::internals::{ops, plan};
 use std::collections::BTreeMap;
@@ -37,9 +38,11 @@ fn collect(name: &str, kernels: &[Kernel], target: &Target, into: &mut BTreeMap<
     }
 }
 
-fn planned(name: &str, graph: &mut Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
-    let passed = pass::run(graph, &target(), true).and_then(|()| chunk::run(graph, chunks, 0));
-    let planned = passed.and_then(|()| plan::plan(graph, &target(), &Limits { memory: None }));
+fn planned(name: &str, graph: Graph, chunks: usize, into: &mut BTreeMap<String, String>) {
+    let planned = Recipe::default().whole(graph, &target()).and_then(|mut graph| {
+        chunk::run(&mut graph, chunks, 0)?;
+        plan::plan(&graph, &target(), &Limits { memory: None })
+    });
     collect(name, &planned.unwrap_or_else(|e| panic!("{name}: {e}")).kernels, &target(), into);
 }
 
@@ -69,7 +72,7 @@ fn texts() -> BTreeMap<String, String> {
             for port in 0..graph.node(node).outputs.len() as u32 {
                 graph.output(format!("y{port}"), ValueId { node, port });
             }
-            planned(&name, &mut graph, 1, &mut texts);
+            planned(&name, graph, 1, &mut texts);
         }
     }
     let plain = variants::plain();
@@ -80,7 +83,7 @@ fn texts() -> BTreeMap<String, String> {
         hosts.for_each(|target| collect(&case.name, slice::from_ref(&case.kernel), target, &mut texts));
     }
     for (file, dims) in graphs::GRAPHS {
-        (1..=2).for_each(|chunks| planned(file, &mut graphs::import(file, dims), chunks, &mut texts));
+        (1..=2).for_each(|chunks| planned(file, graphs::import(file, dims), chunks, &mut texts));
     }
     texts
 }

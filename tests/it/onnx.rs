@@ -7,7 +7,7 @@ use plimsoll::internals::onnx::proto::{DataLocation, DataType, ModelProto, Strin
 use plimsoll::internals::onnx::{Model, export, import, load, text};
 use plimsoll::internals::plan::Recipe;
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::internals::{npy, pass, plan, reference};
+use plimsoll::internals::{npy, plan, reference};
 use plimsoll::{Limits, Target, Tensor};
 use prost::Message;
 use std::fs;
@@ -498,8 +498,8 @@ fn planning_needs_no_weights() {
     fs::write(&path, external("8").encode_to_vec()).expect("writable");
     let target = Target::cpu(1);
     let compile = || {
-        let mut graph = import(&load(&path).expect("weights are not looked for"), &[]).expect("nor needed");
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = import(&load(&path).expect("weights are not looked for"), &[]).expect("nor needed");
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         plan::compile(&graph, &target, &Limits { memory: None }).expect("the graph is planned")
     };
     let (without, constants) = compile();
@@ -544,8 +544,8 @@ fn a_tensor_that_planning_does_need_is_named() {
 
     // A tensor of one element becomes part of the kernel's code.
     let scalar = "g (float[6] x) => (float[6] y) <float one = {1}> { y = Mul (x, one) }";
-    let mut graph = import(&external(scalar, "one"), &[]).expect("its value is not asked for yet");
-    let message = pass::run(&mut graph, &Target::cpu(1), true).expect_err("now it is").to_string();
+    let graph = import(&external(scalar, "one"), &[]).expect("its value is not asked for yet");
+    let message = Recipe::default().whole(graph, &Target::cpu(1)).expect_err("now it is").to_string();
     assert!(message.contains("4 bytes of tensor 'one'"), "{message}");
 }
 

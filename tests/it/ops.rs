@@ -11,7 +11,7 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::op::{Attr, Attrs, Fact, ValueId};
 use plimsoll::internals::plan::{Limits, Recipe};
 use plimsoll::internals::target::Target;
-use plimsoll::internals::{ops, pass, plan, reference};
+use plimsoll::internals::{ops, plan, reference};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -47,9 +47,9 @@ fn agrees(
     let graph = graph(sample)?;
     let inputs: Vec<_> = sample.tensors().into_iter().flatten().collect();
     let expected = reference::run(&graph, &inputs).map_err(|e| format!("reference: {e}"))?;
-    let mut passed = graph.clone();
+    let passed = graph.clone();
     let target = target.unwrap_or(backend.target());
-    pass::run(&mut passed, target, true).map_err(|e| e.to_string())?;
+    let passed = Recipe::default().whole(passed, target).map_err(|e| e.to_string())?;
     let (plan, constants) =
         plan::compile(&passed, target, &Limits { memory: None }).map_err(|e| format!("plan: {e}"))?;
     let windows = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
@@ -182,7 +182,7 @@ fn rows_without_a_softmax_are_found() {
     // A shader need not know what is not a number.
     let (_, open) = common::backends().into_iter().find(|(name, _)| *name == "cpu").expect("the CPU is always there");
     let backend = open();
-    pass::run(&mut graph, backend.target(), true).expect("the passes run");
+    let graph = Recipe::default().whole(graph, backend.target()).expect("the passes run");
     let (plan, constants) = plan::compile(&graph, backend.target(), &Limits { memory: None }).expect("it is planned");
     let mut exec = Exec::load(backend, plan, &constants, &|_| {}).expect("it loads");
     let found = exec.run(&inputs).expect("it runs");

@@ -2,6 +2,7 @@
 
 use crate::common;
 use plimsoll::internals::op::ValueId;
+use plimsoll::internals::pass::Prepared;
 use plimsoll::internals::place::{Effort, Item, Problem, place};
 use plimsoll::internals::plan::lower::{Draft, DraftBuffer, DraftStep};
 use plimsoll::internals::plan::make::liveness::live;
@@ -9,8 +10,8 @@ use plimsoll::internals::plan::make::order::{Dag, orders};
 use plimsoll::internals::plan::make::streams::Lanes;
 use plimsoll::internals::plan::{Class, Limits};
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{onnx, pass, plan};
-use plimsoll::{DType, Graph, Shape, Target};
+use plimsoll::internals::{onnx, plan};
+use plimsoll::{DType, Graph, Recipe, Shape, Target};
 use std::path::Path;
 
 const ALIGN: u64 = 256;
@@ -153,9 +154,9 @@ fn no_plan_is_worse_than_the_files_order() {
     let mut better = 0;
     for round in 0..400 {
         let nodes = 2 + random.below(40);
-        let mut graph = random_graph(&mut random, nodes);
+        let graph = random_graph(&mut random, nodes);
         let target = Target::cpu(1);
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
         let found = &plan.summary.orders;
         let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
@@ -187,11 +188,10 @@ fn parts_are_copied_where_it_pays_or_where_they_must() {
             }}",
             width + 1
         );
-        let mut graph = common::graph(&text);
-        pass::run(&mut graph, &Target::cpu(1), true).expect("the passes run");
-        graph
+        let graph = common::graph(&text);
+        Recipe::default().whole(graph, &Target::cpu(1)).expect("the passes run")
     };
-    let copied = |graph: &Graph, memory: Option<u64>| {
+    let copied = |graph: &Prepared, memory: Option<u64>| {
         let plan = plan::plan(graph, &Target::cpu(1), &Limits { memory }).expect("it is planned");
         (plan.steps.iter().any(|step| step.name.starts_with("copy of")), plan.bytes())
     };
@@ -218,9 +218,9 @@ fn graphs_that_gain_by_another_order() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("graphs/{name}.onnxtxt"));
         let model = onnx::load(&path).expect("it is a model");
         let dims: Vec<_> = dims.iter().map(|&(dim, extent)| (dim.to_owned(), extent)).collect();
-        let mut graph = onnx::import(&model, &dims).expect("it is a graph");
+        let graph = onnx::import(&model, &dims).expect("it is a graph");
         let target = Target::cpu(1);
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
         assert_eq!((plan.summary.orders[0].bound, plan.summary.arena_bytes), (file, best), "{name}");
     }

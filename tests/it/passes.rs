@@ -1,15 +1,12 @@
 //! Passes leave a graph's meaning as it is, and its memory no larger.
 
 use crate::common;
+use plimsoll::internals::reference;
 use plimsoll::internals::trace::Trace;
-use plimsoll::internals::{pass, reference};
-use plimsoll::{DType, Graph, Shape, Target};
-use std::collections::HashMap;
+use plimsoll::{DType, Graph, Recipe, Shape, Target};
 
 fn passed(graph: &Graph, target: &Target) -> Graph {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).unwrap_or_else(|e| panic!("{}: {e}", graph.name));
-    graph
+    Recipe::default().whole(graph.clone(), target).unwrap_or_else(|e| panic!("{}: {e}", graph.name)).graph
 }
 
 /// Shapes that broadcast to this one: of each rank up to its own, with each axis or without it.
@@ -100,13 +97,10 @@ fn groups_are_bounded() {
         ("c0 = Softmax (x)", "y = Neg (c300)"),
         ("c0 = MatMul (x, x)", "w = Softmax <axis = -1> (c300) y = MatMul (w, x)"),
     ] {
-        let graph = passed(&common::graph(&chain(core, tail)), &Target::cuda());
-        let mut groups: HashMap<u32, usize> = HashMap::new();
-        for group in graph.order().expect("no cycle").iter().filter_map(|&node| graph.node(node).group) {
-            *groups.entry(group).or_default() += 1;
-        }
-        let largest = groups.values().max().expect("there are groups");
-        assert!((32..=64).contains(largest), "{core} .. {tail}: {largest} nodes");
+        let graph = common::graph(&chain(core, tail));
+        let groups = Recipe::default().whole(graph, &Target::cuda()).expect("the passes run").groups;
+        let largest = groups.iter().map(|group| group.nodes.len()).max().expect("there are groups");
+        assert!((32..=64).contains(&largest), "{core} .. {tail}: {largest} nodes");
     }
 }
 

@@ -5,14 +5,13 @@ mod chromium;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
-use plimsoll::internals::pass;
 use plimsoll::internals::plan::tell::timeline::Lives;
 use plimsoll::internals::plan::{Class, Limits, Plan, plan};
 use plimsoll::internals::report::picture::{Scene, page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
-use plimsoll::{DType, Graph};
+use plimsoll::{DType, Graph, Recipe};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,11 +49,11 @@ impl Drop for Folder {
     }
 }
 
-fn planned(mut graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
+fn planned(graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
     let target = Target::preset(target).expect("a preset");
-    pass::run(&mut graph, &target, fuse).expect("passes run");
+    let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
     let plan = plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
-    (plan, graph)
+    (plan, graph.graph)
 }
 
 // ---- What is drawn

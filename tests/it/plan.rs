@@ -5,6 +5,7 @@ mod run;
 
 use crate::{common, samples};
 use mutate::{Kind, Mutant, Random};
+use plimsoll::Recipe;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
@@ -17,7 +18,7 @@ use plimsoll::internals::plan::{
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
-use plimsoll::internals::{onnx, ops, pass};
+use plimsoll::internals::{onnx, ops};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
@@ -390,8 +391,8 @@ fn planned() -> Vec<Plan> {
         for (target, fuse) in
             [(Target::cpu(1), true), (Target::wgpu(), false)].into_iter().chain(small.map(|t| (t, true)))
         {
-            let mut graph = onnx::import(&model, &[]).expect("it is a graph");
-            pass::run(&mut graph, &target, fuse).expect("passes run");
+            let graph = onnx::import(&model, &[]).expect("it is a graph");
+            let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
             let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
             let cut = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
             assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
@@ -463,9 +464,8 @@ fn what_the_planner_makes_passes() {
             for port in 0..graph.node(node).outputs.len() as u32 {
                 graph.output(format!("y{port}"), ValueId { node, port });
             }
-            if pass::run(&mut graph, &target, fuse).is_err() {
-                continue;
-            }
+            let recipe = Recipe { fuse, ..Recipe::default() };
+            let Ok(graph) = recipe.whole(graph, &target) else { continue };
             match plan(&graph, &target, &Limits { memory: None }) {
                 Err(Error::Plan { what: e, .. }) => panic!("{} {:?} on {}: {e}", sample.op, sample.attrs, target.name),
                 result => count += usize::from(result.is_ok()),

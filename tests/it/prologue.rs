@@ -3,9 +3,8 @@
 use crate::common;
 use crate::common::{graph, planned, runs_as_the_reference};
 use plimsoll::internals::kernel::Template;
-use plimsoll::internals::pass;
 use plimsoll::internals::plan::{self, Limits};
-use plimsoll::{Plan, Target};
+use plimsoll::{Plan, Recipe, Target};
 
 /// A graph, and how many steps and prologues its plan has on the CPU and on wgpu.
 struct Case {
@@ -178,10 +177,10 @@ fn groups_before_a_core_are_its_prologue() {
 #[test]
 fn nothing_is_hosted_without_fusion() {
     for Case { text, .. } in CASES {
-        let (mut graph, target) = (graph(text), Target::cpu(2));
-        pass::run(&mut graph, &target, false).expect("the passes run");
+        let (graph, target) = (graph(text), Target::cpu(2));
+        let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
-        assert_eq!(counts(&plan).1, 0, "{}", graph.name);
+        assert_eq!(counts(&plan).1, 0, "{}", graph.graph.name);
     }
 }
 

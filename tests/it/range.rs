@@ -3,7 +3,7 @@
 use crate::common;
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, Usage};
-use plimsoll::internals::choices::Choices;
+use plimsoll::internals::decisions::Decisions;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::onnx;
 use plimsoll::internals::op::ValueId;
@@ -21,22 +21,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// The graph of a binding.
-type Make = Arc<dyn Fn(&[(String, usize)], Choices) -> Result<Graph> + Send + Sync>;
+type Make = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
 
 fn source(make: &Make) -> Source {
     let make = make.clone();
-    Box::new(move |dims, choices| make(dims, choices))
+    Box::new(move |dims, decisions| make(dims, decisions))
 }
 
 fn file(name: &str) -> Make {
     let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs").join(name)).expect("it is a graph");
-    Arc::new(move |dims, choices| onnx::import_as(&model, dims, choices))
+    Arc::new(move |dims, decisions| onnx::import_as(&model, dims, decisions))
 }
 
 fn text(text: &str) -> Make {
     let model = onnx::text::parse(text, Path::new("test.onnxtxt")).expect("it is a graph");
     let model = onnx::Model::new(model);
-    Arc::new(move |dims, choices| onnx::import_as(&model, dims, choices))
+    Arc::new(move |dims, decisions| onnx::import_as(&model, dims, decisions))
 }
 
 fn options(dims: &[(&str, Extent)]) -> Options {
@@ -105,7 +105,7 @@ fn runs(
         let own = ranges.iter().zip(*binding).map(|(name, &extent)| ((*name).to_owned(), extent));
         let (fixed, own): (Vec<_>, Vec<_>) = (fixed.collect(), own.collect());
         let all = [fixed, own.clone()].concat();
-        let graph = make(&all, Choices::default()).map_err(say)?;
+        let graph = make(&all, Decisions::default()).map_err(say)?;
         let inputs = inputs(&graph);
         let expected = reference::run(&graph, &inputs).map_err(say)?;
         let alone = Session::on_backend(graph, open(), "test".into(), &options, &|_, _| {}).map_err(say)?;
@@ -256,7 +256,7 @@ fn replays(family: &Family, make: &Make, backend: Box<dyn Backend>, bindings: &[
         let number = exec.add(own, &data, constants).expect("it is made ready");
         exec.select(number).expect("it is selected");
         let dims: Vec<_> = family.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
-        let graph = make(&dims, Choices::default()).expect("a graph");
+        let graph = make(&dims, Decisions::default()).expect("a graph");
         let given = inputs(&graph);
         let expected = reference::run(&graph, &given).expect("it has a meaning");
         for (found, expected) in exec.run(&given).expect("it runs").iter().zip(&expected) {
@@ -274,7 +274,7 @@ fn extent(dims: &[(String, usize)], name: &str) -> usize {
 /// A value that is cut at the largest binding has as many parts at the others. Some of them are empty.
 #[test]
 fn bindings_have_the_parts_of_the_largest() {
-    let make: Make = Arc::new(|dims, choices| {
+    let make: Make = Arc::new(|dims, _| {
         let (batch, left) = (extent(dims, "batch"), 9 - extent(dims, "batch"));
         let g = Trace::new("parts");
         let x = g.input("x", DType::F32, [batch, 16, 64]);
@@ -284,7 +284,7 @@ fn bindings_have_the_parts_of_the_largest() {
         g.output("product", y.matmul(w));
         g.output("row", x.softmax(-1));
         g.output("rest", g.input("rest", DType::F32, [left, 16]).tanh());
-        Ok(g.finish()?.choosing(choices))
+        g.finish()
     });
     let dims = [("batch".to_owned(), Extent::from(1..=8))];
     for (name, open) in common::backends() {
@@ -297,10 +297,10 @@ fn bindings_have_the_parts_of_the_largest() {
         replays(&family, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
     }
     // A value that is cut at a smaller binding only.
-    let make: Make = Arc::new(|dims, choices| {
+    let make: Make = Arc::new(|dims, _| {
         let g = Trace::new("rest");
         g.output("y", g.input("x", DType::F32, [9 - extent(dims, "batch"), 1024]).tanh());
-        Ok(g.finish()?.choosing(choices))
+        g.finish()
     });
     let target = Target { max_binding: 4096, ..Target::wgpu() };
     let error =
@@ -313,13 +313,13 @@ fn bindings_have_the_parts_of_the_largest() {
 /// A size that grows and then shrinks: neighbours say nothing about the extents between them, so all are tried.
 #[test]
 fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
-    let make: Make = Arc::new(|dims, choices| {
+    let make: Make = Arc::new(|dims, _| {
         let (length, of) = (extent(dims, "length"), extent(dims, "of"));
         let g = Trace::new("arch");
         let x = g.input("x", DType::F32, [length, 1]);
         let y = g.input("y", DType::F32, [1, of + 1 - length]);
         g.output("z", (x * y).relu());
-        Ok(g.finish()?.choosing(choices))
+        g.finish()
     });
     let plan = |most: usize| {
         let dims = [("length".to_owned(), Extent::from(1..=most)), ("of".to_owned(), most.into())];
@@ -341,14 +341,14 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
 #[test]
 fn an_odd_binding_is_placed_within_the_segments() {
     let odd = |length: usize, more: usize| -> Make {
-        Arc::new(move |dims, choices| {
+        Arc::new(move |dims, _| {
             let now = extent(dims, "length");
             let g = Trace::new("odd");
             let x = g.input("x", DType::F32, [now, 16]);
             let z = g.input("z", DType::F32, [if now == length { more } else { 1 }]);
             g.output("y", x.relu());
             g.output("t", z.tanh());
-            Ok(g.finish()?.choosing(choices))
+            g.finish()
         })
     };
     let dims = [("length".to_owned(), Extent::from(1..=1000))];
@@ -384,7 +384,7 @@ fn bad_ranges_and_inputs_are_named() {
     assert!(matches!(&refused, Err(Error::Fit { limit: 1000, file: Some(file), .. }) if *file == path), "{refused:?}");
 
     let session = Session::from_path(&path, &options(&[("batch", (2..=8).into())])).expect("loads");
-    let graph = |batch: usize| file("mlp.onnxtxt")(&[("batch".into(), batch)], Choices::default()).expect("a graph");
+    let graph = |batch: usize| file("mlp.onnxtxt")(&[("batch".into(), batch)], Decisions::default()).expect("a graph");
     for batch in [1, 9] {
         let given = inputs(&graph(batch));
         let found = session.run(&named(session.plan(), &given)).expect_err("outside").to_string();
@@ -602,9 +602,9 @@ proptest! {
         drawn in proptest::collection::vec((0u8..10, any::<u16>(), any::<u16>(), any::<u16>()), 1..24),
         bindings in proptest::collection::vec((1usize..=4, 1usize..=5), 1..4),
     ) {
-        let make: Make = Arc::new(move |dims, choices| {
+        let make: Make = Arc::new(move |dims, _| {
             let extent = |name: &str| dims.iter().find(|(n, _)| n == name).expect("it is bound").1;
-            Ok(random_graph(&drawn, [extent("batch"), extent("length")]).choosing(choices))
+            Ok(random_graph(&drawn, [extent("batch"), extent("length")]))
         });
         let mut bindings: Vec<Vec<usize>> = bindings.into_iter().map(|(b, l)| vec![b, l]).collect();
         bindings.extend([vec![1, 1], vec![4, 5]]);

@@ -11,7 +11,7 @@ use plimsoll::internals::plan::{Class, Limits, Plan, Recipe, Step, check};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::trace::{Trace, Var};
-use plimsoll::internals::{pass, plan, reference};
+use plimsoll::internals::{plan, reference};
 use plimsoll::{DType, Error, Graph, Target, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::{TestRng, TestRunner};
@@ -148,9 +148,9 @@ fn kept() -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>
     let x = g.input("x", DType::F32, [6, 40]);
     g.output("y", x.matmul(g.constant("w", random([40, 24], 2))));
     g.output("z", x.matmul(g.constant("v", random([40, 5], 3))));
-    let mut graph = g.finish().expect("the graph is sound");
+    let graph = g.finish().expect("the graph is sound");
     let target = Target::cpu(2);
-    pass::run(&mut graph, &target, true).expect("the passes run");
+    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
     plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned")
 }
 
@@ -229,9 +229,9 @@ fn state_starts_as_zeros() {
     let g = Trace::new("sum");
     let [x, total] = ["x", "total"].map(|name| g.input(name, DType::F32, [6, 40]));
     g.output("y", x.matmul(g.constant("w", random([40, 40], 2))) + total);
-    let mut graph = g.finish().expect("the graph is sound");
+    let graph = g.finish().expect("the graph is sound");
     let target = Target::cpu(1);
-    pass::run(&mut graph, &target, true).expect("the passes run");
+    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
     let (mut plan, constants) = plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned");
     let port = plan.inputs.remove(1);
     let (segment, buffer) = (plan.segments.len(), &mut plan.buffers[port.buffer]);
@@ -415,9 +415,9 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
     }
 
     let (unfused, found) = planned(graph, &inputs, false, open());
-    let mut passed = graph.clone();
+    let passed = graph.clone();
     let backend = open();
-    pass::run(&mut passed, backend.target(), false).expect("the passes run");
+    let passed = Recipe { fuse: false, ..Recipe::default() }.whole(passed, backend.target()).expect("the passes run");
     let program = Program::new(&passed, backend.target()).expect("the graph is lowered");
     let mut eager = Eager::load(&program, backend, Kind::Caching, None).expect("it loads");
     let results = eager.run(&inputs).expect("it runs");
@@ -442,8 +442,8 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
 fn runs_in_windows(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Result<usize, String> {
     let inputs = inputs(graph);
     let target = Target { max_binding: most, ..backend.target().clone() };
-    let mut passed = graph.clone();
-    pass::run(&mut passed, &target, true).expect("the passes run");
+    let passed = graph.clone();
+    let passed = Recipe::default().whole(passed, &target).expect("the passes run");
     let made = plan::compile(&passed, &target, &Limits { memory: None });
     let (plan, constants) = made.map_err(|e| match e {
         Error::Usage { what, .. } => what,
@@ -511,9 +511,9 @@ proptest! {
 /// poison found at fault. None of the others may compute something else.
 fn spoil(graph: &Graph, fuse: bool) -> usize {
     let inputs = inputs(graph);
-    let mut passed = graph.clone();
+    let passed = graph.clone();
     let target = Target::cpu(2);
-    pass::run(&mut passed, &target, fuse).expect("the passes run");
+    let passed = Recipe { fuse, ..Recipe::default() }.whole(passed, &target).expect("the passes run");
     let (plan, constants) = plan::compile(&passed, &target, &Limits { memory: None }).expect("it is planned");
     let run = |plan: &Plan| Exec::load(cpu(), plan.clone(), &constants, &|_| {})?.run_poisoned(&inputs);
     let expected = run(&plan).expect("a good plan reads nothing that is dead");
@@ -620,8 +620,8 @@ fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usi
     let target = Target { lanes: 4, ..Target::cpu(2) };
     let (mut wide, mut refused) = (0, 0);
     for fuse in [true, false] {
-        let mut passed = graph.clone();
-        pass::run(&mut passed, &target, fuse).expect("the passes run");
+        let passed = graph.clone();
+        let passed = Recipe { fuse, ..Recipe::default() }.whole(passed, &target).expect("the passes run");
         let (plan, constants) = plan::compile(&passed, &target, &Limits { memory: None }).expect("it is planned");
         let run = |plan: &Plan| -> Vec<Vec<u8>> {
             let mut exec = Exec::load(cpu(), plan.clone(), &constants, &|_| {}).expect("it loads");

@@ -5,8 +5,8 @@ use plimsoll::internals::exec::Exec;
 use plimsoll::internals::plan::{Class, Limits, Plan, compile, plan};
 use plimsoll::internals::target::{PRESETS, Target};
 use plimsoll::internals::trace::Trace;
-use plimsoll::internals::{onnx, pass, reference};
-use plimsoll::{DType, Error, Graph, Tensor};
+use plimsoll::internals::{onnx, reference};
+use plimsoll::{DType, Error, Graph, Recipe, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -53,8 +53,8 @@ fn giant_extents_are_refused() {
             let target = [Target::cpu(2), Target::wgpu(), Target::cuda()][random.below(3) as usize].clone();
             let target = if random.below(2) == 0 { target } else { unlimited(target) };
             let made = catch_unwind(AssertUnwindSafe(|| {
-                let mut graph = onnx::import(&model, &dims)?;
-                pass::run(&mut graph, &target, true)?;
+                let graph = onnx::import(&model, &dims)?;
+                let graph = Recipe::default().whole(graph, &target)?;
                 plan(&graph, &target, &Limits { memory: None })
             }));
             match made.unwrap_or_else(|_| panic!("{file} {dims:?} on {target:?}")) {
@@ -143,8 +143,8 @@ fn graph(text: &str) -> Graph {
 }
 
 fn planned(text: &str, target: &Target) -> Result<Plan, String> {
-    let mut graph = graph(text);
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph(text);
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan(&graph, target, &Limits { memory: None }).map_err(|e| e.to_string())
 }
 
@@ -238,8 +238,8 @@ fn parts_of_tables_and_products_mean_the_whole() {
     for (name, open) in common::backends() {
         let backend = open();
         let target = Target { max_binding: 4096, lanes: 1, ..backend.target().clone() };
-        let mut graph = graph();
-        pass::run(&mut graph, &target, true).expect("the passes run");
+        let graph = graph();
+        let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let (plan, constants) = compile(&graph, &target, &Limits { memory: None }).expect("it is cut");
         let held: u64 = plan.buffers.iter().filter(|b| b.class == Class::Constant).map(|b| b.bytes).sum();
         if name != "cpu" {
@@ -312,9 +312,9 @@ fn sums_of_sizes_are_checked() {
     for i in 0..3 {
         g.output(&format!("y{i}"), g.input(&format!("x{i}"), DType::F32, [1 << 44]).slice(0, 0..4).relu());
     }
-    let mut graph = g.finish().expect("each is sound");
+    let graph = g.finish().expect("each is sound");
     let target = Target { max_segment: u64::MAX, max_binding: u64::MAX, alignment: 1 << 62, ..Target::cpu(2) };
-    pass::run(&mut graph, &target, true).expect("the passes run");
+    let graph = Recipe::default().whole(graph, &target).expect("the passes run");
     let error = plan(&graph, &target, &Limits { memory: None }).expect_err("there is no such memory");
     assert!(matches!(&error, Error::Usage { what, .. } if what.contains("beyond 63 bits")), "{error}");
 }
@@ -347,8 +347,8 @@ fn edited_targets_never_panic() {
             let text = json.to_string();
             let made = catch_unwind(AssertUnwindSafe(|| {
                 let target = Target::from_json(&text, Path::new("target.json"))?;
-                let mut graph = graph.clone();
-                pass::run(&mut graph, &target, true)?;
+                let graph = graph.clone();
+                let graph = Recipe::default().whole(graph, &target)?;
                 plan(&graph, &target, &Limits { memory: None })
             }));
             match made.unwrap_or_else(|_| panic!("{file} on {text}")) {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["error", "file", "dtype", "shape", "elements", "tensor", "npy", "target"],
     &["expr", "kernel", "op", "ops"],
-    &["choices", "constant", "graph"],
+    &["decisions", "constant", "graph"],
     &["trace", "onnx", "reference", "pass"],
     &["kernel::library", "kernel::layout", "kernel::render"],
     &["place"],

@@ -3,8 +3,8 @@
 use crate::common;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::plan::Limits;
-use plimsoll::internals::{onnx, pass, plan, reference};
-use plimsoll::{DType, Graph, Plan, Target, Tensor};
+use plimsoll::internals::{onnx, plan, reference};
+use plimsoll::{DType, Graph, Plan, Recipe, Target, Tensor};
 use std::path::Path;
 
 /// A graph over `x` (its head names more), and how many steps its plan has: none where parts are stored, each by a step of its own.
@@ -98,8 +98,8 @@ fn graph(case: &Case) -> Graph {
 }
 
 fn planned(graph: &Graph, target: &Target) -> (Plan, Vec<std::sync::Arc<plimsoll::internals::constant::Constant>>) {
-    let mut graph = graph.clone();
-    pass::run(&mut graph, target, true).expect("the passes run");
+    let graph = graph.clone();
+    let graph = Recipe::default().whole(graph, target).expect("the passes run");
     plan::compile(&graph, target, &Limits { memory: None }).expect("it is planned and checked")
 }
 

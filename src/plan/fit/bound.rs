@@ -1,8 +1,8 @@
 //! What no order of the steps and no placement can avoid.
 
 use crate::error::Result;
-use crate::graph::Graph;
 use crate::kernel::layout;
+use crate::pass::Prepared;
 use crate::plan::Class;
 use crate::plan::lower::Draft;
 use crate::plan::make::arrange::{draft, drafts};
@@ -37,7 +37,7 @@ const MAX_ANCESTRY: usize = 1 << 14;
 ///
 /// # Errors
 /// As [`plan`](crate::plan::plan), but for the limit.
-pub fn bound(graph: &Graph, target: &Target) -> Result<Bound> {
+pub fn bound(graph: &Prepared, target: &Target) -> Result<Bound> {
     let bounds = drafts(|options| draft(graph, target, options))?.into_iter().map(|draft| of(&draft, target));
     Ok(bounds.min_by_key(|bound| bound.bytes).expect("there is a lowering"))
 }

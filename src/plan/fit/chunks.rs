@@ -15,10 +15,9 @@
 //! do at once, which takes time where it saves no memory. Thresholds are tried from the peak downwards, and each graph is planned. Under a
 //! limit the highest wins that fits, or the smallest plan if none does; without one the highest that saves about as much as any.
 
-use crate::choices::Choices;
+use crate::decisions::Decisions;
 use crate::error::Result;
-use crate::graph::Graph;
-use crate::pass::chunk;
+use crate::pass::{Prepared, chunk};
 use crate::plan::make::arrange::{arrange, draft};
 use crate::plan::{Class, Limits};
 use crate::target::Target;
@@ -35,7 +34,7 @@ const WORTH: u64 = 16;
 ///
 /// # Errors
 /// As [`chunk::run`].
-pub fn run(graph: &mut Graph, target: &Target, limits: &Limits, chunks: usize) -> Result<()> {
+pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<()> {
     if chunks < 2 {
         return Ok(());
     }
@@ -43,7 +42,7 @@ pub fn run(graph: &mut Graph, target: &Target, limits: &Limits, chunks: usize) -
         chunk::run(graph, chunks, least)?;
     }
     if limits.memory.is_none() {
-        graph.spare_memory();
+        graph.spares_memory = true;
     }
     Ok(())
 }
@@ -52,19 +51,19 @@ pub fn run(graph: &mut Graph, target: &Target, limits: &Limits, chunks: usize) -
 ///
 /// # Errors
 /// As [`chunk::run`].
-pub fn threshold(graph: &Graph, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<u64>> {
+pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usize) -> Result<Option<u64>> {
     let (units, levels) = chunk::levels(graph)?;
     let chunks = chunks.min(units);
     let fits = |bytes: u64| limits.memory.is_some_and(|limit| bytes <= limit);
     // What is too large to be planned becomes smaller in any chunks.
     let (whole, arena) = bytes(graph, target, limits).unwrap_or((u64::MAX, 0));
     if fits(whole) {
-        tracing::info!("'{}' fits the limit without chunks", graph.name);
+        tracing::info!("'{}' fits the limit without chunks", graph.graph.name);
         return Ok(None);
     }
     let mut saved = Vec::new();
-    for least in thresholds(&levels, (NODES / graph.len().saturating_mul(chunks).max(1)).clamp(1, TRIED)) {
-        let mut changed = graph.clone().choosing(Choices::default());
+    for least in thresholds(&levels, (NODES / graph.graph.len().saturating_mul(chunks).max(1)).clamp(1, TRIED)) {
+        let mut changed = Prepared { decisions: Decisions::default(), ..graph.clone() };
         chunk::run(&mut changed, chunks, least)?;
         let (bytes, _) = bytes(&changed, target, limits).unwrap_or((u64::MAX, 0));
         tracing::debug!(least, bytes, whole, "in chunks");
@@ -76,7 +75,7 @@ pub fn threshold(graph: &Graph, target: &Target, limits: &Limits, chunks: usize)
     let most = saved.iter().map(|&(_, saved)| saved).max().unwrap_or(0);
     let (worth, slack) = if limits.memory.is_none() { (arena / WORTH, most / WORTH) } else { (0, 0) };
     if most == 0 || most < worth {
-        tracing::warn!("'{}' takes hardly less memory in {chunks} chunks: it is computed as a whole", graph.name);
+        tracing::warn!("'{}' takes hardly less memory in {chunks} chunks: it is computed as a whole", graph.graph.name);
         return Ok(None);
     }
     Ok(saved.into_iter().find(|&(_, saved)| saved >= most - slack).map(|(least, _)| least))
@@ -93,9 +92,9 @@ fn thresholds(levels: &[u64], most: usize) -> Vec<u64> {
 }
 
 /// Bytes of a graph's plan, and those of the arena in it, with one step after another.
-fn bytes(graph: &Graph, target: &Target, limits: &Limits) -> Result<(u64, u64)> {
+fn bytes(graph: &Prepared, target: &Target, limits: &Limits) -> Result<(u64, u64)> {
     let target = Target { lanes: 1, ..target.clone() };
-    let graph = graph.clone().choosing(Choices::default());
+    let graph = Prepared { decisions: Decisions::default(), ..graph.clone() };
     let found = arrange(&target, limits, |options| draft(&graph, &target, options))?;
     let arena = found.segments.iter().filter(|segment| segment.class == Class::Activation);
     Ok((found.segments.iter().map(|segment| segment.bytes).sum(), arena.map(|segment| segment.bytes).sum()))

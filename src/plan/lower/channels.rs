@@ -1,6 +1,6 @@
 //! Channels last: which values lie so, around convolutions that cuDNN computes on tensor cores.
 
-use super::buffer_view::Place;
+use super::buffer_view::BufferView;
 use super::{DraftConstant, Lowering};
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -23,7 +23,7 @@ impl Lowering<'_> {
 
     /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
     /// alone by kernels that can write either way.
-    pub(super) fn choose_layouts(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+    pub(super) fn choose_layouts(&mut self, order: &[u32]) -> Result<()> {
         if self.target.family != Family::Cuda || !self.target.libraries.cudnn {
             return Ok(());
         }
@@ -37,7 +37,7 @@ impl Lowering<'_> {
         for &id in order {
             let Kind::Op(op) = graph.node(id).kind else { continue };
             let alone = [id];
-            let group = graph.node(id).group.map_or(&alone[..], |group| members[&group].as_slice());
+            let group = self.groups.of(id).map_or(&alone[..], |group| &group.nodes);
             let value = ValueId { node: id, port: 0 };
             let Fact { dtype, shape } = graph.fact(value);
             if group.last() != Some(&id) || !library::on_tensor_cores(*dtype, self.target) || shape.len() < 3 {
@@ -89,13 +89,13 @@ impl Lowering<'_> {
     }
 
     /// A value with its channels last: as it is, as a constant that is stored so, or as a copy.
-    pub(super) fn with_channels_last(&mut self, value: ValueId) -> Result<Place> {
+    pub(super) fn with_channels_last(&mut self, value: ValueId) -> Result<BufferView> {
         let shape = self.graph.fact(value).shape.clone();
         if let Some(constant) = self.graph.as_constant(value).cloned() {
             return self.stored(value, &constant, "channels last", &crate::shape::channels_last(shape.len()));
         }
         let place = self.place(value)?;
-        if self.graph.choices().holds("last", value.node, place.access.has_channels_last()) {
+        if self.decisions.if_valid("last", value.node, place.access.has_channels_last()) {
             return Ok(place);
         }
         if let Some(copy) = self.copies.get(&value) {
@@ -107,7 +107,7 @@ impl Lowering<'_> {
     }
 
     /// The weights of a convolution that vectors of channels go through: those of neighbouring outputs side by side, where they are constant.
-    pub(super) fn with_outputs_last(&mut self, value: ValueId) -> Result<Place> {
+    pub(super) fn with_outputs_last(&mut self, value: ValueId) -> Result<BufferView> {
         let rank = self.graph.fact(value).shape.len();
         match self.graph.as_constant(value).cloned() {
             Some(constant) => {
@@ -119,7 +119,7 @@ impl Lowering<'_> {
     }
 
     /// A constant whose axes lie in another order, from the outermost inwards; the order goes by a name.
-    fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<Place> {
+    fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<BufferView> {
         let shape = self.graph.fact(value).shape.clone();
         let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
         let mut strides = vec![0; shape.len()];
@@ -127,13 +127,13 @@ impl Lowering<'_> {
         let access = Access { shape, strides, offset: 0 };
         let key = (Arc::as_ptr(constant), Some(name.to_owned()));
         if let Some(&buffer) = self.constants.get(&key) {
-            return Ok(Place { buffer, access });
+            return Ok(BufferView { buffer, access });
         }
         let constant = Arc::new(constant.permuted(order)?);
         let buffer = self.buffer(value, Class::Constant)?;
         self.constants.insert(key, buffer);
         self.draft.constants.push(DraftConstant { constant, buffer, packed: None });
-        Ok(Place { buffer, access })
+        Ok(BufferView { buffer, access })
     }
 }
 

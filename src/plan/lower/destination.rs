@@ -1,14 +1,14 @@
 //! Where values are written, decided before their kernels are made: outputs in the caller's buffers, parts of concatenations in the whole,
 //! heads of attentions side by side.
 
-use super::buffer_view::Place;
+use super::buffer_view::BufferView;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::kernel::layout::same_elements;
 use crate::op::{Call, Lower, ValueId};
+use crate::pass::{Group, GroupKind};
 use crate::plan::Class;
 use crate::shape::Access;
-use std::collections::HashMap;
 
 impl Lowering<'_> {
     /// Gives every output a buffer; the first output of a value that a kernel produces is written there directly.
@@ -18,14 +18,14 @@ impl Lowering<'_> {
             self.draft.buffers[buffer].name = name.clone();
             self.draft.outputs.push((name.clone(), *value, buffer));
             let access = Access::contiguous(self.graph.fact(*value).shape.clone());
-            self.aim(*value, Place { buffer, access });
+            self.aim(*value, BufferView { buffer, access });
         }
         Ok(())
     }
 
     /// Decides where a value is written, through views that keep all elements, unless that is decided already or
     /// nothing writes the value.
-    fn aim(&mut self, mut value: ValueId, mut place: Place) {
+    fn aim(&mut self, mut value: ValueId, mut place: BufferView) {
         loop {
             let node = self.graph.node(value.node);
             let Some(op) = node.op() else { return };
@@ -43,9 +43,9 @@ impl Lowering<'_> {
             let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
             let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
             let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
-            let aims = self.graph.choices().holds("aim", value.node, access.is_some());
+            let aims = self.decisions.if_valid("aim", value.node, access.is_some());
             let Some(access) = access.filter(|_| aims) else { return };
-            place = Place { buffer: place.buffer, access };
+            place = BufferView { buffer: place.buffer, access };
             value = source;
         }
     }
@@ -61,12 +61,12 @@ impl Lowering<'_> {
             let value = ValueId { node: id, port: 0 };
             if !self.destinations.contains_key(&value) {
                 let buffer = self.buffer(value, Class::Activation)?;
-                self.destinations.insert(value, Place { buffer, access: self.layout(value) });
+                self.destinations.insert(value, BufferView { buffer, access: self.layout(value) });
             }
             if options.join {
                 let whole = self.destinations[&value].clone();
                 for (part, access) in self.parts(id, &whole.access) {
-                    self.aim(part, Place { buffer: whole.buffer, access });
+                    self.aim(part, BufferView { buffer: whole.buffer, access });
                 }
             }
         }
@@ -74,26 +74,26 @@ impl Lowering<'_> {
     }
 
     /// Lets attentions write their heads side by side where these are joined: what a view cannot see of a transposed value would be copied.
-    pub(super) fn choose_turns(&mut self, order: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<()> {
+    pub(super) fn choose_turns(&mut self, order: &[u32]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
             let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
             let Some(perm) = self.permutation(turned.node) else { continue };
             let value = graph.operands(turned.node)[0].expect("a view has a source");
-            let group = graph.node(value.node).group.map_or(&[][..], |group| &members[&group]);
-            let templates = group.iter().filter(|&&n| matches!(lower(n), Some(Lower::Template(_)))).count();
-            if templates < 2 || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
+            let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
+            let attends = self.groups.of(value.node).is_some_and(attends);
+            if !attends || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
                 continue;
             }
             let seen = self.view_access(turned.node, &Access::contiguous(graph.fact(value).shape.clone()));
             let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
-            if !graph.is_output(value) && graph.choices().pays("turn", id, copies) {
+            if !graph.is_output(value) && self.decisions.if_cheaper("turn", id, copies) {
                 let mut back = vec![0; perm.len()];
                 perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
                 let access = Access::contiguous(graph.fact(turned).shape.clone()).permute(&back);
                 let buffer = self.buffer(value, Class::Activation)?;
-                self.destinations.insert(value, Place { buffer, access });
+                self.destinations.insert(value, BufferView { buffer, access });
             }
         }
         Ok(())
@@ -132,8 +132,8 @@ impl Lowering<'_> {
         for (part, access) in self.parts(id, &whole.access) {
             let place = self.place(part)?;
             let in_place = place.buffer == whole.buffer && same_elements(&place.access, &access);
-            if !self.graph.choices().holds("join", part.node, in_place) {
-                self.copy(part, &place, Place { buffer: whole.buffer, access })?;
+            if !self.decisions.if_valid("join", part.node, in_place) {
+                self.copy(part, &place, BufferView { buffer: whole.buffer, access })?;
             }
         }
         self.places.insert(value, whole);
@@ -141,12 +141,12 @@ impl Lowering<'_> {
     }
 
     /// Where a value is to be written: as decided, or in a buffer of its own.
-    pub(super) fn destination(&mut self, value: ValueId) -> Result<Place> {
+    pub(super) fn destination(&mut self, value: ValueId) -> Result<BufferView> {
         let place = match self.destinations.get(&value) {
             Some(place) => place.clone(),
             None => {
                 let buffer = self.buffer(value, Class::Activation)?;
-                Place { buffer, access: self.layout(value) }
+                BufferView { buffer, access: self.layout(value) }
             }
         };
         self.places.insert(value, place.clone());

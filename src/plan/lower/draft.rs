@@ -70,8 +70,8 @@ pub struct Draft {
     pub outputs: Vec<(String, ValueId, usize)>,
     /// Whether there are concatenations, on which [`Options::join`](super::Options::join) has a bearing.
     pub concatenates: bool,
-    /// Whether the graph [spares memory](crate::graph::Graph::spares_memory).
-    pub sparing: bool,
+    /// True if memory comes before [time](crate::pass::Prepared::spares_memory).
+    pub spares_memory: bool,
 }
 
 impl Draft {

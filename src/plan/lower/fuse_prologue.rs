@@ -1,25 +1,26 @@
 //! Elementwise groups that make no kernel of their own: the core that alone reads their value applies them to each element on its way in.
 
 use super::Lowering;
-use super::buffer_view::Place;
+use super::buffer_view::BufferView;
 use super::channels::is_dense_image;
-use super::template::Code;
+use super::code::Code;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{self, Body};
 use crate::kernel::layout::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
 use crate::op::{Lower, TemplateCall, ValueId};
+use crate::pass::{Group, GroupKind};
 use crate::plan::Class;
 use crate::shape::Access;
 use crate::target::Family;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 /// An elementwise group that a core applies to the elements of an operand.
 #[derive(Clone, Debug)]
 pub(super) struct Hosted {
     /// Where the elements lie, then the operands of the group beside them.
-    pub(super) reads: Vec<Place>,
+    pub(super) reads: Vec<BufferView>,
     /// From the elements of `reads` to what the core consumes.
     pub(super) body: Body,
 }
@@ -62,15 +63,14 @@ const SMALLER: u64 = 8;
 impl Lowering<'_> {
     /// Leaves an elementwise group to the core that alone reads its value, perhaps through views, where the core's kernel can take it
     /// and gains by it.
-    pub(super) fn host(&mut self, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<bool> {
-        let graph = self.graph;
-        if !nodes.iter().all(|&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))) {
+    pub(super) fn host(&mut self, group: &Group) -> Result<bool> {
+        if group.kind != GroupKind::Map {
             return Ok(false);
         }
-        let sink = *nodes.last().expect("a group has nodes");
-        let hosting = self.hosting(ValueId { node: sink, port: 0 }, nodes, members)?;
+        let sink = group.sink;
+        let hosting = self.hosting(group)?;
         let own = hosting.as_ref().filter(|h| h.pays).map(|_| 0);
-        let hosts = graph.choices().take("host", sink, own, |_| hosting.is_some()).is_some();
+        let hosts = self.decisions.choose("host", sink, own, |_| hosting.is_some()).is_some();
         if let Some(Hosting { reader, hosted, .. }) = hosting.filter(|_| hosts) {
             self.passed.extend(reader.views);
             self.hosted.insert(reader.value, hosted);
@@ -79,26 +79,24 @@ impl Lowering<'_> {
     }
 
     /// How the core that alone reads the value of an elementwise group could apply the group, if it could.
-    fn hosting(&mut self, sink: ValueId, nodes: &[u32], members: &HashMap<u32, Vec<u32>>) -> Result<Option<Hosting>> {
-        let graph = self.graph;
+    fn hosting(&mut self, Group { nodes, sink, .. }: &Group) -> Result<Option<Hosting>> {
+        let (graph, sink) = (self.graph, ValueId { node: *sink, port: 0 });
         let Some(reader) = self.reader(sink) else { return Ok(None) };
-        let group = graph.node(reader.anchor).group.map_or(&[][..], |group| &members[&group]);
-        let templates =
-            group.iter().filter(|&&n| matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Template(_))));
-        if templates.count() > 1 {
-            // An attention has no place for it.
+        let reading = self.groups.of(reader.anchor);
+        if reading.is_some_and(|group| matches!(group.kind, GroupKind::Attention(_))) {
+            // It has no place for a prologue.
             return Ok(None);
         }
         let Some(slot) = self.slot(reader.anchor, reader.value)? else { return Ok(None) };
         let Some((hosted, small)) = self.prologue(nodes, sink, &reader)? else { return Ok(None) };
         let (operand, operands) = (slot.operand, slot.operands.clone());
         let kernel = self.trial(slot, &hosted)?;
-        let outside = |group: &[u32]| {
-            let operands = group.iter().flat_map(|&n| graph.operands(n)).flatten();
-            operands.filter(|v| !group.contains(&v.node)).collect::<HashSet<_>>().len()
+        let outside = |group: &Group| {
+            let operands = group.nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
+            operands.filter(|v| !group.nodes.contains(&v.node)).collect::<HashSet<_>>().len()
         };
         let others = operands.iter().filter_map(|v| self.hosted.get(v)).map(|h| h.reads.len() - 1);
-        let bindings = outside(group) + others.sum::<usize>() + hosted.reads.len() - 1 + 2;
+        let bindings = reading.map_or(0, outside) + others.sum::<usize>() + hosted.reads.len() - 1 + 2;
         let fits = bindings <= self.target.max_bindings as usize
             && prologue::hosts(&kernel, operand, self.target)
             && (kernel.template == Template::MatMul || is_dense_image(&kernel.reads[operand].access));
@@ -181,7 +179,7 @@ impl Lowering<'_> {
         for (buffer, operand) in code.reads {
             let seen = reader.views.iter().try_fold(operand.access, |access, &view| self.view_access(view, &access));
             let Some(access) = seen else { return Ok(None) };
-            reads.push(Place { buffer, access });
+            reads.push(BufferView { buffer, access });
         }
         Ok(Some((Hosted { reads, body }, small)))
     }

@@ -1,30 +1,17 @@
 //! Kernels become launches: cut into parts where a binding does not hold a buffer, called from a library where that computes them,
 //! written in place where that is possible.
 
-use super::buffer_view::{Place, Read};
+use super::buffer_view::{BufferView, Read};
+use super::outline::Outline;
 use super::{DraftStep, Lowering, split};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::expr::{self, Body};
+use crate::expr;
 use crate::kernel::library::{self, Split};
-use crate::kernel::{Kernel, Prologue, Template, layout};
+use crate::kernel::{Kernel, Template, layout};
 use crate::plan::{Class, Window};
 use crate::shape::Shape;
 use crate::target::Family;
-
-/// A kernel without its operands.
-pub(super) struct Outline {
-    pub(super) template: Template,
-    pub(super) shape: Shape,
-    pub(super) prologues: Vec<Prologue>,
-    pub(super) body: Body,
-}
-
-impl Outline {
-    pub(super) fn new(template: Template, shape: Shape, body: Body) -> Outline {
-        Outline { template, shape, prologues: Vec::new(), body }
-    }
-}
 
 impl Lowering<'_> {
     /// Adds a launch, its workspace, and what of it can be done in place.
@@ -33,7 +20,7 @@ impl Lowering<'_> {
         name: String,
         Outline { template, shape, prologues, body }: Outline,
         reads: Vec<Read>,
-        writes: Vec<Place>,
+        writes: Vec<BufferView>,
     ) -> Result<()> {
         let (mut buffers, operands): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
         let mut kernel = Kernel {
@@ -59,7 +46,7 @@ impl Lowering<'_> {
         };
         // Of a range's bindings all have as many parts as the largest.
         let count = own.as_ref().map(|parts| parts.len() as u32);
-        let most = self.graph.choices().take("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
+        let most = self.decisions.choose("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
         if let Some(most) = most {
             let parts = own.map_or_else(|| split::cut(&kernel, &slots, self.target), Ok);
             let parts = parts.expect("it is within bindings, or was cut");
@@ -81,7 +68,7 @@ impl Lowering<'_> {
         let form = |s: &Split| u32::from(s.rest.is_some());
         let own = split.as_ref().filter(|s| s.call.0.call.is_some()).map(form);
         let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
-        let taken = self.graph.choices().take("call", self.draft.steps.len() as u32, own, fits);
+        let taken = self.decisions.choose("call", self.draft.steps.len() as u32, own, fits);
         let Some(Split { call: (call, slots), rest }) = split.filter(|_| taken.is_some()) else {
             return self.launch(name, kernel, buffers, &writes, Vec::new());
         };
@@ -131,7 +118,7 @@ impl Lowering<'_> {
         name: String,
         mut kernel: Kernel,
         buffers: Vec<usize>,
-        writes: &[Place],
+        writes: &[BufferView],
         windows: Vec<Window>,
     ) -> Result<()> {
         kernel.workspace = match &kernel.call {

@@ -21,32 +21,40 @@
 //! in: it is the prologue of that operand.
 
 use crate::constant::Constant;
+use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
 use crate::op::{Lower, ValueId};
+use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::plan::Class;
 use crate::shape::{Access, Shape};
 use crate::target::Target;
-use buffer_view::Place;
+use buffer_view::BufferView;
 use fuse_prologue::Hosted;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+mod attention;
 mod buffer_view;
 mod channels;
+mod code;
 mod constant;
+mod copy;
 mod destination;
 mod draft;
 mod fuse_prologue;
 mod launch;
+mod map;
+mod outline;
+mod row;
 mod split;
 mod template;
 mod view;
 
 pub use draft::{Draft, DraftBuffer, DraftConstant, DraftStep};
 
-/// Choices of lowering that change memory, not results.
+/// Decisions of lowering that change memory, not results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Write the parts of a concatenation in place.
@@ -55,15 +63,17 @@ pub struct Options {
 
 struct Lowering<'a> {
     graph: &'a Graph,
+    groups: &'a Groups,
+    decisions: &'a Decisions,
     target: &'a Target,
     draft: Draft,
-    places: HashMap<ValueId, Place>,
+    places: HashMap<ValueId, BufferView>,
     /// Where a value must be written, decided before its kernel is made.
-    destinations: HashMap<ValueId, Place>,
+    destinations: HashMap<ValueId, BufferView>,
     /// Values whose channels come last, and whether their kernels can write them in no other way.
     channels_last: HashMap<ValueId, bool>,
     /// Copies of values in the layout that a core wants.
-    copies: HashMap<ValueId, Place>,
+    copies: HashMap<ValueId, BufferView>,
     /// Per value that a core reads: the group that stands in for it.
     hosted: HashMap<ValueId, Hosted>,
     /// Views that a core looks through.
@@ -78,11 +88,14 @@ struct Lowering<'a> {
 ///
 /// # Errors
 /// When the target has no type for a value, or a node has no kernel.
-pub fn lower(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<Draft> {
+    let Prepared { graph, groups, decisions, spares_memory, .. } = prepared;
     let mut lowering = Lowering {
         graph,
+        groups,
+        decisions,
         target,
-        draft: Draft { sparing: graph.spares_memory(), ..Draft::default() },
+        draft: Draft { spares_memory: *spares_memory, ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),
         channels_last: HashMap::new(),
@@ -104,36 +117,30 @@ impl Lowering<'_> {
             let buffer = self.buffer(value, Class::Input)?;
             self.draft.inputs.push((value, buffer));
             let access = Access::contiguous(self.graph.fact(value).shape.clone());
-            self.places.insert(value, Place { buffer, access });
+            self.places.insert(value, BufferView { buffer, access });
         }
         self.share_constants(&order);
-        let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
-        for &node in &order {
-            if let Some(group) = self.graph.node(node).group {
-                members.entry(group).or_default().push(node);
-            }
-        }
-        self.choose_layouts(&order, &members)?;
+        self.choose_layouts(&order)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
-        self.choose_turns(&order, &members)?;
+        self.choose_turns(&order)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
-            let alone = [id];
-            let group = match node.group {
-                Some(group) => members[&group].as_slice(),
-                None => &alone,
-            };
-            if group.last() != Some(&id) {
+            if let Some(group) = self.groups.of(id) {
+                // An elementwise group may become part of another kernel.
+                if group.sink == id && !self.host(group)? {
+                    self.group(group)?;
+                }
                 continue;
             }
             match op.lower {
                 Lower::View(_) if self.passed.contains(&id) => {}
                 Lower::View(_) => self.view(id)?,
                 Lower::Concat => self.concat(id)?,
-                Lower::Map(_) if node.group.is_some() && self.host(group, &members)? => {}
-                Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => self.group(group)?,
+                Lower::Map(_) | Lower::Reduce(_) | Lower::Template(_) => {
+                    self.group(&Group::alone(id, op).expect("its row names a kernel"))?;
+                }
                 Lower::Decompose(_) | Lower::Const => {
                     return Err(node.error("its inputs must be constants: it has no kernel"));
                 }
@@ -144,10 +151,20 @@ impl Lowering<'_> {
             let place = self.place(value)?;
             if place.buffer != buffer {
                 let access = Access::contiguous(place.access.shape.clone());
-                self.copy(value, &place, Place { buffer, access })?;
+                self.copy(value, &place, BufferView { buffer, access })?;
             }
         }
         Ok(())
+    }
+
+    /// Makes the kernel of a group.
+    fn group(&mut self, group: &Group) -> Result<()> {
+        match &group.kind {
+            GroupKind::Map => self.map(group),
+            GroupKind::Row { reduction } => self.rows(group, *reduction),
+            GroupKind::Template { call } => self.template(group, *call),
+            GroupKind::Attention(attention) => self.attention(group, attention),
+        }
     }
 
     fn buffer(&mut self, value: ValueId, class: Class) -> Result<usize> {

@@ -1,7 +1,7 @@
 //! Views: values whose access differs from their source's, and whose buffer is the same.
 
 use super::Lowering;
-use super::buffer_view::Place;
+use super::buffer_view::BufferView;
 use crate::error::Result;
 use crate::op::{Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         let mut place = self.place(source)?;
         let finer = self.finer(id, &place.access);
         let seen = finer.or_else(|| self.view_access(id, &place.access));
-        let sees = self.graph.choices().holds("view", id, seen.is_some());
+        let sees = self.decisions.if_valid("view", id, seen.is_some());
         let access = match seen.filter(|_| sees) {
             Some(access) => access,
             None => {
@@ -32,7 +32,7 @@ impl Lowering<'_> {
                 whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
             }
         };
-        self.places.insert(ValueId { node: id, port: 0 }, Place { buffer: place.buffer, access });
+        self.places.insert(ValueId { node: id, port: 0 }, BufferView { buffer: place.buffer, access });
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl Lowering<'_> {
             let batch: Shape = place.access.shape[..place.access.shape.len() - 2].into();
             if found.as_ref().is_some_and(|first| *first != batch) {
                 let copy = self.contiguous(value, &place)?;
-                self.places.insert(value, Place { access: Access::contiguous(shape), ..copy });
+                self.places.insert(value, BufferView { access: Access::contiguous(shape), ..copy });
             } else {
                 found = Some(batch);
             }

@@ -3,13 +3,13 @@
 use super::offsets::{Layout, check_sizes, layout, stack, total};
 use super::{order, workspace};
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
 use crate::plan::{Candidate, Limits, Segment};
 use crate::target::Target;
 
 /// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
-pub fn draft(graph: &Graph, target: &Target, options: Options) -> Result<Draft> {
+pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
     let mut draft = lower(graph, target, options)?;
     workspace::shrink(&mut draft, target);
     Ok(draft)
@@ -114,7 +114,7 @@ const LANES_COST: u64 = 1 << 20;
 /// spares it.
 fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
-    let most = if draft.sparing { 0 } else { LANES_COST.max(narrow.peak / 4).max(constants / 32) };
+    let most = if draft.spares_memory { 0 } else { LANES_COST.max(narrow.peak / 4).max(constants / 32) };
     let bar = narrow.peak.saturating_add(most).saturating_add(1);
     let file: Vec<usize> = (0..draft.steps.len()).collect();
     let mut lanes = target.lanes as usize;

@@ -3,8 +3,8 @@
 use super::arrange::Arrangement;
 use super::offsets::Layout;
 use crate::error::Result;
-use crate::graph::Graph;
 use crate::kernel;
+use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::{Buffer, Class, Compiled, ConstantPort, Plan, Port, Step, Summary, VERSION};
@@ -16,7 +16,7 @@ use crate::target::Target;
 /// # Errors
 /// When the sizes cannot be counted.
 pub fn assemble(
-    graph: &Graph,
+    Prepared { graph, indexes, .. }: &Prepared,
     target: &Target,
     arrangement: &Arrangement,
     draft: &Draft,
@@ -34,7 +34,7 @@ pub fn assemble(
     }
     let port = |name: &str, value, buffer: usize| {
         let fact = graph.fact(value);
-        let indexes = graph.indexes(value).cloned();
+        let indexes = indexes.get(&value).cloned();
         Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();

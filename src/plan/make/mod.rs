@@ -7,7 +7,7 @@
 
 use super::{Compiled, Limits, Plan, check};
 use crate::error::Result;
-use crate::graph::Graph;
+use crate::pass::Prepared;
 use crate::target::Target;
 use arrange::{arrange, draft};
 use assemble::assemble;
@@ -29,7 +29,7 @@ pub(super) mod workspace;
 /// # Errors
 /// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
 /// bindings where a kernel needs all of it at once, or the target lacks its type.
-pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
+pub fn plan(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Plan> {
     Ok(compile(graph, target, limits)?.0)
 }
 
@@ -37,7 +37,7 @@ pub fn plan(graph: &Graph, target: &Target, limits: &Limits) -> Result<Plan> {
 ///
 /// # Errors
 /// As [`plan`].
-pub fn compile(graph: &Graph, target: &Target, limits: &Limits) -> Result<Compiled> {
+pub fn compile(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Compiled> {
     let found = arrange(target, limits, |options| draft(graph, target, options))?;
     let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
     let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;

@@ -155,7 +155,7 @@ mod tests {
         g.output("y", x.matmul(w).matmul(w));
         let (graph, target) = (g.finish().expect("the graph is sound"), Target::cuda());
         let mut draft =
-            crate::plan::make::arrange::draft(&graph, &target, Options { join: true }).expect("it is lowered");
+            crate::plan::make::arrange::draft(&graph.into(), &target, Options { join: true }).expect("it is lowered");
         assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
         let order = vec![0, 1];
         let lanes = Lanes::new(&draft, &order, 1);

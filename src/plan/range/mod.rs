@@ -25,9 +25,10 @@ use super::make::assemble::assemble;
 use super::make::offsets::{Layout, layout};
 use super::make::workspace;
 use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check};
-use crate::choices::{Choices, Divergence, Record};
+use crate::decisions::{Decisions, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::pass::Prepared;
 use crate::pass::chunk;
 use crate::shape::{Extent, Shape};
 use crate::target::Target;
@@ -41,8 +42,8 @@ const MOST_UNEVEN: usize = 256;
 /// The index of a buffer that a draft does not use.
 const NONE: usize = usize::MAX;
 
-/// Makes the graph of a binding, which follows the given choices. Graphs of different bindings differ in extents only.
-pub type Source = Box<dyn Fn(&[(String, usize)], Choices) -> Result<Graph> + Send + Sync>;
+/// Makes the graph of a binding, where what is folded follows the decisions. Graphs of different bindings differ in extents only.
+pub type Source = Box<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
 
 /// A binding that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ struct Maker {
 /// The graph and the draft of one binding.
 struct Member {
     binding: Vec<usize>,
-    graph: Graph,
+    graph: Prepared,
     draft: Draft,
     /// Per buffer of the draft, its index in the range's draft.
     whole: Vec<usize>,
@@ -125,7 +126,7 @@ impl Family {
         let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None };
         if recipe.chunks > 1 {
             // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
-            let largest = maker.graph(&maker.largest(), Choices::default())?;
+            let largest = maker.graph(&maker.largest(), Decisions::default())?;
             maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
         }
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
@@ -181,12 +182,14 @@ impl Family {
     pub fn at(&self, binding: &[usize]) -> Result<Compiled> {
         self.maker.check(binding)?;
         let options = self.arrangement.options;
-        let choices = Choices::follow(&self.record);
-        let made = self.maker.draft(binding, options, choices.clone());
+        let decisions = Decisions::follow(&self.record);
+        let made = self.maker.draft(binding, options, decisions.clone());
         let diverges =
             |divergence| self.maker.diverges(binding, divergence, made.as_ref().ok().map(|(graph, _)| graph));
-        match (choices.finish(), &made) {
-            (Err(divergence @ Divergence::Wrong(_)), _) | (Err(divergence), Ok(_)) => return Err(diverges(divergence)),
+        match (decisions.finish(), &made) {
+            (Err(divergence @ Divergence::Invalid(_)), _) | (Err(divergence), Ok(_)) => {
+                return Err(diverges(divergence));
+            }
             _ => {}
         }
         let (graph, draft) = made?;
@@ -286,9 +289,9 @@ impl Maker {
         Error::usage(format!("the graph at {here} does not run in the plan of {largest}: {what}{ranges}{apart}"))
     }
 
-    fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Graph>) -> Error {
+    fn diverges(&self, binding: &[usize], divergence: Divergence, graph: Option<&Prepared>) -> Error {
         let node = match (divergence, graph) {
-            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.name_of(node),
+            (Divergence::Elsewhere(Some(node)), Some(graph)) => graph.graph.name_of(node),
             _ => None,
         };
         let at = node.map_or(String::new(), |name| format!(", at node '{name}'"));
@@ -296,19 +299,19 @@ impl Maker {
     }
 
     /// The graph of a binding before it is cut into chunks.
-    fn graph(&self, binding: &[usize], choices: Choices) -> Result<Graph> {
+    fn graph(&self, binding: &[usize], decisions: Decisions) -> Result<Prepared> {
         let named = self.dims.iter().zip(binding).map(|(dim, &extent)| (dim.name.clone(), extent));
         let dims: Vec<_> = self.fixed.iter().cloned().chain(named).collect();
-        self.recipe.whole((self.source)(&dims, choices)?, &self.target)
+        self.recipe.following((self.source)(&dims, decisions.clone())?, &self.target, decisions)
     }
 
-    fn draft(&self, binding: &[usize], options: Options, choices: Choices) -> Result<(Graph, Draft)> {
-        let mut graph = self.graph(binding, choices)?;
+    fn draft(&self, binding: &[usize], options: Options, decisions: Decisions) -> Result<(Prepared, Draft)> {
+        let mut graph = self.graph(binding, decisions)?;
         if let Some(least) = self.chunked {
             chunk::run(&mut graph, self.recipe.chunks, least)?;
         }
         if self.recipe.chunks > 1 {
-            graph.spare_memory();
+            graph.spares_memory = true;
         }
         let draft = arrange::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
@@ -403,16 +406,16 @@ impl Maker {
     fn among(&self, options: Options, bindings: &[Vec<usize>]) -> Result<(Arc<Record>, Draft, Vec<Member>)> {
         let mut forbidden = BTreeSet::new();
         'choices: loop {
-            let choices = Choices::record(&forbidden);
-            let (graph, mut whole) = self.draft(&bindings[0], options, choices.clone())?;
-            let record = Arc::new(choices.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
+            let decisions = Decisions::record(&forbidden);
+            let (graph, mut whole) = self.draft(&bindings[0], options, decisions.clone())?;
+            let record = Arc::new(decisions.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
             let same = (0..whole.buffers.len()).collect();
             let mut members = vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
             for binding in &bindings[1..] {
-                let choices = Choices::follow(&record);
-                let made = self.draft(binding, options, choices.clone());
-                match choices.finish() {
-                    Err(Divergence::Wrong(choice)) => {
+                let decisions = Decisions::follow(&record);
+                let made = self.draft(binding, options, decisions.clone());
+                match decisions.finish() {
+                    Err(Divergence::Invalid(choice)) => {
                         tracing::debug!(choice, binding = self.show(binding), "not right for all of the range");
                         // The choices after this one are made again and may be others.
                         forbidden.split_off(&choice);
@@ -461,13 +464,13 @@ impl Dim {
 
 /// Per dim, the inputs and their axes that have the dim's extent in every member.
 fn dim_sources(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
-    let first = &members[0].graph;
+    let first = &members[0].graph.graph;
     let axes = || {
         let ranks = first.inputs().iter().map(|&v| first.fact(v).shape.len()).enumerate();
         ranks.flat_map(|(input, rank)| (0..rank).map(move |axis| (input, axis)))
     };
     let tells = |dim: usize, input: usize, axis: usize| {
-        let extent = |m: &Member| m.graph.fact(m.graph.inputs()[input]).shape[axis];
+        let extent = |m: &Member| m.graph.graph.fact(m.graph.graph.inputs()[input]).shape[axis];
         members.iter().all(|m| extent(m) == m.binding[dim])
     };
     (0..dims).map(|dim| axes().filter(|&(input, axis)| tells(dim, input, axis)).collect()).collect()

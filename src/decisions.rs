@@ -1,0 +1,156 @@
+//! Decisions that passes and lowering make by the extents of a graph. They are written down, so that the same graph bound to other
+//! extents gets the same structure.
+//!
+//! A graph that is alone decides for itself. In a range the largest graph decides, and the others follow. A decision about cost is
+//! followed blindly. A decision that is valid for some extents alone is followed where it is valid; where it is not, it is forbidden for
+//! all of the range.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One decision: the question, the node it is about, and the way that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Decision {
+    site: &'static str,
+    node: u32,
+    chosen: Option<u32>,
+}
+
+/// Why decisions cannot be followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Divergence {
+    /// The decision of this number is not valid for these extents.
+    Invalid(usize),
+    /// Another question was asked than before, about this node, if there is one: the graphs differ by more than decisions.
+    Elsewhere(Option<u32>),
+}
+
+/// The decisions made for a graph, in the order of the questions.
+#[derive(Clone, Debug, Default)]
+pub struct Record(Vec<Decision>);
+
+#[derive(Debug, Default)]
+struct State {
+    made: Vec<Decision>,
+    /// The record that is followed; `None` where decisions are only written down.
+    followed: Option<Arc<Record>>,
+    forbidden: BTreeSet<usize>,
+    divergence: Option<Divergence>,
+}
+
+/// The decisions of a graph as they are made. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Decisions(Option<Arc<Mutex<State>>>);
+
+impl Decisions {
+    /// Writes decisions down; those with these numbers choose nothing.
+    pub fn record(forbidden: &BTreeSet<usize>) -> Decisions {
+        Decisions::with(State { forbidden: forbidden.clone(), ..State::default() })
+    }
+
+    /// Follows decisions made before.
+    pub fn follow(record: &Arc<Record>) -> Decisions {
+        Decisions::with(State { followed: Some(record.clone()), ..State::default() })
+    }
+
+    fn with(state: State) -> Decisions {
+        Decisions(Some(Arc::new(Mutex::new(state))))
+    }
+
+    /// Ends the record.
+    ///
+    /// # Errors
+    /// When the decisions could not be followed.
+    pub fn finish(&self) -> Result<Record, Divergence> {
+        let Some(mut state) = self.state() else { return Ok(Record::default()) };
+        let made = std::mem::take(&mut state.made);
+        match (state.divergence, &state.followed) {
+            (Some(divergence), _) => Err(divergence),
+            (None, Some(followed)) if followed.0.len() != made.len() => Err(Divergence::Elsewhere(None)),
+            _ => Ok(Record(made)),
+        }
+    }
+
+    fn state(&self) -> Option<MutexGuard<'_, State>> {
+        // A list of decisions is whole after each of them.
+        Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Chooses one of several ways, or none, which is always valid. `own` is the way that suits these extents; `valid` tells if a way that
+    /// suits other extents is valid for these.
+    pub fn choose(
+        &self,
+        site: &'static str,
+        node: u32,
+        own: Option<u32>,
+        valid: impl FnOnce(u32) -> bool,
+    ) -> Option<u32> {
+        let Some(mut state) = self.state() else { return own };
+        let at = state.made.len();
+        let chosen = match &state.followed {
+            _ if state.divergence.is_some() => return own,
+            None => own.filter(|_| !state.forbidden.contains(&at)),
+            Some(followed) => match followed.0.get(at) {
+                Some(decision) if (decision.site, decision.node) == (site, node) => {
+                    let chosen = decision.chosen;
+                    if !chosen.is_none_or(valid) {
+                        state.divergence = Some(Divergence::Invalid(at));
+                        return own;
+                    }
+                    chosen
+                }
+                _ => {
+                    state.divergence = Some(Divergence::Elsewhere(Some(node)));
+                    return own;
+                }
+            },
+        };
+        state.made.push(Decision { site, node, chosen });
+        chosen
+    }
+
+    /// Decides for something that may be done only where it is `valid`.
+    pub fn if_valid(&self, site: &'static str, node: u32, valid: bool) -> bool {
+        self.choose(site, node, valid.then_some(0), |_| valid).is_some()
+    }
+
+    /// Decides for something that is always valid, and here `cheaper`.
+    pub fn if_cheaper(&self, site: &'static str, node: u32, cheaper: bool) -> bool {
+        self.choose(site, node, cheaper.then_some(0), |_| true).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decisions_of_cost_are_followed_and_invalid_ones_are_found() {
+        let first = Decisions::record(&BTreeSet::new());
+        assert!(
+            first.if_cheaper("fold", 1, true) && first.if_valid("twin", 2, true) && !first.if_valid("view", 3, false)
+        );
+        let record = Arc::new(first.finish().expect("nothing to follow"));
+
+        let same = Decisions::follow(&record);
+        assert!(same.if_cheaper("fold", 1, false), "cost is followed blindly");
+        assert!(same.if_valid("twin", 2, true));
+        assert!(!same.if_valid("view", 3, true), "what was left is left, even where it would be valid");
+        same.finish().expect("followed");
+
+        let wrong = Decisions::follow(&record);
+        wrong.if_cheaper("fold", 1, true);
+        wrong.if_valid("twin", 2, false);
+        assert_eq!(wrong.finish().err(), Some(Divergence::Invalid(1)));
+
+        let other = Decisions::follow(&record);
+        other.if_cheaper("fold", 7, true);
+        assert_eq!(other.finish().err(), Some(Divergence::Elsewhere(Some(7))));
+
+        let again = Decisions::record(&BTreeSet::from([1]));
+        again.if_cheaper("fold", 1, true);
+        assert!(!again.if_valid("twin", 2, true), "forbidden");
+
+        assert!(Decisions::default().if_valid("twin", 2, true), "alone, each graph decides for itself");
+    }
+}

@@ -1,0 +1,135 @@
+//! Groups: nodes that become one kernel.
+//!
+//! A group has one value that anything outside of it reads: that of its sink, its last node. So whatever the grouping, the groups form a
+//! DAG again: a path that leaves a group leaves by its sink and cannot come back. Nothing is stored on the way.
+
+use crate::expr::Expr;
+use crate::graph::Graph;
+use crate::kernel::Guard;
+use crate::op::{Args, Call, Lower, OpDef, ValueId};
+use crate::target::Target;
+use std::collections::HashMap;
+
+/// A group may read this many values from outside, less what the target can bind.
+const MAX_READS: usize = 24;
+/// The most nodes in a group: what a kernel's code may grow to.
+pub(super) const MAX_NODES: usize = 64;
+
+/// How many values a group may read from outside.
+pub(super) fn max_reads(target: &Target) -> usize {
+    MAX_READS.min((target.max_bindings as usize).saturating_sub(2))
+}
+
+/// True if an elementwise node's code depends on the index, which only its own index space gives.
+pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
+    let n = graph.node(node);
+    let operands = graph.operands(node);
+    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+    Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts }.uses_index(map)
+}
+
+/// The form of a group, from which that of its kernel follows.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GroupKind {
+    /// Elementwise nodes of one shape. A template that alone reads their value may take them as the prologue of an operand.
+    Map,
+    /// Reductions over the same axes of the same index space, and elementwise nodes between, before and behind them: softmax and every
+    /// normalisation, however it was spelled, is one pass over memory.
+    Row {
+        /// The first of the reductions.
+        reduction: u32,
+    },
+    /// A matrix product, convolution, pooling, gather .., and the elementwise nodes behind it.
+    Template {
+        /// The node with the template.
+        call: u32,
+    },
+    /// Two matrix products and the softmax between them, whose scores are then never stored.
+    Attention(Attention),
+}
+
+/// The parts of an attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// The product of queries and keys.
+    pub products: u32,
+    /// The scores: that product, or what elementwise nodes make of it.
+    pub scores: ValueId,
+    /// Which weights that are no numbers are taken for zero.
+    pub guarded: Option<Guard>,
+}
+
+/// Nodes that become one kernel.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The form of the kernel.
+    pub kind: GroupKind,
+    /// The nodes, in the order of the graph.
+    pub nodes: Vec<u32>,
+    /// The last of them, whose value alone is read outside of the group.
+    pub sink: u32,
+}
+
+impl Group {
+    /// A node as a group of its own, if its row names a kernel.
+    pub fn alone(node: u32, op: &OpDef) -> Option<Group> {
+        let kind = match op.lower {
+            Lower::Map(_) => GroupKind::Map,
+            Lower::Reduce(_) => GroupKind::Row { reduction: node },
+            Lower::Template(_) => GroupKind::Template { call: node },
+            _ => return None,
+        };
+        Some(Group { kind, nodes: vec![node], sink: node })
+    }
+
+    /// The same group of other nodes, each of which stands for one of these.
+    pub(super) fn renumbered(&self, node: impl Fn(u32) -> u32) -> Group {
+        let kind = match &self.kind {
+            GroupKind::Map => GroupKind::Map,
+            GroupKind::Row { reduction } => GroupKind::Row { reduction: node(*reduction) },
+            GroupKind::Template { call } => GroupKind::Template { call: node(*call) },
+            GroupKind::Attention(Attention { products, scores, guarded }) => GroupKind::Attention(Attention {
+                products: node(*products),
+                scores: ValueId { node: node(scores.node), ..*scores },
+                guarded: *guarded,
+            }),
+        };
+        Group { kind, nodes: self.nodes.iter().map(|&n| node(n)).collect(), sink: node(self.sink) }
+    }
+}
+
+/// The groups of a graph. A node of none is a kernel of its own, or no kernel.
+#[derive(Clone, Debug, Default)]
+pub struct Groups {
+    groups: Vec<Group>,
+    /// Per node, its group.
+    of: HashMap<u32, usize>,
+}
+
+impl Groups {
+    /// Adds a group.
+    pub(super) fn push(&mut self, group: Group) {
+        self.of.extend(group.nodes.iter().map(|&node| (node, self.groups.len())));
+        self.groups.push(group);
+    }
+
+    /// All groups.
+    pub fn iter(&self) -> impl Iterator<Item = &Group> {
+        self.groups.iter()
+    }
+
+    /// The group of this number.
+    pub fn get(&self, number: usize) -> &Group {
+        &self.groups[number]
+    }
+
+    /// The number of a node's group.
+    pub fn number(&self, node: u32) -> Option<usize> {
+        self.of.get(&node).copied()
+    }
+
+    /// A node's group.
+    pub fn of(&self, node: u32) -> Option<&Group> {
+        self.number(node).map(|number| self.get(number))
+    }
+}

@@ -1,0 +1,58 @@
+//! Kernels of attentions.
+
+use super::Lowering;
+use super::buffer_view::BufferView;
+use super::code::Code;
+use super::outline::Outline;
+use super::view::take_apart;
+use crate::error::Result;
+use crate::expr::{Body, Expr};
+use crate::kernel::Template;
+use crate::op::{Lower, ValueId};
+use crate::pass::Group;
+use crate::pass::group::Attention;
+
+impl Lowering<'_> {
+    /// Makes one kernel of an attention.
+    pub(super) fn attention(&mut self, group: &Group, found: &Attention) -> Result<()> {
+        let graph = self.graph;
+        let Group { nodes, sink, .. } = group;
+        let sink = *sink;
+        let value = ValueId { node: sink, port: 0 };
+        let values = graph.operands(sink)[1].expect("a product has two operands");
+        let mut operands: Vec<_> = graph.operands(found.products).into_iter().flatten().collect();
+        operands.push(values);
+        let apart = self.apart(&operands)?;
+        let (products, mut reads, _) = self.core(found.products, apart.as_ref())?;
+        let (whole, space) = (graph.node(found.products).outputs[0].fact.shape.clone(), products.shape);
+        let batch = &whole[..whole.len() - 2];
+        let mut shape = space.clone();
+        shape.truncate(space.len() - 2);
+        let apart = shape.clone();
+        let result = &graph.fact(value).shape;
+        shape.extend_from_slice(&result[result.len() - 2..]);
+        let place = self.place(values)?;
+        let access = take_apart(&place.access, batch, &apart).ok_or_else(|| self.unreachable(sink))?;
+        reads.push((place.buffer, self.operand(place.buffer, access)));
+
+        let products = ValueId { node: found.products, port: 0 };
+        let dtype = graph.fact(products).dtype;
+        let mut code = Code { first: 1, ..Code::default() };
+        code.values.insert(products, Expr::input(0, dtype));
+        let scoring = |&n: &u32| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
+        let last = nodes.iter().position(|&n| n == found.scores.node).expect("the scores are of the group");
+        let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
+        let score = match maps.is_empty() {
+            true => Expr::input(0, dtype),
+            false => self.compute(&maps, &mut code, &|access, _| access.broadcast(&whole).reshape(&space))?,
+        };
+        let further = code.reads.len();
+        reads.append(&mut code.reads);
+        let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
+        let to = self.destination(value)?;
+        let access = to.access.reshape(&shape).ok_or_else(|| self.unreachable(sink))?;
+        let to = BufferView { buffer: to.buffer, access };
+        let outline = Outline::new(template, shape, Body::identity(graph.fact(value).dtype));
+        self.step(graph.node(sink).name.clone(), outline, reads, vec![to])
+    }
+}

@@ -1,0 +1,88 @@
+//! The scalar code of a group: its nodes' expressions as one, and the operands that this reads.
+
+use super::Lowering;
+use super::buffer_view::Read;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::expr::{Body, Expr};
+use crate::kernel::RowFold;
+use crate::op::{Args, Call, Lower, ValueId};
+use crate::shape::Access;
+use std::collections::HashMap;
+
+/// What a group's expressions are made of so far.
+#[derive(Default)]
+pub(super) struct Code {
+    pub(super) values: HashMap<ValueId, Expr>,
+    pub(super) reads: Vec<Read>,
+    pub(super) folds: Vec<RowFold>,
+    /// The number of the first operand: a core value comes before it.
+    pub(super) first: usize,
+}
+
+impl Lowering<'_> {
+    /// The expression of a group's last node. `access` turns a value's access into the kernel's index space, given the
+    /// rank of the value that the elementwise node reading it produces.
+    pub(super) fn compute(
+        &mut self,
+        nodes: &[u32],
+        code: &mut Code,
+        access: &dyn Fn(&Access, usize) -> Option<Access>,
+    ) -> Result<Expr> {
+        let graph = self.graph;
+        for &id in nodes {
+            let node = graph.node(id);
+            let op = node.op().expect("only operators are grouped");
+            if matches!(op.lower, Lower::Template(_)) {
+                continue;
+            }
+            let operands = graph.operands(id);
+            // Elementwise operands are broadcast to the node's own shape before the kernel's space is considered.
+            let shape = match op.lower {
+                Lower::Reduce(_) => graph.fact(operands[0].expect("a reduction reads one value")).shape.clone(),
+                _ => node.outputs[0].fact.shape.clone(),
+            };
+            let mut args = Vec::with_capacity(operands.len());
+            for &value in &operands {
+                let Some(value) = value else {
+                    args.push(None);
+                    continue;
+                };
+                if let Some(expr) = code.values.get(&value) {
+                    args.push(Some(expr.clone()));
+                    continue;
+                }
+                if let Some(literal) = self.literal(value)? {
+                    args.push(Some(literal));
+                    continue;
+                }
+                let place = self.place(value)?;
+                let seen = access(&place.access.broadcast(&shape), shape.len());
+                let seen = seen.ok_or_else(|| node.error("an operand cannot be read in the kernel's index space"))?;
+                let read = (place.buffer, self.operand(place.buffer, seen));
+                let number = code.reads.iter().position(|r| *r == read).unwrap_or_else(|| {
+                    code.reads.push(read);
+                    code.reads.len() - 1
+                });
+                args.push(Some(Expr::input(code.first + number, graph.fact(value).dtype)));
+            }
+            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            let call = Call { op, attrs: &node.attrs, inputs: &facts };
+            let result = match op.lower {
+                Lower::Map(map) => map(&Args(&args), &call),
+                Lower::Reduce(fold) => {
+                    let input = args[0].take().expect("a reduction reads one value");
+                    // Small integers wrap around once all are folded.
+                    let dtype = input.dtype();
+                    let wide = if dtype.is_small_int() { DType::I32 } else { dtype };
+                    code.folds.push(RowFold { fold, body: Body::new(&[input.cast(wide)]) });
+                    Expr::fold(code.folds.len() - 1, wide).cast(dtype)
+                }
+                _ => return Err(node.error("cannot be part of a kernel")),
+            };
+            code.values.insert(ValueId { node: id, port: 0 }, result);
+        }
+        let sink = ValueId { node: *nodes.last().expect("a group has nodes"), port: 0 };
+        Ok(code.values[&sink].clone())
+    }
+}

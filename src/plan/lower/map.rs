@@ -1,0 +1,23 @@
+//! Kernels of elementwise groups.
+
+use super::Lowering;
+use super::code::Code;
+use super::outline::Outline;
+use crate::error::Result;
+use crate::expr::Body;
+use crate::kernel::Template;
+use crate::op::ValueId;
+use crate::pass::Group;
+
+impl Lowering<'_> {
+    /// Makes one kernel of elementwise code.
+    pub(super) fn map(&mut self, Group { nodes, sink, .. }: &Group) -> Result<()> {
+        let mut code = Code::default();
+        let value = ValueId { node: *sink, port: 0 };
+        let shape = self.graph.fact(value).shape.clone();
+        let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;
+        let to = self.destination(value)?;
+        let outline = Outline::new(Template::Map, shape, Body::new(&[result]));
+        self.step(self.graph.node(*sink).name.clone(), outline, code.reads, vec![to])
+    }
+}
