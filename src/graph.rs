@@ -299,6 +299,15 @@ impl Graph {
         !self.is_output(value) && forms.sum::<usize>() <= root.fact.shape.numel()
     }
 
+    /// Which axis of its source each axis of a node's value is, if the node transposes.
+    pub fn permutation(&self, node: u32) -> Option<Vec<usize>> {
+        let node = self.node(node);
+        let op = node.op().filter(|op| op.name == "Transpose")?;
+        let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
+        let reversed = || (0..node.outputs[0].fact.shape.len()).rev().collect();
+        Some(perm.map_or_else(reversed, |p| p.iter().map(|&axis| axis as usize).collect()))
+    }
+
     /// Lets every reader of `old`, outputs of the graph included, read `new` instead.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         let edges = self.dag.edges_directed(index(old.node), Direction::Outgoing);

@@ -99,6 +99,17 @@ pub struct Target {
 /// With fewer workgroups, much of a GPU is idle. For GPUs that do not report their number of multiprocessors.
 pub const FEW_GROUPS: usize = 128;
 
+/// The tiles of matrix products that a device computes at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Wave {
+    /// Rows and columns of a tile.
+    pub tile: usize,
+    /// Number of tiles.
+    pub tiles: usize,
+    /// True where products of halves are short on time, false where those of `f32` are.
+    pub halves: bool,
+}
+
 /// Libraries that a CUDA device can call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -319,6 +330,51 @@ impl Target {
             (Family::Wgpu, _) => {}
         }
         Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
+    }
+
+    /// True if each kernel is a launch that costs time of its own, and a small one leaves much of the device idle.
+    pub fn launches_cost(&self) -> bool {
+        self.family != Family::Cpu
+    }
+
+    /// What the device computes of matrix products at a time, if it works on many tiles at once.
+    pub fn wave(&self) -> Option<Wave> {
+        match self.family {
+            Family::Cuda => Some(Wave { tile: 128, tiles: self.multiprocessors as usize, halves: true }),
+            // A device that does not say how many multiprocessors it has.
+            Family::Wgpu => Some(Wave { tile: 32, tiles: FEW_GROUPS, halves: false }),
+            Family::Cpu => None,
+        }
+    }
+
+    /// True if one kernel can compute an attention of this type: CUDA's sums in `f32`.
+    pub fn has_attention_for(&self, dtype: DType) -> bool {
+        self.family != Family::Cuda || dtype != DType::F64
+    }
+
+    /// True if an attention's kernel reads a key once for all the queries that share it, so that repeated keys need no copies.
+    pub fn shares_repeated_keys(&self) -> bool {
+        self.family != Family::Cpu
+    }
+
+    /// True if kernels read constants in a packed layout of their own.
+    pub fn packs_constants(&self) -> bool {
+        self.family == Family::Cpu
+    }
+
+    /// True if convolutions on tensor cores come from a library that wants the channels of a position one after another.
+    pub fn prefers_channels_last(&self) -> bool {
+        self.family == Family::Cuda && self.libraries.cudnn
+    }
+
+    /// True if poolings and transposed convolutions read images with their channels last as they are.
+    pub fn reads_channels_last(&self) -> bool {
+        self.family == Family::Cuda
+    }
+
+    /// True if elementwise kernels are faster where neighbours in the index space are neighbours in memory, too.
+    pub fn prefers_written_order(&self) -> bool {
+        self.family == Family::Cuda
     }
 
     /// Bytes of the staging segment for copies of `bytes` bytes. More than [`staging`](Self::staging) are copied in parts.

@@ -19,7 +19,7 @@ use crate::dtype::DType;
 use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Call, Fact, Lower, ValueId};
-use crate::target::Family;
+use crate::target::Target;
 use std::collections::HashSet;
 
 /// An attention and its nodes.
@@ -33,7 +33,7 @@ pub(super) struct Found {
 /// The attention that ends in a node, if it becomes one kernel, even of so many nodes more.
 pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize) -> Option<Found> {
     let found = ending_in(graph, sink, &context.decisions)?;
-    if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target.family)) {
+    if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
         return None;
     }
     let small = found.nodes.len() + more <= MAX_NODES;
@@ -170,14 +170,13 @@ impl Found {
     /// True if one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
     /// scores are smaller than one of them. Where nothing else reads the copies there are none: kernels of GPUs read each key once for all
     /// its queries.
-    fn is_cheaper(&self, graph: &Graph, sink: u32, family: Family) -> bool {
+    fn is_cheaper(&self, graph: &Graph, sink: u32, target: &Target) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
-        if family == Family::Cuda && *dtype == DType::F64 {
-            // Its kernels sum in f32.
+        if !target.has_attention_for(*dtype) {
             return false;
         }
         let seconds = [self.attention.products, sink].map(|product| graph.operands(product)[1]);
-        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || family == Family::Cpu);
+        let copied = |v: ValueId| repeated(graph, v).is_some_and(|alone| !alone || !target.shares_repeated_keys());
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Call, Fact, Lower, ValueId};
 use crate::shape::{Access, gcd};
-use crate::target::{Family, Target};
+use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -23,7 +23,7 @@ const LONGEST: usize = 64;
 
 /// Computes such parts together.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    if context.target.family == Family::Cpu {
+    if !context.target.launches_cost() {
         return Ok(());
     }
     let order = graph.order()?;

@@ -13,31 +13,8 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
-use crate::target::{FEW_GROUPS, Family, Target};
+use crate::target::{Target, Wave};
 use std::collections::BTreeSet;
-
-/// What a GPU computes at a time.
-struct Turn {
-    /// Rows and columns of a result that a multiprocessor has.
-    tile: usize,
-    multiprocessors: usize,
-    halves: bool,
-}
-
-impl Turn {
-    fn of(target: &Target) -> Option<Turn> {
-        match target.family {
-            Family::Cuda => Some(Turn { tile: 128, multiprocessors: target.multiprocessors as usize, halves: true }),
-            // A device that does not say how many it has.
-            Family::Wgpu => Some(Turn { tile: 32, multiprocessors: FEW_GROUPS, halves: false }),
-            Family::Cpu => None,
-        }
-    }
-
-    fn count(&self, tiles: usize) -> usize {
-        tiles.div_ceil(self.multiprocessors.max(1))
-    }
-}
 
 /// Elementwise nodes are followed over this many steps.
 const DEPTH: usize = 16;
@@ -57,7 +34,7 @@ struct Product {
 
 /// Merges products of one value that stand side by side in the order of the graph.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
-    let Some(turn) = Turn::of(context.target) else { return Ok(()) };
+    let Some(wave) = context.target.wave() else { return Ok(()) };
     let mut row: Vec<Product> = Vec::new();
     for id in graph.order()? {
         // Others in between would run while all of the results are kept.
@@ -65,17 +42,18 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
         if !computes {
             continue;
         }
-        let product = product(graph, id, turn.halves);
+        let product = product(graph, id, wave.halves);
         if !product.as_ref().is_some_and(|p| row.first().is_some_and(|first| joins(graph, first, p))) {
-            merge(graph, &std::mem::take(&mut row), &turn, context)?;
+            merge(graph, &std::mem::take(&mut row), &wave, context)?;
         }
         row.extend(product);
     }
-    merge(graph, &row, &turn, context)?;
+    merge(graph, &row, &wave, context)?;
     graph.sweep();
     Ok(())
 }
 
+/// A product of this type that may be merged.
 fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
     let result = ValueId { node, port: 0 };
     let &[Some(_), Some(weights)] = &graph.operands(node)[..] else { return None };
@@ -104,9 +82,9 @@ fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
     left(first) == left(other) && depth(first) == depth(other) && first.bias.is_some() == other.bias.is_some()
 }
 
-fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, context: &Context) -> Result<()> {
+fn merge(graph: &mut Graph, row: &[Product], wave: &Wave, context: &Context) -> Result<()> {
     let [first, _, ..] = row else { return Ok(()) };
-    if !context.decisions.if_cheaper("merge", first.node, pays(graph, row, turn, context.target)) {
+    if !context.decisions.if_cheaper("merge", first.node, pays(graph, row, wave, context.target)) {
         return Ok(());
     }
     let (left, name) = (graph.operands(first.node)[0], graph.node(first.node).name.clone());
@@ -136,15 +114,16 @@ fn merge(graph: &mut Graph, row: &[Product], turn: &Turn, context: &Context) -> 
     Ok(())
 }
 
-/// Whether one product takes fewer turns of the multiprocessors than these, whose results go separate ways: what an elementwise node makes
+/// True if one product takes fewer waves than these, whose results go separate ways: what an elementwise node makes
 /// of several could take the place of one of them.
-fn pays(graph: &Graph, row: &[Product], turn: &Turn, target: &Target) -> bool {
+fn pays(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> bool {
     let tiles = |p: &Product| {
         let shape = &graph.fact(p.end).shape;
         let columns = shape.last().copied().unwrap_or(1);
-        (shape.numel() / columns.max(1)).div_ceil(turn.tile) * columns.div_ceil(turn.tile)
+        (shape.numel() / columns.max(1)).div_ceil(wave.tile) * columns.div_ceil(wave.tile)
     };
-    let apart: usize = row.iter().map(|p| turn.count(tiles(p))).sum();
+    let waves = |tiles: usize| tiles.div_ceil(wave.tiles.max(1));
+    let apart: usize = row.iter().map(|p| waves(tiles(p))).sum();
     let mut seen = BTreeSet::new();
     let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
     // What no binding holds would be cut again.
@@ -154,7 +133,7 @@ fn pays(graph: &Graph, row: &[Product], turn: &Turn, target: &Target) -> bool {
     };
     let bound = bytes(|p| p.weights).max(bytes(|p| p.end)) <= target.max_binding;
     let ends: Vec<_> = row.iter().map(|p| p.end).collect();
-    turn.count(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, &ends)
+    waves(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, &ends)
 }
 
 /// Whether something needs all of these values at once, none of them reduced: else one could be gone before the next is made.

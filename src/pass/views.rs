@@ -88,15 +88,6 @@ fn rearranges(graph: &Graph, id: u32) -> bool {
     matches!(graph.node(id).op_name(), "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose")
 }
 
-/// Which axis of its source each axis of a transposed value is, if it is one.
-fn permutation(graph: &Graph, id: u32) -> Option<Vec<usize>> {
-    let node = graph.node(id);
-    let op = node.op().filter(|op| op.name == "Transpose")?;
-    let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
-    let reversed = || (0..node.outputs[0].fact.shape.len()).rev().collect();
-    Some(perm.map_or_else(reversed, |p| p.iter().map(|&axis| axis as usize).collect()))
-}
-
 fn turning(perm: &[usize]) -> Attrs {
     Attrs::new().with("perm", perm.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
 }
@@ -232,7 +223,7 @@ fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
     }
     let mut parts = Parts::of(&graph.fact(source).shape);
     for &view in chain.iter().rev() {
-        match permutation(graph, view) {
+        match graph.permutation(view) {
             Some(perm) => parts.axes = perm.into_iter().map(|axis| parts.axes[axis].clone()).collect(),
             None => parts.reshape(&graph.node(view).outputs[0].fact.shape)?,
         }
@@ -310,7 +301,7 @@ fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
 fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
     let value = ValueId { node: id, port: 0 };
     let rows = Rows::of(graph, value)?;
-    let perm = permutation(graph, rows.left.node).filter(|perm| turns_rows(perm))?;
+    let perm = graph.permutation(rows.left.node).filter(|perm| turns_rows(perm))?;
     let x = graph.operands(rows.left.node)[0]?;
     let lies = !rearranges(graph, x.node) && graph.as_constant(x).is_none();
     let mut back = vec![0; perm.len()];
@@ -372,7 +363,7 @@ fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
 }
 
 fn liftable(graph: &Graph, id: u32) -> Option<(Rows, Vec<usize>)> {
-    let perm = permutation(graph, id).filter(|perm| turns_rows(perm))?;
+    let perm = graph.permutation(id).filter(|perm| turns_rows(perm))?;
     let product = graph.operands(id)[0].filter(|&value| only(graph, value, &["Add", "MatMul"]))?;
     let rows = Rows::of(graph, product)?;
     rearranged(graph, rows.left).1.then_some((rows, perm))

@@ -1,10 +1,11 @@
 //! The project's rules about itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Modules from bottom to top; a file may use only modules listed above its own, and its own folder.
+/// Modules from bottom to top. A file may use its own folder, the modules of its own line, and the lines above its own. A module that is
+/// named twice, as `plan` and `plan::make`, has the longer name's line.
 const LAYERS: &[&[&str]] = &[
     &["error", "file", "dtype", "shape", "elements", "tensor", "npy", "target"],
     &["expr", "kernel", "op", "ops"],
@@ -13,8 +14,29 @@ const LAYERS: &[&[&str]] = &[
     &["kernel::library", "kernel::layout", "kernel::render"],
     &["place"],
     &["plan"],
-    &["backend", "exec", "eager"],
+    &["plan::check"],
+    &["plan::lower"],
+    &["plan::make"],
+    &["plan::fit"],
+    &["plan::range"],
+    &["plan::tell"],
+    &["backend"],
+    &["backend::records", "backend::staged"],
+    &["backend::cpu"],
+    &["backend::cuda"],
+    &["backend::wgpu"],
+    &["exec", "eager"],
     &["session", "advise", "report", "cli"],
+];
+
+/// Modules of which none may use another.
+const APART: &[&[&str]] = &[&["backend::cpu", "backend::cuda", "backend::wgpu"]];
+
+/// Files that import each other all the same.
+const CIRCLES: &[&[&str]] = &[
+    &["kernel::meaning", "kernel::templates"],
+    &["kernel::render::thin", "kernel::render::wide"],
+    &["backend::wgpu::clock", "backend::wgpu::gpu"],
 ];
 
 fn rust_files(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -56,15 +78,18 @@ fn place(module: &str) -> Option<(usize, usize)> {
         .map(|(_, at)| at)
 }
 
-/// The modules of this crate that a file names, by path and by `use crate::{..}`.
-fn uses(code: &str) -> Vec<String> {
+/// The paths below a prefix that a file names, by path and by `use prefix::{..}`.
+fn named(code: &str, prefix: &str) -> Vec<String> {
     let path = |text: &str| -> String {
         let path = text.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_' || *c == ':');
         path.collect::<String>().trim_end_matches(':').to_owned()
     };
     let mut found = Vec::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
+    for (at, _) in code.match_indices(prefix) {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = &code[at + prefix.len()..];
         let Some(group) = rest.strip_prefix('{') else {
             found.push(path(rest));
             continue;
@@ -88,10 +113,93 @@ fn uses(code: &str) -> Vec<String> {
     found
 }
 
+/// The modules of this crate that a module's code names, from the root of the crate.
+fn uses(module: &str, code: &str) -> Vec<String> {
+    let join = |above: &str, path: String| format!("{above}::{path}").trim_matches(':').to_owned();
+    let above = |module: &str| module.rsplit_once("::").map_or(String::new(), |(above, _)| above.to_owned());
+    let parent = above(module);
+    let own = code.lines().filter_map(|line| line.trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';'));
+    let mut found = named(code, "crate::");
+    found.extend(named(code, "super::").into_iter().map(|path| match path.strip_prefix("super::") {
+        Some(path) => join(&above(&parent), path.to_owned()),
+        None => join(&parent, path),
+    }));
+    found.extend(
+        own.flat_map(|child| {
+            named(code, &format!("{child}::")).into_iter().map(move |_| join(module, child.to_owned()))
+        }),
+    );
+    found
+}
+
+/// The file among these that a path leads to: the longest module that begins it.
+fn file_of<'a>(path: &str, modules: &[&'a str]) -> Option<&'a str> {
+    let leads = |module: &&&str| path == **module || path.starts_with(&format!("{module}::"));
+    modules.iter().filter(leads).max_by_key(|module| module.len()).copied()
+}
+
+/// Whether one of two modules is in the folder of the other.
+fn related(one: &str, other: &str) -> bool {
+    one == other || one.starts_with(&format!("{other}::")) || other.starts_with(&format!("{one}::"))
+}
+
+/// Modules that import each other, directly or by way of others, as sets. That a folder's head and what is in the folder name each other is
+/// no circle: the head holds what all of the folder is about, and is its door.
+fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+    let modules: Vec<&str> = files.iter().map(|(module, _)| *module).collect();
+    let arrows = |(module, code): &(&str, &str)| {
+        let used = uses(module, code);
+        let used = used.iter().filter_map(|path| file_of(path, &modules)).filter(|other| !related(module, other));
+        used.map(|other| modules.iter().position(|m| *m == other).expect("it is one of them")).collect::<BTreeSet<_>>()
+    };
+    let arrows: Vec<BTreeSet<usize>> = files.iter().map(arrows).collect();
+    let reached = |from: usize| {
+        let (mut seen, mut work) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = work.pop() {
+            work.extend(arrows[module].iter().filter(|&&next| seen.insert(next)));
+        }
+        seen
+    };
+    let reached: Vec<_> = (0..files.len()).map(reached).collect();
+    let both = |at: usize, other: usize| reached[at].contains(&other) && reached[other].contains(&at);
+    let circle =
+        |at: usize| (0..files.len()).filter(|&other| both(at, other)).map(|other| modules[other].to_owned()).collect();
+    let found: BTreeSet<Vec<String>> = (0..files.len()).map(circle).collect();
+    found.into_iter().filter(|circle: &Vec<String>| !circle.is_empty()).collect()
+}
+
 #[test]
-fn groups_of_imports_are_seen() {
-    let code = "use crate::op::{Fact, OpDef};\nuse crate::{npy, plan::{Plan, live},\n    session};\nlet x = crate::cli::main();";
-    assert_eq!(uses(code), ["op", "npy", "plan", "session", "cli::main"]);
+fn imports_are_seen() {
+    let code = "use crate::op::{Fact, OpDef};\nuse crate::{npy, plan::{Plan, live},\n    session};\nlet x = crate::cli::main();
+        use super::view::take;\nuse super::super::place;\nmod deep;\nuse deep::Deep;\nlet y = super::other();";
+    let expected =
+        ["op", "npy", "plan", "session", "cli::main", "a::b::view::take", "a::place", "a::b::other", "a::b::c::deep"];
+    assert_eq!(uses("a::b::c", code), expected);
+}
+
+#[test]
+fn circles_are_found() {
+    let files = [
+        ("graph", "use crate::op::Fact;"),
+        ("op", "mod attr;\nuse attr::Attrs;"),
+        // A folder's head and what is in it.
+        ("op::attr", "use super::Fact;"),
+        ("pass", "pub mod fuse;"),
+        ("pass::fuse", "use super::attention::found;"),
+        ("pass::attention", "use super::limits::MOST;"),
+        ("pass::limits", "use crate::pass::fuse::group;"),
+    ];
+    assert_eq!(circles(&files), [["pass::fuse", "pass::attention", "pass::limits"]]);
+    assert_eq!(circles(&files[..6]), [[""; 0]; 0]);
+}
+
+#[test]
+fn no_two_files_import_each_other() {
+    let sources = sources();
+    let files: Vec<_> = sources.iter().map(|(_, module, code)| (module.as_str(), code.as_str())).collect();
+    let known = |circle: &Vec<String>| CIRCLES.iter().any(|known| circle.iter().all(|m| known.contains(&m.as_str())));
+    let found: Vec<_> = circles(&files).into_iter().filter(|circle| !known(circle)).collect();
+    assert!(found.is_empty(), "these import each other: {found:?}");
 }
 
 #[test]
@@ -102,11 +210,20 @@ fn modules_use_only_what_is_below_them() {
             continue;
         }
         let (layer, _) = place(&module).unwrap_or_else(|| panic!("{} has no layer", path.display()));
-        let top = module.split("::").next().expect("a module has a name");
-        for used in uses(&code) {
+        let within = |name: &str, module: &str| module == name || module.starts_with(&format!("{name}::"));
+        for used in uses(&module, &code) {
             let Some((other, _)) = place(&used) else { continue };
-            if other > layer && used.split("::").next() != Some(top) {
+            // A folder's head is its door: it names what is in the folder.
+            if other > layer && !within(&module, &used) {
                 wrong.push(format!("{}: uses crate::{used}, a layer above", path.display()));
+            }
+            for apart in APART {
+                let of = |module: &str| apart.iter().position(|name| within(name, module));
+                if let (Some(own), Some(other)) = (of(&module), of(&used))
+                    && own != other
+                {
+                    wrong.push(format!("{}: uses crate::{used}, which is to stay apart", path.display()));
+                }
             }
         }
     }

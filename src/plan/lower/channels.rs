@@ -10,21 +10,20 @@ use crate::kernel::{Template, library};
 use crate::op::{Fact, Lower, ValueId};
 use crate::plan::Class;
 use crate::shape::Access;
-use crate::target::Family;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Lowering<'_> {
     /// Whether this is a convolution that wants its operands' channels last.
     pub(super) fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
-        let served = self.target.family == Family::Cuda && self.target.libraries.cudnn;
+        let served = self.target.prefers_channels_last();
         served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
     }
 
     /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
     /// alone by kernels that can write either way.
     pub(super) fn choose_layouts(&mut self, order: &[u32]) -> Result<()> {
-        if self.target.family != Family::Cuda || !self.target.libraries.cudnn {
+        if !self.target.prefers_channels_last() {
             return Ok(());
         }
         let graph = self.graph;

@@ -79,7 +79,7 @@ impl Lowering<'_> {
         for &id in order {
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
             let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
-            let Some(perm) = self.permutation(turned.node) else { continue };
+            let Some(perm) = graph.permutation(turned.node) else { continue };
             let value = graph.operands(turned.node)[0].expect("a view has a source");
             let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
             let attends = self.groups.of(value.node).is_some_and(attends);
@@ -97,16 +97,6 @@ impl Lowering<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Which axis of its source each axis of a transposed value is, if it is one.
-    fn permutation(&self, id: u32) -> Option<Vec<usize>> {
-        let node = self.graph.node(id);
-        let rank = node.outputs.first()?.fact.shape.len();
-        let op = node.op().filter(|op| op.name == "Transpose")?;
-        let perm = Call { op, attrs: &node.attrs, inputs: &[] }.ints("perm").ok()?;
-        let perm = perm.map_or_else(|| (0..rank).rev().collect(), |p| p.iter().map(|&axis| axis as usize).collect());
-        Some(perm)
     }
 
     /// The parts of a concatenation and where each lies in the whole.

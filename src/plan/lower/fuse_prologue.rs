@@ -13,7 +13,6 @@ use crate::op::{Lower, TemplateCall, ValueId};
 use crate::pass::{Group, GroupKind};
 use crate::plan::Class;
 use crate::shape::Access;
-use crate::target::Family;
 use std::collections::HashSet;
 
 /// An elementwise group that a core applies to the elements of an operand.
@@ -200,8 +199,7 @@ impl Lowering<'_> {
             call: None,
         };
         for (o, (i, access)) in core.reads.into_iter().enumerate() {
-            let constant =
-                o != operand && self.target.family == Family::Cpu && graph.as_constant(operands[i]).is_some();
+            let constant = o != operand && self.target.packs_constants() && graph.as_constant(operands[i]).is_some();
             let dtype = self.storage(graph.fact(operands[i]).dtype, graph.value_name(operands[i]))?;
             kernel.reads.push(Operand { dtype, access, packed: constant });
         }

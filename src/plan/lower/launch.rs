@@ -11,7 +11,6 @@ use crate::kernel::library::{self, Split};
 use crate::kernel::{Kernel, Template, layout};
 use crate::plan::{Class, Window};
 use crate::shape::Shape;
-use crate::target::Family;
 
 impl Lowering<'_> {
     /// Adds a launch, its workspace, and what of it can be done in place.
@@ -60,7 +59,7 @@ impl Lowering<'_> {
             let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
             return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
-        if self.target.family == Family::Cpu {
+        if self.target.packs_constants() {
             self.pack(&mut kernel, &mut buffers);
         }
         self.walk_as_written(&mut kernel);
@@ -82,11 +81,11 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// On GPUs, neighbours in the index space are computed side by side: they should lie so, too.
+    /// Lets neighbours in an elementwise kernel's index space be neighbours in memory, where the target is faster so.
     fn walk_as_written(&self, kernel: &mut Kernel) {
         let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
         let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
-        if self.target.family != Family::Cuda || indexed || writes.len() != 1 {
+        if !self.target.prefers_written_order() || indexed || writes.len() != 1 {
             return;
         }
         let strides = &writes[0].access.strides;

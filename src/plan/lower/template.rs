@@ -14,7 +14,6 @@ use crate::kernel::{Prologue, Template};
 use crate::op::{Call, Fact, Lower, TemplateCall, ValueId};
 use crate::pass::Group;
 use crate::shape::{Access, Shape};
-use crate::target::Family;
 
 impl Lowering<'_> {
     /// Makes one kernel of a template call and what is computed of its value.
@@ -92,7 +91,7 @@ impl Lowering<'_> {
             core = self.build(anchor, &accesses(&places), apart)?;
         }
         let strided = matches!(core.template, Template::ConvTranspose { .. } | Template::Pool { .. });
-        let either = self.target.family == Family::Cuda && strided;
+        let either = self.target.reads_channels_last() && strided;
         let lies = either && core.reads[0].1.has_channels_last();
         let lies = last || self.decisions.if_valid("lies", anchor, lies);
         let windowed = matches!(
