@@ -4,7 +4,7 @@ use crate::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice};
 use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kernel::{Kernel, layout};
+use crate::kernel::{Kernel, cpu};
 use crate::plan::{Indexes, Plan, Port, Step};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
@@ -335,7 +335,7 @@ impl Shared {
 impl Content {
     fn is_same(&self, other: &Content) -> bool {
         let packed = match (&self.packed, &other.packed) {
-            (Some((a, operand)), Some((b, o))) => operand == o && layout::packs_alike(a, b, *operand),
+            (Some((a, operand)), Some((b, o))) => operand == o && cpu::packs_alike(a, b, *operand),
             (a, b) => a.is_none() && b.is_none(),
         };
         packed && self.stored == other.stored && self.constant.same(&other.constant)
@@ -395,7 +395,7 @@ pub(crate) fn write_constant(
     let bytes = match packed {
         Some((kernel, operand)) => {
             let plain = value.store(kernel.reads[operand].dtype, &constant.name)?;
-            layout::pack(kernel, operand, &plain).into()
+            cpu::pack(kernel, operand, &plain).into()
         }
         None => value.store(stored, &constant.name)?,
     };

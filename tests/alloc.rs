@@ -9,7 +9,8 @@ use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
-use plimsoll::internals::kernel::{Kernel, Operand, Template, layout};
+use plimsoll::internals::kernel::algorithm::Schedule;
+use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -74,7 +75,7 @@ fn large() -> Vec<Kernel> {
         body: Body::new(std::slice::from_ref(body)),
         prologues: Vec::new(),
         workspace: 0,
-        call: None,
+        schedule: Schedule::Open,
     };
     vec![
         kernel(Template::Map, &[200_000], &[&[200_000]], &x.exp()),
@@ -93,8 +94,8 @@ fn replay_allocates_nothing() {
             kernels::cases().into_iter().filter(|c| c.is_hosted(&Target::cpu(2))).map(|case| case.kernel).collect();
         kernels.retain(|k| k.shape.numel() < 3000 && k.body.code.len() < 100);
         kernels.extend(large());
-        for mut kernel in kernels {
-            kernel.workspace = layout::workspace(&kernel, &Target::cpu(threads as u32));
+        for kernel in kernels {
+            let kernel = schedule::scheduled(&kernel, &Target::cpu(threads as u32)).expect("it has a schedule");
             let mut sizes: Vec<u64> = Vec::new();
             for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
                 sizes.push((kernels::elements(&kernel.reach(slot)) * operand.dtype.size()) as u64);

@@ -12,7 +12,7 @@
 use super::records::Records;
 use super::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use crate::error::Result;
-use crate::kernel::layout::TILE_BYTES;
+use crate::kernel::cpu::TILE_BYTES;
 use crate::kernel::{Kernel, Template};
 use crate::target::{Memory as Place, Target};
 use check::Check;

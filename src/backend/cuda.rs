@@ -484,7 +484,7 @@ impl Backend for Cuda {
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
-        if kernel.call.is_none() {
+        if kernel.schedule.call().is_none() {
             render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
         }
         self.kernels.push(kernel.clone());

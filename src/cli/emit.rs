@@ -96,7 +96,7 @@ impl Emit {
             // Names come from the file: none of them may end the comment.
             let users = users.join(", ").replace(char::is_control, " ");
             text += &format!("// kernel {number}, {}: {users}\n", kernel.template.name());
-            if let Some(call) = &kernel.call {
+            if let Some(call) = kernel.schedule.call() {
                 let call = serde_json::to_string(call).expect("a call has only finite numbers and text keys");
                 text += &format!("// {call}\n\n");
                 continue;

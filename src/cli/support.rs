@@ -200,6 +200,7 @@ fn runs(graph: &Graph, target: &Target, cpu: &mut Cpu) -> bool {
     let planned = Recipe::default().plan(graph.clone(), target, &Limits { memory: None });
     let mut compiles = |kernel: &Kernel| match target.family {
         Family::Cpu => cpu.compile(kernel).is_ok(),
+        _ if kernel.schedule.call().is_some() => true,
         Family::Wgpu => render(kernel, target, &Bindings::distinct(kernel), Dialect::Wgsl).is_ok(),
         Family::Cuda => render(kernel, target, &Bindings::distinct(kernel), Dialect::Cuda).is_ok(),
     };

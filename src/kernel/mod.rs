@@ -13,19 +13,33 @@
 //! args   = reads, then writes, then one workspace if `workspace` > 0
 //! ```
 //!
-//! These types are plain data and stand below the op table, whose rows name templates; rendering them is
-//! [`render`]'s business.
+//! These types are plain data and stand below the op table, whose rows name templates. The floors of this folder, each of which knows
+//! those above it alone:
+//!
+//! ```text
+//! call, algorithm, mod algorithms as plain data; what a kernel computes
+//! space, product       facts about its index space, and about the product that it is
+//! library, cpu         what cuBLASLt and cuDNN can compute of it; how the CPU packs and cuts it
+//! schedule             which algorithm computes it: the only policy
+//! render               WGSL and CUDA C++ from shaders/, as the schedule says
+//! ```
 
-pub mod layout;
+pub mod algorithm;
+pub mod call;
+pub mod cpu;
 pub mod library;
 pub mod meaning;
+mod product;
 pub mod render;
+pub mod schedule;
+mod space;
 pub mod templates;
 pub mod validate;
 
 use crate::dtype::DType;
 use crate::expr::Body;
 use crate::shape::{Access, Shape};
+use algorithm::Schedule;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -60,9 +74,8 @@ pub struct Kernel {
     pub body: Body,
     /// Bytes of scratch memory that the plan provides as the last argument.
     pub workspace: u64,
-    /// The library call that computes all of it; without one it is rendered, or interpreted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub call: Option<library::Call>,
+    /// The algorithm that computes it.
+    pub schedule: Schedule,
 }
 
 /// What the elements of a core operand pass on their way into the core. It has no part in what stands around the data: padding is
@@ -102,6 +115,54 @@ impl Kernel {
         let reads = self.reads.len();
         if slot < reads { &self.reads[slot] } else { &self.writes[slot - reads] }
     }
+}
+
+/// Judges the prologues of a kernel: each is of a core operand of its own, and has the operands that it names.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_prologues(kernel: &Kernel) -> Result<(), String> {
+    let core = kernel.template.core_reads();
+    let mut left = kernel.reads.len().checked_sub(core).ok_or("fewer operands than the core reads")?;
+    let mut from = 0;
+    for Prologue { operand, reads, .. } in &kernel.prologues {
+        if !(from..core).contains(operand) {
+            return Err(format!("a prologue of operand {operand}, expected one of {from} to {core}"));
+        }
+        left = left.checked_sub(*reads).ok_or_else(|| format!("a prologue of {reads} operands, found {left}"))?;
+        from = operand + 1;
+    }
+    for (operand, own) in kernel.prologues.iter().filter_map(|p| Some((p.operand, kernel.prologue(p.operand)?.1))) {
+        let shape = &kernel.reads[operand].access.shape;
+        if let Some(other) = kernel.reads[own].iter().find(|o| o.access.shape != *shape) {
+            return Err(format!(
+                "a prologue of operand {operand}: expected extents {shape}, found {}",
+                other.access.shape
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Elements of the largest index space. Texts count them in `i32`, and those of a grid's last workgroups, or of a row's last block, may be
+/// beyond.
+pub(crate) const MOST_ELEMENTS: usize = i32::MAX as usize - (1 << 16);
+
+/// Judges if indices of a kernel's elements are `i32`, as GPU texts count them.
+///
+/// # Errors
+/// What is too far.
+pub fn fits_i32(kernel: &Kernel) -> Result<(), String> {
+    for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
+        let far = |(low, high): &(isize, isize)| *low < 0 || *high >= i32::MAX as isize;
+        if let Some((low, high)) = operand.access.span().filter(far) {
+            return Err(format!("operand {slot} reaches from element {low} to {high}"));
+        }
+    }
+    if kernel.shape.checked_len().is_none_or(|n| n > MOST_ELEMENTS) {
+        return Err(format!("{} elements are more than {MOST_ELEMENTS}", kernel.shape));
+    }
+    Ok(())
 }
 
 /// How values combine in a reduction.

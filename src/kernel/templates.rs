@@ -565,7 +565,7 @@ fn sample(template: Template, shape: &[usize], reads: Vec<Operand>, body: Expr) 
         prologues: Vec::new(),
         body: Body::new(&[body]),
         workspace: 0,
-        call: None,
+        schedule: super::algorithm::Schedule::Open,
     };
     kernel.writes.push(floats(kernel.written()));
     kernel

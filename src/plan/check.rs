@@ -15,8 +15,9 @@ use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::{Error, Result};
+use crate::kernel::algorithm::{Cpu, Schedule, Way};
 use crate::kernel::validate::{Verdict, ensure, is_countable};
-use crate::kernel::{Template, layout};
+use crate::kernel::{Kernel, Template, cpu, schedule};
 use crate::shape::Access;
 use crate::target::Memory;
 use body::stores;
@@ -293,7 +294,7 @@ impl<'a> Checker<'a> {
             ensure(is_countable(&b.shape), || name(format!("{} is too large", b.shape)))?;
             let needed = match self.packed[i] {
                 // The operand was seen to be packed, and its kernel to have a layout for it.
-                Some((kernel, operand)) => layout::packed_bytes(&plan.kernels[kernel], operand).unwrap_or(u64::MAX),
+                Some((kernel, operand)) => cpu::packed_bytes(&plan.kernels[kernel], operand).unwrap_or(u64::MAX),
                 None => self.elements(i) * b.dtype.size() as u64,
             };
             ensure(b.bytes >= needed, || {
@@ -337,10 +338,15 @@ impl<'a> Checker<'a> {
         }
         self.windows(step, kernel.reads.len() + kernel.writes.len())?;
         self.operands(step)?;
+        for &slot in &self.needs[step.kernel].own {
+            let (b, all) = (step.reads[slot], step.reads.iter().chain(&step.writes));
+            let alone = all.filter(|&&other| other == b).count() == 1;
+            ensure(alone, || format!("{}: its schedule binds it alone, but the step has it twice", self.name(b)))?;
+        }
 
         // Taken out for a while, because the arguments borrow from it.
         let needs = std::mem::take(&mut self.needs);
-        let Needs { reads, writes } = &needs[step.kernel];
+        let Needs { reads, writes, .. } = &needs[step.kernel];
         let result = self.launch(at, step, reads, writes);
         self.needs = needs;
         result
@@ -402,7 +408,8 @@ impl<'a> Checker<'a> {
                     Template::MatMul => packs(&packed.reads[o].access) == packs(&operand.access),
                     // Weights are packed for what they slide over, not for how many of these there are.
                     Template::Conv { .. } | Template::ConvTranspose { .. } => {
-                        packed.reads[o] == *operand && packed.shape.get(1..) == kernel.shape.get(1..)
+                        let alike = packed.shape.get(1..) == kernel.shape.get(1..) && way(packed) == way(kernel);
+                        alike && packed.reads[o] == *operand
                     }
                     Template::Map
                     | Template::Row { .. }
@@ -429,8 +436,8 @@ impl<'a> Checker<'a> {
             ensure(bytes >= kernel.workspace, || {
                 name(format!("expected at least {} bytes, found {bytes}", kernel.workspace))
             })?;
-            if kernel.call.is_some() {
-                let needed = layout::workspace(kernel, &plan.target);
+            if kernel.schedule.call().is_some() {
+                let needed = schedule::workspace(kernel);
                 self.least[b] = self.least[b].max(Some(needed));
             }
         }

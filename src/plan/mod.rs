@@ -30,7 +30,7 @@ pub mod range;
 pub mod tell;
 
 /// The version of the plan's file format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What a buffer or a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -331,7 +331,14 @@ impl Plan {
         let head: serde_json::Value = serde_json::from_str(text).map_err(syntax)?;
         match head.get("version").and_then(serde_json::Value::as_u64) {
             Some(v) if v == u64::from(VERSION) => {}
-            Some(v) => return Err(Error::plan(format!("expected version {VERSION}, found {v}")).in_file(path)),
+            Some(v) => {
+                let why = if v == 1 {
+                    ": it does not say which algorithm computes each kernel; plan the model again"
+                } else {
+                    ""
+                };
+                return Err(Error::plan(format!("expected version {VERSION}, found {v}{why}")).in_file(path));
+            }
             None => return Err(Error::plan("not a plan: it has no version".into()).in_file(path)),
         }
         let plan: Plan = serde_json::from_str(text).map_err(syntax)?;

@@ -3,8 +3,9 @@
 use crate::kernels::{Case, cases, encode, infinite, unordered, untouched, variants};
 use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
+use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::meaning::evaluate;
-use plimsoll::internals::kernel::{Kernel, Operand, layout};
+use plimsoll::internals::kernel::{Kernel, Operand, schedule};
 use plimsoll::internals::target::{Memory, Target};
 
 /// The kernel with its operands in types that the target stores.
@@ -13,8 +14,12 @@ fn stored(kernel: &Kernel, target: &Target) -> Kernel {
     for operand in kernel.reads.iter_mut().chain(&mut kernel.writes) {
         operand.dtype = target.storage(operand.dtype).expect("cases use types that every target stores");
     }
-    kernel.workspace = layout::workspace(&kernel, target);
-    kernel
+    scheduled(&kernel, target)
+}
+
+/// The kernel as it is launched by itself.
+fn scheduled(kernel: &Kernel, target: &Target) -> Kernel {
+    schedule::scheduled(kernel, target).expect("the target has an algorithm for it")
 }
 
 /// Runs one case in an arena and a segment of constants. Returns its failure.
@@ -209,13 +214,13 @@ mod wgpu {
             body: Body::new(&[Expr::index(0).cast(DType::I32) * 3.0]),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         let bytes = 4 * n as u64;
         stage(&mut wgpu, 1 << 20);
         let segment = wgpu.alloc(bytes, Memory::Device).expect("64 MiB");
         let at = Slice { segment, offset: 0, bytes };
-        let kernel = wgpu.compile(&kernel).expect("renders");
+        let kernel = wgpu.compile(&scheduled(&kernel, wgpu.target())).expect("renders");
         let record = wgpu.record(&[Launch::new(kernel, vec![at])]).expect("records");
         wgpu.replay(record).expect("runs");
         let mut data = vec![0u8; bytes as usize];
@@ -246,11 +251,11 @@ mod wgpu {
             body: Body::new(&[(0..20).fold(Expr::index(0).cast(DType::F32), |x, _| x.sin())]),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         let bytes = 4 * n as u64;
         let segment = wgpu.alloc(bytes, Memory::Device).expect("256 KiB");
-        let kernel = wgpu.compile(&kernel).expect("renders");
+        let kernel = wgpu.compile(&scheduled(&kernel, wgpu.target())).expect("renders");
         let at = Slice { segment, offset: 0, bytes };
         let records: Vec<RecordId> =
             (0..6).map(|runs| wgpu.record(&vec![Launch::new(kernel, vec![at]); runs]).expect("records")).collect();
@@ -289,7 +294,7 @@ mod wgpu {
         let beyond = Slice { segment, offset: 768, bytes: 512 };
         assert!(wgpu.write(beyond, &[0; 512]).is_err() && wgpu.read(beyond, &mut [0; 512]).is_err());
         let case = cases().into_iter().find(|c| c.name == "map large").expect("a case of 70001 elements");
-        let kernel = wgpu.compile(&case.kernel).expect("renders");
+        let kernel = wgpu.compile(&scheduled(&case.kernel, wgpu.target())).expect("renders");
         let args = vec![Slice { segment, offset: 0, bytes: 512 }, Slice { segment, offset: 512, bytes: 512 }];
         let error = wgpu.record(&[Launch::new(kernel, args)]).expect_err("operands reach beyond their slices");
         assert!(error.to_string().contains("operand 0"), "{error}");
@@ -361,9 +366,9 @@ mod wgpu {
             body: Body::new(&[Expr::input(0, DType::I32) + 1.0]),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
-        let kernel = wgpu.compile(&kernel).expect("renders");
+        let kernel = wgpu.compile(&scheduled(&kernel, wgpu.target())).expect("renders");
         let mut record =
             |from, to| wgpu.record(&[Launch::new(kernel, vec![at(from), at(to)])]).expect("it is recorded");
         let (ab, bc) = (record(a, b), record(b, c));
@@ -415,9 +420,9 @@ mod wgpu {
                 body: Body::new(&[Expr::index(0).cast(DType::I32)]),
                 prologues: Vec::new(),
                 workspace: 0,
-                call: None,
+                schedule: Schedule::Open,
             };
-            let kernel = wgpu.compile(&kernel).expect("renders");
+            let kernel = wgpu.compile(&scheduled(&kernel, wgpu.target())).expect("renders");
             let launch = [Launch::new(kernel, vec![at])];
             let record = wgpu.record(&launch).expect("it is recorded");
             wgpu.write(at, &[0; 256]).expect("it is written");

@@ -9,26 +9,27 @@ use plimsoll::internals::backend::{Backend, Launch, SegmentId, Slice};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
+use plimsoll::internals::kernel::algorithm::{self, Schedule};
 use plimsoll::internals::kernel::meaning::evaluate;
-use plimsoll::internals::kernel::{Kernel, Operand, Template, layout};
+use plimsoll::internals::kernel::{Kernel, Operand, Template, cpu as packing, schedule};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
 use plimsoll::internals::tensor::Tensor;
 
 /// Runs a case; the values of every write over its index space.
 fn run(cpu: &mut Cpu, case: &Case, packed: bool) -> Result<Vec<Vec<f64>>, String> {
-    let mut kernel = case.kernel.clone();
+    let mut kernel = schedule::scheduled(&case.kernel, cpu.target())?;
     let mut buffers: Vec<Vec<u8>> = Vec::new();
     for (r, values) in case.inputs.iter().enumerate() {
         let dtype = kernel.reads[r].dtype;
         let mut bytes = Tensor::from_f64(dtype, vec![values.len()], values).bytes().to_vec();
-        if packed && layout::packed_bytes(&kernel, r).is_some() && kernel.prologue(r).is_none() {
-            bytes = layout::pack(&kernel, r, &bytes);
+        if packed && packing::packed_bytes(&kernel, r).is_some() && kernel.prologue(r).is_none() {
+            bytes = packing::pack(&kernel, r, &bytes);
             kernel.reads[r].packed = true;
         }
         buffers.push(bytes);
     }
-    kernel.workspace = layout::workspace(&kernel, &Target::cpu(cpu.target().threads));
+    kernel.workspace = schedule::workspace(&kernel);
     let mut args = Vec::new();
     let mut end = 0u64;
     let mut place = |bytes: u64| {
@@ -123,7 +124,7 @@ fn relu(n: usize) -> Kernel {
         body: Body::new(&[x.max(&x.like(0.0))]),
         prologues: Vec::new(),
         workspace: 0,
-        call: None,
+        schedule: Schedule::Cpu(algorithm::Cpu::Loops),
     }
 }
 

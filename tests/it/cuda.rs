@@ -6,8 +6,9 @@ use plimsoll::internals::backend::cuda::{Settings, machine_code, open, report};
 use plimsoll::internals::backend::{Launch, Slice};
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
+use plimsoll::internals::kernel::schedule;
 use plimsoll::internals::session::{Choice, Options, Session};
-use plimsoll::internals::target::{Memory, STAGING, Target};
+use plimsoll::internals::target::{Libraries, Memory, STAGING, Target};
 use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{onnx, plan, session};
 use plimsoll::{DType, Limits, Recipe, Tensor};
@@ -392,8 +393,9 @@ fn plans_compile() {
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned");
         let render = |kernel: &Kernel| {
-            let kernel = Kernel { call: None, ..kernel.clone() };
-            render(&kernel, &target, &Bindings::distinct(&kernel), Dialect::Cuda).expect("it is rendered")
+            let own = Target { libraries: Libraries::default(), ..target.clone() };
+            let kernel = schedule::scheduled(kernel, &own).expect("there is a text for it");
+            render(&kernel, &own, &Bindings::distinct(&kernel), Dialect::Cuda).expect("it is rendered")
         };
         let sources: Vec<_> = plan.kernels.iter().map(render).collect();
         let texts: Vec<&str> = sources.iter().map(|source| source.text.as_str()).collect();

@@ -8,6 +8,7 @@ use libloading::Library;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::kernel::Template;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, PRELUDE, Source, render};
+use plimsoll::internals::kernel::schedule;
 use plimsoll::internals::target::{Libraries, Target};
 use std::ffi::{CStr, OsStr, c_char};
 use std::fmt::Write;
@@ -40,7 +41,8 @@ struct Job {
 
 impl Job {
     fn new(case: Case, target: &Target) -> Job {
-        let source = render(&case.kernel, target, &bindings(&case), Dialect::Cuda);
+        let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let source = render(&kernel, target, &bindings(&case), Dialect::Cuda);
         let source = source.unwrap_or_else(|e| panic!("{}: {e}", case.name));
         Job { case, multiprocessors: target.multiprocessors, source }
     }

@@ -87,7 +87,7 @@ fn planned(graph: &Graph, target: &Target) -> Plan {
 }
 
 fn products(plan: &Plan) -> Vec<&MatMul> {
-    let call = |step: &plan::Step| match &plan.kernels[step.kernel].call {
+    let call = |step: &plan::Step| match plan.kernels[step.kernel].schedule.call() {
         Some(Call::MatMul(call)) => Some(call),
         _ => None,
     };

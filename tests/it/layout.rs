@@ -109,16 +109,19 @@ fn channels_come_last_where_tensor_cores_convolve() {
     // Rendered: eight bytes of neighbouring channels at a time, of the weights, too.
     let [depthwise] = depthwise[..] else { panic!("{depthwise:?}") };
     let [image, weights, ..] = &depthwise.reads[..] else { panic!("{depthwise:?}") };
-    assert!(depthwise.call.is_none() && [image, &depthwise.writes[0]].iter().all(|o| o.access.has_channels_last()));
+    assert!(
+        depthwise.schedule.call().is_none()
+            && [image, &depthwise.writes[0]].iter().all(|o| o.access.has_channels_last())
+    );
     assert!(weights.access.lies(0, 4), "{weights:?}");
     assert_eq!(convolutions.len(), 4);
     for kernel in &convolutions {
-        let Some(Call::Conv(call)) = &kernel.call else { panic!("not cuDNN's: {kernel:?}") };
+        let Some(Call::Conv(call)) = kernel.schedule.call() else { panic!("not cuDNN's: {kernel:?}") };
         assert!(call.channels_last, "{call:?}");
         assert!([&kernel.reads[0], &kernel.reads[1], &kernel.writes[0]].iter().all(|o| o.access.has_channels_last()));
     }
     // Normalisation went into the weights, the residual and the activation into the call.
-    let with = |f: fn(&Call) -> bool| convolutions.iter().filter(|k| k.call.as_ref().is_some_and(f)).count();
+    let with = |f: fn(&Call) -> bool| convolutions.iter().filter(|k| k.schedule.call().is_some_and(f)).count();
     assert_eq!(with(|c| matches!(c, Call::Conv(c) if c.bias.is_some())), 1);
     for kernel in plan.kernels.iter().filter(|k| k.template == Template::Map) {
         let axes = kernel.shape.iter().zip(&kernel.writes[0].access.strides).filter(|(extent, _)| **extent > 1);

@@ -3,9 +3,10 @@
 use crate::kernels::{cases, elements, indices};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
-use plimsoll::internals::kernel::library::{self, Activation, Call, Conv, Image, MatMul, Matrix, Vector};
+use plimsoll::internals::kernel::algorithm::Schedule;
+use plimsoll::internals::kernel::call::{Activation, Call, Conv, Image, MatMul, Matrix, Vector};
 use plimsoll::internals::kernel::meaning::evaluate;
-use plimsoll::internals::kernel::{Kernel, Operand, Template, Window};
+use plimsoll::internals::kernel::{Kernel, Operand, Template, Window, schedule};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::Target;
 
@@ -69,13 +70,18 @@ fn convolution(c: &Conv, buffers: &mut Buffers) {
     }
 }
 
+/// The library call by which a kernel is computed, unless a text is faster.
+fn called(kernel: &Kernel, target: &Target) -> Option<Call> {
+    schedule::choose(kernel, target, &|_| true).expect("there is an algorithm").call().cloned()
+}
+
 /// The values of a kernel's write at every index, after its call and the map behind it.
 fn split(kernel: &Kernel, target: &Target, reads: &[Vec<f64>]) -> Option<(Vec<f64>, Call, bool)> {
-    let split = library::split(kernel, target)?;
+    let split = schedule::split(kernel, target)?;
     let (first, slots) = &split.call;
     // Small ones are rendered.
-    let call = first.call.clone()?;
-    assert_eq!(library::call(first, target).as_ref(), Some(&call), "a call is the same wherever it is derived");
+    let call = first.schedule.call().cloned()?;
+    assert_eq!(called(first, target).as_ref(), Some(&call), "a call is the same wherever it is derived");
     assert_eq!(first.workspace, call.workspace());
     let mut buffers: Buffers = slots.iter().map(|&s| reads[s].clone()).collect();
     let write = &first.writes[0].access;
@@ -176,7 +182,7 @@ fn product_of(dtype: DType, body: Expr) -> Kernel {
         body: Body::new(&[body]),
         prologues: Vec::new(),
         workspace: 0,
-        call: None,
+        schedule: Schedule::Open,
     }
 }
 
@@ -190,7 +196,7 @@ fn gelu(x: &Expr, tanh: bool) -> Expr {
 #[test]
 fn an_activation_is_known_by_its_values() {
     let target = Target::cuda();
-    let activation = |kernel: &Kernel| match library::call(kernel, &target) {
+    let activation = |kernel: &Kernel| match called(kernel, &target) {
         Some(Call::MatMul(p)) => Some(p.activation),
         _ => None,
     };
@@ -231,12 +237,12 @@ fn an_activation_is_known_by_its_values() {
 #[test]
 fn only_what_is_added_may_be_overwritten() {
     let target = Target::cuda();
-    let in_place = |body| library::call(&product_of(DType::F32, body), &target).expect("a call").in_place();
+    let in_place = |body| called(&product_of(DType::F32, body), &target).expect("a call").in_place();
     assert_eq!(in_place(x(0) + x(1)), Some(2));
     assert_eq!(in_place(x(0)), None);
     // The residual is read by the call alone.
     let kernel = product_of(DType::F32, (x(0) + x(1)) * x(1));
-    let split = library::split(&kernel, &target).expect("a call");
+    let split = schedule::split(&kernel, &target).expect("a call");
     let (map, slots) = split.rest.expect("a map");
     assert_eq!((slots, map.reads.len()), (vec![2], 2));
 }
@@ -252,7 +258,7 @@ fn product_sized(dtype: DType, [m, k, n]: [usize; 3]) -> Kernel {
 #[test]
 fn few_tiles_of_f32_are_rendered() {
     let target = Target::cuda();
-    let rendered = |target: &Target, dtype, extents| library::call(&product_sized(dtype, extents), target).is_none();
+    let rendered = |target: &Target, dtype, extents| called(&product_sized(dtype, extents), target).is_none();
     assert!(rendered(&target, DType::F32, [128, 768, 3072]));
     assert!(!rendered(&target, DType::F32, [4096, 768, 768]), "there are tiles for every multiprocessor");
     assert!(!rendered(&target, DType::F32, [128, 767, 768]), "rows start at odd addresses");
@@ -272,7 +278,7 @@ fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
         if turned[1] {
             kernel.writes[0].access = dense(n, m);
         }
-        library::call(&kernel, target).is_none()
+        called(&kernel, target).is_none()
     };
     let (target, along_k) = (Target::cuda(), [true, false]);
     assert!(rendered(&target, [64, 768, 257], along_k), "at odd elements");
@@ -293,7 +299,7 @@ fn products_of_halves_whose_rows_start_anywhere_are_rendered() {
     kernel.reads[0].access = Access::contiguous(Shape::new([65, 128, 768])).permute(&[1, 0, 2]);
     kernel.reads[1].access = right.broadcast(&Shape::new([128, 768, 258]));
     kernel.writes[0].access = Access::contiguous(kernel.shape.clone());
-    assert!(library::call(&kernel, &target).is_some(), "too few tiles as they are rendered");
+    assert!(called(&kernel, &target).is_some(), "too few tiles as they are rendered");
 }
 
 #[test]
@@ -317,9 +323,9 @@ fn patches_of_images_are_rendered() {
             body: Body::new(&[Expr::input(0, DType::F16)]),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
-        library::call(&kernel, &Target::cuda()).is_some()
+        called(&kernel, &Target::cuda()).is_some()
     };
     let called = |channels, size, stride, last| called_for(768, channels, size, stride, last);
     assert!([true, false].iter().all(|&last| !called(3, 16, 16, last)), "windows of 16 halves");
@@ -335,7 +341,7 @@ fn convolutions_of_few_channels_per_group_are_rendered() {
         kernel.reads.truncate(2);
         kernel.body = Body::new(&[Expr::input(0, dtype)]);
         kernel.reads.iter_mut().chain(&mut kernel.writes).for_each(|operand| operand.dtype = dtype);
-        library::call(&kernel, &Target::cuda()).is_some()
+        called(&kernel, &Target::cuda()).is_some()
     };
     for name in ["conv strips 7x7", "conv strips of four each", "conv strips of small groups", "conv strips 3-D"] {
         assert!([DType::F32, DType::F16, DType::BF16].iter().all(|&dtype| !has_call(name, dtype)), "{name}");
@@ -346,6 +352,6 @@ fn convolutions_of_few_channels_per_group_are_rendered() {
 #[test]
 fn a_target_without_the_library_renders() {
     let target = Target { libraries: Default::default(), ..Target::cuda() };
-    assert!(library::split(&product_of(DType::F32, x(0)), &target).is_none());
-    assert!(library::split(&product_of(DType::F32, x(0)), &Target::cpu(2)).is_none());
+    assert!(schedule::split(&product_of(DType::F32, x(0)), &target).is_none());
+    assert!(schedule::split(&product_of(DType::F32, x(0)), &Target::cpu(2)).is_none());
 }

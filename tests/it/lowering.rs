@@ -4,6 +4,7 @@ use crate::samples;
 use crate::samples::Sample;
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::Body;
+use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::{Kernel, Operand};
 use plimsoll::internals::op::{Attr, Attrs, Build, Call, Fact, Lower, OpResult, TemplateCall, ValueId};
@@ -100,7 +101,7 @@ fn kernel(core: &TemplateCall) -> Kernel {
         prologues: Vec::new(),
         body: Body::identity(DType::F64),
         workspace: 0,
-        call: None,
+        schedule: Schedule::Open,
     }
 }
 

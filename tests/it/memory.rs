@@ -166,7 +166,7 @@ fn workspaces_take_what_is_free() {
     let bytes = |plan: &Plan| plan.class_bytes(Class::Activation);
     assert!(bytes(&plan) <= bytes(&without) + 8 * MIB, "{} beside {}", bytes(&plan), bytes(&without));
     let spaces: Vec<u64> = plan.buffers.iter().filter(|b| b.class == Class::Workspace).map(|b| b.bytes).collect();
-    let calls: Vec<_> = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].call.as_ref()).collect();
+    let calls: Vec<_> = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].schedule.call()).collect();
     assert_eq!((spaces.len(), calls.len()), (3, 3));
     // The second makes the peak. The others have room for larger workspaces than they need.
     assert!(calls.iter().zip(&spaces).all(|(c, &s)| c.least_workspace() <= s && s <= c.workspace()), "{spaces:?}");
@@ -175,7 +175,7 @@ fn workspaces_take_what_is_free() {
     for step in &plan.steps {
         let kernel = &plan.kernels[step.kernel];
         let space = plan.buffers[step.writes[kernel.writes.len()]].bytes;
-        assert!(kernel.call.is_some() && kernel.workspace == space, "{}", step.name);
+        assert!(kernel.schedule.call().is_some() && kernel.workspace == space, "{}", step.name);
     }
 }
 

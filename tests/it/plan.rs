@@ -10,7 +10,8 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::graph::Graph;
-use plimsoll::internals::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window};
+use plimsoll::internals::kernel::algorithm::Schedule;
+use plimsoll::internals::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window, schedule};
 use plimsoll::internals::op::{Fact, ValueId};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
@@ -108,7 +109,7 @@ impl Maker {
             list.iter().map(operand).collect()
         };
         let buffers = |list: &[(usize, Access)]| list.iter().map(|r| r.0).collect();
-        plan.kernels.push(Kernel {
+        let kernel = Kernel {
             template,
             shape: Shape::new(shape),
             reads: operands(reads),
@@ -116,8 +117,12 @@ impl Maker {
             body: Body::new(results),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
-        });
+            schedule: Schedule::Open,
+        };
+        let all: Vec<usize> = reads.iter().chain(writes).map(|(b, _)| *b).collect();
+        let own = |slot: usize| all.iter().filter(|b| **b == all[slot]).count() == 1;
+        let schedule = schedule::choose(&kernel, &plan.target, &own).unwrap_or_default();
+        plan.kernels.push(Kernel { schedule, ..kernel });
         let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
         plan.steps.push(Step {
             name,

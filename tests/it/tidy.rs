@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["expr", "kernel", "op", "ops"],
     &["decisions", "constant", "graph"],
     &["trace", "onnx", "reference", "pass"],
-    &["kernel::library", "kernel::layout", "kernel::render"],
+    &["kernel::library", "kernel::cpu", "kernel::schedule", "kernel::render"],
     &["place"],
     &["plan"],
     &["plan::check"],

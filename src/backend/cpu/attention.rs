@@ -9,7 +9,7 @@ use super::prologue::Space;
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
-use crate::kernel::layout::attention::Attention as Cut;
+use crate::kernel::cpu::attention::Attention as Cut;
 use crate::kernel::{Guard, Kernel, Operand, Template};
 use std::ops::Range;
 

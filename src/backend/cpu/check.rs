@@ -6,9 +6,9 @@ use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::expr::{Body, Instr};
-use crate::kernel::layout::{packed_bytes, prologue, same_elements};
+use crate::kernel::cpu::{packed_bytes, same_elements};
 use crate::kernel::validate::ensure;
-use crate::kernel::{Kernel, Operand};
+use crate::kernel::{Kernel, Operand, check_prologues};
 use crate::shape::Access;
 use crate::target::Family;
 
@@ -75,7 +75,7 @@ fn straight(body: &Body) -> Result<(), String> {
 impl Check {
     /// Checks a kernel's operands against its template.
     pub fn new(kernel: &Kernel) -> Result<Check, String> {
-        prologue::check(kernel)?;
+        check_prologues(kernel)?;
         kernel.validate(Family::Cpu)?;
         let Kernel { template, reads, writes, .. } = kernel;
         let prologues = kernel.prologues.iter().map(|p| &p.body);

@@ -15,8 +15,9 @@ use super::simd::{Isa, Plain, per_isa};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Ymm, Zmm};
 use super::window::{Plane, Slide, Window, slide};
-use crate::kernel::layout::conv::*;
-pub use crate::kernel::layout::conv::{Conv, ConvTranspose};
+use crate::kernel::algorithm::Way;
+use crate::kernel::cpu::conv::*;
+pub use crate::kernel::cpu::conv::{Conv, ConvTranspose};
 use std::ops::Range;
 
 /// Taps up to which patches are cut out with precomputed masks.
@@ -75,7 +76,7 @@ impl Conv {
             let to = packed.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
             // SAFETY: the group's part of either buffer.
             unsafe {
-                match self.way() {
+                match self.way {
                     Way::Depthwise => to.copy_from_nonoverlapping(from, outputs * k),
                     Way::WeightsLeft => gemm::pack_a(View { ptr: from, rs: k as isize, cs: 1 }, 0..m, k, to),
                     Way::WeightsRight => gemm::pack_b(View { ptr: from, rs: 1, cs: k as isize }, k, 0..n, to),
@@ -87,7 +88,7 @@ impl Conv {
     /// Number of tasks when the work is cut for `parts` threads: at least that many, if the shapes allow.
     pub fn tasks(&self, parts: usize) -> usize {
         let (_, grid) = self.split(parts);
-        match self.way() {
+        match self.way {
             Way::Depthwise => grid.len(),
             _ => self.batch * self.groups * grid.len(),
         }
@@ -96,7 +97,7 @@ impl Conv {
     /// The planes or products that exist, and the cut of each (depthwise: of all the planes together).
     fn split(&self, parts: usize) -> (usize, Grid) {
         let (m, n, _) = self.product();
-        match self.way() {
+        match self.way {
             Way::Depthwise => {
                 let planes = self.batch * self.out_channels;
                 let rows = self.window.rows();
@@ -131,7 +132,7 @@ impl Conv {
         assert!(workspace.len() >= needed, "the workspace is as large as was asked for");
         // SAFETY: guaranteed by the caller.
         unsafe {
-            match self.way() {
+            match self.way {
                 Way::Depthwise => self.depthwise(share, tensors, workspace, epilogue),
                 Way::WeightsLeft | Way::WeightsRight => self.by_product(share, tensors, workspace, epilogue),
             }
@@ -194,7 +195,7 @@ impl Conv {
         let prologue = prologue.map(|p| p.of_image(image, group * inputs));
         let first = group * outputs;
         let to = y.map(|y| (y.ptr.wrapping_add(image * y.batch_stride + first * y.channel_stride), y.channel_stride));
-        if self.way() == Way::WeightsLeft {
+        if self.way == Way::WeightsLeft {
             let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
             let b = match &prologue {
                 Some(prologue) => Rhs::Changed(pixels, prologue),
@@ -742,7 +743,7 @@ mod tests {
                 // SAFETY: as above.
                 unsafe { conv.run(Share { isa, parts, task }, &tensors, &mut space, &mut double) }
             }
-            assert_eq!(y, want, "{} {:?} {conv:?}", isa.name(), conv.way());
+            assert_eq!(y, want, "{} {:?} {conv:?}", isa.name(), conv.way);
         }
     }
 
@@ -756,10 +757,14 @@ mod tests {
                         [(3, 16, 1), (6, 6, 6), (3, 6, 3), (4, 34, 2), (1, 9, 1), (10, 20, 1)]
                     {
                         let Some(window) = window(input, kernel, stride, dilation, pad) else { continue };
-                        let conv = Conv { batch: 2, in_channels, out_channels, groups, window };
-                        ways.push(conv.way());
-                        check(&conv, 1 + in_channels % 3, stride % 2 == 0);
-                        check(&conv, 16, stride % 2 == 1);
+                        let is_depthwise = in_channels == groups && out_channels / groups <= 4;
+                        let products = [Way::WeightsLeft, Way::WeightsRight];
+                        for way in products.into_iter().chain(is_depthwise.then_some(Way::Depthwise)) {
+                            let conv = Conv { batch: 2, in_channels, out_channels, groups, window, way };
+                            ways.push(way);
+                            check(&conv, 1 + in_channels % 3, stride % 2 == 0);
+                            check(&conv, 16, stride % 2 == 1);
+                        }
                     }
                 }
             }
@@ -775,9 +780,11 @@ mod tests {
             [(7, 130, 64, 3), (20, 70, 30, 3), (16, 300, 20, 1), (2, 600, 40, 1)]
         {
             let window = window([1, size, size], [1, kernel, kernel], 1, 1, kernel / 2).expect("the kernel fits");
-            let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window };
-            check(&conv, 2, true);
-            check(&conv, 3, false);
+            for way in [Way::WeightsLeft, Way::WeightsRight] {
+                let conv = Conv { batch: 1, in_channels, out_channels, groups: 1, window, way };
+                check(&conv, 2, true);
+                check(&conv, 3, false);
+            }
         }
     }
 

@@ -23,8 +23,8 @@
 //! number of ranges gives the same bits.
 
 use super::simd::{Isa, Level, transpose};
-use crate::kernel::layout::gemm::*;
-pub use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
+use crate::kernel::cpu::gemm::*;
+pub use crate::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes, workspace_bytes};
 #[cfg(target_arch = "x86_64")]
 use kernels::{AVX2, AVX512};
 use kernels::{Block, Kernels, PORTABLE, Panels, Slab};

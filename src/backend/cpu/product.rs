@@ -10,8 +10,8 @@ use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
 use crate::dtype::DType;
 use crate::kernel::Kernel;
-use crate::kernel::layout::gemm::{packed_a_bytes, packed_b_bytes};
-use crate::kernel::layout::{Product, slots};
+use crate::kernel::cpu::gemm::{packed_a_bytes, packed_b_bytes};
+use crate::kernel::cpu::{Product, slots};
 use crate::shape::Access;
 
 /// A compiled matrix product.
@@ -79,7 +79,7 @@ impl MatMul {
         let epilogue = epilogue.transpose()?;
 
         let (count, ns) = (product.count(), product.nanoseconds());
-        let parts = if slots(kernel, threads).count > 1 { threads } else { 1 };
+        let parts = if slots(kernel).count > 1 { threads } else { 1 };
         // Twice as many parts as threads even out what else the machine does, when they are large.
         let pieces = if parts > 1 && ns > 1e6 { 2 * parts } else { parts };
         let grid = Grid::new(product.m, product.n, pieces.div_ceil(count.max(1)));

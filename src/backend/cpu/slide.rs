@@ -10,9 +10,9 @@ use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
 use super::window::{self, Plane, slide};
 use crate::dtype::DType;
-use crate::kernel::layout::conv::Way;
-use crate::kernel::layout::prologue::per_position;
-use crate::kernel::layout::{Slide, Windowed, slots};
+use crate::kernel::algorithm::Way;
+use crate::kernel::cpu::{Slide, Windowed, slots};
+use crate::kernel::schedule::prologue::per_position;
 use crate::kernel::{Kernel, Pool};
 use crate::shape::Access;
 
@@ -50,7 +50,7 @@ impl Sliding {
         let epilogue = epilogue.transpose()?;
         let steps = |access: &Access| Some([access.strides[0], access.strides[1], per_position(access)?]);
         let prologue = Prologue::new(kernel, 0, steps)?;
-        let hosted = matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way() != Way::Depthwise);
+        let hosted = matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way != Way::Depthwise);
         if prologue.is_some() && !hosted || kernel.prologues.len() > 1 {
             return Err("a prologue of a window that is not a product".into());
         }
@@ -63,7 +63,7 @@ impl Sliding {
             _ => 0,
         };
         let offsets = [offset(0), offset(1), 4 * kernel.writes[0].access.offset];
-        let threads_used = if slots(kernel, threads).count > 1 { threads } else { 1 };
+        let threads_used = if slots(kernel).count > 1 { threads } else { 1 };
         // Twice as many parts as threads even out what else the machine does, when they are large.
         let parts = if threads_used > 1 && windowed.nanoseconds() > 1e6 { 2 * threads_used } else { threads_used };
         let empty = windowed.planes.contains(&0) || kernel.shape.contains(&0);

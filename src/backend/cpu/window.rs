@@ -10,8 +10,8 @@
 //! ```
 
 use super::simd::{Isa, Lanes, per_isa};
-pub use crate::kernel::layout::window::Window;
-use crate::kernel::layout::window::*;
+pub use crate::kernel::cpu::window::Window;
+use crate::kernel::cpu::window::*;
 use std::ops::Range;
 
 /// The function of the elements under a window.

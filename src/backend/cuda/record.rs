@@ -7,7 +7,7 @@ use super::{Cuda, failed, program};
 use crate::backend::{KernelId, Launch, RecordId, reaches};
 use crate::error::Result;
 use crate::kernel::Kernel;
-use crate::kernel::library::Call;
+use crate::kernel::call::Call;
 use crate::kernel::render::{self, Bindings, Dialect, Source};
 use crate::target::Target;
 use cudarc::driver::sys::{
@@ -157,28 +157,23 @@ impl Cuda {
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
     }
 
-    /// What a launch becomes, in words too: its kernel's library call where there is one that the library accepts, else its text.
+    /// The step of a launch, in words too: its kernel's library call, or its text.
     fn choose(&mut self, launch: &Launch, texts: &mut Texts) -> Result<(Bound, String)> {
         let id = launch.kernel;
         let kernel = self.kernels.get(id.0 as usize).ok_or_else(|| failed(format!("there is no kernel {}", id.0)))?;
         let (bindings, pointers) = self.bind(kernel, launch)?;
-        let mut why = String::new();
-        if let Some(library) = kernel.call.as_ref().map(Call::library) {
-            match self.call(id, launch)? {
-                Ok(step) => return Ok((Bound::Ready(step), library.to_owned())),
-                Err(reason) => {
-                    tracing::debug!("rendered, not {library}: {reason}");
-                    why = format!(", not {library}: {reason}");
-                }
-            }
+        if let Some(call) = kernel.schedule.call().cloned() {
+            let step = self.call(id, &call, launch)?;
+            return Ok((Bound::Ready(step), call.library().to_owned()));
         }
-        let number = texts.number(id, &self.kernels[id.0 as usize], bindings, &self.info.target)?;
-        let Source { text, size, groups, .. } = &texts.sources[number];
+        let kernel = &self.kernels[id.0 as usize];
+        let number = texts.number(id, kernel, bindings, &self.info.target)?;
+        let name = kernel.schedule.name(kernel, &self.info.target);
+        let Source { size, groups, .. } = &texts.sources[number];
         if *groups == [0; 3] {
             return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
         }
-        let template = text.lines().next().and_then(|line| line.strip_prefix("// ")).unwrap_or("kernel");
-        Ok((Bound::Text(number, pointers), format!("{template}, {groups:?} blocks of {size} threads{why}")))
+        Ok((Bound::Text(number, pointers), format!("{name}, {groups:?} blocks of {size} threads")))
     }
 
     /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
@@ -340,10 +335,9 @@ impl Cuda {
         Ok(made)
     }
 
-    /// A launch of a kernel's library call, or why it has to be rendered after all.
-    fn call(&mut self, id: KernelId, launch: &Launch) -> Result<Result<Step, String>> {
+    /// A launch of a kernel's library call. A library that has no algorithm for it is an error: the schedule is the plan's.
+    fn call(&mut self, id: KernelId, call: &Call, launch: &Launch) -> Result<Step> {
         let kernel = &self.kernels[id.0 as usize];
-        let call = kernel.call.clone().expect("it is asked for calls alone");
         let slots = kernel.reads.len() + kernel.writes.len();
         let workspace = match launch.args.get(slots) {
             Some(at) => (self.resolve(*at)?, at.bytes),
@@ -353,7 +347,7 @@ impl Cuda {
         let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
         let handles = (self.blas.is_some(), self.cudnn.is_some());
         let before = self.free_bytes().map_err(failed)?.free;
-        let step = match &call {
+        let step = match call {
             Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
                 .and_then(|blas| blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)),
             Call::Conv(convolution) => {
@@ -371,7 +365,10 @@ impl Cuda {
         if handles != (self.blas.is_some(), self.cudnn.is_some()) {
             self.taken.libraries += self.measure(before).map_err(failed)?;
         }
-        Ok(step)
+        step.map_err(|why| {
+            let name = self.kernels[id.0 as usize].template.name();
+            failed(format!("kernel '{name}' is planned as a call of {}: {why}", call.library()))
+        })
     }
 
     /// Launches what a record holds.

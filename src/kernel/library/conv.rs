@@ -1,7 +1,7 @@
 //! Kernels as convolutions of cuDNN.
 
 use super::epilogue::{Abilities, Epilogue};
-use super::{Call, Conv, Image, Vector, on_tensor_cores};
+use super::{Call, Conv, Image, on_tensor_cores, vector};
 use crate::dtype::DType;
 use crate::kernel::{Kernel, Operand, Window};
 use crate::shape::{self, Access};
@@ -60,7 +60,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
         None => None,
     };
     let bias = match epilogue.bias {
-        Some(slot) => Some(Vector::new(kernel, slot)?),
+        Some(slot) => Some(vector(kernel, slot)?),
         None => None,
     };
     let call = Conv {

@@ -1,9 +1,8 @@
 //! What follows a core value in a kernel's body, as far as a library computes it.
 
 use super::Activation;
-use super::split::part;
 use crate::dtype::DType;
-use crate::expr::{Binary, Body, Code};
+use crate::expr::{Binary, Body, Code, Instr};
 use crate::kernel::{Kernel, Operand};
 use crate::tensor::Tensor;
 
@@ -133,10 +132,10 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
         let rounded = |v: f64| Tensor::from_f64(dtype, [1], &[v]).to_f64()[0];
         let gelu_tanh =
             || is(&|x| gelu_tanh(x, GELU_TANH), 1e-6) || is(&|x| gelu_tanh(x, GELU_TANH.map(rounded)), 1e-6);
-        match () {
-            () if is(&|x| x.max(0.0), 0.0) => Some((Activation::Relu, end)),
-            () if gelu && gelu_tanh() => Some((Activation::GeluTanh, end)),
-            () => None,
+        if is(&|x| x.max(0.0), 0.0) {
+            Some((Activation::Relu, end))
+        } else {
+            (gelu && gelu_tanh()).then_some((Activation::GeluTanh, end))
         }
     })
 }
@@ -146,4 +145,37 @@ const GELU_TANH: [f64; 2] = [0.797_884_560_802_865_4, 0.044_715];
 
 fn gelu_tanh(x: f64, [outer, cube]: [f64; 2]) -> f64 {
     0.5 * x * (1.0 + (outer * (x + cube * x * x * x)).tanh())
+}
+
+/// The instructions that `result` needs, with that of `start` for input 0; and which inputs the others are.
+pub fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u32>) {
+    let mut live = vec![false; body.code.len()];
+    live[result as usize] = true;
+    for i in (0..=result as usize).rev() {
+        if live[i] && start != Some(i as u32) {
+            body.code[i].code.operands().for_each(|o| live[o as usize] = true);
+        }
+    }
+    let mut number = vec![0; body.code.len()];
+    let mut inputs = Vec::new();
+    let mut code = Vec::new();
+    for (i, instr) in body.code.iter().enumerate().filter(|(i, _)| live[*i]) {
+        let at = |o: u32| number[o as usize];
+        let new = match instr.code {
+            _ if start == Some(i as u32) => Code::Input(0),
+            Code::Input(0) if start.is_none() => Code::Input(0),
+            Code::Input(j) => {
+                inputs.push(j);
+                Code::Input(inputs.len() as u32)
+            }
+            Code::Unary(op, a) => Code::Unary(op, at(a)),
+            Code::Binary(op, a, b) => Code::Binary(op, at(a), at(b)),
+            Code::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
+            Code::Cast(a) => Code::Cast(at(a)),
+            leaf @ (Code::Const(_) | Code::Index(_) | Code::Fold(_)) => leaf,
+        };
+        number[i] = code.len() as u32;
+        code.push(Instr { code: new, dtype: instr.dtype });
+    }
+    (Body { code, results: vec![number[result as usize]] }, inputs)
 }

@@ -1,7 +1,7 @@
 //! Kernels as products of cuBLASLt.
 
 use super::epilogue::{Abilities, Epilogue};
-use super::{Call, MatMul, Matrix, Vector};
+use super::{Call, MatMul, Matrix, vector};
 use crate::dtype::DType;
 use crate::kernel::{Kernel, Operand};
 use crate::shape::Access;
@@ -116,7 +116,7 @@ pub(super) fn call(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
         return None;
     }
     let bias = match epilogue.bias {
-        Some(slot) => Some(Vector::new(kernel, slot)?),
+        Some(slot) => Some(vector(kernel, slot)?),
         None => None,
     };
     let (m, n) = if flip { (columns, m) } else { (m, columns) };

@@ -1,50 +1,9 @@
 //! Index arithmetic: where accesses read, in terms of a template's variables.
 
+use crate::kernel::space::{Piece, Space};
 use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-
-/// A piece of an axis of the kernel's index space: coordinate `p` of it stands for `start + p * step` of the axis.
-#[derive(Clone, Copy)]
-pub(super) struct Piece {
-    pub(super) axis: usize,
-    pub(super) extent: usize,
-    pub(super) step: isize,
-    pub(super) start: isize,
-}
-
-impl Piece {
-    pub(super) fn new(axis: usize, extent: usize, step: usize) -> Piece {
-        Piece { axis, extent, step: step as isize, start: 0 }
-    }
-}
-
-/// A variable that runs over some pieces of axes, row-major, and the parameter that holds it.
-pub(super) struct Var {
-    pub(super) name: &'static str,
-    pub(super) pieces: Vec<Piece>,
-}
-
-/// Variables that together run over an index space.
-pub(super) type Space = Vec<Var>;
-
-/// One variable over whole axes.
-pub(super) fn over(name: &'static str, shape: &[usize], axes: impl IntoIterator<Item = usize>) -> Var {
-    Var { name, pieces: axes.into_iter().map(|axis| Piece::new(axis, shape[axis], 1)).collect() }
-}
-
-/// The axes of which a space goes beyond these extents: to the front of them, behind them.
-pub(super) fn beyond(space: &Space, shape: &[usize]) -> BTreeMap<usize, (bool, bool)> {
-    let mut reach: BTreeMap<usize, (isize, isize)> = BTreeMap::new();
-    for piece in space.iter().flat_map(|var| &var.pieces) {
-        let (low, high) = reach.entry(piece.axis).or_default();
-        let far = piece.step * (piece.extent.max(1) as isize - 1);
-        *low += piece.start + far.min(0);
-        *high += piece.start + far.max(0);
-    }
-    let sides = |(axis, (low, high)): (usize, (isize, isize))| (axis, (low < 0, high >= shape[axis] as isize));
-    reach.into_iter().map(sides).filter(|(_, (front, behind))| *front || *behind).collect()
-}
 
 /// The coordinates of such axes as variables `p2` .. and the condition that all are within.
 pub(super) fn within(

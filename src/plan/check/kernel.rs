@@ -2,9 +2,9 @@
 
 use super::body;
 use crate::elements::{Set, is_injective};
-use crate::kernel::layout::{self, prologue};
+use crate::kernel::schedule::{self, prologue};
 use crate::kernel::validate::{Verdict, ensure};
-use crate::kernel::{Kernel, Operand, Template, library};
+use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
 use crate::target::Target;
 
 /// What an operand needs of its buffer.
@@ -23,12 +23,14 @@ pub struct Needs {
     pub reads: Vec<Touch>,
     /// Per operand written.
     pub writes: Vec<Touch>,
+    /// Operands whose bytes no other operand of a step may share.
+    pub own: Vec<usize>,
 }
 
 /// Checks a kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     let Kernel { template, reads, writes, prologues, body, workspace, .. } = kernel;
-    prologue::check(kernel)?;
+    check_prologues(kernel)?;
     kernel.validate(target.family)?;
     for (i, Operand { access, .. }) in writes.iter().enumerate() {
         ensure(is_injective(access), || {
@@ -37,7 +39,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     }
     // From here on nothing that follows from the extents overflows.
     for (i, _) in reads.iter().enumerate().filter(|(_, operand)| operand.packed) {
-        let has = i < template.core_reads() && layout::packed_bytes(kernel, i).is_some();
+        let has = i < template.core_reads() && cpu::packed_bytes(kernel, i).is_some();
         ensure(has, || format!("operand {i} read: it has no packed layout"))?;
     }
     body::check(kernel, target)?;
@@ -46,15 +48,13 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
         ensure(prologue::hosts(kernel, p.operand, target), name)?;
     }
 
-    let called = kernel.call.is_none() || kernel.call == library::call(kernel, target);
-    ensure(called, || "its library call is not what this version has for it, or the target lacks the library".into())?;
-    let needed = layout::workspace(kernel, target);
+    let schedule::Needs { workspace: needed, own } = schedule::check(kernel, target)?;
     ensure(*workspace >= needed, || format!("expected a workspace of {needed} bytes, found {workspace}"))?;
     ensure(body.results.len() == writes.len(), || {
         format!("expected one result per operand written, {}, found {}", writes.len(), body.results.len())
     })?;
-    let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
-    let mut needs = Needs { reads: Vec::new(), writes: Vec::new() };
+    let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
+    let mut needs = Needs { reads: Vec::new(), writes: Vec::new(), own };
     for i in 0..reads.len() {
         let set = elements_read(kernel, i).map_err(|e| format!("operand {i} read: reaches {e}"))?;
         let at_index = kernel.further().contains(&i) && !template.rows().written_once && in_place(i);

@@ -1,7 +1,7 @@
 //! What no order of the steps and no placement can avoid.
 
 use crate::error::Result;
-use crate::kernel::layout;
+use crate::kernel::schedule;
 use crate::pass::Prepared;
 use crate::plan::Class;
 use crate::plan::lower::Draft;
@@ -53,7 +53,7 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
     let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);
-    let worst = (0..draft.steps.len()).map(|s| (touched(draft, target, s) + across[s], s));
+    let worst = (0..draft.steps.len()).map(|s| (touched(draft, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.
     let worst = worst.max_by_key(|&(bytes, s)| (bytes, Reverse(s)));
     // All inputs are there before the first step, and all outputs behind the last one.
@@ -71,14 +71,14 @@ fn in_arena(draft: &Draft, buffer: usize) -> bool {
 }
 
 /// Bytes that a step's own operands take in the arena at the least.
-fn touched(draft: &Draft, target: &Target, step: usize) -> u64 {
+fn touched(draft: &Draft, step: usize) -> u64 {
     let step = &draft.steps[step];
     let mut all: Vec<usize> = step.reads.iter().chain(&step.writes).copied().filter(|&b| in_arena(draft, b)).collect();
     all.sort_unstable();
     all.dedup();
     let bytes = |b: &usize| match draft.buffers[*b].class {
         // The least that the kernel runs with, even if it is given more.
-        Class::Workspace => layout::workspace(&draft.kernels[step.kernel], target),
+        Class::Workspace => schedule::workspace(&draft.kernels[step.kernel]),
         _ => draft.buffers[*b].bytes,
     };
     let bytes: u64 = all.iter().map(bytes).sum();

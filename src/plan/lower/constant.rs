@@ -6,7 +6,7 @@ use crate::constant::Constant;
 use crate::error::Result;
 use crate::expr::Expr;
 use crate::graph::Graph;
-use crate::kernel::{Kernel, Template, layout};
+use crate::kernel::{Kernel, Template, cpu};
 use crate::op::{Call, Lower, ValueId};
 use crate::plan::Class;
 use crate::shape::Access;
@@ -67,7 +67,7 @@ impl Lowering<'_> {
             if self.draft.buffers[source].class != Class::Constant || kernel.prologue(operand).is_some() {
                 continue;
             }
-            let Some(bytes) = layout::packed_bytes(kernel, operand) else { continue };
+            let Some(bytes) = cpu::packed_bytes(kernel, operand) else { continue };
             if bytes.next_multiple_of(4) > self.target.max_binding {
                 continue;
             }
@@ -76,7 +76,7 @@ impl Lowering<'_> {
             let read = &mut kernel.reads[operand];
             // A window's weights are packed for the image they slide over, a product's matrices once each.
             let (access, space) = match kernel.template {
-                Template::MatMul => (layout::unrepeated(&read.access), None),
+                Template::MatMul => (cpu::unrepeated(&read.access), None),
                 _ => (read.access.clone(), kernel.shape.get(1..)),
             };
             let layout = format!("{operand} {access:?} {:?} {space:?}", kernel.template);

@@ -4,7 +4,7 @@
 use super::buffer_view::BufferView;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
-use crate::kernel::layout::same_elements;
+use crate::kernel::cpu::same_elements;
 use crate::op::{Call, Lower, ValueId};
 use crate::pass::{Group, GroupKind};
 use crate::plan::Class;

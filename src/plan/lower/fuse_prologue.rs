@@ -7,7 +7,8 @@ use super::code::Code;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{self, Body};
-use crate::kernel::layout::prologue;
+use crate::kernel::algorithm::Schedule;
+use crate::kernel::schedule::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
 use crate::op::{Lower, TemplateCall, ValueId};
 use crate::pass::{Group, GroupKind};
@@ -196,7 +197,7 @@ impl Lowering<'_> {
             prologues: vec![Prologue { operand, reads: reads.len() - 1, body: body.clone() }],
             body: Body::identity(DType::F32),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         for (o, (i, access)) in core.reads.into_iter().enumerate() {
             let constant = o != operand && self.target.packs_constants() && graph.as_constant(operands[i]).is_some();

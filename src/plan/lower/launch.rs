@@ -7,8 +7,9 @@ use super::{DraftStep, Lowering, split};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr;
-use crate::kernel::library::{self, Split};
-use crate::kernel::{Kernel, Template, layout};
+use crate::kernel::algorithm::Schedule;
+use crate::kernel::schedule::{self, Split};
+use crate::kernel::{Kernel, Template};
 use crate::plan::{Class, Window};
 use crate::shape::Shape;
 
@@ -30,7 +31,7 @@ impl Lowering<'_> {
             prologues,
             body,
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
         let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
@@ -60,15 +61,17 @@ impl Lowering<'_> {
             return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
         if self.target.packs_constants() {
+            // The packed form of a constant depends on the algorithm.
+            kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
             self.pack(&mut kernel, &mut buffers);
         }
         self.walk_as_written(&mut kernel);
-        let split = library::split(&kernel, self.target);
+        let split = schedule::split(&kernel, self.target);
         let form = |s: &Split| u32::from(s.rest.is_some());
-        let own = split.as_ref().filter(|s| s.call.0.call.is_some()).map(form);
+        let own = split.as_ref().filter(|s| s.is_preferred).map(form);
         let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
         let taken = self.decisions.choose("call", self.draft.steps.len() as u32, own, fits);
-        let Some(Split { call: (call, slots), rest }) = split.filter(|_| taken.is_some()) else {
+        let Some(Split { call: (call, slots), rest, .. }) = split.filter(|_| taken.is_some()) else {
             return self.launch(name, kernel, buffers, &writes, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
@@ -102,6 +105,15 @@ impl Lowering<'_> {
         }
     }
 
+    /// The algorithm of a kernel whose arguments are these buffers.
+    fn schedule(&self, name: &str, kernel: &Kernel, buffers: &[usize]) -> Result<Schedule> {
+        let own = |slot: usize| buffers.iter().filter(|&&b| b == buffers[slot]).count() == 1;
+        schedule::choose(kernel, self.target, &own).map_err(|why| {
+            let (template, target) = (kernel.template.name(), &self.target.name);
+            Error::usage(format!("node '{name}': target '{target}' has no kernel '{template}' for it: {why}"))
+        })
+    }
+
     fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize, why: &str) -> Error {
         let (b, target) = (&self.draft.buffers[buffer], self.target);
         let (value, kernel, most) =
@@ -120,9 +132,13 @@ impl Lowering<'_> {
         writes: &[BufferView],
         windows: Vec<Window>,
     ) -> Result<()> {
-        kernel.workspace = match &kernel.call {
+        if kernel.schedule == Schedule::Open {
+            let all: Vec<usize> = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer)).collect();
+            kernel.schedule = self.schedule(&name, &kernel, &all)?;
+        }
+        kernel.workspace = match kernel.schedule.call() {
             Some(call) => call.workspace(),
-            None => layout::workspace(&kernel, self.target),
+            None => schedule::workspace(&kernel),
         };
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
@@ -130,7 +146,7 @@ impl Lowering<'_> {
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
         let same = |b: usize| {
             let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
-            let in_place = |i: usize| kernel.call.as_ref().is_none_or(|call| call.in_place() == Some(i));
+            let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
             operands.all(|(i, o)| {
                 further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
             })

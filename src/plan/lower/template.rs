@@ -9,7 +9,7 @@ use super::outline::Outline;
 use super::view::take_apart;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
-use crate::kernel::layout::prologue::by_strips;
+use crate::kernel::schedule::conv::by_strips;
 use crate::kernel::{Prologue, Template};
 use crate::op::{Call, Fact, Lower, TemplateCall, ValueId};
 use crate::pass::Group;

@@ -11,7 +11,7 @@ use crate::target::Target;
 /// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
 pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draft> {
     let mut draft = lower(graph, target, options)?;
-    workspace::shrink(&mut draft, target);
+    workspace::shrink(&mut draft);
     Ok(draft)
 }
 

@@ -112,7 +112,7 @@ fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) 
             let Some(range) = layout.live.range[whole[b]] else { continue };
             // Of a library call's workspace counts what it cannot do without.
             let size = match draft.buffers[b].class {
-                Class::Workspace => kernel::layout::workspace(&draft.kernels[*kernel], target),
+                Class::Workspace => kernel::schedule::workspace(&draft.kernels[*kernel]),
                 _ => draft.buffers[b].bytes,
             };
             let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };

@@ -15,23 +15,23 @@
 
 use super::liveness::Range;
 use super::offsets::Layout;
-use crate::kernel::layout;
+use crate::kernel::schedule;
 use crate::plan::lower::{Draft, DraftStep};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::cmp::Reverse;
 
 /// Leaves every library call the least workspace that it runs with.
-pub fn shrink(draft: &mut Draft, target: &Target) {
-    for kernel in draft.kernels.iter_mut().filter(|k| k.call.is_some()) {
-        kernel.workspace = layout::workspace(kernel, target);
+pub fn shrink(draft: &mut Draft) {
+    for kernel in draft.kernels.iter_mut().filter(|k| k.schedule.call().is_some()) {
+        kernel.workspace = schedule::workspace(kernel);
     }
     resize(draft);
 }
 
 /// Gives every library call what is free of the arena while it runs, up to what it can make use of.
 pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
-    let most: Vec<u64> = draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+    let most: Vec<u64> = draft.kernels.iter().map(|k| k.schedule.call().map_or(0, |call| call.workspace())).collect();
     if most.iter().all(|&bytes| bytes == 0) {
         return;
     }
@@ -62,7 +62,7 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
         }
         given[kernel] = given[kernel].min(ranges[own].bytes);
     }
-    for (kernel, &bytes) in draft.kernels.iter_mut().zip(&given).filter(|(k, _)| k.call.is_some()) {
+    for (kernel, &bytes) in draft.kernels.iter_mut().zip(&given).filter(|(k, _)| k.schedule.call().is_some()) {
         kernel.workspace = bytes;
     }
     resize(draft);
@@ -84,13 +84,13 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
 /// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.
 pub fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
     let mut given: Vec<u64> =
-        draft.kernels.iter().map(|k| k.call.as_ref().map_or(0, |call| call.workspace())).collect();
+        draft.kernels.iter().map(|k| k.schedule.call().map_or(0, |call| call.workspace())).collect();
     for (step, DraftStep { kernel, .. }) in draft.steps.iter().enumerate() {
         if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]]) {
             given[*kernel] = given[*kernel].min(layout.live.ranges[range].bytes);
         }
     }
-    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.call.is_some()) {
+    for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.schedule.call().is_some()) {
         kernel.workspace = bytes;
     }
     resize(draft);
@@ -127,7 +127,7 @@ fn roomiest(
 fn resize(draft: &mut Draft) {
     for step in 0..draft.steps.len() {
         let kernel = &draft.kernels[draft.steps[step].kernel];
-        let (called, bytes) = (kernel.call.is_some(), kernel.workspace);
+        let (called, bytes) = (kernel.schedule.call().is_some(), kernel.workspace);
         if let Some(buffer) = draft.workspace(step).filter(|_| called) {
             draft.buffers[buffer].bytes = bytes;
             draft.buffers[buffer].shape = Shape::new([bytes as usize]);

@@ -5,8 +5,9 @@ pub mod variants;
 
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
-use plimsoll::internals::kernel::layout::prologue;
+use plimsoll::internals::kernel::algorithm::Schedule;
 use plimsoll::internals::kernel::meaning::evaluate;
+use plimsoll::internals::kernel::schedule::prologue;
 use plimsoll::internals::kernel::templates::TEMPLATES;
 use plimsoll::internals::kernel::{
     Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, ResizeMode, RowFold, Template, Window,
@@ -256,7 +257,7 @@ impl Cases {
             body: Body::new(body),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         self.cases.push(Case { name: name.into(), kernel, inputs, in_place: None });
         self.cases.last_mut().expect("just pushed")
@@ -949,7 +950,7 @@ fn the_reference_knows_known_values() {
         body: Body::identity(DType::F32),
         prologues: Vec::new(),
         workspace: 0,
-        call: None,
+        schedule: Schedule::Open,
     };
     let matmul = kernel(Template::MatMul, &[2, 1], vec![f32s(dense(&[2, 2])), f32s(dense(&[2, 1]))]);
     assert_eq!(evaluate(&matmul, &[vec![1.0, 2.0, 3.0, 4.0], vec![10.0, 1.0]]), [[12.0, 34.0]]);

@@ -3,7 +3,8 @@
 use super::{Case, cases, elements, infinite, many_patches, unordered};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
-use plimsoll::internals::kernel::layout::prologue::by_strips;
+use plimsoll::internals::kernel::algorithm::Schedule;
+use plimsoll::internals::kernel::schedule::conv::by_strips;
 use plimsoll::internals::kernel::{Guard, Kernel, Operand, Template};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::tensor::Tensor;
@@ -88,7 +89,7 @@ fn products() -> Vec<Case> {
             prologues: Vec::new(),
             body: Body::new(&[x(0) * 0.5 + x(1)]),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         };
         list.push(Case { name: format!("product {batch}x{m}x{k}x{n} {flips:?}"), kernel, inputs, in_place: None });
     }

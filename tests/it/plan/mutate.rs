@@ -2,7 +2,8 @@
 
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Code};
-use plimsoll::internals::kernel::{Kernel, Operand, Template};
+use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
+use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
 use plimsoll::internals::plan::{Class, Plan, Segment, Summary};
 use plimsoll::internals::target::Memory;
 
@@ -38,6 +39,11 @@ impl Random {
 
 /// Makes the figures follow from the rest again, and the segments hold their buffers, so that a mutant is not refused for those alone.
 pub fn repair(plan: &mut Plan) {
+    // None is refused for its algorithm alone, unless that is what was corrupted.
+    let Plan { kernels, target, .. } = &mut *plan;
+    for kernel in kernels.iter_mut().filter(|k| k.schedule != Schedule::Open && schedule::check(k, target).is_err()) {
+        kernel.schedule = schedule::choose(kernel, target, &|_| false).unwrap_or_default();
+    }
     let align = plan.target.alignment.max(1);
     for b in &plan.buffers {
         if let (Some(segment), Some(end)) = (plan.segments.get_mut(b.segment), b.offset.checked_add(b.bytes)) {
@@ -122,6 +128,11 @@ pub fn mutants(seed: &Plan) -> Vec<Mutant> {
     ports(&mut nursery);
     for k in 0..seed.kernels.len() {
         kernel(&mut nursery, k);
+        // Any legal schedule computes the same.
+        for schedule in schedule::candidates(&seed.kernels[k], &seed.target, &|_| false) {
+            let what = format!("kernel {k}: schedule {schedule}");
+            nursery.add(Kind::Layout, what, |p| p.kernels[k].schedule = schedule.clone());
+        }
     }
     nursery.mutants
 }
@@ -429,6 +440,20 @@ fn kernel(nursery: &mut Nursery, k: usize) {
     }
     for workspace in [0, 1, 256, 512, 4096, u64::MAX] {
         add(format!("a workspace of {workspace}"), &|k| k.workspace = workspace);
+    }
+    add("no schedule".into(), &|k| k.schedule = Schedule::Open);
+    for threads in [0, 2, u32::MAX] {
+        let mut own = kernel.schedule.clone();
+        if let Schedule::Cpu(
+            Cpu::Matmul { threads: t }
+            | Cpu::Conv { threads: t, .. }
+            | Cpu::Window { threads: t }
+            | Cpu::Attention { threads: t, .. },
+        ) = &mut own
+        {
+            *t = threads;
+            add(format!("{threads} threads"), &|k| k.schedule = own.clone());
+        }
     }
     template(kernel, &mut add);
     body(&kernel.body, "body", &mut add, &|k| &mut k.body);

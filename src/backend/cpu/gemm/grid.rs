@@ -1,6 +1,6 @@
 //! Threads share a product.
 
-use crate::kernel::layout::gemm::{PANEL_COLS, PANEL_ROWS};
+use crate::kernel::cpu::gemm::{PANEL_COLS, PANEL_ROWS};
 use std::ops::Range;
 
 /// How to share a product among threads: a grid of ranges, all of about the same size.

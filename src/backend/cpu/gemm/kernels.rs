@@ -4,7 +4,7 @@ use super::pack::View;
 use crate::backend::cpu::simd::{Lanes, Plain};
 #[cfg(target_arch = "x86_64")]
 use crate::backend::cpu::simd::{Ymm, Zmm};
-use crate::kernel::layout::gemm::*;
+use crate::kernel::cpu::gemm::*;
 
 /// A block of `C` with contiguous rows, and the sums that it gets.
 #[derive(Clone, Copy)]

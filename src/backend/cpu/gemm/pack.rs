@@ -1,7 +1,7 @@
 //! Operands, and their copies in panels.
 
 use crate::backend::cpu::simd::transpose;
-use crate::kernel::layout::gemm::*;
+use crate::kernel::cpu::gemm::*;
 use std::ops::Range;
 
 /// A matrix in memory. Strides are in elements and may be anything, zero and negative included.

@@ -1,69 +1,172 @@
-//! Convolutions of few outputs per group, directly: strips of results that share what they read.
-//!
-//! With windows of `k` by `k` and strips of `s` results, an invocation reads `(s + k - 1) k` elements and `k k` weights for `s k k` products,
-//! where its windows overlap: of 7 by 7 and 14 results, a fifth of an element and a fourteenth of a weight per product.
+//! Convolutions: as products of matrices, by strips of results, and transposed.
 
-use super::locate::{Space, locate, over};
-use super::scalar::Type::{self, Bool, F32, F64, I32, Vec2, Vec4};
+use super::locate::{locate, split, sum, within};
+use super::scalar::Type::{self, Bool, F32, I32, Vec2, Vec4};
 use super::scalar::convert;
-use super::templates::Launch;
-use super::wide::inputs;
+use super::vector::matrix;
 use super::{Dialect, Input, Module, Scalars};
 use crate::kernel::Window;
+use crate::kernel::algorithm::{Strips, Tiling};
+use crate::kernel::product::{Product, Side};
+use crate::kernel::schedule::map::inputs;
+use crate::kernel::space::{BYTES, Space, beyond, over};
 use crate::shape::Access;
-use crate::target::FEW_GROUPS;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Sums of an invocation, at most.
-const SUMS: usize = 32;
-/// Results of a strip, at most.
-const STRIP: usize = 16;
-/// Products of a strip that stand side by side in the text, at most, and rows of the longest window that strips lie along.
-const TERMS: usize = 256;
-const ROWS: usize = 64;
-
-/// Results of each strip of an axis: as many as leave enough strips, which are of the same length as far as possible.
-fn length(extent: usize, mut most: usize, enough: impl Fn(usize) -> bool) -> usize {
-    loop {
-        let strips = extent.div_ceil(most);
-        if most <= 2 || enough(strips) {
-            return extent.div_ceil(strips);
-        }
-        most /= 2;
-    }
-}
-
 impl Module<'_> {
-    pub(super) fn strips(&mut self, [out, input]: [usize; 2], window: &Window) -> Launch {
-        let shape = &self.kernel.shape;
-        if shape.contains(&0) {
-            return Ok(("conv", 64, 0));
-        }
+    /// A convolution as the product of weights `[o, c * kernel]` and unfolded data `[c * kernel, n * positions]`, per group.
+    pub(super) fn conv(
+        &mut self,
+        groups: usize,
+        window: &Window,
+        product: &Product,
+        tiling: Tiling,
+    ) -> Result<(), String> {
+        let s = &self.kernel.shape;
+        let ([kz, ky, kx], input) = (window.kernel, self.access(1).shape[1]);
+        let weights = self.access(1);
+        let unfolded = Product::conv(self.kernel, groups, window, None);
+        let located = locate(&unfolded.a.space, &[weights], &BTreeSet::new());
+        let mut body = located.statements;
+        body.push(format!("return {};", self.load(1, &located.addresses[0])));
+        self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
+        let mut body = Vec::new();
+        let c = split("k", &[input, kz, ky, kx], &[true; 4], &mut body);
+        let p = split("n", &[s[0], s[2], s[3], s[4]], &[true; 4], &mut body);
+        let mut inside = Vec::new();
         let data = self.access(0);
-        let last = data.strides[1] == 1 && data.shape[1] > 1;
-        let width = self.channels_at_once([out, input], last);
-        // Neighbours are along the innermost axis, strips along one where neighbours' reads stay side by side.
-        let reuse = |&axis: &usize| if shape[axis + 2] > 1 { window.kernel[axis] } else { 0 };
-        let axes = if last { &[0, 2, 1][..] } else { &[0, 1] };
-        let short = axes.iter().copied().filter(|&axis| window.kernel[axis] <= ROWS).max_by_key(reuse);
-        let along = short.or(axes.iter().copied().min_by_key(|&axis| window.kernel[axis])).expect("there are axes");
+        for a in 0..3 {
+            let (stride, dilation, pad) =
+                (window.strides[a] as isize, window.dilations[a] as isize, window.pads[a] as isize);
+            let terms = [(p[a + 1].as_str(), stride), (c[a + 1].as_str(), dilation)];
+            body.push(format!("let p{a} = {};", sum(-pad, &terms)));
+            if pad > 0 {
+                inside.push(format!("p{a} >= 0"));
+            }
+            let reach = (s[a + 2] as isize - 1) * stride + (window.kernel[a] as isize - 1) * dilation - pad;
+            if reach >= data.shape[a + 2] as isize {
+                inside.push(format!("p{a} < {}", data.shape[a + 2]));
+            }
+        }
+        let strides = &data.strides;
+        let terms = [
+            (p[0].as_str(), strides[0]),
+            ("batch", strides[1] * input as isize * isize::from(groups > 1)),
+            (c[0].as_str(), strides[1]),
+            ("p0", strides[2] * isize::from(data.shape[2] > 1)),
+            ("p1", strides[3] * isize::from(data.shape[3] > 1)),
+            ("p2", strides[4] * isize::from(data.shape[4] > 1)),
+        ];
+        let mut load = self.load(0, &sum(data.offset, &terms));
+        let mut before = Vec::new();
+        if self.kernel.prologue(0).is_some() {
+            // The same point of the data in terms of its axes.
+            let channel = [("batch", input as isize * isize::from(groups > 1)), (c[0].as_str(), 1)];
+            before.push(format!("let image = {};", p[0]));
+            before.push(format!("let channel = {};", sum(0, &channel)));
+            let names = ["image", "channel", "p0", "p1", "p2"];
+            let space = names.into_iter().zip(0..).map(|(name, axis)| over(name, &data.shape, [axis])).collect();
+            let (statements, value) = self.element(0, &space)?;
+            before.extend(statements);
+            load = value;
+        }
+        if inside.is_empty() {
+            body.extend(before);
+            body.push(format!("return {load};"));
+        } else {
+            body.push("var value = 0.0f;".into());
+            if before.is_empty() {
+                body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
+            } else {
+                body.push(format!("if ({}) {{", inside.join(" && ")));
+                body.extend(before.into_iter().map(|line| format!("    {line}")));
+                body.push(format!("    value = {load};"));
+                body.push("}".into());
+            }
+            body.push("return value;".into());
+        }
+        self.function("b", &[("batch", I32), ("k", I32), ("n", I32)], Some(F32), body);
+        self.product(product, tiling)
+    }
+
+    /// A transposed convolution as the product of weights `[o * phases, taps * c]` and data `[taps * c, n * positions]`, per group.
+    pub(super) fn conv_transpose(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+        self.part_operand("a", &product.a, ["m", "k"])?;
+        self.part_operand("b", &product.b, ["k", "n"])?;
+        self.product(product, tiling)
+    }
+
+    /// A transposed convolution, one invocation per element of the result.
+    pub(super) fn conv_transpose_each(&mut self, groups: usize, window: &Window) -> Result<(), String> {
+        let channels = [self.kernel.shape[1], self.access(0).shape[1]].map(|n| n / groups);
+        self.windowed(window, Some(channels.into()), &[0, 1, 2]);
+        self.loader("data", 0);
+        self.loader("weight", 1);
+        self.store(&self.flat(), Some(F32), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    /// A function of a product's operand at a point of its space, zero where that goes beyond the operand's axes; and one of as many halves
+    /// as 16 bytes hold, if they lie so.
+    fn part_operand(&mut self, name: &'static str, side: &Side, names: [&'static str; 2]) -> Result<(), String> {
+        let (slot, space) = (side.slot, &side.space);
+        let access = self.access(slot);
+        let outside = beyond(space, &access.shape);
+        // By coordinates that are compared the element is addressed, too.
+        let mut rest = access.clone();
+        outside.keys().for_each(|&axis| rest.strides[axis] = 0);
+        let plain = self.kernel.prologue(slot).is_none();
+        // What a prologue makes of an element it addresses itself.
+        let accesses: &[&Access] = if plain { &[&rest] } else { &[] };
+        let located = locate(space, accesses, &outside.keys().copied().collect());
+        let mut body = located.statements;
+        let inside = within(&outside, &located.coordinates, &access.shape, &mut body);
+        let mut terms: Vec<_> = located.addresses.into_iter().map(|address| (address, 1)).collect();
+        terms.extend(outside.keys().map(|&axis| (format!("p{axis}"), access.strides[axis])));
+        let address = sum(0, &terms.iter().map(|(term, stride)| (term.as_str(), *stride)).collect::<Vec<_>>());
+        let guarded = |none: &str, before: Vec<String>, value: String| {
+            let mut lines = body.clone();
+            if inside.is_empty() {
+                lines.extend(before);
+                lines.push(format!("return {value};"));
+                return lines;
+            }
+            lines.push(none.to_owned());
+            lines.push(format!("if ({inside}) {{"));
+            lines.extend(before.into_iter().map(|line| format!("    {line}")));
+            lines.extend([format!("    value = {value};"), "}".into(), "return value;".into()]);
+            lines
+        };
+        let (before, value) = if plain { (Vec::new(), self.load(slot, &address)) } else { self.element(slot, space)? };
+        let each = guarded("var value = 0.0f;", before, value);
+        // Neighbours that lie side by side, all of them within or none.
+        let element = self.storage[slot];
+        if self.dialect == Dialect::Cuda && side.is_vectorizable {
+            let width = BYTES / element.size();
+            let result = format!("wide<{}, {width}>", element.name());
+            let wide = guarded(&format!("{result} value = {{}};"), Vec::new(), self.read_wide(slot, width, &address));
+            let (name, flag) = if name == "a" { ("a_wide", "A_WIDE") } else { ("b_wide", "B_WIDE") };
+            self.wide_function(name, &matrix(names), result, wide);
+            self.flags.push(flag);
+        }
+        self.function(name, &matrix(names), Some(F32), each);
+        Ok(())
+    }
+
+    /// A convolution by strips of results along an axis, which share what they read.
+    pub(super) fn strips(&mut self, groups: usize, window: &Window, strips: &Strips) -> Result<(), String> {
+        let shape = &self.kernel.shape;
+        let &Strips { channels: width, axis: along, results: strip, lanes, .. } = strips;
+        let [out, input] = [shape[1], self.access(0).shape[1]].map(|n| n / groups);
         let mut order = vec![0, 1, 2];
         order.retain(|&axis| axis != along);
         order.insert(1, along);
-        let (kernel, extent) = (window.kernel[along], shape[along + 2]);
+        let extent = shape[along + 2];
         let blocks = shape[1] / width;
-        let others = shape[0] * blocks * shape[order[0] + 2] * shape[order[2] + 2];
-        let busy = match self.target.multiprocessors as usize {
-            0 => 64 * FEW_GROUPS,
-            n => 256 * n,
-        };
-        let most = STRIP.min(SUMS / width).min(TERMS / kernel.max(1)).max(1);
-        let strip = length(extent, most, |strips| others * strips >= busy);
         let strips = extent.div_ceil(strip);
-
         // From the innermost: channels or some of them, x, strips, z, images; the rest of the channels outside of an image's positions.
-        let lanes = if !last { 1 } else { (8..=32).rev().find(|&n| blocks.is_multiple_of(n)).unwrap_or(blocks) };
-        let count = others * strips;
+        let count = shape[0] * blocks * shape[order[0] + 2] * shape[order[2] + 2] * strips;
         let x_step = lanes;
         let strip_step = x_step * shape[order[2] + 2];
         let z_step = strip_step * strips;
@@ -117,19 +220,7 @@ impl Module<'_> {
         }
         let params = ["n", "o", "z", "y", "x"].map(|name| (name, I32));
         self.function("finish", &[&params[..], &[("sum", vector)]].concat(), None, body);
-        let size = if count < 1 << 14 { 64 } else { 128 }.min(self.target.max_workgroup);
-        Ok(("conv", size, count.div_ceil(size as usize) as u64))
-    }
-
-    /// How many channels an invocation takes: neighbours of which each has data of its own, or that share it.
-    fn channels_at_once(&self, [out, input]: [usize; 2], last: bool) -> usize {
-        let own = out == 1 && input == 1;
-        let fits = |&width: &usize| match own {
-            true => last && self.dialect == Dialect::Cuda && self.lies(0, 1, width),
-            false => out.is_multiple_of(width),
-        };
-        // Two of `f64` at a time would gain nothing.
-        [4, 2].into_iter().filter(|_| self.value[0] != F64).find(fits).unwrap_or(1)
+        Ok(())
     }
 
     /// The rows of data that the windows of a strip lie in, and what each contributes.
@@ -244,13 +335,11 @@ impl Module<'_> {
                     let held = if pairs(ty) { F32 } else { ty };
                     lines.push(format!("wide<{}, {width}> o{w};", held.name()));
                     let pair = |k: usize| format!("pair<{}>(o{w}.v[{k}], o{w}.v[{}])", ty.name(), k + 1);
-                    let value = match pairs(ty) {
-                        true => format!(
-                            "wide<u32, {}>{{{{{}}}}}",
-                            width / 2,
-                            (0..width).step_by(2).map(pair).collect::<Vec<_>>().join(", ")
-                        ),
-                        false => format!("o{w}"),
+                    let value = if pairs(ty) {
+                        let all: Vec<_> = (0..width).step_by(2).map(pair).collect();
+                        format!("wide<u32, {}>{{{{{}}}}}", width / 2, all.join(", "))
+                    } else {
+                        format!("o{w}")
                     };
                     after.push(format!("write(b{b} + ({address}), {value});"));
                 }

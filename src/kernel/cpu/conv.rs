@@ -2,6 +2,7 @@
 
 use super::gemm;
 use super::window::Window;
+use crate::kernel::algorithm::Way;
 
 /// Taps and positions are tracked in vectors of this many lanes.
 pub(crate) const LANES: usize = 16;
@@ -20,27 +21,11 @@ pub struct Conv {
     pub groups: usize,
     /// Geometry of one plane.
     pub window: Window,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    Depthwise,
-    WeightsLeft,
-    WeightsRight,
+    /// How it is computed.
+    pub way: Way,
 }
 
 impl Conv {
-    pub(crate) fn way(&self) -> Way {
-        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
-        if inputs == 1 && outputs <= 4 {
-            return Way::Depthwise;
-        }
-        // How much of the vectors would be used, in percent.
-        let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
-        let positions = self.window.output_len();
-        if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
-    }
-
     /// Whether every output position reads the input position of the same number and no other.
     pub(crate) fn is_pointwise(&self) -> bool {
         let w = &self.window;
@@ -51,13 +36,13 @@ impl Conv {
     pub(crate) fn product(&self) -> (usize, usize, usize) {
         let (outputs, positions) = (self.out_channels / self.groups, self.window.output_len());
         let k = self.in_channels / self.groups * self.window.taps();
-        if self.way() == Way::WeightsRight { (positions, outputs, k) } else { (outputs, positions, k) }
+        if self.way == Way::WeightsRight { (positions, outputs, k) } else { (outputs, positions, k) }
     }
 
     /// Bytes of the packed weights.
     pub fn packed_weight_bytes(&self) -> usize {
         let (m, n, k) = self.product();
-        match self.way() {
+        match self.way {
             Way::Depthwise => 4 * self.out_channels * k,
             Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
             Way::WeightsRight => self.groups * gemm::packed_b_bytes(k, n),
@@ -68,7 +53,7 @@ impl Conv {
     /// the epilogue alone.
     pub fn workspace_bytes(&self, direct: bool) -> usize {
         let (m, n, k) = self.product();
-        match self.way() {
+        match self.way {
             Way::Depthwise => {
                 self.window.workspace_bytes() + if direct { 0 } else { 4 * self.band() * self.window.output[2] }
             }

@@ -3,22 +3,20 @@
 //! Planning asks here, and the CPU backend obeys: what a kernel needs is a function of the kernel and the target, the same on every
 //! machine and for every instruction set.
 
-use super::library::Call;
+use super::algorithm::{Cpu, Schedule, Way};
 use super::{Kernel, Operand, Pool, Template};
 use crate::dtype::DType;
 use crate::expr::Code;
 use crate::shape::Access;
-use crate::target::{Family, Target};
 use std::ops::Range;
 
 pub mod attention;
 pub mod conv;
 pub mod gemm;
-pub mod prologue;
 pub mod window;
 
 use attention::Attention;
-use conv::{Conv, ConvTranspose, Way};
+use conv::{Conv, ConvTranspose};
 use gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes};
 use window::Window;
 
@@ -50,18 +48,17 @@ impl Slots {
     }
 }
 
-/// The workspace of a kernel on the CPU when `threads` threads run it. Malformed kernels, which no backend compiles, have none.
-pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
-    let parts = |ns: f64| if ns < 20e3 { 1 } else { threads.max(1) };
-    let slots = match &kernel.template {
-        Template::Attention { .. } => {
-            Attention::new(kernel).map(|a| Slots::new(0, a.slot_bytes(), parts(a.nanoseconds())))
+/// The workspace of a kernel on the CPU, shared and per thread. Malformed kernels, which no backend compiles, have none.
+pub fn slots(kernel: &Kernel) -> Slots {
+    let Schedule::Cpu(cpu) = kernel.schedule else { return Slots::default() };
+    let threads = cpu.threads() as usize;
+    let slots = match cpu {
+        Cpu::Loops => return Slots::default(),
+        Cpu::Attention { .. } => Attention::new(kernel).map(|a| Slots::new(0, a.slot_bytes(), threads)),
+        Cpu::Matmul { .. } => Product::new(kernel).map(|p| Slots::new(0, p.slot_bytes(), threads)),
+        Cpu::Conv { .. } | Cpu::Window { .. } => {
+            Windowed::new(kernel).map(|w| Slots::new(w.shared_bytes(), w.slot_bytes(), threads))
         }
-        Template::MatMul => Product::new(kernel).map(|p| Slots::new(0, p.slot_bytes(), parts(p.nanoseconds()))),
-        Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
-            Windowed::new(kernel).map(|w| Slots::new(w.shared_bytes(), w.slot_bytes(), parts(w.nanoseconds())))
-        }
-        _ => return Slots::default(),
     };
     slots.unwrap_or_default()
 }
@@ -70,13 +67,9 @@ pub fn slots(kernel: &Kernel, threads: usize) -> Slots {
 /// device is opened, whatever runs on it later. Blocks of operands are packed there on their way into the registers.
 pub const TILE_BYTES: u64 = 256 << 10;
 
-/// Bytes of workspace that a kernel needs on this target: none when its slots fit into the threads' tile memory. A library call can make
-/// use of more.
-pub fn workspace(kernel: &Kernel, target: &Target) -> u64 {
-    if target.family != Family::Cpu {
-        return kernel.call.as_ref().map_or(0, Call::least_workspace);
-    }
-    let slots = slots(kernel, target.threads as usize);
+/// Bytes of workspace that a kernel needs: none when its slots fit into the threads' tile memory.
+pub fn workspace(kernel: &Kernel) -> u64 {
+    let slots = slots(kernel);
     if slots.in_tile() { 0 } else { slots.total() }
 }
 
@@ -159,8 +152,8 @@ pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
     }
     let weights = |kernel: &Kernel| {
         let windowed = Windowed::new(kernel).ok()?;
-        let turned = matches!(windowed.slide, Slide::Conv(conv) if conv.way() == Way::WeightsRight);
-        Some((turned, windowed.packed_bytes()))
+        let transposed = matches!(windowed.slide, Slide::Conv(conv) if conv.way == Way::WeightsRight);
+        Some((transposed, windowed.packed_bytes()))
     };
     a.template == b.template && weights(a).is_some_and(|a| weights(b) == Some(a))
 }
@@ -433,7 +426,10 @@ impl Windowed {
         let slide = match *template {
             Template::Conv { groups, .. } => {
                 weights(groups)?;
-                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window })
+                let Schedule::Cpu(Cpu::Conv { way, .. }) = kernel.schedule else {
+                    return Err("a convolution whose schedule is not the CPU's".into());
+                };
+                Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
             Template::ConvTranspose { groups, .. } => {
                 weights(groups)?;
@@ -466,7 +462,7 @@ impl Windowed {
         match self.slide {
             Slide::Conv(conv) => {
                 let depth = (conv.in_channels / conv.groups) as f64 * taps;
-                let rate = if conv.way() == Way::Depthwise { 10.0 } else { 50.0 };
+                let rate = if conv.way == Way::Depthwise { 10.0 } else { 50.0 };
                 n * channels * positions * depth / rate
             }
             Slide::ConvTranspose(conv) => {
@@ -518,7 +514,7 @@ impl Windowed {
                 let size = (conv.packed_weight_bytes() / conv.groups).max(1);
                 for (group, to) in to.chunks_exact_mut(size).enumerate() {
                     let start = start + (group * outputs * k) as isize;
-                    match conv.way() {
+                    match conv.way {
                         Way::Depthwise => to.copy_from_slice(&from[4 * start as usize..][..to.len()]),
                         Way::WeightsLeft => pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
                         Way::WeightsRight => pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),

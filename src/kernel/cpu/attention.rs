@@ -9,13 +9,13 @@
 //!   '----'                         '--------------'            '----'
 //! ```
 
-use super::TILE_BYTES;
 use super::gemm::{PANEL_ROWS, packed_b_bytes, workspace_bytes};
 use crate::dtype::DType;
+use crate::kernel::algorithm::{Cpu, Schedule};
 use crate::kernel::{Kernel, Template};
 
 /// The fewest rows of a strip, for which packing keys and values pays, where tile memory is short.
-const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
+pub(crate) const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
 
 /// A [`Template::Attention`] kernel as a batch of attentions of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,17 @@ impl Attention {
     /// # Errors
     /// When the operands do not fit together.
     pub fn new(kernel: &Kernel) -> Result<Attention, String> {
+        match kernel.schedule {
+            Schedule::Cpu(Cpu::Attention { strip, .. }) => Attention::with_strip(kernel, strip),
+            _ => Err("an attention whose schedule is not the CPU's".into()),
+        }
+    }
+
+    /// Takes an attention apart, whose scores are held for so many rows at a time.
+    ///
+    /// # Errors
+    /// When the operands do not fit together.
+    pub fn with_strip(kernel: &Kernel, strip: usize) -> Result<Attention, String> {
         let Kernel { template, shape, reads, writes, body, .. } = kernel;
         let (Template::Attention { further, .. }, [q, k, v, ..], [out]) = (template, &reads[..], &writes[..]) else {
             return Err("an attention of fewer than three operands".into());
@@ -67,17 +78,7 @@ impl Attention {
         }
         let direct = body.is_identity() && out.dtype == DType::F32;
         let heads = shape[..batch].iter().product();
-        let mut cut = Attention { heads, m, n, d, e, direct, strip: m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS) };
-        let room = |a: &Attention| a.slot_bytes() as u64 <= TILE_BYTES;
-        if !room(&cut) {
-            // The scores of more rows alone have no room.
-            let most = TILE_BYTES as usize / (4 * PANEL_ROWS * n.max(1)) + 1;
-            let rows = (1..most.min(cut.strip / PANEL_ROWS)).rev().map(|panels| panels * PANEL_ROWS);
-            let strips = rows.map(|strip| Attention { strip, ..cut });
-            let fewest = FEWEST_ROWS.min(cut.strip);
-            cut = strips.take_while(|a| a.strip >= fewest).find(room).unwrap_or(Attention { strip: fewest, ..cut });
-        }
-        Ok(cut)
+        Ok(Attention { heads, m, n, d, e, direct, strip })
     }
 
     /// Strips per head.

@@ -13,7 +13,9 @@
 //! Two directives in templates stand on lines of their own: `//@ each LIST` .. `//@ end` repeats lines with `$` replaced
 //! by the element's number, `//@ if FLAG` .. `//@ else` .. `//@ end` chooses between them.
 
-use super::layout::prologue;
+use super::algorithm::{Schedule, Text};
+use super::schedule::{self, Launch};
+use super::space::{Space, beyond, over};
 use super::{Kernel, Operand, Template};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -21,19 +23,22 @@ use crate::expr::{Body, Code};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 use frame::Frame;
-use locate::{Space, beyond, locate, over, within};
+use locate::{locate, within};
 use scalar::Type::{self, BF16, F16, F32, I32};
 use scalar::{binary, constant, convert, literal, small, unary};
 use std::collections::{BTreeMap, BTreeSet};
 
 mod attention;
+mod conv;
 mod frame;
+mod index;
 mod locate;
+mod map;
+mod matmul;
+mod pool;
+mod row;
 mod scalar;
-mod strip;
-mod templates;
-mod thin;
-mod wide;
+mod vector;
 
 /// A row of [`KERNELS`].
 pub struct KernelDef {
@@ -51,7 +56,7 @@ macro_rules! kernels {
         pub static KERNELS: &[KernelDef] = &[$(KernelDef {
             name: stringify!($name),
             doc: $doc,
-            text: include_str!(concat!("../../shaders/", $file)),
+            text: include_str!(concat!("../../../shaders/", $file)),
         }),*];
     };
 }
@@ -86,7 +91,7 @@ kernels! {
 }
 
 /// What every CUDA kernel's text holds once, ahead of its constants.
-pub const PRELUDE: &str = include_str!("../../shaders/prelude.cuh");
+pub const PRELUDE: &str = include_str!("../../../shaders/prelude.cuh");
 
 /// The language of a rendered kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,20 +126,6 @@ impl Bindings {
     }
 }
 
-/// Elements of the largest index space. Indices are `i32`, and those of a grid's last workgroups, or of a row's last block, may be beyond.
-const MOST: usize = i32::MAX as usize - (1 << 16);
-
-/// Whether an operand's first or last element is beyond what an `i32` counts.
-fn is_far((low, high): (isize, isize)) -> bool {
-    low < 0 || high >= i32::MAX as isize
-}
-
-/// Whether indices of a kernel's elements are `i32`.
-pub fn counts(kernel: &Kernel) -> bool {
-    let near = |operand: &Operand| !operand.access.span().is_some_and(is_far);
-    kernel.shape.checked_len().is_some_and(|n| n <= MOST) && kernel.reads.iter().chain(&kernel.writes).all(near)
-}
-
 /// A kernel's text, and how to launch it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
@@ -150,42 +141,29 @@ pub struct Source {
     pub shared: u32,
 }
 
-/// Renders a kernel. A pure function of its arguments.
+/// Renders a kernel as its schedule says. A pure function of its arguments.
 ///
 /// # Errors
-/// When the kernel holds something that the target cannot: a type, a packed operand, nearly 2^31 elements or more, or an
+/// When the kernel's schedule is none for the target, or holds something that the dialect has not: a type, a packed operand, or an
 /// operation that the operand's type does not have.
 pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Dialect) -> Result<Source> {
     let render = || -> Result<Source, String> {
-        if let Some(p) = kernel.prologues.iter().find(|p| !prologue::hosts(kernel, p.operand, target)) {
-            return Err(format!("it has no place for a prologue of operand {}", p.operand));
-        }
-        let mut module = Module::new(kernel, target, bindings, dialect)?;
-        let (name, size, groups) = match &kernel.template {
-            Template::Map => module.map(),
-            Template::Row { inner, folds, per_row } => module.row(*inner, folds, *per_row),
-            Template::MatMul => module.matmul(),
-            Template::Attention { score, guarded, .. } => module.attention(score, *guarded),
-            Template::Conv { groups, window } => module.conv(*groups, window),
-            Template::ConvTranspose { groups, window } => module.conv_transpose(*groups, window),
-            Template::Pool { window, pool } => module.pool(window, *pool),
-            Template::Gather { strides, extents } => module.gather(strides, extents),
-            Template::Pad { before, mode } => module.pad(before, *mode),
-            Template::Resize { scales, offsets, mode } => module.resize(scales, offsets, *mode),
-        }?;
+        schedule::check(kernel, target)?;
+        let Schedule::Text(text) = &kernel.schedule else { return Err(format!("{} is no text", kernel.schedule)) };
+        let Launch { threads: size, groups, cluster, .. } = text.launch(kernel, target);
+        let mut module = Module::new(kernel, target, bindings, dialect, cluster)?;
         if groups == 0 {
             return Ok(Source { text: String::new(), size, groups: [0; 3], cluster: 1, shared: 0 });
         }
+        module.print(text)?;
         // A grid of one dimension stops at the target's limit: fold it.
         let y = groups.div_ceil(u64::from(target.max_groups));
-        let x = groups.div_ceil(y).next_multiple_of(u64::from(module.cluster));
-        if y > u64::from(target.max_groups) || groups > i32::MAX as u64 {
-            return Err(format!("{groups} workgroups are more than '{}' runs at once", target.name));
-        }
-        let def = KERNELS.iter().find(|def| def.name == name).expect("every template has its row");
+        let x = groups.div_ceil(y).next_multiple_of(u64::from(cluster));
+        let name = text.name(&kernel.template, target.family);
+        let def = KERNELS.iter().find(|def| def.name == name).expect("every text has its row");
         let body = module.expand(def.text);
         let frame = Frame { module: &module, dialect, name, body, size, x, groups };
-        let (cluster, shared) = (module.cluster, frame.pool());
+        let shared = frame.pool();
         Ok(Source { text: frame.to_string(), size, groups: [x as u32, y as u32, 1], cluster, shared })
     };
     render().map_err(|what| Error::Backend {
@@ -234,6 +212,7 @@ impl<'a> Module<'a> {
         target: &'a Target,
         bindings: &'a Bindings,
         dialect: Dialect,
+        cluster: u32,
     ) -> Result<Module<'a>, String> {
         let mut storage = Vec::new();
         let mut bound = vec![None; bindings.read_only.len()];
@@ -244,16 +223,10 @@ impl<'a> Module<'a> {
             let stored = target.storage(operand.dtype).map_err(|e| e.to_string())?;
             let ty = Type::stored(stored, target.family)
                 .ok_or_else(|| format!("'{}' has no kernels for operands of type {stored}", target.name))?;
-            if let Some((low, high)) = operand.access.span().filter(|span| is_far(*span)) {
-                return Err(format!("operand {slot} reaches from element {low} to {high}"));
-            }
             storage.push(ty);
             if let Some(binding) = bindings.of[slot] {
                 bound[binding].get_or_insert(ty);
             }
-        }
-        if kernel.shape.checked_len().is_none_or(|n| n > MOST) {
-            return Err(format!("{} elements are more than {MOST}", kernel.shape));
         }
         Ok(Module {
             kernel,
@@ -269,9 +242,42 @@ impl<'a> Module<'a> {
             declarations: Vec::new(),
             functions: Vec::new(),
             flags: Vec::new(),
-            cluster: 1,
+            cluster,
             lists: BTreeMap::new(),
         })
+    }
+
+    /// Fills the holes of a text.
+    fn print(&mut self, text: &Text) -> Result<(), String> {
+        let kernel = self.kernel;
+        if let Some((product, tiling)) = text.product(kernel) {
+            return match &kernel.template {
+                Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
+                Template::ConvTranspose { .. } => self.conv_transpose(&product, tiling),
+                _ => self.matmul(&product, tiling),
+            };
+        }
+        match (&kernel.template, text) {
+            (Template::Map, Text::Elements(elements)) => self.map(elements),
+            (Template::Row { folds, .. }, Text::Rows(rows)) => self.row(folds, rows),
+            (Template::Attention { score, guarded, .. }, Text::Attention(cut)) => self.attention(score, *guarded, cut),
+            (Template::Conv { groups, window }, Text::Strips(strips)) => self.strips(*groups, window, strips),
+            (Template::ConvTranspose { groups, window }, _) => self.conv_transpose_each(*groups, window),
+            (Template::Pool { window, pool }, _) => self.pool(window, *pool),
+            (Template::Gather { strides, extents }, _) => self.gather(strides, extents),
+            (Template::Pad { before, mode }, _) => self.pad(before, *mode),
+            (Template::Resize { scales, offsets, mode }, _) => self.resize(scales, offsets, *mode),
+            (
+                Template::Map
+                | Template::Row { .. }
+                | Template::MatMul
+                | Template::Conv { .. }
+                | Template::Attention { .. },
+                _,
+            ) => {
+                unreachable!("its schedule was checked")
+            }
+        }
     }
 
     fn int(&mut self, name: impl Into<String>, value: isize) {
@@ -539,6 +545,7 @@ enum Input {
 mod tests {
     use super::*;
     use crate::expr::Expr;
+    use crate::kernel::MOST_ELEMENTS;
     use crate::shape::Shape;
 
     /// A map over `shape` of reads with these strides.
@@ -556,12 +563,20 @@ mod tests {
             body: Body::new(body),
             prologues: Vec::new(),
             workspace: 0,
-            call: None,
+            schedule: Schedule::Open,
         }
     }
 
+    /// The text of a kernel that has no schedule yet.
+    fn rendered(kernel: &Kernel, target: &Target, bindings: &Bindings) -> Result<Source> {
+        let schedule = schedule::choose(kernel, target, &|_| true)
+            .map_err(|what| Error::usage(format!("kernel 'map': {what}")))?;
+        let dialect = if target.family == Family::Cuda { Dialect::Cuda } else { Dialect::Wgsl };
+        render(&Kernel { schedule, ..kernel.clone() }, target, bindings, dialect)
+    }
+
     fn text(kernel: &Kernel, bindings: &Bindings) -> String {
-        render(kernel, &Target::wgpu(), bindings, Dialect::Wgsl).expect("renders").text
+        rendered(kernel, &Target::wgpu(), bindings).expect("renders").text
     }
 
     #[test]
@@ -592,13 +607,12 @@ mod tests {
     fn what_a_device_cannot_hold_is_refused() {
         let mut kernel = map(&[8], &[&[1]], &[Expr::input(0, DType::F32)]);
         kernel.reads[0].dtype = DType::F64;
-        assert!(render(&kernel, &Target::wgpu(), &Bindings::distinct(&kernel), Dialect::Wgsl).is_err());
+        assert!(rendered(&kernel, &Target::wgpu(), &Bindings::distinct(&kernel)).is_err());
         let mut kernel = map(&[8], &[&[1]], &[Expr::input(0, DType::F32)]);
         kernel.reads[0].packed = true;
-        assert!(render(&kernel, &Target::wgpu(), &Bindings::distinct(&kernel), Dialect::Wgsl).is_err());
+        assert!(rendered(&kernel, &Target::wgpu(), &Bindings::distinct(&kernel)).is_err());
         let not = map(&[8], &[&[1]], &[Expr::input(0, DType::F32).not()]);
-        let error =
-            render(&not, &Target::wgpu(), &Bindings::distinct(&not), Dialect::Wgsl).expect_err("no such operation");
+        let error = rendered(&not, &Target::wgpu(), &Bindings::distinct(&not)).expect_err("no such operation");
         assert!(error.to_string().contains("map"), "{error}");
     }
 
@@ -608,12 +622,12 @@ mod tests {
             let mut kernel = map(&[n], &[&[1]], &[Expr::input(0, DType::U8)]);
             kernel.reads[0].dtype = DType::U8;
             kernel.writes[0].dtype = DType::U8;
-            render(&kernel, &Target::cuda(), &Bindings::distinct(&kernel), Dialect::Cuda)
+            rendered(&kernel, &Target::cuda(), &Bindings::distinct(&kernel))
         };
-        let source = of(MOST).expect("it is the most");
+        let source = of(MOST_ELEMENTS).expect("it is the most");
         let [x, y, _] = source.groups.map(u64::from);
         assert!(x * y * u64::from(source.size) <= 1 << 31, "{:?} groups of {}", source.groups, source.size);
-        let error = of(MOST + 1).expect_err("one too many").to_string();
+        let error = of(MOST_ELEMENTS + 1).expect_err("one too many").to_string();
         assert!(error.contains("2147483648") || error.contains("more than 2147418111"), "{error}");
     }
 
@@ -622,11 +636,10 @@ mod tests {
         for def in KERNELS {
             assert!(!def.doc.is_empty() && def.text.starts_with("// "), "{}", def.name);
         }
-        let cuda = render(
+        let cuda = rendered(
             &map(&[8], &[&[2]], &[Expr::input(0, DType::F32)]),
-            &Target::wgpu(),
+            &Target::cuda(),
             &Bindings { of: vec![Some(0), Some(0)], read_only: vec![false] },
-            Dialect::Cuda,
         );
         let cuda = cuda.expect("renders").text;
         assert!(cuda.contains("const auto i = group * SIZE + thread;") && !cuda.contains("let "), "{cuda}");

@@ -1,0 +1,341 @@
+//! Algorithms as plain data: a kernel says what is computed, its [`Schedule`] says how.
+//!
+//! These types stand in plan files. [`super::schedule`] chooses and judges them; texts, library calls and loops obey them.
+
+use super::call::Call;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fmt;
+
+/// The algorithm that computes a kernel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Schedule {
+    /// None is chosen yet: the kernel is still being made.
+    #[default]
+    Open,
+    /// A library computes it in one call.
+    Library(Call),
+    /// A text of `shaders/` computes it.
+    Text(Text),
+    /// Host threads compute it.
+    Cpu(Cpu),
+}
+
+/// A text and the numbers that are printed in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Text {
+    /// The index space is empty: nothing is launched.
+    Nothing,
+    /// Elements one by one, or several neighbours at a time.
+    Elements(Elements),
+    /// Reductions of rows.
+    Rows(Rows),
+    /// A product of matrices.
+    Matmul {
+        /// The axis from which on batch axes lengthen the rows.
+        rows: usize,
+        /// True if the columns are taken for rows, `(a b)' = b' a'`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        transposed: bool,
+        /// How it is tiled.
+        tiling: Tiling,
+    },
+    /// A convolution as a product of matrices.
+    Conv {
+        /// The order of the weights' axes in which patches lie 16 bytes at a time, if the text reads them so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        patches: Option<[usize; 4]>,
+        /// How it is tiled.
+        tiling: Tiling,
+    },
+    /// A convolution by strips of results.
+    Strips(Strips),
+    /// A transposed convolution as a product of matrices.
+    ConvTranspose {
+        /// How it is tiled.
+        tiling: Tiling,
+    },
+    /// Attention.
+    Attention(Cut),
+}
+
+/// Elements per invocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Elements {
+    /// One.
+    One {
+        /// Invocations of a workgroup.
+        threads: u32,
+    },
+    /// Several neighbours, in CUDA C++.
+    Vector {
+        /// Neighbours that are moved at once.
+        width: usize,
+        /// Vectors per invocation, a workgroup apart.
+        rounds: usize,
+        /// Invocations of a workgroup.
+        threads: u32,
+    },
+}
+
+/// How rows are shared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// Invocations of a workgroup exchange what they found in workgroup memory.
+    Lanes {
+        /// Invocations per row.
+        lanes: usize,
+        /// Rows of a workgroup.
+        rows: usize,
+        /// True if neighbouring invocations are along the row, rather than across rows.
+        along_row: bool,
+    },
+    /// Warps read dense rows several elements at a time, in CUDA C++.
+    Warps {
+        /// Invocations per row.
+        threads: usize,
+        /// Rows of a workgroup.
+        rows: usize,
+        /// Neighbours that are moved at once.
+        width: usize,
+        /// True if the row stays in registers from the first reduction on, rather than being read again.
+        held: bool,
+    },
+}
+
+/// The text of a product, and the numbers in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Tiling {
+    /// At most four rows. Invocations share the inner axis.
+    Gemv {
+        /// Invocations that share it.
+        slices: usize,
+    },
+    /// The same in WGSL, with four elements of the right operand at a time.
+    GemvVec4 {
+        /// Invocations that share the inner axis.
+        slices: usize,
+        /// True if the four elements are neighbours along the inner axis.
+        along_k: bool,
+    },
+    /// The same in CUDA C++, with 16 bytes of the right operand at a time. A workgroup of warps that share the inner axis, if the 16
+    /// bytes lie along it.
+    GemvVec16b {
+        /// Invocations of a workgroup.
+        threads: usize,
+        /// Invocations side by side, each with neighbouring columns; 0 if the 16 bytes lie along the inner axis.
+        across: usize,
+        /// Slices of the inner axis whose loads stand side by side in the text.
+        unroll: usize,
+    },
+    /// Tiles through workgroup memory, 4 by 4 sums per invocation.
+    Tiles {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
+    /// Tiles of 128 by 128, 8 by 8 sums per invocation, in vectors of four.
+    Large,
+    /// Square tiles; groups of invocations share the inner axis.
+    SliceK {
+        /// Rows and columns of a tile.
+        tile: usize,
+        /// Slices of the inner axis that each group takes at a time.
+        depth: usize,
+    },
+    /// Tiles of 128 by 128, 8 by 8 sums per invocation, for CUDA.
+    Regs,
+    /// Tiles of 32 columns, whose inner axis warps share; operands are copied ahead, 16 bytes at a time.
+    SliceKWarp {
+        /// Rows of a tile.
+        rows: usize,
+    },
+    /// Tensor cores, on halves.
+    Mma {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
+    /// Tensor cores, on halves that are copied to workgroup memory ahead.
+    MmaAsync {
+        /// Rows and columns of a tile.
+        tile: [usize; 2],
+    },
+    /// The tensor cores of compute capability 9.0, on halves that are copied to workgroup memory ahead.
+    Wgmma,
+}
+
+/// Strips of results of a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Strips {
+    /// Neighbouring channels of an invocation: 1, 2 or 4.
+    pub channels: usize,
+    /// The spatial axis along which strips lie.
+    pub axis: usize,
+    /// Results of a strip.
+    pub results: usize,
+    /// Neighbouring invocations whose channels lie side by side.
+    pub lanes: usize,
+    /// Invocations of a workgroup.
+    pub threads: u32,
+}
+
+/// How an attention is cut into workgroups, and what these hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// Scores pass through workgroup memory.
+    Shared(Shared),
+    /// So do parts of them, of a few rows.
+    Decode(Decode),
+    /// Sums are held in registers, four neighbours as one vector.
+    Vec4(Vec4),
+    /// Scores and sums are held in registers.
+    Regs(Regs),
+    /// The same on tensor cores.
+    Mma(Mma),
+}
+
+/// A workgroup whose scores pass through its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Shared {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Keys at a time.
+    pub columns: usize,
+    /// Invocations that share a row.
+    pub lanes: usize,
+}
+
+/// What a workgroup of 256 invocations has of an attention of few rows, of vectors of four: `attention_thin` in WGSL,
+/// `attention_slim` in CUDA C++.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Decode {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Keys at a time.
+    pub columns: usize,
+    /// Invocations that share a key.
+    pub lanes: usize,
+    /// Places for vectors of a row of values.
+    pub across: usize,
+    /// Workgroups that share the rows, each with keys of its own.
+    pub cluster: usize,
+    /// True for keys, for values, that are read in vectors of four.
+    pub vectors: [bool; 2],
+}
+
+/// What a workgroup of 128 invocations has of an attention, of vectors of four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Vec4 {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Invocations that share a row; each has four keys of it at a time.
+    pub lanes: usize,
+    /// True if values have a place of their own in workgroup memory, rather than that of the keys.
+    pub split: bool,
+}
+
+/// What a workgroup of invocations with registers has of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Regs {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Keys at a time.
+    pub columns: usize,
+    /// Workgroups that share these rows, each with keys of its own.
+    pub cluster: usize,
+}
+
+/// How an attention of halves is shared among the warps of a workgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Mma {
+    /// Rows of the result.
+    pub rows: usize,
+    /// Of which a warp has so many times 16.
+    pub each: usize,
+    /// Warps that share these rows, each with keys of its own.
+    pub teams: usize,
+    /// Keys of a team at a time.
+    pub columns: usize,
+    /// Stripes of keys and values in workgroup memory: what is used, and what is on its way.
+    pub stages: usize,
+    /// Workgroups that share the rows, each with keys of its own.
+    pub cluster: usize,
+}
+
+/// The way of a kernel on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cpu {
+    /// Loops over the index space, cut among threads as they come.
+    Loops,
+    /// A product of matrices, in blocks.
+    Matmul {
+        /// Threads that share it.
+        threads: u32,
+    },
+    /// A convolution.
+    Conv {
+        /// Which operand of the product the weights are, if it is one.
+        way: Way,
+        /// Threads that share it.
+        threads: u32,
+    },
+    /// A transposed convolution, or a pooling.
+    Window {
+        /// Threads that share it.
+        threads: u32,
+    },
+    /// Attention, in strips of rows.
+    Attention {
+        /// Rows whose scores are held at a time.
+        strip: usize,
+        /// Threads that share it.
+        threads: u32,
+    },
+}
+
+/// How a convolution is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Way {
+    /// Plane by plane: each group has one input channel.
+    Depthwise,
+    /// As a product whose left operand the weights are.
+    WeightsLeft,
+    /// As a product whose right operand the weights are.
+    WeightsRight,
+}
+
+impl fmt::Display for Schedule {
+    /// The names and numbers of the algorithm, in one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = match self {
+            Schedule::Open => return f.write_str("open"),
+            Schedule::Library(call) => return f.write_str(call.library()),
+            Schedule::Text(text) => serde_json::to_value(text),
+            Schedule::Cpu(cpu) => serde_json::to_value(cpu),
+        };
+        words(&value.map_err(|_| fmt::Error)?, f)
+    }
+}
+
+/// The names in a value, and what they stand for, apart by blanks; numbers in a list by 'x'.
+fn words(value: &Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match value {
+        Value::Object(fields) => fields.iter().enumerate().try_for_each(|(i, (name, value))| {
+            write!(f, "{}{name} ", if i > 0 { " " } else { "" })?;
+            words(value, f)
+        }),
+        Value::Array(values) => values.iter().enumerate().try_for_each(|(i, value)| {
+            f.write_str(if i > 0 { "x" } else { "" })?;
+            words(value, f)
+        }),
+        Value::String(text) => f.write_str(text),
+        other => write!(f, "{other}"),
+    }
+}

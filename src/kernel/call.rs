@@ -1,0 +1,219 @@
+//! Calls of cuBLASLt and cuDNN, in plain data.
+
+use crate::dtype::DType;
+use serde::{Deserialize, Serialize};
+
+/// A library call that computes a kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Call {
+    /// cuBLASLt.
+    MatMul(MatMul),
+    /// cuDNN, forward.
+    Conv(Conv),
+}
+
+/// A batch of column-major products: `D = activation(alpha * A B + C + bias)`, accumulated in `f32` (`f64` where operands are).
+///
+/// A row-major result is the column-major one of the transposed problem, so `a` is the kernel's second operand then.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MatMul {
+    /// Rows of A and D.
+    pub m: u64,
+    /// Columns of B and D.
+    pub n: u64,
+    /// Columns of A, rows of B.
+    pub k: u64,
+    /// Number of products.
+    pub batch: u64,
+    /// The left operand, `[m, k]`.
+    pub a: Matrix,
+    /// The right operand, `[k, n]`.
+    pub b: Matrix,
+    /// What is added, `[m, n]`: laid out as `d`, and it may be the very same bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub c: Option<Matrix>,
+    /// The result, `[m, n]`; its `slot` is that of the kernel's write.
+    pub d: Matrix,
+    /// Factor of the product.
+    pub alpha: f64,
+    /// `m` elements of D's type, one per row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Vector>,
+    /// What is applied last.
+    pub activation: Activation,
+    /// Whether `f32` operands may be rounded to TF32.
+    pub tf32: bool,
+}
+
+impl MatMul {
+    /// Bytes of what sixteen shares of the inner axis sum to.
+    fn partial_sums(&self) -> u64 {
+        let elements = self.batch.saturating_mul(self.m).saturating_mul(self.n);
+        elements.saturating_mul(64).checked_next_multiple_of(256).unwrap_or(u64::MAX)
+    }
+
+    /// Squares of so many rows and columns that the results are made of.
+    pub(crate) fn tiles(&self, size: u64) -> u64 {
+        self.batch.saturating_mul(self.m.div_ceil(size)).saturating_mul(self.n.div_ceil(size))
+    }
+}
+
+/// A column-major matrix among a launch's arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Matrix {
+    /// Which of the launch's arguments.
+    pub slot: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// First element.
+    pub offset: u64,
+    /// Whether what lies there is the transpose of the operand.
+    pub transposed: bool,
+    /// Elements from one column of what lies there to the next.
+    pub leading: u64,
+    /// Elements from one matrix of the batch to the next; 0 where all are the same.
+    pub stride: u64,
+}
+
+impl Matrix {
+    /// The largest power of two, at most 256, that every matrix's address is a multiple of when the buffer's is one of 256.
+    pub fn alignment(&self) -> u32 {
+        let steps = (self.offset | self.stride).wrapping_mul(self.dtype.size() as u64);
+        1 << steps.trailing_zeros().min(8)
+    }
+}
+
+/// Elements one after another among a launch's arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Vector {
+    /// Which of the launch's arguments.
+    pub slot: usize,
+    /// First element.
+    pub offset: u64,
+}
+
+/// What a call applies to its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// Nothing.
+    None,
+    /// `max(x, 0)`.
+    Relu,
+    /// The tanh approximation of GELU.
+    GeluTanh,
+}
+
+/// A convolution: `y = activation(conv(x, w) + residual + bias)`, accumulated in `f32`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Conv {
+    /// Channel groups.
+    pub groups: u64,
+    /// Steps between windows, per spatial axis (two of them, or three).
+    pub strides: Vec<u64>,
+    /// Steps between elements of a window.
+    pub dilations: Vec<u64>,
+    /// Padding at both ends of each axis.
+    pub pads: Vec<u64>,
+    /// `[n, c, spatial..]`.
+    pub x: Image,
+    /// `[o, c / groups, spatial..]`.
+    pub w: Image,
+    /// `[n, o, spatial..]`.
+    pub y: Image,
+    /// One element of the result's type per output channel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bias: Option<Vector>,
+    /// What is added; apart from the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residual: Option<Image>,
+    /// [`Activation::None`] or [`Activation::Relu`].
+    pub activation: Activation,
+    /// Whether the channels of a position lie one after another, in images and in weights; else each tensor is row-major.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub channels_last: bool,
+    /// Whether `f32` operands may be rounded to TF32.
+    pub tf32: bool,
+}
+
+impl Conv {
+    /// Whether tensor cores take the operands as they lie.
+    pub(crate) fn suits_tensor_cores(&self) -> bool {
+        self.channels_last && self.w.dims[1].is_multiple_of(8)
+    }
+}
+
+/// A tensor among a launch's arguments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Image {
+    /// Which of the launch's arguments.
+    pub slot: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// First element.
+    pub offset: u64,
+    /// Extents.
+    pub dims: Vec<u64>,
+    /// Elements from index to index, per axis.
+    pub strides: Vec<u64>,
+}
+
+impl Image {
+    fn elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+}
+
+const MIB: u64 = 1 << 20;
+
+/// About four times as many as a large device has multiprocessors: of fewer, the last turn leaves many of them idle. BERT-base's products
+/// of 192 tiles take 2 % longer on an H200 without a workspace.
+const MANY_TILES: u64 = 512;
+
+impl Call {
+    /// Whose call it is.
+    pub fn library(&self) -> &'static str {
+        match self {
+            Call::MatMul(_) => "cuBLASLt",
+            Call::Conv(_) => "cuDNN",
+        }
+    }
+
+    /// Bytes of workspace that the call can make use of: a rule, so that planning needs no library. An algorithm that wants more than it
+    /// is given is not chosen.
+    ///
+    /// For products NVIDIA recommends 32 MiB from Hopper on; what splits the inner axis needs is a multiple of the result.
+    pub fn workspace(&self) -> u64 {
+        match self {
+            Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
+            Call::Conv(c) => {
+                let bytes = [&c.x, &c.w, &c.y].map(|t| t.elements().saturating_mul(t.dtype.size() as u64));
+                bytes.into_iter().fold(0, u64::saturating_add).clamp(MIB, 64 * MIB).next_multiple_of(256)
+            }
+        }
+    }
+
+    /// Bytes of workspace that the call is given even where the arena becomes larger by them.
+    ///
+    /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there; those of many
+    /// keep all busy without. Convolutions of
+    /// `f32` have algorithms that need next to none, and so have those of halves whose channels come last and are a multiple of 8; others
+    /// turn images in the workspace.
+    pub fn least_workspace(&self) -> u64 {
+        match self {
+            Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
+            Call::MatMul(p) => p.partial_sums().clamp(64 << 10, 8 * MIB),
+            Call::Conv(c) if c.x.dtype.size() == 2 && !c.suits_tensor_cores() => self.workspace(),
+            Call::Conv(_) => MIB,
+        }
+    }
+
+    /// The read whose bytes the result may take: the call reads each element before it writes it.
+    pub fn in_place(&self) -> Option<usize> {
+        match self {
+            Call::MatMul(p) => p.c.as_ref().map(|c| c.slot),
+            Call::Conv(_) => None,
+        }
+    }
+}

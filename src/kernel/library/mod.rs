@@ -1,0 +1,48 @@
+//! Kernels as calls of cuBLASLt and cuDNN, in plain data: what these libraries can compute of a kernel.
+//!
+//! [`absorb`] finds the call and how much of the kernel's body it takes along. Whether the call is made is the
+//! [schedule](super::schedule)'s choice.
+//!
+//! ```text
+//! body of the kernel    core -> * alpha -> + bias -> + residual -> activation -> anything else
+//!                       `------------------ the call -----------------------'   `-- a map --'
+//! ```
+
+pub use super::call::*;
+use super::{Kernel, Template};
+use crate::dtype::DType;
+use crate::target::{Family, Target};
+
+mod conv;
+mod epilogue;
+mod matmul;
+
+pub use epilogue::part;
+
+fn vector(kernel: &Kernel, slot: usize) -> Option<Vector> {
+    Some(Vector { slot, offset: kernel.reads[slot].access.offset.try_into().ok()? })
+}
+
+/// The library call that computes all of a kernel, if there is one on this target.
+pub fn call(kernel: &Kernel, target: &Target) -> Option<Call> {
+    let (call, end) = absorb(kernel, target)?;
+    (end == kernel.body.results[0]).then_some(call)
+}
+
+/// The call that computes a kernel's core and as much of its body as it can, and the instruction whose value that is.
+pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
+    let there = target.family == Family::Cuda && !kernel.shape.contains(&0);
+    if !there || !kernel.prologues.is_empty() || kernel.writes.len() != 1 || kernel.body.results.len() != 1 {
+        return None;
+    }
+    match &kernel.template {
+        Template::MatMul if target.libraries.cublaslt => matmul::call(kernel, target),
+        Template::Conv { groups, window } if target.libraries.cudnn => conv::call(kernel, *groups, window, target),
+        _ => None,
+    }
+}
+
+/// True if libraries compute products of this type on tensor cores.
+pub fn on_tensor_cores(dtype: DType, target: &Target) -> bool {
+    dtype.is_half() || target.allow_tf32 && dtype == DType::F32
+}

@@ -1,0 +1,197 @@
+//! Elements that are chosen by indices, by padding, or by interpolation.
+
+use super::Module;
+use super::locate::locate;
+use super::scalar::Type::{F32, I32, I64};
+use super::scalar::{convert, literal};
+use crate::kernel::{Nearest, PadMode, ResizeMode};
+use std::collections::BTreeSet;
+
+impl Module<'_> {
+    /// Axes apart from those `still`: function `base(i)` for the address that the latter add up to, and per other axis
+    /// `coordinate$(i)`, `EXTENT$` and `STRIDE$` of the data.
+    fn walk(&mut self, still: impl Fn(usize) -> bool) -> Vec<usize> {
+        let data = self.access(0);
+        let moving: Vec<usize> = (0..data.shape.len()).filter(|&a| !still(a)).collect();
+        let mut base = data.clone();
+        moving.iter().for_each(|&a| base.strides[a] = 0);
+        let space = self.flat();
+        let located = locate(&space, &[&base], &BTreeSet::new());
+        let mut body = located.statements;
+        body.push(format!("return {};", located.addresses[0]));
+        self.function("base", &[("i", I32)], Some(I32), body);
+        for (k, &axis) in moving.iter().enumerate() {
+            let located = locate(&space, &[], &BTreeSet::from([axis]));
+            let mut body = located.statements;
+            body.push(format!("return {};", located.coordinates[&axis]));
+            self.function(&format!("coordinate{k}"), &[("i", I32)], Some(I32), body);
+            self.int(format!("EXTENT{k}"), data.shape[axis] as isize);
+            self.int(format!("STRIDE{k}"), data.strides[axis]);
+        }
+        self.lists.insert("axis", vec![Vec::new(); moving.len()]);
+        moving
+    }
+
+    pub(super) fn gather(&mut self, strides: &[isize], extents: &[usize]) -> Result<(), String> {
+        self.walk(|_| true);
+        self.loader("data", 0);
+        let space = self.flat();
+        for (k, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
+            let slot = 1 + k;
+            let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
+            let mut body = located.statements;
+            let (mut at, ty) = (self.load(slot, &located.addresses[0]), self.value[slot]);
+            if ty == I64 {
+                // What is far outside stays so.
+                let [low, high] = I32.bounds().into();
+                at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
+            }
+            body.push(format!("return {};", convert(&at, ty, I32)));
+            self.function(&format!("index{k}"), &[("i", I32)], Some(I32), body);
+            self.int(format!("EXTENT{k}"), extent as isize);
+            self.int(format!("STRIDE{k}"), stride);
+        }
+        self.lists.insert("index", vec![Vec::new(); strides.len()]);
+        self.store(&space, Some(self.value[0]), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    pub(super) fn pad(&mut self, before: &[isize], mode: PadMode) -> Result<(), String> {
+        let (data, shape) = (self.access(0), &self.kernel.shape);
+        let moving = self.walk(|a| before[a] == 0 && data.shape[a] == shape[a]);
+        moving.iter().enumerate().for_each(|(k, &a)| self.int(format!("BEFORE{k}"), before[a]));
+        self.loader("data", 0);
+        let ty = self.value[0];
+        let fill = if let PadMode::Constant(value) = mode { value } else { 0.0 };
+        self.constant("FILL", fill, ty);
+        let outside: &[&str] = match mode {
+            PadMode::Constant(_) => &[],
+            PadMode::Edge => &["return clamp(at, 0, n - 1);"],
+            PadMode::Wrap => &["let r = at % n;", "return select(r, r + n, r < 0);"],
+            PadMode::Reflect => &[
+                "let period = max(2 * (n - 1), 1);",
+                "let r = at % period;",
+                "let p = select(r, r + period, r < 0);",
+                "return min(p, 2 * (n - 1) - p);",
+            ],
+        };
+        if outside.is_empty() {
+            self.flags.push("CONSTANT");
+        } else {
+            let outside = outside.iter().map(|&line| line.to_owned()).collect();
+            self.function("outside", &[("at", I32), ("n", I32)], Some(I32), outside);
+        }
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+
+    pub(super) fn resize(&mut self, scales: &[f64], offsets: &[f64], mode: ResizeMode) -> Result<(), String> {
+        let (data, shape) = (self.access(0), &self.kernel.shape);
+        let moving = self.walk(|a| {
+            let stays = |i: usize| match mode {
+                ResizeMode::Nearest(rule) => choose(rule, i as f64 * scales[a] + offsets[a]) == i as f64,
+                _ => scales[a] == 1.0 && offsets[a] == 0.0,
+            };
+            data.shape[a] == shape[a] && (0..shape[a]).all(stays)
+        });
+        for (k, &a) in moving.iter().enumerate() {
+            let offset = match mode {
+                ResizeMode::Nearest(rule) => nearest(rule, scales[a], offsets[a], shape[a]),
+                _ => offsets[a],
+            };
+            self.constant(format!("SCALE{k}"), scales[a], F32);
+            self.constant(format!("OFFSET{k}"), offset, F32);
+        }
+        self.loader("data", 0);
+        let (width, first, inside, place, falloff): (usize, isize, bool, &str, Vec<String>) = match mode {
+            ResizeMode::Nearest(_) => {
+                self.flags.push("NEAREST");
+                self.store(&self.flat(), Some(self.value[0]), None, &[])?;
+                self.per_element();
+                return Ok(());
+            }
+            ResizeMode::Linear => {
+                (2, 0, false, "return clamp(x, 0.0f, f32(n - 1));", vec!["return max(1.0f - abs(d), 0.0f);".into()])
+            }
+            ResizeMode::Cubic { a, exclude_outside } => {
+                let near = "((A + 2.0f) * e - (A + 3.0f)) * e * e + 1.0f";
+                let far = "((A * e - 5.0f * A) * e + 8.0f * A) * e - 4.0f * A";
+                self.constant("A", a, F32);
+                let body =
+                    vec!["let e = min(abs(d), 2.0f);".into(), format!("return select({far}, {near}, e <= 1.0f);")];
+                (4, -1, exclude_outside, "return x;", body)
+            }
+        };
+        self.int("WIDTH", width as isize);
+        self.int("FIRST", first);
+        self.int("TAPS", width.pow(moving.len() as u32) as isize);
+        if inside {
+            self.flags.push("INSIDE");
+        }
+        self.function("place", &[("x", F32), ("n", I32)], Some(F32), vec![place.into()]);
+        self.function("falloff", &[("d", F32)], Some(F32), falloff);
+        self.store(&self.flat(), Some(F32), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+}
+
+fn choose(rule: Nearest, x: f64) -> f64 {
+    match rule {
+        Nearest::Floor => x.floor(),
+        Nearest::Ceil => x.ceil(),
+        Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+        Nearest::RoundPreferCeil => (x + 0.5).floor(),
+    }
+}
+
+/// The offset with which `floor(f32(index) * scale + offset)` in `f32` is the neighbour that the rule chooses in `f64`, for
+/// every index, with room for rounding. Ties are moved by less than any other coordinate is away from one.
+fn nearest(rule: Nearest, scale: f64, offset: f64, extent: usize) -> f64 {
+    let shift = match rule {
+        Nearest::Floor => 0.0,
+        Nearest::Ceil => 1.0,
+        Nearest::RoundPreferFloor | Nearest::RoundPreferCeil => 0.5,
+    };
+    let agrees = |moved: f64| {
+        (0..extent).all(|i| {
+            let wanted = choose(rule, i as f64 * scale + offset);
+            let got = i as f64 * f64::from(scale as f32) + f64::from(moved as f32);
+            let room = (i as f64 * scale).abs().max(1.0) * f64::from(f32::EPSILON) * 2.0;
+            (got - room).floor() == wanted && (got + room).floor() == wanted
+        })
+    };
+    let nudges = [0.0, 1e-4, -1e-4, 1e-3, -1e-3, 1e-2, -1e-2];
+    let exact = offset + shift;
+    nudges.iter().map(|nudge| exact + nudge).find(|&moved| agrees(moved)).unwrap_or(exact)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rendered formula, in the device's precision, against the rule.
+    #[test]
+    fn neighbours_are_exact_at_ties() {
+        let rules = [Nearest::Floor, Nearest::Ceil, Nearest::RoundPreferFloor, Nearest::RoundPreferCeil];
+        for rule in rules {
+            for (from, to) in [(1, 3), (3, 1), (4, 8), (7, 5), (100, 300), (333, 1000), (1000, 333), (5, 5)] {
+                let scale = f64::from(from) / f64::from(to);
+                // Ties that f64 itself cannot tell are moved, as the operator's row does.
+                let away = f64::from(from) * (-21f64).exp2();
+                let away = if matches!(rule, Nearest::Floor | Nearest::RoundPreferCeil) { away } else { -away };
+                let exact = to == 8 || to == 5 && from == 5;
+                for offset in [0.0, 0.5 * scale - 0.5].map(|o| if exact { o } else { o + away }) {
+                    let moved = nearest(rule, scale, offset, to as usize) as f32;
+                    for i in 0..to {
+                        let got = (i as f32 * scale as f32 + moved).floor();
+                        let wanted = choose(rule, f64::from(i) * scale + offset);
+                        assert_eq!(f64::from(got), wanted, "{rule:?} {from}/{to} + {offset} at {i}");
+                    }
+                }
+            }
+        }
+    }
+}

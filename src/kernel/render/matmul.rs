@@ -1,0 +1,219 @@
+//! Products of matrices.
+
+use super::scalar::Type::{F32, F64, Vec4};
+use super::vector::matrix;
+use super::{Dialect, Module};
+use crate::dtype::DType;
+use crate::kernel::algorithm::Tiling;
+use crate::kernel::product::{Product, Side};
+use crate::kernel::schedule::matmul::{FEW_ROWS, LARGE, STEP, VEC4_THREADS};
+use crate::kernel::space::BYTES;
+
+impl Module<'_> {
+    pub(super) fn matmul(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+        let vec4 = if let Tiling::GemvVec4 { along_k, .. } = tiling { Some(along_k) } else { None };
+        if let Some(along_k) = vec4 {
+            let b = &product.b;
+            let axis = b.axes[usize::from(!along_k)].ok_or("its right operand has no such axis")?;
+            self.fours("b_wide", b.slot, &b.space, ["k", "n"], axis);
+        }
+        // `a` is called with (batch, m, k), `b` with (batch, k, n).
+        for (side, name, params) in in_slot_order(product) {
+            if vec4.is_some() && name == "b" {
+                continue;
+            }
+            let (mut body, value) = self.element(side.slot, &side.space)?;
+            body.push(format!("return {value};"));
+            self.function(name, &matrix(params), Some(self.value[side.slot]), body);
+        }
+        if self.dialect == Dialect::Cuda {
+            let (few, half) = (product.m <= FEW_ROWS, product.element.is_half());
+            if half && !few {
+                self.wide_operand("a_wide", "A_WIDE", &product.a, ["m", "k"]);
+            }
+            if half || few {
+                self.wide_operand("b_wide", "B_WIDE", &product.b, ["k", "n"]);
+            }
+        }
+        self.product(product, tiling)
+    }
+
+    /// A function that reads 16 bytes of a product's operand at once, where they lie so.
+    fn wide_operand(&mut self, name: &'static str, flag: &'static str, side: &Side, params: [&'static str; 2]) {
+        if !side.is_vectorizable {
+            return;
+        }
+        let width = BYTES / self.storage[side.slot].size();
+        let (mut body, address) = self.address(side.slot, &side.space);
+        body.push(format!("return {};", self.read_wide(side.slot, width, &address)));
+        let result = format!("wide<{}, {width}>", self.storage[side.slot].name());
+        self.wide_function(name, &matrix(params), result, body);
+        self.flags.push(flag);
+    }
+
+    /// A product whose elements the functions `a(batch, m, k)` and `b(batch, k, n)` give.
+    pub(super) fn product(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+        let &Product { m, k, n, ref a, ref b, .. } = product;
+        let core = if tiling == Tiling::Regs && product.element == DType::F64 { F64 } else { F32 };
+        self.store(&product.result, Some(core), Some("m < M && n < N"), &[])?;
+        [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
+        let [tile_m, tile_n] = tiling.tile(product);
+        let (tiles_m, tiles_n) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
+        // Steps of neighbouring invocations through a tile, of so many slices and lines.
+        let along = |inner: bool, slices: usize, lines: usize| if inner { (slices, 1) } else { (1, lines) };
+        let steps = |slices: usize, [rows, columns]: [usize; 2]| {
+            let ((am, ak), (bn, bk)) = (along(a.along_k, slices, rows), along(b.along_k, slices, columns));
+            [("A_M_STEP", am), ("A_K_STEP", ak), ("B_N_STEP", bn), ("B_K_STEP", bk)]
+        };
+        let mut constants: Vec<(&str, usize)> = Vec::new();
+        match tiling {
+            Tiling::Gemv { slices } => {
+                let (column_step, slice_step) = if b.along_k { (slices, 1) } else { (1, tile_n) };
+                constants.extend([
+                    ("TILES_N", tiles_n),
+                    ("COLUMNS", tile_n),
+                    ("SLICES", slices),
+                    ("COLUMN_STEP", column_step),
+                    ("SLICE_STEP", slice_step),
+                    ("ROW1", 1.min(m - 1)),
+                    ("ROW2", 2.min(m - 1)),
+                    ("ROW3", 3.min(m - 1)),
+                ]);
+            }
+            Tiling::GemvVec4 { slices, along_k } => {
+                constants.extend(self.gemv_vec4(m, slices, along_k, tiles_n));
+            }
+            Tiling::GemvVec16b { threads, across, unroll } => {
+                constants.push(("WIDTH", BYTES / product.element.size()));
+                if across > 0 {
+                    self.flags.push("B_ROWS");
+                    constants.extend([("LANES", across), ("SLICES", threads / across), ("UNROLL", unroll)]);
+                }
+                constants.push(("TILES_N", tiles_n));
+            }
+            Tiling::Tiles { .. } => {
+                constants.extend([("TILE_M", tile_m), ("TILE_N", tile_n), ("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
+                constants.push(("STEP", STEP));
+                constants.extend(steps(STEP, [tile_m, tile_n]));
+            }
+            Tiling::Large => {
+                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n), ("STEP", STEP)]);
+                constants.extend(steps(STEP, [LARGE / 4; 2]));
+                self.lists.insert(
+                    "sum",
+                    SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect(),
+                );
+                self.lists.insert("part", vec![Vec::new(); LARGE / 4 * STEP / 256]);
+            }
+            Tiling::SliceK { tile, depth } => {
+                let slices = Tiling::groups_of(tile);
+                let (step, pitch) = (slices * depth, tile / 4 + 1);
+                constants.extend([
+                    ("TILE", tile),
+                    ("TILES_M", tiles_m),
+                    ("TILES_N", tiles_n),
+                    ("SLICES", slices),
+                    ("DEPTH", depth),
+                    ("STEP", step),
+                    ("PITCH", pitch),
+                    ("RIGHT", step * pitch),
+                ]);
+                constants.extend(steps(step, [tile / 4; 2]));
+            }
+            Tiling::Regs => {
+                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
+                self.declarations.push(format!("typedef {} value;", self.value[0].name()));
+                constants.extend(steps(8, [LARGE; 2]));
+            }
+            Tiling::SliceKWarp { rows } => {
+                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
+                self.async_operands(product);
+                constants.push(("TILE_M", rows));
+                self.flags.extend((!b.along_k).then_some("B_ROWS"));
+            }
+            Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
+                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
+                if !matches!(tiling, Tiling::Mma { .. }) {
+                    self.async_operands(product);
+                }
+                self.declarations.push(format!("typedef {} element;", self.storage[0].name()));
+                constants.extend([("TILE_M", tile_m), ("TILE_N", tile_n)]);
+                if tiling != Tiling::Wgmma {
+                    self.flags.extend((!b.along_k).then_some("B_ROWS"));
+                    self.flags.extend((!a.along_k).then_some("A_ROWS"));
+                }
+            }
+        }
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        let element = self.storage[0];
+        for (name, len, bytes) in tiling.shared(product) {
+            let ty = match bytes {
+                16 => Vec4,
+                8 => F64,
+                2 => element,
+                _ => F32,
+            };
+            self.shared.push((name, ty, len));
+        }
+        Ok(())
+    }
+
+    /// Functions that give the addresses of 16 bytes of both operands.
+    fn async_operands(&mut self, product: &Product) {
+        self.address_function("a_at", product.a.slot, &product.a.space, ["m", "k"]);
+        self.address_function("b_at", product.b.slot, &product.b.space, ["k", "n"]);
+    }
+
+    /// The constants of a product of few rows whose right operand `b_wide` reads four at a time, along the inner axis or across it.
+    fn gemv_vec4(&mut self, m: usize, slices: usize, along_k: bool, tiles_n: usize) -> [(&'static str, usize); 8] {
+        let columns = VEC4_THREADS / slices;
+        let (across, along) = if along_k { (1, 4) } else { (4, 1) };
+        let (column_step, slice_step) = if along_k { (slices, 1) } else { (1, columns) };
+        let left = |at: &str| format!("a(batch, m, {at})");
+        let (result, value) = if along_k {
+            (Vec4, format!("vec4f({}, {}, {}, {})", left("k"), left("k + 1"), left("k + 2"), left("k + 3")))
+        } else {
+            (F32, left("k"))
+        };
+        self.function("left", &matrix(["m", "k"]), Some(result), vec![format!("return {value};")]);
+        self.flags.extend((!along_k).then_some("B_ROWS"));
+        self.lists.insert("row", vec![Vec::new(); m]);
+        [
+            ("TILES_N", tiles_n),
+            ("COLUMNS", columns),
+            ("SLICES", slices),
+            ("COLUMN_STEP", column_step),
+            ("SLICE_STEP", slice_step),
+            ("ACROSS", across),
+            ("ALONG", along),
+            ("STEP", slices * along),
+        ]
+    }
+}
+
+/// The operands of a product, the one in the lower slot first, by the names and parameters of their functions.
+fn in_slot_order(product: &Product) -> [(&Side, &'static str, [&'static str; 2]); 2] {
+    let (a, b) = ((&product.a, "a", ["m", "k"]), (&product.b, "b", ["k", "n"]));
+    if product.a.slot < product.b.slot { [a, b] } else { [b, a] }
+}
+
+/// The sums of an invocation of `matmul_large`: which rows and columns of the tile each is of.
+#[rustfmt::skip]
+const SUMS: [[(&str, &str); 4]; 16] = [
+    [("LEFT", "a0.x"), ("RIGHT", "b0"), ("DOWN", "0"), ("OVER", "0")],
+    [("LEFT", "a0.x"), ("RIGHT", "b1"), ("DOWN", "0"), ("OVER", "64")],
+    [("LEFT", "a0.y"), ("RIGHT", "b0"), ("DOWN", "1"), ("OVER", "0")],
+    [("LEFT", "a0.y"), ("RIGHT", "b1"), ("DOWN", "1"), ("OVER", "64")],
+    [("LEFT", "a0.z"), ("RIGHT", "b0"), ("DOWN", "2"), ("OVER", "0")],
+    [("LEFT", "a0.z"), ("RIGHT", "b1"), ("DOWN", "2"), ("OVER", "64")],
+    [("LEFT", "a0.w"), ("RIGHT", "b0"), ("DOWN", "3"), ("OVER", "0")],
+    [("LEFT", "a0.w"), ("RIGHT", "b1"), ("DOWN", "3"), ("OVER", "64")],
+    [("LEFT", "a1.x"), ("RIGHT", "b0"), ("DOWN", "64"), ("OVER", "0")],
+    [("LEFT", "a1.x"), ("RIGHT", "b1"), ("DOWN", "64"), ("OVER", "64")],
+    [("LEFT", "a1.y"), ("RIGHT", "b0"), ("DOWN", "65"), ("OVER", "0")],
+    [("LEFT", "a1.y"), ("RIGHT", "b1"), ("DOWN", "65"), ("OVER", "64")],
+    [("LEFT", "a1.z"), ("RIGHT", "b0"), ("DOWN", "66"), ("OVER", "0")],
+    [("LEFT", "a1.z"), ("RIGHT", "b1"), ("DOWN", "66"), ("OVER", "64")],
+    [("LEFT", "a1.w"), ("RIGHT", "b0"), ("DOWN", "67"), ("OVER", "0")],
+    [("LEFT", "a1.w"), ("RIGHT", "b1"), ("DOWN", "67"), ("OVER", "64")],
+];

@@ -1,0 +1,69 @@
+//! Windows that slide over images.
+
+use super::Module;
+use super::scalar::Type::{F32, I32};
+use super::scalar::extreme;
+use crate::kernel::{Pool, Window};
+
+impl Module<'_> {
+    /// Constants of a windowed template: output extents, data extents, strides of the data (and weights), the window; which of the
+    /// spatial axes goes by the names of Z, Y and X.
+    pub(super) fn windowed(&mut self, window: &Window, channels: Option<(usize, usize)>, axes: &[usize]) {
+        if let Some((out, input)) = channels {
+            self.int("GROUP_OUT", out as isize);
+            self.int("GROUP_IN", input as isize);
+        }
+        let data = self.access(0);
+        let shape = &self.kernel.shape;
+        let order = [0, 1].into_iter().chain(axes.iter().map(|axis| axis + 2));
+        for (k, axis) in order.zip(["N", "C", "Z", "Y", "X"]) {
+            self.int(format!("OUT_{axis}"), shape[k] as isize);
+            self.int(format!("IN_{axis}"), data.shape[k] as isize);
+            self.int(format!("DATA_{axis}"), data.strides[k]);
+            if self.kernel.template.core_reads() > 1 {
+                self.int(format!("WEIGHT_{axis}"), self.access(1).strides[k]);
+            }
+            if let Some(k) = k.checked_sub(2) {
+                self.int(format!("KERNEL_{axis}"), window.kernel[k] as isize);
+                self.int(format!("STRIDE_{axis}"), window.strides[k] as isize);
+                self.int(format!("DILATION_{axis}"), window.dilations[k] as isize);
+                self.int(format!("PAD_{axis}"), window.pads[k] as isize);
+            }
+        }
+        self.int("DATA_0", data.offset);
+        if self.kernel.template.core_reads() > 1 {
+            self.int("WEIGHT_0", self.access(1).offset);
+        }
+    }
+
+    pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Result<(), String> {
+        self.windowed(window, None, &[0, 1, 2]);
+        self.loader("data", 0);
+        let ty = if pool == Pool::Max { self.value[0] } else { F32 };
+        let lowest = ty.bounds().0;
+        self.start("START", if pool == Pool::Max { lowest } else { 0.0 }, ty);
+        let combine = match pool {
+            Pool::Max => format!("return {}(a, b);", extreme(true, ty)),
+            _ => "return a + b;".into(),
+        };
+        self.function("combine", &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
+        let finish = if pool == Pool::Max { "return a;" } else { "return a / f32(max(count, 1));" };
+        self.function("finish", &[("a", ty), ("count", I32)], Some(ty), vec![finish.into()]);
+        for (a, axis) in ["Z", "Y", "X"].into_iter().enumerate() {
+            let extent = self.access(0).shape[a + 2] as isize;
+            let (low, high) = match pool {
+                Pool::MeanPadded { pads_end } => (-(window.pads[a] as isize), extent + pads_end[a] as isize),
+                _ => (0, extent),
+            };
+            self.int(format!("LOW_{axis}"), low);
+            self.int(format!("HIGH_{axis}"), high);
+        }
+        let written = &self.kernel.writes[0].access;
+        if written.has_channels_last() && !written.is_contiguous() {
+            self.flags.push("CHANNELS_LAST");
+        }
+        self.store(&self.flat(), Some(ty), None, &[])?;
+        self.per_element();
+        Ok(())
+    }
+}

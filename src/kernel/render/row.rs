@@ -1,0 +1,180 @@
+//! Reductions of rows.
+
+use super::locate::locate;
+use super::scalar::Type::{self, F32, F64, I32, I64};
+use super::scalar::{convert, extreme};
+use super::{Input, Module, Scalars};
+use crate::kernel::algorithm::Rows;
+use crate::kernel::schedule::row::{Extents, Moving};
+use crate::kernel::space::{Space, over};
+use crate::kernel::{Fold, RowFold};
+use crate::shape::Access;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Module<'_> {
+    pub(super) fn row(&mut self, folds: &[RowFold], rows: &Rows) -> Result<(), String> {
+        let extents = Extents::new(self.kernel);
+        match *rows {
+            Rows::Lanes { lanes, rows, along_row } => self.row_lanes(folds, extents, [lanes, rows], along_row),
+            Rows::Warps { threads, rows, width, held } => self.row_warps(folds, extents, [threads, rows, width], held),
+        }
+    }
+
+    fn row_lanes(
+        &mut self,
+        folds: &[RowFold],
+        Extents { outer, rows, length, per_row }: Extents,
+        [lanes, per_group]: [usize; 2],
+        along_row: bool,
+    ) -> Result<(), String> {
+        let shape = &self.kernel.shape;
+        let space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
+        let types = self.folds(folds, &space, &[("row", I32), ("j", I32)], |_, j| Input::Slot(j as usize))?;
+        if per_row {
+            let space = vec![over("row", shape, 0..outer)];
+            self.store(&space, None, None, &types)?;
+            self.flags.push("PER_ROW");
+        } else {
+            self.store(&space, None, None, &types)?;
+        }
+        let (lane_step, row_step) = if along_row { (1, lanes) } else { (per_group, 1) };
+        let constants = [
+            ("COUNT", rows),
+            ("LENGTH", length),
+            ("LANES", lanes),
+            ("ROWS", per_group),
+            ("LANE_STEP", lane_step),
+            ("ROW_STEP", row_step),
+            ("BLOCK", lanes * 64),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if lanes > 1 {
+            self.flags.push("LANES");
+            self.share(&types, lanes * per_group);
+        }
+        Ok(())
+    }
+
+    /// Rows that warps hold in registers. Of the reads, what reductions use is held; what only the body uses comes when it runs.
+    fn row_warps(
+        &mut self,
+        folds: &[RowFold],
+        Extents { outer, rows, length, per_row }: Extents,
+        [team, per_group, width]: [usize; 3],
+        keeps: bool,
+    ) -> Result<(), String> {
+        let kernel = self.kernel;
+        let shape = &kernel.shape;
+        let Moving { held, late, .. } = Moving::new(kernel).ok_or("its rows are not dense")?;
+        let chunks = length.div_ceil(team * width);
+        let space: Space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
+        let mut names: BTreeMap<usize, String> = BTreeMap::new();
+        for (letter, list, length) in [("x", &held, if keeps { chunks } else { 1 }), ("y", &late, 1)] {
+            for (k, &slot) in list.iter().enumerate() {
+                self.declarations.push(format!("wide<{}, {width}> {letter}{k}[{length}];", self.storage[slot].name()));
+                let at = if letter == "x" { "c" } else { "0" };
+                names.insert(slot, format!("{letter}{k}[{at}].v[v]"));
+                let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
+                let mut body = located.statements;
+                body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+                let result = format!("wide<{}, {width}>", self.storage[slot].name());
+                self.wide_function(&format!("load_{letter}{k}"), &[("row", I32), ("j", I32)], result, body);
+            }
+        }
+        let input = |module: &Module, j: u32| {
+            let slot = j as usize;
+            match names.get(&slot) {
+                Some(name) => Input::Value(convert(name, module.storage[slot], module.value[slot]), module.value[slot]),
+                None => Input::Slot(slot),
+            }
+        };
+        let parameters = [("row", I32), ("j", I32), ("c", I32), ("v", I32)];
+        let types = self.folds(folds, &space, &parameters, input)?;
+        if per_row {
+            self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
+            self.flags.push("PER_ROW");
+        } else {
+            let code = self.body(&kernel.body, &space, |j| input(self, j), &[], &types)?;
+            let accesses: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
+            let stores = locate(&space, &accesses, &BTreeSet::new());
+            let Scalars { statements, results, .. } = code;
+            let mut lines = self.wide_loop(Scalars { statements, results, addresses: stores.addresses }, width);
+            let last = lines.len() - kernel.writes.len();
+            lines.splice(last..last, stores.statements);
+            self.function("finish", &parameters[..3], None, lines);
+        }
+        let constants = [
+            ("COUNT", rows),
+            ("LENGTH", length),
+            ("TEAM", team),
+            ("ROWS", per_group),
+            ("WIDTH", width),
+            ("CHUNKS", chunks),
+        ];
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        if keeps {
+            self.flags.push("KEEPS");
+        } else {
+            let loads = (0..held.len()).map(|k| format!("x{k}[0] = load_x{k}(row, j);")).collect();
+            self.function("again", &parameters[..2], None, loads);
+        }
+        self.share(&types, team * per_group / 32);
+        self.lists.insert("held", vec![Vec::new(); held.len()]);
+        self.lists.insert("late", vec![Vec::new(); late.len()]);
+        Ok(())
+    }
+
+    /// Per fold `k` of a row kernel `element{k}`, its value at a point of the space, `combine{k}`, `START{k}` and, for its result, `fold{k}`.
+    /// The folds' types come back; the list `fold` has the arrays in which invocations exchange values.
+    fn folds(
+        &mut self,
+        folds: &[RowFold],
+        space: &Space,
+        parameters: &[(&'static str, Type)],
+        input: impl Fn(&Self, u32) -> Input,
+    ) -> Result<Vec<Type>, String> {
+        let mut types = Vec::with_capacity(folds.len());
+        for (k, RowFold { fold, body }) in folds.iter().enumerate() {
+            let result = body.code[body.results[0] as usize].dtype;
+            let ty = match Type::register(result, self.target.family) {
+                Type::Bool => I32,
+                ty => ty,
+            };
+            let code = self.body(body, space, |j| input(self, j), &[], &types)?;
+            let mut lines = code.statements;
+            let (value, from) = &code.results[0];
+            lines.push(format!("return {};", convert(value, *from, ty)));
+            self.private.push((format!("fold{k}"), ty));
+            self.function(&format!("element{k}"), parameters, Some(ty), lines);
+            let (low, high) = ty.bounds();
+            let (combine, start) = match fold {
+                Fold::Sum => ("return a + b;".into(), 0.0),
+                Fold::Prod => ("return a * b;".into(), 1.0),
+                Fold::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
+                Fold::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
+            };
+            self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
+            self.start(format!("START{k}"), start, ty);
+            types.push(ty);
+        }
+        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
+        Ok(types)
+    }
+
+    /// Arrays of so many elements for folds of these types.
+    fn share(&mut self, types: &[Type], len: usize) {
+        for ty in [F32, I32, F64, I64].into_iter().filter(|ty| types.contains(ty)) {
+            self.shared.push((shared(ty), ty, len));
+        }
+    }
+}
+
+/// The array in which lanes exchange values of a type.
+fn shared(ty: Type) -> &'static str {
+    match ty {
+        F32 => "shared_f32",
+        F64 => "shared_f64",
+        I64 => "shared_i64",
+        _ => "shared_i32",
+    }
+}

@@ -1,0 +1,203 @@
+//! How GPUs compute convolutions: as products of matrices, or directly, by strips of results that share what they read.
+//!
+//! With windows of `k` by `k` and strips of `s` results, an invocation reads `(s + k - 1) k` elements and `k k` weights for `s k k`
+//! products, where its windows overlap: of 7 by 7 and 14 results, a fifth of an element and a fourteenth of a weight per product.
+
+use super::Launch;
+use super::prologue::{EIGHT, suits_tensor_cores};
+use crate::dtype::DType;
+use crate::kernel::algorithm::Strips;
+use crate::kernel::product::is_vectorizable;
+use crate::kernel::{Kernel, Window};
+use crate::target::{FEW_GROUPS, Family, Target};
+
+/// Sums of an invocation, at most.
+const SUMS: usize = 32;
+/// Results of a strip, at most.
+const STRIP: usize = 16;
+/// Products of a strip that stand side by side in the text, at most, and rows of the longest window that strips lie along.
+const TERMS: usize = 256;
+const ROWS: usize = 64;
+
+/// True if a convolution's data has its channels last.
+pub(in crate::kernel) fn has_channels_last(kernel: &Kernel) -> bool {
+    let data = &kernel.reads[0].access;
+    data.strides[1] == 1 && data.shape[1] > 1
+}
+
+/// Output and input channels of a group.
+fn channels(kernel: &Kernel, groups: usize) -> [usize; 2] {
+    [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / groups.max(1))
+}
+
+impl Strips {
+    pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
+        let shape = &kernel.shape;
+        let others: usize = (0..3).filter(|&axis| axis != self.axis).map(|axis| shape[axis + 2]).product();
+        let strips = shape[self.axis + 2].div_ceil(self.results.max(1));
+        let count = shape[0] * (shape[1] / self.channels.max(1)) * others * strips;
+        Launch {
+            threads: self.threads,
+            groups: count.div_ceil((self.threads as usize).max(1)) as u64,
+            cluster: 1,
+            shared: 0,
+        }
+    }
+
+    pub(in crate::kernel) fn check(
+        &self,
+        kernel: &Kernel,
+        groups: usize,
+        window: &Window,
+        target: &Target,
+    ) -> Result<(), String> {
+        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("conv: {what}")) };
+        let &Strips { channels: width, axis, results, lanes, threads } = self;
+        rule(kernel.prologues.is_empty(), "strips apply no prologue")?;
+        rule(axis < 3, "expected one of three spatial axes")?;
+        let known = width == 1 || matches!(width, 2 | 4) && takes_channels(kernel, groups, width, target);
+        rule(known, "neighbouring channels do not go together")?;
+        let terms = results.saturating_mul(window.kernel[axis]);
+        let fits = (1..=STRIP).contains(&results) && results * width <= SUMS && (results == 1 || terms <= TERMS);
+        rule(fits, "a strip has too many results")?;
+        let last = has_channels_last(kernel);
+        let blocks = kernel.shape[1] / width;
+        let lie = if last { lanes >= 1 && blocks.is_multiple_of(lanes) } else { lanes == 1 };
+        rule(lie || kernel.shape.contains(&0), "expected lanes that divide the channels, or one")?;
+        rule(threads >= 1 && threads <= target.max_workgroup.min(1024), "a workgroup is larger than the target's")
+    }
+}
+
+/// True if an invocation can take so many channels: neighbours of which each has data of its own, or that share it.
+fn takes_channels(kernel: &Kernel, groups: usize, width: usize, target: &Target) -> bool {
+    // Two of `f64` at a time would gain nothing.
+    if kernel.reads[0].dtype == DType::F64 {
+        return false;
+    }
+    let [out, input] = channels(kernel, groups);
+    if out == 1 && input == 1 {
+        target.family == Family::Cuda && has_channels_last(kernel) && is_vectorizable(&kernel.reads[0], 1, width)
+    } else {
+        out.is_multiple_of(width)
+    }
+}
+
+/// Results of each strip of an axis: as many as leave enough strips, which are of the same length as far as possible.
+fn length(extent: usize, mut most: usize, enough: impl Fn(usize) -> bool) -> usize {
+    loop {
+        let strips = extent.div_ceil(most);
+        if most <= 2 || enough(strips) {
+            return extent.div_ceil(strips);
+        }
+        most /= 2;
+    }
+}
+
+/// The strips that are expected to be fastest.
+pub(super) fn strips(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Strips {
+    let fits = |&width: &usize| takes_channels(kernel, groups, width, target);
+    cut(kernel, window, [4, 2].into_iter().find(fits).unwrap_or(1), STRIP, target)
+}
+
+/// Strips of so many channels and at most so many results.
+fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &Target) -> Strips {
+    let shape = &kernel.shape;
+    let last = has_channels_last(kernel);
+    // Neighbours are along the innermost axis, strips along one where neighbours' reads stay side by side.
+    let reuse = |&axis: &usize| if shape[axis + 2] > 1 { window.kernel[axis] } else { 0 };
+    let axes = if last { &[0, 2, 1][..] } else { &[0, 1] };
+    let short = axes.iter().copied().filter(|&axis| window.kernel[axis] <= ROWS).max_by_key(reuse);
+    let axis = short.or(axes.iter().copied().min_by_key(|&axis| window.kernel[axis])).expect("there are axes");
+    let blocks = shape[1] / channels;
+    let others = shape[0] * blocks * (0..3).filter(|&a| a != axis).map(|a| shape[a + 2]).product::<usize>();
+    let busy = match target.multiprocessors as usize {
+        0 => 64 * FEW_GROUPS,
+        n => 256 * n,
+    };
+    let most = most.min(SUMS / channels).min(TERMS / window.kernel[axis].max(1)).max(1);
+    let results = length(shape[axis + 2].max(1), most, |strips| others * strips >= busy);
+    let lanes = if last { (8..=32).rev().find(|&n| blocks.is_multiple_of(n)).unwrap_or(blocks.max(1)) } else { 1 };
+    let count = others * shape[axis + 2].div_ceil(results);
+    let threads = if count < 1 << 14 { 64 } else { 128 }.min(target.max_workgroup);
+    Strips { channels, axis, results, lanes, threads }
+}
+
+/// Strips that may be worth a try.
+pub(super) fn all_strips(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Vec<Strips> {
+    let mut all = vec![strips(kernel, groups, window, target)];
+    let widths = [4, 2, 1].into_iter().filter(|&w| w == 1 || takes_channels(kernel, groups, w, target));
+    let cuts = widths.flat_map(|width| [STRIP, STRIP / 2, STRIP / 4].map(|most| (width, most)));
+    all.extend(cuts.map(|(width, most)| cut(kernel, window, width, most, target)));
+    all
+}
+
+/// True if a convolution with so many output channels per group and weights per output channel is computed as a product of matrices on
+/// GPUs.
+pub fn unfolds(outputs: usize, depth: usize) -> bool {
+    outputs >= 8 && depth >= 8
+}
+
+/// True if a transposed convolution is computed as a product on GPUs. Of each group, results that lie a stride apart are a row; each takes
+/// as many weights as the window has for one of them.
+pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> bool {
+    let Window { kernel, strides, .. } = window;
+    let rows = || strides.iter().fold(outputs, |rows, &s| rows.saturating_mul(s));
+    let depth = || (0..3).fold(inputs, |depth, a| depth.saturating_mul(kernel[a].div_ceil(strides[a])));
+    has_phases(window) && unfolds(rows(), depth())
+}
+
+/// True if every tap of a transposed convolution's window is that of one phase, the same for all positions.
+pub(super) fn has_phases(window: &Window) -> bool {
+    let Window { kernel, strides, dilations, .. } = window;
+    (0..3).all(|a| strides[a] == 1 || dilations[a] == 1 && (2..=kernel[a]).contains(&strides[a]))
+}
+
+/// True if a convolution with these weights is computed on GPUs by strips of results even where a library has it: one of a few channels
+/// per group, which libraries compute as products that are mostly zeros, or one result at a time.
+pub fn by_strips(weights: &[usize], groups: usize) -> bool {
+    matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
+}
+
+/// The columns of a convolution's weights, an order of their axes but the first, in which it is a product of halves that lie 16 bytes at a
+/// time, if it is one: of windows without padding that begin at multiples of 16 bytes, as the patches of a vision transformer.
+pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
+    let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
+    let halves = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();
+    let (x, w) = (&x.access, &w.access);
+    let columns = positions.iter().fold(x.shape[0], |n, &extent| n.saturating_mul(extent));
+    if !halves || !suits_tensor_cores([outputs / groups.max(1), w.shape[1..].iter().product(), columns]) {
+        return None;
+    }
+    let whole = |n: isize| n.unsigned_abs().is_multiple_of(EIGHT);
+    let times = |stride: isize, n: usize| stride.saturating_mul(n.try_into().unwrap_or(isize::MAX));
+    let within = (0..3).all(|a| {
+        let reach = |count: usize, step: usize| count.saturating_sub(1).saturating_mul(step);
+        let last = reach(positions[a], window.strides[a]).saturating_add(reach(window.kernel[a], window.dilations[a]));
+        window.pads[a] == 0 && last < x.shape[a + 2]
+    });
+    // Extents and steps of an operand along columns, the last of which are its runs, and between them.
+    let lies = |offset: isize, between: &[(usize, isize)], columns: [(usize, isize); 4]| {
+        let (mut run, mut dense) = (1, true);
+        for (extent, step) in columns.into_iter().rev().filter(|(extent, _)| *extent != 1) {
+            dense &= step == run as isize;
+            if dense {
+                run *= extent;
+            } else if !whole(step) {
+                return false;
+            }
+        }
+        run.is_multiple_of(EIGHT) && whole(offset) && between.iter().all(|&(extent, step)| extent == 1 || whole(step))
+    };
+    let under = |axis: usize| match axis {
+        1 => x.strides[1],
+        _ => times(x.strides[axis], window.dilations[axis - 2]),
+    };
+    let position = |a: usize| (positions[a], times(x.strides[a + 2], window.strides[a]));
+    let (image, group) = ((x.shape[0], x.strides[0]), (groups, times(x.strides[1], w.shape[1])));
+    let between = [image, group, position(0), position(1), position(2)];
+    let in_order = |order: &[usize; 4]| {
+        lies(x.offset, &between, order.map(|axis| (w.shape[axis], under(axis))))
+            && lies(w.offset, &[(w.shape[0], w.strides[0])], order.map(|axis| (w.shape[axis], w.strides[axis])))
+    };
+    [[1, 2, 3, 4], [2, 3, 4, 1]].into_iter().find(|order| within && in_order(order))
+}

@@ -1,0 +1,165 @@
+//! How the CPU computes a kernel.
+
+use crate::kernel::algorithm::{Cpu, Schedule, Way};
+use crate::kernel::cpu::attention::{Attention, FEWEST_ROWS};
+use crate::kernel::cpu::conv::LANES;
+use crate::kernel::cpu::gemm::PANEL_ROWS;
+use crate::kernel::cpu::{Product, TILE_BYTES, Windowed};
+use crate::kernel::{Kernel, Template};
+use crate::target::Target;
+
+/// What one thread computes faster than several share, in nanoseconds.
+const SHORT: f64 = 20e3;
+
+impl Cpu {
+    /// Threads that share a kernel; 0 where it is cut as threads come.
+    pub fn threads(&self) -> u32 {
+        match *self {
+            Cpu::Loops => 0,
+            Cpu::Matmul { threads }
+            | Cpu::Conv { threads, .. }
+            | Cpu::Window { threads }
+            | Cpu::Attention { threads, .. } => threads,
+        }
+    }
+
+    fn with_threads(mut self, count: u32) -> Cpu {
+        match &mut self {
+            Cpu::Loops => {}
+            Cpu::Matmul { threads }
+            | Cpu::Conv { threads, .. }
+            | Cpu::Window { threads }
+            | Cpu::Attention { threads, .. } => *threads = count,
+        }
+        self
+    }
+
+    pub(super) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
+        let threads = self.threads();
+        if threads > target.threads || (threads == 0) != (*self == Cpu::Loops) {
+            return Err(format!("expected 1 to {} threads, found {threads}", target.threads));
+        }
+        match (self, &kernel.template) {
+            (
+                Cpu::Loops,
+                Template::Map
+                | Template::Row { .. }
+                | Template::Gather { .. }
+                | Template::Pad { .. }
+                | Template::Resize { .. },
+            ) => Ok(()),
+            (Cpu::Matmul { .. }, Template::MatMul) => Product::new(kernel).map(drop),
+            (Cpu::Window { .. }, Template::ConvTranspose { .. } | Template::Pool { .. }) => {
+                Windowed::new(kernel).map(drop)
+            }
+            (Cpu::Conv { way, .. }, Template::Conv { groups, .. }) => {
+                let fits = *way != Way::Depthwise || is_depthwise(kernel, *groups);
+                if fits {
+                    Windowed::new(kernel).map(drop)
+                } else {
+                    Err("a depthwise convolution has one input channel per group, and at most four outputs".into())
+                }
+            }
+            (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
+                let most = Attention::with_strip(kernel, *strip)?.m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS);
+                let fits = strip.is_multiple_of(PANEL_ROWS) && (PANEL_ROWS..=most).contains(strip);
+                if fits {
+                    Ok(())
+                } else {
+                    Err(format!("expected strips of a multiple of {PANEL_ROWS} rows up to {most}, found {strip}"))
+                }
+            }
+            _ => Err(format!("the CPU has no such way for template '{}'", kernel.template.name())),
+        }
+    }
+}
+
+/// True if each group of a convolution has one input channel and few outputs.
+fn is_depthwise(kernel: &Kernel, groups: usize) -> bool {
+    let inputs = kernel.reads.get(1).and_then(|w| w.access.shape.get(1));
+    inputs == Some(&1) && kernel.shape.get(1).is_some_and(|o| o / groups.max(1) <= 4)
+}
+
+/// The way of a convolution that is expected to be fastest.
+fn way(kernel: &Kernel, groups: usize) -> Way {
+    if is_depthwise(kernel, groups) {
+        return Way::Depthwise;
+    }
+    let outputs = kernel.shape.get(1).map_or(0, |o| o / groups.max(1));
+    let positions = kernel.shape.iter().skip(2).product();
+    // How much of the vectors would be used, in percent.
+    let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
+    if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
+}
+
+/// The strips of an attention whose scores, and what its products need, have room in a thread's tile memory.
+fn strip(kernel: &Kernel) -> Option<usize> {
+    let whole = Attention::with_strip(kernel, PANEL_ROWS).ok()?;
+    let whole = Attention { strip: whole.m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS), ..whole };
+    let room = |a: &Attention| a.slot_bytes() as u64 <= TILE_BYTES;
+    if room(&whole) {
+        return Some(whole.strip);
+    }
+    // The scores of more rows alone have no room.
+    let most = TILE_BYTES as usize / (4 * PANEL_ROWS * whole.n.max(1)) + 1;
+    let rows = (1..most.min(whole.strip / PANEL_ROWS)).rev().map(|panels| panels * PANEL_ROWS);
+    let strips = rows.map(|strip| Attention { strip, ..whole });
+    let fewest = FEWEST_ROWS.min(whole.strip);
+    Some(strips.take_while(|a| a.strip >= fewest).find(room).map_or(fewest, |a| a.strip))
+}
+
+/// About how long one thread takes, in nanoseconds.
+fn nanoseconds(kernel: &Kernel) -> Option<f64> {
+    match &kernel.template {
+        Template::MatMul => Product::new(kernel).ok().map(|p| p.nanoseconds()),
+        Template::Attention { .. } => Attention::new(kernel).ok().map(|a| a.nanoseconds()),
+        _ => Windowed::new(kernel).ok().map(|w| w.nanoseconds()),
+    }
+}
+
+/// The same by as many threads as pay.
+fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
+    let one = cpu.with_threads(1);
+    let scheduled = Kernel { schedule: Schedule::Cpu(one), ..kernel.clone() };
+    let long = one.threads() > 0 && nanoseconds(&scheduled).is_some_and(|ns| ns >= SHORT);
+    one.with_threads(if long { target.threads.max(1) } else { 1 })
+}
+
+/// The way that is expected to be fastest.
+pub(super) fn best(kernel: &Kernel, target: &Target) -> Cpu {
+    let cpu = match &kernel.template {
+        Template::Map
+        | Template::Row { .. }
+        | Template::Gather { .. }
+        | Template::Pad { .. }
+        | Template::Resize { .. } => {
+            return Cpu::Loops;
+        }
+        Template::MatMul => Cpu::Matmul { threads: 1 },
+        Template::Conv { groups, .. } => Cpu::Conv { way: way(kernel, *groups), threads: 1 },
+        Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
+        Template::Attention { .. } => Cpu::Attention { strip: strip(kernel).unwrap_or(PANEL_ROWS), threads: 1 },
+    };
+    shared(kernel, cpu, target)
+}
+
+/// Every way that may be worth a try.
+pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Cpu> {
+    let best = best(kernel, target);
+    let mut all = vec![best];
+    match best {
+        Cpu::Conv { threads, .. } => {
+            all.extend([Way::Depthwise, Way::WeightsLeft, Way::WeightsRight].map(|way| Cpu::Conv { way, threads }));
+        }
+        Cpu::Attention { strip, threads } => {
+            let strips = [1, 2, 4, 8, 16, 32].map(|panels| panels * PANEL_ROWS);
+            all.extend(strips.map(|strip| Cpu::Attention { strip, threads }));
+            all.push(Cpu::Attention { strip: strip / 2 / PANEL_ROWS * PANEL_ROWS, threads });
+        }
+        Cpu::Loops | Cpu::Matmul { .. } | Cpu::Window { .. } => {}
+    }
+    let both: Vec<Cpu> =
+        all.iter().flat_map(|cpu| [1, target.threads].map(|threads| cpu.with_threads(threads))).collect();
+    all.extend(both);
+    all
+}

@@ -1,0 +1,130 @@
+//! How GPUs walk an index space element by element, or several elements at a time.
+
+use super::Launch;
+use crate::expr::{Body, Code};
+use crate::kernel::Kernel;
+use crate::kernel::algorithm::Elements;
+use crate::kernel::space::{Along, BYTES, along, is_aligned};
+use crate::target::{Family, Target};
+use std::collections::{BTreeMap, BTreeSet};
+
+impl Elements {
+    pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
+        let count = kernel.shape.numel() as u64;
+        let (threads, each) = match *self {
+            Elements::One { threads } => (threads, 1),
+            Elements::Vector { width, rounds, threads } => (threads, (width * rounds) as u64),
+        };
+        Launch { threads, groups: count.div_ceil(u64::from(threads).max(1) * each.max(1)), cluster: 1, shared: 0 }
+    }
+
+    pub(in crate::kernel) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
+        let threads = match *self {
+            Elements::One { threads } => threads,
+            Elements::Vector { width, rounds, threads } => {
+                let widest = Moves::new(kernel).width(kernel);
+                let fits = width.is_power_of_two() && (2..=widest).contains(&width);
+                if target.family != Family::Cuda || !fits {
+                    return Err(format!("map_wide: {width} neighbours are not moved at once; the widest is {widest}"));
+                }
+                if !matches!(rounds, 1 | 2 | 4) {
+                    return Err(format!("map_wide: expected 1, 2 or 4 rounds, found {rounds}"));
+                }
+                threads
+            }
+        };
+        let known = threads >= 1 && (threads == target.max_workgroup || threads.is_power_of_two());
+        let fits = known && threads <= target.max_workgroup.min(1024);
+        if fits { Ok(()) } else { Err(format!("workgroups of {threads} invocations")) }
+    }
+}
+
+/// One element per invocation: in small workgroups where there are few.
+pub(super) fn one(count: usize, target: &Target) -> Elements {
+    Elements::One { threads: if count < 1 << 14 { 64 } else { 256 }.min(target.max_workgroup) }
+}
+
+/// The way that is expected to be fastest.
+pub(super) fn best(kernel: &Kernel, target: &Target) -> Elements {
+    let count = kernel.shape.numel();
+    let width = if target.family == Family::Cuda { Moves::new(kernel).width(kernel) } else { 1 };
+    if width == 1 {
+        return one(count, target);
+    }
+    let threads = if count < 1 << 18 { 128 } else { 256 };
+    Elements::Vector { width, rounds: if count < 1 << 22 { 1 } else { 2 }, threads }
+}
+
+/// Every way that may be worth a try.
+pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Elements> {
+    let mut all = vec![best(kernel, target)];
+    if let Elements::Vector { width, .. } = all[0] {
+        let ways = [1, 2, 4].into_iter().flat_map(|rounds| [128, 256].map(|threads| (rounds, threads)));
+        all.extend(ways.map(|(rounds, threads)| Elements::Vector { width, rounds, threads }));
+    }
+    all.extend([64, 128, 256].map(|threads| Elements::One { threads }));
+    all
+}
+
+/// The operands of a map that its body reads or writes, and how each moves along the index space.
+pub(in crate::kernel) struct Moves {
+    /// Reads that the body uses.
+    pub(in crate::kernel) used: BTreeSet<usize>,
+    /// Per slot of these and of the writes.
+    pub(in crate::kernel) ways: BTreeMap<usize, Along>,
+}
+
+impl Moves {
+    pub(in crate::kernel) fn new(kernel: &Kernel) -> Moves {
+        let used = inputs(&kernel.body);
+        let reads = kernel.reads.len();
+        let slots = used.iter().copied().chain(reads..reads + kernel.writes.len());
+        let ways = slots.map(|slot| (slot, along(&kernel.operand(slot).access, 0))).collect();
+        Moves { used, ways }
+    }
+
+    /// The most neighbours that all operands allow to be moved at once; 1 where nothing is gained.
+    fn width(&self, kernel: &Kernel) -> usize {
+        let count = kernel.shape.numel();
+        if count == 0 || is_indexed(&kernel.body) {
+            return 1;
+        }
+        let reads = kernel.reads.len();
+        let width = widest(kernel, self.ways.keys().copied(), |slot, width| match self.ways[&slot] {
+            Along::Dense(run) => {
+                (run == count || run.is_multiple_of(width)) && is_aligned(&kernel.operand(slot).access, run, width)
+            }
+            Along::Still(run) => slot < reads && (run == count || run.is_multiple_of(width)),
+            Along::Other => false,
+        });
+        let whole = |way: &Along| matches!(way, Along::Dense(run) | Along::Still(run) if *run == count);
+        let tail = !count.is_multiple_of(width);
+        if tail && !self.ways.values().all(whole) { 1 } else { width }
+    }
+}
+
+/// The widest access that these operands allow, one element at least.
+pub(super) fn widest(
+    kernel: &Kernel,
+    slots: impl Iterator<Item = usize>,
+    fits: impl Fn(usize, usize) -> bool,
+) -> usize {
+    let slots: Vec<usize> = slots.collect();
+    let size = |slot: &usize| kernel.operand(*slot).dtype.size();
+    let mut width = slots.iter().map(|slot| BYTES / size(slot)).min().unwrap_or(1);
+    while width > 1 && !slots.iter().all(|&slot| fits(slot, width)) {
+        width /= 2;
+    }
+    width
+}
+
+/// The inputs that a body names.
+pub(in crate::kernel) fn inputs(body: &Body) -> BTreeSet<usize> {
+    let input = |code| if let Code::Input(j) = code { Some(j as usize) } else { None };
+    body.code.iter().filter_map(|i| input(i.code)).collect()
+}
+
+/// True if a body asks where it is in the index space.
+pub(in crate::kernel) fn is_indexed(body: &Body) -> bool {
+    body.code.iter().any(|i| matches!(i.code, Code::Index(_)))
+}

@@ -1,0 +1,353 @@
+//! How a product of matrices is tiled on GPUs.
+
+use super::{Launch, prologue::suits_tensor_cores};
+use crate::dtype::DType;
+use crate::kernel::algorithm::Tiling;
+use crate::kernel::product::{Product, first_row_axis, is_vectorizable};
+use crate::kernel::space::BYTES;
+use crate::kernel::{Kernel, Template};
+use crate::target::{FEW_GROUPS, Family, Target};
+
+/// Products of at most so many rows are bound by reading the right operand, which a `gemv` text reads once.
+pub(in crate::kernel) const FEW_ROWS: usize = 4;
+/// Invocations of a workgroup of `gemv_vec4`.
+pub(in crate::kernel) const VEC4_THREADS: usize = 256;
+/// Invocations of a workgroup of `gemv`.
+pub(in crate::kernel) const GEMV_THREADS: usize = 64;
+/// Rows and columns of a tile of `matmul_regs` and `matmul_large`.
+pub(in crate::kernel) const LARGE: usize = 128;
+/// Slices of the inner axis that pass through workgroup memory at a time.
+pub(in crate::kernel) const STEP: usize = 16;
+/// From this inner extent on, the invocations of a workgroup share the inner axis of a product of few tiles.
+const DEEP: usize = 128;
+/// Rows and columns of a tile whose inner axis warps share.
+pub const SLICE_TILE: usize = 32;
+/// Rows and columns of a tile that two groups of four warps multiply by the instructions of compute capability 9.0 (wgmma), as
+/// `shaders/matmul_wgmma.cu` has them.
+pub const WGMMA_TILE: [usize; 2] = [128, 256];
+/// Bytes of workgroup memory in which four stages of such tiles lie, of 64 slices of the inner axis each.
+pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
+
+impl Tiling {
+    /// The text, a row of [`crate::kernel::render::KERNELS`].
+    pub fn text(&self) -> &'static str {
+        match self {
+            Tiling::Gemv { .. } => "matmul_thin",
+            Tiling::GemvVec4 { .. } => "matmul_quad",
+            Tiling::GemvVec16b { .. } => "matmul_slim",
+            Tiling::Tiles { .. } => "matmul",
+            Tiling::Large => "matmul_large",
+            Tiling::SliceK { .. } => "matmul_deep",
+            Tiling::Regs => "matmul_tile",
+            Tiling::SliceKWarp { .. } => "matmul_split",
+            Tiling::Mma { .. } => "matmul_mma",
+            Tiling::MmaAsync { .. } => "matmul_stream",
+            Tiling::Wgmma => "matmul_warpgroup",
+        }
+    }
+
+    /// Rows and columns of the result that a workgroup computes, of a product of so many rows.
+    pub(in crate::kernel) fn tile(&self, p: &Product) -> [usize; 2] {
+        match *self {
+            Tiling::Gemv { slices } => [p.m, GEMV_THREADS / slices],
+            Tiling::GemvVec4 { slices, along_k } => [p.m, if along_k { 1 } else { 4 } * (VEC4_THREADS / slices)],
+            Tiling::GemvVec16b { across: 0, .. } => [p.m, 4],
+            Tiling::GemvVec16b { across, .. } => [p.m, across * BYTES / p.element.size()],
+            Tiling::Tiles { tile } | Tiling::Mma { tile } | Tiling::MmaAsync { tile } => tile,
+            Tiling::Large | Tiling::Regs => [LARGE; 2],
+            Tiling::SliceK { tile, .. } => [tile; 2],
+            Tiling::SliceKWarp { rows } => [rows, SLICE_TILE],
+            Tiling::Wgmma => WGMMA_TILE,
+        }
+    }
+
+    /// Invocations of a workgroup.
+    pub(in crate::kernel) fn threads(&self) -> usize {
+        match *self {
+            Tiling::Gemv { .. } => GEMV_THREADS,
+            Tiling::GemvVec16b { threads, .. } => threads,
+            Tiling::Tiles { tile: [rows, columns] } => rows * columns / 16,
+            Tiling::MmaAsync { .. } => 128,
+            _ => 256,
+        }
+    }
+
+    /// Workgroup memory: elements of each array, named as the text names them, and their bytes.
+    pub(in crate::kernel) fn shared(&self, p: &Product) -> Vec<(&'static str, usize, usize)> {
+        let half = |along_k: bool, lines: usize| if along_k { lines * 40 } else { 32 * (lines + 8) };
+        let size = p.element.size();
+        match *self {
+            Tiling::Gemv { .. } => vec![("partial", GEMV_THREADS, 16)],
+            Tiling::GemvVec4 { .. } => vec![("partial", VEC4_THREADS * p.m, 16)],
+            Tiling::GemvVec16b { across: 0, .. } => Vec::new(),
+            Tiling::GemvVec16b { threads, across, .. } => {
+                vec![("partial", threads / 32 * across * (BYTES / size), 4)]
+            }
+            Tiling::Tiles { tile: [rows, columns] } => vec![("tile_a", rows * STEP, 4), ("tile_b", columns * STEP, 4)],
+            Tiling::Large => vec![("tile_a", LARGE / 4 * STEP, 16), ("tile_b", LARGE / 4 * STEP, 16)],
+            Tiling::SliceK { tile, depth } => {
+                let slices = Tiling::groups_of(tile);
+                let (step, pitch) = (slices * depth, tile / 4 + 1);
+                vec![("tile", (2 * step * pitch).max(slices * tile * tile / 4), 16)]
+            }
+            Tiling::Regs => {
+                let bytes = if p.element == DType::F64 { 8 } else { 4 };
+                vec![("tile_a", 2 * 8 * 132, bytes), ("tile_b", 2 * 8 * 132, bytes)]
+            }
+            Tiling::SliceKWarp { rows } => {
+                vec![("tile", 8 * (rows + SLICE_TILE).saturating_mul(3 * 8).max(rows * SLICE_TILE), 4)]
+            }
+            Tiling::Mma { tile: [rows, columns] } => {
+                vec![("tile_a", 2 * half(p.a.along_k, rows), size), ("tile_b", 2 * half(p.b.along_k, columns), size)]
+            }
+            Tiling::MmaAsync { tile: [rows, columns] } => {
+                let stages = 3 * (rows + columns) * 32;
+                let sums = 2 * (rows / 2) * (columns + 8);
+                vec![("tile", stages.max(sums), size)]
+            }
+            Tiling::Wgmma => vec![("tile", WGMMA_BYTES / size, size)],
+        }
+    }
+
+    /// Groups of a workgroup's 256 invocations that share the inner axis of a square tile, with 4 by 4 sums each.
+    pub(in crate::kernel) fn groups_of(tile: usize) -> usize {
+        256 * 16 / (tile * tile)
+    }
+
+    /// The launch of a product.
+    pub(in crate::kernel) fn launch(&self, p: &Product) -> Launch {
+        let [rows, columns] = self.tile(p);
+        let rows = if p.m <= FEW_ROWS && rows == p.m { 1 } else { p.m.div_ceil(rows.max(1)) };
+        let groups = (p.batch as u64).saturating_mul((rows as u64).saturating_mul(p.n.div_ceil(columns.max(1)) as u64));
+        let shared = self.shared(p).into_iter().map(|(_, len, size)| (len * size).next_multiple_of(16) as u64).sum();
+        Launch { threads: self.threads() as u32, groups, cluster: 1, shared }
+    }
+
+    /// True if the text computes the product on the target.
+    ///
+    /// # Errors
+    /// The first rule that it breaks.
+    pub(in crate::kernel) fn check(&self, p: &Product, target: &Target) -> Result<(), String> {
+        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("{}: {what}", self.text())) };
+        let power = |n: usize, most: usize| n.is_power_of_two() && n <= most;
+        let cuda = target.family == Family::Cuda;
+        let only_cuda = || rule(cuda, "it is written for CUDA");
+        let halves = || rule(p.element.is_half() && p.is_uniform, "it multiplies halves of one type");
+        let few = || rule(p.m <= FEW_ROWS, "it has at most 4 rows");
+        let copies = || {
+            rule(
+                p.copies_async && target.compute >= 80,
+                "its operands are not copied 16 bytes at a time on this target",
+            )
+        };
+        match *self {
+            Tiling::Gemv { slices } => {
+                few()?;
+                rule(power(slices, 32), "expected a power of two up to 32 slices")
+            }
+            Tiling::GemvVec4 { slices, along_k } => {
+                rule(!cuda, "it is written for WGSL")?;
+                few()?;
+                rule(power(slices, 128), "expected a power of two up to 128 slices")?;
+                rule(p.b.axes[usize::from(!along_k)].is_some(), "its right operand has no such axis")
+            }
+            Tiling::GemvVec16b { threads, across, unroll } => {
+                only_cuda()?;
+                few()?;
+                rule(p.b.is_vectorizable, "its right operand does not lie 16 bytes at a time")?;
+                rule(p.b.along_k == (across == 0), "its 16 bytes lie along the other axis")?;
+                let threads = if across == 0 {
+                    threads == 128
+                } else {
+                    power(threads, 512) && threads >= 64 && power(across, 32) && across >= 2 && matches!(unroll, 4 | 8)
+                };
+                rule(threads, "expected 64 to 512 invocations, 2 to 32 side by side, 4 or 8 slices at a time")
+            }
+            Tiling::Tiles { tile } => {
+                let known = TILES.contains(&tile);
+                rule(known, &format!("expected a tile of {TILES:?}, found {tile:?}"))
+            }
+            Tiling::Large => Ok(()),
+            Tiling::SliceK { tile, depth } => {
+                rule(SLICES_K.contains(&(tile, depth)), &format!("expected a tile and a depth of {SLICES_K:?}"))
+            }
+            Tiling::Regs => only_cuda(),
+            Tiling::SliceKWarp { rows } => {
+                only_cuda()?;
+                copies()?;
+                rule(p.element == DType::F32, "it multiplies f32")?;
+                rule(matches!(rows, 16 | SLICE_TILE), "expected tiles of 16 or 32 rows")
+            }
+            Tiling::Mma { tile } => {
+                only_cuda()?;
+                halves()?;
+                rule(MMA.contains(&tile) && tile[0] == tile[1], &format!("expected a square tile of {MMA:?}"))
+            }
+            Tiling::MmaAsync { tile } => {
+                only_cuda()?;
+                halves()?;
+                copies()?;
+                rule(MMA.contains(&tile), &format!("expected a tile of {MMA:?}"))
+            }
+            Tiling::Wgmma => {
+                only_cuda()?;
+                halves()?;
+                copies()?;
+                rule(target.compute == 90, "it is for compute capability 9.0")?;
+                rule(p.b.along_k, "its right operand does not lie along the inner axis")
+            }
+        }
+    }
+}
+
+/// Tiles of `matmul`.
+const TILES: [[usize; 2]; 3] = [[16, 64], [32, 32], [64, 64]];
+/// Tiles and depths of `matmul_slice_k`.
+const SLICES_K: [(usize, usize); 2] = [(32, 8), (16, 4)];
+/// Tiles of the texts for tensor cores.
+const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
+
+/// The axis of a matrix product from which on batch axes lengthen the rows, and whether it is transposed: the thinner side is the rows.
+pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
+    let shape = &kernel.shape;
+    let batch = shape.len() - 2;
+    let first = first_row_axis(kernel);
+    // The right operand of a few rows comes from the caches of CUDA devices; more workgroups ask for it sooner.
+    let few = shape[first..=batch].iter().product::<usize>() <= FEW_ROWS;
+    let apart = target.family == Family::Cuda && kernel.reads[0].dtype.size() > 2 && few;
+    let rows = if apart { batch } else { first };
+    let m: usize = shape[rows..=batch].iter().product();
+    let n = shape[batch + 1];
+    (rows, n < m && n <= 16)
+}
+
+/// True if the target's workgroups are as large, and share as many bytes.
+fn has_room(target: &Target, threads: usize, bytes: usize) -> bool {
+    target.max_workgroup as usize >= threads && target.max_shared as usize >= bytes
+}
+
+/// The tiling that is expected to be fastest. `own` tells which operands' buffers no other argument of the launch reads or writes.
+pub(super) fn best(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Tiling {
+    let cuda = target.family == Family::Cuda;
+    if p.m <= FEW_ROWS {
+        if cuda && p.b.is_vectorizable && !matches!(kernel.template, Template::Conv { .. }) {
+            return gemv_vec16b(p);
+        }
+        return vec4(kernel, p, target, own).unwrap_or_else(|| gemv(p));
+    }
+    if let Some(tiling) = for_cuda(p, target).filter(|_| cuda && p.n > FEW_ROWS) {
+        return tiling;
+    }
+    let tiles = |size: usize| p.batch * p.tiles(size, size);
+    let busy = 4 * tiles(LARGE) >= 3 * FEW_GROUPS;
+    if busy && has_room(target, 256, 2 * STEP * LARGE * 4) {
+        return Tiling::Large;
+    }
+    if p.k >= DEEP && has_room(target, 256, 16 << 10) {
+        // Sixteen groups where larger tiles would leave much of a large device idle.
+        let (tile, depth) = SLICES_K[usize::from(tiles(32) < FEW_GROUPS)];
+        return Tiling::SliceK { tile, depth };
+    }
+    let tile = if p.m <= 16 {
+        [16, 64]
+    } else if tiles(64) >= 64 && target.max_workgroup >= 256 {
+        [64, 64]
+    } else {
+        [32, 32]
+    };
+    Tiling::Tiles { tile }
+}
+
+/// The tiling of a product of more than a few rows and columns by a text for CUDA, if one is worth it.
+fn for_cuda(p: &Product, target: &Target) -> Option<Tiling> {
+    let tiles = |size: usize| p.batch * p.tiles(size, size);
+    let copies = p.copies_async && target.compute >= 80;
+    match p.element {
+        DType::F16 | DType::BF16 if p.is_uniform && suits_tensor_cores([p.m, p.k, p.n]) => {
+            if copies && p.b.along_k && fill_wgmma([p.batch, p.m, p.n], target) {
+                return Some(Tiling::Wgmma);
+            }
+            let size = if tiles(128) >= 96 { 128 } else { 64 };
+            Some(if copies {
+                Tiling::MmaAsync { tile: [if p.m <= 64 { 64 } else { size }, size] }
+            } else {
+                Tiling::Mma { tile: [size; 2] }
+            })
+        }
+        DType::F64 if p.m > 16 && p.n > 16 => Some(Tiling::Regs),
+        DType::F32 if copies && p.is_uniform && few_tiles(tiles(SLICE_TILE) as u64, target) => {
+            let full = p.m > 16 && tiles(SLICE_TILE) >= target.multiprocessors as usize;
+            Some(Tiling::SliceKWarp { rows: if full { SLICE_TILE } else { SLICE_TILE / 2 } })
+        }
+        _ => (tiles(LARGE) >= 96).then_some(Tiling::Regs),
+    }
+}
+
+fn gemv(p: &Product) -> Tiling {
+    Tiling::Gemv { slices: if p.b.along_k { 16 } else { (p.k / 16).clamp(1, 8).next_power_of_two() } }
+}
+
+/// The tiling by vectors of four in WGSL, whose binding then holds vectors: it may hold nothing else.
+fn vec4(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Option<Tiling> {
+    let room = has_room(target, VEC4_THREADS, p.m * VEC4_THREADS * 16);
+    let operand = kernel.operand(p.b.slot);
+    let plain = operand.dtype == DType::F32 && kernel.prologue(p.b.slot).is_none() && own(p.b.slot);
+    if target.family != Family::Wgpu || !room || !plain {
+        return None;
+    }
+    // The last axis first.
+    let along = |k: usize| p.b.axes[k].is_some_and(|axis| is_vectorizable(operand, axis, 4)).then_some(k == 0);
+    let order = if p.b.slot == 0 { [0, 1] } else { [1, 0] };
+    let along_k = order.into_iter().find_map(along)?;
+    let slices = if along_k {
+        (p.k / 4).clamp(1, 32).next_power_of_two()
+    } else {
+        let tiles = |columns: usize| p.batch * p.n.div_ceil(4 * columns);
+        let columns = [16, 8, 4].into_iter().find(|&columns| tiles(columns) >= FEW_GROUPS).unwrap_or(2);
+        VEC4_THREADS / columns
+    };
+    Some(Tiling::GemvVec4 { slices, along_k })
+}
+
+fn gemv_vec16b(p: &Product) -> Tiling {
+    if p.b.along_k {
+        return Tiling::GemvVec16b { threads: 128, across: 0, unroll: 1 };
+    }
+    let width = BYTES / p.element.size();
+    // Many bytes have to be on their way at once: as many workgroups as occupy a large device, of as many warps as share the inner axis.
+    let busy = |across: &usize| across * width <= p.n && p.batch * p.n.div_ceil(across * width) >= 2 * FEW_GROUPS;
+    let across = [32, 16, 8, 4].into_iter().find(busy).unwrap_or(2);
+    let threads = (across * p.k.next_power_of_two()).clamp(64, 512);
+    Tiling::GemvVec16b { threads, across, unroll: if p.k < 16 * (threads / across) { 4 } else { 8 } }
+}
+
+/// Every tiling that may be worth a try.
+pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Tiling> {
+    let mut all = vec![best(kernel, p, target, own)];
+    if p.m <= FEW_ROWS {
+        all.extend(vec4(kernel, p, target, own));
+        all.extend([gemv(p), gemv_vec16b(p)]);
+    } else {
+        all.extend([Tiling::Wgmma, Tiling::Large, Tiling::Regs]);
+        all.extend(MMA.map(|tile| Tiling::MmaAsync { tile }));
+        all.extend(MMA.map(|tile| Tiling::Mma { tile }));
+        all.extend([SLICE_TILE, SLICE_TILE / 2].map(|rows| Tiling::SliceKWarp { rows }));
+        all.extend(SLICES_K.map(|(tile, depth)| Tiling::SliceK { tile, depth }));
+    }
+    all.extend(TILES.map(|tile| Tiling::Tiles { tile }));
+    all
+}
+
+/// True if products of halves of so many rows and columns keep the target busy in tiles of [`Tiling::Wgmma`]. They take half as long as
+/// by earlier instructions: even where the last round is nearly empty.
+pub fn fill_wgmma([batch, m, n]: [usize; 3], target: &Target) -> bool {
+    let [rows, columns] = WGMMA_TILE;
+    let tiles = batch.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(columns));
+    let there = target.compute == 90 && has_room(target, 256, WGMMA_BYTES);
+    there && m > rows / 2 && target.multiprocessors > 0 && tiles >= target.multiprocessors as usize
+}
+
+/// True if so many tiles of [`SLICE_TILE`] leave multiprocessors idle while larger tiles are computed.
+pub fn few_tiles(tiles: u64, target: &Target) -> bool {
+    tiles <= 3 * u64::from(target.multiprocessors)
+}

@@ -1,0 +1,408 @@
+//! Schedules: which algorithm computes a kernel, as plain data.
+//!
+//! ```text
+//! candidates   the legal schedules of a kernel on a target, best first: the only policy
+//! check        legality: the rules that a schedule must keep to; the plan's checker asks it
+//! ```
+//! A kernel says what is computed, its schedule says how. Texts print it, libraries are called by it, the CPU loops by it; none of them
+//! chooses.
+
+use super::algorithm::{Cut, Elements, Rows, Schedule, Text, Tiling};
+use super::call::Call;
+use super::library;
+use super::product::Product;
+use super::{Kernel, Pool, Template, check_prologues, fits_i32};
+use crate::target::{Family, Target};
+
+pub mod attention;
+pub mod conv;
+mod cpu;
+pub mod map;
+pub mod matmul;
+pub mod prologue;
+pub mod row;
+mod split;
+
+pub use split::{Split, split};
+
+/// A launch of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Invocations of a workgroup.
+    pub threads: u32,
+    /// Workgroups; zero where there is nothing to compute.
+    pub groups: u64,
+    /// Neighbouring workgroups that share their memory.
+    pub cluster: u32,
+    /// Bytes of workgroup memory.
+    pub shared: u64,
+}
+
+/// What a schedule needs of its launch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Bytes of scratch memory.
+    pub workspace: u64,
+    /// Operands whose bytes no other argument of the launch may read or write: their binding holds vectors.
+    pub own: Vec<usize>,
+}
+
+impl Schedule {
+    /// The library call, if it is one.
+    pub fn call(&self) -> Option<&Call> {
+        if let Schedule::Library(call) = self { Some(call) } else { None }
+    }
+
+    /// The algorithm's name: a library, or a row of [`super::render::KERNELS`].
+    pub fn name(&self, kernel: &Kernel, target: &Target) -> &'static str {
+        match self {
+            Schedule::Library(call) => call.library(),
+            Schedule::Text(text) => text.name(&kernel.template, target.family),
+            Schedule::Open | Schedule::Cpu(_) => kernel.template.name(),
+        }
+    }
+}
+
+impl Text {
+    /// The row of [`super::render::KERNELS`].
+    pub fn name(&self, template: &Template, family: Family) -> &'static str {
+        match self {
+            Text::Elements(Elements::Vector { .. }) => "map_wide",
+            Text::Rows(Rows::Warps { .. }) => "row_team",
+            Text::Nothing | Text::Elements(_) | Text::Rows(_) | Text::Strips(_) => template.name(),
+            Text::Matmul { tiling, .. } | Text::Conv { tiling, .. } | Text::ConvTranspose { tiling } => tiling.text(),
+            Text::Attention(cut) => cut.text(family),
+        }
+    }
+
+    /// The product that it tiles, if it tiles one. The kernel is one that the text computes.
+    pub(super) fn product(&self, kernel: &Kernel) -> Option<(Product, Tiling)> {
+        match (self, &kernel.template) {
+            (&Text::Matmul { rows, transposed, tiling }, Template::MatMul) => {
+                Some((Product::matmul(kernel, rows, transposed), tiling))
+            }
+            (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
+                Some((Product::conv(kernel, *groups, window, patches), tiling))
+            }
+            (&Text::ConvTranspose { tiling }, Template::ConvTranspose { groups, window }) => {
+                Some((Product::conv_transpose(kernel, *groups, window), tiling))
+            }
+            _ => None,
+        }
+    }
+
+    /// How the text is launched for a kernel that it computes.
+    pub(super) fn launch(&self, kernel: &Kernel, target: &Target) -> Launch {
+        match self {
+            Text::Nothing => Launch { threads: 64, groups: 0, cluster: 1, shared: 0 },
+            Text::Elements(elements) => elements.launch(kernel),
+            Text::Rows(rows) => rows.launch(kernel, target),
+            Text::Strips(strips) => strips.launch(kernel),
+            Text::Attention(cut) => cut.launch(kernel),
+            Text::Matmul { .. } | Text::Conv { .. } | Text::ConvTranspose { .. } => {
+                let (product, tiling) = self.product(kernel).expect("the text computes the kernel");
+                tiling.launch(&product)
+            }
+        }
+    }
+
+    fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
+        let floats = |n: usize| {
+            let odd = kernel.reads[..n].iter().find(|o| !o.dtype.is_float());
+            odd.map_or(Ok(()), |o| Err(format!("its core is of floats, found {}", o.dtype)))
+        };
+        let empty = kernel.shape.contains(&0);
+        match (self, &kernel.template) {
+            (Text::Rows(rows), Template::Row { .. }) => rows.check(kernel, target)?,
+            (_, Template::Row { .. }) => return Err("rows need a text of rows".into()),
+            (Text::Nothing, _) => {
+                return if empty { Ok(()) } else { Err(format!("there is something to compute: {}", kernel.shape)) };
+            }
+            (_, _) if empty => return Err("an empty index space needs no text".into()),
+            (Text::Elements(elements), Template::Map) => elements.check(kernel, target)?,
+            (
+                Text::Elements(elements @ Elements::One { .. }),
+                Template::Pool { .. }
+                | Template::Gather { .. }
+                | Template::Pad { .. }
+                | Template::Resize { .. }
+                | Template::ConvTranspose { .. },
+            ) => {
+                match kernel.template {
+                    Template::ConvTranspose { .. } => floats(2)?,
+                    Template::Pool { pool, .. } if pool != Pool::Max => floats(1)?,
+                    _ => {}
+                }
+                elements.check(kernel, target)?;
+            }
+            (&Text::Matmul { rows, tiling, .. }, Template::MatMul) => {
+                floats(2)?;
+                let first = super::product::first_row_axis(kernel);
+                if !(first..=kernel.shape.len() - 2).contains(&rows) {
+                    return Err(format!("expected rows from axis {first} on, found {rows}"));
+                }
+                self.check_tiling(kernel, tiling, target)?;
+            }
+            (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
+                floats(2)?;
+                if patches.is_some() && patches != conv::by_patches(kernel, *groups, window, target) {
+                    return Err("its patches do not lie 16 bytes at a time".into());
+                }
+                self.check_tiling(kernel, tiling, target)?;
+            }
+            (Text::Strips(strips), Template::Conv { groups, window }) => {
+                floats(2)?;
+                strips.check(kernel, *groups, window, target)?;
+            }
+            (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
+                floats(2)?;
+                if !conv::has_phases(window) {
+                    return Err("its window's taps have no phases".into());
+                }
+                self.check_tiling(kernel, tiling, target)?;
+            }
+            (Text::Attention(cut), Template::Attention { .. }) => {
+                floats(3)?;
+                cut.check(kernel, target)?;
+            }
+            _ => return Err(format!("the text does not compute template '{}'", kernel.template.name())),
+        }
+        let product = self.product(kernel).is_some();
+        if let Some(prologue) = kernel.prologues.first().filter(|_| !product) {
+            return Err(format!("it has no place for a prologue of operand {}", prologue.operand));
+        }
+        self.launch(kernel, target).check(target)
+    }
+
+    fn check_tiling(&self, kernel: &Kernel, tiling: Tiling, target: &Target) -> Result<(), String> {
+        let (product, _) = self.product(kernel).ok_or("it is no product")?;
+        tiling.check(&product, target)?;
+        let slot = product.b.slot;
+        if let Tiling::GemvVec4 { along_k, .. } = tiling {
+            let axis = product.b.axes[usize::from(!along_k)].ok_or("its right operand has no such axis")?;
+            let plain = kernel.reads[slot].dtype == crate::dtype::DType::F32 && kernel.prologue(slot).is_none();
+            if !plain || !super::product::is_vectorizable(&kernel.reads[slot], axis, 4) {
+                return Err("its right operand does not lie four elements at a time".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Operands whose binding is one of vectors.
+    fn own(&self, kernel: &Kernel, target: &Target) -> Vec<usize> {
+        if target.family != Family::Wgpu {
+            return Vec::new();
+        }
+        match self {
+            Text::Attention(Cut::Decode(decode)) => (1..3).filter(|slot| decode.vectors[slot - 1]).collect(),
+            Text::Matmul { tiling: Tiling::GemvVec4 { .. }, .. } => {
+                self.product(kernel).map(|(product, _)| product.b.slot).into_iter().collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl Launch {
+    fn check(&self, target: &Target) -> Result<(), String> {
+        let &Launch { threads, groups, shared, .. } = self;
+        if threads == 0 || threads > target.max_workgroup {
+            return Err(format!("expected workgroups of 1 to {} invocations, found {threads}", target.max_workgroup));
+        }
+        if shared > u64::from(target.max_shared) {
+            return Err(format!("expected at most {} bytes of workgroup memory, found {shared}", target.max_shared));
+        }
+        // A grid of one dimension stops at the target's limit, and is folded there.
+        let rows = groups.div_ceil(u64::from(target.max_groups));
+        if rows > u64::from(target.max_groups) || groups > i32::MAX as u64 {
+            return Err(format!("{groups} workgroups are more than '{}' runs at once", target.name));
+        }
+        Ok(())
+    }
+}
+
+/// Judges the schedule of a kernel, whose operands fit its template.
+///
+/// # Errors
+/// The first rule that it breaks.
+pub fn check(kernel: &Kernel, target: &Target) -> Result<Needs, String> {
+    let (schedule, family) = (&kernel.schedule, target.family);
+    validate(kernel, target)?;
+    let judge = || match (schedule, family) {
+        (Schedule::Open, _) => Err("no algorithm is chosen".to_owned()),
+        (Schedule::Cpu(cpu), Family::Cpu) => {
+            cpu.check(kernel, target)?;
+            Ok(Needs { workspace: workspace(kernel), own: Vec::new() })
+        }
+        (Schedule::Library(call), Family::Cuda) => match library::call(kernel, target) {
+            Some(found) if found == *call => Ok(Needs { workspace: workspace(kernel), own: Vec::new() }),
+            Some(_) => Err(format!("the call of {} is another one than the kernel's", call.library())),
+            None => Err(format!("target '{}' has no call of {} for it", target.name, call.library())),
+        },
+        (Schedule::Text(text), Family::Wgpu | Family::Cuda) => {
+            // Texts count elements in 32 bits.
+            fits_i32(kernel)?;
+            text.check(kernel, target)?;
+            Ok(Needs { workspace: 0, own: text.own(kernel, target) })
+        }
+        _ => Err(format!("target '{}' does not run it", target.name)),
+    };
+    judge().map_err(|what| format!("schedule {schedule}: {what}"))
+}
+
+/// Judges a kernel apart from its schedule.
+fn validate(kernel: &Kernel, target: &Target) -> Result<(), String> {
+    check_prologues(kernel)?;
+    kernel.validate(target.family)
+}
+
+/// Bytes of workspace that a kernel's schedule needs. Library calls can make use of more.
+pub fn workspace(kernel: &Kernel) -> u64 {
+    match &kernel.schedule {
+        Schedule::Library(call) => call.least_workspace(),
+        Schedule::Cpu(_) => super::cpu::workspace(kernel),
+        Schedule::Open | Schedule::Text(_) => 0,
+    }
+}
+
+/// Chooses the schedule of a kernel: the first of its [`candidates`]. `own` tells which operands' bytes no other argument of the launch
+/// reads or writes.
+///
+/// # Errors
+/// When the target has no algorithm for it.
+pub fn choose(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Result<Schedule, String> {
+    validate(kernel, target)?;
+    if target.family != Family::Cpu && library::call(kernel, target).is_none() {
+        fits_i32(kernel)?;
+    }
+    let legal = |schedule: Schedule| {
+        let scheduled = Kernel { schedule, ..kernel.clone() };
+        check(&scheduled, target).map(|_| scheduled.schedule)
+    };
+    let first = legal(best(kernel, target, own));
+    first.or_else(|why| candidates(kernel, target, own).into_iter().next().ok_or(why))
+}
+
+/// A kernel that is launched by itself, with the schedule that [`choose`] gives it and the workspace that this needs.
+///
+/// # Errors
+/// When the target has no algorithm for it.
+pub fn scheduled(kernel: &Kernel, target: &Target) -> Result<Kernel, String> {
+    let mut kernel = kernel.clone();
+    kernel.schedule = choose(&kernel, target, &|_| true)?;
+    kernel.workspace = workspace(&kernel);
+    Ok(kernel)
+}
+
+/// The schedules of a kernel that are legal on a target, best first.
+pub fn candidates(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Schedule> {
+    let mut all = vec![best(kernel, target, own)];
+    match target.family {
+        Family::Cpu => all.extend(cpu::all(kernel, target).into_iter().map(Schedule::Cpu)),
+        Family::Wgpu | Family::Cuda => {
+            all.extend(library::call(kernel, target).map(Schedule::Library));
+            all.extend(texts(kernel, target, own).into_iter().map(Schedule::Text));
+        }
+    }
+    let mut legal: Vec<Schedule> = Vec::new();
+    for schedule in all {
+        let scheduled = Kernel { schedule, ..kernel.clone() };
+        let needs = check(&scheduled, target);
+        if needs.is_ok_and(|needs| needs.own.iter().all(|&slot| own(slot))) && !legal.contains(&scheduled.schedule) {
+            legal.push(scheduled.schedule);
+        }
+    }
+    legal
+}
+
+/// The schedule that is expected to be fastest; it need not be legal on a target that lacks what every device has.
+fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Schedule {
+    if target.family == Family::Cpu {
+        return Schedule::Cpu(cpu::best(kernel, target));
+    }
+    match library::call(kernel, target).filter(|call| !split::prefers_text(kernel, call, target)) {
+        Some(call) => Schedule::Library(call),
+        None => Schedule::Text(best_text(kernel, target, own)),
+    }
+}
+
+/// The text that is expected to be fastest.
+fn best_text(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Text {
+    if kernel.shape.contains(&0) && !matches!(kernel.template, Template::Row { .. }) {
+        return Text::Nothing;
+    }
+    let one = || Text::Elements(map::one(kernel.shape.numel(), target));
+    match &kernel.template {
+        Template::Map => Text::Elements(map::best(kernel, target)),
+        Template::Row { .. } => Text::Rows(row::best(kernel, target)),
+        Template::MatMul => {
+            let (rows, transposed) = matmul::rows(kernel, target);
+            let product = Product::matmul(kernel, rows, transposed);
+            Text::Matmul { rows, transposed, tiling: matmul::best(kernel, &product, target, own) }
+        }
+        Template::Conv { groups, window } => {
+            let weights = &kernel.reads[1].access.shape;
+            if !conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product()) {
+                return Text::Strips(conv::strips(kernel, *groups, window, target));
+            }
+            let patches = conv::by_patches(kernel, *groups, window, target);
+            let product = Product::conv(kernel, *groups, window, patches);
+            Text::Conv { patches, tiling: matmul::best(kernel, &product, target, own) }
+        }
+        Template::ConvTranspose { groups, window } => {
+            let [out, input] = [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / (*groups).max(1));
+            if !conv::unfolds_transposed(out, input, window) {
+                return one();
+            }
+            let product = Product::conv_transpose(kernel, *groups, window);
+            Text::ConvTranspose { tiling: matmul::best(kernel, &product, target, own) }
+        }
+        Template::Attention { .. } => Text::Attention(attention::best(kernel, target, own)),
+        Template::Pool { .. } | Template::Gather { .. } | Template::Pad { .. } | Template::Resize { .. } => one(),
+    }
+}
+
+/// Every text that may be worth a try; some may not be legal.
+fn texts(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Text> {
+    let best = best_text(kernel, target, own);
+    let mut all = vec![best];
+    let ones =
+        || map::all(kernel, target).into_iter().filter(|e| matches!(e, Elements::One { .. })).map(Text::Elements);
+    match (&kernel.template, best) {
+        (_, Text::Nothing) => {}
+        (Template::Map, _) => all.extend(map::all(kernel, target).into_iter().map(Text::Elements)),
+        (Template::Row { .. }, _) => all.extend(row::all(kernel, target).into_iter().map(Text::Rows)),
+        (Template::MatMul, _) => {
+            let (first, chosen) = matmul::rows(kernel, target);
+            for (rows, transposed) in [(first, chosen), (first, !chosen), (kernel.shape.len() - 2, chosen)] {
+                let product = Product::matmul(kernel, rows, transposed);
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                all.extend(tilings.map(|tiling| Text::Matmul { rows, transposed, tiling }));
+            }
+        }
+        (Template::Conv { groups, window }, _) => {
+            let found = conv::by_patches(kernel, *groups, window, target);
+            for patches in [found, None] {
+                let product = Product::conv(kernel, *groups, window, patches);
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                all.extend(tilings.map(|tiling| Text::Conv { patches, tiling }));
+            }
+            all.extend(conv::all_strips(kernel, *groups, window, target).into_iter().map(Text::Strips));
+        }
+        (Template::ConvTranspose { groups, window }, _) => {
+            if conv::has_phases(window) {
+                let product = Product::conv_transpose(kernel, *groups, window);
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                all.extend(tilings.map(|tiling| Text::ConvTranspose { tiling }));
+            }
+            all.extend(ones());
+        }
+        (Template::Attention { .. }, _) => {
+            all.extend(attention::all(kernel, target, own).into_iter().map(Text::Attention));
+        }
+        (Template::Pool { .. } | Template::Gather { .. } | Template::Pad { .. } | Template::Resize { .. }, _) => {
+            all.extend(ones());
+        }
+    }
+    all
+}

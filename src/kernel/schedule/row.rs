@@ -1,0 +1,199 @@
+//! How GPUs share the rows of a reduction among invocations.
+
+use super::Launch;
+use super::map::{inputs, is_indexed, widest};
+use crate::dtype::DType;
+use crate::kernel::algorithm::Rows;
+use crate::kernel::space::{Along, along, is_aligned};
+use crate::kernel::{Kernel, RowFold, Template};
+use crate::target::{FEW_GROUPS, Family, Target};
+use std::collections::BTreeSet;
+
+/// Elements of one operand that an invocation may hold in registers, and of all together.
+const HELD: usize = 32;
+const HELD_ALL: usize = 64;
+
+/// The extents of a row kernel.
+#[derive(Clone, Copy)]
+pub(in crate::kernel) struct Extents {
+    /// Axes in front of those that form a row.
+    pub(in crate::kernel) outer: usize,
+    /// Number of rows.
+    pub(in crate::kernel) rows: usize,
+    /// Elements of a row.
+    pub(in crate::kernel) length: usize,
+    /// True if the body runs once per row.
+    pub(in crate::kernel) per_row: bool,
+}
+
+impl Extents {
+    /// Panics if the kernel is no row kernel.
+    pub(in crate::kernel) fn new(kernel: &Kernel) -> Extents {
+        let Template::Row { inner, per_row, .. } = kernel.template else { unreachable!("rows are of row kernels") };
+        let outer = kernel.shape.len() - inner;
+        let [rows, length] = [&kernel.shape[..outer], &kernel.shape[outer..]].map(|axes| axes.iter().product());
+        Extents { outer, rows, length, per_row }
+    }
+}
+
+/// Operands of a row kernel that move along a dense row.
+pub(in crate::kernel) struct Moving {
+    /// Reads that reductions use.
+    pub(in crate::kernel) held: Vec<usize>,
+    /// Reads that the body alone uses.
+    pub(in crate::kernel) late: Vec<usize>,
+    /// The most elements that can be moved at once.
+    pub(in crate::kernel) width: usize,
+}
+
+impl Moving {
+    /// What moves along the rows; `None` if an operand moves along them in another way than element by element.
+    pub(in crate::kernel) fn new(kernel: &Kernel) -> Option<Moving> {
+        let Template::Row { folds, .. } = &kernel.template else { return None };
+        let Extents { outer, rows, length, per_row } = Extents::new(kernel);
+        let reads = kernel.reads.len();
+        let few = rows > 0 && rows < 1 << 30 && length < 1 << 30;
+        if !few || length < 32 || folds.iter().map(|f| &f.body).chain([&kernel.body]).any(is_indexed) {
+            return None;
+        }
+        let folded: BTreeSet<usize> = folds.iter().flat_map(|f| inputs(&f.body)).collect();
+        let finished: BTreeSet<usize> = inputs(&kernel.body);
+        let writes = (reads..reads + kernel.writes.len()).filter(|_| !per_row);
+        let mut moving = Vec::new();
+        for slot in folded.union(&finished).copied().chain(writes) {
+            match along(&kernel.operand(slot).access, outer) {
+                Along::Dense(run) if run == length => moving.push(slot),
+                Along::Still(run) if run == length && slot < reads => {}
+                _ => return None,
+            }
+        }
+        let fits = |slot: usize, width: usize| {
+            length.is_multiple_of(width) && is_aligned(&kernel.operand(slot).access, length, width)
+        };
+        let width = widest(kernel, moving.iter().copied(), fits);
+        let (held, others): (Vec<usize>, Vec<usize>) = moving.into_iter().partition(|slot| folded.contains(slot));
+        let late = others.into_iter().filter(|&slot| slot < reads && !per_row).collect();
+        Some(Moving { held, late, width })
+    }
+}
+
+impl Rows {
+    pub(in crate::kernel) fn launch(&self, kernel: &Kernel, target: &Target) -> Launch {
+        let Extents { rows: count, length, per_row, .. } = Extents::new(kernel);
+        let count = if per_row || length > 0 { count } else { 0 };
+        let (Rows::Lanes { lanes: each, rows, .. } | Rows::Warps { threads: each, rows, .. }) = self;
+        let threads = each * rows;
+        let places = match self {
+            Rows::Lanes { lanes: 1, .. } => 0,
+            Rows::Lanes { .. } => threads,
+            Rows::Warps { .. } => threads / 32,
+        };
+        let shared = places * exchanged_bytes(kernel, target);
+        Launch {
+            threads: threads as u32,
+            groups: count.div_ceil((*rows).max(1)) as u64,
+            cluster: 1,
+            shared: shared as u64,
+        }
+    }
+
+    pub(in crate::kernel) fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
+        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(what.to_owned()) };
+        match *self {
+            Rows::Lanes { lanes, rows, .. } => {
+                let powers = lanes.is_power_of_two() && rows.is_power_of_two();
+                let fits = powers && lanes.saturating_mul(rows) <= 1 << target.max_workgroup.min(256).ilog2();
+                rule(fits, "row: expected powers of two whose product is within a workgroup")
+            }
+            Rows::Warps { threads, rows, width, held } => {
+                rule(target.family == Family::Cuda, "row_team: it is written for CUDA")?;
+                let moving = Moving::new(kernel).ok_or("row_team: its rows are not dense")?;
+                let fits = width.is_power_of_two() && width <= moving.width;
+                rule(fits, "row_team: elements are not moved so many at once")?;
+                let warps =
+                    threads.is_power_of_two() && (32..=1024).contains(&threads) && rows == (128 / threads).max(1);
+                rule(warps, "row_team: expected 32 to 1024 invocations per row, and 128 of a workgroup or one row")?;
+                rule(!held || holds(kernel, &moving, threads, width), "row_team: a row does not fit in registers")
+            }
+        }
+    }
+}
+
+/// Bytes of the values that an invocation exchanges with others: one of each type that reductions have.
+fn exchanged_bytes(kernel: &Kernel, target: &Target) -> usize {
+    let Template::Row { folds, .. } = &kernel.template else { return 0 };
+    let result = |fold: &RowFold| Some(fold.body.code.get(*fold.body.results.first()? as usize)?.dtype);
+    let held = |dtype: DType| match dtype {
+        DType::F64 | DType::I64 if target.family == Family::Cuda => dtype,
+        _ if dtype.is_float() => DType::F32,
+        _ => DType::I32,
+    };
+    let types: BTreeSet<DType> = folds.iter().filter_map(result).map(held).collect();
+    types.into_iter().map(DType::size).sum()
+}
+
+/// True if what reductions read of a row fits in registers.
+fn holds(kernel: &Kernel, moving: &Moving, threads: usize, width: usize) -> bool {
+    let each = Extents::new(kernel).length.div_ceil(threads * width) * width;
+    each <= HELD && each * moving.held.len() <= HELD_ALL
+}
+
+/// The way that is expected to be fastest.
+pub(super) fn best(kernel: &Kernel, target: &Target) -> Rows {
+    let Extents { rows, length, .. } = Extents::new(kernel);
+    match Moving::new(kernel).filter(|_| target.family == Family::Cuda) {
+        Some(moving) => {
+            let wants = |threads: usize| {
+                length > HELD / 2 * threads || rows * threads < 1 << 16 && length > 2 * moving.width * threads
+            };
+            let mut threads = 32;
+            while threads < 1024 && wants(threads) {
+                threads *= 2;
+            }
+            warps(kernel, &moving, threads)
+        }
+        None => lanes(kernel, target),
+    }
+}
+
+fn warps(kernel: &Kernel, moving: &Moving, threads: usize) -> Rows {
+    let width = moving.width;
+    Rows::Warps { threads, rows: (128 / threads).max(1), width, held: holds(kernel, moving, threads, width) }
+}
+
+/// Neighbouring invocations lie along the axis in which elements are dense: that of the row, or else that of the rows.
+fn lanes(kernel: &Kernel, target: &Target) -> Rows {
+    let Extents { outer, rows, length, .. } = Extents::new(kernel);
+    let shape = &kernel.shape;
+    let along_row = kernel.reads.first().is_none_or(|r| {
+        let dense = |axes: std::ops::Range<usize>| {
+            axes.rev().find(|&a| shape[a] > 1).is_some_and(|a| r.access.strides[a].abs() == 1)
+        };
+        dense(outer..shape.len()) || !dense(0..outer)
+    });
+    let most = 1usize << target.max_workgroup.min(256).ilog2();
+    let side_by_side = rows.max(1).next_power_of_two();
+    let lanes = if along_row {
+        length / 4
+    } else {
+        // As many as occupy the device, of which those that lie together still read whole lines.
+        let room = 4 * most * (target.multiprocessors as usize).max(FEW_GROUPS);
+        (length / 8).min(room / rows.max(1)).min(most / side_by_side.min(16))
+    };
+    let lanes = lanes.max(1).next_power_of_two().min(most);
+    Rows::Lanes { lanes, rows: (most / lanes).min(side_by_side), along_row }
+}
+
+/// Every way that may be worth a try.
+pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Rows> {
+    let mut all = vec![best(kernel, target)];
+    if let Some(moving) = Moving::new(kernel).filter(|_| target.family == Family::Cuda) {
+        all.extend([32, 64, 128, 256, 512, 1024].map(|threads| warps(kernel, &moving, threads)));
+    }
+    let Rows::Lanes { along_row, .. } = lanes(kernel, target) else { return all };
+    let most = 1usize << target.max_workgroup.min(256).ilog2();
+    let side_by_side = Extents::new(kernel).rows.max(1).next_power_of_two();
+    let powers = (0..=most.ilog2()).step_by(2).map(|power| 1usize << power);
+    all.extend(powers.map(|lanes| Rows::Lanes { lanes, rows: (most / lanes).min(side_by_side), along_row }));
+    all
+}

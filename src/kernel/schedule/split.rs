@@ -1,0 +1,118 @@
+//! Taking a library call out of a kernel: what it computes, and a map for the rest; and where a text is faster than the call.
+
+use super::choose;
+use super::conv::{by_patches, by_strips, unfolds};
+use super::matmul::{FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma};
+use super::prologue::{EIGHT, suits_tensor_cores};
+use crate::dtype::DType;
+use crate::kernel::algorithm::Schedule;
+use crate::kernel::library::{Call, MatMul, absorb, on_tensor_cores, part};
+use crate::kernel::{Kernel, Template, fits_i32};
+use crate::target::Target;
+
+/// A kernel as a library call, and the map that finishes the result in place, if anything is left to do. The map reads the result first,
+/// then the given reads of the original kernel.
+pub struct Split {
+    /// What the call computes; its reads are the given ones of the original kernel.
+    pub call: (Kernel, Vec<usize>),
+    /// The map.
+    pub rest: Option<(Kernel, Vec<usize>)>,
+    /// True if the call is expected to be faster than a text of the whole kernel.
+    pub is_preferred: bool,
+}
+
+/// Takes a library call out of a kernel.
+pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
+    let (_, end) = absorb(kernel, target)?;
+    let core = kernel.template.core_reads();
+    let (body, inputs) = part(&kernel.body, None, end);
+    let operands: Vec<usize> = (0..core).chain(inputs.iter().map(|&i| core + i as usize - 1)).collect();
+    let pick = |slots: &[usize]| slots.iter().map(|&s| kernel.reads[s].clone()).collect::<Vec<_>>();
+    let mut first = Kernel { reads: pick(&operands), body, ..kernel.clone() };
+    let (found, _) = absorb(&first, target)?;
+    let is_preferred = !prefers_text(kernel, &found, target);
+    if is_preferred {
+        first.workspace = found.workspace();
+        first.schedule = Schedule::Library(found);
+    } else {
+        first.schedule = choose(&first, target, &|_| true).ok()?;
+    }
+    let (body, inputs) = part(&kernel.body, Some(end), kernel.body.results[0]);
+    let rest = (end != kernel.body.results[0]).then(|| {
+        let slots: Vec<usize> = inputs.iter().map(|&i| core + i as usize - 1).collect();
+        let mut reads = kernel.writes.clone();
+        reads.extend(pick(&slots));
+        let map = Kernel {
+            template: Template::Map,
+            shape: kernel.shape.clone(),
+            reads,
+            writes: kernel.writes.clone(),
+            prologues: Vec::new(),
+            body,
+            workspace: 0,
+            schedule: Schedule::Open,
+        };
+        (map, slots)
+    });
+    Some(Split { call: (first, operands), rest, is_preferred })
+}
+
+/// True if a text is expected to be faster than the library call that computes a product or a convolution.
+pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> bool {
+    if fits_i32(kernel).is_err() {
+        return false;
+    }
+    match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
+        // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
+        (Call::MatMul(p), ..) => {
+            p.m.min(p.n) <= FEW_ROWS as u64 || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
+        }
+        (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
+            let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
+            // Of patches of few channels cuDNN has no algorithm for tensor cores.
+            let patches = !c.suits_tensor_cores() && by_patches(kernel, groups, window, target).is_some();
+            if patches || by_strips(&w.access.shape, groups) {
+                return true;
+            }
+            // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
+            let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
+            let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
+            let few = unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
+            few && !on_tensor_cores(x.dtype, target)
+        }
+        _ => false,
+    }
+}
+
+/// True if this is a product of halves that lie 16 bytes at a time, whose result's rows do not: libraries have nothing but kernels of earlier
+/// architectures for it. On an H200, where rows start at odd elements, they take twice a rendered kernel's time; at even ones a fifth less,
+/// but twice that of [`Tiling::Wgmma`](super::Tiling::Wgmma).
+fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
+    let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
+    let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
+    let halves = [left, right, write].iter().all(|o| o.dtype.is_half());
+    let along_k = right.access.lies(row, EIGHT);
+    let lie = left.access.lies(row + 1, EIGHT) && (along_k || right.access.lies(row + 1, EIGHT));
+    let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
+    // The call's rows are the result's columns.
+    let [batch, m, k, n] = [call.batch, call.n, call.k, call.m].map(|extent| extent as usize);
+    // A rendered product lengthens its rows by a batch over which the right operand stands still: its tiles are fewer.
+    let apart = batch == 1 || call.a.stride > 0;
+    let wgmma = along_k && apart && fill_wgmma([batch, m, n], target);
+    let anywhere = step % 2 != 0 || step % EIGHT as isize != 0 && wgmma;
+    halves && target.compute >= 80 && suits_tensor_cores([m, k, n]) && lie && dense == 1 && anywhere
+}
+
+/// True if this is a product of `f32` whose inner axis warps of a rendered kernel share, 16 bytes at a time. On an H200 it takes between
+/// a fifth and nine tenths of the library's time.
+fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
+    let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
+    let lie = left.access.lies(row + 1, 4) && (right.access.lies(row, 4) || right.access.lies(row + 1, 4));
+    let plain = call.a.dtype == DType::F32 && !call.tf32 && kernel.shape[row + 1] as u64 > WARP_ROWS;
+    plain && lie && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
+}
+
+/// More columns than this, and warps have something to do.
+const WARP_ROWS: u64 = 16;
+/// Rows and columns of a tile of an f32 convolution.
+const TILE: usize = 64;
