@@ -42,6 +42,14 @@ pub fn check(plan: &Plan) -> Result<()> {
     Checker::new(plan).and_then(|mut checker| checker.run()).map_err(Error::plan)
 }
 
+/// The way of a convolution on the CPU, which its packed weights are for.
+fn way(kernel: &Kernel) -> Option<Way> {
+    match kernel.schedule {
+        Schedule::Cpu(Cpu::Conv { way, .. }) => Some(way),
+        _ => None,
+    }
+}
+
 /// The elements that a packed matrix holds: the first one, and the axes that it moves along, including the last two.
 fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
     let axes = access.shape.iter().copied().zip(access.strides.iter().copied()).enumerate();

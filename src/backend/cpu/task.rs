@@ -3,7 +3,7 @@
 use super::memory::Line;
 use super::shares::portion;
 use crate::kernel::Kernel;
-use crate::kernel::layout::{Slots, slots};
+use crate::kernel::cpu::{Slots, slots};
 use std::ops::Range;
 
 /// Addresses of a launch's arguments.
