@@ -265,16 +265,22 @@ pub fn workspace(kernel: &Kernel) -> u64 {
     }
 }
 
+/// Judges if schedules can be made for a kernel: it is well-formed, and a text could count its elements unless a library computes it.
+fn is_choosable(kernel: &Kernel, target: &Target) -> Result<(), String> {
+    validate(kernel, target)?;
+    if target.family != Family::Cpu && library::call(kernel, target).is_none() {
+        fits_i32(kernel)?;
+    }
+    Ok(())
+}
+
 /// Chooses the schedule of a kernel: the first of its [`candidates`]. `own` tells which operands' bytes no other argument of the launch
 /// reads or writes.
 ///
 /// # Errors
 /// When the target has no algorithm for it.
 pub fn choose(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Result<Schedule, String> {
-    validate(kernel, target)?;
-    if target.family != Family::Cpu && library::call(kernel, target).is_none() {
-        fits_i32(kernel)?;
-    }
+    is_choosable(kernel, target)?;
     let legal = |schedule: Schedule| {
         let scheduled = Kernel { schedule, ..kernel.clone() };
         check(&scheduled, target).map(|_| scheduled.schedule)
@@ -296,6 +302,9 @@ pub fn scheduled(kernel: &Kernel, target: &Target) -> Result<Kernel, String> {
 
 /// The schedules of a kernel that are legal on a target, best first.
 pub fn candidates(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Schedule> {
+    if is_choosable(kernel, target).is_err() {
+        return Vec::new();
+    }
     let mut all = vec![best(kernel, target, own)];
     match target.family {
         Family::Cpu => all.extend(cpu::all(kernel, target).into_iter().map(Schedule::Cpu)),
