@@ -101,7 +101,7 @@ pub struct Workspace {
 impl Workspace {
     /// For a kernel that would like to be cut into `tasks` tasks.
     pub fn new(kernel: &Kernel, threads: usize, tasks: usize) -> Result<Workspace, String> {
-        let slots = slots(kernel, threads);
+        let slots = slots(kernel);
         let Slots { shared, each, .. } = slots;
         let arg = kernel.reads.len() + kernel.writes.len();
         if kernel.workspace == 0 && slots.in_tile() {
