@@ -1,4 +1,4 @@
-//! What a program meets that uses the library: its errors and its documented names.
+//! What a program meets that uses the library: its errors, its documented names, the crates that it builds.
 
 use plimsoll::{DType, Error, Graph, Options, Session, Trace};
 use std::collections::BTreeSet;
@@ -6,6 +6,7 @@ use std::error::Error as _;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -115,4 +116,15 @@ fn the_documented_surface_is_small() {
         let documented = lines[i].starts_with("pub mod architecture");
         assert!(documented || lines[i - 1] == "#[doc(hidden)]", "{}: neither hidden nor private", lines[i]);
     }
+}
+
+/// A program that needs neither a GPU nor the command line builds few crates.
+#[test]
+fn the_library_alone_builds_few_crates() {
+    let args = ["tree", "--offline", "--locked", "-e", "normal", "--no-default-features", "--prefix", "none"];
+    let output = Command::new(env!("CARGO")).args(args).current_dir(root()).output().expect("cargo starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    let lines: BTreeSet<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    assert!(lines.len() <= 45, "{} lines:\n{}", lines.len(), Vec::from_iter(lines).join("\n"));
 }
