@@ -1,13 +1,13 @@
 //! What will run, on which bytes: order first, offsets second, all of it known before a device is touched.
 //!
 //! ```text
-//! Graph --lower--> Draft --order--> --lanes--> --live--> --place--> Plan --check
-//!         kernels,         step       side by    ranges,   offsets        (knows only the plan)
-//!         virtual buffers  order      side       in-place
+//! Graph --fit--> Prepared --lower--> Draft --make--> Plan --check
+//!     passes,            kernels,          order, streams,   (knows only the plan)
+//!     chunks             virtual buffers   offsets
 //! ```
 //!
-//! The [`Recipe`] makes the graph. `arrange` tries lowerings, orders and lanes; `layout` decides where everything lies under one of them;
-//! `assemble` writes the plan of the best.
+//! The [`Recipe`] prepares the graph. [`make`] tries lowerings, orders and streams, and writes the plan of the best. [`range`] plans a graph
+//! for a range of shapes, and [`tell`] says what a finished plan holds.
 
 use crate::constant::Constant;
 use crate::dtype::DType;
