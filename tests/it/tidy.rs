@@ -35,6 +35,7 @@ const APART: &[&[&str]] = &[&["backend::cpu", "backend::cuda", "backend::wgpu"]]
 /// Files that import each other all the same.
 const CIRCLES: &[&[&str]] = &[
     &["kernel::meaning", "kernel::templates"],
+    &["kernel::schedule::conv", "kernel::schedule::prologue"],
     &["kernel::render::thin", "kernel::render::wide"],
     &["backend::wgpu::clock", "backend::wgpu::gpu"],
 ];
