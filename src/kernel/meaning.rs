@@ -7,7 +7,6 @@
 //!         body(core value, further operands, reductions) -> writes
 //! ```
 
-use super::templates::{mismatch, stays};
 use super::{Fold, Guard, Kernel, Nearest, PadMode, Pool, ResizeMode, Template, Window};
 use crate::expr::{maximum, minimum};
 use crate::shape::{Access, advance};
@@ -411,4 +410,15 @@ fn neighbours(x: f64, n: usize, mode: ResizeMode) -> Vec<(usize, f64)> {
             taps.into_iter().map(|(i, w)| (clamp(i), w)).collect()
         }
     }
+}
+
+/// A row's function met a kernel of another row.
+pub(super) fn mismatch(template: &Template) -> ! {
+    panic!("a template is given to functions of its own row alone: {template:?}")
+}
+
+/// True if a resize leaves an axis as it is.
+pub(super) fn stays(kernel: &Kernel, axis: usize) -> bool {
+    let Template::Resize { scales, offsets, .. } = &kernel.template else { mismatch(&kernel.template) };
+    scales[axis] == 1.0 && offsets[axis] == 0.0 && kernel.reads[0].access.shape[axis] == kernel.shape[axis]
 }

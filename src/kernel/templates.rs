@@ -3,7 +3,7 @@
 //! A row is the twin of an operator's [`OpDef`](crate::op::OpDef). [`Template::def`] finds it by an exhaustive match, so a new
 //! variant does not compile without its row.
 
-use super::meaning::{self, Elements, Row};
+use super::meaning::{self, Elements, Row, mismatch, stays};
 use super::validate::{MOST_EXTENT, Verdict, ensure, is_countable};
 use super::{Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window};
 use crate::dtype::DType;
@@ -149,11 +149,6 @@ impl Kernel {
         };
         core.map_or(Along::Tied, |operand| (self.template.def().axis_of)(self, operand, axis))
     }
-}
-
-/// A row's function met a kernel of another row.
-pub(super) fn mismatch(template: &Template) -> ! {
-    panic!("a template is given to functions of its own row alone: {template:?}")
 }
 
 const ALONE: fn(&Template) -> Rows = |_| Rows { axes: 0, written_once: false };
@@ -543,12 +538,6 @@ static RESIZE: TemplateDef = TemplateDef {
         modes.map(resize).into()
     },
 };
-
-/// True if a resize leaves an axis as it is.
-pub(super) fn stays(kernel: &Kernel, axis: usize) -> bool {
-    let Template::Resize { scales, offsets, .. } = &kernel.template else { mismatch(&kernel.template) };
-    scales[axis] == 1.0 && offsets[axis] == 0.0 && kernel.reads[0].access.shape[axis] == kernel.shape[axis]
-}
 
 /// An operand of `f32` in row-major order.
 fn floats(shape: &[usize]) -> Operand {

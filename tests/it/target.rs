@@ -131,7 +131,7 @@ fn a_list_of_devices_names_a_target() {
     list(&[cpu, device("wgpu:0", "available", Target { alignment: 3, ..Target::wgpu() })]);
     assert!(named("").expect_err("it is no target").contains("alignment: expected a power of two"));
     std::fs::write(&file, "{\"devices\": 3}").expect("it can be written");
-    assert!(named("").expect_err("it is no list").contains("expected a list of devices"));
+    assert!(named("").expect_err("it is no list").contains("expected a target, or a list of devices"));
     std::fs::write(&file, "{").expect("it can be written");
     assert!(named("").expect_err("it is not JSON").contains("devices.json:1:"));
 }

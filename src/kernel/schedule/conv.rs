@@ -4,7 +4,7 @@
 //! products, where its windows overlap: of 7 by 7 and 14 results, a fifth of an element and a fourteenth of a weight per product.
 
 use super::Launch;
-use super::prologue::{EIGHT, suits_tensor_cores};
+use super::matmul::{EIGHT, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Strips;
 use crate::kernel::product::is_vectorizable;

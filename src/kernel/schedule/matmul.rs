@@ -1,6 +1,6 @@
 //! How a product of matrices is tiled on GPUs.
 
-use super::{Launch, prologue::suits_tensor_cores};
+use super::Launch;
 use crate::dtype::DType;
 use crate::kernel::algorithm::Tiling;
 use crate::kernel::product::{Product, first_row_axis, is_vectorizable};
@@ -8,6 +8,8 @@ use crate::kernel::space::BYTES;
 use crate::kernel::{Kernel, Template};
 use crate::target::{FEW_GROUPS, Family, Target};
 
+/// Halves in 16 bytes.
+pub const EIGHT: usize = 8;
 /// Products of at most so many rows are bound by reading the right operand, which a `gemv` text reads once.
 pub(in crate::kernel) const FEW_ROWS: usize = 4;
 /// Invocations of a workgroup of `gemv_vec4`.
@@ -198,6 +200,11 @@ impl Tiling {
             }
         }
     }
+}
+
+/// True if a product of halves of so many rows, inner elements and columns gives the tensor cores of a CUDA device something to do.
+pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
+    m > 16 && n > 16 && k >= 16
 }
 
 /// Tiles of `matmul`.

@@ -14,15 +14,8 @@ use crate::target::{Family, Target};
 
 /// How often the CPU may pack an element, and apply the prologue to it, before a kernel of its own is faster.
 const MOST_REPEATS: f64 = 2.0;
-/// Halves in 16 bytes.
-pub const EIGHT: usize = 8;
 /// The most instructions that vanish beside those of a product.
 const CHEAP: usize = 8;
-
-/// True if a product of halves of so many rows, inner elements and columns gives the tensor cores of a CUDA device something to do.
-pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
-    m > 16 && n > 16 && k >= 16
-}
 
 /// True if the target's schedules of the kernel can apply the prologue of a core operand; no form has one that depends on the index.
 ///

@@ -2,8 +2,7 @@
 
 use super::choose;
 use super::conv::{by_patches, by_strips, unfolds};
-use super::matmul::{FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma};
-use super::prologue::{EIGHT, suits_tensor_cores};
+use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::library::{Call, MatMul, absorb, on_tensor_cores, part};
