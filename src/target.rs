@@ -308,7 +308,7 @@ impl Target {
             return Target::from_json(&read, path);
         }
         let list: Devices = serde_json::from_value(json).map_err(|e| {
-            Error::usage(format!("expected a list of devices with a target each: {e}")).in_file(path)
+            Error::usage(format!("expected a target, or a list of devices with a target each: {e}")).in_file(path)
         })?;
         let Device { target, .. } = list.choose(device).map_err(|what| Error::usage(what).in_file(path))?;
         target.checked(path)
