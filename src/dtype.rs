@@ -74,22 +74,22 @@ impl DType {
         Self::ALL.into_iter().find(|d| d.onnx() == number)
     }
 
-    /// Whether values are floating-point numbers.
+    /// True for floating-point types.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F16 | DType::BF16 | DType::F64)
     }
 
-    /// Whether values are floating-point numbers of two bytes.
+    /// True for floating-point types of two bytes.
     pub const fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// Whether values are integers of one byte, which are computed with in `i32`.
+    /// True for integers of one byte. They are computed in `i32`.
     pub const fn is_small_int(self) -> bool {
         matches!(self, DType::U8 | DType::I8)
     }
 
-    /// Whether values are integers (`bool` is not).
+    /// True for integer types; `bool` is not one.
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::U8 | DType::I8)
     }

@@ -1,8 +1,8 @@
-//! Scalar code: [`Expr`] as a person writes it, [`Body`] as kernels hold it.
+//! Scalar code: [`Expr`] as a row writes it, [`Body`] as kernels hold it.
 //!
-//! An `Expr` is a tree with shared branches that is built by operators (`(&x * 0.5) + 1.0`). [`Body::new`] turns any number of
-//! them into straight-line code in which equal subexpressions stand once. Every instruction has a type; there are no
-//! implicit conversions.
+//! An `Expr` is a tree with shared branches, built by operators (`(&x * 0.5) + 1.0`). [`Body::new`] turns trees into
+//! straight-line code in which equal subexpressions occur once. Every instruction has a type; there are no implicit
+//! conversions.
 
 use crate::dtype::DType;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ops;
 use std::sync::Arc;
 
-/// Operations on one value. The result has the operand's type unless it says otherwise.
+/// Operations on one value. The result has the operand's type unless noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -34,8 +34,8 @@ pub enum Unary {
     Not,
 }
 
-/// Operations on two values of one type. Comparisons give `bool`; the logical ones take and give `bool`, or integers bit by bit. `Max` and `Min` of a NaN are
-/// NaN.
+/// Operations on two values of one type. Comparisons return `bool`. Logical operations work on `bool`, or bit by bit
+/// on integers. `Max` and `Min` of a NaN are NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -43,9 +43,9 @@ pub enum Binary {
     Add,
     Sub,
     Mul,
-    /// Division; of integers, rounded toward zero, and 0 where the divisor is 0.
+    /// Division. Of integers: rounded toward zero, and 0 if the divisor is 0.
     Div,
-    /// Remainder with the sign of the dividend (C's `fmod`); of integers, 0 where the divisor is 0.
+    /// Remainder with the sign of the dividend (C's `fmod`). Of integers: 0 if the divisor is 0.
     Rem,
     Pow,
     Max,
@@ -59,7 +59,7 @@ pub enum Binary {
 }
 
 impl Binary {
-    /// Whether the result is `bool` whatever the operands' type.
+    /// True if the result is `bool` for every operand type.
     pub fn compares(self) -> bool {
         matches!(self, Binary::Lt | Binary::Le | Binary::Eq)
     }
@@ -75,21 +75,21 @@ pub enum Code {
     Input(u32),
     /// The current index along this axis of the kernel's index space, as an integer.
     Index(u32),
-    /// The result of the row kernel's fold with this number, for the current row.
+    /// The result of the row kernel's reduction with this number, for the current row.
     Fold(u32),
     /// An operation on one value.
     Unary(Unary, u32),
     /// An operation on two values of one type.
     Binary(Binary, u32, u32),
-    /// `Select(c, a, b)`: `a` where `c` holds, else `b`.
+    /// `Select(c, a, b)`: `a` if `c` is true, else `b`.
     Select(u32, u32, u32),
-    /// Conversion to the instruction's own type: to `bool` by comparing with zero, to another integer of floats by truncation, what is
-    /// beyond its range becoming the nearest end, and of integers by keeping the lowest bits.
+    /// Conversion to the instruction's own type. To `bool`: not equal to zero. Float to integer: truncated and
+    /// saturated. Integer to integer: the lowest bits.
     Cast(u32),
 }
 
 impl Code {
-    /// The instructions whose values it takes, in order.
+    /// The operands: instructions, in order.
     pub fn operands(self) -> impl Iterator<Item = u32> {
         let list = match self {
             Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => [None; 3],
@@ -101,11 +101,11 @@ impl Code {
     }
 }
 
-/// An instruction and the type of its result. What arithmetic makes of small integers may be beyond their type: [`Body::new`] has it done in
-/// `i32` and cast.
+/// An instruction and the type of its result. Arithmetic on small integers may leave their range, so [`Body::new`]
+/// computes it in `i32` and casts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instr {
-    /// What it computes.
+    /// The operation.
     pub code: Code,
     /// The type of the result.
     pub dtype: DType,
@@ -114,9 +114,9 @@ pub struct Instr {
 /// Straight-line code with one or more results.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Body {
-    /// In order of evaluation; no instruction stands twice.
+    /// Instructions in order of evaluation, each once.
     pub code: Vec<Instr>,
-    /// The instructions whose values are the results.
+    /// The instructions that compute the results.
     pub results: Vec<u32>,
 }
 
@@ -153,7 +153,7 @@ impl Expr {
         Expr::new(Tree::Leaf(Code::Index(axis as u32)), DType::I64)
     }
 
-    /// The result of a row kernel's fold.
+    /// The result of a row kernel's reduction.
     pub fn fold(number: usize, dtype: DType) -> Expr {
         Expr::new(Tree::Leaf(Code::Fold(number as u32)), dtype)
     }
@@ -187,7 +187,7 @@ impl Expr {
         Expr::new(Tree::Binary(op, self.clone(), other.clone()), dtype)
     }
 
-    /// `a` where this `bool` holds, else `b`.
+    /// `a` if this `bool` is true, else `b`.
     pub fn select(&self, a: &Expr, b: &Expr) -> Expr {
         Expr::new(Tree::Select(self.clone(), a.clone(), b.clone()), a.dtype())
     }
@@ -295,7 +295,8 @@ impl Interner {
         })
     }
 
-    /// Pushes code as a person writes it. Whether or not a value is stored on its way makes no difference: small integers wrap around.
+    /// Pushes an instruction. Arithmetic on small integers wraps around after each operation, so that storing a value
+    /// in between makes no difference.
     fn push_wrapping(&mut self, code: Code, dtype: DType) -> u32 {
         if !dtype.is_small_int() {
             return self.push(code, dtype);
@@ -312,7 +313,7 @@ impl Interner {
         self.push(Code::Cast(wide), dtype)
     }
 
-    /// Post-order over the shared tree with an explicit stack: fused chains can be thousands of operations deep.
+    /// Walks the shared tree in post-order with an explicit stack: fused chains can be thousands of operations deep.
     fn intern(&mut self, root: &Expr) -> u32 {
         let mut stack = vec![(root, false)];
         while let Some((expr, expanded)) = stack.pop() {
@@ -394,12 +395,12 @@ impl Body {
         Body::new(&[Expr::input(0, dtype)])
     }
 
-    /// Whether the code returns input 0 unchanged.
+    /// True if the code returns input 0 unchanged.
     pub fn is_identity(&self) -> bool {
         matches!((&self.code[..], &self.results[..]), ([Instr { code: Code::Input(0), .. }], [0]))
     }
 
-    /// Per instruction, whether a result depends on it. Operands that are no earlier instructions do not count.
+    /// Marks the instructions that a result depends on. Operands that are not earlier instructions are ignored.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.code.len()];
         for &result in &self.results {
@@ -415,13 +416,13 @@ impl Body {
         live
     }
 
-    /// Number of arithmetic instructions: what one evaluation costs.
+    /// Number of arithmetic instructions: the cost of one evaluation.
     pub fn cost(&self) -> usize {
         let free = |i: &&Instr| matches!(i.code, Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_));
         self.code.len() - self.code.iter().filter(free).count()
     }
 
-    /// Evaluates in `f64`, one element at a time: the meaning that every backend's code is held against.
+    /// Evaluates one element in `f64`. Tests compare every backend's code with it.
     pub fn eval(&self, inputs: &[f64], index: &[usize], folds: &[f64]) -> Vec<f64> {
         let mut values: Vec<f64> = Vec::with_capacity(self.code.len());
         for instr in &self.code {
@@ -469,7 +470,7 @@ pub(crate) fn unary(op: Unary, x: f64) -> f64 {
     }
 }
 
-/// What a small integer becomes of a value: the nearest of a float, that of the same lowest bits of an integer.
+/// Converts a value to a small integer: a float saturates, an integer keeps its lowest bits.
 pub(crate) fn small(value: f64, float: bool, dtype: DType) -> f64 {
     match (float, dtype) {
         (true, DType::U8) => (value as u8).into(),
@@ -479,7 +480,7 @@ pub(crate) fn small(value: f64, float: bool, dtype: DType) -> f64 {
     }
 }
 
-/// `a^b` of integers, wrapping around; a fraction is 0.
+/// `a^b` of integers, wrapping around. A fraction becomes 0.
 pub(crate) fn power(mut a: i64, b: i64) -> i64 {
     let Ok(mut b) = u64::try_from(b) else {
         return match a {
@@ -500,12 +501,12 @@ pub(crate) fn power(mut a: i64, b: i64) -> i64 {
     result
 }
 
-/// The larger of the two; NaN when either is.
+/// The larger value. NaN if either is NaN.
 pub(crate) fn maximum(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The smaller of the two; NaN when either is.
+/// The smaller value. NaN if either is NaN.
 pub(crate) fn minimum(a: f64, b: f64) -> f64 {
     if a < b || a.is_nan() { a } else { b }
 }
@@ -535,7 +536,7 @@ pub(crate) fn binary(op: Binary, a: f64, b: f64, int: bool) -> f64 {
     }
 }
 
-/// JSON has no infinities and no NaN: they are written as text.
+/// Serializes a float. Infinities and NaN become text, because JSON has none.
 pub(crate) mod literal {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

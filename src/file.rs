@@ -1,4 +1,4 @@
-//! Files that appear under their names only when they are whole.
+//! Atomic file writes: a file gets its name when it is complete.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
@@ -6,28 +6,30 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// Writes a file; a reader sees the old one or the whole new one. A device, a pipe or a link is written through, never replaced.
+/// Writes a file atomically: a reader sees the old file or the complete new one. A device, a pipe or a link is written
+/// through, never replaced.
 ///
 /// # Errors
-/// When the file cannot be written, with `what` was tried. Nothing is left behind.
+/// The file cannot be written. The error says that `what` was tried. Nothing is left behind.
 pub fn write_whole(path: &Path, what: &str, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
     try_write_whole(path, put).map_err(|e| Error::file(path, what, e))
 }
 
-/// As [`write_whole`], with the system's own error.
+/// Like [`write_whole`], with the system's own error.
 ///
 /// # Errors
-/// The system's.
+/// The system's error.
 pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     if path.symlink_metadata().is_ok_and(|there| !there.is_file()) {
         return put(&mut File::create(path)?);
     }
-    // Other processes may write the same file at the same time. The name is short, as the file's own may be as long as names can be.
+    // Other processes may write the same file at the same time. The partial file has a short name, because the file's
+    // own name may already have the maximal length.
     let mut name = DefaultHasher::new();
     path.file_name().hash(&mut name);
     let partial = path.with_file_name(format!(".{:016x}.{}.partial", name.finish(), std::process::id()));
     let written = File::create(&partial).and_then(|file| {
-        // What is replaced keeps its permissions.
+        // A replaced file keeps its permissions.
         if let Ok(there) = path.metadata() {
             file.set_permissions(there.permissions())?;
         }

@@ -10,7 +10,7 @@ use std::ops::{Deref, DerefMut, RangeInclusive};
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// The shape with these extents; no extents is a scalar.
+    /// The shape with these extents. No extents is a scalar.
     pub fn new(dims: impl Into<Vec<usize>>) -> Shape {
         Shape(dims.into())
     }
@@ -58,7 +58,7 @@ impl Shape {
         strides
     }
 
-    /// The axis that ONNX's `axis` (negative counts from the end) names, if it is one.
+    /// The axis that ONNX's `axis` names; a negative one counts from the end. `None` if there is no such axis.
     pub fn axis(&self, axis: i64) -> Option<usize> {
         let rank = self.len() as i64;
         let axis = if axis < 0 { axis + rank } else { axis };
@@ -101,7 +101,7 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What a named dim is bound to: one extent, or an inclusive range of them, which planning refuses when it is empty.
+/// The value of a named dim: one extent, or an inclusive range. Planning refuses an empty range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     least: usize,
@@ -119,7 +119,7 @@ impl Extent {
         self.most
     }
 
-    /// The extent, if it is one.
+    /// The extent, if it is a single one.
     pub fn fixed(self) -> Option<usize> {
         (self.least == self.most).then_some(self.least)
     }
@@ -147,9 +147,9 @@ impl fmt::Display for Extent {
     }
 }
 
-/// How a tensor of `shape` lies in a buffer: element `i` is at `offset + sum(i[k] * strides[k])`, counted in elements.
+/// Where the elements of a tensor are in a buffer: element `i` is at `offset + sum(i[k] * strides[k])`, in elements.
 ///
-/// Broadcasting is a stride of 0, reversal a negative stride; a view is a new access and no work.
+/// A broadcast axis has the stride 0, a reversed one a negative stride. A view is a new access and costs nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Access {
     /// The extents of the index space.
@@ -166,7 +166,7 @@ impl Access {
         Access { strides: shape.strides(), shape, offset: 0 }
     }
 
-    /// Of `[n, c, spatial..]`, with the channels of a position one after another, from the buffer's first element.
+    /// The access of `[n, c, spatial..]` with channels innermost, from the buffer's first element.
     pub fn channels_last(shape: Shape) -> Access {
         let rank = shape.len();
         let order = channels_last(rank);
@@ -176,19 +176,19 @@ impl Access {
         Access { shape, strides, offset: 0 }
     }
 
-    /// Whether each image of `[n, c, spatial..]` lies without gaps, the channels of a position one after another.
+    /// True if each image of `[n, c, spatial..]` has no gaps and channels are innermost.
     pub fn has_channels_last(&self) -> bool {
         self.shape.len() > 1 && self.permute(&channels_last(self.shape.len())[1..]).is_contiguous()
     }
 
-    /// Whether indices of one axis alone choose the element, those of neighbours next to each other.
+    /// True if only the index along `axis` selects the element, and neighbours are adjacent.
     pub fn moves_only_along(&self, axis: usize) -> bool {
         let expected = |k: usize| isize::from(k == axis);
         (0..self.shape.len()).all(|k| self.shape[k] == 1 || self.strides[k] == expected(k))
     }
 
-    /// Whether elements can be moved `width` at a time along an axis: wherever that many start at a multiple of it, they lie side by side,
-    /// and at a multiple of it from the buffer's start.
+    /// True if elements can be read `width` at a time along an axis: each such run is contiguous and starts at a
+    /// multiple of `width` from the buffer's start.
     pub fn lies(&self, axis: usize, width: usize) -> bool {
         let step = |k: usize| k == axis || self.shape[k] == 1 || self.strides[k].unsigned_abs().is_multiple_of(width);
         self.strides[axis] == 1
@@ -197,7 +197,7 @@ impl Access {
             && (0..self.shape.len()).all(step)
     }
 
-    /// Whether elements lie in row-major order without gaps, from any offset.
+    /// True if elements are in row-major order without gaps, from any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut expected = 1isize;
         for (&d, &s) in self.shape.iter().zip(&self.strides).rev() {
@@ -228,7 +228,7 @@ impl Access {
         }
     }
 
-    /// `len` elements along `axis`, from `start`, `step` apart (`step` may be negative).
+    /// Takes `len` elements along `axis` from `start`, `step` apart. `step` may be negative.
     pub fn slice(&self, axis: usize, start: usize, step: isize, len: usize) -> Access {
         let mut out = self.clone();
         if len > 0 {
@@ -239,7 +239,7 @@ impl Access {
         out
     }
 
-    /// The same elements in the same order under another shape, if strides can express it.
+    /// The same elements in the same order under another shape. `None` if strides cannot express it.
     pub fn reshape(&self, shape: &Shape) -> Option<Access> {
         if shape.contains(&0) {
             return Some(Access { strides: shape.strides(), shape: shape.clone(), offset: self.offset });
@@ -281,7 +281,7 @@ impl Access {
         self.offset + index.iter().zip(&self.strides).map(|(&i, &s)| i as isize * s).sum::<isize>()
     }
 
-    /// The lowest and the highest element read, or `None` for an empty index space.
+    /// The lowest and the highest element that is read. `None` for an empty index space.
     pub fn span(&self) -> Option<(isize, isize)> {
         if self.shape.contains(&0) {
             return None;
@@ -300,12 +300,12 @@ pub fn channels_last(rank: usize) -> Vec<usize> {
     (0..rank.min(1)).chain(2..rank).chain(1..rank.min(2)).collect()
 }
 
-/// The greatest common divisor; of 0 and `b`, `b`.
+/// The greatest common divisor. Of 0 and `b` it is `b`.
 pub fn gcd(a: u64, b: u64) -> u64 {
     if a == 0 { b } else { gcd(b % a, a) }
 }
 
-/// Steps a row-major index to the next element of `shape`; behind the last it is the first again.
+/// Advances a row-major index to the next element of `shape`. After the last it is the first again.
 pub fn advance(index: &mut [usize], shape: &[usize]) {
     for (i, &d) in index.iter_mut().zip(shape).rev() {
         *i += 1;

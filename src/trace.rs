@@ -36,18 +36,18 @@ pub struct Trace(RefCell<State>);
 
 struct State {
     graph: Graph,
-    /// The first error. What depends on it is not built.
+    /// The first error. Nothing that depends on it is built.
     error: Option<Error>,
-    /// How often each operator was used; nodes are named by it.
+    /// Uses of each operator so far. Nodes are named by them.
     counts: HashMap<String, usize>,
     inputs: HashSet<String>,
 }
 
-/// A value of a [`Trace`]: a handle to copy around.
+/// A value of a [`Trace`]: a handle that is cheap to copy.
 #[derive(Clone, Copy)]
 pub struct Var<'g> {
     trace: &'g Trace,
-    /// Nothing, behind an error.
+    /// `None` after an error.
     value: Option<ValueId>,
 }
 
@@ -93,20 +93,20 @@ impl Trace {
         });
     }
 
-    /// Values one after another along an axis.
+    /// Concatenates values along an axis.
     pub fn concat<'g>(&'g self, vars: &[Var<'g>], axis: i64) -> Var<'g> {
         let vars: Vec<_> = vars.iter().copied().map(Some).collect();
         self.op("Concat", &vars, Attrs::new().with("axis", axis))
     }
 
-    /// The first output of any operator of the table. What ONNX has as a constant input that shapes the computation is
-    /// an attribute here; an optional input that is left out is `None`.
+    /// The first output of any operator of the table. A constant input that shapes the computation is an attribute
+    /// here. An omitted optional input is `None`.
     pub fn op<'g>(&'g self, op: &str, inputs: &[Option<Var<'g>>], attrs: Attrs) -> Var<'g> {
         let none = Var { trace: self, value: None };
         self.outputs(op, inputs, attrs).first().copied().unwrap_or(none)
     }
 
-    /// Every output of any operator of the table; none behind an error.
+    /// Every output of any operator of the table. Empty after an error.
     pub fn outputs<'g>(&'g self, op: &str, inputs: &[Option<Var<'g>>], attrs: Attrs) -> Vec<Var<'g>> {
         let mut ports = 0;
         let first = self.build(|state| {
@@ -135,7 +135,7 @@ impl Trace {
     /// The graph.
     ///
     /// # Errors
-    /// The first error met on the way, or that there is no output.
+    /// The first error of the trace, or that it has no output.
     pub fn finish(self) -> Result<Graph> {
         let State { mut graph, error, .. } = self.0.into_inner();
         match error {
@@ -148,7 +148,7 @@ impl Trace {
         }
     }
 
-    /// Keeps the first error, behind which nothing is built.
+    /// Keeps the first error. Nothing is built after it.
     fn build(&self, f: impl FnOnce(&mut State) -> Result<ValueId>) -> Var<'_> {
         let state = &mut *self.0.borrow_mut();
         let value = f(state).map_err(|error| _ = state.error.get_or_insert(error)).ok();
@@ -156,9 +156,10 @@ impl Trace {
     }
 
     fn own(&self, var: Var) -> Result<Option<ValueId>> {
-        match std::ptr::eq(self, var.trace) {
-            true => Ok(var.value),
-            false => Err(Error::graph("a value of another trace is used".into())),
+        if std::ptr::eq(self, var.trace) {
+            Ok(var.value)
+        } else {
+            Err(Error::graph("a value of another trace is used".into()))
         }
     }
 }
@@ -247,11 +248,11 @@ impl<'g> Var<'g> {
         max: "Max";
         /// The smaller of two.
         min: "Min";
-        /// Whether two are equal.
+        /// True where two values are equal.
         equal: "Equal";
-        /// Whether x is less than `other`.
+        /// True where x is less than `other`.
         less: "Less";
-        /// Whether x is greater than `other`.
+        /// True where x is greater than `other`.
         greater: "Greater";
     }
 

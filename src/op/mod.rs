@@ -16,11 +16,13 @@ mod exact;
 mod fact;
 mod input;
 mod part;
+mod sample;
 
 pub use attr::{Attr, Attrs};
 pub use build::Build;
 pub use fact::{Fact, MAX_MADE, OpResult, ValueId};
 pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
+pub use sample::{Data, Sample, SampleInput};
 
 use crate::expr::Expr;
 use crate::kernel::{Fold, Template};
@@ -58,6 +60,8 @@ pub struct OpDef {
     /// Splits the output along an axis into units: see [`Call::part`]. `None` if the rule follows from `lower`, or if
     /// no part can be computed without the rest.
     pub part: Option<Split>,
+    /// Adds inputs and attributes to an empty sample: see [`OpDef::example`].
+    pub sample: fn(Sample) -> Sample,
 }
 
 impl std::fmt::Debug for OpDef {
@@ -76,7 +80,7 @@ impl OpDef {
         eval: Eval,
         lower: Lower,
     ) -> OpDef {
-        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None }
+        OpDef { name, doc, inputs, attrs: &[], infer, eval, lower, upgrade: None, part: None, sample: |s| s }
     }
 
     /// Sets the names of the attributes.
@@ -92,6 +96,16 @@ impl OpDef {
     /// Sets the rule that splits the output.
     pub(crate) const fn part(self, part: Split) -> OpDef {
         OpDef { part: Some(part), ..self }
+    }
+
+    /// Sets inputs and attributes of the sample.
+    pub(crate) const fn sample(self, sample: fn(Sample) -> Sample) -> OpDef {
+        OpDef { sample, ..self }
+    }
+
+    /// A call that exercises the row: the tests that walk the table run it, and `plimsoll ops` finds types with it.
+    pub fn example(&self) -> Sample {
+        (self.sample)(Sample::new(self.name))
     }
 
     /// The smallest and the largest number of data inputs of a node.

@@ -1,6 +1,6 @@
 //! Rows of transformers: attention as a whole, and the rotation that tells queries and keys where they stand.
 //!
-//! Query heads that share keys are an axis of their own, along which keys and values are broadcast, not copied:
+//! Query heads that share keys are an axis of their own. Keys and values are broadcast along it, not copied:
 //!
 //! ```text
 //! Q [b, kv, group, s, d] --x scale--.
@@ -9,7 +9,7 @@
 //! past, V [b, kv, 1, t, v] -------------------------------------------'
 //! ```
 //!
-//! Scores that a mask hides are minus infinity where they are shown; in WGSL, which has none, the least number.
+//! A masked score is minus infinity where an output shows it. WGSL has no infinities: there it is the lowest number.
 
 use super::compose::{binary, given, reshape, transpose};
 use super::{expect_dtype, indices, position, same_float};
@@ -38,6 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval),
         Lower::Decompose(nodes),
     )
+    .sample(|s| s.floats(&[&[2, 3, 5, 8], &[2, 3, 7, 8], &[2, 3, 7, 6]]))
     .attrs(ATTENTION),
     OpDef::new(
         "RotaryEmbedding",
@@ -48,13 +49,14 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(rotate),
         Lower::Decompose(rotation),
     )
+    .sample(|s| s.floats(&[&[2, 3, 5, 8], &[2, 5, 4], &[2, 5, 4]]))
     .attrs(&["interleaved", "num_heads", "rotary_embedding_dim"]),
 ];
 
 const Q: usize = 0;
 const MASK: usize = 3;
 const PAST: usize = 4;
-/// How many keys of each row of the batch there are; those behind them are room for more.
+/// The number of keys of each row of the batch. Keys behind those are free room.
 const LENGTHS: usize = 6;
 
 /// The extents of an attention.
@@ -104,18 +106,19 @@ impl Extents {
         Ok(Extents { batch, heads, group: q_heads / heads, queries, past, keys, width, value })
     }
 
-    /// Of the products: `[batch, query heads, queries, keys]`.
+    /// Shape of the scores: `[batch, query heads, queries, keys]`.
     fn scores(&self) -> Shape {
         Shape::new([self.batch, self.heads * self.group, self.queries, self.keys])
     }
 
-    /// The axes of the heads where keys are broadcast: one if every query head has keys of its own.
+    /// Extents of the head axes: one axis if every query head has its own keys, otherwise the key heads and the query
+    /// heads that share each.
     fn split(&self) -> Vec<usize> {
         if self.group == 1 { vec![self.heads] } else { vec![self.heads, self.group] }
     }
 }
 
-/// `[batch, heads, sequence, width]` of an input of that shape, or of `[batch, sequence, heads width]`.
+/// The extents `[batch, heads, sequence, width]` of an input of that shape or of `[batch, sequence, heads width]`.
 fn headed(call: &Call, input: usize, heads: &str) -> OpResult<[usize; 4]> {
     let name = call.op.inputs[input].name;
     let given = call.int(heads, 0)?;
@@ -253,7 +256,7 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![y, k, v, shown])
 }
 
-/// `[batch, heads.., sequence, width]` of an input that may have its heads within the last axis.
+/// An input as `[batch, heads.., sequence, width]`. Its heads may be within the last axis.
 pub(super) fn with_heads(b: &mut dyn Build, value: ValueId, heads: &[usize]) -> OpResult<ValueId> {
     let shape = b.fact(value).shape;
     let (count, all) = (heads.len(), heads.iter().product::<usize>());
@@ -324,7 +327,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     Ok(vec![y, presents[0], presents[1], reshape(b, shown, &e.scores())?])
 }
 
-/// The scores where they count, and minus infinity elsewhere.
+/// The scores with a mask applied: minus infinity where the mask hides a key.
 fn masked(
     b: &mut dyn Build,
     call: &Call,
@@ -356,7 +359,7 @@ fn masked(
     b.op("Where", &[allowed, scores, never], Attrs::new())
 }
 
-/// Which keys stand at or before each query, of those that there are.
+/// The keys that each query sees: those that exist, and if the row is causal, at or before the query.
 fn seen(b: &mut dyn Build, call: &Call, e: &Extents, lengths: Option<ValueId>) -> OpResult<Option<ValueId>> {
     let causal = call.int("is_causal", 0)? != 0;
     if !causal && lengths.is_none() {
@@ -378,13 +381,13 @@ fn seen(b: &mut dyn Build, call: &Call, e: &Extents, lengths: Option<ValueId>) -
     binary(b, "Less", keys, ends).map(Some)
 }
 
-/// How the elements of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads width]`, are rotated.
+/// A rotation of `[batch, heads, sequence, width]` or `[batch, sequence, heads width]`.
 struct Rotation {
     heads: usize,
     width: usize,
-    /// Only the first elements of each head: pairs of them.
+    /// Pairs to rotate at the start of each head; the elements behind them stay.
     pairs: usize,
-    /// The members of a pair stand side by side, not half the elements apart.
+    /// True if the members of a pair are neighbours, false if they are half the elements apart.
     interleaved: bool,
 }
 
@@ -469,9 +472,10 @@ fn rotation(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpRes
         b.op("Slice", &[x], Attrs::span(3, from..to).with("steps", vec![step]))
     };
     let rotated = 2 * r.pairs;
-    let (first, second) = match r.interleaved {
-        true => (part(b, 0, rotated, 2)?, part(b, 1, rotated, 2)?),
-        false => (part(b, 0, r.pairs, 1)?, part(b, r.pairs, rotated, 1)?),
+    let (first, second) = if r.interleaved {
+        (part(b, 0, rotated, 2)?, part(b, 1, rotated, 2)?)
+    } else {
+        (part(b, 0, r.pairs, 1)?, part(b, r.pairs, rotated, 1)?)
     };
     let [cos, sin] = angles;
     let product = |b: &mut dyn Build, x, y| binary(b, "Mul", x, y);

@@ -1,10 +1,10 @@
-//! Rows that are nothing but others: stated once, as the nodes that they stand for, from which facts and meaning follow.
+//! Composed rows: a row is stated once, as the nodes that it stands for. Facts and meaning follow from these.
 
 use super::find;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId};
 use crate::tensor::Tensor;
 
-/// The nodes that a row stands for: a value per output.
+/// Builds the nodes that a row stands for and returns one value per output.
 pub(super) type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
 
 /// A row that stands for these nodes.
@@ -21,27 +21,27 @@ pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'st
     )
 }
 
-/// A row is made of no more values.
+/// Upper bound of the number of values that a row's nodes compute.
 const MAX_PARTS: usize = 1 << 18;
 
-/// What a row's nodes infer and, where its inputs have values, compute.
+/// The facts of a row's nodes, and their values if the inputs have values.
 struct Trace {
     values: Vec<(Fact, Vec<f64>)>,
     wants: Wants,
-    /// How many constants there are so far.
+    /// Number of constants so far.
     constants: usize,
 }
 
-/// What a trace has values of.
+/// Which values a trace computes.
 #[derive(Clone, Copy, PartialEq)]
 enum Wants {
     Nothing,
     Everything,
-    /// The constant of this number.
+    /// The constant with this number.
     Constant(usize),
 }
 
-/// The elements of the constant of a number among those that the row's rule makes for inputs of these facts.
+/// The constant with this number among those that the row's rule makes for a call.
 pub(crate) fn constant(call: &Call, number: usize) -> OpResult<Tensor> {
     let trace = Trace::run(call, None, Wants::Constant(number))?.0;
     let mut found = trace.values.into_iter().filter(|(_, values)| !values.is_empty());
@@ -50,7 +50,7 @@ pub(crate) fn constant(call: &Call, number: usize) -> OpResult<Tensor> {
 }
 
 impl Trace {
-    /// The outputs of a composed row. Without the inputs' values, these have none either.
+    /// The outputs of a composed row. They have values only if the inputs have.
     fn of(call: &Call, x: Option<&[Option<&[f64]>]>) -> OpResult<Vec<(Fact, Vec<f64>)>> {
         let wants = if x.is_some() { Wants::Everything } else { Wants::Nothing };
         let (trace, outputs) = Trace::run(call, x, wants)?;
@@ -109,7 +109,7 @@ impl Build for Trace {
     }
 }
 
-/// All outputs of a row that is decomposed, where a node would have the first one.
+/// All outputs of a decomposed row; a node has only the first.
 pub(super) fn outputs(b: &mut dyn Build, op: &str, inputs: &[Option<ValueId>], attrs: Attrs) -> OpResult<Vec<ValueId>> {
     let row = find(op).ok_or_else(|| format!("there is no operator {op}"))?;
     let Lower::Decompose(nodes) = row.lower else { return Err(format!("{op} is not composed of other operators")) };
@@ -120,12 +120,12 @@ pub(super) fn outputs(b: &mut dyn Build, op: &str, inputs: &[Option<ValueId>], a
     nodes(b, &call, inputs)
 }
 
-/// An input that may be left out.
+/// An optional input.
 pub(super) fn given(x: &[Option<ValueId>], input: usize) -> Option<ValueId> {
     x.get(input).copied().flatten()
 }
 
-/// An input that may not.
+/// A required input.
 pub(super) fn required(x: &[Option<ValueId>], input: usize) -> ValueId {
     given(x, input).expect("a required input is present: arity is checked first")
 }
@@ -148,7 +148,7 @@ pub(super) fn binary(b: &mut dyn Build, op: &str, x: ValueId, y: ValueId) -> OpR
     b.op(op, &[x, y], Attrs::new())
 }
 
-/// A node of a value and a number of its type.
+/// A node with two inputs: a value, and a scalar of its type.
 pub(super) fn with_number(b: &mut dyn Build, op: &str, x: ValueId, number: f64) -> OpResult<ValueId> {
     let number = b.scalar(number, b.fact(x).dtype);
     binary(b, op, x, number)

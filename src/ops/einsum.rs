@@ -8,8 +8,8 @@
 //! B [h, d, e] --> [d, h e] --'
 //! ```
 //!
-//! Terms are joined from the left, two at a time, each time by one product of matrices, of which there are as many as letters of both that
-//! somebody asks for have elements. A letter of one term that nobody else asks for is summed first.
+//! Terms are joined from the left, two at a time, by one matrix product each. Letters that both terms and a later
+//! reader have are the batch of the product. A letter that only one term has and nobody reads is summed first.
 
 use super::{indices, output, position, same_float};
 use crate::op::{Attrs, Build, Call, Eval, Lower, OpDef, OpResult, ValueId, variadic};
@@ -28,6 +28,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     Eval::Tensor(eval),
     Lower::Decompose(nodes),
 )
+.sample(|s| s.floats(&[&[2, 3], &[3, 4]]).attr("equation", "ij,jk->ik"))
 .attrs(&["equation"])];
 
 /// An axis: a letter, or one of those that `...` stands for, counted from the last.
@@ -104,7 +105,7 @@ impl Equation {
         Ok(equation)
     }
 
-    /// Takes in a term with its input's shape.
+    /// Adds a term with its input's shape.
     fn term(&mut self, text: &str, input: usize, term: &[Option<char>], shape: &Shape) -> OpResult<()> {
         let named = term.iter().flatten().count();
         let dots = shape.len().checked_sub(named).filter(|&n| n == 0 || term.contains(&None)).ok_or_else(|| {
@@ -176,7 +177,7 @@ impl Term {
         self.letters.contains(letter)
     }
 
-    /// Without the axes for which `drop` holds; those are summed.
+    /// Sums the axes for which `drop` holds.
     fn sum(mut self, b: &mut dyn Build, drop: impl Fn(usize, Letter) -> bool) -> OpResult<Term> {
         let axes: Vec<_> = (0..self.letters.len()).filter(|&k| drop(k, self.letters[k])).collect();
         if !axes.is_empty() {
@@ -187,7 +188,7 @@ impl Term {
         Ok(self)
     }
 
-    /// With its axes in this order.
+    /// Transposes the axes to this order.
     fn turn(&self, b: &mut dyn Build, letters: &[Letter]) -> OpResult<ValueId> {
         if self.letters == letters {
             return Ok(self.value);
@@ -196,7 +197,8 @@ impl Term {
         b.op("Transpose", &[self.value], Attrs::new().with("perm", letters.iter().map(at).collect::<Vec<_>>()))
     }
 
-    /// As the matrices of a product: the axes of `batch` (1 for those it has not), then one for each of `groups`.
+    /// Reshapes to the matrices of a product: the axes of `batch`, with extent 1 if absent, then one axis for each of
+    /// `groups`.
     fn matrices(
         &self,
         b: &mut dyn Build,
@@ -243,7 +245,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     Ok(vec![joined.turn(b, &equation.output)?])
 }
 
-/// The product of two terms, summed over the letters of both that nobody else asks for.
+/// The product of two terms, summed over the letters that both have and nobody else reads.
 fn join(
     b: &mut dyn Build,
     equation: &Equation,

@@ -1,12 +1,12 @@
 //! Elementwise rows: one value per index, from the broadcast inputs' values there.
 //!
-//! A row states its function twice: in `f64`, as the specification writes it, and as the expression that kernels hold,
-//! written so that no intermediate value overflows, since a shader need not have infinities.
+//! A row states its function twice: in `f64`, as the specification writes it, and as the expression of the kernels.
+//! The expression avoids overflow in intermediate values, because shaders may lack infinities.
 
 use super::{broadcast, expect_dtype, output, same_dtype};
 use crate::dtype::DType;
 use crate::expr::{Expr, maximum, minimum};
-use crate::op::{Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, one, optional, variadic};
+use crate::op::{Args, Attrs, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Sample, one, optional, variadic};
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
 mod circular;
@@ -17,49 +17,75 @@ const AB: &[Input] = &[one("A"), one("B")];
 const MANY: &[Input] = &[variadic("data_0")];
 const CLIP: &[Input] = &[one("input"), optional("min"), optional("max")];
 
+/// Samples of rows with two operands that are not floats.
+const BOOLS: fn(Sample) -> Sample = |s| s.input(DType::Bool, &[3, 5], 0.0, 1.0).input(DType::Bool, &[5], 0.0, 1.0);
+const INTEGERS: fn(Sample) -> Sample =
+    |s| s.input(DType::I32, &[3, 5], -1000.0, 1000.0).input(DType::I32, &[5], -1000.0, 1000.0);
+
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Arithmetic
     map("Abs", "The absolute value |x|", X, number, |x, _| x[0].abs(), |x, _| x[0].abs()),
     map("Add", "The sum a + b", AB, number, |x, _| x[0] + x[1], |x, _| &x[0] + &x[1]),
-    map("Div", "a / b; of integers, rounded toward zero", AB, number, div, |x, _| &x[0] / &x[1]),
-    map("Max", "The largest of the inputs", MANY, number, |x, _| fold(x, maximum), |x, _| join(x, Expr::max)),
+    map("Div", "a / b; of integers, rounded toward zero", AB, number, div, |x, _| &x[0] / &x[1])
+        .sample(|s| s.uniform(-3.0, 3.0).uniform(0.3, 2.0)),
+    map("Max", "The largest of the inputs", MANY, number, |x, _| fold(x, maximum), |x, _| join(x, Expr::max))
+        .sample(|s| s.floats(&[&[2, 1, 5], &[3, 1], &[5]])),
     map("Mean", "The mean of the inputs", MANY, float,
         |x, _| x.iter().sum::<f64>() / x.len() as f64,
-        |x, _| join(x, |a, b| a + b) / x.0.len() as f64),
-    map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, minimum), |x, _| join(x, Expr::min)),
+        |x, _| join(x, |a, b| a + b) / x.0.len() as f64).sample(|s| s.floats(&[&[2, 1, 5], &[3, 1], &[5]])),
+    map("Min", "The smallest of the inputs", MANY, number, |x, _| fold(x, minimum), |x, _| join(x, Expr::min))
+        .sample(|s| s.floats(&[&[2, 1, 5], &[3, 1], &[5]])),
     map("Mod", "Remainder of a / b: with the sign of b, or with that of a where `fmod` is 1", AB, number, modulo,
         modulo_expr)
+        .sample(|s| s.given(DType::F32, &[4], &[7.5, -7.5, 7.5, -7.5]).given(DType::F32, &[4], &[2.0, 2.0, -2.0, -2.0]))
         .attrs(&["fmod"]),
     map("Mul", "The product a b", AB, number, |x, _| x[0] * x[1], |x, _| &x[0] * &x[1]),
     map("Neg", "The negative -x", X, number, |x, _| -x[0], |x, _| -&x[0]),
-    map("Pow", "a^b, in the type of a", &[one("X"), one("Y")], pow_infer, |x, _| x[0].powf(x[1]), pow),
-    map("Reciprocal", "The reciprocal 1 / x", X, float, |x, _| 1.0 / x[0], |x, _| x[0].recip()),
+    map("Pow", "a^b, in the type of a", &[one("X"), one("Y")], pow_infer, |x, _| x[0].powf(x[1]), pow)
+        .sample(|s| s.uniform(0.2, 3.0).uniform(-2.0, 2.0)),
+    map("Reciprocal", "The reciprocal 1 / x", X, float, |x, _| 1.0 / x[0], |x, _| x[0].recip())
+        .sample(|s| s.uniform(0.2, 3.0)),
     map("Sign", "-1, 0 or 1, as x is negative, zero or positive", IN, number,
         |x, _| if x[0] == 0.0 { 0.0 } else { x[0].signum() },
         |x, _| x[0].sign()),
     map("Sub", "The difference a - b", AB, number, |x, _| x[0] - x[1], |x, _| &x[0] - &x[1]),
-    map("Sum", "The sum of the inputs", MANY, number, |x, _| x.iter().sum(), |x, _| join(x, |a, b| a + b)),
+    map("Sum", "The sum of the inputs", MANY, number, |x, _| x.iter().sum(), |x, _| join(x, |a, b| a + b))
+        .sample(|s| s.floats(&[&[2, 1, 5], &[3, 1], &[5]])),
     // Functions of mathematics
-    map("Acos", "The arccosine in radians", IN, float, |x, _| x[0].acos(), |x, _| circular::acos(&x[0])),
-    map("Acosh", "The inverse of the hyperbolic cosine", IN, float, |x, _| x[0].acosh(), |x, _| circular::acosh(&x[0])),
-    map("Asin", "The arcsine in radians", IN, float, |x, _| x[0].asin(), |x, _| circular::asin(&x[0])),
-    map("Asinh", "The inverse of the hyperbolic sine", IN, float, |x, _| x[0].asinh(), |x, _| circular::asinh(&x[0])),
-    map("Atan", "The arctangent in radians", IN, float, |x, _| x[0].atan(), |x, _| circular::atan(&x[0])),
-    map("Atanh", "The inverse of the hyperbolic tangent", IN, float, |x, _| x[0].atanh(), |x, _| circular::atanh(&x[0])),
+    map("Acos", "The arccosine in radians", IN, float, |x, _| x[0].acos(), |x, _| circular::acos(&x[0]))
+        .sample(|s| s.uniform(-1.0, 1.0)),
+    map("Acosh", "The inverse of the hyperbolic cosine", IN, float, |x, _| x[0].acosh(), |x, _| circular::acosh(&x[0]))
+        .sample(|s| s.uniform(1.0, 9.0)),
+    map("Asin", "The arcsine in radians", IN, float, |x, _| x[0].asin(), |x, _| circular::asin(&x[0]))
+        .sample(|s| s.uniform(-1.0, 1.0)),
+    map("Asinh", "The inverse of the hyperbolic sine", IN, float, |x, _| x[0].asinh(), |x, _| circular::asinh(&x[0]))
+        .sample(|s| s.uniform(-5.0, 5.0)),
+    map("Atan", "The arctangent in radians", IN, float, |x, _| x[0].atan(), |x, _| circular::atan(&x[0]))
+        .sample(|s| s.uniform(-5.0, 5.0)),
+    map("Atanh", "The inverse of the hyperbolic tangent", IN, float, |x, _| x[0].atanh(), |x, _| circular::atanh(&x[0]))
+        .sample(|s| s.uniform(-0.9, 0.9)),
     map("Ceil", "The smallest integer not below x", X, float, |x, _| x[0].ceil(), |x, _| x[0].ceil()),
-    map("Cos", "The cosine of x in radians", IN, float, |x, _| x[0].cos(), |x, _| x[0].cos()),
-    map("Cosh", "The hyperbolic cosine", IN, float, |x, _| x[0].cosh(), |x, _| circular::cosh(&x[0])),
+    map("Cos", "The cosine of x in radians", IN, float, |x, _| x[0].cos(), |x, _| x[0].cos())
+        .sample(|s| s.uniform(-6.0, 6.0)),
+    map("Cosh", "The hyperbolic cosine", IN, float, |x, _| x[0].cosh(), |x, _| circular::cosh(&x[0]))
+        .sample(|s| s.uniform(-5.0, 5.0)),
     map("Erf", "The error function of x", IN, float, |x, _| libm::erf(x[0]), |x, _| x[0].erf()),
-    map("Exp", "The exponential e^x", IN, float, |x, _| x[0].exp(), |x, _| x[0].exp()),
+    map("Exp", "The exponential e^x", IN, float, |x, _| x[0].exp(), |x, _| x[0].exp()).sample(|s| s.uniform(-5.0, 3.0)),
     map("Floor", "The largest integer not above x", X, float, |x, _| x[0].floor(), |x, _| x[0].floor()),
-    map("Log", "The natural logarithm of x", IN, float, |x, _| x[0].ln(), |x, _| x[0].log()),
+    map("Log", "The natural logarithm of x", IN, float, |x, _| x[0].ln(), |x, _| x[0].log())
+        .sample(|s| s.uniform(0.1, 9.0)),
     map("Round", "The nearest integer, ties to even", X, float, |x, _| x[0].round_ties_even(), |x, _| x[0].round()),
-    map("Sin", "The sine of x in radians", IN, float, |x, _| x[0].sin(), |x, _| x[0].sin()),
-    map("Sinh", "The hyperbolic sine", IN, float, |x, _| x[0].sinh(), |x, _| circular::sinh(&x[0])),
-    map("Sqrt", "The square root of x", X, float, |x, _| x[0].sqrt(), |x, _| x[0].sqrt()),
-    map("Tan", "The tangent of x in radians", IN, float, |x, _| x[0].tan(), |x, _| x[0].sin() / x[0].cos()),
-    map("Tanh", "The hyperbolic tangent", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh()),
+    map("Sin", "The sine of x in radians", IN, float, |x, _| x[0].sin(), |x, _| x[0].sin())
+        .sample(|s| s.uniform(-6.0, 6.0)),
+    map("Sinh", "The hyperbolic sine", IN, float, |x, _| x[0].sinh(), |x, _| circular::sinh(&x[0]))
+        .sample(|s| s.uniform(-5.0, 5.0)),
+    map("Sqrt", "The square root of x", X, float, |x, _| x[0].sqrt(), |x, _| x[0].sqrt())
+        .sample(|s| s.uniform(0.0, 9.0)),
+    map("Tan", "The tangent of x in radians", IN, float, |x, _| x[0].tan(), |x, _| x[0].sin() / x[0].cos())
+        .sample(|s| s.uniform(-1.2, 1.2)),
+    map("Tanh", "The hyperbolic tangent", IN, float, |x, _| x[0].tanh(), |x, _| x[0].tanh())
+        .sample(|s| s.uniform(-4.0, 4.0)),
     // Activations
     map("BiasGelu", "Gelu of the sum a + b", AB, float,
         |x, _| gelu(x[0] + x[1], false),
@@ -67,11 +93,14 @@ pub(super) static OPS: &[OpDef] = &[
     map("Celu", "max(x, 0) + min(alpha (e^(x / alpha) - 1), 0)", X, float,
         |x, c| maximum(x[0], 0.0) + minimum(param(c, "alpha", 1.0) * (x[0] / param(c, "alpha", 1.0)).exp_m1(), 0.0),
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0 / param(c, "alpha", 1.0)))
+        .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha"]),
-    map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr).attrs(&["min", "max"]),
+    map("Clip", "x, but at least `min` and at most `max`", CLIP, clip_infer, clip, clip_expr)
+        .sample(|s| s.uniform(-5.0, 5.0).given(DType::F32, &[], &[-1.5]).given(DType::F32, &[], &[1.5])).attrs(&["min", "max"]),
     map("Elu", "x, or alpha (e^x - 1) where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 1.0) * x[0].exp_m1() } else { x[0] },
         |x, c| exponential(&x[0], param(c, "alpha", 1.0), 1.0))
+        .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha"]),
     map("FastGelu", "The tanh approximation of Gelu, of x or x + bias", &[one("X"), optional("bias")], float,
         |x, c| gelu(if c.has(1) { x[0] + x[1] } else { x[0] }, true),
@@ -79,25 +108,29 @@ pub(super) static OPS: &[OpDef] = &[
     map("Gelu", "x times the normal distribution's value at x, or its tanh approximation", X, gelu_infer,
         |x, c| gelu(x[0], approximate(c)),
         |x, c| gelu_expr(&x[0], approximate(c)))
+        .sample(|s| s.uniform(-5.0, 5.0))
         .attrs(&["approximate"]),
     map("HardSigmoid", "alpha x + beta within 0..1", X, float,
         |x, c| (param(c, "alpha", 0.2) * x[0] + param(c, "beta", 0.5)).clamp(0.0, 1.0),
         |x, c| ramp(&x[0], param(c, "alpha", 0.2), param(c, "beta", 0.5)))
+        .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha", "beta"]),
     map("HardSwish", "x times (x / 6 + 1/2 within 0..1)", X, float,
         |x, _| x[0] * (x[0] / 6.0 + 0.5).clamp(0.0, 1.0),
-        |x, _| &x[0] * ramp(&x[0], 1.0 / 6.0, 0.5)),
+        |x, _| &x[0] * ramp(&x[0], 1.0 / 6.0, 0.5)).sample(|s| s.uniform(-5.0, 5.0)),
     map("LeakyRelu", "x, or alpha x where x < 0", X, float,
         |x, c| if x[0] < 0.0 { param(c, "alpha", 0.01) * x[0] } else { x[0] },
         |x, c| negative(&x[0]).select(&(&x[0] * param(c, "alpha", 0.01)), &x[0]))
         .attrs(&["alpha"]),
-    map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish),
+    map("Mish", "x tanh(ln(1 + e^x))", X, float, |x, _| x[0] * x[0].exp().ln_1p().tanh(), mish)
+        .sample(|s| s.uniform(-6.0, 6.0)),
     map("PRelu", "x, or slope x where x < 0", &[one("X"), one("slope")], prelu_infer,
         |x, _| if x[0] < 0.0 { x[1] * x[0] } else { x[0] },
         |x, _| negative(&x[0]).select(&(&x[0] * &x[1]), &x[0])),
     map("QuickGelu", "x / (1 + e^(-alpha x)), alpha being 1.702", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.702) * x[0]).exp()),
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.702))))
+        .sample(|s| s.uniform(-5.0, 5.0))
         .attrs(&["alpha"]),
     map("Relu", "max(x, 0)", X, number, |x, _| maximum(x[0], 0.0), |x, _| x[0].max(&x[0].like(0.0))),
     map("Selu", "gamma x, or gamma alpha (e^x - 1) where x < 0", X, float,
@@ -106,6 +139,7 @@ pub(super) static OPS: &[OpDef] = &[
             gamma * if x[0] > 0.0 { x[0] } else { alpha * x[0].exp_m1() }
         },
         |x, c| exponential(&x[0], param(c, "alpha", SELU_ALPHA), 1.0) * param(c, "gamma", SELU_GAMMA))
+        .sample(|s| s.uniform(-4.0, 4.0))
         .attrs(&["alpha", "gamma"]),
     map("Shrink", "x + bias where x < -lambd, x - bias where x > lambd, else 0", IN, float,
         |x, c| {
@@ -118,11 +152,13 @@ pub(super) static OPS: &[OpDef] = &[
             x.lt(&x.like(-least)).select(&(x + bias), &above)
         })
         .attrs(&["bias", "lambd"]),
-    map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0])),
+    map("Sigmoid", "1 / (1 + e^-x)", X, float, |x, _| 1.0 / (1.0 + (-x[0]).exp()), |x, _| sigmoid(&x[0]))
+        .sample(|s| s.uniform(-9.0, 9.0)),
     map("Softplus", "ln(1 + e^x)", X, float,
         |x, _| if x[0] > 40.0 { x[0] } else { x[0].exp().ln_1p() },
-        |x, _| x[0].max(&x[0].like(0.0)) + ((-x[0].abs()).exp() + 1.0).log()),
-    map("Softsign", "x / (1 + |x|)", IN, float, |x, _| x[0] / (1.0 + x[0].abs()), |x, _| &x[0] / (x[0].abs() + 1.0)),
+        |x, _| x[0].max(&x[0].like(0.0)) + ((-x[0].abs()).exp() + 1.0).log()).sample(|s| s.uniform(-6.0, 6.0)),
+    map("Softsign", "x / (1 + |x|)", IN, float, |x, _| x[0] / (1.0 + x[0].abs()), |x, _| &x[0] / (x[0].abs() + 1.0))
+        .sample(|s| s.uniform(-6.0, 6.0)),
     map("SwiGLU", "Swish of a times b", AB, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()) * x[1],
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))) * &x[1])
@@ -130,13 +166,15 @@ pub(super) static OPS: &[OpDef] = &[
     map("Swish", "x / (1 + e^(-alpha x))", X, float,
         |x, c| x[0] / (1.0 + (-param(c, "alpha", 1.0) * x[0]).exp()),
         |x, c| &x[0] * sigmoid(&(&x[0] * param(c, "alpha", 1.0))))
+        .sample(|s| s.uniform(-6.0, 6.0))
         .attrs(&["alpha"]),
     map("ThresholdedRelu", "x, or 0 where x <= alpha", X, float,
         |x, c| if x[0] > param(c, "alpha", 1.0) { x[0] } else { 0.0 },
         |x, c| x[0].like(param(c, "alpha", 1.0)).lt(&x[0]).select(&x[0], &x[0].like(0.0)))
         .attrs(&["alpha"]),
     // Comparison and logic
-    map("And", "Whether both a and b hold", AB, logical, |x, _| x[0] * x[1], |x, _| x[0].and(&x[1])),
+    map("And", "Whether both a and b hold", AB, logical, |x, _| x[0] * x[1], |x, _| x[0].and(&x[1]))
+        .sample(BOOLS),
     map("Equal", "Whether a = b", AB, equality, |x, _| truth(x[0] == x[1]), |x, _| x[0].eq(&x[1])),
     map("Greater", "Whether a > b", AB, comparison, |x, _| truth(x[0] > x[1]), |x, _| x[1].lt(&x[0])),
     map("GreaterOrEqual", "Whether a >= b", AB, comparison, |x, _| truth(x[0] >= x[1]), |x, _| x[1].le(&x[0])),
@@ -147,22 +185,31 @@ pub(super) static OPS: &[OpDef] = &[
     map("IsNaN", "Whether x is not a number", X, undefined, |x, _| truth(x[0].is_nan()), |x, _| x[0].eq(&x[0]).not()),
     map("Less", "Whether a < b", AB, comparison, |x, _| truth(x[0] < x[1]), |x, _| x[0].lt(&x[1])),
     map("LessOrEqual", "Whether a <= b", AB, comparison, |x, _| truth(x[0] <= x[1]), |x, _| x[0].le(&x[1])),
-    map("Not", "Whether x is false", X, logical, |x, _| 1.0 - x[0], |x, _| x[0].not()),
-    map("Or", "Whether a or b holds", AB, logical, |x, _| x[0].max(x[1]), |x, _| x[0].or(&x[1])),
+    map("Not", "Whether x is false", X, logical, |x, _| 1.0 - x[0], |x, _| x[0].not())
+        .sample(|s| s.input(DType::Bool, &[3, 5], 0.0, 1.0)),
+    map("Or", "Whether a or b holds", AB, logical, |x, _| x[0].max(x[1]), |x, _| x[0].or(&x[1]))
+        .sample(BOOLS),
     map("Where", "x where the condition holds, else y", &[one("condition"), one("X"), one("Y")], where_infer,
         |x, _| if x[0] != 0.0 { x[1] } else { x[2] },
-        |x, _| x[0].select(&x[1], &x[2])),
-    map("Xor", "Either a or b", AB, logical, |x, _| (x[0] - x[1]).abs(), |x, _| x[0].xor(&x[1])),
-    map("BitwiseAnd", "The bits that both a and b have", AB, integer, |x, _| bits(x, |a, b| a & b), |x, _| x[0].and(&x[1])),
+        |x, _| x[0].select(&x[1], &x[2]))
+        .sample(|s| s.input(DType::Bool, &[2, 1, 37], 0.0, 1.0).uniform(-3.0, 3.0).uniform(-3.0, 3.0).element(DType::F32)),
+    map("Xor", "Either a or b", AB, logical, |x, _| (x[0] - x[1]).abs(), |x, _| x[0].xor(&x[1]))
+        .sample(BOOLS),
+    map("BitwiseAnd", "The bits that both a and b have", AB, integer, |x, _| bits(x, |a, b| a & b), |x, _| x[0].and(&x[1]))
+        .sample(INTEGERS),
     map("BitwiseNot", "x with every bit turned", X, integer,
         |x, c| if c.dtype(0) == DType::U8 { 255.0 - x[0] } else { -1.0 - x[0] },
-        |x, c| x[0].like(if c.dtype(0) == DType::U8 { 255.0 } else { -1.0 }) - &x[0]),
-    map("BitwiseOr", "The bits that a or b has", AB, integer, |x, _| bits(x, |a, b| a | b), |x, _| x[0].or(&x[1])),
-    map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1])),
+        |x, c| x[0].like(if c.dtype(0) == DType::U8 { 255.0 } else { -1.0 }) - &x[0])
+        .sample(|s| s.input(DType::I32, &[3, 5], -1000.0, 1000.0)),
+    map("BitwiseOr", "The bits that a or b has", AB, integer, |x, _| bits(x, |a, b| a | b), |x, _| x[0].or(&x[1]))
+        .sample(INTEGERS),
+    map("BitwiseXor", "The bits that either a or b has", AB, integer, |x, _| bits(x, |a, b| a ^ b), |x, _| x[0].xor(&x[1]))
+        .sample(INTEGERS),
     // Conversion
     map("Cast", "x as type `to`: to integers by truncation, to bool by comparing with zero", IN, cast_infer,
         |x, c| convert(x[0], target(c)),
         |x, c| x[0].cast(target(c)))
+        .sample(|s| s.uniform(-3.0, 3.0).attr("to", DType::I32.onnx()))
         .attrs(&["to", "saturate", "round_mode"]),
     OpDef::new("CastLike", "x in the other input's type", &[one("input"), one("target_type")],
         |c| output(c.dtype(1), c.shape(0).clone()),
@@ -173,10 +220,11 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, c, x| {
             Ok(vec![b.node("Cast", &x[..1], Attrs::new().with("to", c.dtype(1).onnx()))?])
         }))
+        .sample(|s| s.uniform(-3.0, 3.0).input(DType::I64, &[5], 0.0, 1.0))
         .attrs(&["saturate", "round_mode"]),
 ];
 
-/// An elementwise row.
+/// An elementwise row. Its sample has one operand, or two, between -3 and 3; a row with another domain says so.
 const fn map(
     name: &'static str,
     doc: &'static str,
@@ -185,7 +233,9 @@ const fn map(
     eval: fn(&[f64], &Call) -> f64,
     lower: fn(&Args, &Call) -> Expr,
 ) -> OpDef {
-    OpDef::new(name, doc, inputs, infer, Eval::Scalar(eval), Lower::Map(lower))
+    let sample: fn(Sample) -> Sample =
+        if inputs.len() == 1 { |s| s.uniform(-3.0, 3.0) } else { |s| s.uniform(-3.0, 3.0).uniform(-3.0, 3.0) };
+    OpDef::new(name, doc, inputs, infer, Eval::Scalar(eval), Lower::Map(lower)).sample(sample)
 }
 
 /// Operands of one type, which `allowed` admits; attributes are floats.
@@ -267,7 +317,8 @@ fn exponential(x: &Expr, alpha: f64, scale: f64) -> Expr {
 const SELU_ALPHA: f64 = 1.6732631921768188;
 const SELU_GAMMA: f64 = 1.0507010221481323;
 
-/// `1 / (1 + e)` or `e / (1 + e)` with `e = e^-|x|`: nothing overflows, and small results are exact to the last digits.
+/// `1 / (1 + e)` or `e / (1 + e)` with `e = e^-|x|`. Nothing overflows, and small results are exact to the last
+/// digits.
 pub(super) fn sigmoid(x: &Expr) -> Expr {
     let e = (-x.abs()).exp();
     negative(x).select(&e, &e.like(1.0)) / (&e + 1.0)
@@ -290,42 +341,45 @@ fn gelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-/// Whether a Gelu is approximated.
+/// True if a Gelu uses the tanh approximation.
 fn approximate(call: &Call) -> bool {
     call.str("approximate", "none") == Ok("tanh")
 }
 
 fn gelu(x: f64, approximate: bool) -> f64 {
-    let cdf = match approximate {
-        true => 0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh()),
-        false => 0.5 * libm::erfc(-x * FRAC_1_SQRT_2),
+    let cdf = if approximate {
+        0.5 * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+    } else {
+        0.5 * libm::erfc(-x * FRAC_1_SQRT_2)
     };
     x * cdf
 }
 
 fn gelu_expr(x: &Expr, approximate: bool) -> Expr {
-    let odd = match approximate {
-        true => ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh(),
-        false => (x * FRAC_1_SQRT_2).erf(),
-    };
+    let odd =
+        if approximate { ((x * x * 0.044715 + 1.0) * x * (2.0 / PI).sqrt()).tanh() } else { (x * FRAC_1_SQRT_2).erf() };
     x * 0.5 * (odd + 1.0)
 }
 
 fn div(x: &[f64], call: &Call) -> f64 {
-    match call.dtype(0).is_int() {
-        true if x[1] == 0.0 => 0.0,
-        true => (x[0] / x[1]).trunc(),
-        false => x[0] / x[1],
+    let quotient = x[0] / x[1];
+    match (call.dtype(0).is_int(), x[1] == 0.0) {
+        (false, _) => quotient,
+        (true, false) => quotient.trunc(),
+        (true, true) => 0.0,
     }
 }
 
 fn modulo(x: &[f64], call: &Call) -> f64 {
     let [a, b] = [x[0], x[1]];
-    match param(call, "fmod", 0.0) != 0.0 {
-        _ if call.dtype(0).is_int() && b == 0.0 => 0.0,
-        true => a % b,
-        false if b < 0.0 => -(-a).rem_euclid(b),
-        false => a.rem_euclid(b),
+    if call.dtype(0).is_int() && b == 0.0 {
+        0.0
+    } else if param(call, "fmod", 0.0) != 0.0 {
+        a % b
+    } else if b < 0.0 {
+        -(-a).rem_euclid(b)
+    } else {
+        a.rem_euclid(b)
     }
 }
 
@@ -368,12 +422,12 @@ fn infinite(x: &Args, call: &Call) -> Expr {
     }
 }
 
-/// The square root; of minus infinity, as of a power, infinity.
+/// The square root. Of minus infinity it is infinity, as it is for a power of 0.5.
 fn root(x: &Expr) -> Expr {
     x.lt(&x.like(-most(x.dtype()))).select(&x.abs(), &x.sqrt())
 }
 
-/// Powers that occur in models, as products and roots; any other as it stands.
+/// Writes the powers that are common in models as products and roots.
 fn pow(args: &Args, _: &Call) -> Expr {
     let (x, y) = (&args[0], &args[1]);
     let float = x.dtype().is_float();
@@ -398,9 +452,10 @@ fn prelu_infer(call: &Call) -> OpResult<Vec<Fact>> {
 /// The first input's fact, if the others broadcast to its shape.
 fn keeps_shape(call: &Call) -> OpResult<Vec<Fact>> {
     let found = broadcast(call)?;
-    match found == *call.shape(0) {
-        true => Ok(vec![call.fact(0).clone()]),
-        false => Err(format!("expected shapes that broadcast to {}, found {found}", call.shape(0))),
+    if found == *call.shape(0) {
+        Ok(vec![call.fact(0).clone()])
+    } else {
+        Err(format!("expected shapes that broadcast to {}, found {found}", call.shape(0)))
     }
 }
 
@@ -410,10 +465,7 @@ fn clip_infer(call: &Call) -> OpResult<Vec<Fact>> {
 }
 
 fn clip(x: &[f64], call: &Call) -> f64 {
-    let bound = |slot: usize, name: &str, open: f64| match call.has(slot) {
-        true => x[slot],
-        false => param(call, name, open),
-    };
+    let bound = |slot: usize, name: &str, open: f64| if call.has(slot) { x[slot] } else { param(call, name, open) };
     minimum(maximum(x[0], bound(1, "min", f64::NEG_INFINITY)), bound(2, "max", f64::INFINITY))
 }
 
@@ -429,10 +481,7 @@ fn clip_expr(x: &Args, call: &Call) -> Expr {
 fn where_infer(call: &Call) -> OpResult<Vec<Fact>> {
     expect_dtype(call, 0, "bool", |d| d == DType::Bool)?;
     let (x, y) = (call.dtype(1), call.dtype(2));
-    match x == y {
-        true => output(x, broadcast(call)?),
-        false => Err(format!("input 'Y': expected {x} as input 'X', found {y}")),
-    }
+    if x == y { output(x, broadcast(call)?) } else { Err(format!("input 'Y': expected {x} as input 'X', found {y}")) }
 }
 
 fn cast_infer(call: &Call) -> OpResult<Vec<Fact>> {

@@ -1,4 +1,4 @@
-//! Rows of ONNX Runtime's domain in which its optimizer puts several operators together.
+//! Rows of ONNX Runtime's domain that its optimizer fuses from several operators.
 
 use super::compose::{binary, composed, given, required, reshape, transpose, unary, with_number};
 use super::{expect_dtype, find};
@@ -18,6 +18,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("A"), one("B")],
         product,
     )
+    .sample(|s| s.floats(&[&[3, 4], &[4, 5]]).attr("alpha", 0.5))
     .attrs(&["alpha", "transA", "transB", "transBatchA", "transBatchB"]),
     composed("FusedGemm", "An activation of Gemm", &[one("A"), one("B"), optional("C")], |b, call, x| {
         let y = b.node("Gemm", x, known("Gemm", call))?;
@@ -26,6 +27,7 @@ pub(super) static OPS: &[OpDef] = &[
         let parameters = given.map(|name| call.float(name, 0.0)).collect::<OpResult<Vec<_>>>()?;
         Ok(vec![activated(b, call, y, &parameters)?])
     })
+    .sample(|s| s.floats(&[&[3, 4], &[4, 5], &[5]]).attr("activation", "Relu").attr("alpha", 0.5).attr("beta", 2.0))
     .attrs(GEMM),
     composed(
         "FusedConv",
@@ -41,6 +43,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![activated(b, call, y, &parameters)?])
         },
     )
+    .sample(|s| s.floats(&[&[1, 3, 7, 8], &[4, 3, 3, 3], &[4]]).attr("activation", "Relu").ints("pads", &[1, 1, 1, 1]))
     .attrs(CONV),
     composed(
         "NhwcConv",
@@ -59,11 +62,13 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![transpose(b, y, &[&[0][..], &(2..rank).collect::<Vec<_>>(), &[1]].concat())?])
         },
     )
+    .sample(|s| s.floats(&[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]))
     .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
     composed("BiasAdd", "The sum X + bias + skip", &[one("X"), one("bias"), one("skip")], |b, _, x| {
         let y = binary(b, "Add", required(x, 0), required(x, 1))?;
         Ok(vec![binary(b, "Add", y, required(x, 2))?])
-    }),
+    })
+    .sample(|s| s.floats(&[&[2, 3, 4], &[4], &[2, 3, 4]])),
     composed(
         "BiasSplitGelu",
         "The first half of X + bias along the last axis times Gelu of the second",
@@ -78,7 +83,8 @@ pub(super) static OPS: &[OpDef] = &[
             let gate = unary(b, "Gelu", right)?;
             Ok(vec![binary(b, "Mul", left, gate)?])
         },
-    ),
+    )
+    .sample(|s| s.floats(&[&[2, 3, 8], &[8]])),
     composed(
         "EmbedLayerNormalization",
         "LayerNormalization of the sum of embeddings of words, positions and segments; how many words a \
@@ -96,6 +102,15 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         embedded,
     )
+    .sample(|s| {
+        s.input(DType::I32, &[2, 5], 0.0, 19.0)
+            .input(DType::I32, &[2, 5], 0.0, 1.0)
+            .floats(&[&[20, 8], &[6, 8], &[2, 8], &[8], &[8]])
+            .input(DType::I32, &[2, 5], 0.0, 1.0)
+            .attr("mask_index_type", 1)
+            .attr("epsilon", 0.1)
+            .element(DType::F32)
+    })
     .attrs(&["epsilon", "mask_index_type"]),
     composed(
         "GroupNorm",
@@ -104,6 +119,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("gamma"), one("beta")],
         |b, call, x| Ok(vec![grouped(b, call, x, required(x, 0))?]),
     )
+    .sample(|s| s.floats(&[&[2, 4, 3, 6], &[6], &[6]]).attr("groups", 2).attr("activation", 1).attr("epsilon", 0.1))
     .attrs(GROUP),
     composed(
         "SkipGroupNorm",
@@ -124,6 +140,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![grouped(b, call, x, sum)?, sum])
         },
     )
+    .sample(|s| s.floats(&[&[2, 4, 3, 6], &[6], &[6], &[2, 6], &[6]]).attr("groups", 2).attr("activation", 1))
     .attrs(GROUP),
     composed(
         "CausalConvWithState",
@@ -132,10 +149,11 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), one("weight"), optional("bias"), optional("past_state")],
         causal,
     )
+    .sample(|s| s.floats(&[&[2, 6, 5], &[6, 1, 4]]))
     .attrs(&["activation", "channels_last", "dilation", "ndim", "state_window"]),
 ];
 
-/// Those of the attributes that a row knows.
+/// The call's attributes that a row knows.
 fn known(row: &str, call: &Call) -> Attrs {
     let names = find(row).map_or(&[][..], |row| row.attrs);
     let kept = call.attrs.iter().filter(|(name, _)| names.contains(name));
@@ -217,10 +235,8 @@ fn grouped(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>], sum: ValueId) 
         return Err(format!("input 'X': expected a batch of images, found {}", call.shape(0)));
     }
     let last = call.int("channels_last", 1)? != 0;
-    let first = match last {
-        true => transpose(b, sum, &[&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat())?,
-        false => sum,
-    };
+    let first =
+        if last { transpose(b, sum, &[&[0, rank - 1][..], &(1..rank - 1).collect::<Vec<_>>()].concat())? } else { sum };
     let parameters = [b.cast(required(x, 1), dtype)?, b.cast(required(x, 2), dtype)?];
     let groups = call.attrs.get("groups").cloned().unwrap_or(Attr::Int(0));
     let attrs = Attrs::new().with("num_groups", groups).with("epsilon", call.float("epsilon", 1e-5)?);

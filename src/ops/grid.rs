@@ -16,6 +16,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval),
         Lower::Decompose(nodes),
     )
+    .sample(|s| s.floats(&[&[2, 3, 5, 4]]).input(DType::F32, &[2, 3, 6, 2], -1.3, 1.3))
     .attrs(&["align_corners", "mode", "padding_mode"]),
     composed(
         "AffineGrid",
@@ -23,6 +24,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("theta"), shaping("size")],
         moved,
     )
+    .sample(|s| s.floats(&[&[2, 2, 3]]).ints("size", &[2, 3, 4, 5]))
     .attrs(&["align_corners"]),
 ];
 
@@ -46,10 +48,12 @@ fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
             // From the last axis to the first, as a GridSample has them.
             for axis in (0..axes).rev() {
                 let (at, extent) = (index[axis] as f64, image[axis] as f64);
-                base.push(match corners {
-                    true if extent > 1.0 => 2.0 * at / (extent - 1.0) - 1.0,
-                    true => 0.0,
-                    false => (2.0 * at + 1.0) / extent - 1.0,
+                base.push(if !corners {
+                    (2.0 * at + 1.0) / extent - 1.0
+                } else if extent > 1.0 {
+                    2.0 * at / (extent - 1.0) - 1.0
+                } else {
+                    0.0
                 });
             }
             base.push(1.0);
@@ -61,18 +65,18 @@ fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     Ok(vec![reshape(b, grid, &[&[size[0]][..], &image, &[axes]].concat())?])
 }
 
-/// How a grid is read.
+/// The attributes of a GridSample.
 #[derive(Clone, Copy)]
 struct Sampling {
-    /// -1 and 1 are the centres of the outer elements, not their edges.
+    /// True if -1 and 1 are the centres of the outer elements, false if they are their edges.
     corners: bool,
     nearest: bool,
-    /// Points outside read the border, not zero.
+    /// True if points outside read the border, false if they read zero.
     border: bool,
 }
 
 impl Sampling {
-    /// With the output's fact.
+    /// Reads the attributes, and infers the output's fact.
     fn of(call: &Call) -> OpResult<(Sampling, Fact)> {
         let dtype = same_float(call)?;
         let nearest = match call.str("mode", "linear")? {
@@ -99,7 +103,7 @@ impl Sampling {
         Ok((Sampling { corners, nearest, border }, output(dtype, [n, c, rows, columns])?.remove(0)))
     }
 
-    /// Factor and summand that take -1..1 to positions among this many elements.
+    /// The factor and the summand that map -1..1 to positions among this many elements.
     fn scale(self, extent: usize) -> (f64, f64) {
         let last = extent as f64 - 1.0;
         (if self.corners { last / 2.0 } else { extent as f64 / 2.0 }, last / 2.0)
@@ -120,9 +124,10 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
         let (y, x) = (at(2), at(3));
         let read = |y: f64, x: f64| {
             let inside = |v: f64, axis: usize| (0.0..shape[axis] as f64).contains(&v);
-            match inside(y, 2) && inside(x, 3) {
-                true => image[position(&[index[0], index[1], y as usize, x as usize], shape)],
-                false => 0.0,
+            if inside(y, 2) && inside(x, 3) {
+                image[position(&[index[0], index[1], y as usize, x as usize], shape)]
+            } else {
+                0.0
             }
         };
         if sampling.nearest {
@@ -135,7 +140,7 @@ fn eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![indices(&fact.shape).map(|index| element(&index)).collect()])
 }
 
-/// The elements along one axis that a point reads: each one's position, and its weight unless that is 1.
+/// The elements that a point reads along one axis: the position of each, and its weight unless that is 1.
 fn along(
     b: &mut dyn Build,
     sampling: Sampling,

@@ -1,4 +1,4 @@
-//! Rows of ONNX Runtime's domain that are attention with what stands before it: projections, biases, rotations, caches and masks.
+//! Rows of ONNX Runtime's domain that fuse attention with its projections, biases, rotations, caches and masks.
 
 use super::attention::with_heads;
 use super::compose::{binary, composed, given, outputs, required, reshape, transpose, unary, with_number};
@@ -14,6 +14,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), one("position_ids"), one("cos_cache"), one("sin_cache")],
         rotated,
     )
+    .sample(|s| s.floats(&[&[2, 3, 5, 8]]).input(DType::I64, &[2, 5], 0.0, 4.0).floats(&[&[9, 4], &[9, 4]]))
     .attrs(&["interleaved", "is_packed_batching", "num_heads", "rotary_embedding_dim", "scale"]),
     composed(
         "com.microsoft.Attention",
@@ -32,6 +33,7 @@ pub(super) static OPS: &[OpDef] = &[
             attended(b, call, projected, [given(x, 3), given(x, 4), given(x, 5)])
         },
     )
+    .sample(|s| s.floats(&[&[2, 4, 6], &[6, 24], &[24]]).attr("num_heads", 2).attr("unidirectional", 1))
     .attrs(&[
         "do_rotary",
         "mask_filter_value",
@@ -62,6 +64,14 @@ pub(super) static OPS: &[OpDef] = &[
             attended(b, call, projected, [given(x, 5), given(x, 8), None])
         },
     )
+    .sample(|s| {
+        s.input(DType::U8, &[2, 3, 6], 0.0, 255.0)
+            .input(DType::I8, &[6, 24], -128.0, 127.0)
+            .floats(&[&[24]])
+            .given(DType::F32, &[], &[0.015625])
+            .given(DType::F32, &[], &[0.0078125])
+            .attr("num_heads", 2)
+    })
     .attrs(&[
         "do_rotary",
         "mask_filter_value",
@@ -86,6 +96,7 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         many,
     )
+    .sample(|s| s.floats(&[&[2, 4, 8], &[2, 6, 8], &[2, 6, 12], &[28]]).attr("num_heads", 2))
     .attrs(&["mask_filter_value", "num_heads", "scale", "unidirectional"]),
     composed(
         "GroupQueryAttention",
@@ -108,6 +119,13 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         shared,
     )
+    .sample(|s| {
+        s.floats(&[&[1, 1, 32], &[1, 1, 16], &[1, 1, 16], &[1, 2, 9, 8], &[1, 2, 9, 8]])
+            .given(DType::I32, &[1], &[6.0])
+            .ints("total_sequence_length", &[7])
+            .attr("num_heads", 4)
+            .attr("kv_num_heads", 2)
+    })
     .attrs(&[
         "do_rotary",
         "kv_num_heads",
@@ -122,7 +140,7 @@ pub(super) static OPS: &[OpDef] = &[
 
 const MOST_HEADS: usize = 1 << 16;
 
-/// A number of heads; the bound keeps sums and products of such numbers far from overflow.
+/// A number of heads. The bound keeps sums and products of such numbers from overflow.
 fn count(call: &Call, name: &str) -> OpResult<usize> {
     let given = call.int(name, 0)?;
     let checked = usize::try_from(given).ok().filter(|n| (1..=MOST_HEADS).contains(n));
@@ -150,7 +168,7 @@ fn added(b: &mut dyn Build, x: ValueId, bias: Option<ValueId>) -> OpResult<Value
     bias.map_or(Ok(x), |bias| binary(b, "Add", x, bias))
 }
 
-/// The attributes of ONNX's Attention: a scale of 0 is none.
+/// The attributes of ONNX's Attention. A scale of 0 means none.
 fn attributes(call: &Call, heads: [usize; 2], causal: bool) -> OpResult<Attrs> {
     let attrs = Attrs::new().with("q_num_heads", heads[0] as i64).with("kv_num_heads", heads[1] as i64);
     let attrs = attrs.with("is_causal", i64::from(causal));
@@ -195,9 +213,10 @@ fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
     Ok(vec![b.op("RotaryEmbedding", &[required(x, 0), required(x, 2), required(x, 3), ids], attrs)?])
 }
 
-/// What a mask adds to scores `[batch, heads, queries, keys]`: nothing, or `mask_filter_value` where it hides a key. It lists a truth per key,
-/// or per query and key, or how many keys of each row are left (and, after these, from which one on, or where rows would begin if they stood
-/// side by side without those).
+/// The values that a mask adds to scores `[batch, heads, queries, keys]`: 0, or `mask_filter_value` for a hidden key.
+///
+/// A mask lists a truth per key, or per query and key, or the number of visible keys of each row. After these numbers
+/// it may list where the visible keys of each row begin, or where rows would begin without padding.
 fn hidden(
     b: &mut dyn Build,
     call: &Call,
@@ -215,13 +234,12 @@ fn hidden(
         [n] if n == batch || n == 2 * batch || n == 3 * batch + 2 => {
             let (end, places) = (row(b, mask, 0)?, whole(b, &[keys], 0..keys)?);
             let before = binary(b, "Less", places, end)?;
-            match n == 2 * batch {
-                false => before,
-                true => {
-                    let start = row(b, mask, batch)?;
-                    let behind = binary(b, "GreaterOrEqual", places, start)?;
-                    binary(b, "And", before, behind)?
-                }
+            if n == 2 * batch {
+                let start = row(b, mask, batch)?;
+                let behind = binary(b, "GreaterOrEqual", places, start)?;
+                binary(b, "And", before, behind)?
+            } else {
+                before
             }
         }
         [n, k] if n == batch && k == keys => reshape(b, mask, &[batch, 1, 1, keys])?,
@@ -241,7 +259,8 @@ fn hidden(
     b.op("Where", &[seen, zero, never], Attrs::new())
 }
 
-/// Attention of queries, keys and values side by side; keys and values, those of the past before them, are the second output.
+/// Attention of queries, keys and values that are packed side by side. The second output is the past keys and values
+/// followed by the new ones.
 fn attended(
     b: &mut dyn Build,
     call: &Call,
@@ -305,7 +324,7 @@ fn attended(
     Ok(vec![y[0], b.op("Concat", &presents, Attrs::new().with("axis", 0))?])
 }
 
-/// The parts of an input that holds several side by side for each head, each as `[batch, sequence, heads width]`.
+/// Splits an input that packs several parts per head, each as `[batch, sequence, heads width]`.
 fn unpacked(b: &mut dyn Build, value: ValueId, parts: usize) -> OpResult<Vec<ValueId>> {
     let shape = b.fact(value).shape;
     let &[batch, sequence, heads, found, width] = &shape[..] else {
@@ -321,7 +340,7 @@ fn unpacked(b: &mut dyn Build, value: ValueId, parts: usize) -> OpResult<Vec<Val
     (0..parts).map(part).collect()
 }
 
-/// The mask where keys are seen, and nothing of the others.
+/// Joins both masks: `mask` where keys are seen, minus infinity elsewhere.
 fn shown(b: &mut dyn Build, seen: ValueId, mask: Option<ValueId>, dtype: DType) -> OpResult<ValueId> {
     let Some(mask) = mask else { return Ok(seen) };
     let never = b.scalar(f64::NEG_INFINITY, dtype);
@@ -387,8 +406,8 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
     Ok(y)
 }
 
-/// The positions of the new tokens of a GroupQueryAttention, `[1 or batch, sequence]`: behind `first` of each row, `[batch, 1]`, or where
-/// rows begin.
+/// The positions of a GroupQueryAttention's new tokens, `[1 or batch, sequence]`: from `first` of each row, `[batch,
+/// 1]`, or from 0.
 fn places(b: &mut dyn Build, first: Option<ValueId>, sequence: usize) -> OpResult<ValueId> {
     let places = whole(b, &[1, sequence], 0..sequence)?;
     first.map_or(Ok(places), |first| binary(b, "Add", first, places))
@@ -406,9 +425,9 @@ struct Grouped {
     heads: [usize; 2],
     batch: usize,
     sequence: usize,
-    /// Elements of a head.
+    /// Width of a head.
     width: usize,
-    /// Keys that the caches of the past have room for, and the most that there are in all.
+    /// Keys that the past caches have room for, and the largest total number of keys.
     past: usize,
     total: usize,
 }
@@ -423,9 +442,10 @@ impl Grouped {
                 "input 'query': expected a multiple of {side_by_side} heads, with key and value or without, found {all}"
             ));
         }
-        let past = match call.has(PAST) {
-            true => *call.shape(PAST).get(2).ok_or("input 'past_key': expected [batch, heads, sequence, width]")?,
-            false => 0,
+        let past = if call.has(PAST) {
+            *call.shape(PAST).get(2).ok_or("input 'past_key': expected [batch, heads, sequence, width]")?
+        } else {
+            0
         };
         let width = all / side_by_side;
         for cache in [PAST, PAST + 1] {
@@ -523,7 +543,7 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     Ok(y)
 }
 
-/// What is left of a result when one more score, that of its head or 0, takes its part in the softmax and nothing of the values.
+/// Scales the result for one more score in the softmax, that of the head or 0, which has no value.
 fn sunk(b: &mut dyn Build, g: &Grouped, y: ValueId, scores: ValueId, sink: Option<ValueId>) -> OpResult<ValueId> {
     let Fact { dtype, shape } = b.fact(y);
     let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
@@ -542,7 +562,7 @@ fn sunk(b: &mut dyn Build, g: &Grouped, y: ValueId, scores: ValueId, sink: Optio
     reshape(b, y, &shape)
 }
 
-/// Queries or keys rotated by their positions.
+/// Rotates queries or keys by their positions.
 fn turned(
     b: &mut dyn Build,
     call: &Call,
@@ -571,7 +591,7 @@ fn turned(
     b.op("RotaryEmbedding", &[value, cos, sin, ids], attrs.with("interleaved", call.int("rotary_interleaved", 0)?))
 }
 
-/// Which keys a query sees, `[1 or batch, 1, sequence, total]`, where that is not just those up to itself from a place that is known.
+/// The keys that each query sees, `[1 or batch, 1, sequence, total]`. `None` if the causal mask of Attention suffices.
 fn seen(b: &mut dyn Build, call: &Call, g: &Grouped, first: Option<ValueId>) -> OpResult<Option<ValueId>> {
     let window = usize::try_from(call.int("local_window_size", -1)?).ok().filter(|&n| n < g.total);
     if window.is_none() && first.is_none() {

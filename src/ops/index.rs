@@ -1,4 +1,4 @@
-//! Rows that make values from nothing but shapes, and rows that read where an index says.
+//! Rows that compute constants from shapes, and rows that read elements by index.
 
 use super::compose::{composed, required};
 use super::{expect_dtype, indices, input_name, output, position, required_ints};
@@ -24,12 +24,14 @@ pub(super) static OPS: &[OpDef] = &[
     known("Constant", "The value of its attribute", &[],
         |c| constant(c.attrs).map(|t| vec![Fact::new(t.dtype(), t.shape().clone())]),
         |c| constant(c.attrs))
+        .sample(|s| s.attr("value", Tensor::from_f64(DType::F32, [2, 2], &[1.0, -2.0, 3.0, 4.0])))
         .attrs(CONSTANT),
     known("ConstantOfShape", "One value everywhere", &[shaping("input")], constant_of_shape,
         |c| {
             let (filler, shape) = (filler(c)?, constant_of_shape(c)?.remove(0).shape);
             Ok(filler.gather(&Access { strides: vec![0; shape.len()], shape, offset: 0 }))
         })
+        .sample(|s| s.ints("input", &[2, 3]).attr("value", Tensor::from_f64(DType::F32, [1], &[2.5])))
         .attrs(&["value"]),
     known("EyeLike", "1 on the `k`-th diagonal, 0 elsewhere", &[one("input")], eye_like,
         |c| {
@@ -37,18 +39,21 @@ pub(super) static OPS: &[OpDef] = &[
             let eye: Vec<_> = indices(&fact.shape).map(|i| f64::from(u8::from(diagonal(&i) == k))).collect();
             Ok(Tensor::from_f64(fact.dtype, fact.shape, &eye))
         })
+        .sample(|s| s.input(DType::I64, &[3, 4], 0.0, 1.0).attr("k", -1).attr("dtype", DType::F32.onnx()))
         .attrs(&["dtype", "k"]),
     known("Range", "The numbers from `start` to `limit`, which is left out, `delta` apart", RANGE,
         |c| range(c).map(|(dtype, len)| vec![Fact::new(dtype, [len])]),
         range_values)
+        .sample(|s| s.attr("start", Tensor::from_f64(DType::F32, [], &[3.0])).attr("limit", Tensor::from_f64(DType::F32, [], &[9.0])).attr("delta", Tensor::from_f64(DType::F32, [], &[3.0])))
         .attrs(&["stash_type"]),
     known("Shape", "The extents of the input's axes `start` to `end`", DATA,
         |c| output(DType::I64, [extents(c)?.len()]),
         |c| extents(c).map(|d| whole_numbers([d.len()].into(), d)))
+        .sample(|s| s.floats(&[&[2, 5, 3]]).attr("start", -2).attr("end", 2))
         .attrs(&["start", "end"]),
     known("Size", "The number of the input's elements", DATA,
         |_| output(DType::I64, Shape::default()),
-        |c| Ok(whole_numbers(Shape::default(), &[c.shape(0).numel()]))),
+        |c| Ok(whole_numbers(Shape::default(), &[c.shape(0).numel()]))).sample(|s| s.floats(&[&[2, 5, 3]])),
     // Read where an index says
     moving("Gather", "The slices along `axis` that the indices name", GATHER, gather,
         |x, c| {
@@ -67,6 +72,7 @@ pub(super) static OPS: &[OpDef] = &[
             at.strides[axis..axis + indices.strides.len()].copy_from_slice(&indices.strides);
             Ok(gather_core(data, axis..axis + 1, shape, base, [at]))
         }))
+        .sample(|s| s.floats(&[&[5, 3]]).input(DType::I64, &[2, 4], -5.0, 4.0))
         .attrs(&["axis"])
         .part(|c, axis, _| {
             let (at, rank) = (c.axis("axis", 0, c.shape(0)).ok()?, c.shape(1).len());
@@ -91,6 +97,7 @@ pub(super) static OPS: &[OpDef] = &[
             base.strides[axis] = 0;
             Ok(gather_core(&x[0], axis..axis + 1, x[1].shape.clone(), base, [x[1].clone()]))
         }))
+        .sample(|s| s.floats(&[&[4, 3]]).input(DType::I64, &[2, 6], -3.0, 2.0).attr("axis", 1))
         .attrs(&["axis"])
         .part(|c, axis, _| {
             let along = c.axis("axis", 0, c.shape(0)).ok()?;
@@ -120,6 +127,7 @@ pub(super) static OPS: &[OpDef] = &[
             };
             Ok(gather_core(data, batch..batch + tuple, shape.clone(), base, (0..tuple).map(at)))
         }))
+        .sample(|s| s.floats(&[&[3, 3]]).input(DType::I64, &[4, 2], -3.0, 2.0))
         .attrs(&["batch_dims"])
         .part(|c, axis, _| {
             let ((batch, tuple), outer) = (tuples(c).ok()?, c.shape(1).len() - 1);
@@ -131,6 +139,7 @@ pub(super) static OPS: &[OpDef] = &[
         }),
     row("Pad", "The input with more elements, or fewer, at both ends of its axes", PAD, pad, pad_eval,
         Lower::Template(pad_core))
+        .sample(|s| s.floats(&[&[3, 4]]).ints("pads", &[0, 2, 1, 0]))
         .attrs(&["mode"])
         .upgrade(|_, _, attrs| {
             // Before opset 11.
@@ -153,6 +162,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![indices(&one_hot(c)?[0].shape).map(hot).collect()])
         },
         Lower::Decompose(one_hot_nodes))
+        .sample(|s| s.input(DType::I64, &[2, 3], -5.0, 4.0).floats(&[&[2]]).attr("depth", 4).attr("axis", 0).element(DType::F32))
         .attrs(&["axis"]),
     row("Trilu", "The part on and above the `k`-th diagonal, or on and below it where `upper` is 0",
         &[one("input"), shaping("k")], trilu,
@@ -163,10 +173,12 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x.zip(indices(c.shape(0))).map(|(&x, i)| if keep(&i) { x } else { 0.0 }).collect()])
         },
         Lower::Map(trilu_expr))
+        .sample(|s| s.floats(&[&[2, 4, 5]]).attr("k", 1))
         .attrs(&["upper"])
         .part(|c, axis, _| Part::of([Some(axis)]).filter(|_| axis + 2 < c.shape(0).len())),
     composed("CenterCropPad", "The middle of the data, or the data in the middle of zeros, along `axes`, where `shape` says how many",
         &[one("input_data"), shaping("shape")], centred)
+        .sample(|s| s.floats(&[&[10, 7, 3]]).ints("shape", &[4, 10, 3]))
         .attrs(&["axes"]),
 ];
 
@@ -221,7 +233,7 @@ const fn moving(
     OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
 }
 
-/// A row that has no kernel: facts and attributes tell its value.
+/// A row without a kernel: its value follows from facts and attributes.
 pub(super) const fn known(
     name: &'static str,
     doc: &'static str,
@@ -232,7 +244,7 @@ pub(super) const fn known(
     OpDef::new(name, doc, inputs, infer, Eval::Known(value), Lower::Const)
 }
 
-/// The tensor that the attributes of a Constant hold, exactly.
+/// The tensor in a Constant's attributes, exactly.
 fn constant(attrs: &Attrs) -> OpResult<Tensor> {
     let mut given = attrs.iter();
     let (Some((name, attr)), None) = (given.next(), given.next()) else {
@@ -282,12 +294,12 @@ fn eye_like(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-/// Which diagonal of the last two axes an index lies on.
+/// The diagonal of the last two axes that an index is on.
 fn diagonal(index: &[usize]) -> i64 {
     index[index.len() - 1] as i64 - index[index.len() - 2] as i64
 }
 
-/// Numbers of a shape's elements or axes, which `i64` holds.
+/// Counts of elements or axes as an `i64` tensor.
 fn whole_numbers(shape: Shape, numbers: &[usize]) -> Tensor {
     let numbers: Vec<_> = numbers.iter().map(|&n| n as i64).collect();
     Tensor::from_i64(shape, &numbers).expect("as many numbers as the shape has elements")
@@ -319,7 +331,7 @@ fn bounds(call: &Call) -> OpResult<Bounds> {
     }
 }
 
-/// The type of a Range and how many numbers it holds.
+/// The element type and the length of a Range.
 fn range(call: &Call) -> OpResult<(DType, usize)> {
     match bounds(call)? {
         Bounds::Ints([start, limit, 0]) => Err(format!("expected finite steps, found 0 from {start} to {limit}")),
@@ -331,9 +343,10 @@ fn range(call: &Call) -> OpResult<(DType, usize)> {
         }
         Bounds::Others(dtype, [start, limit, delta]) => {
             let count = ((limit - start) / delta).ceil().max(0.0);
-            match delta != 0.0 && count.is_finite() {
-                true => Ok((dtype, count as usize)),
-                false => Err(format!("expected finite steps, found {delta} from {start} to {limit}")),
+            if delta != 0.0 && count.is_finite() {
+                Ok((dtype, count as usize))
+            } else {
+                Err(format!("expected finite steps, found {delta} from {start} to {limit}"))
             }
         }
     }
@@ -355,7 +368,7 @@ fn range_values(call: &Call) -> OpResult<Tensor> {
     }
 }
 
-/// The extents that a Shape gives.
+/// The extents that a Shape node returns.
 fn extents<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
     let shape = call.shape(0);
     let rank = shape.len() as i64;
@@ -368,11 +381,12 @@ fn integer_indices(call: &Call) -> OpResult<()> {
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32)).map(|_| ())
 }
 
-/// Refuses to look along axes without elements.
+/// Refuses to read along axes without elements.
 fn inhabited(call: &Call, axes: std::ops::Range<usize>, out: Shape) -> OpResult<Vec<Fact>> {
-    match call.shape(0)[axes].contains(&0) && !out.contains(&0) {
-        true => Err(format!("input '{}': expected elements to gather, found {}", input_name(call, 0), call.shape(0))),
-        false => output(call.dtype(0), out),
+    if call.shape(0)[axes].contains(&0) && !out.contains(&0) {
+        Err(format!("input '{}': expected elements to gather, found {}", input_name(call, 0), call.shape(0)))
+    } else {
+        output(call.dtype(0), out)
     }
 }
 
@@ -427,7 +441,7 @@ fn lookup(
     Ok(vec![indices(shape).map(|i| data[position(&source(&i, &named), call.shape(0))]).collect()])
 }
 
-/// A gather along `axes` of the data: `base` is where the other axes lead, `at` the indices, one per axis.
+/// A gather along `axes` of the data. `base` is the access of the other axes; `at` has one index access per axis.
 fn gather_core(
     data: &Access,
     axes: std::ops::Range<usize>,
@@ -460,7 +474,7 @@ fn pads(call: &Call) -> OpResult<Vec<(i64, i64)>> {
     Ok(out.into_iter().map(Option::unwrap_or_default).collect())
 }
 
-/// What a padding is of.
+/// The value of the added elements.
 fn filling(call: &Call) -> OpResult<f64> {
     let value = call.float("constant_value", 0.0)?;
     match call.int("constant_value", 0) {
@@ -481,7 +495,7 @@ fn pad_mode(call: &Call) -> OpResult<PadMode> {
     }
 }
 
-/// What negative pads leave of each axis: where it starts, and its extent.
+/// The part of each axis that negative pads leave: its start and its extent.
 fn cropped(call: &Call) -> OpResult<Vec<(usize, usize)>> {
     let crop = |(&extent, (before, behind)): (&usize, (i64, i64))| {
         let start = before.min(0).unsigned_abs();
@@ -538,7 +552,7 @@ fn pad_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![indices(&pad(call)?[0].shape).map(element).collect()])
 }
 
-/// Negative pads are a slice of the data, so the template only adds.
+/// Negative pads are a slice of the data, so the template only adds elements.
 fn pad_core(call: &Call, x: &[Access]) -> OpResult<TemplateCall> {
     let crops = cropped(call)?;
     let data = crops.iter().enumerate().fold(x[0].clone(), |a, (k, &(start, left))| a.slice(k, start, 1, left));
@@ -555,9 +569,10 @@ fn one_hot_axis(call: &Call) -> OpResult<(usize, usize)> {
     if !(0..rank).contains(&at) {
         return Err(format!("attribute 'axis': axis {axis} is outside rank {rank}"));
     }
-    match depth >= 1.0 && depth <= f64::from(i32::MAX) {
-        true => Ok((at as usize, depth as usize)),
-        false => Err(format!("'depth' is required and must be a constant of at least 1, found {depth}")),
+    if depth >= 1.0 && depth <= f64::from(i32::MAX) {
+        Ok((at as usize, depth as usize))
+    } else {
+        Err(format!("'depth' is required and must be a constant of at least 1, found {depth}"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Products of 8-bit integers.
 //!
-//! What is left of such integers without their zero points is whole, and so are its products; `f32` holds their sums exactly as long as
-//! few are added. So the kernels are those of other products, and sums that must be exact are of several of them, added as `i32`.
+//! An 8-bit integer minus its zero point is a whole number, and so are products of these. `f32` holds a sum of few
+//! such products exactly. So kernels of float products compute partial sums, which are added as `i32`.
 
 use super::compose::{binary, with_number};
 use super::quantize::{bounds, spread, spread_node};
@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 use crate::shape::{Access, Shape, advance};
 
-/// So many products of differences of 8-bit integers add up exactly: `EXACT * 255 * 255 < 2^24`.
+/// Number of products of differences of 8-bit integers that `f32` adds up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
 
 const CONV: &[&str] = &["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"];
@@ -45,7 +45,8 @@ pub(super) static OPS: &[OpDef] = &[
         |call| MATRICES.exact_infer(call),
         Eval::Tensor(|x, call| MATRICES.exact_eval(x, call)),
         Lower::Decompose(|b, call, x| MATRICES.exact_nodes(b, call, x)),
-    ),
+    )
+    .sample(|s| s.input(DType::U8, &[3, 5], 0.0, 255.0).input(DType::U8, &[5, 4], 0.0, 255.0)),
     OpDef::new(
         "ConvInteger",
         "The exact i32 convolution of u8 or i8 less their zero points, which may differ per filter",
@@ -54,6 +55,13 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| FILTERS.exact_eval(x, call)),
         Lower::Decompose(|b, call, x| FILTERS.exact_nodes(b, call, x)),
     )
+    .sample(|s| {
+        s.input(DType::U8, &[1, 2, 18, 17], 0.0, 255.0).input(DType::U8, &[2, 2, 17, 16], 0.0, 255.0).given(
+            DType::U8,
+            &[],
+            &[250.0],
+        )
+    })
     .attrs(CONV),
     OpDef::new(
         "QLinearMatMul",
@@ -62,7 +70,17 @@ pub(super) static OPS: &[OpDef] = &[
         |call| MATRICES.linear_infer(call),
         Eval::Tensor(|x, call| MATRICES.linear_eval(x, call)),
         Lower::Decompose(|b, call, x| MATRICES.linear_nodes(b, call, x)),
-    ),
+    )
+    .sample(|s| {
+        s.input(DType::U8, &[2, 3, 40], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.0625])
+            .given(DType::U8, &[], &[3.0])
+            .input(DType::U8, &[40, 5], 0.0, 255.0)
+            .given(DType::F32, &[1], &[0.5])
+            .given(DType::U8, &[1], &[2.0])
+            .given(DType::F32, &[1], &[16.0])
+            .given(DType::U8, &[], &[10.0])
+    }),
     OpDef::new(
         "QLinearConv",
         "QuantizeLinear of the convolution of two DequantizeLinears plus an i32 bias; its sums are whole \
@@ -72,17 +90,27 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| FILTERS.linear_eval(x, call)),
         Lower::Decompose(|b, call, x| FILTERS.linear_nodes(b, call, x)),
     )
+    .sample(|s| {
+        s.input(DType::U8, &[2, 4, 6, 5], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.25])
+            .given(DType::U8, &[], &[100.0])
+            .input(DType::U8, &[4, 4, 3, 3], 0.0, 255.0)
+            .given(DType::F32, &[4], &[0.5, 0.25, 1.0, 0.125])
+            .given(DType::U8, &[1], &[2.0])
+            .given(DType::F32, &[], &[64.0])
+            .given(DType::U8, &[], &[7.0])
+    })
     .attrs(CONV),
 ];
 
-/// A product of floats that there is one of integers of.
+/// A product of integers, computed by the row of the float product.
 struct Product {
     /// The float product's row.
     row: &'static str,
-    /// Behind parameters that differ, so many axes follow: in the left operand and in the right one, and in the result for those of the
-    /// left one and of the right one.
+    /// Number of axes that follow a parameter that is not a scalar: in the left operand, in the right operand, and in
+    /// the result for a left and a right parameter.
     behind: fn(&Call, [usize; 2]) -> [usize; 4],
-    /// The parts of a product whose sums are exact, each in f32.
+    /// Splits a product into parts whose sums are exact in `f32`.
     parts: fn(&mut dyn Build, &Call, [ValueId; 2]) -> OpResult<Vec<ValueId>>,
 }
 
@@ -105,7 +133,7 @@ fn values<'a>(x: &[Option<&'a [f64]>], input: usize) -> OpResult<&'a [f64]> {
     x.get(input).copied().flatten().ok_or_else(|| format!("input {input} has no value"))
 }
 
-/// Refuses parameters that do not broadcast to `shape` when they are spread.
+/// Refuses parameters that do not broadcast to `shape`.
 fn fits(call: &Call, input: usize, shape: &Shape, behind: usize) -> OpResult<()> {
     if call.has(input) && Shape::broadcast([shape, &spread(call.shape(input), behind)]).as_ref() != Some(shape) {
         let (name, found) = (call.op.inputs[input].name, call.shape(input));
@@ -138,7 +166,7 @@ impl Product {
         Call { op: find(self.row).expect("the table has the row of every product"), attrs: call.attrs, inputs }
     }
 
-    /// In `f64`, of the operands less their zero points.
+    /// The product in `f64`, of the operands minus their zero points.
     fn eval(
         &self,
         x: &[Option<&[f64]>],
@@ -161,7 +189,7 @@ impl Product {
         Ok(self.call(call, &facts).eval(&inputs)?.swap_remove(0))
     }
 
-    /// The operands in f32, less their zero points.
+    /// The operands in `f32`, minus their zero points.
     fn whole(
         &self,
         b: &mut dyn Build,
@@ -228,7 +256,8 @@ impl Product {
         output(expect_dtype(call, 7, "u8 or i8", |d| matches!(d, DType::U8 | DType::I8))?, shape)
     }
 
-    /// Where the scales of the operands and of the result go among the result's axes.
+    /// The inputs that are scales, of the operands and of the result, each with the number of result axes that follow
+    /// it.
     fn scales(&self, call: &Call) -> [(usize, usize); 3] {
         let [.., left, right] = (self.behind)(call, [0, 3]);
         [(1, left), (4, right), (6, left)]
@@ -280,7 +309,7 @@ impl Product {
     }
 }
 
-/// In `f64`, values less their zero points.
+/// Values minus their zero points, in `f64`.
 fn differences(x: &[f64], shape: &Shape, zero: Option<(&[f64], Shape)>) -> Vec<f64> {
     let Some((zero, own)) = zero else { return x.to_vec() };
     let access = Access::contiguous(own).broadcast(shape);
@@ -304,16 +333,17 @@ fn matrix_parts(b: &mut dyn Build, _: &Call, [x, w]: [ValueId; 2]) -> OpResult<V
     Ok(parts)
 }
 
-/// Refuses sums of more parts than are worth planning.
+/// Refuses sums of more parts than a plan should hold.
 fn few(parts: usize) -> OpResult<()> {
     const MOST: usize = 1 << 12;
-    match parts <= MOST {
-        true => Ok(()),
-        false => Err(format!("expected sums of up to {MOST} parts of {EXACT} products each, found {parts} parts")),
+    if parts <= MOST {
+        Ok(())
+    } else {
+        Err(format!("expected sums of up to {MOST} parts of {EXACT} products each, found {parts} parts"))
     }
 }
 
-/// Of some channels of every group at a time.
+/// Splits a convolution by channels: each part has some channels of every group.
 fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
     let (x_shape, w_shape) = (b.fact(x).shape, b.fact(w).shape);
     let (channels, taps) = (w_shape[1], w_shape[2..].iter().product::<usize>());
@@ -341,7 +371,8 @@ fn filter_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResul
     Ok(parts)
 }
 
-/// Of one channel of every group and some taps at a time: where a channel alone has too many, the others are nothing.
+/// Splits a convolution whose single channels are too long: each part has one channel of every group and some taps;
+/// the other taps are 0.
 fn tap_parts(b: &mut dyn Build, call: &Call, [x, w]: [ValueId; 2]) -> OpResult<Vec<ValueId>> {
     let shape = b.fact(w).shape;
     let taps = shape[2..].iter().product::<usize>();

@@ -1,4 +1,4 @@
-//! Rows that move elements and compute nothing: most are views, which cost nothing.
+//! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
 use super::{indices, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
@@ -16,18 +16,23 @@ const SLICE: &[Input] = &[one("data"), shaping("starts"), shaping("ends"), shapi
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
     row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, flatten, same, RESHAPE)
+        .sample(|s| s.floats(&[&[2, 3, 4]]).attr("axis", 2))
         .attrs(&["axis"])
         .part(regrouped),
     row("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+        .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
     row("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")], reshape,
         same, RESHAPE)
+        .sample(|s| s.floats(&[&[2, 3, 4]]).ints("shape", &[4, 6]))
         .attrs(&["allowzero"])
         .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
     row("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
+        .sample(|s| s.floats(&[&[1, 3, 1, 2]]).ints("axes", &[-2]))
         // Which axes have one element is another question of a part.
         .part(|c, axis, units| c.attrs.get("axes").and_then(|_| regrouped(c, axis, units))),
     row("Unsqueeze", "With more axes of extent 1", DATA_AXES, unsqueeze, same, RESHAPE)
+        .sample(|s| s.floats(&[&[3, 2]]).ints("axes", &[0, -1]))
         .part(regrouped),
     // Views: other strides
     row("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], expand,
@@ -36,6 +41,7 @@ pub(super) static OPS: &[OpDef] = &[
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
         }),
         Lower::View(|c, a| Some(a.broadcast(&expand(c).ok()?[0].shape))))
+        .sample(|s| s.floats(&[&[3, 1]]).ints("shape", &[2, 3, 4]))
         .part(|c, axis, _| {
             Some(Part { extents: Some("shape"), ..c.broadcast_part(&expand(c).ok()?[0].shape, axis) })
         }),
@@ -49,6 +55,7 @@ pub(super) static OPS: &[OpDef] = &[
             let spans = spans(c).ok()?;
             Some(spans.iter().enumerate().fold(a.clone(), |a, (k, s)| a.slice(k, s.start, s.step as isize, s.len)))
         }))
+        .sample(|s| s.floats(&[&[4, 3, 5]]).ints("starts", &[1, 0]).ints("ends", &[3, 4]).ints("axes", &[0, 2]).ints("steps", &[1, 2]))
         .part(|c, axis, _| {
             let Span { start, step, len } = spans(c).ok()?.swap_remove(axis);
             if (start, step, len) == (0, 1, c.shape(0)[axis]) { Part::of([Some(axis)]) } else { None }
@@ -63,11 +70,13 @@ pub(super) static OPS: &[OpDef] = &[
             })
         },
         Lower::View(|c, a| Some(a.permute(&permutation(c).ok()?))))
+        .sample(|s| s.floats(&[&[2, 3, 4, 5]]).ints("perm", &[0, 2, 1, 3]))
         .attrs(&["perm"])
         .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
     // Several inputs or outputs
     row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], concat, concat_eval,
         Lower::Concat)
+        .sample(|s| s.floats(&[&[2, 3], &[2, 4]]).attr("axis", 1))
         .attrs(&["axis"]),
     OpDef::new("Dropout", "The input, as in inference, and a mask that keeps all of it",
         &[one("data"), shaping("ratio"), shaping("training_mode")], dropout,
@@ -76,6 +85,7 @@ pub(super) static OPS: &[OpDef] = &[
             let all = b.scalar(1.0, DType::Bool);
             Ok(vec![data(x), b.op("Expand", &[all], Attrs::new().with("shape", &c.shape(0)[..]))?])
         }))
+        .sample(|s| s.floats(&[&[2, 3]]))
         .attrs(&["seed"]),
     row("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
         |x, c| {
@@ -105,6 +115,7 @@ pub(super) static OPS: &[OpDef] = &[
             };
             sizes.into_iter().map(part).collect()
         }))
+        .sample(|s| s.floats(&[&[7, 2]]).attr("num_outputs", 3))
         .attrs(&["axis", "num_outputs"]),
     // Rearrangements
     row("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, depth_to_space,
@@ -120,21 +131,21 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, c, x| {
             let (s, k) = (c.shape(0), blocksize(c)?);
             let depth = s[1] / (k * k);
-            match columns_first(c)? {
-                true => shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3]),
-                false => shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2]),
+            if columns_first(c)? {
+                shuffle(b, c, x, &[s[0], depth, k, k, s[2], s[3]], &[0, 1, 4, 2, 5, 3])
+            } else {
+                shuffle(b, c, x, &[s[0], k, k, depth, s[2], s[3]], &[0, 3, 4, 1, 5, 2])
             }
         }))
+        .sample(|s| s.floats(&[&[1, 9, 1, 2]]).attr("blocksize", 3))
         .attrs(&["blocksize", "mode"]),
     row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, space_to_depth,
         |x, c| {
             let (depth, block) = (c.shape(0)[1], blocksize(c)?);
             let columns_first = columns_first(c)?;
             rearrange(x, c, |i, _| {
-                let (channel, at) = match columns_first {
-                    true => (i[1] / (block * block), i[1] % (block * block)),
-                    false => (i[1] % depth, i[1] / depth),
-                };
+                let (channel, at) =
+                    if columns_first { (i[1] / (block * block), i[1] % (block * block)) } else { (i[1] % depth, i[1] / depth) };
                 vec![i[0], channel, i[2] * block + at / block, i[3] * block + at % block]
             })
         },
@@ -143,6 +154,7 @@ pub(super) static OPS: &[OpDef] = &[
             let perm = if columns_first(c)? { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
             shuffle(b, c, x, &[s[0], s[1], s[2] / k, k, s[3] / k, k], &perm)
         }))
+        .sample(|s| s.floats(&[&[2, 3, 4, 6]]).attr("blocksize", 2))
         .attrs(&["blocksize", "mode"]),
     row("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
@@ -157,7 +169,7 @@ pub(super) static OPS: &[OpDef] = &[
             let once = b.op("Reshape", &[data(x)], whole(&once))?;
             let often = b.op("Expand", &[once], Attrs::new().with("shape", &often[..]))?;
             Ok(vec![b.op("Reshape", &[often], whole(to))?])
-        })),
+        })).sample(|s| s.floats(&[&[2, 3]]).ints("repeats", &[2, 2])),
 ];
 
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
@@ -177,7 +189,8 @@ const fn row(
 /// The input's elements in their order, under the shape that the row infers.
 const RESHAPE: Lower = Lower::View(|call: &Call, access: &Access| access.reshape(&call.infer().ok()?[0].shape));
 
-/// A part of elements that stay in their order: an axis of the input falls into the same units if as many elements stand before it.
+/// Splits a row that keeps the order of elements: an axis of the input is split into the same units if as many
+/// elements precede it.
 fn regrouped(call: &Call, axis: usize, units: usize) -> Option<Part> {
     let (from, to) = (call.shape(0), &call.infer().ok()?[0].shape);
     let outer = |shape: &Shape, axis: usize| shape[..axis].iter().product::<usize>();
@@ -262,10 +275,7 @@ fn reshape(call: &Call) -> OpResult<Vec<Fact>> {
     if let Some(k) = open {
         shape[k] = from.numel().checked_div(known).ok_or_else(refuse)?;
     }
-    match shape.checked_len() == Some(from.numel()) {
-        true => output(call.dtype(0), shape),
-        false => Err(refuse()),
-    }
+    if shape.checked_len() == Some(from.numel()) { output(call.dtype(0), shape) } else { Err(refuse()) }
 }
 
 fn squeeze(call: &Call) -> OpResult<Vec<Fact>> {
@@ -308,7 +318,7 @@ fn expand(call: &Call) -> OpResult<Vec<Fact>> {
     output(call.dtype(0), Shape::broadcast([from, &target]).ok_or_else(refuse)?)
 }
 
-/// What a Slice takes along one axis.
+/// The elements that a Slice takes along one axis.
 struct Span {
     start: usize,
     step: i64,
@@ -336,7 +346,7 @@ fn spans(call: &Call) -> OpResult<Vec<Span>> {
     Ok(spans.into_iter().map(|(span, _)| span).collect())
 }
 
-/// In 128 bits: bounds reach to the extremes of 64.
+/// Computed in 128 bits: bounds reach to the extremes of 64 bits.
 fn span(start: i64, end: i64, step: i64, extent: usize) -> Span {
     let (d, s) = (extent as i128, i128::from(step));
     let from_end = |i: i64| i128::from(i) + if i < 0 { d } else { 0 };
@@ -364,9 +374,10 @@ fn permutation(call: &Call) -> OpResult<Vec<usize>> {
     let rank = call.shape(0).len();
     let Some(perm) = call.ints("perm")? else { return Ok((0..rank).rev().collect()) };
     let axes: Vec<_> = perm.iter().filter_map(|&a| usize::try_from(a).ok()).collect();
-    match axes.len() == rank && perm.len() == rank && (0..rank).all(|k| axes.contains(&k)) {
-        true => Ok(axes),
-        false => Err(format!("attribute 'perm': expected a permutation of {rank} axes, found {perm:?}")),
+    if axes.len() == rank && perm.len() == rank && (0..rank).all(|k| axes.contains(&k)) {
+        Ok(axes)
+    } else {
+        Err(format!("attribute 'perm': expected a permutation of {rank} axes, found {perm:?}"))
     }
 }
 
@@ -411,7 +422,7 @@ fn dropout(call: &Call) -> OpResult<Vec<Fact>> {
     Ok(vec![call.fact(0).clone(), Fact::new(DType::Bool, call.shape(0).clone())])
 }
 
-/// A Split has no more outputs.
+/// Upper bound of the outputs of a Split.
 const MOST_PARTS: usize = 1 << 16;
 
 /// The axis of a Split and the extents of its parts.
@@ -450,7 +461,7 @@ fn blocksize(call: &Call) -> OpResult<usize> {
     }
 }
 
-/// Whether the channels of a block stand in the order column, row, depth.
+/// True if the channels of a block are in the order column, row, depth.
 fn columns_first(call: &Call) -> OpResult<bool> {
     match call.str("mode", "DCR")? {
         "DCR" => Ok(false),

@@ -15,6 +15,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_matmul),
         Lower::Template(lower_matmul),
     )
+    .sample(|s| s.floats(&[&[2, 3], &[3, 4]]))
     .part(part_matmul),
     OpDef::new(
         "Gemm",
@@ -24,6 +25,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_gemm),
         Lower::Decompose(decompose_gemm),
     )
+    .sample(|s| s.floats(&[&[2, 3], &[3, 4], &[4]]))
     .attrs(&["alpha", "beta", "transA", "transB"]),
 ];
 
@@ -36,7 +38,7 @@ struct Product {
 }
 
 impl Product {
-    /// With vectors promoted: on the left to one row, on the right to one column.
+    /// The extents, with vectors promoted: a left one to a row, a right one to a column.
     fn new(call: &Call) -> OpResult<Product> {
         let (a, b) = (call.shape(0), call.shape(1));
         let (batch_a, m, k) = match a[..] {
@@ -57,7 +59,7 @@ impl Product {
         Ok(Product { batch, m, k, n })
     }
 
-    /// The batch's axes and two more.
+    /// A shape of the batch axes and two more.
     fn with(&self, rows: usize, columns: usize) -> Shape {
         self.batch.iter().copied().chain([rows, columns]).collect()
     }
@@ -98,7 +100,8 @@ fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
     Ok(vec![y])
 }
 
-/// Rows of the product are made of rows of A, columns of columns of B, matrices of the matrices that they are the product of.
+/// Rows of the product depend on rows of A, columns on columns of B, and matrices on the matrices of both at the same
+/// batch index.
 fn part_matmul(call: &Call, axis: usize, _: usize) -> Option<Part> {
     let (a, b) = (call.shape(0), call.shape(1));
     let p = Product::new(call).ok()?;
@@ -124,7 +127,7 @@ fn lower_matmul(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
     Ok(TemplateCall { template: Template::MatMul, shape: p.with(p.m, p.n), reads: vec![(0, a), (1, b)] })
 }
 
-/// The extents m, k and n of a Gemm, and which matrices are transposed.
+/// The extents m, k and n of a Gemm, and the flags of transposed matrices.
 fn gemm(call: &Call) -> OpResult<([usize; 3], [bool; 2])> {
     let flip = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
     let matrix = |input: usize| match call.shape(input)[..] {

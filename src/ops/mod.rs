@@ -68,7 +68,7 @@ pub fn find(name: &str) -> Option<&'static OpDef> {
     all().find(|op| op.name == name)
 }
 
-/// Why there is no row for an operator of ONNX that cannot have one as long as a plan is made before the run; what to do instead.
+/// The reason why an ONNX operator has no row, and the remedy. Its shapes or effects are unknown before the run.
 pub fn unplannable(name: &str) -> Option<&'static str> {
     Some(match name {
         "NonMaxSuppression" | "Unique" | "StringSplit" => {
@@ -112,7 +112,7 @@ fn same_dtype(call: &Call) -> OpResult<DType> {
     }
 }
 
-/// The name of a data input, counting repetitions of a variadic one.
+/// The name of a data input. A variadic one is numbered.
 fn input_name(call: &Call, input: usize) -> String {
     let data: Vec<_> = call.op.inputs.iter().filter(|i| !i.shapes()).collect();
     match data.last() {
@@ -123,12 +123,13 @@ fn input_name(call: &Call, input: usize) -> String {
     }
 }
 
-/// Refuses an input whose type is not among the `expected` ones.
+/// Refuses an input whose type is not allowed.
 fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) -> bool) -> OpResult<DType> {
     let dtype = call.dtype(input);
-    match allowed(dtype) {
-        true => Ok(dtype),
-        false => Err(format!("input '{}': expected {expected}, found {dtype}", input_name(call, input))),
+    if allowed(dtype) {
+        Ok(dtype)
+    } else {
+        Err(format!("input '{}': expected {expected}, found {dtype}", input_name(call, input)))
     }
 }
 
@@ -167,12 +168,13 @@ fn position(index: &[usize], shape: &Shape) -> usize {
 mod tests {
     use super::*;
     use crate::op::Attrs;
+    use crate::tensor::Tensor;
     use std::collections::HashSet;
 
     /// An input by type, shape and values.
     pub type Input<'a> = (DType, &'a [usize], &'a [f64]);
 
-    /// What the row of a name infers and computes: each output's fact, as text, and its values.
+    /// The inferred fact, as text, and the computed values of each output of a row.
     pub fn outputs(op: &str, inputs: &[Input], attrs: &Attrs) -> Vec<(String, Vec<f64>)> {
         let facts: Vec<_> = inputs.iter().map(|(dtype, shape, _)| Fact::new(*dtype, *shape)).collect();
         let facts: Vec<_> = facts.iter().map(Some).collect();
@@ -187,7 +189,7 @@ mod tests {
         outputs(op, inputs, attrs).swap_remove(0)
     }
 
-    /// Why a row infers nothing.
+    /// The reason why a row refuses a call.
     pub fn refused(op: &str, inputs: &[(DType, &[usize])], attrs: &Attrs) -> String {
         let facts: Vec<_> = inputs.iter().map(|(dtype, shape)| Fact::new(*dtype, *shape)).collect();
         let facts: Vec<_> = facts.iter().map(Some).collect();
@@ -202,6 +204,23 @@ mod tests {
             assert!(!op.doc.is_empty(), "{} is not documented", op.name);
             let inputs: HashSet<_> = op.inputs.iter().map(|i| i.name).collect();
             assert_eq!(inputs.len(), op.inputs.len(), "{} has an input twice", op.name);
+        }
+    }
+
+    #[test]
+    fn every_row_has_a_sample_that_it_computes() {
+        for op in all() {
+            let sample = op.example();
+            let tensors = sample.tensors();
+            let fact = |tensor: &Option<Tensor>| tensor.as_ref().map(|t| Fact::new(t.dtype(), t.shape().clone()));
+            let facts: Vec<_> = tensors.iter().map(fact).collect();
+            let (facts, inputs): (Vec<_>, Vec<_>) =
+                (facts.iter().map(Option::as_ref).collect(), tensors.iter().map(Option::as_ref).collect());
+            let (least, most) = op.arity();
+            assert!((least..=most).contains(&facts.len()), "{} has a sample with {} inputs", op.name, facts.len());
+            let outputs = Call { op, attrs: &sample.attrs, inputs: &facts }.compute(&inputs);
+            let outputs = outputs.unwrap_or_else(|e| panic!("{} refuses its sample: {e}", op.name));
+            assert!(outputs.iter().any(|t| t.shape().numel() > 0), "the sample of {} computes nothing", op.name);
         }
     }
 

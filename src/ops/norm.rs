@@ -1,4 +1,4 @@
-//! Normalizations: values brought to a common mean and scale, or to a sum of one.
+//! Normalizations: rescale values to a common mean and deviation, or to a sum of 1.
 
 use super::{expect_dtype, indices, input_name, position, same_float};
 use crate::dtype::DType;
@@ -17,6 +17,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_batch),
         Lower::Decompose(decompose_batch),
     )
+    .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3], &[3]]).input(DType::F32, &[3], 0.5, 2.0))
     .attrs(&["epsilon", "momentum", "spatial", "training_mode"]),
     OpDef::new(
         "InstanceNormalization",
@@ -26,6 +27,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, call.shape(0)[1].max(1))),
         Lower::Decompose(decompose_instance),
     )
+    .sample(|s| s.floats(&[&[2, 3, 4, 5], &[3], &[3]]))
     .attrs(&["epsilon"]),
     OpDef::new(
         "GroupNormalization",
@@ -36,6 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_groups(inputs, call, groups(call)?)),
         Lower::Decompose(decompose_group),
     )
+    .sample(|s| s.floats(&[&[2, 6, 4, 3], &[6], &[6]]).attr("num_groups", 2))
     .attrs(&["epsilon", "num_groups", "stash_type"]),
     OpDef::new(
         "LayerNormalization",
@@ -46,6 +49,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, true)),
         Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, true)),
     )
+    .sample(|s| s.floats(&[&[2, 5, 48], &[48], &[48]]))
     .attrs(&["axis", "epsilon", "stash_type"]),
     OpDef::new(
         "RMSNormalization",
@@ -55,6 +59,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false).map(|mut y| y.drain(..1).collect())),
         Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false).map(|mut y| y.drain(..1).collect())),
     )
+    .sample(|s| s.floats(&[&[2, 5, 48], &[48]]))
     .attrs(&["axis", "epsilon", "stash_type"]),
     OpDef::new(
         "SimplifiedLayerNormalization",
@@ -64,6 +69,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_layer(inputs, call, false)),
         Lower::Decompose(|b, call, inputs| decompose_layer(b, call, inputs, false)),
     )
+    .sample(|s| s.floats(&[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01))
     .attrs(&["axis", "epsilon", "stash_type"]),
     OpDef::new(
         "LRN",
@@ -74,6 +80,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_neighbours),
         Lower::Decompose(decompose_neighbours),
     )
+    .sample(|s| s.floats(&[&[2, 7, 3, 2]]).attr("size", 5))
     .attrs(&["alpha", "beta", "bias", "size"]),
     OpDef::new(
         "MeanVarianceNormalization",
@@ -94,6 +101,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.cast(y, call.dtype(0))?])
         }),
     )
+    .sample(|s| s.floats(&[&[2, 3, 4, 5]]))
     .attrs(&["axes"]),
     OpDef::new(
         "LpNormalization",
@@ -121,6 +129,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![binary(b, "Div", x, length)?])
         }),
     )
+    .sample(|s| s.floats(&[&[2, 3, 5]]))
     .attrs(&["axis", "p"]),
     OpDef::new(
         "Hardmax",
@@ -134,6 +143,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_hardmax),
         Lower::Decompose(decompose_hardmax),
     )
+    .sample(|s| s.floats(&[&[2, 3, 5]]).attr("axis", 1))
     .attrs(&["axis", "flatten"])
     .upgrade(flattened),
     OpDef::new(
@@ -144,6 +154,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| (x - max).exp() / sum)),
         Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, false)),
     )
+    .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
     .upgrade(flattened),
     OpDef::new(
@@ -154,11 +165,12 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_softmax(inputs, call, |x, max, sum| x - max - sum.ln())),
         Lower::Decompose(|b, call, inputs| decompose_softmax(b, call, inputs, true)),
     )
+    .sample(|s| s.input(DType::F32, &[2, 3, 4], -20.0, 20.0).attr("axis", 1))
     .attrs(&["axis", "flatten"])
     .upgrade(flattened),
 ];
 
-/// Keeps deviations from zero.
+/// Added to a deviation to keep it from zero.
 const DEVIATION: f64 = 1e-9;
 
 type Axes = fn(&Call) -> OpResult<Vec<usize>>;
@@ -173,7 +185,7 @@ fn mean_axes(call: &Call) -> OpResult<Vec<usize>> {
     axes.iter().map(|&axis| shape.axis(axis).ok_or_else(|| outside(axis))).collect()
 }
 
-/// The row that sums what `p` asks for.
+/// The reduction that computes the norm `p`.
 fn length(call: &Call) -> OpResult<&'static str> {
     match call.int("p", 2)? {
         1 => Ok("ReduceL1"),
@@ -188,7 +200,7 @@ fn infer_over(call: &Call, axes: Axes) -> OpResult<Vec<Fact>> {
     Ok(vec![call.fact(0).clone()])
 }
 
-/// What a function of all elements along some axes makes of each of them.
+/// Applies to each element a function that is made from all elements along some axes.
 fn eval_over(
     inputs: &[Option<&[f64]>],
     call: &Call,
@@ -291,7 +303,7 @@ fn normalize(
     Ok((binary(b, "Mul", x, inverse)?, mean, inverse))
 }
 
-/// A parameter per channel of [n, c, spatial..] that broadcasts along axis 1.
+/// A per-channel parameter in the shape that broadcasts along axis 1 of [n, c, spatial..].
 fn along_channels(b: &mut dyn Build, parameter: ValueId, rank: usize) -> OpResult<ValueId> {
     let mut shape = vec![1; rank - 1];
     shape[0] = b.fact(parameter).shape[0];
@@ -342,7 +354,7 @@ fn eval_batch(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
     Ok(vec![y])
 }
 
-/// Factor and shift per channel are nodes of their own, which constant statistics let fold away.
+/// Computes factor and shift per channel as nodes of their own, so that constant statistics fold away.
 fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let [x, scale, bias, mean, var] = [0, 1, 2, 3, 4].map(|i: usize| inputs[i].expect("required"));
     let [scale, bias, mean, var] = {
@@ -366,7 +378,7 @@ fn decompose_batch(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     Ok(vec![binary(b, "Add", y, parameters[1])?])
 }
 
-/// The number of groups, which divides the number of channels.
+/// The number of groups; it divides the number of channels.
 fn groups(call: &Call) -> OpResult<usize> {
     let x = call.shape(0);
     let groups = call.int("num_groups", 0)?;
@@ -376,7 +388,7 @@ fn groups(call: &Call) -> OpResult<usize> {
     }
 }
 
-/// Scale and shift have one value per channel, or per group.
+/// The extent of scale and shift: channels, or groups.
 fn infer_groups(call: &Call, rank: usize, groups: Option<usize>) -> OpResult<Vec<Fact>> {
     same_float(call)?;
     epsilon(call)?;
@@ -444,7 +456,7 @@ fn decompose_group(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -
     Ok(vec![reshape(b, y, shape)?])
 }
 
-/// The normalized values and so many statistics of each row.
+/// The facts of the normalized values and of this many statistics of each row.
 fn infer_layer(call: &Call, statistics: usize) -> OpResult<Vec<Fact>> {
     same_float(call)?;
     epsilon(call)?;
@@ -515,7 +527,7 @@ fn decompose_layer(
     Ok([Some(y), mean, Some(inverse)].into_iter().flatten().collect())
 }
 
-/// How many channels count, and how many of those stand before the one they are for.
+/// The number of channels in a window, and how many of those precede its own.
 fn neighbours(call: &Call) -> OpResult<(usize, usize)> {
     expect_dtype(call, 0, "a floating-point type", DType::is_float)?;
     for name in ["alpha", "beta", "bias"] {
@@ -544,7 +556,7 @@ fn eval_neighbours(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f
     Ok(vec![x.iter().enumerate().map(scaled).collect()])
 }
 
-/// The mean over channels is a pool's, for which they are rows of an image.
+/// Computes the mean over channels by a pool, for which the channels are rows of an image.
 fn decompose_neighbours(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let (x, shape, (size, before)) = (inputs[0].expect("required"), call.shape(0), neighbours(call)?);
     if shape.numel() == 0 {
@@ -565,7 +577,7 @@ fn decompose_neighbours(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId
     Ok(vec![binary(b, "Div", x, sum)?])
 }
 
-/// Before opset 13 the input is flattened to two axes at `axis`, by default 1.
+/// Upgrades opsets before 13, which flatten the input to two axes at `axis`, by default 1.
 fn flattened(opset: i64, _: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
     if opset < 13 {
         if attrs.get("axis").is_none() {

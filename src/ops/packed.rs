@@ -1,4 +1,5 @@
-//! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with their scales, and numbers packed into bytes.
+//! Rows of ONNX Runtime's domain for weights of few bits: products of small integers with scales, and numbers packed
+//! into bytes.
 
 use super::compose::{binary, composed, given, outputs, required, reshape, transpose, with_number};
 use super::index::as_shape;
@@ -31,7 +32,13 @@ pub(super) static OPS: &[OpDef] = &[
             }
             Ok(vec![b.cast(y, dtype)?])
         },
-    ),
+    )
+    .sample(|s| {
+        s.input(DType::U8, &[3, 8], 0.0, 255.0)
+            .input(DType::U8, &[8, 5], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.125])
+            .given(DType::F32, &[], &[0.0625])
+    }),
     composed(
         "DynamicQuantizeMatMul",
         "MatMulIntegerToFloat of DynamicQuantizeLinear",
@@ -41,7 +48,8 @@ pub(super) static OPS: &[OpDef] = &[
             let inputs = [Some(a[0]), x[1], Some(a[1]), x[2], Some(a[2]), given(x, 3), given(x, 4)];
             Ok(vec![b.node("MatMulIntegerToFloat", &inputs, Attrs::new())?])
         },
-    ),
+    )
+    .sample(|s| s.floats(&[&[2, 3, 8]]).input(DType::I8, &[8, 5], -128.0, 127.0).given(DType::F32, &[], &[0.0625])),
     composed(
         "QGemm",
         "alpha (A' B' + C) times both scales, of small integers and an i32 C; QuantizeLinear of it where \
@@ -59,6 +67,14 @@ pub(super) static OPS: &[OpDef] = &[
         ],
         gemm,
     )
+    .sample(|s| {
+        s.input(DType::U8, &[3, 8], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.125])
+            .given(DType::U8, &[], &[120.0])
+            .input(DType::U8, &[8, 5], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.0625])
+            .given(DType::U8, &[], &[3.0])
+    })
     .attrs(&["alpha", "transA", "transB"]),
     composed(
         "QLinearConcat",
@@ -77,6 +93,18 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.node("QuantizeLinear", &[Some(y), x[0], x[1]], Attrs::new())?])
         },
     )
+    .sample(|s| {
+        s.given(DType::F32, &[], &[0.25])
+            .given(DType::U8, &[], &[10.0])
+            .input(DType::U8, &[2, 3], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.125])
+            .given(DType::U8, &[], &[9.0])
+            .input(DType::U8, &[2, 3], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.5])
+            .given(DType::U8, &[], &[2.0])
+            .attr("axis", 1)
+            .element(DType::U8)
+    })
     .attrs(&["axis"]),
     composed(
         "QLinearSoftmax",
@@ -90,6 +118,15 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.node("QuantizeLinear", &[Some(y), x[3], x[4]], Attrs::new())?])
         },
     )
+    .sample(|s| {
+        s.input(DType::U8, &[2, 3, 4], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.03125])
+            .given(DType::U8, &[], &[100.0])
+            .given(DType::F32, &[], &[0.00390625])
+            .given(DType::U8, &[], &[0.0])
+            .attr("opset", 13)
+            .attr("axis", 1)
+    })
     .attrs(&["axis", "opset"]),
     composed(
         "QLinearWhere",
@@ -113,7 +150,19 @@ pub(super) static OPS: &[OpDef] = &[
             let y = b.op("Where", &[required(x, 0), yes, no], Attrs::new())?;
             Ok(vec![b.node("QuantizeLinear", &[Some(y), x[7], x[8]], Attrs::new())?])
         },
-    ),
+    )
+    .sample(|s| {
+        s.input(DType::Bool, &[2, 3], 0.0, 1.0)
+            .input(DType::U8, &[2, 3], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.5])
+            .given(DType::U8, &[], &[7.0])
+            .input(DType::U8, &[2, 3], 0.0, 255.0)
+            .given(DType::F32, &[], &[0.25])
+            .given(DType::U8, &[], &[90.0])
+            .given(DType::F32, &[], &[0.5])
+            .given(DType::U8, &[], &[50.0])
+            .element(DType::U8)
+    }),
     composed(
         "MatMulNBits",
         "A times the transpose of N rows of K numbers of `bits` bits each, of which every `block_size` \
@@ -122,6 +171,15 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("A"), one("B"), one("scales"), optional("zero_points"), optional("g_idx"), optional("bias")],
         few_bits,
     )
+    .sample(|s| {
+        s.floats(&[&[2, 3, 32]])
+            .input(DType::U8, &[8, 2, 8], 0.0, 255.0)
+            .input(DType::F32, &[8, 2], 0.01, 0.1)
+            .attr("N", 8)
+            .attr("K", 32)
+            .attr("bits", 4)
+            .attr("block_size", 16)
+    })
     .attrs(&["K", "N", "accuracy_level", "bits", "block_size", "weight_prepacked"]),
     OpDef::new(
         "plimsoll.Weights",
@@ -131,6 +189,15 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| Weights::of(call)?.eval(x, call)),
         Lower::Decompose(|b, call, x| Ok(vec![Weights::of(call)?.nodes(b, call, x)?])),
     )
+    .sample(|s| {
+        s.input(DType::U8, &[6, 3, 8], 0.0, 255.0)
+            .input(DType::F32, &[6, 3], 0.01, 0.1)
+            .attr("N", 6)
+            .attr("K", 40)
+            .attr("bits", 4)
+            .attr("block_size", 16)
+            .element(DType::F32)
+    })
     .attrs(BLOCKS),
     OpDef::new(
         "plimsoll.Unpack",
@@ -140,6 +207,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|x, call| Packed::of(call)?.eval(x)),
         Lower::Decompose(|b, call, x| Packed::of(call)?.nodes(b, x)),
     )
+    .sample(|s| s.input(DType::U8, &[8], 0.0, 255.0).ints("shape", &[3, 5]).attr("bits", 4).attr("signed", 1))
     .attrs(&["bits", "shape", "signed"]),
     composed(
         "GatherBlockQuantized",
@@ -149,6 +217,14 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("data"), one("indices"), one("scales"), optional("zero_points")],
         looked_up,
     )
+    .sample(|s| {
+        s.input(DType::U8, &[12, 24], 0.0, 255.0)
+            .input(DType::I64, &[2, 5], -12.0, 11.0)
+            .input(DType::F32, &[12, 3], 0.01, 0.1)
+            .attr("bits", 4)
+            .attr("block_size", 16)
+            .element(DType::F32)
+    })
     .attrs(&["bits", "block_size", "gather_axis", "quantize_axis"]),
 ];
 
@@ -168,7 +244,7 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
         (2 | 4 | 8, Ok(block @ 1..)) => (bits as usize, block),
         _ => return Err(format!("expected blocks of numbers of 2, 4 or 8 bits, found {block} of {bits}")),
     };
-    // What one byte holds, and how many blocks and bytes with their zero points there are along the axis.
+    // Numbers per byte, and the number of blocks along the axis.
     let per = if held == DType::U8 { 8 / bits } else { 1 };
     let extent = data[quantize].checked_mul(per).ok_or("more numbers than can be counted")?;
     let (block, blocks) = (block.min(extent.max(1)), extent.div_ceil(block));
@@ -176,9 +252,10 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
         let mut shape = data.clone();
         shape[quantize] = extent;
         let (expected, found) = (Fact::new(dtype, shape), call.fact(input));
-        match *found == expected {
-            true => Ok(()),
-            false => Err(format!("input '{}': expected {expected}, found {found}", input_name(call, input))),
+        if *found == expected {
+            Ok(())
+        } else {
+            Err(format!("input '{}': expected {expected}, found {found}", input_name(call, input)))
         }
     };
     expect(2, dtype, blocks)?;
@@ -242,7 +319,7 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
     Ok(vec![y])
 }
 
-/// A product of integers as numbers of `f32`: whatever the scales are, the sums may be beyond what a half holds.
+/// Scales a product of integers in `f32`. A half could not hold every sum, whatever the type of the scales.
 fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) -> OpResult<ValueId> {
     let (left, right) = (b.cast(left, DType::F32)?, b.cast(right, DType::F32)?);
     let scale = binary(b, "Mul", left, right)?;
@@ -250,7 +327,7 @@ fn scaled(b: &mut dyn Build, product: ValueId, left: ValueId, right: ValueId) ->
     binary(b, "Mul", numbers, scale)
 }
 
-/// The one type of scales, and of what goes with them.
+/// The common type of the scales and of the inputs beside them.
 fn scale_type(call: &Call, inputs: &[usize]) -> OpResult<DType> {
     let half_or_float = |d: DType| d.is_float() && d != DType::F64;
     let dtype = expect_dtype(call, inputs[0], "f32, f16 or bf16", half_or_float)?;
@@ -291,7 +368,7 @@ fn gemm(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
     Ok(vec![b.node("QuantizeLinear", &[Some(y), Some(scale), given(x, 8)], to)?])
 }
 
-/// The numbers of so many bits that bytes hold along the last axis, the lowest bits first.
+/// Unpacks numbers of `bits` bits from bytes along the last axis, the lowest bits first.
 fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId> {
     let mut shape = b.fact(bytes).shape.to_vec();
     let mut parts = Vec::new();
@@ -312,7 +389,7 @@ fn unpacked(b: &mut dyn Build, bytes: ValueId, bits: usize) -> OpResult<ValueId>
     reshape(b, together, &shape)
 }
 
-/// Integers of which several share a byte.
+/// Integers packed into bytes.
 struct Packed {
     bits: usize,
     signed: bool,
@@ -360,12 +437,12 @@ impl Packed {
     }
 }
 
-/// Rows of numbers of few bits.
+/// Packed rows of weights with their scales.
 struct Weights {
     n: usize,
     k: usize,
     bits: usize,
-    /// Numbers of a row that share a scale, and how many such blocks a row has.
+    /// Numbers of a row that share a scale, and the number of such blocks in a row.
     block: usize,
     blocks: usize,
     dtype: DType,
@@ -390,12 +467,11 @@ impl Weights {
             return Err(format!("expected whole bytes of 2, 4 or 8 bits, found {block} of {bits} bits"));
         }
         let w = Weights { n, k, bits, block, blocks: k.div_ceil(block), dtype };
-        let expect = |input: usize, shape: &[usize]| match call.shape(input).numel() == shape.iter().product::<usize>()
-        {
-            true => Ok(()),
-            false => {
-                Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input)))
+        let expect = |input: usize, shape: &[usize]| {
+            if call.shape(input).numel() == shape.iter().product::<usize>() {
+                return Ok(());
             }
+            Err(format!("input '{}': expected {shape:?}, found {}", input_name(call, input), call.shape(input)))
         };
         expect(BYTES, &[n, w.blocks, block * bits / 8])?;
         expect(SCALES, &[n, w.blocks])?;
@@ -478,10 +554,7 @@ impl Weights {
             }
             *parameter = reshape(b, *parameter, &[n, shape[1], 1])?;
         }
-        let numbers = match call.has(GROUPS) {
-            true => b.slice(numbers, 1, 0, k)?,
-            false => numbers,
-        };
+        let numbers = if call.has(GROUPS) { b.slice(numbers, 1, 0, k)? } else { numbers };
         let numbers = reshape(b, numbers, &shape)?;
         let centred = binary(b, "Sub", numbers, parameters[0])?;
         let weights = binary(b, "Mul", centred, parameters[1])?;

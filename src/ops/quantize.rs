@@ -1,4 +1,4 @@
-//! Rows between numbers and the small integers that stand for them: `x = (q - zero point) scale`.
+//! Rows that quantize numbers to small integers and back: `x = (q - zero point) scale`.
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
@@ -33,6 +33,13 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.op("Cast", &[held], Attrs::new().with("to", to.onnx()))?])
         }),
     )
+    .sample(|s| {
+        s.input(DType::F32, &[2, 3, 4], -9.0, 9.0).given(DType::F32, &[3], &[0.05, 0.5, 2.0]).given(
+            DType::I8,
+            &[3],
+            &[0.0, 1.0, -2.0],
+        )
+    })
     .attrs(&["axis", "block_size", "output_dtype", "precision", "saturate"]),
     OpDef::new(
         "DequantizeLinear",
@@ -51,6 +58,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.node("Mul", &[Some(x), scale], Attrs::new())?])
         }),
     )
+    .sample(|s| s.input(DType::U8, &[2, 3, 4], 0.0, 99.0).given(DType::F32, &[], &[0.25]))
     .attrs(&["axis", "block_size", "output_dtype"]),
     OpDef::new(
         "DynamicQuantizeLinear",
@@ -70,10 +78,11 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![x.iter().map(number).collect(), vec![scale], vec![zero]])
         }),
         Lower::Decompose(fit),
-    ),
+    )
+    .sample(|s| s.input(DType::F32, &[3, 7], -2.0, 5.0)),
 ];
 
-/// As in `eval` above: data of zeros, as in ONNX Runtime, has the scale 1.
+/// Like `eval` above. As in ONNX Runtime, data of zeros has the scale 1.
 fn fit(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let x = x[0].expect("a required input is present: arity is checked first");
     let (zero, one, steps) = (b.scalar(0.0, DType::F32), b.scalar(1.0, DType::F32), b.scalar(255.0, DType::F32));
@@ -97,7 +106,7 @@ fn fit(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<Va
     Ok(vec![b.op("QuantizeLinear", &[x, scale, point], plain())?, scale, point])
 }
 
-/// The least and the greatest of a small integer type.
+/// The smallest and the largest value of a small integer type.
 pub(super) fn bounds(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::I8 => (i8::MIN.into(), i8::MAX.into()),
@@ -105,7 +114,8 @@ pub(super) fn bounds(dtype: DType) -> (f64, f64) {
     }
 }
 
-/// The shape of a parameter that broadcasts: nothing if it is one, else with `behind` further axes if it has one of its own.
+/// The shape in which a parameter broadcasts: a scalar if it has one element; a vector is followed by `behind` axes of
+/// extent 1.
 pub(super) fn spread(shape: &Shape, behind: usize) -> Shape {
     match shape[..] {
         _ if shape.numel() == 1 => Shape::default(),
@@ -114,23 +124,23 @@ pub(super) fn spread(shape: &Shape, behind: usize) -> Shape {
     }
 }
 
-/// A parameter in the shape that [`spread`] gives.
+/// Reshapes a parameter by [`spread`].
 pub(super) fn spread_node(b: &mut dyn Build, value: ValueId, behind: usize) -> OpResult<ValueId> {
     let shape = spread(&b.fact(value).shape, behind);
     b.op("Reshape", &[value], Attrs::new().with("shape", &shape[..]))
 }
 
-/// Where parameters differ.
+/// How scales and zero points are shared among the elements.
 #[derive(Clone, Copy, PartialEq)]
 enum Differ {
     Nowhere,
-    /// Along an axis.
+    /// One parameter per element of an axis.
     Along(usize),
-    /// Everywhere, but along an axis only after so many elements.
+    /// One parameter per element, shared along an axis by blocks of this many elements.
     Blocks(usize, usize),
 }
 
-/// Where parameters differ; refuses those that do not fit.
+/// Finds how the parameters are shared, and refuses shapes that do not fit.
 fn differ(call: &Call) -> OpResult<Differ> {
     let (x, scale) = (call.shape(0), call.shape(1));
     let block = call.int("block_size", 0)?;
@@ -190,7 +200,7 @@ fn dequantize(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-/// Every element with its scale and its zero point.
+/// Applies `f` to every element with its scale and its zero point.
 fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64) -> OpResult<Vec<Vec<f64>>> {
     let [values, scale] = [0, 1].map(|i| x[i].expect("a required input is present: arity is checked first"));
     let (differ, zero) = (differ(call)?, x.get(2).copied().flatten());
@@ -208,7 +218,8 @@ fn each(x: &[Option<&[f64]>], call: &Call, number: impl Fn(f64, f64, f64) -> f64
     Ok(vec![indices(call.shape(0)).zip(values).map(one).collect()])
 }
 
-/// The data, the scale and the zero point in the scale's type, such that they broadcast; the data stays where `keep` holds.
+/// The data, the scale and the zero point in the scale's type and in shapes that broadcast. Data stays in its type if
+/// `keep` says so.
 fn operands(
     b: &mut dyn Build,
     call: &Call,

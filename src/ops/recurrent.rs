@@ -1,7 +1,7 @@
 //! Recurrent rows: a cell walks along the sequence with its state.
 //!
-//! A plan knows how long the sequence is, so a row becomes as many cells, one after another. What the cells take of the input is one
-//! product for all of them; what is left for each is the product with its state:
+//! A plan knows the length of the sequence, so a row becomes one cell per step. One product computes the input's share
+//! of all cells; each cell adds the product with its state:
 //!
 //! ```text
 //! X [s, b, i] --x W'--> [s, b, gates h] --slice t--+--> gates --> state t --Concat--> Y [s, directions, b, h]
@@ -12,11 +12,11 @@ use super::{output, same_float};
 use crate::dtype::DType;
 use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, ValueId, one, optional};
 
-/// The longest sequence: each of its elements is a cell of the graph.
+/// Upper bound of the sequence length: each step is a cell of the graph.
 const LONGEST: usize = 1 << 12;
 
 const RNN: &[Input] = &[one("X"), one("W"), one("R"), optional("B"), optional("sequence_lens"), optional("initial_h")];
-/// Where the lengths are among the inputs, the first of the initial states, and the cells' weights.
+/// Indices of inputs: the lengths, the first of the initial states, and the peepholes.
 const LENGTHS: usize = 4;
 const INITIAL: usize = 5;
 const PEEPHOLES: usize = 7;
@@ -39,7 +39,8 @@ pub(super) static OPS: &[OpDef] = &[
         |call| infer(call, &SIMPLE),
         |x, call| eval(x, call, &SIMPLE),
         |b, call, x| nodes(b, call, x, &SIMPLE),
-    ),
+    )
+    .sample(|s| s.floats(&[&[4, 2, 3], &[1, 5, 3], &[1, 5, 5]])),
     row(
         "GRU",
         "Gated recurrent units along a sequence: every hidden state, and the last",
@@ -47,7 +48,8 @@ pub(super) static OPS: &[OpDef] = &[
         |call| infer(call, &GATED),
         |x, call| eval(x, call, &GATED),
         |b, call, x| nodes(b, call, x, &GATED),
-    ),
+    )
+    .sample(|s| s.floats(&[&[4, 2, 3], &[1, 15, 3], &[1, 15, 5]])),
     row(
         "LSTM",
         "Long short-term memory along a sequence: every hidden state, the last, and the last cell",
@@ -55,7 +57,8 @@ pub(super) static OPS: &[OpDef] = &[
         |call| infer(call, &LONG),
         |x, call| eval(x, call, &LONG),
         |b, call, x| nodes(b, call, x, &LONG),
-    ),
+    )
+    .sample(|s| s.floats(&[&[4, 2, 3], &[1, 20, 3], &[1, 20, 5]])),
 ];
 
 type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
@@ -74,21 +77,22 @@ const fn row(
     OpDef::new(name, doc, inputs, infer, eval, lower).attrs(attrs)
 }
 
-/// What tells the cells apart.
+/// A kind of recurrent cell.
 struct Cell {
-    /// How many rows of W and R belong to each hidden element.
+    /// Rows of W and R per hidden element.
     gates: usize,
-    /// How many tensors a state has: the hidden one, and the cell's.
+    /// Tensors of a state: the hidden state, and for LSTM the cell state.
     states: usize,
-    /// The lists of activations that it has.
+    /// The lists of activations that it supports, the default first.
     activations: &'static [&'static [&'static str]],
-    /// The next state of one row in `f64`: what the gates take of the input, with its bias, of the old state, and of the cell's.
+    /// Computes the next state of one row in `f64` from the gates' share of the input with its bias, the old state,
+    /// the product of a state with R, and the peepholes.
     step: fn(&Call, &[f64], &State, &dyn Fn(&[f64]) -> Vec<f64>, Option<&[f64]>) -> OpResult<State>,
-    /// The next state.
+    /// Builds the nodes of the next state.
     nodes: fn(&mut dyn Build, &Call, ValueId, &[ValueId], &Recurrence) -> OpResult<Vec<ValueId>>,
 }
 
-/// A row's hidden state, and its cell's.
+/// The hidden state of a row, and its cell state.
 type State = [Vec<f64>; 2];
 
 static SIMPLE: Cell = Cell {
@@ -134,15 +138,12 @@ static GATED: Cell = Cell {
             b.op("Sigmoid", &[sum], Attrs::new())
         };
         let (z, r) = (gate(b, 0)?, gate(b, 1)?);
-        let reset = match linear {
-            true => {
-                let old = recurrence.gate(b, old, 2)?;
-                b.op("Mul", &[r, old], Attrs::new())?
-            }
-            false => {
-                let reset = b.op("Mul", &[r, h], Attrs::new())?;
-                recurrence.product(b, reset, 2..3)?
-            }
+        let reset = if linear {
+            let old = recurrence.gate(b, old, 2)?;
+            b.op("Mul", &[r, old], Attrs::new())?
+        } else {
+            let reset = b.op("Mul", &[r, h], Attrs::new())?;
+            recurrence.product(b, reset, 2..3)?
         };
         let x = recurrence.gate(b, x, 2)?;
         let hidden = b.op("Add", &[x, reset], Attrs::new())?;
@@ -195,7 +196,7 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// The names of the activations, lower-case; none is given where they are the usual ones.
+/// The names of the activations in lower case. An empty list means the default.
 fn activations(call: &Call) -> OpResult<Vec<String>> {
     match call.attrs.get("activations") {
         None => Ok(Vec::new()),
@@ -214,7 +215,7 @@ struct Extents {
     batch: usize,
     input: usize,
     hidden: usize,
-    /// Per direction, whether it walks from the end.
+    /// Per direction, true if it walks from the end.
     reversed: &'static [bool],
 }
 
@@ -337,13 +338,14 @@ fn eval(x: &[Option<&[f64]>], call: &Call, cell: &Cell) -> OpResult<Vec<Vec<f64>
     Ok([vec![y], last].concat())
 }
 
-/// What the cells of one direction share. Products of halves are of halves; gates and states are `f32` then.
+/// The values that all cells of one direction share. Products of halves are computed in halves; gates and states are
+/// `f32` then.
 struct Recurrence {
     /// `[hidden, gates hidden]`.
     weights: ValueId,
     /// `[gates hidden]`, of the states' type.
     bias: Option<ValueId>,
-    /// `[3 hidden]`, of the states' type: what the gates i, o and f take of the cell.
+    /// `[3 hidden]`, of the states' type: the weights of the cell state for the gates i, o and f.
     peepholes: Option<ValueId>,
     hidden: usize,
     /// The weights' type.
@@ -353,7 +355,7 @@ struct Recurrence {
 }
 
 impl Recurrence {
-    /// What these gates take of a state `[batch, hidden]`.
+    /// The share of a state `[batch, hidden]` in these gates.
     fn product(&self, b: &mut dyn Build, state: ValueId, gates: std::ops::Range<usize>) -> OpResult<ValueId> {
         let (from, to) = (gates.start * self.hidden, gates.end * self.hidden);
         let weights = b.slice(self.weights, 1, from, to)?;
@@ -371,13 +373,13 @@ impl Recurrence {
     }
 }
 
-/// One element along axis 0, without that axis.
+/// The element `at` of axis 0, without that axis.
 fn element(b: &mut dyn Build, value: ValueId, at: usize) -> OpResult<ValueId> {
     let value = b.slice(value, 0, at, at + 1)?;
     b.op("Squeeze", &[value], Attrs::new().with("axes", vec![0]))
 }
 
-/// The values one after another along a new axis, behind `before` further ones of extent 1.
+/// Concatenates the values along an axis, each with the axes `new` of extent 1 inserted before.
 fn stack(b: &mut dyn Build, values: &[ValueId], axis: usize, new: &[usize]) -> OpResult<ValueId> {
     let mut wide = Vec::with_capacity(values.len());
     for &value in values {

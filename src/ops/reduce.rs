@@ -37,7 +37,7 @@ pub(super) static OPS: &[OpDef] = &[
         Lower::Decompose(|b, c, x| {
             let sum = reduce(b, c, "ReduceSum", data(x))?[0];
             Ok(vec![b.op("Log", &[sum], Attrs::new())?])
-        })),
+        })).sample(|s| s.input(DType::F32, &[3, 4, 5], 0.5, 3.0).ints("axes", &[1]).attr("keepdims", 0)),
     row("ReduceLogSumExp", "The logarithm of the sum of exponentials along axes", float,
         |x, c| fold(x, c, |x, _| {
             let max = x.iter().copied().fold(f64::MIN, f64::max).min(f64::MAX);
@@ -62,6 +62,7 @@ pub(super) static OPS: &[OpDef] = &[
     OpDef::new("CumSum",
         "The sum of the elements up to each along `axis`, without itself (`exclusive`), or from the end (`reverse`)",
         &[one("x"), shaping("axis")], running_infer, Eval::Tensor(running), Lower::Decompose(running_sums))
+        .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
         .attrs(&["exclusive", "reverse"]),
 ];
 
@@ -70,7 +71,9 @@ type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 /// A reduction over any axes.
 const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {
     let attrs = &["keepdims", "noop_with_empty_axes"];
-    OpDef::new(name, doc, DATA, infer, Eval::Tensor(eval), lower).attrs(attrs)
+    OpDef::new(name, doc, DATA, infer, Eval::Tensor(eval), lower)
+        .attrs(attrs)
+        .sample(|s| s.input(DType::F32, &[3, 4, 5], -2.0, 2.0).ints("axes", &[1]).attr("keepdims", 0))
 }
 
 /// A search along one axis.
@@ -85,7 +88,9 @@ const fn argument(name: &'static str, doc: &'static str, eval: Tensors, lower: L
             _ => output(DType::I64, reduced(c, &[axis])?),
         }
     };
-    OpDef::new(name, doc, ONE, infer, Eval::Tensor(eval), lower).attrs(attrs)
+    OpDef::new(name, doc, ONE, infer, Eval::Tensor(eval), lower)
+        .attrs(attrs)
+        .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", -1).attr("keepdims", 0))
 }
 
 fn logical(call: &Call) -> OpResult<Vec<Fact>> {
@@ -183,7 +188,7 @@ fn sum_square(b: &mut dyn Build, call: &Call, x: ValueId) -> OpResult<ValueId> {
     Ok(reduce(b, call, "ReduceSum", square)?[0])
 }
 
-/// `m + ln(sum(e^(x - m)))` with the largest value `m`, held finite so that no infinities are subtracted.
+/// `m + ln(sum(e^(x - m)))` with the largest value `m`, which is kept finite so that no infinities are subtracted.
 fn log_sum_exp(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let (x, axes) = (data(inputs), call.reduced_axes()?);
     let finite = match call.dtype(0) {
@@ -222,7 +227,7 @@ fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &
     Ok(vec![b.op(pick, &[index], over(&[axis], call.int("keepdims", 1)?))?])
 }
 
-/// The longest axis that is summed up: every sum goes over the whole of it, masked by a constant of this many rows.
+/// Upper bound of the axis length: every sum reads the whole axis, masked by a constant with one row per element.
 const LONGEST: usize = 1 << 14;
 
 fn running_infer(call: &Call) -> OpResult<Vec<Fact>> {
@@ -236,14 +241,10 @@ fn running_infer(call: &Call) -> OpResult<Vec<Fact>> {
     }
 }
 
-/// Whether element `from` belongs to the sum at `to`.
+/// True if element `from` belongs to the sum at `to`.
 fn summed(call: &Call) -> OpResult<impl Fn(usize, usize) -> bool> {
     let (exclusive, reverse) = (call.int("exclusive", 0)? != 0, call.int("reverse", 0)? != 0);
-    Ok(move |from: usize, to: usize| match reverse {
-        _ if from == to => !exclusive,
-        true => from > to,
-        false => from < to,
-    })
+    Ok(move |from: usize, to: usize| if from == to { !exclusive } else { (from > to) == reverse })
 }
 
 fn running(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
@@ -260,7 +261,7 @@ fn running(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     Ok(vec![indices(shape).map(sum).collect()])
 }
 
-/// Each element repeated along a further axis, and the sums along the old one of what a mask leaves.
+/// Repeats each element along a new axis, masks, and sums along the old one.
 fn running_sums(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let shape = call.shape(0);
     let (axis, summed) = (call.axis("axis", 0, shape)?, summed(call)?);

@@ -17,6 +17,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_resize),
         Lower::Decompose(decompose_resize),
     )
+    .sample(|s| s.floats(&[&[2, 5, 7]]).attr("scales", vec![1.0, 2.0, 1.7]).attr("mode", "linear").attr("antialias", 0))
     .attrs(&[
         "antialias",
         "axes",
@@ -37,6 +38,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_resize),
         Lower::Template(lower_resize),
     )
+    .sample(|s| s.floats(&[&[1, 2, 3, 4]]).ints("sizes", &[1, 2, 6, 3]).attr("mode", "linear"))
     .attrs(CORE_ATTRS)
     .part(part_resize),
     OpDef::new(
@@ -48,10 +50,11 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_resize),
         Lower::Decompose(decompose_upsample),
     )
+    .sample(|s| s.floats(&[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]))
     .attrs(&["mode"]),
 ];
 
-/// What the kernel template knows of.
+/// Attributes that the kernel template implements.
 const CORE_ATTRS: &[&str] = &[
     "axes",
     "coordinate_transformation_mode",
@@ -62,7 +65,7 @@ const CORE_ATTRS: &[&str] = &[
     "nearest_mode",
 ];
 
-/// The first form of Resize, of opset 10, has neither `roi` nor a choice of coordinates.
+/// Upgrades opset 10, which has neither `roi` nor a choice of coordinates.
 fn upgrade_resize(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut Attrs) {
     if opset < 11 {
         if inputs.len() == 2 {
@@ -80,8 +83,8 @@ fn decompose_upsample(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]
     Ok(vec![b.node("Resize", &inputs[..1], attrs)?])
 }
 
-/// The kernel for what it can do; with antialias, a matrix product per axis, since neighbours and weights are known. Where the
-/// crop leaves the data, another value follows.
+/// Uses the kernel template, except with antialias: then a matrix product per axis, since neighbours and weights are
+/// constants. Coordinates outside the data get the extrapolation value.
 fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let (mode, axes) = (mode(call)?, axes(call)?);
     let mut y = inputs[0].ok_or("input 'X' is required")?;
@@ -135,7 +138,7 @@ fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) 
     Ok(vec![y])
 }
 
-/// A part along an axis that is not resized.
+/// Splits along axes that are not resized.
 fn part_resize(call: &Call, axis: usize, _: usize) -> Option<Part> {
     let own = axes(call).ok()?[axis];
     let listed = call.ints("sizes").ok()?.is_some_and(|sizes| !sizes.is_empty());
@@ -148,16 +151,16 @@ fn part_resize(call: &Call, axis: usize, _: usize) -> Option<Part> {
     Some(Part { inputs: vec![Some(axis)], extents })
 }
 
-/// One axis of the data: output index `i` lies at the coordinate `i * step + offset`.
+/// One axis of the data: output index `i` is at the coordinate `i * step + offset`.
 #[derive(Clone, Copy)]
 struct Axis {
     len: usize,
     out: usize,
     step: f64,
     offset: f64,
-    /// With antialias, how much wider the interpolation's kernel is: by `1 / blur`.
+    /// With antialias, the interpolation's kernel is wider by `1 / blur`.
     blur: f64,
-    /// Coordinates outside the data have another value.
+    /// True if coordinates outside the data get the extrapolation value.
     crop: bool,
 }
 
@@ -170,7 +173,7 @@ impl Axis {
         self.len == self.out && self.step == 1.0 && self.offset == 0.0
     }
 
-    /// Whether output index `i` is made of the data at all. A corner that single precision misses counts as hit.
+    /// True if output index `i` reads the data. A corner that single precision misses counts as inside.
     fn reads(self, i: usize) -> bool {
         let last = self.len as f64 - 1.0;
         let error = last * (-21f64).exp2();
@@ -207,7 +210,7 @@ fn mode(call: &Call) -> OpResult<ResizeMode> {
     }
 }
 
-/// Which axes the lists `scales` and `sizes` are about, in their order.
+/// The axes that the lists `scales` and `sizes` are about, in their order.
 fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
     let x = call.shape(0);
     let Some(axes) = call.ints("axes")? else { return Ok((0..x.len()).collect()) };
@@ -221,13 +224,16 @@ fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
     Ok(named)
 }
 
-/// How every axis is resized.
+/// The resizing of every axis.
 fn axes(call: &Call) -> OpResult<Vec<Axis>> {
     let x = call.shape(0);
     let named = named_axes(call)?;
-    let listed = |name: &str, len: usize, found: usize| match len == found {
-        true => Ok(()),
-        false => Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}")),
+    let listed = |name: &str, len: usize, found: usize| {
+        if len == found {
+            Ok(())
+        } else {
+            Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}"))
+        }
     };
     let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
     // An empty list stands for one that is not given.
@@ -325,11 +331,10 @@ fn regions(call: &Call, named: usize) -> OpResult<Vec<(f64, f64)>> {
     let roi = call.floats("roi")?.unwrap_or_default();
     // Farther away, coordinates lose their meaning in single precision.
     let near = roi.iter().all(|v| v.abs() <= 1024.0);
-    match roi.len() == 2 * named && near {
-        true => Ok((0..named).map(|k| (roi[k], roi[named + k])).collect()),
-        false => Err(format!(
-            "attribute 'roi': expected {named} starts, then as many ends, within -1024 to 1024, found {roi:?}"
-        )),
+    if roi.len() == 2 * named && near {
+        Ok((0..named).map(|k| (roi[k], roi[named + k])).collect())
+    } else {
+        Err(format!("attribute 'roi': expected {named} starts, then as many ends, within -1024 to 1024, found {roi:?}"))
     }
 }
 
@@ -363,7 +368,7 @@ fn lower_resize(call: &Call, at: &[Access]) -> OpResult<TemplateCall> {
     })
 }
 
-/// The elements that output index `i` of an axis is made of, with their weights.
+/// The elements that output index `i` of an axis reads, with their weights.
 fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
     let x = axis.at(i);
     let last = axis.len - 1;
@@ -409,7 +414,8 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
     }
 }
 
-/// The elements under an interpolation's kernel of this reach that is made wider; those outside are the outermost ones, or left out.
+/// The elements under a widened interpolation kernel of this reach, with their weights. Elements outside the data are
+/// clamped to it, or left out if `inside`.
 fn spread(axis: Axis, x: f64, reach: f64, inside: bool, weight: impl Fn(f64) -> f64) -> Vec<(usize, f64)> {
     let (last, wide) = (axis.len as f64 - 1.0, reach / axis.blur);
     let (first, count) = ((x - wide).ceil(), (x + wide).floor() - (x - wide).ceil() + 1.0);
@@ -420,7 +426,7 @@ fn spread(axis: Axis, x: f64, reach: f64, inside: bool, weight: impl Fn(f64) -> 
     taps.into_iter().map(|(i, w)| (i.clamp(0.0, last) as usize, w / sum)).collect()
 }
 
-/// Axis by axis.
+/// Resizes axis by axis.
 fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (mode, axes, outside) = (mode(call)?, axes(call)?, call.float("extrapolation_value", 0.0)?);
     let (mut values, mut shape) = (inputs[0].expect("required").to_vec(), call.shape(0).clone());
@@ -431,9 +437,10 @@ fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         let outer: usize = shape[..k].iter().product();
         for index in indices(&[outer, axis.out, inner].into()) {
             let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
-            resized.push(match axis.reads(index[1]) {
-                true => neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum(),
-                false => outside,
+            resized.push(if axis.reads(index[1]) {
+                neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum()
+            } else {
+                outside
             });
         }
         values = resized;

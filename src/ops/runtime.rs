@@ -1,9 +1,9 @@
-//! Rows of ONNX Runtime's domain: what its optimizer and its quantizer put where others were.
+//! Rows of ONNX Runtime's domain that its optimizer and its quantizer insert.
 
 use super::quantize::{bounds, spread_node};
 use super::{expect_dtype, find, indices, same_float};
 use crate::dtype::DType;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Sample, ValueId, one, optional};
 use crate::shape::{Access, Shape};
 
 const UNARY: &[Input] = &[one("X"), one("X_scale"), optional("X_zero_point"), one("Y_scale"), optional("Y_zero_point")];
@@ -23,18 +23,26 @@ const SKIP: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("beta
 const SKIP_SIMPLIFIED: &[Input] = &[one("input"), one("skip"), one("gamma"), optional("bias")];
 
 pub(super) static OPS: &[OpDef] = &[
-    quantized("QLinearAdd", "QuantizeLinear of the sum of two DequantizeLinears", BINARY),
-    quantized("QLinearMul", "QuantizeLinear of the product of two DequantizeLinears", BINARY),
-    quantized("QLinearSigmoid", "QuantizeLinear of Sigmoid of DequantizeLinear", UNARY),
-    quantized("QLinearLeakyRelu", "QuantizeLinear of LeakyRelu of DequantizeLinear", UNARY).attrs(&["alpha"]),
-    quantized("QLinearAveragePool", "QuantizeLinear of AveragePool of DequantizeLinear", UNARY).attrs(POOL),
+    quantized("QLinearAdd", "QuantizeLinear of the sum of two DequantizeLinears", BINARY).sample(of_two),
+    quantized("QLinearMul", "QuantizeLinear of the product of two DequantizeLinears", BINARY).sample(of_two),
+    quantized("QLinearSigmoid", "QuantizeLinear of Sigmoid of DequantizeLinear", UNARY)
+        .sample(|s| of_one(s, &[3, 7], 0.0078125)),
+    quantized("QLinearLeakyRelu", "QuantizeLinear of LeakyRelu of DequantizeLinear", UNARY)
+        .sample(|s| of_one(s, &[3, 7], 0.0625).attr("alpha", 0.25))
+        .attrs(&["alpha"]),
+    quantized("QLinearAveragePool", "QuantizeLinear of AveragePool of DequantizeLinear", UNARY)
+        .sample(|s| of_one(s, &[1, 2, 6, 5], 0.0625).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 1]))
+        .attrs(POOL),
     quantized("QLinearGlobalAveragePool", "QuantizeLinear of GlobalAveragePool of DequantizeLinear", UNARY)
+        .sample(|s| of_one(s, &[2, 3, 4, 4], 0.0625))
         .attrs(&["channels_last"]),
-    skip("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP),
-    skip("SkipSimplifiedLayerNormalization", "RMSNormalization of a sum, and the sum", SKIP_SIMPLIFIED),
+    skip("SkipLayerNormalization", "LayerNormalization of a sum, its statistics, and the sum", SKIP)
+        .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
+    skip("SkipSimplifiedLayerNormalization", "RMSNormalization of a sum, and the sum", SKIP_SIMPLIFIED)
+        .sample(|s| s.floats(&[&[2, 3, 8], &[2, 3, 8], &[8]])),
 ];
 
-/// A row `QLinear..` of small integers: the row called `..` between numbers.
+/// A row `QLinear..`: the row called `..` on quantized inputs and outputs.
 const fn quantized(name: &'static str, doc: &'static str, inputs: &'static [Input]) -> OpDef {
     OpDef::new(
         name,
@@ -46,17 +54,30 @@ const fn quantized(name: &'static str, doc: &'static str, inputs: &'static [Inpu
     )
 }
 
-/// What stands between DequantizeLinear and QuantizeLinear.
+/// Inputs of a sample with one operand, up to the result's zero point.
+fn of_one(s: Sample, shape: &[usize], scale: f64) -> Sample {
+    let s = s.input(DType::U8, shape, 0.0, 120.0).given(DType::F32, &[], &[0.0625]).given(DType::U8, &[], &[60.0]);
+    s.given(DType::F32, &[1], &[scale]).given(DType::U8, &[1], &[3.0])
+}
+
+/// Inputs of a sample with two operands.
+fn of_two(s: Sample) -> Sample {
+    let s = s.input(DType::U8, &[2, 3, 5], 0.0, 120.0).given(DType::F32, &[], &[0.0625]).given(DType::U8, &[], &[60.0]);
+    let s = s.input(DType::U8, &[3, 1], 0.0, 120.0).given(DType::F32, &[], &[0.125]).given(DType::U8, &[], &[7.0]);
+    s.given(DType::F32, &[1], &[0.25]).given(DType::U8, &[1], &[3.0])
+}
+
+/// The row between DequantizeLinear and QuantizeLinear.
 struct Quantized {
     row: &'static OpDef,
     attrs: Attrs,
-    /// The numbers it is computed of.
+    /// Facts of the dequantized inputs.
     facts: Vec<Fact>,
     result: Fact,
 }
 
 impl Quantized {
-    /// Inputs come in threes, data, scale and zero point; the result's scale and zero point are last.
+    /// Inputs come in threes: data, scale, zero point. The result's scale and zero point come last.
     fn of(call: &Call) -> OpResult<Quantized> {
         let row = call.op.name.strip_prefix("QLinear").and_then(find).expect("QLinear and the name of a row");
         if call.int("channels_last", 0)? != 0 {
@@ -133,7 +154,7 @@ fn quantized_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpR
     Ok(vec![b.node("QuantizeLinear", &[Some(y), given[last], given[last + 1]], to)?])
 }
 
-/// A normalization of what is left of a branch and what goes past it.
+/// A normalization of the sum of a branch and its skip connection.
 const fn skip(name: &'static str, doc: &'static str, inputs: &'static [Input]) -> OpDef {
     OpDef::new(
         name,
@@ -146,17 +167,18 @@ const fn skip(name: &'static str, doc: &'static str, inputs: &'static [Input]) -
     .attrs(&["epsilon"])
 }
 
-/// The normalization behind a sum.
+/// The normalization that follows the sum.
 struct Skip {
     row: &'static OpDef,
     attrs: Attrs,
-    /// The normalization's own shift, and the bias of the sum.
+    /// Indices of inputs: the normalization's shift, and the bias of the sum.
     beta: Option<usize>,
     bias: usize,
 }
 
 impl Skip {
-    /// With the facts of the outputs: the normalized sum, its mean and inverse deviation (or root mean square), and the sum.
+    /// Reads the call and infers the outputs: the normalized sum, its mean and inverse deviation (or inverse root mean
+    /// square), and the sum.
     fn of(call: &Call) -> OpResult<(Skip, Vec<Fact>)> {
         let dtype = same_float(call)?;
         let simplified = call.op.name == "SkipSimplifiedLayerNormalization";

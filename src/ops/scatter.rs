@@ -1,7 +1,7 @@
-//! The rows that write where an index says.
+//! Rows that write elements by index.
 //!
-//! They become rows that ask, for each place of the data, which of the updates goes there, so that no two invocations write one place and
-//! the result is the same everywhere:
+//! They become reductions: each place of the data finds the updates that are for it. So no two invocations write one
+//! place, and the result is the same on every device:
 //!
 //! ```text
 //! indices [n, k] --column j, raised--> [1.., n] --. equal, for all j
@@ -25,6 +25,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(scatter_nd_eval),
         Lower::Decompose(scatter_nd_nodes),
     )
+    .sample(|s| s.floats(&[&[5, 3]]).input(DType::I64, &[4, 1], -5.0, 4.0).floats(&[&[4, 3]]))
     .attrs(&["reduction"]),
     OpDef::new(
         "ScatterElements",
@@ -35,6 +36,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(scatter_elements_eval),
         Lower::Decompose(scatter_elements_nodes),
     )
+    .sample(|s| s.floats(&[&[3, 4, 2]]).input(DType::I64, &[2, 6, 1], -4.0, 3.0).floats(&[&[2, 6, 1]]).attr("axis", 1))
     .attrs(&["axis", "reduction"]),
     composed(
         "Scatter",
@@ -42,6 +44,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("data"), one("indices"), one("updates")],
         |b, call, x| Ok(vec![b.node("ScatterElements", x, call.attrs.clone())?]),
     )
+    .sample(|s| s.floats(&[&[3, 5]]).given(DType::I64, &[1, 2], &[1.0, 3.0]).floats(&[&[1, 2]]).attr("axis", 1))
     .attrs(&["axis"]),
     composed(
         "TensorScatter",
@@ -50,6 +53,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("past_cache"), one("update"), optional("write_indices")],
         tensor_scatter_nodes,
     )
+    .sample(|s| s.floats(&[&[2, 3, 6, 4], &[2, 3, 2, 4]]).given(DType::I64, &[2], &[0.0, 5.0]))
     .attrs(&["axis", "mode"]),
 ];
 
@@ -101,9 +105,9 @@ fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -
     Ok(vec![b.op("Where", &[inside, rows, required(x, 0)], Attrs::new())?])
 }
 
-/// What becomes of an element and its updates.
+/// How an element and its updates combine.
 #[derive(Clone, Copy, PartialEq)]
-enum Reduction {
+enum Combine {
     /// The last update.
     None,
     Add,
@@ -112,51 +116,52 @@ enum Reduction {
     Min,
 }
 
-fn reduction(call: &Call) -> OpResult<Reduction> {
+fn combine(call: &Call) -> OpResult<Combine> {
     match call.str("reduction", "none")? {
-        "none" => Ok(Reduction::None),
-        "add" => Ok(Reduction::Add),
-        "mul" => Ok(Reduction::Mul),
-        "max" => Ok(Reduction::Max),
-        "min" => Ok(Reduction::Min),
+        "none" => Ok(Combine::None),
+        "add" => Ok(Combine::Add),
+        "mul" => Ok(Combine::Mul),
+        "max" => Ok(Combine::Max),
+        "min" => Ok(Combine::Min),
         other => Err(format!("attribute 'reduction': expected none, add, mul, max or min, found '{other}'")),
     }
 }
 
-impl Reduction {
-    /// What an update makes of an element.
+impl Combine {
+    /// The element after an update.
     fn apply(self, old: f64, update: f64) -> f64 {
         match self {
-            Reduction::None => update,
-            Reduction::Add => old + update,
-            Reduction::Mul => old * update,
-            Reduction::Max => maximum(old, update),
-            Reduction::Min => minimum(old, update),
+            Combine::None => update,
+            Combine::Add => old + update,
+            Combine::Mul => old * update,
+            Combine::Max => maximum(old, update),
+            Combine::Min => minimum(old, update),
         }
     }
 
-    /// The rows that reduce updates and join the result to the data; and what stands where there is no update: the data itself for the
-    /// largest and the smallest, a number else.
+    /// The row that reduces the updates of a place, the row that joins the result to the data, and the value that
+    /// stands for no update. `None` stands for the element itself.
     fn rows(self) -> (&'static str, &'static str, Option<f64>) {
         match self {
-            Reduction::None | Reduction::Add => ("ReduceSum", "Add", Some(0.0)),
-            Reduction::Mul => ("ReduceProd", "Mul", Some(1.0)),
-            Reduction::Max => ("ReduceMax", "Max", None),
-            Reduction::Min => ("ReduceMin", "Min", None),
+            Combine::None | Combine::Add => ("ReduceSum", "Add", Some(0.0)),
+            Combine::Mul => ("ReduceProd", "Mul", Some(1.0)),
+            Combine::Max => ("ReduceMax", "Max", None),
+            Combine::Min => ("ReduceMin", "Min", None),
         }
     }
 }
 
-/// The type of the data and the updates, which some reductions restrict.
+/// The type of the data and the updates. Some reductions restrict it.
 fn updated(call: &Call) -> OpResult<DType> {
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    let dtype = match reduction(call)? {
-        Reduction::None => call.dtype(0),
+    let dtype = match combine(call)? {
+        Combine::None => call.dtype(0),
         _ => expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?,
     };
-    match call.dtype(2) == dtype {
-        true => Ok(dtype),
-        false => Err(format!("input 'updates': expected {dtype} as input 'data', found {}", call.dtype(2))),
+    if call.dtype(2) == dtype {
+        Ok(dtype)
+    } else {
+        Err(format!("input 'updates': expected {dtype} as input 'data', found {}", call.dtype(2)))
     }
 }
 
@@ -173,15 +178,16 @@ fn scatter_nd(call: &Call) -> OpResult<Vec<Fact>> {
     let dtype = updated(call)?;
     let (data, at) = (call.shape(0), call.shape(1));
     let expected = [&at[..at.len() - usize::from(!at.is_empty())], &data[tuple(call)?..]].concat();
-    match call.shape(2)[..] == expected[..] {
-        true => output(dtype, data.clone()),
-        false => Err(format!("input 'updates': expected {expected:?}, found {}", call.shape(2))),
+    if call.shape(2)[..] == expected[..] {
+        output(dtype, data.clone())
+    } else {
+        Err(format!("input 'updates': expected {expected:?}, found {}", call.shape(2)))
     }
 }
 
 fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (reduction, tuple, shape) = (reduction(call)?, tuple(call)?, call.shape(0));
+    let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
     let outer = call.shape(1).len() - 1;
     let mut result = data.to_vec();
     for (index, &update) in indices(call.shape(2)).zip(updates) {
@@ -193,14 +199,14 @@ fn scatter_nd_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>>
         let Some(mut place) = (0..tuple).map(named).collect::<Option<Vec<_>>>() else { continue };
         place.extend(&index[outer..]);
         let old = &mut result[position(&place, shape)];
-        *old = reduction.apply(*old, update);
+        *old = combine.apply(*old, update);
     }
     Ok(vec![result])
 }
 
 fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (reduction, tuple, shape) = (reduction(call)?, tuple(call)?, call.shape(0));
+    let (combine, tuple, shape) = (combine(call)?, tuple(call)?, call.shape(0));
     let count: usize = call.shape(1)[..call.shape(1).len() - 1].iter().product();
     if count == 0 || shape.contains(&0) {
         return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
@@ -209,10 +215,10 @@ fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> Op
     let (places, rest) = shape.split_at(tuple);
     let updates = b.op("Reshape", &[updates], Attrs::new().with("shape", ints(&[&[count], rest].concat())))?;
     // Behind the places come the axes of a slice where slices are reduced, and then the updates.
-    let inner = if reduction == Reduction::None { 0 } else { rest.len() };
+    let inner = if combine == Combine::None { 0 } else { rest.len() };
     let hit = hits(b, call, at, count, inner)?;
     let last = |keep: i64| Attrs::new().with("axes", vec![(tuple + inner) as i64]).with("keepdims", keep);
-    if reduction == Reduction::None {
+    if combine == Combine::None {
         let numbers = b.numbers(DType::I64, [count], 0.0)?;
         let none = b.scalar(-1.0, DType::I64);
         let number = b.op("Where", &[hit, numbers, none], Attrs::new())?;
@@ -226,7 +232,7 @@ fn scatter_nd_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> Op
     }
     let turned: Vec<i64> = (1..=rest.len() as i64).chain([0]).collect();
     let updates = b.op("Transpose", &[updates], Attrs::new().with("perm", turned))?;
-    let (fold, join, neutral) = reduction.rows();
+    let (fold, join, neutral) = combine.rows();
     let neutral = match neutral {
         Some(number) => b.scalar(number, call.dtype(0)),
         None => b.op("Unsqueeze", &[data], Attrs::new().with("axes", vec![shape.len() as i64]))?,
@@ -242,15 +248,16 @@ fn scatter_elements(call: &Call) -> OpResult<Vec<Fact>> {
     if data.len() != at.len() || (0..data.len()).any(|k| k != axis && at[k] > data[k]) {
         return Err(format!("input 'indices': expected extents within {data} but for axis {axis}, found {at}"));
     }
-    match call.shape(2) == at {
-        true => output(dtype, data.clone()),
-        false => Err(format!("input 'updates': expected {at} as input 'indices', found {}", call.shape(2))),
+    if call.shape(2) == at {
+        output(dtype, data.clone())
+    } else {
+        Err(format!("input 'updates': expected {at} as input 'indices', found {}", call.shape(2)))
     }
 }
 
 fn scatter_elements_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (reduction, shape) = (reduction(call)?, call.shape(0));
+    let (combine, shape) = (combine(call)?, call.shape(0));
     let axis = call.axis("axis", 0, shape)?;
     let mut result = data.to_vec();
     for ((mut index, &named), &update) in indices(call.shape(1)).zip(at).zip(updates) {
@@ -259,16 +266,16 @@ fn scatter_elements_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<
         if (0.0..extent).contains(&place) {
             index[axis] = place as usize;
             let old = &mut result[position(&index, shape)];
-            *old = reduction.apply(*old, update);
+            *old = combine.apply(*old, update);
         }
     }
     Ok(vec![result])
 }
 
-/// As a ScatterND, but an update only ever meets the places along the axis: `hit [.., places, updates, ..]`.
+/// Like ScatterND, but an update can only meet places along the axis: `hit [.., places, updates, ..]`.
 fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let [data, at, updates] = [0, 1, 2].map(|i| x[i].expect("a required input is present: arity is checked first"));
-    let (reduction, shape, given) = (reduction(call)?, call.shape(0), call.shape(1));
+    let (combine, shape, given) = (combine(call)?, call.shape(0), call.shape(1));
     let axis = call.axis("axis", 0, shape)?;
     if given.contains(&0) || shape.contains(&0) {
         return Ok(vec![b.op("Identity", &[data], Attrs::new())?]);
@@ -281,9 +288,12 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
     // Beside the updates, where the data goes on without them, no index is inside.
     let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
     let pads = [vec![0; shape.len()], missing].concat();
-    let pad = |b: &mut dyn Build, value: ValueId, filler: f64| match pads.iter().all(|&n| n == 0) {
-        true => Ok(value),
-        false => b.op("Pad", &[value], Attrs::new().with("pads", pads.clone()).with("constant_value", filler)),
+    let pad = |b: &mut dyn Build, value: ValueId, filler: f64| {
+        if pads.iter().all(|&n| n == 0) {
+            Ok(value)
+        } else {
+            b.op("Pad", &[value], Attrs::new().with("pads", pads.clone()).with("constant_value", filler))
+        }
     };
     let (at, updates) = (pad(b, at, -1.0)?, pad(b, updates, 0.0)?);
     let wide = |b: &mut dyn Build, value: ValueId, axis: usize| {
@@ -295,7 +305,7 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
     let (at, places) = (wide(b, at, axis)?, numbers(b, dtype, [extent, 1])?);
     let hit = b.op("Equal", &[at, places], Attrs::new())?;
     let over = || Attrs::new().with("axes", vec![axis as i64 + 1]).with("keepdims", 0);
-    if reduction == Reduction::None {
+    if combine == Combine::None {
         let (number, none) = (numbers(b, DType::I64, [1, count])?, b.scalar(-1.0, DType::I64));
         let number = b.op("Where", &[hit, number, none], Attrs::new())?;
         let number = b.op("ReduceMax", &[number], over())?;
@@ -304,7 +314,7 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
         let found = b.op("Greater", &[number, none], Attrs::new())?;
         return Ok(vec![b.op("Where", &[found, update, data], Attrs::new())?]);
     }
-    let (fold, join, neutral) = reduction.rows();
+    let (fold, join, neutral) = combine.rows();
     let neutral = match neutral {
         Some(number) => b.scalar(number, call.dtype(0)),
         None => wide(b, data, axis + 1)?,
@@ -315,7 +325,7 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
     Ok(vec![b.op(join, &[data, update], Attrs::new())?])
 }
 
-/// Which update goes where: `[places.., 1 (inner times).., count]`.
+/// True where an update is for a place: `[places.., 1 (inner times).., count]`.
 fn hits(b: &mut dyn Build, call: &Call, at: ValueId, count: usize, inner: usize) -> OpResult<ValueId> {
     let (tuple, dtype) = (tuple(call)?, call.dtype(1));
     let flat = Attrs::new().with("shape", vec![count as i64, tuple as i64]).with("allowzero", 1);

@@ -1,4 +1,4 @@
-//! Rows that take elements out by a condition that is known, and that turn sequences around.
+//! Rows that select elements by a constant condition, and that reverse sequences.
 
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
@@ -35,6 +35,7 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.op("Gather", &[x, at], Attrs::new().with("axis", axis as i64))?])
         }),
     )
+    .sample(|s| s.floats(&[&[3, 4, 2]]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1))
     .attrs(&["axis"]),
     OpDef::new(
         "NonZero",
@@ -43,7 +44,8 @@ pub(super) static OPS: &[OpDef] = &[
         |call| output(DType::I64, places(call)?.shape().clone()),
         Eval::Known(places),
         Lower::Const,
-    ),
+    )
+    .sample(|s| s.attr("X", Tensor::from_f64(DType::F32, [2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, -3.0]))),
     OpDef::new(
         "ReverseSequence",
         "Each sequence along `time_axis` turned around up to its length; there is one per element of \
@@ -62,15 +64,16 @@ pub(super) static OPS: &[OpDef] = &[
         }),
         Lower::Decompose(turned),
     )
+    .sample(|s| s.floats(&[&[5, 3, 2]]).given(DType::I64, &[3], &[3.0, 0.0, 5.0]))
     .attrs(&["batch_axis", "time_axis"]),
 ];
 
-/// The input's shape, or as many elements in a row where no axis is given.
+/// The input's shape; flattened if no axis is given.
 fn flat(call: &Call) -> OpResult<Shape> {
     Ok(if call.attrs.get("axis").is_some() { call.shape(0).clone() } else { Shape::new([call.shape(0).numel()]) })
 }
 
-/// The axis, and which of its elements are kept.
+/// The axis, and the indices of the elements that are kept.
 fn kept(call: &Call) -> OpResult<(usize, Vec<usize>)> {
     let shape = flat(call)?;
     let axis = call.axis("axis", 0, &shape)?;
@@ -83,7 +86,7 @@ fn kept(call: &Call) -> OpResult<(usize, Vec<usize>)> {
     Ok((axis, holds.map(|(i, _)| i).collect()))
 }
 
-/// The constant's shape, and whether its elements in row-major order are something.
+/// The indices of the constant's elements that are not zero, `[axes, count]`.
 fn places(call: &Call) -> OpResult<Tensor> {
     let (shape, values) = match call.attrs.get("X") {
         Some(Attr::Tensor(tensor)) => (tensor.shape().clone(), tensor.to_f64()),
@@ -103,13 +106,14 @@ fn sequences(call: &Call) -> OpResult<[usize; 2]> {
     let shape = call.shape(0);
     let axes = [call.axis("batch_axis", 1, shape)?, call.axis("time_axis", 0, shape)?];
     expect_dtype(call, 1, "i64 or i32", |d| matches!(d, DType::I64 | DType::I32))?;
-    match axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]] {
-        true => Ok(axes),
-        false => Err(format!(
+    if axes[0] != axes[1] && call.shape(1)[..] == [shape[axes[0]]] {
+        Ok(axes)
+    } else {
+        Err(format!(
             "input 'sequence_lens': expected one length per element of 'batch_axis', which is not 'time_axis', \
          of {shape}, found {}",
             call.shape(1)
-        )),
+        ))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Rows of signals: windows and filters that are known before the run, and Fourier transforms as products with matrices.
+//! Rows of signals: windows and filters as constants, and Fourier transforms as matrix products.
 
 use super::compose::{binary, composed, given, required, reshape, transpose};
 use super::index::known;
@@ -13,14 +13,17 @@ const WINDOW: &[&str] = &["output_datatype", "periodic"];
 
 pub(super) static OPS: &[OpDef] = &[
     known("HannWindow", "The Hann window of `size` elements", SIZE, window_fact, |c| window(c, &[0.5, 0.5]))
+        .sample(|s| s.attr("size", 9).attr("output_datatype", DType::F32.onnx()))
         .attrs(WINDOW),
     known("HammingWindow", "The Hamming window of `size` elements", SIZE, window_fact, |c| {
         window(c, &[25.0 / 46.0, 21.0 / 46.0])
     })
+    .sample(|s| s.attr("size", 9).attr("output_datatype", DType::F32.onnx()))
     .attrs(WINDOW),
     known("BlackmanWindow", "The Blackman window of `size` elements", SIZE, window_fact, |c| {
         window(c, &[0.42, 0.5, 0.08])
     })
+    .sample(|s| s.attr("size", 9).attr("output_datatype", DType::F32.onnx()))
     .attrs(WINDOW),
     known(
         "MelWeightMatrix",
@@ -38,6 +41,14 @@ pub(super) static OPS: &[OpDef] = &[
         },
         |call| Mel::of(call)?.weights(datatype(call)?),
     )
+    .sample(|s| {
+        s.attr("num_mel_bins", 8)
+            .attr("dft_length", 64)
+            .attr("sample_rate", 16000)
+            .attr("lower_edge_hertz", 20.0)
+            .attr("upper_edge_hertz", 7000.0)
+            .attr("output_datatype", DType::F32.onnx())
+    })
     .attrs(&["output_datatype"]),
     composed(
         "DFT",
@@ -45,6 +56,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("input"), shaping("dft_length"), shaping("axis")],
         transform,
     )
+    .sample(|s| s.floats(&[&[2, 8, 3, 2]]))
     .attrs(&["inverse", "onesided"])
     .upgrade(|opset, _, attrs| {
         if opset < 20 && attrs.get("axis").is_none() {
@@ -58,6 +70,7 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("signal"), shaping("frame_step"), optional("window"), shaping("frame_length")],
         frames,
     )
+    .sample(|s| s.floats(&[&[2, 40, 1], &[16]]).attr("frame_step", 5))
     .attrs(&["onesided"]),
 ];
 
@@ -67,7 +80,7 @@ fn datatype(call: &Call) -> OpResult<DType> {
     DType::from_onnx(code).ok_or_else(|| format!("attribute 'output_datatype': unknown element type {code}"))
 }
 
-/// A shaping input that is one whole number of at least 1.
+/// A shaping input that is an integer of at least 1.
 fn length(call: &Call, name: &str) -> OpResult<usize> {
     if call.attrs.get(name).is_none() {
         required_ints(call, name)?;
@@ -82,7 +95,7 @@ fn window_fact(call: &Call) -> OpResult<Vec<Fact>> {
     output(datatype(call)?, [length(call, "size")?])
 }
 
-/// The sum of cosines with these amplitudes, whose signs alternate.
+/// A window: the sum of cosines with these amplitudes and alternating signs.
 fn window(call: &Call, amplitudes: &[f64]) -> OpResult<Tensor> {
     let size = length(call, "size")?;
     let period = if call.int("periodic", 1)? != 0 { size } else { (size - 1).max(1) };
@@ -95,7 +108,7 @@ fn window(call: &Call, amplitudes: &[f64]) -> OpResult<Tensor> {
     Ok(Tensor::from_f64(datatype(call)?, [size], &(0..size).map(element).collect::<Vec<_>>()))
 }
 
-/// Triangles over the bins of a spectrum, whose edges lie as far apart from each other in mel.
+/// Triangles over the bins of a spectrum. Their edges are equally spaced in mel.
 struct Mel {
     bins: usize,
     spectrum: usize,
@@ -115,13 +128,14 @@ impl Mel {
         let mel = Mel { bins, spectrum: dft / 2 + 1, dft, rate, low, step: (high - low) / (bins + 2) as f64 };
         // Those between them ascend, too.
         let ends = [0, bins + 1].map(|i| mel.edge(i));
-        match ends.is_sorted() && ends.iter().all(|e| (0.0..mel.spectrum as f64).contains(e)) {
-            true => Ok(mel),
-            false => Err("expected edges that ascend from 0 to half the sample rate, found others".into()),
+        if ends.is_sorted() && ends.iter().all(|e| (0.0..mel.spectrum as f64).contains(e)) {
+            Ok(mel)
+        } else {
+            Err("expected edges that ascend from 0 to half the sample rate, found others".into())
         }
     }
 
-    /// Where a triangle begins, the one before it has its peak, and the one before that ends.
+    /// Edge `i`: triangle `i` begins, triangle `i - 1` has its peak, and triangle `i - 2` ends there.
     fn edge(&self, i: usize) -> f64 {
         let hertz = 700.0 * (10f64.powf((self.low + self.step * i as f64) / 2595.0) - 1.0);
         ((self.dft + 1) as f64 * hertz / self.rate as f64).floor()
@@ -132,10 +146,12 @@ impl Mel {
         for bin in 0..self.bins {
             let [low, peak, high] = [0, 1, 2].map(|k| (self.edge(bin + k) as usize).min(self.spectrum - 1));
             for at in low..high.max(peak + 1) {
-                weights[at * self.bins + bin] = match at <= peak {
-                    true if peak == low => 1.0,
-                    true => (at - low) as f64 / (peak - low) as f64,
-                    false => (high - at) as f64 / (high - peak) as f64,
+                weights[at * self.bins + bin] = if at > peak {
+                    (high - at) as f64 / (high - peak) as f64
+                } else if peak == low {
+                    1.0
+                } else {
+                    (at - low) as f64 / (peak - low) as f64
                 };
             }
         }
@@ -143,7 +159,7 @@ impl Mel {
     }
 }
 
-/// `[samples parts, bins 2]`: what each part of each sample adds to both parts of each bin.
+/// The matrix `[samples parts, bins 2]`: the contribution of each part of each sample to both parts of each bin.
 fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: bool) -> Vec<f64> {
     if samples == 0 {
         return Vec::new();

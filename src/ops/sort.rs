@@ -1,7 +1,7 @@
-//! The row that sorts.
+//! Sorting.
 //!
-//! An element's rank is the number of those that come before it; so every element finds its place by itself, no two write one place, and
-//! the result is the same everywhere:
+//! The rank of an element is the number of elements before it in the order. So every element finds its place by
+//! itself, no two invocations write one place, and the result is the same on every device:
 //!
 //! ```text
 //! x [n, 1] --.
@@ -14,7 +14,7 @@ use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Lower, OpDef, OpResult, ValueId, one, shaping};
 use std::cmp::Ordering;
 
-/// The longest axis that is sorted: each of its elements is compared with every other.
+/// Upper bound of the axis length: each element is compared with every other.
 const LONGEST: usize = 1 << 14;
 
 pub(super) static OPS: &[OpDef] = &[OpDef::new(
@@ -31,6 +31,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     Eval::Tensor(eval),
     Lower::Decompose(nodes),
 )
+.sample(|s| s.floats(&[&[9]]).attr("K", 4))
 .attrs(&["axis", "largest", "sorted"])
 .upgrade(|_, _, attrs| {
     // Before opset 10.
@@ -39,7 +40,7 @@ pub(super) static OPS: &[OpDef] = &[OpDef::new(
     }
 })];
 
-/// The axis, and how many elements of it are taken.
+/// The axis, and the number of elements to take.
 fn extent(call: &Call) -> OpResult<(usize, usize)> {
     expect_dtype(call, 0, "a float or integer type", |d| d != DType::Bool)?;
     let shape = call.shape(0);

@@ -22,6 +22,7 @@ pub(super) static OPS: &[OpDef] = &[
             decompose_biased(b, call, inputs, "plimsoll.Conv", attrs)
         }),
     )
+    .sample(|s| s.floats(&[&[2, 3, 8, 9], &[4, 3, 3, 2], &[4]]).ints("strides", &[2, 3]).ints("pads", &[1, 0, 2, 1]))
     .attrs(&["auto_pad", "dilations", "group", "kernel_shape", "pads", "strides"]),
     OpDef::new(
         "plimsoll.Conv",
@@ -35,6 +36,13 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
     )
+    .sample(|s| {
+        s.floats(&[&[1, 4, 6, 6], &[4, 2, 3, 3]])
+            .attr("group", 2)
+            .ints("strides", &[1, 2])
+            .ints("dilations", &[2, 1])
+            .ints("pads", &[1, 0, 2, 1])
+    })
     .attrs(&["dilations", "group", "pads", "strides"])
     .part(images),
     OpDef::new(
@@ -51,6 +59,12 @@ pub(super) static OPS: &[OpDef] = &[
             decompose_biased(b, call, inputs, "plimsoll.ConvTranspose", attrs)
         }),
     )
+    .sample(|s| {
+        s.floats(&[&[1, 2, 3, 3], &[2, 2, 3, 3], &[2]])
+            .ints("strides", &[2, 3])
+            .ints("pads", &[1, 0, 0, 2])
+            .ints("output_padding", &[1, 2])
+    })
     .attrs(&[
         "auto_pad",
         "dilations",
@@ -73,6 +87,14 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(TemplateCall { template, shape: widen(&shape), reads: vec![(0, widened(&at[0])), (1, widened(&at[1]))] })
         }),
     )
+    .sample(|s| {
+        s.floats(&[&[1, 4, 3, 3], &[4, 1, 3, 2]])
+            .attr("group", 2)
+            .ints("strides", &[2, 1])
+            .ints("dilations", &[1, 2])
+            .ints("pads", &[1, 0, 1, 1])
+            .ints("output_padding", &[1, 0])
+    })
     .attrs(&["dilations", "group", "output_padding", "pads", "strides"])
     .part(images),
     OpDef::new(
@@ -91,6 +113,9 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![values, b.node("plimsoll.MaxPoolIndices", &[inputs[0], Some(values)], call.attrs.clone())?])
         }),
     )
+    .sample(|s| {
+        s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1])
+    })
     .attrs(MAX_POOL_ATTRS),
     OpDef::new(
         "plimsoll.MaxPool",
@@ -100,6 +125,7 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(eval_max),
         Lower::Template(|call, at| lower_pool(call, at, |_| Pool::Max)),
     )
+    .sample(|s| s.floats(&[&[1, 2, 5, 5]]).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 2]))
     .attrs(MAX_POOL_ATTRS)
     .part(planes),
     OpDef::new(
@@ -108,14 +134,21 @@ pub(super) static OPS: &[OpDef] = &[
         &[one("X"), one("Y")],
         |call| {
             let expected = infer_pool(call)?.remove(0);
-            match *call.fact(1) == expected {
-                true => output(DType::I64, expected.shape),
-                false => Err(format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1))),
+            if *call.fact(1) == expected {
+                output(DType::I64, expected.shape)
+            } else {
+                Err(format!("input 'Y': expected {expected}, the maxima of X, found {}", call.fact(1)))
             }
         },
         Eval::Tensor(|inputs, call| Ok(vec![first_max(inputs, call)?])),
         Lower::Decompose(decompose_indices),
     )
+    .sample(|s| {
+        s.given(DType::F32, &[1, 1, 4], &[3.0, 1.0, 7.0, 5.0])
+            .given(DType::F32, &[1, 1, 2], &[3.0, 7.0])
+            .ints("kernel_shape", &[2])
+            .ints("strides", &[2])
+    })
     .attrs(MAX_POOL_ATTRS),
     OpDef::new(
         "AveragePool",
@@ -125,13 +158,15 @@ pub(super) static OPS: &[OpDef] = &[
         Eval::Tensor(|inputs, call| eval_pool(inputs, call, 0.0, |sum, x| sum + x, |sum, n| sum / n as f64)),
         Lower::Template(|call, at| {
             let padded = call.int("count_include_pad", 0)? != 0;
-            let mean = |sides: &[Side]| match padded {
-                true => Pool::MeanPadded { pads_end: three(sides, 0, |s| s.after) },
-                false => Pool::Mean,
+            let mean = |sides: &[Side]| {
+                if padded { Pool::MeanPadded { pads_end: three(sides, 0, |s| s.after) } } else { Pool::Mean }
             };
             lower_pool(call, at, mean)
         }),
     )
+    .sample(|s| {
+        s.floats(&[&[1, 3, 8, 7]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1])
+    })
     .attrs(&["auto_pad", "ceil_mode", "count_include_pad", "dilations", "kernel_shape", "pads", "strides"])
     .part(planes),
     OpDef::new(
@@ -143,7 +178,8 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![each_image(inputs, call, |x| x.iter().copied().fold(f64::NEG_INFINITY, f64::max))])
         }),
         Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMax")),
-    ),
+    )
+    .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
     OpDef::new(
         "GlobalAveragePool",
         "The mean over all spatial axes of [n, c, spatial..], which stay with extent 1",
@@ -151,15 +187,16 @@ pub(super) static OPS: &[OpDef] = &[
         infer_global,
         Eval::Tensor(|inputs, call| Ok(vec![each_image(inputs, call, |x| x.iter().sum::<f64>() / x.len() as f64)])),
         Lower::Decompose(|b, call, inputs| decompose_global(b, call, inputs, "ReduceMean")),
-    ),
+    )
+    .sample(|s| s.floats(&[&[2, 3, 4, 5]])),
 ];
 
-/// Each image is convolved for itself.
+/// Splits by image: images are independent.
 fn images(_: &Call, axis: usize, _: usize) -> Option<Part> {
     if axis == 0 { Part::of([Some(0), None]) } else { None }
 }
 
-/// Each channel of an image is pooled for itself.
+/// Splits by image or channel: channels are pooled independently.
 fn planes(_: &Call, axis: usize, _: usize) -> Option<Part> {
     if axis < 2 { Part::of([Some(axis)]) } else { None }
 }
@@ -167,7 +204,7 @@ fn planes(_: &Call, axis: usize, _: usize) -> Option<Part> {
 const MAX_POOL_ATTRS: &[&str] =
     &["auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "storage_order", "strides"];
 
-/// How a window slides along one spatial axis.
+/// A window along one spatial axis.
 struct Side {
     /// The input's extent.
     len: usize,
@@ -175,16 +212,16 @@ struct Side {
     kernel: usize,
     stride: usize,
     dilation: usize,
-    /// Padding before and after (of a transposed convolution: what is cut off).
+    /// Padding before and after the input. In a transposed convolution, the elements cut from the output.
     before: usize,
     after: usize,
-    /// What a transposed convolution adds at the end.
+    /// Elements that a transposed convolution adds at the end.
     surplus: usize,
     /// The output's extent.
     out: usize,
 }
 
-/// `[n, c, spatial..]`, checked to have one to three spatial axes.
+/// The spatial extents of `[n, c, spatial..]`, checked to be one to three.
 fn spatial<'a>(call: &Call<'a>) -> OpResult<&'a [usize]> {
     let x = call.shape(0);
     match x.len() {
@@ -230,7 +267,7 @@ impl AutoPad {
     }
 }
 
-/// The sides of a window of these extents before padding and output are known.
+/// The sides of a window of these extents. Padding and output follow later.
 fn sides(call: &Call, kernel: &[usize]) -> OpResult<Vec<Side>> {
     let lens = spatial(call)?;
     let axes = lens.len();
@@ -265,17 +302,17 @@ fn sides(call: &Call, kernel: &[usize]) -> OpResult<Vec<Side>> {
 }
 
 impl Side {
-    /// From the window's first element to behind its last.
+    /// Extent of the window with dilation.
     fn reach(&self) -> usize {
         (self.kernel - 1) * self.dilation + 1
     }
 
-    /// The element of the input that element `t` of window `o` lies on, if that is not padding.
+    /// The input element under element `t` of window `o`. `None` if it is padding.
     fn tap(&self, o: usize, t: usize) -> Option<usize> {
         (o * self.stride + t * self.dilation).checked_sub(self.before).filter(|&i| i < self.len)
     }
 
-    /// The elements of window `o` that lie on the input.
+    /// The elements of window `o` that are inside the input.
     fn taps(&self, o: usize) -> std::ops::Range<usize> {
         let before = |end: usize| end.saturating_sub(o * self.stride).div_ceil(self.dilation).min(self.kernel);
         before(self.before)..before(self.before + self.len)
@@ -341,7 +378,7 @@ impl Side {
     }
 }
 
-/// The attributes that a canonical row spells out.
+/// The explicit attributes of a `plimsoll.` row.
 fn window_attrs(sides: &[Side]) -> Attrs {
     let ints = |f: fn(&Side) -> usize| sides.iter().map(f).collect::<Vec<_>>();
     let pads = [ints(|s| s.before), ints(|s| s.after)].concat();
@@ -349,7 +386,7 @@ fn window_attrs(sides: &[Side]) -> Attrs {
     Attrs::new().with("pads", &pads[..]).with("strides", &strides[..]).with("dilations", &dilations[..])
 }
 
-/// One value per axis of three, unused leading ones filled.
+/// One value per axis of three. Missing leading axes get `fill`.
 fn three(sides: &[Side], fill: usize, f: impl Fn(&Side) -> usize) -> [usize; 3] {
     let mut out = [fill; 3];
     for (o, side) in zip(&mut out[3 - sides.len()..], sides) {
@@ -367,7 +404,7 @@ fn window(sides: &[Side]) -> Window {
     }
 }
 
-/// `[n, c, spatial..]` with unit axes put before the spatial ones, so that there are three.
+/// `[n, c, spatial..]` with three spatial axes: axes of extent 1 are inserted before the spatial ones.
 fn widen(shape: &[usize]) -> Shape {
     let units = std::iter::repeat_n(1, 5 - shape.len());
     shape[..2].iter().copied().chain(units).chain(shape[2..].iter().copied()).collect()
@@ -377,7 +414,7 @@ fn widened(access: &Access) -> Access {
     access.reshape(&widen(&access.shape)).expect("a unit axis needs no copy")
 }
 
-/// Filters, which have as many axes as the data, and the number of groups.
+/// The filters' shape, checked against the data's rank, and the number of groups.
 fn filters<'a>(call: &Call<'a>) -> OpResult<(&'a Shape, usize)> {
     let (x, w) = (call.shape(0), call.shape(1));
     if w.len() != spatial(call)?.len() + 2 {
@@ -450,7 +487,7 @@ fn infer_conv_transpose(call: &Call) -> OpResult<Vec<Fact>> {
     biased(call, conv_transpose(call)?.0)
 }
 
-/// The biasless row, then the bias along axis 1.
+/// Decomposes into the row without bias, and adds the bias along axis 1.
 fn decompose_biased(
     b: &mut dyn Build,
     call: &Call,
@@ -468,7 +505,7 @@ fn decompose_biased(
     Ok(vec![y])
 }
 
-/// The position within the input's image of tap `t` of window `o`, unless it lies in the padding.
+/// The position within the input's image of tap `t` of window `o`. `None` if it is padding.
 fn tap(sides: &[Side], o: &[usize], t: &[usize]) -> Option<usize> {
     let mut at = 0;
     for (side, (&o, &t)) in zip(sides, zip(o, t)) {
@@ -506,7 +543,7 @@ fn eval_conv(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> 
     Ok(vec![y])
 }
 
-/// As the definition reads: every input element is spread over the window it stands for.
+/// Follows the definition: every input element is spread over its window.
 fn eval_conv_transpose(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (x, w) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let (shape, group, sides) = conv_transpose(call)?;
@@ -609,7 +646,8 @@ fn eval_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     eval_pool(inputs, call, f64::NEG_INFINITY, f64::max, |max, _| max)
 }
 
-/// Where each window's maximum stands first: its number in the whole input, row-major, or with the spatial axes in reverse order.
+/// The index of the first maximum of each window, in the whole input: row-major, or with the spatial axes in reverse
+/// order.
 fn first_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<f64>> {
     let x = inputs[0].expect("required");
     let (shape, sides) = pool(call)?;
@@ -636,7 +674,8 @@ fn first_max(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<f64>> {
     Ok(y)
 }
 
-/// The least number of an element that lies in the window and equals its maximum: one slice of the input per element of the window.
+/// The smallest index of an element in the window that equals its maximum. Each element of the window is one slice of
+/// the input.
 fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     const MOST: usize = 512;
     let [Some(x), Some(y)] = *inputs else { return Err("both inputs are required".into()) };
@@ -650,9 +689,10 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
     let behind = |s: &Side| ((s.out - 1) * s.stride + s.reach()).saturating_sub(s.before + s.len);
     let pads = [sides.iter().map(|s| s.before).collect(), sides.iter().map(behind).collect::<Vec<_>>()];
     let axes: Vec<usize> = (2..shape.len()).collect();
-    let padded = match pads.concat().iter().all(|&p| p == 0) {
-        true => x,
-        false => b.op("Pad", &[x], Attrs::new().with("pads", &pads.concat()[..]).with("axes", &axes[..]))?,
+    let padded = if pads.concat().iter().all(|&p| p == 0) {
+        x
+    } else {
+        b.op("Pad", &[x], Attrs::new().with("pads", &pads.concat()[..]).with("axes", &axes[..]))?
     };
     // Along one axis, the share that a window's element has in the element's number; too large where that is padding.
     let along = |b: &mut dyn Build, axis: usize, t: usize| {
@@ -719,7 +759,7 @@ fn decompose_global(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], 
     Ok(vec![b.node(op, &inputs[..1], Attrs::new().with("axes", &axes[..]))?])
 }
 
-/// One value per channel of each image.
+/// Computes one value per channel of each image.
 fn each_image(inputs: &[Option<&[f64]>], call: &Call, f: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let (x, shape) = (inputs[0].expect("required"), call.shape(0));
     let image: usize = shape[2..].iter().product();

@@ -1,15 +1,16 @@
-//! Inverse circular functions, hyperbolic functions and their inverses, of exponentials, logarithms and roots.
+//! Inverse circular functions, hyperbolic functions and their inverses, from exponentials, logarithms and roots.
 
 use super::negative;
 use crate::expr::Expr;
 use std::f64::consts::{FRAC_PI_2, FRAC_PI_4};
 
-/// `tan(pi / 8)`: what is left of an argument before its series.
+/// `tan(pi / 8)`: the bound of a reduced argument.
 const SHORT: f64 = 0.4142135623730951;
 
-/// `x + s x^3 / 3 + s^2 x^5 / 5 ..` for `|x|` up to about [`SHORT`]: the arctangent where `s` is -1, that of a hyperbola where it is 1.
+/// `x + s x^3 / 3 + s^2 x^5 / 5 ..` for `|x|` up to about [`SHORT`]: the arctangent if `s` is -1, its hyperbolic twin
+/// if `s` is 1.
 fn series(x: &Expr, s: f64) -> Expr {
-    // What is left out is less than what f64 tells from nothing.
+    // The remaining terms are below the precision of f64.
     let terms = 20;
     let square = x * x;
     let factor = |k: i32| s.powi(k) / f64::from(2 * k + 1);
@@ -17,12 +18,12 @@ fn series(x: &Expr, s: f64) -> Expr {
     x * sum
 }
 
-/// `magnitude` with the sign of `x`; of nothing, `x` itself, which may be a negative zero.
+/// `magnitude` with the sign of `x`. If `x` is zero the result is `x`, which may be a negative zero.
 fn signed(x: &Expr, magnitude: &Expr) -> Expr {
     x.eq(&x.like(0.0)).select(x, &negative(x).select(&-magnitude, magnitude))
 }
 
-/// The arctangent of `a / b` for `a >= 0` and `b > 0`, and of infinity for `b = 0`, without a quotient that overflows.
+/// The arctangent of `a / b` for `a >= 0` and `b > 0`, and of infinity for `b = 0`. No quotient overflows.
 fn quotient(a: &Expr, b: &Expr) -> Expr {
     // a / b, (a - b) / (a + b) or -b / a, whichever is short.
     let (long, middle) = ((b * (1.0 / SHORT)).lt(a), (b * SHORT).lt(a));
@@ -36,7 +37,7 @@ pub(super) fn atan(x: &Expr) -> Expr {
     signed(x, &quotient(&x.abs(), &x.like(1.0)))
 }
 
-/// The root of `1 - x^2`; of what no cosine is, not a number.
+/// The root of `1 - x^2`, NaN if `x` is outside -1..1.
 fn other_leg(x: &Expr) -> Expr {
     ((x.like(1.0) - x) * (x + 1.0)).sqrt()
 }
@@ -50,7 +51,7 @@ pub(super) fn acos(x: &Expr) -> Expr {
     negative(x).select(&(-&angle + 2.0 * FRAC_PI_2), &angle)
 }
 
-/// `e^|x|` and its inverse, each as the square of what does not overflow before them.
+/// `e^|x| / 2` and `e^-|x| / 2`, each as a square, so that only the result can overflow.
 fn exponentials(x: &Expr) -> (Expr, Expr) {
     let root = (x.abs() * 0.5).exp();
     (&root * 0.5 * &root, root.recip() * 0.5 * root.recip())
@@ -75,7 +76,7 @@ pub(super) fn atanh(x: &Expr) -> Expr {
     x.abs().lt(&x.like(SHORT)).select(&series(x, 1.0), &long)
 }
 
-/// Of `a >= 0`.
+/// `asinh(a)` for `a >= 0`.
 fn area(a: &Expr) -> Expr {
     let one = a.like(1.0);
     // No square overflows: what is more than 1 stands before the logarithm's argument.
@@ -90,7 +91,7 @@ pub(super) fn asinh(x: &Expr) -> Expr {
     signed(x, &area(&x.abs()))
 }
 
-/// `2 asinh(sqrt((x - 1) / 2))`, which loses no digits next to 1; of less than 1, not a number.
+/// `2 asinh(sqrt((x - 1) / 2))`, which is exact next to 1. NaN if `x < 1`.
 pub(super) fn acosh(x: &Expr) -> Expr {
     let half = ((x + -1.0) * 0.5).sqrt();
     area(&half) * 2.0

@@ -1,4 +1,4 @@
-//! Rows of sums over windows: norms of what is in each, and images that windows add up to.
+//! Rows of sums over windows: norms of windows, and images summed from windows.
 
 use super::{pool, sizes, spatial};
 use crate::op::{Attrs, Build, Call, OpDef, OpResult, ValueId, one, shaping};
@@ -13,6 +13,9 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         &[one("X")],
         power_pool,
     )
+    .sample(|s| {
+        s.floats(&[&[1, 2, 7, 8]]).ints("kernel_shape", &[3, 2]).ints("strides", &[2, 1]).ints("pads", &[1, 0, 1, 1])
+    })
     .attrs(&["auto_pad", "ceil_mode", "dilations", "kernel_shape", "p", "pads", "strides"]),
     composed(
         "GlobalLpPool",
@@ -27,6 +30,7 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
             Ok(vec![rooted(b, sum, p)?])
         },
     )
+    .sample(|s| s.floats(&[&[1, 2, 7, 8]]))
     .attrs(&["p"]),
     composed(
         "Col2Im",
@@ -34,6 +38,9 @@ pub(in crate::ops) static OPS: &[OpDef] = &[
         &[one("input"), shaping("image_shape"), shaping("block_shape")],
         image,
     )
+    .sample(|s| {
+        s.floats(&[&[2, 18, 4]]).ints("image_shape", &[5, 6]).ints("block_shape", &[2, 3]).ints("strides", &[3, 2])
+    })
     .attrs(&["dilations", "pads", "strides"]),
 ];
 
@@ -62,7 +69,7 @@ fn rooted(b: &mut dyn Build, sum: ValueId, p: f64) -> OpResult<ValueId> {
     }
 }
 
-/// A sum is a mean times the number of elements.
+/// Computes the sum as a mean times the number of elements.
 fn power_pool(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let dtype = same_float(call)?;
     let (p, (shape, sides)) = (power(call)?, pool(call)?);
@@ -80,7 +87,7 @@ fn power_pool(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult
     Ok(vec![rooted(b, sum, p)?])
 }
 
-/// A transposed convolution whose filters have each one element.
+/// Computes the image as a transposed convolution with one-hot filters.
 fn image(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     let dtype = same_float(call)?;
     let list = |name: &str| -> OpResult<Vec<usize>> {

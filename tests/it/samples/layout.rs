@@ -12,16 +12,12 @@ fn data(op: &'static str, shape: &[usize]) -> Sample {
 }
 
 fn selections() -> Vec<Sample> {
-    let table = Tensor::from_f64(F32, [2, 3], &[0.0, 1.0, 2.0, 0.0, 0.0, -3.0]);
     let reversed =
         |lengths: &[f64], shape: &[usize]| data("ReverseSequence", shape).given(I64, &[lengths.len()], lengths);
     vec![
-        data("Compress", &[3, 4, 2]).ints("condition", &[1, 0, 1, 1]).attr("axis", 1),
         data("Compress", &[3, 4]).ints("condition", &[0, 1, 1, 0, 1]),
         data("Compress", &[3, 4]).ints("condition", &[0, 0]).attr("axis", -1),
-        Sample::new("NonZero").attr("X", plimsoll::internals::op::Attr::shaping(&table)),
         Sample::new("NonZero").ints("X", &[0, 1, 7, 0]),
-        reversed(&[3.0, 0.0, 5.0], &[5, 3, 2]),
         reversed(&[1.0, 4.0], &[2, 5]).attr("batch_axis", 0).attr("time_axis", 1),
     ]
 }
@@ -32,35 +28,25 @@ fn views() -> Vec<Sample> {
         all.push(Sample::new("Identity").input(dtype, &[2, 3], -3.0, 3.0));
         all.push(Sample::new("Transpose").input(dtype, &[3, 5], -3.0, 3.0));
     }
-    for (shape, axis) in [(&[2, 3, 4][..], 0), (&[2, 3, 4], 2), (&[2, 3, 4], 3), (&[2, 3, 4], -1), (&[], 0)] {
+    for (shape, axis) in [(&[2, 3, 4][..], 0), (&[2, 3, 4], 3), (&[2, 3, 4], -1), (&[], 0)] {
         all.push(data("Flatten", shape).attr("axis", axis));
     }
     all.push(data("Flatten", &[2, 3, 4]));
-    for (from, to) in [
-        (&[2, 3, 4][..], &[4, 6][..]),
-        (&[2, 3, 4], &[0, -1]),
-        (&[2, 3, 4], &[-1]),
-        (&[2, 3, 4], &[1, 6, 0]),
-        (&[1], &[]),
-    ] {
+    for (from, to) in [(&[2, 3, 4][..], &[0, -1][..]), (&[2, 3, 4], &[-1]), (&[2, 3, 4], &[1, 6, 0]), (&[1], &[])] {
         all.push(data("Reshape", from).ints("shape", to));
     }
     all.push(data("Reshape", &[0, 3]).ints("shape", &[3, 0]).attr("allowzero", 1));
     all.push(data("Squeeze", &[1, 3, 1, 2]));
-    all.push(data("Squeeze", &[1, 3, 1, 2]).ints("axes", &[-2]));
-    all.push(data("Unsqueeze", &[3, 2]).ints("axes", &[0, -1]));
     all.push(data("Unsqueeze", &[]).ints("axes", &[0]));
-    for (from, to) in [(&[3, 1][..], &[2, 3, 4][..]), (&[3, 4], &[1]), (&[], &[2, 2]), (&[3, 1], &[1, 5]), (&[1], &[0])]
-    {
+    for (from, to) in [(&[3, 4][..], &[1][..]), (&[], &[2, 2]), (&[3, 1], &[1, 5]), (&[1], &[0])] {
         all.push(data("Expand", from).ints("shape", to));
     }
-    for perm in [[0, 2, 1, 3], [3, 2, 1, 0], [0, 2, 3, 1], [1, 0, 2, 3]] {
+    for perm in [[3, 2, 1, 0], [0, 2, 3, 1], [1, 0, 2, 3]] {
         all.push(data("Transpose", &[2, 3, 4, 5]).ints("perm", &perm));
     }
     all.push(data("Transpose", &[]));
     for (starts, ends, axes, steps) in [
-        (&[1, 0][..], &[3, 4][..], &[0, 2][..], &[1, 2][..]),
-        (&[-2], &[i64::MAX], &[-1], &[1]),
+        (&[-2][..], &[i64::MAX][..], &[-1][..], &[1][..]),
         (&[i64::MAX], &[i64::MIN], &[2], &[-1]),
         (&[-1, 4], &[-9, 0], &[0, 2], &[-2, -3]),
         (&[2], &[2], &[1], &[1]),
@@ -87,20 +73,14 @@ fn several() -> Vec<Sample> {
     }
     all.push(Sample::new("Concat").attr("axis", 0).input(I64, &[3], -9.0, 9.0));
     all.push(Sample::new("Concat").attr("axis", 0).input(Bool, &[3], 0.0, 1.0).input(Bool, &[2], 0.0, 1.0));
-    all.push(data("Dropout", &[2, 3]));
     all.push(data("Dropout", &[2, 3]).attr("ratio", 0.25).attr("training_mode", 0).attr("seed", 7));
-    all.push(data("Split", &[7, 2]).attr("num_outputs", 3));
     all.push(data("Split", &[2, 6]).attr("num_outputs", 2).attr("axis", -1));
     all.push(data("Split", &[2, 6, 3]).ints("split", &[1, 0, 5]).attr("axis", 1));
     for mode in ["DCR", "CRD"] {
         all.push(data("DepthToSpace", &[2, 12, 2, 3]).attr("blocksize", 2).attr("mode", mode));
     }
-    all.push(data("DepthToSpace", &[1, 9, 1, 2]).attr("blocksize", 3));
-    all.push(data("SpaceToDepth", &[2, 3, 4, 6]).attr("blocksize", 2));
     all.push(data("SpaceToDepth", &[1, 2, 3, 6]).attr("blocksize", 3).attr("mode", "CRD"));
-    for (shape, repeats) in
-        [(&[2, 3][..], &[2, 2][..]), (&[2, 3], &[1, 3]), (&[1, 4], &[5, 1]), (&[2, 3], &[0, 1]), (&[], &[])]
-    {
+    for (shape, repeats) in [(&[2, 3][..], &[1, 3][..]), (&[1, 4], &[5, 1]), (&[2, 3], &[0, 1]), (&[], &[])] {
         all.push(data("Tile", shape).ints("repeats", repeats));
     }
     all.push(Sample::new("Tile").input(I64, &[3], -9.0, 9.0).ints("repeats", &[2]));
@@ -132,7 +112,6 @@ fn reductions() -> Vec<Sample> {
         }
         all.push(of(F32, &[3, 4, 5]));
         all.push(of(F32, &[3, 4, 5]).ints("axes", &[0]));
-        all.push(of(F32, &[3, 4, 5]).ints("axes", &[1]).attr("keepdims", 0));
         all.push(of(F32, &[3, 4, 5]).ints("axes", &[2, 0]).attr("keepdims", 0));
         all.push(of(F32, &[2, 300]).ints("axes", &[1]));
         all.push(of(F32, &[3, 4]).ints("axes", &[]).attr("keepdims", 0));
@@ -152,7 +131,6 @@ fn reductions() -> Vec<Sample> {
     }
     for op in ["ArgMax", "ArgMin"] {
         all.push(data(op, &[3, 4, 5]));
-        all.push(data(op, &[3, 4, 5]).attr("axis", -1).attr("keepdims", 0));
         for last in [0, 1] {
             let ties = Sample::new(op).input(I64, &[4, 9], 0.0, 2.0);
             all.push(ties.attr("axis", 1).attr("select_last_index", last));
@@ -174,13 +152,10 @@ fn known() -> Vec<Sample> {
         Sample::new("ConstantOfShape").ints("input", &[2, 3]),
         Sample::new("ConstantOfShape").ints("input", &[]).attr("value", Tensor::from_f64(I64, [1], &[7.0])),
         Sample::new("EyeLike").input(I64, &[3, 4], 0.0, 1.0),
-        Sample::new("EyeLike").input(I64, &[3, 4], 0.0, 1.0).attr("k", -1).attr("dtype", F32.onnx()),
         range(scalar(I64, 3.0), scalar(I64, 9.0), scalar(I64, 3.0)),
         range(scalar(I32, 9.0), scalar(I32, -1.0), scalar(I32, -4.0)),
         range(scalar(F32, 0.5), scalar(F32, 2.25), scalar(F32, 0.5)).attr("stash_type", 1),
         data("Shape", &[2, 0, 3]),
-        data("Shape", &[2, 5, 3]).attr("start", -2).attr("end", 2),
-        data("Size", &[2, 5, 3]),
     ]
 }
 
@@ -192,7 +167,6 @@ fn scatters() -> Vec<Sample> {
     };
     let mut all = vec![
         scatter(F32, &[5], &[3, 1], 5.0, &[3]),
-        scatter(F32, &[5, 3], &[4, 1], 5.0, &[4, 3]),
         scatter(F32, &[3, 3], &[4, 2], 3.0, &[4]),
         scatter(F32, &[3, 3, 2], &[2, 2, 2], 3.0, &[2, 2, 2]),
         scatter(F32, &[2, 4, 3], &[1], 2.0, &[4, 3]),
@@ -226,7 +200,6 @@ fn scatters_along() -> Vec<Sample> {
     };
     let mut all = vec![
         scatter(F32, &[5], &[3], 7.0),
-        scatter(F32, &[3, 4, 2], &[2, 6, 1], 4.0).attr("axis", 1),
         scatter(F32, &[3, 4], &[3, 0], 4.0).attr("axis", -1),
         scatter(Bool, &[4, 3], &[2, 3], 4.0),
         Sample::new("ScatterElements").input(F32, &[3], 0.0, 1.0).given(I32, &[1], &[-1.0]).input(F32, &[1], 2.0, 3.0),
@@ -242,7 +215,6 @@ fn scatters_along() -> Vec<Sample> {
 fn tops() -> Vec<Sample> {
     let top = |dtype: DType, shape: &[usize], k: i64| Sample::new("TopK").input(dtype, shape, -2.0, 2.0).attr("K", k);
     vec![
-        top(F32, &[9], 4),
         top(F32, &[2, 7], 7).attr("largest", 0),
         top(I64, &[3, 9], 5),
         top(I32, &[9, 2, 3], 3).attr("axis", 0).attr("sorted", 0),
@@ -255,7 +227,6 @@ fn tops() -> Vec<Sample> {
 fn gathers() -> Vec<Sample> {
     let at = |sample: Sample, shape: &[usize], extent: f64| sample.input(I64, shape, -extent, extent - 1.0);
     let mut all = vec![
-        at(data("Gather", &[5, 3]), &[2, 4], 5.0),
         at(data("Gather", &[2, 5, 3]), &[4], 5.0).attr("axis", 1),
         at(data("Gather", &[2, 5, 3]), &[2, 2], 3.0).attr("axis", -1),
         at(data("Gather", &[5, 3]), &[], 5.0),
@@ -265,15 +236,13 @@ fn gathers() -> Vec<Sample> {
         at(Sample::new("Gather").input(I64, &[5, 3], -9.0, 9.0), &[4], 5.0),
         at(Sample::new("Gather").input(Bool, &[5], 0.0, 1.0), &[4], 5.0),
         at(data("GatherElements", &[4, 3]), &[2, 3], 4.0),
-        at(data("GatherElements", &[4, 3]), &[2, 6], 3.0).attr("axis", 1),
         at(data("GatherElements", &[2, 4, 3]), &[2, 4, 1], 3.0).attr("axis", -1),
-        at(data("GatherND", &[3, 3]), &[4, 2], 3.0),
         at(data("GatherND", &[3, 3, 2]), &[4, 1], 3.0),
         at(data("GatherND", &[2, 3, 4]), &[2, 2, 1], 3.0).attr("batch_dims", 1),
         at(data("GatherND", &[2, 3, 3, 2]), &[2, 2], 3.0).attr("batch_dims", 1),
         at(data("GatherND", &[3]), &[1], 3.0),
     ];
-    for (axis, shape) in [(-1, &[2, 3][..]), (0, &[2, 3]), (1, &[2, 3]), (0, &[])] {
+    for (axis, shape) in [(-1, &[2, 3][..]), (1, &[2, 3]), (0, &[])] {
         let hot = at(Sample::new("OneHot"), shape, 5.0).input(F32, &[2], -1.0, 1.0);
         all.push(hot.attr("depth", 4).attr("axis", axis));
     }

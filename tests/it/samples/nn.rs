@@ -26,11 +26,10 @@ pub fn samples() -> Vec<Sample> {
 }
 
 fn products() -> Vec<Sample> {
-    let shapes: [(&[usize], &[usize]); 13] = [
+    let shapes: [(&[usize], &[usize]); 12] = [
         (&[3], &[3]),
         (&[3], &[3, 2]),
         (&[2, 3], &[3]),
-        (&[2, 3], &[3, 4]),
         (&[65, 70], &[70, 33]),
         (&[1, 130], &[130, 257]),
         (&[3, 17, 64], &[64, 96]),
@@ -44,7 +43,6 @@ fn products() -> Vec<Sample> {
     let mut samples: Vec<_> = shapes.iter().map(|(a, b)| call("MatMul", &[a, b])).collect();
     samples.extend([
         call("Gemm", &[&[2, 3], &[3, 4]]),
-        call("Gemm", &[&[2, 3], &[3, 4], &[4]]),
         call("Gemm", &[&[3, 2], &[3, 4], &[2, 1]]).attr("transA", 1),
         call("Gemm", &[&[2, 3], &[4, 3], &[2, 4]]).attr("transB", 1).attr("alpha", 0.5),
         call("Gemm", &[&[3, 2], &[4, 3], &[1, 4]]).attr("transA", 1).attr("transB", 1).attr("beta", -2.0),
@@ -56,8 +54,7 @@ fn products() -> Vec<Sample> {
 
 /// Products with none, one or several letters of a kind, as views and not, of one to three inputs.
 fn equations() -> Vec<Sample> {
-    let equations: [(&str, &[&[usize]]); 15] = [
-        ("ij,jk->ik", &[&[2, 3], &[3, 4]]),
+    let equations: [(&str, &[&[usize]]); 14] = [
         ("bsd,hde->bhse", &[&[2, 5, 6], &[3, 6, 4]]),
         ("bhse,bhte->bhst", &[&[2, 3, 5, 4], &[2, 3, 6, 4]]),
         ("bhst,bhte,hed->bsd", &[&[2, 3, 5, 4], &[2, 3, 4, 6], &[3, 6, 2]]),
@@ -85,7 +82,6 @@ fn recurrences() -> Vec<Sample> {
         let plain = |steps: usize, directions: usize| {
             call(op, &[&[steps, 2, input], &[directions, rows, input], &[directions, rows, hidden]])
         };
-        all.push(plain(4, 1));
         all.push(plain(3, 1).attr("direction", "reverse").attr("hidden_size", hidden as i64));
         all.push(plain(1, 1).input(F32, &[1, 2 * rows], -1.0, 1.0).attr("linear_before_reset", 1));
         let mut both = plain(3, 2).input(F32, &[2, 2 * rows], -1.0, 1.0).attr("direction", "bidirectional");
@@ -121,7 +117,6 @@ fn grids() -> Vec<Sample> {
         Sample::new("GridSample").input(F32, image, -1.0, 1.0).input(F32, grid, -1.3, 1.3)
     };
     vec![
-        grid(&[2, 3, 5, 4], &[2, 3, 6, 2]),
         grid(&[2, 3, 5, 4], &[2, 3, 6, 2]).attr("align_corners", 1).attr("mode", "bilinear"),
         grid(&[1, 2, 4, 6], &[1, 5, 5, 2]).attr("padding_mode", "border"),
         grid(&[2, 1, 3, 3], &[2, 4, 4, 2]).attr("mode", "nearest"),
@@ -140,9 +135,7 @@ fn quantized() -> Vec<Sample> {
         floats().given(F32, &[], &[0.3]).attr("block_size", 0).attr("precision", 1).attr("saturate", 1),
         floats().given(F32, &[], &[0.011]).given(U8, &[], &[128.0]),
         floats().given(F32, &[1], &[0.05]).given(I8, &[1], &[-3.0]).attr("axis", 0),
-        floats().given(F32, &[3], &[0.05, 0.5, 2.0]).given(I8, &[3], &[0.0, 1.0, -2.0]),
         floats().given(F32, &[4], &[0.05, 0.5, 2.0, 0.1]).attr("axis", -1).attr("output_dtype", I8.onnx()),
-        whole(U8).given(F32, &[], &[0.25]),
         whole(I8).given(F32, &[2], &[0.25, 3.0]).given(I8, &[2], &[7.0, -1.0]).attr("axis", 0),
         whole(I32).given(F32, &[1], &[0.5]).attr("block_size", 0).attr("output_dtype", F32.onnx()),
         whole(I32).given(F32, &[1], &[0.5]).given(I32, &[], &[4.0]),
@@ -169,7 +162,6 @@ fn integers() -> Vec<Sample> {
     };
     let pair = |op, a: (DType, &[usize]), b: (DType, &[usize])| small(small(Sample::new(op), a.0, a.1), b.0, b.1);
     let mut all = vec![
-        pair("MatMulInteger", (U8, &[3, 5]), (U8, &[5, 4])),
         pair("MatMulInteger", (U8, &[3, 300]), (I8, &[300, 2])).given(U8, &[], &[131.0]),
         pair("MatMulInteger", (U8, &[2, 3, 530]), (I8, &[530, 4])).given(U8, &[1], &[7.0]).given(
             I8,
@@ -184,13 +176,11 @@ fn integers() -> Vec<Sample> {
             &[3],
             &[1.0, 128.0, 2.0],
         ),
-        pair("ConvInteger", (U8, &[1, 2, 18, 17]), (U8, &[2, 2, 17, 16])).given(U8, &[], &[250.0]),
         pair("ConvInteger", (I8, &[1, 80, 9]), (I8, &[6, 40, 8])).attr("group", 2).ints("strides", &[2]),
         pair("ConvInteger", (U8, &[1, 2, 7, 6]), (I8, &[3, 2, 2, 2]))
             .attr("auto_pad", "SAME_UPPER")
             .ints("dilations", &[1, 2])
             .ints("kernel_shape", &[2, 2]),
-        Sample::new("DynamicQuantizeLinear").input(F32, &[3, 7], -2.0, 5.0),
         Sample::new("DynamicQuantizeLinear").input(F32, &[9], 1.0, 3.0),
         Sample::new("DynamicQuantizeLinear").given(F32, &[2, 2], &[0.0; 4]),
         Sample::new("DynamicQuantizeLinear").given(F32, &[0], &[]),
@@ -223,10 +213,8 @@ fn between_numbers() -> Vec<Sample> {
     let result = |s: Sample, dtype: DType, scale: f64| s.given(F32, &[1], &[scale]).given(dtype, &[1], &[3.0]);
     let mut all = Vec::new();
     for op in ["QLinearAdd", "QLinearMul"] {
-        all.push(result(data(one(op, U8, &[2, 3, 5]), U8, &[3, 1], 0.125, 7.0), U8, 0.25));
         all.push(data(one(op, I8, &[4]), I8, &[4], 0.125, -7.0).given(F32, &[], &[0.25]));
     }
-    all.push(result(one("QLinearSigmoid", U8, &[3, 7]), U8, 0.0078125));
     all.push(result(one("QLinearLeakyRelu", I8, &[3, 7]).attr("alpha", 0.25), I8, 0.0625));
     all.push(Sample::new("QLinearLeakyRelu").input(U8, &[9], 0.0, 255.0).given(F32, &[], &[0.5]).omitted().given(
         F32,
@@ -243,10 +231,8 @@ fn between_numbers() -> Vec<Sample> {
 fn skips() -> Vec<Sample> {
     let (x, one): (&[usize], &[usize]) = (&[2, 3, 8], &[8]);
     vec![
-        call("SkipLayerNormalization", &[x, x, one]),
         call("SkipLayerNormalization", &[x, &[1, 3, 8], one, one, one]).attr("epsilon", 0.1),
         call("SkipLayerNormalization", &[x, x, one]).omitted().input(F32, one, -1.0, 1.0),
-        call("SkipSimplifiedLayerNormalization", &[x, x, one]),
         call("SkipSimplifiedLayerNormalization", &[x, &[3, 8], one, one]).attr("epsilon", 0.1),
     ]
 }
@@ -267,7 +253,6 @@ fn attentions() -> Vec<Sample> {
         s.given(Bool, shape, &(0..len).map(|i| f64::from(u8::from(i % row == 0 || i % 3 != 1))).collect::<Vec<_>>())
     };
     vec![
-        apart([3, 3], 5, 7),
         apart([3, 3], 7, 7).attr("is_causal", 1),
         apart([4, 2], 5, 5).attr("is_causal", 1).attr("scale", 0.5),
         apart([4, 1], 5, 7).attr("softcap", 0.5),
@@ -288,7 +273,6 @@ fn attentions() -> Vec<Sample> {
 fn rotations() -> Vec<Sample> {
     let row = |x: &[usize], caches: &[usize]| call("RotaryEmbedding", &[x, caches, caches]);
     vec![
-        row(&[2, 3, 5, 8], &[2, 5, 4]),
         row(&[2, 3, 5, 8], &[9, 4]).input(I64, &[2, 5], 0.0, 8.0).attr("interleaved", 1),
         row(&[2, 5, 24], &[9, 4]).input(I64, &[2, 5], 0.0, 8.0).attr("num_heads", 3),
         row(&[2, 5, 24], &[2, 5, 2]).attr("num_heads", 3).attr("rotary_embedding_dim", 4),
@@ -300,7 +284,6 @@ fn rotations() -> Vec<Sample> {
 fn neighbours() -> Vec<Sample> {
     let lrn = |shape: &[usize], size: i64| call("LRN", &[shape]).attr("size", size);
     vec![
-        lrn(&[2, 7, 3, 2], 5),
         lrn(&[1, 5, 4], 2).attr("alpha", 0.5).attr("beta", 0.3).attr("bias", 2.0),
         lrn(&[2, 3], 9).attr("alpha", 1.0),
         lrn(&[1, 4, 2, 1, 3], 1).attr("beta", 0.5),
@@ -317,7 +300,6 @@ fn convolutions() -> Vec<Sample> {
         conv(&[&[1, 1, 5, 5], &[1, 1, 3, 3]]),
         conv(&[&[2, 8, 5, 7], &[16, 8, 1, 1], &[16]]),
         conv(&[&[1, 8, 6, 6], &[5, 8, 1, 1]]).ints("strides", &[2, 2]),
-        conv(&[&[2, 3, 8, 9], &[4, 3, 3, 2], &[4]]).ints("strides", &[2, 3]).ints("pads", &[1, 0, 2, 1]),
         conv(&[&[1, 2, 9, 8], &[3, 2, 3, 2]]).ints("dilations", &[2, 3]).ints("pads", &[2, 1, 2, 2]),
         conv(&[&[1, 6, 5, 5], &[4, 3, 3, 3], &[4]]).attr("group", 2).ints("pads", &[1, 1, 1, 1]),
         conv(&[&[2, 5, 7, 6], &[5, 1, 3, 3], &[5]]).attr("group", 5).ints("pads", &[1, 1, 1, 1]),
@@ -336,11 +318,6 @@ fn convolutions() -> Vec<Sample> {
             .ints("strides", &[2, 1, 2])
             .ints("dilations", &[1, 2, 1])
             .ints("pads", &[1, 1, 1, 1, 1, 1]),
-        call("plimsoll.Conv", &[&[1, 4, 6, 6], &[4, 2, 3, 3]])
-            .attr("group", 2)
-            .ints("strides", &[1, 2])
-            .ints("dilations", &[2, 1])
-            .ints("pads", &[1, 0, 2, 1]),
     ]
 }
 
@@ -352,10 +329,6 @@ fn transposed() -> Vec<Sample> {
         conv(&[&[1, 3, 4, 5], &[3, 2, 2, 2]]).ints("strides", &[2, 2]),
         conv(&[&[2, 4, 3, 4], &[4, 3, 3, 3], &[6]]).attr("group", 2).ints("pads", &[1, 1, 1, 1]),
         conv(&[&[1, 3, 4, 4], &[3, 1, 3, 3]]).attr("group", 3).ints("kernel_shape", &[3, 3]),
-        conv(&[&[1, 2, 3, 3], &[2, 2, 3, 3], &[2]])
-            .ints("strides", &[2, 3])
-            .ints("pads", &[1, 0, 0, 2])
-            .ints("output_padding", &[1, 2]),
         conv(&[&[1, 1, 3, 3], &[1, 2, 3, 2]]).ints("strides", &[2, 2]).ints("output_shape", &[6, 5]),
         conv(&[&[1, 1, 3, 3], &[1, 2, 3, 2]])
             .ints("strides", &[2, 2])
@@ -374,12 +347,6 @@ fn transposed() -> Vec<Sample> {
             .ints("pads", &[1, 1, 1, 1])
             .ints("output_padding", &[1, 1]),
         conv(&[&[2, 16, 4], &[16, 4, 5], &[8]]).attr("group", 2).ints("strides", &[3]).ints("pads", &[4, 1]),
-        call("plimsoll.ConvTranspose", &[&[1, 4, 3, 3], &[4, 1, 3, 2]])
-            .attr("group", 2)
-            .ints("strides", &[2, 1])
-            .ints("dilations", &[1, 2])
-            .ints("pads", &[1, 0, 1, 1])
-            .ints("output_padding", &[1, 0]),
     ]
 }
 
@@ -390,7 +357,6 @@ fn pools() -> Vec<Sample> {
         samples.extend([
             pool(&[2, 3, 9], &[3]),
             pool(&[1, 2, 7], &[2]).ints("strides", &[3]).ints("pads", &[1, 1]).attr("ceil_mode", 1),
-            pool(&[1, 3, 8, 7], &[3, 2]).ints("strides", &[2, 2]).ints("pads", &[1, 0, 1, 1]),
             pool(&[2, 2, 6, 6], &[3, 3]).ints("strides", &[2, 2]).attr("ceil_mode", 1),
             pool(&[1, 2, 6, 6], &[3, 3]).ints("strides", &[2, 2]).ints("pads", &[1, 1, 1, 1]).attr("ceil_mode", 1),
             pool(&[1, 2, 9, 8], &[3, 2]).ints("dilations", &[2, 3]),
@@ -409,12 +375,6 @@ fn pools() -> Vec<Sample> {
             .given(F32, &[1, 1, 3, 3], &[2.0, 2.0, -1.0, 2.0, 2.0, -1.0, -1.0, -1.0, 0.0])
             .ints("kernel_shape", &[2, 2])
             .ints("pads", &[1, 1, 1, 1]),
-        call("plimsoll.MaxPool", &[&[1, 2, 5, 5]]).ints("kernel_shape", &[2, 2]).ints("strides", &[2, 2]),
-        Sample::new("plimsoll.MaxPoolIndices")
-            .given(F32, &[1, 1, 4], &[3.0, 1.0, 7.0, 5.0])
-            .given(F32, &[1, 1, 2], &[3.0, 7.0])
-            .ints("kernel_shape", &[2])
-            .ints("strides", &[2]),
         padded(&[1, 2, 6, 6]).ints("kernel_shape", &[3, 3]).ints("pads", &[1, 1, 1, 1]),
         padded(&[1, 1, 6, 6])
             .ints("kernel_shape", &[3, 3])
@@ -424,9 +384,7 @@ fn pools() -> Vec<Sample> {
         padded(&[1, 1, 7]).ints("kernel_shape", &[3]).ints("dilations", &[2]).ints("pads", &[2, 3]),
         padded(&[1, 2, 7, 5]).ints("kernel_shape", &[4, 2]).ints("strides", &[2, 2]).attr("auto_pad", "SAME_UPPER"),
         call("GlobalMaxPool", &[&[2, 3, 7]]),
-        call("GlobalMaxPool", &[&[2, 3, 4, 5]]),
         call("GlobalAveragePool", &[&[2, 3, 7]]),
-        call("GlobalAveragePool", &[&[2, 3, 4, 5]]),
         call("GlobalAveragePool", &[&[1, 2, 3, 4, 2]]),
     ]);
     samples
@@ -443,9 +401,7 @@ fn normalizations() -> Vec<Sample> {
     let per_value = call("BatchNormalization", &[&[2, 3, 4], &[3, 4], &[3, 4], &[3, 4]]);
     samples.push(per_value.input(F32, &[3, 4], 0.5, 2.0).attr("spatial", 0));
     samples.extend([
-        call("InstanceNormalization", &[&[2, 3, 4, 5], &[3], &[3]]),
         call("InstanceNormalization", &[&[2, 3, 7], &[3], &[3]]).attr("epsilon", 0.1),
-        call("GroupNormalization", &[&[2, 6, 4, 3], &[6], &[6]]).attr("num_groups", 2),
         call("GroupNormalization", &[&[2, 6, 5], &[6], &[6]])
             .attr("num_groups", 3)
             .attr("epsilon", 0.1)
@@ -453,24 +409,18 @@ fn normalizations() -> Vec<Sample> {
         call("GroupNormalization", &[&[2, 6, 5], &[3], &[3]]).attr("num_groups", 3),
         call("GroupNormalization", &[&[2, 4, 5], &[4], &[4]]).attr("num_groups", 4),
         call("GroupNormalization", &[&[2, 4, 5], &[4], &[4]]).attr("num_groups", 1),
-        call("LayerNormalization", &[&[2, 5, 48], &[48], &[48]]),
         call("LayerNormalization", &[&[3, 130], &[130]]).attr("epsilon", 0.1).attr("stash_type", 1),
         call("LayerNormalization", &[&[2, 3, 4], &[3, 4], &[4]]).attr("axis", 1),
         call("LayerNormalization", &[&[2, 3, 4], &[3, 1], &[2, 3, 4]]).attr("axis", -2),
         call("LayerNormalization", &[&[2, 3, 4], &[2, 3, 4], &[]]).attr("axis", 0),
-        call("RMSNormalization", &[&[2, 5, 48], &[48]]),
         // Short rows, side by side.
         call("RMSNormalization", &[&[2, 3, 4, 5], &[5]]),
         call("RMSNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("epsilon", 0.1).attr("stash_type", 1),
-        call("SimplifiedLayerNormalization", &[&[2, 5, 48], &[48]]).attr("axis", -1).attr("epsilon", 0.01),
         call("SimplifiedLayerNormalization", &[&[2, 3, 4], &[3, 4]]).attr("axis", 1).attr("stash_type", 1),
-        call("MeanVarianceNormalization", &[&[2, 3, 4, 5]]),
         call("MeanVarianceNormalization", &[&[2, 3, 7]]).ints("axes", &[-1, 0]),
-        call("LpNormalization", &[&[2, 3, 5]]),
         call("LpNormalization", &[&[2, 3, 5]]).attr("axis", 1).attr("p", 1),
         Sample::new("LpNormalization").given(F32, &[2, 2], &[0.0, 0.0, 3.0, -4.0]),
         call("Hardmax", &[&[2, 3, 5]]),
-        call("Hardmax", &[&[2, 3, 5]]).attr("axis", 1),
         call("Hardmax", &[&[2, 3, 5]]).attr("axis", 1).attr("flatten", 1),
     ]);
     samples
@@ -483,7 +433,6 @@ fn softmax() -> Vec<Sample> {
         samples.extend([
             wide(&[7]),
             wide(&[3, 130]),
-            wide(&[2, 3, 4]).attr("axis", 1),
             wide(&[2, 3, 4]).attr("axis", -3),
             wide(&[2, 3, 4]).attr("axis", 1).attr("flatten", 1),
             wide(&[2, 3, 4]).attr("axis", 0).attr("flatten", 1),
@@ -542,15 +491,12 @@ fn resizes() -> Vec<Sample> {
             .attr("exclude_outside", 1)
             .attr("scales", vec![1.0, 1.0, 0.6, 1.5]),
         resize(&[9]).attr("scales", vec![2.4]),
-        resize(&[2, 5, 7]).attr("scales", vec![1.0, 2.0, 1.7]).attr("mode", "linear").attr("antialias", 0),
         resize(&[1, 2, 3, 4, 5]).attr("scales", vec![1.0, 1.0, 2.0, 1.5, 0.5]).attr("mode", "linear"),
         resize(&[2, 3, 4]).attr("scales", vec![2.0]).ints("axes", &[0]).attr("extrapolation_value", 1.0),
         resize(&[1, 1, 4, 5])
             .attr("scales", vec![1.0, 1.0, 0.6, 0.7])
             .attr(COORDINATE, "align_corners")
             .attr("mode", "cubic"),
-        call("plimsoll.Resize", &[&[1, 2, 3, 4]]).ints("sizes", &[1, 2, 6, 3]).attr("mode", "linear"),
-        call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 2.0, 3.0]),
         call("Upsample", &[&[1, 2, 3, 4]]).attr("scales", vec![1.0, 1.0, 1.5, 2.0]).attr("mode", "linear"),
     ]);
     samples

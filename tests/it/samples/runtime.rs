@@ -11,7 +11,6 @@ fn fused() -> Vec<Sample> {
     let matrices = |a: &[usize], b: &[usize]| call("FusedMatMul", &[a, b]);
     let conv = |shapes: &[&[usize]]| call("FusedConv", shapes);
     vec![
-        matrices(&[3, 4], &[4, 5]).attr("alpha", 0.5),
         matrices(&[2, 4, 3], &[2, 5, 4]).attr("transA", 1).attr("transB", 1),
         matrices(&[4, 2, 3], &[5, 2, 4])
             .attr("transBatchA", 1)
@@ -19,7 +18,6 @@ fn fused() -> Vec<Sample> {
             .attr("transA", 1)
             .attr("transB", 1),
         matrices(&[4], &[4, 5]).attr("transA", 1),
-        call("FusedGemm", &[&[3, 4], &[4, 5], &[5]]).attr("activation", "Relu").attr("alpha", 0.5).attr("beta", 2.0),
         call("FusedGemm", &[&[4, 3], &[5, 4]])
             .attr("activation", "HardSigmoid")
             .attr("activation_alpha", 0.3)
@@ -30,7 +28,6 @@ fn fused() -> Vec<Sample> {
             .attr("activation", "Selu")
             .attr("activation_alpha", 1.5)
             .attr("activation_gamma", 0.5),
-        conv(&[&[1, 3, 7, 8], &[4, 3, 3, 3], &[4]]).attr("activation", "Relu").ints("pads", &[1, 1, 1, 1]),
         conv(&[&[1, 4, 7, 8], &[4, 2, 3, 3], &[4], &[1, 4, 3, 3]])
             .attr("activation", "Clip")
             .attr("activation_params", vec![-0.3, 0.5])
@@ -43,10 +40,6 @@ fn fused() -> Vec<Sample> {
             .ints("kernel_shape", &[3, 2])
             .ints("strides", &[2, 1])
             .ints("pads", &[1, 0, 1, 1]),
-        call("NhwcConv", &[&[1, 9, 2], &[3, 3, 2]]).attr("auto_pad", "SAME_UPPER").ints("dilations", &[2]),
-        call("BiasAdd", &[&[2, 3, 4], &[4], &[2, 3, 4]]),
-        call("BiasSplitGelu", &[&[2, 3, 8], &[8]]),
-        call("CausalConvWithState", &[&[2, 6, 5], &[6, 1, 4]]),
         call("CausalConvWithState", &[&[2, 6, 1], &[6, 1, 4], &[6], &[2, 6, 3]])
             .attr("activation", "silu")
             .attr("channels_last", 0)
@@ -60,24 +53,14 @@ fn embeddings() -> Vec<Sample> {
     let table = |s: Sample, rows: usize| s.input(F32, &[rows, 8], -1.0, 1.0);
     let norm = |s: Sample| s.input(F32, &[8], -1.0, 1.0).input(F32, &[8], -1.0, 1.0);
     let ids = || Sample::new("EmbedLayerNormalization").input(I32, &[2, 5], 0.0, 19.0);
-    let all = table(table(table(ids().input(I32, &[2, 5], 0.0, 1.0), 20), 6), 2);
     let few = norm(table(table(ids().omitted(), 20), 6).omitted());
-    vec![
-        norm(all).input(I32, &[2, 5], 0.0, 1.0).attr("mask_index_type", 1).attr("epsilon", 0.1),
-        few.clone(),
-        few.omitted().input(I32, &[2, 5], 0.0, 5.0),
-    ]
+    vec![few.clone(), few.omitted().input(I32, &[2, 5], 0.0, 5.0)]
 }
 
 fn groups() -> Vec<Sample> {
     let norm = |op, x: &[usize]| call(op, &[x, &[6], &[6]]).attr("groups", 2);
     vec![
-        norm("GroupNorm", &[2, 4, 3, 6]).attr("activation", 1).attr("epsilon", 0.1),
         norm("GroupNorm", &[2, 6, 5]).attr("channels_last", 0),
-        norm("SkipGroupNorm", &[2, 4, 3, 6])
-            .input(F32, &[2, 6], -1.0, 1.0)
-            .input(F32, &[6], -1.0, 1.0)
-            .attr("activation", 1),
         norm("SkipGroupNorm", &[2, 6, 4, 3])
             .input(F32, &[2, 6, 4, 3], -1.0, 1.0)
             .attr("channels_last", 0)
@@ -105,26 +88,18 @@ fn packed() -> Vec<Sample> {
     };
     let softmax = scale(bytes(Sample::new("QLinearSoftmax"), U8, &[2, 3, 4]), 0.03125);
     let whole = |s: Sample| scale(s, 0.00390625).given(U8, &[], &[0.0]);
-    let choice = Sample::new("QLinearWhere").input(Bool, &[2, 3], 0.0, 1.0);
-    let choice = scale(bytes(choice, U8, &[2, 3]), 0.5).given(U8, &[], &[7.0]);
-    let choice = scale(bytes(choice, U8, &[2, 3]), 0.25).given(U8, &[], &[90.0]);
     vec![
-        scale(scale(product(&[3, 8], U8), 0.125), 0.0625),
         scale(product(&[2, 3, 8], I8), 0.125)
             .input(F32, &[5], 0.01, 0.1)
             .given(U8, &[], &[120.0])
             .given(I8, &[5], &[1.0, 0.0, -3.0, 4.0, 5.0])
             .input(F32, &[5], -1.0, 1.0),
-        scale(dynamic.clone(), 0.0625),
         dynamic.input(F32, &[5], 0.01, 0.1).given(I8, &[], &[3.0]).input(F32, &[5], -1.0, 1.0),
         scale(gemm.clone().input(I32, &[5], -500.0, 500.0), 0.5).given(U8, &[], &[100.0]).attr("alpha", 0.5),
         scale(gemm.omitted(), 0.5),
         scale(bytes(left(&[8, 3]), U8, &[5, 8]), 0.5).given(U8, &[], &[3.0]).attr("transA", 1).attr("transB", 1),
-        parts(U8, 1),
         parts(I8, -2),
-        whole(softmax.clone().given(U8, &[], &[100.0])).attr("opset", 13).attr("axis", 1),
         whole(softmax.omitted()).attr("opset", 12),
-        scale(choice, 0.5).given(U8, &[], &[50.0]),
     ]
 }
 
@@ -166,7 +141,6 @@ fn weights() -> Vec<Sample> {
         parts(4, &[6, 3, 8]).omitted().given(I32, &[40], &groups).attr("bits", 4),
         bytes(parts(2, &[6, 3, 4]), U8, &[6, 1]).attr("bits", 2),
         parts(8, &[6, 48]).input(F32, &[6, 3], 100.0, 150.0),
-        bits(&[8], &[3, 5], 4, 1),
         bits(&[8], &[3, 5], 4, 0),
         bits(&[4], &[15], 2, 1),
         bytes(table(4, 16), U8, &[12, 2]).attr("gather_axis", 0).attr("quantize_axis", 1),
@@ -213,7 +187,6 @@ fn projections() -> Vec<Sample> {
         seen(row(4), &[2, 4, 4]),
         past(seen(row(3), &[2, 1, 9, 9])),
         unshared(past(seen(row(3), &[2, 8])).input(F32, &[2, 2, 3, 8], -1.0, 1.0).attr("unidirectional", 1)),
-        whole.clone(),
         unshared(whole.given(I32, &[2], &[8.0, 7.0]).given(U8, &[], &[120.0]).given(I8, &[], &[3.0]))
             .input(F32, &[2, 2, 2, 5, 4], -1.0, 1.0)
             .attr("unidirectional", 1)
@@ -227,7 +200,6 @@ fn heads() -> Vec<Sample> {
     let (q, k): (&[usize], &[usize]) = (&[2, 4, 8], &[2, 6, 8]);
     let past = |s: Sample| s.input(F32, &[2, 2, 5, 4], -1.0, 1.0).input(F32, &[2, 2, 5, 4], -1.0, 1.0);
     vec![
-        row(&[q, k, &[2, 6, 12], &[28]]),
         row(&[q, q, q]).attr("unidirectional", 1).attr("scale", 0.25),
         row(&[&[2, 4, 2, 3, 4]]),
         row(&[q, &[2, 6, 2, 2, 4]]),
@@ -256,7 +228,6 @@ fn caches() -> Vec<Sample> {
     vec![
         row(2, 5, 0, &[4.0, 4.0], 5).attr("scale", 0.25).attr("softcap", 2.0).attr("smooth_softmax", 0),
         row(1, 2, 6, &[7.0], 8).attr("local_window_size", 3),
-        row(1, 1, 9, &[6.0], 7),
         angles(row(2, 1, 6, &[6.0, 3.0], 7)),
         angles(row(2, 2, 9, &[6.0, 4.0], 7))
             .given(I64, &[2, 2], &[5.0, 6.0, 3.0, 4.0])
@@ -274,9 +245,7 @@ fn caches() -> Vec<Sample> {
             .input(F32, &[4], -2.0, 2.0)
             .attr("local_window_size", 3)
             .attr("softcap", 2.0),
-        update(&[2, 3, 6, 4], &[2, 3, 2, 4]).given(I64, &[2], &[0.0, 5.0]),
         update(&[2, 6, 4], &[2, 3, 4]).given(I64, &[2], &[1.0, 4.0]).attr("mode", "circular").attr("axis", 1),
         update(&[2, 6, 4], &[2, 3, 4]),
-        call("Scatter", &[&[3, 5]]).given(I64, &[1, 2], &[1.0, 3.0]).input(F32, &[1, 2], -1.0, 1.0).attr("axis", 1),
     ]
 }
