@@ -10,6 +10,7 @@ use std::fmt;
 /// The algorithm that computes a kernel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a plan has few kernels, and they are moved once")]
 pub enum Schedule {
     /// None is chosen yet: the kernel is still being made.
     #[default]

@@ -367,7 +367,8 @@ impl Cuda {
         }
         step.map_err(|why| {
             let name = self.kernels[id.0 as usize].template.name();
-            failed(format!("kernel '{name}' is planned as a call of {}: {why}", call.library()))
+            let library = call.library();
+            failed(format!("kernel '{name}' is planned as a call of {library}: {why}; a device opened without libraries has no such calls"))
         })
     }
 

@@ -111,7 +111,7 @@ impl Device<'_> {
             let number = match numbers.get(&(launch.kernel, bindings.clone())) {
                 Some(&number) => number,
                 None => {
-                    let source = render::render(kernel, &self.target, &bindings, Dialect::Wgsl)?;
+                    let source = render::render(kernel, self.target, &bindings, Dialect::Wgsl)?;
                     let modes = bindings.read_only.clone();
                     bound.texts.push(Text { name: kernel.template.name(), source, modes });
                     numbers.insert((launch.kernel, bindings), bound.texts.len() - 1);

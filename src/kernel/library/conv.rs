@@ -1,7 +1,7 @@
 //! Kernels as convolutions of cuDNN.
 
 use super::epilogue::{Abilities, Epilogue};
-use super::{Call, Conv, Image, on_tensor_cores, vector};
+use super::{Activation, Call, Conv, Image, on_tensor_cores, vector};
 use crate::dtype::DType;
 use crate::kernel::{Kernel, Operand, Window};
 use crate::shape::{self, Access};
@@ -31,6 +31,11 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     }
     let bias = |o: &Operand| o.access.moves_only_along(1);
     let epilogue = Epilogue::new(kernel, &Abilities { scale: false, gelu: false, bias: &bias })?;
+    // cuDNN adds and activates only behind a bias.
+    let plain = epilogue.residual.is_none() && epilogue.activation == Activation::None;
+    if epilogue.bias.is_none() && !plain {
+        return None;
+    }
     let flat = shape[2] == 1 && window.kernel[0] == 1 && x.access.shape[2] == 1 && window.pads[0] == 0;
     let first = usize::from(flat);
     let image = |slot: usize, operand: &Operand| -> Option<Image> {
