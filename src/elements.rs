@@ -88,7 +88,7 @@ impl Set {
     }
 
     /// An upper bound of the number of elements.
-    pub fn len(&self) -> u64 {
+    pub fn most_elements(&self) -> u64 {
         self.axes.iter().fold(1, |n, &(extent, _)| n.saturating_mul(extent))
     }
 

@@ -582,8 +582,8 @@ impl<'a> Checker<'a> {
             parts.push(set.clone());
         }
         // Too few elements cannot cover the whole, and counting them is cheaper than covering.
-        let written = parts.iter().fold(0u64, |sum, p| sum.saturating_add(p.len()));
-        if whole.is_some_and(|whole| written >= whole.len() && whole.is_covered(parts)) {
+        let written = parts.iter().fold(0u64, |sum, p| sum.saturating_add(p.most_elements()));
+        if whole.is_some_and(|whole| written >= whole.most_elements() && whole.is_covered(parts)) {
             held.parts = None;
         }
     }
