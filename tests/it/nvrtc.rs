@@ -12,6 +12,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::kernel::Kernel;
 use plimsoll::internals::kernel::render::{Bindings, Dialect, render};
+use plimsoll::internals::kernel::schedule;
 use plimsoll::internals::op::{Fact, ValueId};
 use plimsoll::internals::pass::chunk;
 use plimsoll::internals::target::{Libraries, Target};
@@ -80,7 +81,10 @@ fn texts() -> BTreeMap<String, String> {
     let targets = [target(), Target { multiprocessors: 1, ..target() }];
     for case in [variants::halves(&plain), plain].concat() {
         let hosts = targets.iter().filter(|target| case.is_hosted(target));
-        hosts.for_each(|target| collect(&case.name, slice::from_ref(&case.kernel), target, &mut texts));
+        hosts.for_each(|target| {
+            let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+            collect(&case.name, slice::from_ref(&kernel), target, &mut texts);
+        });
     }
     for (file, dims) in graphs::GRAPHS {
         (1..=2).for_each(|chunks| planned(file, graphs::import(file, dims), chunks, &mut texts));

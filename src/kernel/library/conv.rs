@@ -33,9 +33,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     let epilogue = Epilogue::new(kernel, &Abilities { scale: false, gelu: false, bias: &bias })?;
     // cuDNN adds and activates only behind a bias.
     let plain = epilogue.residual.is_none() && epilogue.activation == Activation::None;
-    if epilogue.bias.is_none() && !plain {
-        return None;
-    }
+    let epilogue = if epilogue.bias.is_some() || plain { epilogue } else { Epilogue::none(kernel)? };
     let flat = shape[2] == 1 && window.kernel[0] == 1 && x.access.shape[2] == 1 && window.pads[0] == 0;
     let first = usize::from(flat);
     let image = |slot: usize, operand: &Operand| -> Option<Image> {

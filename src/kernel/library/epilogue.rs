@@ -26,6 +26,14 @@ pub(super) struct Abilities<'a> {
 }
 
 impl Epilogue {
+    /// Takes nothing of the body along: the core value alone. `None` when it is not of the type that is written.
+    pub fn none(kernel: &Kernel) -> Option<Epilogue> {
+        let code = &kernel.body.code;
+        let end = code.iter().position(|i| i.code == Code::Input(0))? as u32;
+        let epilogue = Epilogue { alpha: 1.0, bias: None, residual: None, activation: Activation::None, end };
+        (code[end as usize].dtype == kernel.writes[0].dtype).then_some(epilogue)
+    }
+
     /// Follows the core value through the body for as long as it goes to one place. `None` when it is not of the type that is written.
     pub fn new(kernel: &Kernel, can: &Abilities) -> Option<Epilogue> {
         let Body { code, results } = &kernel.body;
