@@ -1,14 +1,14 @@
-//! Decisions that passes and lowering make by the extents of a graph. They are written down, so that the same graph bound to other
-//! extents gets the same structure.
+//! Decisions that passes and lowering make by the extents of a graph. They are recorded, so that the same graph bound to other extents gets
+//! the same structure.
 //!
-//! A graph that is alone decides for itself. In a range the largest graph decides, and the others follow. A decision about cost is
-//! followed blindly. A decision that is valid for some extents alone is followed where it is valid; where it is not, it is forbidden for
-//! all of the range.
+//! A graph that is alone decides for itself. In a range the largest graph decides, and the others follow. A decision about cost is always
+//! followed. A decision that is valid for some extents alone is followed where it is valid. Where it is not, it is forbidden for all of the
+//! range.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One decision: the question, the node it is about, and the way that was chosen.
+/// One decision: the question, the node that it is about, and the chosen way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decision {
     site: &'static str,
@@ -21,7 +21,7 @@ struct Decision {
 pub enum Divergence {
     /// The decision of this number is not valid for these extents.
     Invalid(usize),
-    /// Another question was asked than before, about this node, if there is one: the graphs differ by more than decisions.
+    /// Another question was asked than before, about this node, if there is one. The graphs differ by more than decisions.
     Elsewhere(Option<u32>),
 }
 
@@ -32,23 +32,23 @@ pub struct Record(Vec<Decision>);
 #[derive(Debug, Default)]
 struct State {
     made: Vec<Decision>,
-    /// The record that is followed; `None` where decisions are only written down.
+    /// The record to follow; `None` if decisions are only recorded.
     followed: Option<Arc<Record>>,
     forbidden: BTreeSet<usize>,
     divergence: Option<Divergence>,
 }
 
-/// The decisions of a graph as they are made. Clones share them.
+/// The decisions of a graph while they are made. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Decisions(Option<Arc<Mutex<State>>>);
 
 impl Decisions {
-    /// Writes decisions down; those with these numbers choose nothing.
+    /// Records decisions. A decision whose number is in `forbidden` chooses nothing.
     pub fn record(forbidden: &BTreeSet<usize>) -> Decisions {
         Decisions::with(State { forbidden: forbidden.clone(), ..State::default() })
     }
 
-    /// Follows decisions made before.
+    /// Follows the decisions of a record.
     pub fn follow(record: &Arc<Record>) -> Decisions {
         Decisions::with(State { followed: Some(record.clone()), ..State::default() })
     }
@@ -57,7 +57,7 @@ impl Decisions {
         Decisions(Some(Arc::new(Mutex::new(state))))
     }
 
-    /// Ends the record.
+    /// Ends the record and returns it.
     ///
     /// # Errors
     /// When the decisions could not be followed.
@@ -72,12 +72,12 @@ impl Decisions {
     }
 
     fn state(&self) -> Option<MutexGuard<'_, State>> {
-        // A list of decisions is whole after each of them.
+        // A panic leaves the list whole: each decision is added at once.
         Some(self.0.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Chooses one of several ways, or none, which is always valid. `own` is the way that suits these extents; `valid` tells if a way that
-    /// suits other extents is valid for these.
+    /// Chooses one of several ways, or none, which is always valid. `own` is the way that suits these extents. `valid` returns true if a
+    /// way that suits other extents is valid for these.
     pub fn choose(
         &self,
         site: &'static str,
@@ -109,12 +109,12 @@ impl Decisions {
         chosen
     }
 
-    /// Decides for something that may be done only where it is `valid`.
+    /// Decides on a step that is allowed only if `valid`. Returns true to take it.
     pub fn if_valid(&self, site: &'static str, node: u32, valid: bool) -> bool {
         self.choose(site, node, valid.then_some(0), |_| valid).is_some()
     }
 
-    /// Decides for something that is always valid, and here `cheaper`.
+    /// Decides on a step that is always valid, and `cheaper` or not for these extents. Returns true to take it.
     pub fn if_cheaper(&self, site: &'static str, node: u32, cheaper: bool) -> bool {
         self.choose(site, node, cheaper.then_some(0), |_| true).is_some()
     }

@@ -13,17 +13,17 @@ use std::time::Duration;
 
 pub mod poison;
 
-/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is the one
-/// that runs.
+/// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is current and
+/// runs.
 pub struct Exec {
     backend: Box<dyn Backend>,
     plan: Plan,
     segments: Vec<SegmentId>,
     kernels: Vec<KernelId>,
     record: RecordId,
-    /// Whether a run overwrites the inputs.
+    /// True if a run overwrites the inputs.
     consumes: bool,
-    /// Whether the inputs are there.
+    /// True if the inputs are written and not yet overwritten.
     ready: bool,
     shared: Option<Box<Shared>>,
 }
@@ -31,21 +31,21 @@ pub struct Exec {
 /// Plans that share segments.
 #[derive(Default)]
 struct Shared {
-    /// Number of the plan that runs.
+    /// The number of the plan that runs.
     current: usize,
-    /// The others.
+    /// The plans that do not run, by their numbers.
     idle: Vec<Option<Loaded>>,
-    /// Per plan, where its constants lie, and which of the contents there they are.
+    /// Per plan, the place of each of its constants, and the number of the constant's content in `contents`.
     constants: Vec<Vec<(Spot, usize)>>,
-    /// What plans want at the place of a constant.
+    /// Per place, the contents that plans want there.
     contents: HashMap<Spot, Vec<Content>>,
-    /// Which of these lies there.
+    /// Per place, the number of the content that lies there.
     held: HashMap<Spot, usize>,
-    /// Compiled kernels by their content.
+    /// Compiled kernels, by their content.
     compiled: HashMap<String, KernelId>,
 }
 
-/// Segment and offset.
+/// The place of a constant: segment and offset.
 type Spot = (usize, u64);
 
 /// A plan that is ready to run.
@@ -56,7 +56,7 @@ struct Loaded {
     consumes: bool,
 }
 
-/// A constant in the form in which a plan wants it.
+/// A constant in the form that a plan wants.
 struct Content {
     constant: Arc<Constant>,
     at: Slice,
@@ -72,10 +72,10 @@ impl std::fmt::Debug for Exec {
 
 impl Exec {
     /// Allocates the plan's segments, uploads constants (one per entry of [`Plan::constants`]), clears the state and records the steps.
-    /// `progress` is told of each constant as it arrives.
+    /// Calls `progress` as each constant arrives.
     ///
     /// # Errors
-    /// When these are not the plan's constants, one cannot be fetched, or the device refuses. Everything taken is given back.
+    /// When `constants` are not the plan's, one cannot be fetched, or the device refuses. All that was allocated is freed.
     pub fn load(
         mut backend: Box<dyn Backend>,
         plan: Plan,
@@ -130,11 +130,11 @@ impl Exec {
         Ok((kernels, record))
     }
 
-    /// Makes another plan over the same segments ready to run, and gives its number. The plan of [`load`](Self::load), whose constants are
-    /// `first`, has number 0. Which plan runs is as before.
+    /// Makes another plan over the same segments ready to run, and returns its number. The plan of [`load`](Self::load), whose constants
+    /// are `first`, has number 0. The plan that runs stays the same.
     ///
     /// # Errors
-    /// When the plan has other segments, either list is not of its plan's constants, or the device refuses.
+    /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
         let (expected, found) = (&self.plan.segments, &plan.segments);
         if expected != found {
@@ -173,14 +173,14 @@ impl Exec {
         Ok(shared.idle.len() - 1)
     }
 
-    /// Lets a plan be the one that runs. What it does not share with the others, its inputs and constants of its own, is written anew:
-    /// the constants here.
+    /// Makes a plan the one that runs. This writes those constants of it that other plans have overwritten. Its inputs have to be written
+    /// anew.
     ///
     /// # Errors
     /// When a constant cannot be fetched or the device fails.
     ///
     /// # Panics
-    /// When there is no plan of this number.
+    /// When no plan has this number.
     pub fn select(&mut self, number: usize) -> Result<()> {
         let Some(shared) = &mut self.shared else {
             assert_eq!(number, 0, "one plan is loaded");
@@ -191,7 +191,7 @@ impl Exec {
             if held.get(spot) == Some(content) {
                 continue;
             }
-            // Until all of it has arrived, nothing is known of these bytes.
+            // Until the constant has arrived as a whole, these bytes are unknown.
             held.remove(spot);
             let Content { constant, at, stored, packed } = &contents[spot][*content];
             let packed = packed.as_ref().map(|(kernel, operand)| (kernel, *operand));
@@ -224,10 +224,10 @@ impl Exec {
         &mut *self.backend
     }
 
-    /// Copies inputs, in the plan's order, into their buffers; they are good for one run, which may write where they lie.
+    /// Copies inputs, in the plan's order, into their buffers. They are good for one run, which may overwrite them.
     ///
     /// # Errors
-    /// When one is not of the type and shape that were planned, or holds a value that the device's type cannot.
+    /// When an input is not of the planned type and shape, or holds a value that the device's type cannot hold.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
         let Exec { backend, plan, segments, .. } = self;
         write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
@@ -247,7 +247,7 @@ impl Exec {
         self.backend.replay(self.record)
     }
 
-    /// Runs all steps once, on whatever the inputs hold by now; how long they took, by the device's clock if it has one.
+    /// Runs all steps once, on what the inputs hold now. Returns how long they took, by the device's clock if it has one.
     ///
     /// # Errors
     /// When the device fails.
@@ -256,7 +256,7 @@ impl Exec {
         self.backend.time(self.record)
     }
 
-    /// Runs the steps one by one, in order, on whatever the inputs hold by now; how long each took by itself.
+    /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself.
     ///
     /// # Errors
     /// When the device fails.
@@ -265,7 +265,7 @@ impl Exec {
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
-        // The first round is not counted: devices and drivers prepare much at a kernel's first run.
+        // The first round is not counted: devices and drivers prepare much when a kernel first runs.
         for round in 0..2 {
             times.clear();
             for record in &records {
@@ -276,7 +276,7 @@ impl Exec {
         Ok(times)
     }
 
-    /// Per step, its kernel's template and what the device made of it.
+    /// Per step, the device's note on it, or the name of its kernel's template.
     pub fn notes(&self) -> Vec<String> {
         let notes = self.backend.notes(self.record);
         let template = |step: &Step| self.plan.kernels[step.kernel].template.name();
@@ -293,7 +293,7 @@ impl Exec {
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 
-    /// One run: inputs in, outputs out, in the plan's order.
+    /// Runs once: writes the inputs, runs all steps, reads the outputs, in the plan's order.
     ///
     /// # Errors
     /// As [`write`](Self::write), [`replay`](Self::replay) and [`read`](Self::read).
@@ -311,7 +311,7 @@ impl Drop for Exec {
 }
 
 impl Shared {
-    /// Notes where a plan's constants lie, and which of them it shares with plans before it.
+    /// Records where a plan's constants lie, and which of them earlier plans have, too.
     fn know(&mut self, plan: &Plan, segments: &[SegmentId], constants: &[Arc<Constant>]) {
         let known = plan.constants.iter().zip(constants).map(|(port, constant)| {
             let buffer = &plan.buffers[port.buffer];
@@ -352,7 +352,7 @@ fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step
     }
 }
 
-/// What an argument of a step binds: reads, then writes, then the workspace.
+/// The bytes that an argument of a step binds. The arguments are the reads, then the writes, then the workspace.
 fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Slice {
     let reads = step.reads.len();
     let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
@@ -360,7 +360,7 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
     step.windows.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
 }
 
-/// Refuses what are not a plan's constants: without one of them it would run on whatever lies there.
+/// Returns an error if these are not a plan's constants. With one of them missing, it would run on unknown bytes.
 fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     let (expected, found) = (plan.constants.len(), constants.len());
     if expected != found {
@@ -383,7 +383,7 @@ fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {
     (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
 }
 
-/// Copies a constant to its buffer: in the layout that a kernel wants of an operand, or as the type that is stored.
+/// Copies a constant to its buffer: in the layout that a kernel wants of an operand, or in the stored type.
 pub(crate) fn write_constant(
     backend: &mut dyn Backend,
     at: Slice,
@@ -407,8 +407,7 @@ pub(crate) fn write_constant(
     backend.write(Slice { bytes: found, ..at }, &bytes)
 }
 
-/// Copies inputs to their buffers once all of them were found to be what the ports ask for. `place` tells where a buffer lies, and
-/// as which type.
+/// Checks all inputs against their ports, then copies them to their buffers. `place` returns where a buffer lies, and its stored type.
 pub(crate) fn write_inputs(
     backend: &mut dyn Backend,
     ports: &[Port],
@@ -447,7 +446,7 @@ pub(crate) fn read_outputs(
     ports.iter().zip(found).map(load).collect()
 }
 
-/// Whether all elements name one of those that are looked up.
+/// Returns an error if an element is no index of the axis that the input looks up.
 fn within(name: &str, indexes: &Indexes, tensor: &Tensor) -> Result<()> {
     let Indexes { extent, node } = indexes;
     let extent = i64::try_from(*extent).unwrap_or(i64::MAX);

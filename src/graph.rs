@@ -1,4 +1,4 @@
-//! What was asked: a DAG of operators over values, kept by petgraph, which only this file names.
+//! The compute graph: a DAG of operators over values. petgraph holds it, and only this file names petgraph.
 
 use crate::constant::{Constant, Decomposed};
 use crate::dtype::DType;
@@ -13,13 +13,13 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// What operators stand for, and functions of a file, lets a graph grow to no more nodes.
+/// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
 
-/// What a node is.
+/// The kinds of nodes.
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// A tensor the caller provides in each run.
+    /// A tensor that the caller provides in each run.
     Input,
     /// A tensor known before the run.
     Constant(Arc<Constant>),
@@ -30,7 +30,7 @@ pub enum Kind {
 /// A value's name and fact.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The name the graph file gives it, or one made from the node's.
+    /// The name that the graph file gives it, or one made from the node's name.
     pub name: String,
     /// Type and shape.
     pub fact: Fact,
@@ -41,7 +41,7 @@ pub struct Output {
 pub struct Node {
     /// Name, for people.
     pub name: String,
-    /// What it is.
+    /// Input, constant or operator.
     pub kind: Kind,
     /// Its attributes.
     pub attrs: Attrs,
@@ -52,7 +52,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The row of its operator, unless it is an input or a constant.
+    /// The operator's row; `None` for an input or a constant.
     pub fn op(&self) -> Option<&'static OpDef> {
         match self.kind {
             Kind::Op(op) => Some(op),
@@ -60,7 +60,7 @@ impl Node {
         }
     }
 
-    /// The operator's name, or what the node is.
+    /// The operator's name, or "input" or "constant".
     pub fn op_name(&self) -> &'static str {
         match self.kind {
             Kind::Input => "input",
@@ -75,8 +75,9 @@ impl Node {
     }
 }
 
-/// Output `port` of the source feeds input `slot` of the target. What was [replaced](Graph::replace) feeds none, until it is
-/// [swept](Graph::sweep): where thousands read one value, edges are cheaper removed at once.
+/// An edge: output `port` of the source feeds input `slot` of the target. An edge whose value was [replaced](Graph::replace) has no slot,
+/// and feeds nothing until it is [swept](Graph::sweep). Where thousands of nodes read one value, it is cheaper to remove the edges
+/// together.
 #[derive(Clone, Copy, Debug)]
 struct Use {
     port: u32,
@@ -144,10 +145,10 @@ impl Graph {
         self.outputs.push((name.into(), value));
     }
 
-    /// Adds a node. Only data inputs are given; shaping inputs are attributes.
+    /// Adds a node. `inputs` holds only the data inputs; shaping inputs are attributes.
     ///
     /// # Errors
-    /// When arity, attributes, types or shapes are not what the operator allows.
+    /// When the operator does not allow the number of inputs, the attributes, the types or the shapes.
     pub fn add(
         &mut self,
         op: &'static OpDef,
@@ -208,7 +209,7 @@ impl Graph {
         &self.inputs
     }
 
-    /// The graph's outputs: name and value.
+    /// The names and values of the graph's outputs.
     pub fn outputs(&self) -> &[(String, ValueId)] {
         &self.outputs
     }
@@ -218,7 +219,7 @@ impl Graph {
         &self.dag[index(node)]
     }
 
-    /// The name of a node, if there is one of this number.
+    /// The name of the node with this number; `None` if there is none.
     pub fn name_of(&self, node: u32) -> Option<&str> {
         self.dag.node_weight(index(node)).map(|n| n.name.as_str())
     }
@@ -228,7 +229,7 @@ impl Graph {
         self.dag.node_count()
     }
 
-    /// Whether there are no nodes.
+    /// True if the graph has no nodes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -249,7 +250,7 @@ impl Graph {
         &self.node(value.node).outputs[value.port as usize].name
     }
 
-    /// The constant that a value is, if it is one.
+    /// The constant behind a value; `None` if the value is not one.
     pub fn as_constant(&self, value: ValueId) -> Option<&Arc<Constant>> {
         match &self.node(value.node).kind {
             Kind::Constant(constant) => Some(constant),
@@ -266,7 +267,7 @@ impl Graph {
         operands
     }
 
-    /// Source, target, port and slot of each use of a node's values, or of each that a node makes of others'.
+    /// Source, target, port and slot of each edge. Outgoing edges are the uses of a node's values; incoming edges are its own reads.
     fn uses(&self, node: NodeIndex, direction: Direction) -> impl Iterator<Item = (NodeIndex, NodeIndex, u32, u32)> {
         let edges = self.dag.edges_directed(node, direction);
         edges.filter_map(|edge| Some((edge.source(), edge.target(), edge.weight().port, edge.weight().slot?)))
@@ -281,13 +282,13 @@ impl Graph {
         users
     }
 
-    /// Whether a value is an output of the graph.
+    /// True if a value is an output of the graph.
     pub fn is_output(&self, value: ValueId) -> bool {
         self.outputs.iter().any(|(_, v)| *v == value)
     }
 
-    /// Whether a constant's one reader could read another in its place without more being held: nothing else reads it, and what is read of
-    /// the same data takes no more apart than together.
+    /// True if the one reader of a constant could read a new constant instead, and no more would be held. Nothing else may read it. All
+    /// forms of the same data that are read must together have no more elements than the data.
     pub fn is_alone(&self, value: ValueId) -> bool {
         let Some(constant) = self.as_constant(value).filter(|_| self.users(value).len() == 1) else { return false };
         let root = constant.root();
@@ -299,7 +300,7 @@ impl Graph {
         !self.is_output(value) && forms.sum::<usize>() <= root.fact.shape.numel()
     }
 
-    /// Which axis of its source each axis of a node's value is, if the node transposes.
+    /// For each axis of a Transpose's value, the axis of its source. `None` if the node is no Transpose.
     pub fn permutation(&self, node: u32) -> Option<Vec<usize>> {
         let node = self.node(node);
         let op = node.op().filter(|op| op.name == "Transpose")?;
@@ -308,7 +309,7 @@ impl Graph {
         Some(perm.map_or_else(reversed, |p| p.iter().map(|&axis| axis as usize).collect()))
     }
 
-    /// Lets every reader of `old`, outputs of the graph included, read `new` instead.
+    /// Makes every reader of `old` read `new` instead, outputs of the graph included.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         let edges = self.dag.edges_directed(index(old.node), Direction::Outgoing);
         let edges: Vec<_> = edges.filter(|e| e.weight().port == old.port).map(|e| (e.id(), e.target())).collect();
@@ -338,7 +339,7 @@ impl Graph {
         self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
     }
 
-    /// Nodes such that each follows what it reads, otherwise in the order of the file.
+    /// All nodes, each behind the nodes that it reads; otherwise in the order of the file.
     ///
     /// # Errors
     /// When the graph has a cycle.
@@ -370,18 +371,18 @@ impl Graph {
         Ok(order)
     }
 
-    /// Lets nodes added from now on stand where `node` stands in the order of the file.
+    /// Places nodes added from now on where `node` stands in the order of the file.
     pub fn insert_at(&mut self, node: u32) {
         self.cursor = self.node(node).position;
     }
 
-    /// Lets nodes added from now on stand behind all others in the order of the file.
+    /// Places nodes added from now on behind all others in the order of the file.
     pub fn append(&mut self) {
         self.cursor += 1;
     }
 
-    /// A node whose inputs are all constants becomes constants, computed when first asked for. Gives the values that
-    /// stand for its outputs; an input or a constant stays as it is and gives none.
+    /// Replaces a node whose inputs are all constants by constants, which are computed when first asked for. Returns the values that stand
+    /// for its outputs. An input or a constant stays as it is, and the list is empty.
     ///
     /// # Errors
     /// When an input's elements are needed and cannot be fetched.
@@ -400,8 +401,8 @@ impl Graph {
         Ok(values)
     }
 
-    /// Checks every invariant of the graph: it is acyclic, each slot is fed once and by an existing port, and every
-    /// node's facts are what its row infers.
+    /// Checks every invariant of the graph. It is acyclic, each slot is fed once and by an existing port, and every node's facts are those
+    /// that its row infers.
     ///
     /// # Errors
     /// The first invariant that does not hold, with the node.
@@ -435,7 +436,7 @@ impl Graph {
     }
 }
 
-/// Builds the nodes that one node decomposes into, under its name.
+/// Builds the nodes into which one node decomposes, under its name.
 pub struct Decomposer<'a> {
     /// The graph that grows.
     pub graph: &'a mut Graph,
@@ -445,12 +446,12 @@ pub struct Decomposer<'a> {
 }
 
 impl<'a> Decomposer<'a> {
-    /// Builds nodes by this name.
+    /// Builds nodes under this name.
     pub fn new(graph: &'a mut Graph, name: String) -> Decomposer<'a> {
         Decomposer { graph, name, of: None, constants: 0 }
     }
 
-    /// Builds what the row's rule does of a call, and nothing else: large constants are made from the call when they are asked for.
+    /// Builds only the nodes that the row's rule makes of a call. Large constants are made from the call when they are asked for.
     pub fn of(self, call: &Call) -> Decomposer<'a> {
         Decomposer { of: Some(Decomposed::new(call)), ..self }
     }

@@ -106,7 +106,7 @@ pub struct Wave {
     pub tile: usize,
     /// Number of tiles.
     pub tiles: usize,
-    /// True where products of halves are short on time, false where those of `f32` are.
+    /// True if products of halves are limited by time, false if those of `f32` are.
     pub halves: bool,
 }
 
@@ -337,7 +337,7 @@ impl Target {
         self.family != Family::Cpu
     }
 
-    /// What the device computes of matrix products at a time, if it works on many tiles at once.
+    /// The tiles of matrix products that the device computes at a time, if it works on many tiles at once.
     pub fn wave(&self) -> Option<Wave> {
         match self.family {
             Family::Cuda => Some(Wave { tile: 128, tiles: self.multiprocessors as usize, halves: true }),

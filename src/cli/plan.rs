@@ -61,7 +61,7 @@ impl Plan {
         };
         let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
-            // What does not fit is what one wants to see.
+            // The picture is wanted most of a plan that does not fit.
             let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph.graph)?;
         }
@@ -91,7 +91,7 @@ impl Plan {
             if answer.is_none() && advice.is_none() && family.is_none() {
                 return Ok(plan.to_json());
             }
-            // What is added to a plan does not keep it from being read as one.
+            // The file can still be read as a plan, because readers ignore the added fields.
             let mut value = json!(plan);
             if let Some(family) = family {
                 let names = || family.dims().iter().map(|dim| dim.name.as_str());

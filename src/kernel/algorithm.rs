@@ -37,10 +37,10 @@ pub enum Text {
     Matmul {
         /// The axis from which on batch axes lengthen the rows.
         rows: usize,
-        /// True if the columns are taken for rows, `(a b)' = b' a'`.
+        /// True if the columns serve as rows, `(a b)' = b' a'`.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         transposed: bool,
-        /// How it is tiled.
+        /// Its tiling.
         tiling: Tiling,
     },
     /// A convolution as a product of matrices.
@@ -48,14 +48,14 @@ pub enum Text {
         /// The order of the weights' axes in which patches lie 16 bytes at a time, if the text reads them so.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         patches: Option<[usize; 4]>,
-        /// How it is tiled.
+        /// Its tiling.
         tiling: Tiling,
     },
     /// A convolution by strips of results.
     Strips(Strips),
     /// A transposed convolution as a product of matrices.
     ConvTranspose {
-        /// How it is tiled.
+        /// Its tiling.
         tiling: Tiling,
     },
     /// Attention.
@@ -82,11 +82,11 @@ pub enum Elements {
     },
 }
 
-/// How rows are shared.
+/// How invocations share rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rows {
-    /// Invocations of a workgroup exchange what they found in workgroup memory.
+    /// Invocations of a workgroup exchange their partial results in workgroup memory.
     Lanes {
         /// Invocations per row.
         lanes: usize,
@@ -190,7 +190,7 @@ pub struct Strips {
 pub enum Cut {
     /// Scores pass through workgroup memory.
     Shared(Shared),
-    /// So do parts of them, of a few rows.
+    /// Parts of the scores of a few rows pass through workgroup memory, too.
     Decode(Decode),
     /// Sums are held in registers, four neighbours as one vector.
     Vec4(Vec4),
@@ -211,7 +211,7 @@ pub struct Shared {
     pub lanes: usize,
 }
 
-/// What a workgroup of 256 invocations has of an attention of few rows, of vectors of four: `attention_thin` in WGSL,
+/// The cut of an attention of few rows for a workgroup of 256 invocations, in vectors of four: `attention_thin` in WGSL,
 /// `attention_slim` in CUDA C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decode {
@@ -225,11 +225,11 @@ pub struct Decode {
     pub across: usize,
     /// Workgroups that share the rows, each with keys of its own.
     pub cluster: usize,
-    /// True for keys, for values, that are read in vectors of four.
+    /// True for keys and for values, in this order, if they are read in vectors of four.
     pub vectors: [bool; 2],
 }
 
-/// What a workgroup of 128 invocations has of an attention, of vectors of four.
+/// The cut of an attention for a workgroup of 128 invocations, in vectors of four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Vec4 {
     /// Rows of the result.
@@ -240,7 +240,7 @@ pub struct Vec4 {
     pub split: bool,
 }
 
-/// What a workgroup of invocations with registers has of an attention.
+/// The cut of an attention for a workgroup whose invocations hold scores and sums in registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Regs {
     /// Rows of the result.
@@ -256,13 +256,13 @@ pub struct Regs {
 pub struct Mma {
     /// Rows of the result.
     pub rows: usize,
-    /// Of which a warp has so many times 16.
+    /// Rows of a warp, in multiples of 16.
     pub each: usize,
     /// Warps that share these rows, each with keys of its own.
     pub teams: usize,
     /// Keys of a team at a time.
     pub columns: usize,
-    /// Stripes of keys and values in workgroup memory: what is used, and what is on its way.
+    /// Stripes of keys and values in workgroup memory: the one in use, and those on their way.
     pub stages: usize,
     /// Workgroups that share the rows, each with keys of its own.
     pub cluster: usize,
@@ -281,7 +281,7 @@ pub enum Cpu {
     },
     /// A convolution.
     Conv {
-        /// Which operand of the product the weights are, if it is one.
+        /// The way of the convolution, which says which operand of a product the weights are.
         way: Way,
         /// Threads that share it.
         threads: u32,
@@ -306,9 +306,9 @@ pub enum Cpu {
 pub enum Way {
     /// Plane by plane: each group has one input channel.
     Depthwise,
-    /// As a product whose left operand the weights are.
+    /// As a product. The weights are its left operand.
     WeightsLeft,
-    /// As a product whose right operand the weights are.
+    /// As a product. The weights are its right operand.
     WeightsRight,
 }
 
@@ -325,7 +325,7 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// The names in a value, and what they stand for, apart by blanks; numbers in a list by 'x'.
+/// Writes the names in a value and their values, separated by blanks. Numbers of a list are separated by 'x'.
 fn words(value: &Value, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match value {
         Value::Object(fields) => fields.iter().enumerate().try_for_each(|(i, (name, value))| {

@@ -30,7 +30,7 @@ pub struct MatMul {
     pub a: Matrix,
     /// The right operand, `[k, n]`.
     pub b: Matrix,
-    /// What is added, `[m, n]`: laid out as `d`, and it may be the very same bytes.
+    /// The matrix that is added, `[m, n]`. Its layout is that of `d`, and it may be the very same bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub c: Option<Matrix>,
     /// The result, `[m, n]`; its `slot` is that of the kernel's write.
@@ -40,20 +40,20 @@ pub struct MatMul {
     /// `m` elements of D's type, one per row.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<Vector>,
-    /// What is applied last.
+    /// The function that is applied last.
     pub activation: Activation,
-    /// Whether `f32` operands may be rounded to TF32.
+    /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
 
 impl MatMul {
-    /// Bytes of what sixteen shares of the inner axis sum to.
+    /// Bytes of the partial sums of sixteen shares of the inner axis.
     fn partial_sums(&self) -> u64 {
         let elements = self.batch.saturating_mul(self.m).saturating_mul(self.n);
         elements.saturating_mul(64).checked_next_multiple_of(256).unwrap_or(u64::MAX)
     }
 
-    /// Squares of so many rows and columns that the results are made of.
+    /// The number of square tiles of `size` rows and columns in the results.
     pub(crate) fn tiles(&self, size: u64) -> u64 {
         self.batch.saturating_mul(self.m.div_ceil(size)).saturating_mul(self.n.div_ceil(size))
     }
@@ -68,16 +68,16 @@ pub struct Matrix {
     pub dtype: DType,
     /// First element.
     pub offset: u64,
-    /// Whether what lies there is the transpose of the operand.
+    /// True if the stored matrix is the transpose of the operand.
     pub transposed: bool,
-    /// Elements from one column of what lies there to the next.
+    /// Elements from one column of the stored matrix to the next.
     pub leading: u64,
-    /// Elements from one matrix of the batch to the next; 0 where all are the same.
+    /// Elements from one matrix of the batch to the next; 0 if all are the same.
     pub stride: u64,
 }
 
 impl Matrix {
-    /// The largest power of two, at most 256, that every matrix's address is a multiple of when the buffer's is one of 256.
+    /// The alignment of every matrix's address if the buffer's address is a multiple of 256: a power of two, at most 256.
     pub fn alignment(&self) -> u32 {
         let steps = (self.offset | self.stride).wrapping_mul(self.dtype.size() as u64);
         1 << steps.trailing_zeros().min(8)
@@ -93,7 +93,7 @@ pub struct Vector {
     pub offset: u64,
 }
 
-/// What a call applies to its result.
+/// The function that a call applies to its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -125,20 +125,20 @@ pub struct Conv {
     /// One element of the result's type per output channel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bias: Option<Vector>,
-    /// What is added; apart from the result.
+    /// The tensor that is added. It shares no bytes with the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residual: Option<Image>,
     /// [`Activation::None`] or [`Activation::Relu`].
     pub activation: Activation,
-    /// Whether the channels of a position lie one after another, in images and in weights; else each tensor is row-major.
+    /// True if the channels of a position lie one after another, in images and in weights. Else each tensor is row-major.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub channels_last: bool,
-    /// Whether `f32` operands may be rounded to TF32.
+    /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
 
 impl Conv {
-    /// Whether tensor cores take the operands as they lie.
+    /// True if tensor cores take the operands in their layout.
     pub(crate) fn suits_tensor_cores(&self) -> bool {
         self.channels_last && self.w.dims[1].is_multiple_of(8)
     }
@@ -167,12 +167,12 @@ impl Image {
 
 const MIB: u64 = 1 << 20;
 
-/// About four times as many as a large device has multiprocessors: of fewer, the last turn leaves many of them idle. BERT-base's products
+/// About four times the multiprocessors of a large device. With fewer tiles, the last turn leaves many of them idle. BERT-base's products
 /// of 192 tiles take 2 % longer on an H200 without a workspace.
 const MANY_TILES: u64 = 512;
 
 impl Call {
-    /// Whose call it is.
+    /// The name of the library.
     pub fn library(&self) -> &'static str {
         match self {
             Call::MatMul(_) => "cuBLASLt",
@@ -180,10 +180,10 @@ impl Call {
         }
     }
 
-    /// Bytes of workspace that the call can make use of: a rule, so that planning needs no library. An algorithm that wants more than it
-    /// is given is not chosen.
+    /// The most bytes of workspace that the call can use. This is a rule, so planning needs no library. An algorithm that wants more than
+    /// it is given is not chosen.
     ///
-    /// For products NVIDIA recommends 32 MiB from Hopper on; what splits the inner axis needs is a multiple of the result.
+    /// For products NVIDIA recommends 32 MiB from Hopper on. Splitting the inner axis needs a multiple of the result.
     pub fn workspace(&self) -> u64 {
         match self {
             Call::MatMul(p) => p.partial_sums().clamp(MIB, 32 * MIB),
@@ -194,12 +194,11 @@ impl Call {
         }
     }
 
-    /// Bytes of workspace that the call is given even where the arena becomes larger by them.
+    /// Bytes of workspace that the call always gets, even if the arena becomes larger by them.
     ///
-    /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there; those of many
-    /// keep all busy without. Convolutions of
-    /// `f32` have algorithms that need next to none, and so have those of halves whose channels come last and are a multiple of 8; others
-    /// turn images in the workspace.
+    /// Products of few tiles share the inner axis among all multiprocessors, each of which leaves a tile of `f32` there. Products of many
+    /// tiles keep all multiprocessors busy without that. Convolutions of `f32` have algorithms that need almost no workspace. So have those
+    /// of halves whose channels come last and are a multiple of 8. Other convolutions of halves turn images in the workspace.
     pub fn least_workspace(&self) -> u64 {
         match self {
             Call::MatMul(p) if p.tiles(128) >= MANY_TILES => 64 << 10,
@@ -209,7 +208,7 @@ impl Call {
         }
     }
 
-    /// The read whose bytes the result may take: the call reads each element before it writes it.
+    /// The read whose bytes the result may take. The call reads each of its elements before it writes it.
     pub fn in_place(&self) -> Option<usize> {
         match self {
             Call::MatMul(p) => p.c.as_ref().map(|c| c.slot),

@@ -25,7 +25,7 @@ pub trait Memory {
     }
 }
 
-/// In which order rows, and elements of a row, are computed.
+/// The order in which rows, and elements of a row, are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum Order {
@@ -33,7 +33,7 @@ pub enum Order {
     Backwards,
 }
 
-/// What a template computes of a row.
+/// The values that a template computes for a row.
 #[derive(Default)]
 pub struct Row {
     /// The core values, element by element; none if there is no core.
@@ -96,8 +96,8 @@ impl Elements<'_> {
         (0..access.shape[axis]).map(at).collect()
     }
 
-    /// The elements that the body reads at an index. Operands that move along the axes from `still` on have no element there:
-    /// theirs is no number.
+    /// The elements that the body reads at an index. An operand that moves along the axes from `still` on has no element there, and
+    /// gives NaN.
     fn further(&mut self, index: &[usize], still: usize) -> Vec<f64> {
         let kernel = self.kernel;
         let read = |r: usize| {

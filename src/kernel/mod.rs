@@ -67,26 +67,26 @@ pub struct Kernel {
     pub reads: Vec<Operand>,
     /// Operands written. No two elements of the index space share an address.
     pub writes: Vec<Operand>,
-    /// Code on the way into the core, at most one per core operand, in their order.
+    /// The prologues, at most one per core operand, in the operands' order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prologues: Vec<Prologue>,
-    /// From the core value and further operands to what is stored.
+    /// Computes the stored values from the core value and further operands.
     pub body: Body,
     /// Bytes of scratch memory that the plan provides as the last argument.
     pub workspace: u64,
-    /// The algorithm that computes it.
+    /// The algorithm that computes the kernel.
     pub schedule: Schedule,
 }
 
-/// What the elements of a core operand pass on their way into the core. It has no part in what stands around the data: padding is
-/// added behind it.
+/// Code that the elements of a core operand pass on their way into the core. It does not apply to padding, which is
+/// added after it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prologue {
     /// The core operand.
     pub operand: usize,
-    /// How many operands of its own it reads; they have the core operand's shape.
+    /// The number of its own operands. They have the core operand's shape.
     pub reads: usize,
-    /// From the core operand's element and the own operands' to what the core consumes, in the core operand's type.
+    /// Computes the element that the core consumes from the core operand's element and the own operands', in the core operand's type.
     pub body: Body,
 }
 
@@ -120,7 +120,7 @@ impl Kernel {
 /// Judges the prologues of a kernel: each is of a core operand of its own, and has the operands that it names.
 ///
 /// # Errors
-/// What is wrong with them.
+/// The rule that they break.
 pub fn check_prologues(kernel: &Kernel) -> Result<(), String> {
     let core = kernel.template.core_reads();
     let mut left = kernel.reads.len().checked_sub(core).ok_or("fewer operands than the core reads")?;
@@ -144,14 +144,14 @@ pub fn check_prologues(kernel: &Kernel) -> Result<(), String> {
     Ok(())
 }
 
-/// Elements of the largest index space. Texts count them in `i32`, and those of a grid's last workgroups, or of a row's last block, may be
-/// beyond.
+/// The most elements of an index space. Texts count elements in `i32`. They also count those beyond the end in a grid's last workgroups
+/// and in a row's last block.
 pub(crate) const MOST_ELEMENTS: usize = i32::MAX as usize - (1 << 16);
 
-/// Judges if indices of a kernel's elements are `i32`, as GPU texts count them.
+/// Checks that the indices of a kernel's elements fit `i32`, as GPU texts count them.
 ///
 /// # Errors
-/// What is too far.
+/// The operand or the extent that is too large.
 pub fn fits_i32(kernel: &Kernel) -> Result<(), String> {
     for (slot, operand) in kernel.reads.iter().chain(&kernel.writes).enumerate() {
         let far = |(low, high): &(isize, isize)| *low < 0 || *high >= i32::MAX as isize;
@@ -194,11 +194,11 @@ pub struct Window {
     pub strides: [usize; 3],
     /// Steps between elements of a window.
     pub dilations: [usize; 3],
-    /// Elements of padding before each axis; what lies behind follows from the output's extents.
+    /// Elements of padding before each axis. The padding behind follows from the output's extents.
     pub pads: [usize; 3],
 }
 
-/// What a kernel computes at each index of its index space.
+/// The computation of a kernel at each index of its index space.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Template {
@@ -207,11 +207,11 @@ pub enum Template {
     /// Rows are the last `inner` axes of the index space, all operands read have its shape. Per row the folds run in order,
     /// then `body`: at each element, or once per row when `per_row` (writes then have the outer axes' shape).
     Row {
-        /// How many trailing axes form a row.
+        /// The number of trailing axes that form a row.
         inner: usize,
         /// Reductions over the row, in order.
         folds: Vec<RowFold>,
-        /// Whether `body` runs once per row.
+        /// True if `body` runs once per row.
         per_row: bool,
     },
     /// Batched matrix product: reads\[0\] is `[batch.., m, k]`, reads\[1\] `[batch.., k, n]`, shape `[batch.., m, n]`. Sums are in `f32`, of `f64` operands in `f64`.
@@ -220,11 +220,11 @@ pub enum Template {
     /// `[batch.., m, e]`. A score is the one result of `score`, of whose inputs 0 is the product of reads\[0\] `[batch.., m, d]`
     /// and reads\[1\] `[batch.., d, n]`, and `j` is reads\[2 + j\] `[batch.., m, n]`. In f32.
     Attention {
-        /// From a product and further operands to a score.
+        /// Computes a score from a product and further operands.
         score: Body,
-        /// How many further operands `score` has.
+        /// The number of further operands of `score`.
         further: usize,
-        /// Which rows without a softmax weigh nothing. Others are no numbers.
+        /// The rows without a softmax that give zeros. Others give NaN.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         guarded: Option<Guard>,
     },
@@ -265,7 +265,7 @@ pub enum Template {
     Pad {
         /// Elements before each axis; negative removes elements.
         before: Vec<isize>,
-        /// What stands outside.
+        /// The values outside of the data.
         mode: PadMode,
     },
     /// Interpolation: per axis, the output index maps to the coordinate `index * scale + offset` of reads\[0\].
@@ -299,13 +299,13 @@ pub enum Pool {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Guard {
-    /// Those of which nothing is seen, as all scores are minus infinity. WGSL, which need not know what is no number, takes all.
+    /// Rows whose scores are all minus infinity, so that nothing is seen. WGSL, which need not know NaN, takes all rows.
     Unseen,
-    /// All: of which nothing is seen, or something is no number.
+    /// All such rows: those that see nothing, and those with a NaN.
     All,
 }
 
-/// What stands outside padded data.
+/// The values outside of padded data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PadMode {
@@ -313,9 +313,9 @@ pub enum PadMode {
     Constant(#[serde(with = "crate::expr::literal")] f64),
     /// The nearest element.
     Edge,
-    /// Mirrored at the outermost element, which stands once.
+    /// The data mirrored at its outermost element, which is not repeated.
     Reflect,
-    /// From the other end.
+    /// The data from the other end.
     Wrap,
 }
 

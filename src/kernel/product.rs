@@ -1,4 +1,4 @@
-//! Products of matrices as GPU texts see them: facts about a kernel that its schedule is chosen by and its text is printed from.
+//! Products of matrices as GPU texts see them: the facts about a kernel from which its schedule is chosen and its text is printed.
 //!
 //! ```text
 //! result(batch, m, n) = sum over k of a(batch, m, k) * b(batch, k, n)
@@ -57,7 +57,7 @@ fn is_f32_value(dtype: DType) -> bool {
     dtype == DType::F32 || dtype.is_half()
 }
 
-/// The first of the axes that form the rows of a matrix product: batch axes over which the right operand stands still lengthen them.
+/// The first of the axes that form the rows of a matrix product. Batch axes along which the right operand stands still lengthen the rows.
 pub(super) fn first_row_axis(kernel: &Kernel) -> usize {
     let batch = kernel.shape.len() - 2;
     let beside = kernel.prologue(1).map_or(0..0, |(_, own)| own);
@@ -69,7 +69,7 @@ pub(super) fn first_row_axis(kernel: &Kernel) -> usize {
 }
 
 impl Product {
-    /// A matrix product whose rows are the axes from `rows` to the last but one. Transposed, its columns are the rows: `(a b)' = b' a'`.
+    /// A matrix product whose rows are the axes from `rows` to the last but one. Transposed, its columns serve as rows: `(a b)' = b' a'`.
     pub(super) fn matmul(kernel: &Kernel, rows: usize, transposed: bool) -> Product {
         let (shape, reads) = (&kernel.shape, &kernel.reads);
         let rank = shape.len();
@@ -92,7 +92,7 @@ impl Product {
             let plain = is_uniform && is_f32_value(element) && kernel.prologue(slot).is_none();
             plain && is_vectorizable(&reads[slot], axis, BYTES / element.size())
         };
-        // All of the rows are one axis where no batch axis lengthens them.
+        // All rows are one axis if no batch axis lengthens them.
         let single = (rows == rank - 2).then_some(rank - 2);
         let left = |along_k: bool| Side {
             slot: 0,
@@ -225,7 +225,7 @@ impl Product {
         }
     }
 
-    /// Tiles of so many rows and columns that the results are made of.
+    /// The number of tiles of `rows` by `columns` in the results.
     pub(super) fn tiles(&self, rows: usize, columns: usize) -> usize {
         self.m.div_ceil(rows).saturating_mul(self.n.div_ceil(columns))
     }

@@ -1,4 +1,4 @@
-//! The template table: everything that is known of a template, whichever backend runs it, is one static [`TemplateDef`] row.
+//! The template table. All that is known of a template, for every backend, is one static [`TemplateDef`] row.
 //!
 //! A row is the twin of an operator's [`OpDef`](crate::op::OpDef). [`Template::def`] finds it by an exhaustive match, so a new
 //! variant does not compile without its row.
@@ -32,7 +32,7 @@ pub struct TemplateDef {
     pub axis_of: fn(&Kernel, usize, usize) -> Along,
     /// Axes, by extent and stride, along which data chooses the elements of a core operand, beside its access.
     pub reach: fn(&Template, usize) -> Vec<(usize, isize)>,
-    /// What the core computes of a row, in `f64`.
+    /// The values that the core computes for a row, in `f64`.
     pub meaning: fn(&Kernel, &[usize], &mut Elements) -> Row,
     /// Small well-formed kernels that exercise the parameters.
     pub samples: fn() -> Vec<Kernel>,
@@ -140,7 +140,7 @@ impl Kernel {
         if slot >= self.reads.len() || self.further().contains(&slot) {
             return Along::Axis(axis);
         }
-        // What stands beside a core operand in its prologue moves with it.
+        // The operands of a core operand's prologue move with that operand.
         let owner = |p: &&super::Prologue| self.prologue(p.operand).is_some_and(|(_, own)| own.contains(&slot));
         let core = if slot < self.template.core_reads() {
             Some(slot)

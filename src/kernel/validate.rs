@@ -1,7 +1,7 @@
 //! Well-formed kernels: the operands have the number, extents and types that the template describes.
 //!
-//! The plan's checker and the CPU backend both ask [`Kernel::validate`]. It judges a kernel alone: which elements a kernel reaches
-//! in a buffer is nothing that it answers.
+//! The plan's checker and the CPU backend both ask [`Kernel::validate`]. It judges a kernel alone, and does not tell which elements of a
+//! buffer the kernel reaches.
 
 use super::{Kernel, Operand, Window};
 use crate::shape::{Access, Shape};
@@ -29,7 +29,7 @@ impl Kernel {
     /// Checks that the operands are those of the template, and that nothing computed from their extents overflows.
     ///
     /// # Errors
-    /// What was expected and found.
+    /// The expected and the found operands or extents.
     pub fn validate(&self, family: Family) -> Verdict {
         let Kernel { template, shape, reads, writes, .. } = self;
         let core = template.core_reads();

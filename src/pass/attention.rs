@@ -1,4 +1,4 @@
-//! Finds attention, however it was spelled: a product of the softmax of what follows from another product.
+//! Finds attention, however it is spelled: softmax of scores, which come from a first product, times values in a second product.
 //!
 //! ```text
 //! query   key
@@ -9,8 +9,8 @@
 //!                                                                               MatMul
 //! ```
 //!
-//! Of halves, the softmax may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
-//! before the second product: rows of which nothing is seen. Our own decomposition says so: `Where(Equal(ReduceMax, -inf), 0, weights)`.
+//! The softmax of halves may be computed in f32, between two Casts. Exporters of masked attention put `Where(IsNaN(weights), 0, weights)`
+//! before the second product, for rows that see nothing. Our own decomposition has `Where(Equal(ReduceMax, -inf), 0, weights)`.
 
 use super::Context;
 use super::group::{Attention, MAX_NODES, max_reads, uses_index};
@@ -26,11 +26,11 @@ use std::collections::HashSet;
 #[derive(Debug)]
 pub(super) struct Found {
     pub attention: Attention,
-    /// All nodes from the first product to the second one, without an order.
+    /// All nodes from the first product to the second one, unordered.
     pub nodes: HashSet<u32>,
 }
 
-/// The attention that ends in a node, if it becomes one kernel, even of so many nodes more.
+/// The attention that ends in a node, if it becomes one kernel, even with `more` nodes.
 pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize) -> Option<Found> {
     let found = ending_in(graph, sink, &context.decisions)?;
     if !context.decisions.if_cheaper("attend", sink, found.is_cheaper(graph, sink, context.target)) {
@@ -40,14 +40,14 @@ pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize
     (small && 3 + found.further(graph).len() <= max_reads(context.target)).then_some(found)
 }
 
-/// The attention that ends in a matrix product, if nothing else reads what it computes on the way.
+/// The attention that ends in a matrix product, if nothing else reads its intermediate values.
 fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     let named = |value: ValueId, name: &str| {
         let node = graph.node(value.node);
         (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
     };
     let &[mut weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
-    // A softmax of halves may be computed in f32: so it is here.
+    // The softmax of halves may be computed in f32, as it is here.
     let mut narrowed = None;
     if let Some(&[wide]) = named(weights, "Cast").as_deref() {
         if graph.fact(wide).dtype != DType::F32 || !graph.fact(weights).dtype.is_half() {
@@ -56,7 +56,7 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
         narrowed = Some(weights.node);
         weights = wide;
     }
-    // A guard, and the largest scores if it compares them.
+    // The guard, and the maximum of the scores if the guard compares it.
     let (mut guard, mut guarded, mut compared) = (Vec::new(), None, None);
     if let Some(&[without, zero, plain]) = named(weights, "Where").as_deref() {
         if !all(graph, zero, 0.0) {
@@ -135,7 +135,7 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     }
     let stored = |value: ValueId| nodes.contains(&value.node);
     if stored(values) || graph.operands(products?).into_iter().flatten().any(stored) {
-        // The scores, or a part of them, are what is weighted or multiplied: they would have to be stored.
+        // The scores, or a part of them, are an operand of a product: they would have to be stored.
         return None;
     }
     let members = nodes.iter().filter(|&&n| n != sink).map(|&node| ValueId { node, port: 0 });
@@ -146,13 +146,14 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     (closed && same_type).then_some(Found { attention, nodes })
 }
 
-/// Whether a value is a constant of this number alone.
+/// True if a value is a constant whose elements all equal this number.
 fn all(graph: &Graph, value: ValueId, number: f64) -> bool {
     let constant = graph.as_constant(value).and_then(|c| c.value().ok());
     constant.is_some_and(|tensor| tensor.to_f64().iter().all(|&v| v == number))
 }
 
-/// Whether a value is a view that holds elements several times, as the keys of grouped queries; if so, whether it is read by one node alone.
+/// Looks for a view that holds elements several times, as the keys of grouped queries. `None` if there is none; true if one node alone
+/// reads the value and each view on the way.
 fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
     let mut alone = true;
     while let Some(Lower::View(_)) = graph.node(value.node).op().map(|op| &op.lower) {
@@ -167,9 +168,8 @@ fn repeated(graph: &Graph, mut value: ValueId) -> Option<bool> {
 }
 
 impl Found {
-    /// True if one kernel is cheaper. Keys and values that are copied as often as they are repeated would be held at once; a few rows of
-    /// scores are smaller than one of them. Where nothing else reads the copies there are none: kernels of GPUs read each key once for all
-    /// its queries.
+    /// True if one kernel is cheaper. Repeated keys and values that are copied would all be held at once, and a few rows of scores are
+    /// smaller than one copy. If nothing else reads the copies, none are made: kernels of GPUs read each key once for all its queries.
     fn is_cheaper(&self, graph: &Graph, sink: u32, target: &Target) -> bool {
         let Fact { shape: result, dtype } = &graph.node(sink).outputs[0].fact;
         if !target.has_attention_for(*dtype) {
@@ -180,7 +180,7 @@ impl Found {
         !seconds.into_iter().flatten().any(copied) || result[result.len() - 2] >= result[result.len() - 1]
     }
 
-    /// The values that the scores are made of beside the product, each once, without numbers, which are of the code.
+    /// The values that the scores read beside the product, each once. Numbers are not among them: they are part of the code.
     fn further(&self, graph: &Graph) -> HashSet<ValueId> {
         let maps = self.nodes.iter().filter(|&&n| {
             n != self.attention.products && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)))

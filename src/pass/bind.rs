@@ -1,12 +1,12 @@
-//! What is larger than a binding and read by rows that an index or an inner axis names is read part by part.
+//! Splits tensors that are larger than a binding, and whose rows an index or an inner axis selects. They are read part by part.
 //!
 //! ```text
 //! Gather (table, i)     table [0..n]: g   table [n..2n] at i - n: h       i >= n ? h : g
 //! MatMul (x, w)         x [.., 0..k] . w [0..k, ..]   +   x [.., k..] . w [k.., ..]
 //! ```
 //!
-//! Parts are views, each of which a binding holds. Kernels that can be cut along their results are cut
-//! [when they are made](crate::plan::lower), and are left alone here.
+//! Each part is a view that a binding holds. Kernels that can be cut along their results are cut [when they are made](crate::plan::lower),
+//! and stay as they are here.
 
 use super::Context;
 use crate::dtype::DType;
@@ -15,10 +15,10 @@ use crate::graph::{Decomposer, Graph};
 use crate::op::{Attrs, Build, Lower, OpResult, ValueId};
 use crate::target::Target;
 
-/// Nothing is read in more parts.
+/// The most parts in which a tensor is read.
 const MOST: u64 = 512;
 
-/// Reads what no binding holds part by part.
+/// Splits the operands that no binding holds.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut changed = false;
     for id in graph.order()? {
@@ -49,8 +49,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The most rows, of so many elements each, that a binding holds wherever they begin; `None` where it holds all, or not even one, or where
-/// these were too many parts.
+/// The most rows, of `elements` each, that a binding holds wherever they begin. `None` if it holds all of them, if it holds not even one,
+/// or if there would be too many parts.
 fn rows(target: &Target, dtype: DType, rows: usize, elements: usize) -> Option<usize> {
     let size = target.storage(dtype).ok()?.size() as u64;
     let row = (elements as u64).checked_mul(size).filter(|&bytes| bytes > 0)?;
@@ -61,7 +61,7 @@ fn rows(target: &Target, dtype: DType, rows: usize, elements: usize) -> Option<u
     (all > target.max_binding && few).then_some(most as usize)
 }
 
-/// A Gather along the outermost axis of more than one element.
+/// Splits a Gather along the outermost axis of more than one element.
 fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> OpResult<Option<ValueId>> {
     let b: &mut dyn Build = b;
     let (table, at) = (b.fact(x[0]), b.fact(x[1]));
@@ -76,7 +76,7 @@ fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> Op
     let raised = b.op("Add", &[x[1], whole], Attrs::new())?;
     let raised = b.op("Where", &[below, raised, x[1]], Attrs::new())?;
     let at_least = b.op("Max", &[raised, zero], Attrs::new())?;
-    // The condition has the axes of the result behind those of the indices.
+    // The condition needs the axes of the result that stand behind those of the indices.
     let behind: Vec<i64> = (0..(table.shape.len() - axis - 1) as i64).map(|k| k + at.shape.len() as i64).collect();
     let wide = b.op("Unsqueeze", &[at_least], Attrs::new().with("axes", behind))?;
     let mut found: Option<ValueId> = None;
@@ -96,7 +96,7 @@ fn lookup(b: &mut Decomposer, target: &Target, x: &[ValueId], axis: usize) -> Op
     Ok(found)
 }
 
-/// A product whose right operand lies row by row.
+/// Splits a product whose right operand lies row by row.
 fn product(b: &mut Decomposer, target: &Target, x: &[ValueId], _: usize) -> OpResult<Option<ValueId>> {
     let transposed = |view: Option<&str>| view == Some("Transpose");
     let made = b.graph.node(x[1].node).op().filter(|op| matches!(op.lower, Lower::View(_)));

@@ -1,4 +1,4 @@
-//! Computes a region of the graph in chunks along an axis, one chunk after another, so that what is live inside of it is a chunk's.
+//! Computes a region of the graph in chunks along an axis, one chunk after another. Only a chunk of its values is live at a time.
 //!
 //! ```text
 //! x [32, ..] --> nodes --> y [32, ..]   becomes   x[..16] --> nodes --> y[..16] --.
@@ -6,10 +6,10 @@
 //!                                                 x[16..] --> nodes --> y[16..] --'
 //! ```
 //!
-//! That a node's chunks make up what the node makes is for its row to say ([`Call::part`]); so every choice of nodes is right, and what
-//! is chosen is a matter of memory alone: all that runs while so many bytes are live, a threshold that [plans](crate::plan::fit::chunks) are
-//! asked for. A chunk of what is there as a whole is a slice of it, and what is wanted as a whole of chunks is their concatenation; along
-//! the outermost axis neither moves a byte. Constants are shared.
+//! A node's row says if its chunks make up the whole ([`Call::part`]), so every choice of nodes is right. The choice is a matter of memory
+//! alone: the region has all nodes that run while at least so many bytes are live. [Plans](crate::plan::fit::chunks) are asked for that
+//! threshold. A chunk of a whole value is a slice of it; a whole value of chunks is their concatenation. Along the outermost axis neither
+//! moves a byte. Constants are shared.
 
 use super::{Groups, Prepared};
 use crate::error::{Error, Result};
@@ -21,15 +21,15 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-/// No graph becomes larger than this many nodes: it would take long to plan.
+/// The most nodes that a graph may grow to: a larger one would take long to plan.
 const MOST_NODES: usize = 1 << 20;
 
-/// Computes in so many chunks what can be and runs while at least `least` bytes are live ([`levels`] knows them), along the outermost axis
-/// of the inputs that has several elements: of the batch, or of what comes next where that is one. As many chunks as that axis has
-/// elements are the most. Runs behind the pipeline: kernels stay what they are.
+/// Computes nodes in `chunks` chunks, if they can be and run while at least `least` bytes are live ([`levels`] lists the useful values).
+/// The axis is the inputs' outermost one with several elements: the batch, or the next axis if the batch is 1. There are at most as many
+/// chunks as that axis has elements. This runs behind the pipeline, and kernels keep their nodes.
 ///
 /// # Errors
-/// [`Error::Usage`] when there is nothing that can be, the axis has fewer elements than the choices that are followed ask for, or the graph
+/// [`Error::Usage`] when no node can be computed in chunks, the axis has fewer elements than the followed choices ask for, or the graph
 /// would become too large.
 pub fn run(whole: &mut Prepared, chunks: usize, least: u64) -> Result<()> {
     if chunks < 2 {
@@ -49,8 +49,8 @@ pub fn run(whole: &mut Prepared, chunks: usize, least: u64) -> Result<()> {
     whole.graph.verify()
 }
 
-/// The most chunks that there can be, and how many bytes are live while what they can be of runs as a whole, in the order of the file: each
-/// figure once, the smallest first.
+/// The largest number of chunks, and the bytes that are live while each node of the region runs as a whole, in the order of the file. Each
+/// figure stands once, the smallest first.
 ///
 /// # Errors
 /// [`Error::Usage`] when nothing can be computed in chunks.
@@ -105,12 +105,12 @@ fn chosen(whole: &Prepared, order: &[u32], chunks: usize, least: u64) -> Result<
     }
     // A node that may not be in chunks keeps its kernel whole.
     region.keep_groups(graph, groups, order);
-    // The first ones are larger by one unit where the number of chunks does not divide that of the units.
+    // The first chunks have one unit more if the number of chunks does not divide that of the units.
     let start = |chunk: usize| chunk * (units / count) + chunk.min(units % count);
     Ok(Some((region, (0..count).map(|chunk| start(chunk)..start(chunk + 1)).collect())))
 }
 
-/// The region in which most bytes are computed, and the number of the first input along whose axis it is.
+/// The region in which most bytes are computed, and the number of the first input along whose axis it is chunked.
 fn largest(whole: &Prepared, order: &[u32]) -> Option<(usize, Region)> {
     let Prepared { graph, groups, .. } = whole;
     let mut best: Option<(u64, usize, Region)> = None;
@@ -142,7 +142,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// Along this axis, which falls into so many units, if the node's row says how.
+    /// The way to compute a node along this axis, which has so many units; `None` if the node's row has no way.
     fn new(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Mapped> {
         let (node, operands) = (graph.node(id), graph.operands(id));
         let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
@@ -153,13 +153,13 @@ impl Mapped {
 
 /// Nodes that are computed in chunks.
 struct Region {
-    /// How many equal units each of their axes falls into; a chunk has some of them.
+    /// The number of equal units in each of the nodes' axes; a chunk has some of them.
     units: usize,
     nodes: BTreeMap<u32, Mapped>,
 }
 
 impl Region {
-    /// All nodes that can be computed in chunks of inputs whose outermost axes have so many elements.
+    /// The region of all nodes that can be computed in chunks of inputs whose outermost axes have so many elements.
     fn new(graph: &Graph, groups: &Groups, order: &[u32], units: usize) -> Region {
         let mut region = Region { units, nodes: BTreeMap::new() };
         let axis = |&v: &ValueId| {
@@ -178,7 +178,7 @@ impl Region {
         region
     }
 
-    /// How to compute a node in chunks: the way in which most of what it reads is in chunks already.
+    /// The way to compute a node in chunks. It is the one in which most of the node's reads are in chunks already.
     fn mapped(&self, graph: &Graph, id: u32, inputs: &HashMap<ValueId, usize>) -> Option<Mapped> {
         let operands = graph.operands(id);
         let rank = graph.node(id).outputs.first()?.fact.shape.len();
@@ -193,7 +193,7 @@ impl Region {
         ways.max_by_key(|(bytes, mapped)| (*bytes, Reverse(mapped.axis))).map(|(_, mapped)| mapped)
     }
 
-    /// The values that a node reads, slot by slot, and whether of each it reads chunks that there are.
+    /// The values that a node reads, slot by slot, each with true if the node reads existing chunks of it.
     fn reads(&self, graph: &Graph, id: u32) -> impl Iterator<Item = (ValueId, bool)> {
         let along = self.nodes.get(&id).map(|mapped| &mapped.part.inputs);
         let read = move |(slot, value): (usize, Option<ValueId>)| {
@@ -204,7 +204,7 @@ impl Region {
         graph.operands(id).into_iter().enumerate().filter_map(read)
     }
 
-    /// Leaves out kernels of which some nodes cannot be computed in chunks, or need more of another than a chunk.
+    /// Removes kernels of which some nodes cannot be computed in chunks, or need more than a chunk of another of their nodes.
     fn keep_groups(&mut self, graph: &Graph, groups: &Groups, order: &[u32]) {
         let group = |id: u32| groups.number(id);
         let broken = |&&id: &&u32| {
@@ -216,7 +216,7 @@ impl Region {
         self.nodes.retain(|&id, _| !broken.contains(&group(id)));
     }
 
-    /// Leaves out what runs while fewer bytes are live.
+    /// Removes nodes that run while fewer bytes are live.
     fn keep_live(&mut self, whole: &Prepared, order: &[u32], least: u64) {
         let Prepared { graph, groups, .. } = whole;
         let live = live(whole, order);
@@ -225,9 +225,9 @@ impl Region {
         self.release_views(graph, order);
     }
 
-    /// Adds what no chunk of an input goes into, but of which nothing is read beside chunks: embeddings of constants, masks.
+    /// Adds nodes that depend on no chunk of an input but are read in chunks only: embeddings of constants, masks.
     fn add_sources(&mut self, graph: &Graph, order: &[u32]) {
-        // Per value that is read, the one axis along which all read chunks of it.
+        // Per value, the one axis along which all readers read chunks of it.
         let mut axes: HashMap<ValueId, Option<usize>> = graph.outputs().iter().map(|(_, v)| (*v, None)).collect();
         for &id in order.iter().rev() {
             let axis = axes.get(&ValueId { node: id, port: 0 }).copied().flatten();
@@ -244,9 +244,9 @@ impl Region {
         }
     }
 
-    /// Leaves out views that are wanted as a whole and cost nothing as such.
+    /// Removes views that are only needed as a whole and cost nothing that way.
     fn release_views(&mut self, graph: &Graph, order: &[u32]) {
-        // Per value, how often it is read in chunks, and how often as a whole.
+        // Per value, the number of its reads in chunks, and of those as a whole.
         let mut readers: HashMap<ValueId, [usize; 2]> = HashMap::new();
         for &id in order {
             self.reads(graph, id).for_each(|(v, chunked)| readers.entry(v).or_default()[usize::from(!chunked)] += 1);
@@ -274,8 +274,8 @@ impl Region {
         self.nodes.keys().filter(|&&id| makes(graph, id)).map(|&node| bytes(graph, ValueId { node, port: 0 })).sum()
     }
 
-    /// Per node, the stretch of chunks that it belongs to, counted from the last: who needs the whole of what chunks make waits for the
-    /// stretch that makes it. Every node goes with the first that needs it, so that chunks of little else are there meanwhile.
+    /// Per node, the number of its stretch of chunks, counted from the last. A node that needs a whole value of chunks waits for the
+    /// stretch that makes it. Every node joins the first stretch that needs it, so that few other chunks are live meanwhile.
     fn stretches(&self, graph: &Graph, order: &[u32]) -> HashMap<u32, usize> {
         let mut stretches: HashMap<u32, usize> = order.iter().map(|&id| (id, 0)).collect();
         for &id in order.iter().rev() {
@@ -295,19 +295,19 @@ fn bytes(graph: &Graph, value: ValueId) -> u64 {
     (fact.shape.numel() * fact.dtype.size()) as u64
 }
 
-/// Whether a node makes bytes, and no view of such.
+/// True if a node computes a value of its own, and is no view.
 fn makes(graph: &Graph, id: u32) -> bool {
     !matches!(graph.node(id).op().map(|op| &op.lower), Some(Lower::View(_)))
 }
 
-/// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Concatenations are
-/// taken to be written in place, and nothing else to be.
+/// Per node, the bytes that are live while its kernel runs, one kernel after another in the order of the file. Only concatenations count as
+/// written in place.
 fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32, u64> {
     // A kernel of several nodes runs where the last of them stands.
     let group = |id: u32| groups.number(id);
     let ends: HashMap<usize, usize> = order.iter().enumerate().filter_map(|(at, &id)| Some((group(id)?, at))).collect();
     let runs = |id: u32, at: usize| group(id).map_or(at, |group| ends[&group]);
-    // Per value, the last kernel that reads it, or what stands for it.
+    // Per value, the last kernel that reads it or a view or concatenation of it.
     let mut last: HashMap<ValueId, usize> = graph.outputs().iter().map(|(_, v)| (*v, order.len())).collect();
     let mut change = vec![0i128; order.len() + 2];
     for (at, &id) in order.iter().enumerate().rev() {
@@ -323,7 +323,7 @@ fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32
         }
         let from = if matches!(node.kind, Kind::Input) { 0 } else { runs };
         for value in (0..node.outputs.len() as u32).map(|port| ValueId { node: id, port }) {
-            // What only its own kernel reads is never stored.
+            // A value that only its own kernel reads is never stored.
             let until = last.get(&value).copied().filter(|&until| until > runs || group(id).is_none());
             if let Some(until) = until {
                 change[from] += i128::from(bytes(graph, value));
@@ -340,7 +340,7 @@ fn live(Prepared { graph, groups, .. }: &Prepared, order: &[u32]) -> HashMap<u32
     order.iter().enumerate().map(|(at, &id)| (id, sums[runs(id, at)])).collect()
 }
 
-/// The graph with a region in chunks, as it grows.
+/// The graph with a region in chunks, while it grows.
 struct Chunking<'a> {
     prepared: &'a Prepared,
     from: &'a Graph,
@@ -348,11 +348,11 @@ struct Chunking<'a> {
     /// The units of each chunk.
     chunks: Vec<Range<usize>>,
     to: Graph,
-    /// What stands for values as a whole.
+    /// From each value to its whole in the new graph.
     whole: HashMap<ValueId, ValueId>,
-    /// What stands for chunks of values along an axis.
+    /// From each value, axis and chunk to that chunk in the new graph.
     parts: HashMap<(ValueId, usize, usize), ValueId>,
-    /// Per chunk of a group, or the group as a whole, what stands for each of its nodes; and these by what was made first.
+    /// Per chunk of a group, or group as a whole, the new node of each old one. `grown` lists their keys, the first made first.
     members: HashMap<(usize, usize), HashMap<u32, u32>>,
     grown: Vec<(usize, usize)>,
 }
@@ -371,7 +371,7 @@ impl<'a> Chunking<'a> {
             self.whole.insert(input, made);
         }
         let stretches = self.region.stretches(self.from, order);
-        // Per node and chunk; what is computed as a whole goes first.
+        // Per node and chunk, the order of computing; whole nodes go first.
         let mut turns = Vec::with_capacity(order.len());
         for (at, id) in order.iter().enumerate().filter(|(_, id)| self.from.node(**id).op().is_some()) {
             match self.region.nodes.contains_key(id) {
@@ -398,7 +398,7 @@ impl<'a> Chunking<'a> {
         Ok(Prepared { groups: self.groups()?, graph: self.to, indexes, decisions, spares_memory })
     }
 
-    /// A group for each chunk of a group, and for each that is computed as a whole.
+    /// One group for each chunk of a group, and one for each group that is computed as a whole.
     fn groups(&self) -> Result<Groups> {
         let position: HashMap<u32, u32> = self.to.order()?.into_iter().zip(0..).collect();
         let mut groups = Groups::default();
@@ -417,7 +417,7 @@ impl<'a> Chunking<'a> {
         Ok(ValueId { node: self.to.add(op, name, &inputs, attrs, &[])?, port: 0 })
     }
 
-    /// All of a value.
+    /// The whole of a value.
     fn whole(&mut self, value: ValueId) -> Result<ValueId> {
         if let Some(&made) = self.whole.get(&value) {
             return Ok(made);
@@ -447,7 +447,7 @@ impl<'a> Chunking<'a> {
         Ok(made)
     }
 
-    /// Where along an axis of a value a chunk lies.
+    /// The range of a chunk along an axis of a value.
     fn range(&self, value: ValueId, axis: usize, chunk: usize) -> Range<usize> {
         let size = self.from.fact(value).shape[axis] / self.region.units;
         let Range { start, end } = self.chunks[chunk];

@@ -1,4 +1,4 @@
-//! Replaces operators by the smaller ones that their rows name, and those of more inputs than a kernel may bind by several.
+//! Replaces operators by the smaller ones that their rows name. Splits operators of more inputs than a kernel may bind.
 
 use super::{Context, fold_node};
 use crate::constant::Constant;
@@ -8,7 +8,7 @@ use crate::op::{Arity, Attrs, Call, Lower, OpDef, ValueId};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
-/// Decomposes until only rows with kernels are left.
+/// Decomposes until only operators with kernels are left.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     // One binding is for the result.
     let most = (context.target.max_bindings as usize).saturating_sub(2).max(2);
@@ -23,7 +23,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             return Ok(());
         }
         for node in order {
-            // What is known is computed at once: a row's own meaning takes less time than its parts.
+            // A node of constants is computed at once: that takes less time than its parts.
             if fold_node(graph, node, &context.decisions)?.is_none() {
                 decompose(graph, node)?;
             }
@@ -49,7 +49,7 @@ fn decompose(graph: &mut Graph, id: u32) -> Result<()> {
     Ok(())
 }
 
-/// Lets an elementwise node of any number of inputs take some after others.
+/// Splits an elementwise node of too many inputs into a chain of nodes of at most `most` inputs.
 fn divide(graph: &mut Graph, id: u32, most: usize, context: &Context) -> Result<()> {
     let (operands, node) = (graph.operands(id), graph.node(id));
     let variadic =

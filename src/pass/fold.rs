@@ -1,4 +1,4 @@
-//! Constant folding: what depends on constants and shapes alone is known before the run.
+//! Constant folding: computes values that depend on constants and shapes alone before the run.
 
 use super::Context;
 use crate::constant::Constant;
@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, MAX_MADE, ValueId};
 
-/// Views that repeat elements are kept as views of the constant beyond this many bytes: they cost nothing there. What else makes more
-/// of constants than they are is left to the run beyond [`MAX_MADE`] bytes.
+/// Views of constants that would make more than this many bytes stay views, which cost nothing. Other nodes that would make more bytes than
+/// they read, and more than [`MAX_MADE`], are left to the run.
 const MAX_EXPANDED: usize = 4 << 10;
 
 /// Folds every node that can be.
@@ -20,8 +20,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a node by constants if its inputs are constants, or if shapes alone determine it. Gives the values that now
-/// stand for its outputs, if it did.
+/// Replaces a node by constants if its inputs are constants, or if shapes alone determine it. Returns the values that now stand for its
+/// outputs; `None` if the node stays.
 ///
 /// # Errors
 /// When an operator refuses its values.
@@ -34,7 +34,7 @@ pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Op
     let output: usize = node.outputs.iter().map(|o| o.fact.bytes()).sum();
     let input: usize = constants.iter().flatten().map(|c| c.fact.bytes()).sum();
     match op.lower {
-        // A fact in disguise: computed at once, from facts and attributes alone.
+        // The value is a fact: it is computed at once, from facts and attributes alone.
         Lower::Const => {
             let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
             let call = Call { op, attrs: &node.attrs, inputs: &facts };

@@ -10,13 +10,13 @@ use crate::op::{Call, Lower, ValueId};
 use crate::shape::Shape;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// A growing group is given up when more values than this leave it.
+/// The most values that may leave a growing group before it is given up.
 const MAX_LEAVING: usize = 4;
 
 struct Fuser<'a> {
     graph: &'a Graph,
     context: &'a Context<'a>,
-    /// Position of every node in the order of the graph.
+    /// The position of every node in the order of the graph.
     position: HashMap<u32, usize>,
     /// Per node, the number of its group.
     groups: HashMap<u32, usize>,
@@ -24,11 +24,11 @@ struct Fuser<'a> {
     max_reads: usize,
 }
 
-/// What a growing group iterates over.
+/// The index space of a growing group.
 struct Space {
     /// The shape of its elements.
     full: Shape,
-    /// For a row, the shape of one result per row, and the axes it folds.
+    /// For a row, the shape of one result per row, and the reduced axes.
     row: Option<(Shape, Vec<usize>)>,
 }
 
@@ -111,7 +111,7 @@ impl Fuser<'_> {
         Space { full: self.graph.fact(input).shape.clone(), row: Some((self.shape(node).clone(), axes)) }
     }
 
-    /// Whether a node could be part of a group over this space.
+    /// True if a node can be part of a group over this space.
     fn fits(&self, node: u32, space: &Space) -> bool {
         let n = self.graph.node(node);
         let Some(op) = n.op() else { return false };
@@ -119,7 +119,7 @@ impl Fuser<'_> {
             Lower::Map(map) => {
                 let shape = self.shape(node);
                 let in_row = space.row.as_ref().is_some_and(|(row, _)| row == shape);
-                // Without kept axes a result per row would broadcast along the wrong ones.
+                // If reduced axes are not kept, a result per row would broadcast along the wrong ones.
                 let in_full = space.row.as_ref().is_none_or(|(row, _)| row.len() == space.full.len());
                 let in_full = in_full && *shape == space.full;
                 let own = if in_row { Some(0) } else { in_full.then_some(1) };
@@ -135,8 +135,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// Adds readers in the order of the graph for as long as they fit, and keeps the longest run of them that one
-    /// value leaves.
+    /// Adds readers that fit, in the order of the graph. Keeps the longest run of them that only one value leaves.
     fn grow_down(&mut self, seed: u32, space: &Space, kind: GroupKind) -> Vec<u32> {
         let mut nodes = vec![seed];
         let mut members = HashSet::from([seed]);
@@ -156,7 +155,7 @@ impl Fuser<'_> {
             match self.leaving(&nodes, &members) {
                 1 if self.leaves(joined, &members) && self.only_widens(joined, seed) => {}
                 1 if self.leaves(joined, &members) => kept = nodes.len(),
-                // Too many values would have to be kept on the way; what follows is unlikely to take them all in.
+                // Too many values would have to be kept on the way; later nodes are unlikely to take them all in.
                 n if n > MAX_LEAVING => break,
                 _ => {}
             }
@@ -166,8 +165,8 @@ impl Fuser<'_> {
         nodes
     }
 
-    /// Whether a node stores halves as `f32` for readers that can as well widen what they read: half the bytes, and behind a product
-    /// a library's epilogue.
+    /// True if a node stores halves as `f32` for readers that can widen them themselves. Halves take half the bytes, and behind a product a
+    /// library's epilogue can store them.
     fn only_widens(&self, node: u32, seed: u32) -> bool {
         let value = ValueId { node, port: 0 };
         let (graph, operands) = (self.graph, self.graph.operands(node));
@@ -179,7 +178,7 @@ impl Fuser<'_> {
         cast && half && from.node != seed && !graph.is_output(value) && graph.users(value).iter().all(takes)
     }
 
-    /// Whether anything outside of the group reads the node.
+    /// True if anything outside of the group reads the node.
     fn leaves(&self, node: u32, members: &HashSet<u32>) -> bool {
         let value = ValueId { node, port: 0 };
         self.graph.is_output(value) || self.graph.users(value).iter().any(|u| !members.contains(u))
@@ -189,7 +188,7 @@ impl Fuser<'_> {
         nodes.iter().filter(|&&n| self.leaves(n, members)).count()
     }
 
-    /// How many values from outside a group reads, with `more` added to it.
+    /// The number of values from outside that a group reads, with `more` added to it.
     fn reads(&self, members: &HashSet<u32>, more: u32) -> usize {
         let inside = |n: u32| members.contains(&n) || more == n;
         let operands = members.iter().copied().chain([more]).flat_map(|n| self.graph.operands(n)).flatten();

@@ -1,7 +1,7 @@
 //! Groups: nodes that become one kernel.
 //!
-//! A group has one value that anything outside of it reads: that of its sink, its last node. So whatever the grouping, the groups form a
-//! DAG again: a path that leaves a group leaves by its sink and cannot come back. Nothing is stored on the way.
+//! Only one value of a group is read outside of it: that of its sink, its last node. A path that leaves a group leaves by its sink and
+//! cannot come back, so the groups form a DAG, too. No other value of a group is stored.
 
 use crate::expr::Expr;
 use crate::graph::Graph;
@@ -10,12 +10,12 @@ use crate::op::{Args, Call, Lower, OpDef, ValueId};
 use crate::target::Target;
 use std::collections::HashMap;
 
-/// A group may read this many values from outside, less what the target can bind.
+/// The most values that a group may read from outside, if the target can bind as many.
 const MAX_READS: usize = 24;
-/// The most nodes in a group: what a kernel's code may grow to.
+/// The most nodes in a group, which limits the size of a kernel's code.
 pub(super) const MAX_NODES: usize = 64;
 
-/// How many values a group may read from outside.
+/// The most values that a group may read from outside on a target.
 pub(super) fn max_reads(target: &Target) -> usize {
     MAX_READS.min((target.max_bindings as usize).saturating_sub(2))
 }
@@ -28,13 +28,13 @@ pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr
     Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts }.uses_index(map)
 }
 
-/// The form of a group, from which that of its kernel follows.
+/// The form of a group, which determines the form of its kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupKind {
     /// Elementwise nodes of one shape. A template that alone reads their value may take them as the prologue of an operand.
     Map,
-    /// Reductions over the same axes of the same index space, and elementwise nodes between, before and behind them: softmax and every
-    /// normalisation, however it was spelled, is one pass over memory.
+    /// Reductions over the same axes of the same index space, with elementwise nodes between, before and behind them. Softmax and every
+    /// normalisation is one pass over memory, however it is spelled.
     Row {
         /// The first of the reductions.
         reduction: u32,
@@ -44,7 +44,7 @@ pub enum GroupKind {
         /// The node with the template.
         call: u32,
     },
-    /// Two matrix products and the softmax between them, whose scores are then never stored.
+    /// Two matrix products and the softmax between them. The scores are never stored.
     Attention(Attention),
 }
 
@@ -53,9 +53,9 @@ pub enum GroupKind {
 pub struct Attention {
     /// The product of queries and keys.
     pub products: u32,
-    /// The scores: that product, or what elementwise nodes make of it.
+    /// The scores: that product, or the result of elementwise nodes on it.
     pub scores: ValueId,
-    /// Which weights that are no numbers are taken for zero.
+    /// The weights that count as zero though they are no numbers; `None` if there are none such.
     pub guarded: Option<Guard>,
 }
 
@@ -66,12 +66,12 @@ pub struct Group {
     pub kind: GroupKind,
     /// The nodes, in the order of the graph.
     pub nodes: Vec<u32>,
-    /// The last of them, whose value alone is read outside of the group.
+    /// The last node, whose value alone is read outside of the group.
     pub sink: u32,
 }
 
 impl Group {
-    /// A node as a group of its own, if its row names a kernel.
+    /// A node as a group of its own; `None` if its row names no kernel.
     pub fn alone(node: u32, op: &OpDef) -> Option<Group> {
         let kind = match op.lower {
             Lower::Map(_) => GroupKind::Map,
@@ -82,7 +82,7 @@ impl Group {
         Some(Group { kind, nodes: vec![node], sink: node })
     }
 
-    /// The same group of other nodes, each of which stands for one of these.
+    /// The same group with each node replaced by `node` of it.
     pub(super) fn renumbered(&self, node: impl Fn(u32) -> u32) -> Group {
         let kind = match &self.kind {
             GroupKind::Map => GroupKind::Map,
@@ -98,11 +98,11 @@ impl Group {
     }
 }
 
-/// The groups of a graph. A node of none is a kernel of its own, or no kernel.
+/// The groups of a graph. A node without a group is a kernel of its own, or no kernel.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     groups: Vec<Group>,
-    /// Per node, its group.
+    /// Per node, the number of its group.
     of: HashMap<u32, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Values of `f32` in half the bytes.
+//! Stores `f32` values as `f16`.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -8,11 +8,11 @@ use crate::ops;
 use crate::target::Target;
 use std::collections::HashMap;
 
-/// Stores all `f32` values and weights as `f16`; inputs and outputs of the graph keep their type and are cast. Not part of the
-/// pipeline: it changes results.
+/// Stores all `f32` values and weights as `f16`. Inputs and outputs of the graph keep their types and are cast. This is no part of the
+/// pipeline, because it changes results.
 ///
 /// # Errors
-/// When the target does not store `f16` as such, nothing is `f32`, or an operator does not take `f16`.
+/// When the target does not store `f16` as such, no value is `f32`, or an operator does not take `f16`.
 pub fn run(graph: &mut Graph, target: &Target) -> Result<()> {
     match target.storage(DType::F16)? {
         DType::F16 => {}
@@ -59,7 +59,7 @@ impl Halving<'_> {
         Ok(ValueId { node, port: 0 })
     }
 
-    /// Lets `made` stand for `value`, as `f16` if it is `f32`.
+    /// Makes `made` stand for `value`, as `f16` if it is `f32`.
     fn narrow(&mut self, value: ValueId, made: ValueId) -> Result<()> {
         let made = if self.to.fact(made).dtype == DType::F32 { self.cast(made, DType::F16)? } else { made };
         let Fact { dtype, shape } = self.from.fact(value);

@@ -16,9 +16,9 @@ use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// The most parts that are computed together: more are the steps of a sequence, each of which needs the one before.
+/// The most parts that are computed together. More parts are the steps of a sequence, each of which needs the one before.
 const MOST: usize = 8;
-/// Code is followed over about this many nodes.
+/// The number of nodes, about, over which code is followed.
 const LONGEST: usize = 64;
 
 /// Computes such parts together.
@@ -86,7 +86,7 @@ struct Twins {
     source: ValueId,
     axis: usize,
     span: Range<usize>,
-    /// How many of the equal units into which the axis falls each part has.
+    /// The number of units in each part; the axis falls into equal units.
     units: Vec<usize>,
     /// The parts themselves.
     parts: Vec<ValueId>,
@@ -199,15 +199,15 @@ impl Twins {
         })
     }
 
-    /// The steps of which results are read by others than the parts' nodes.
+    /// The steps whose results are read by other nodes than the parts'.
     fn ends(&self, graph: &Graph) -> Vec<usize> {
         let inside = |user: &u32| self.steps.iter().any(|step| step.nodes.contains(user));
         let leaves = |v: &ValueId| graph.is_output(*v) || !graph.users(*v).iter().all(inside);
         (0..self.steps.len()).filter(|&step| self.steps[step].values().iter().any(leaves)).collect()
     }
 
-    /// Whether this saves a launch and nothing else: only kernels with a template of their own, which take no code of the parts along, read
-    /// the results, and need all of them at once.
+    /// True if this saves launches at no cost. Only kernels with templates of their own may read the results, since they take no code of
+    /// the parts along. They must need all results at once.
     fn pays(&self, graph: &Graph, target: &Target) -> bool {
         let ends = self.ends(graph);
         let computes = |step: &Step| matches!(lower(graph, step.nodes[0]), Some(Lower::Map(_)));
@@ -222,7 +222,7 @@ impl Twins {
         !ends.is_empty() && self.steps.iter().any(computes) && self.steps.iter().all(bound) && ends.iter().all(apart)
     }
 
-    /// Whether templates alone read a value, or views of it, beside the parts' nodes.
+    /// True if, beside the parts' nodes, only templates read a value or views of it.
     fn is_for_templates(&self, graph: &Graph, value: ValueId) -> bool {
         let inside = |user: &u32| self.steps.iter().any(|step| step.nodes.contains(user));
         let mut values = vec![value];

@@ -1,5 +1,5 @@
-//! What the graph's inputs may hold where they say what is looked up: a caller who gives something else has made a mistake, and is told
-//! before the run. Kernels, which cannot tell, take the nearest element.
+//! The allowed elements of inputs that are indices. A caller who gives others is told before the run. Kernels, which cannot tell, take the
+//! nearest element.
 
 use crate::dtype::DType;
 use crate::graph::Graph;
@@ -10,18 +10,18 @@ use std::collections::HashMap;
 /// The axis that an input's elements look up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Indexes {
-    /// The extent of the axis: elements are from minus this on, and below it.
+    /// The extent of the axis: elements are from minus the extent to the extent minus 1.
     pub extent: usize,
     /// The node that looks them up.
     pub node: String,
 }
 
-/// The inputs whose elements look something up.
+/// The inputs whose elements are indices of an axis.
 pub(super) fn find(graph: &Graph) -> HashMap<ValueId, Indexes> {
     graph.inputs().iter().filter_map(|&input| Some((input, looked_up(graph, input)?))).collect()
 }
 
-/// Whether a Cast leaves all that can be an index as it is: others wrap around, or become a truth value.
+/// True if a Cast keeps all values that can be indices. Others wrap around, or become a truth value.
 fn keeps_indexes(from: DType, to: DType) -> bool {
     match from {
         DType::I64 | DType::I32 => matches!(to, DType::I64 | DType::I32),

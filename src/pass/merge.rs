@@ -1,5 +1,6 @@
-//! Products by several matrices become one by all of them side by side, as those that make queries, keys and values: each alone is
-//! short, and leaves much of a GPU idle. On CUDA those of halves: short ones of `f32` run side by side as they are.
+//! Merges products of one value by several matrices into one product by all of them side by side, as those that make queries, keys and
+//! values. Each alone is short, and leaves much of a GPU idle. On CUDA only those of halves are merged: short ones of `f32` run side by
+//! side as they are.
 //!
 //! ```text
 //! x -+- MatMul wq - Add bq -          x - MatMul [wq wk wv] - Add [bq bk bv] -+- Slice -
@@ -16,9 +17,9 @@ use crate::op::{Attrs, Lower, ValueId};
 use crate::target::{Target, Wave};
 use std::collections::BTreeSet;
 
-/// Elementwise nodes are followed over this many steps.
+/// The most steps over which elementwise nodes are followed.
 const DEPTH: usize = 16;
-/// So many nodes are looked at for one that needs all of the results.
+/// The most nodes that are searched for one that needs all of the results.
 const NEAR: usize = 64;
 
 /// A product by a constant matrix.
@@ -26,7 +27,7 @@ const NEAR: usize = 64;
 struct Product {
     node: u32,
     weights: ValueId,
-    /// What is added to each row.
+    /// The vector that is added to each row.
     bias: Option<ValueId>,
     /// The product, or the sum of it and the bias.
     end: ValueId,
@@ -37,7 +38,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let Some(wave) = context.target.wave() else { return Ok(()) };
     let mut row: Vec<Product> = Vec::new();
     for id in graph.order()? {
-        // Others in between would run while all of the results are kept.
+        // Other kernels in between would run while all of the results are kept.
         let computes = graph.node(id).op().is_some_and(|op| matches!(op.lower, Lower::Template(_) | Lower::Reduce(_)));
         if !computes {
             continue;
@@ -61,7 +62,7 @@ fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
     let dtype = graph.fact(result).dtype;
     let typed = if halves { dtype.is_half() } else { dtype == DType::F32 };
     let matrix = graph.fact(weights).shape.len() == 2 && typed;
-    // What others read, too, would be held twice.
+    // Weights that others read, too, would be held twice.
     if !multiplies || !matrix || graph.is_output(result) || !graph.is_alone(weights) {
         return None;
     }
@@ -75,7 +76,7 @@ fn product(graph: &Graph, node: u32, halves: bool) -> Option<Product> {
     (!graph.is_output(end)).then_some(Product { node, weights, bias, end })
 }
 
-/// Whether both multiply one value, and are alike otherwise.
+/// True if both products multiply one value, have equal depths, and both or neither have a bias.
 fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
     let left = |p: &Product| graph.operands(p.node)[0];
     let depth = |p: &Product| graph.fact(p.weights).shape[0];
@@ -126,7 +127,7 @@ fn pays(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> bool {
     let apart: usize = row.iter().map(|p| waves(tiles(p))).sum();
     let mut seen = BTreeSet::new();
     let separate = row.iter().all(|p| followers(graph, p.end).into_iter().all(|node| seen.insert(node)));
-    // What no binding holds would be cut again.
+    // A tensor that no binding holds would be cut again.
     let bytes = |value: fn(&Product) -> ValueId| {
         let facts = row.iter().map(|p| graph.fact(value(p)));
         facts.map(|fact| fact.shape.numel() as u64 * fact.dtype.size() as u64).sum::<u64>()
@@ -136,7 +137,8 @@ fn pays(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> bool {
     waves(row.iter().map(tiles).sum()) < apart && separate && bound && together(graph, &ends)
 }
 
-/// Whether something needs all of these values at once, none of them reduced: else one could be gone before the next is made.
+/// True if some node needs all of these values at once, none of them reduced on the way. Otherwise one value could be gone before the next
+/// is made.
 pub(super) fn together(graph: &Graph, values: &[ValueId]) -> bool {
     let mut needed = values.iter().map(|&value| {
         let (mut found, mut values) = (BTreeSet::new(), vec![value]);

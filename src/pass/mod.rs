@@ -1,5 +1,5 @@
-//! Graphs in, graphs out. Each pass is one function; [`Graph::verify`] judges its result. Behind the passes, fusion groups the nodes that
-//! become one kernel: what lowering takes is a [`Prepared`] graph.
+//! Passes: functions from graphs to graphs. [`Graph::verify`] checks the result of each. Behind the passes, fusion groups the nodes that
+//! become one kernel. Lowering takes a [`Prepared`] graph.
 
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
@@ -29,7 +29,7 @@ pub use fold::fold_node;
 pub use group::{Group, GroupKind, Groups};
 pub use indexes::Indexes;
 
-/// How a graph is compiled, whatever the device: types, fusion, chunks. [`Recipe::plan`] plans it without a device.
+/// The options of compilation that do not depend on the device: types, fusion, chunks. [`Recipe::plan`] plans without a device.
 ///
 /// ```
 /// use plimsoll::{Graph, Limits, Recipe, Target};
@@ -54,24 +54,24 @@ impl Default for Recipe {
     }
 }
 
-/// What a pass may ask beside the graph.
+/// The context of a pass: all that it reads beside the graph.
 #[derive(Clone, Debug)]
 pub struct Context<'a> {
     /// The device that the graph is for.
     pub target: &'a Target,
-    /// What is asked of the passes.
+    /// The options of compilation.
     pub recipe: Recipe,
     /// The decisions that follow from extents.
     pub decisions: Decisions,
 }
 
 impl<'a> Context<'a> {
-    /// The context of a graph that is alone, and decides for itself.
+    /// The context of a graph that is compiled alone, and decides for itself.
     pub fn new(target: &'a Target, recipe: Recipe) -> Context<'a> {
         Context { target, recipe, decisions: Decisions::default() }
     }
 
-    /// Adds a node to a graph. What depends on constants alone is a constant at once.
+    /// Adds a node to a graph. A node that depends on constants alone becomes a constant at once.
     fn add(
         &self,
         graph: &mut Graph,
@@ -86,23 +86,23 @@ impl<'a> Context<'a> {
     }
 }
 
-/// A graph as lowering takes it: its passes have run.
+/// A graph whose passes have run, as lowering takes it.
 #[derive(Clone, Debug, Default)]
 pub struct Prepared {
     /// The graph.
     pub graph: Graph,
     /// The nodes that become one kernel.
     pub groups: Groups,
-    /// The inputs whose elements look something up.
+    /// The inputs whose elements are indices of an axis.
     pub indexes: HashMap<ValueId, Indexes>,
-    /// The decisions that lowering goes on to make or to follow.
+    /// The decisions, which lowering continues to make or to follow.
     pub decisions: Decisions,
-    /// True if memory comes before time: the plan takes no more of it for steps to run side by side.
+    /// True if memory comes before time: the plan takes no extra memory to run steps side by side.
     pub spares_memory: bool,
 }
 
 impl From<Graph> for Prepared {
-    /// A graph of which each node is a kernel of its own.
+    /// A graph in which each node is a kernel of its own.
     fn from(graph: Graph) -> Prepared {
         Prepared { graph, ..Prepared::default() }
     }
@@ -116,7 +116,7 @@ pub type Pass = fn(&mut Graph, &Context) -> Result<()>;
 pub enum When {
     /// Always.
     Always,
-    /// Where neighbouring nodes become one kernel. What the pass makes is worse where they stay apart.
+    /// Only if neighbouring nodes become one kernel. Without that, the pass makes the graph slower.
     Fused,
 }
 
@@ -129,7 +129,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("fold", fold::run, When::Always),
     ("turn", turn::run, When::Always),
     ("simplify", simplify::run, When::Always),
-    // Nodes that stay apart would scale the scores, which are more than the queries.
+    // Without fusion a kernel of its own would scale the scores, which are more than the queries.
     ("scale", scale::run, When::Fused),
     ("views", views::run, When::Always),
     ("merge", merge::run, When::Always),
@@ -137,15 +137,15 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("round", round::run, When::Always),
 ];
 
-/// Runs the pipeline, then groups the nodes that become one kernel. Without fusion, only the passes that [always](When::Always) run do, and
+/// Runs the pipeline, then groups the nodes that become one kernel. Without fusion only the passes that [always](When::Always) run do, and
 /// there are no groups.
 ///
 /// # Errors
-/// What a pass or the verification after it finds.
+/// The first error of a pass, or of the verification after it.
 pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     graph.verify()?;
     let before = constant_bytes(&graph)?;
-    // A later pass may look at other inputs of what looks them up, or turn it into a view.
+    // Later passes may add other inputs to the nodes that look them up, or turn these nodes into views.
     let indexes = indexes::find(&graph);
     for (name, pass, _) in PASSES.iter().filter(|(.., when)| context.recipe.fuse || *when == When::Always) {
         let span = tracing::debug_span!("pass", name).entered();
@@ -161,7 +161,7 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     Ok(Prepared { indexes, ..group(graph, context)? })
 }
 
-/// Groups the nodes of a graph whose passes have run, if the recipe says so.
+/// Groups the nodes of a graph whose passes have run, if the recipe fuses.
 ///
 /// # Errors
 /// When the graph has a cycle.
@@ -170,10 +170,10 @@ pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
     Ok(Prepared { groups, decisions: context.decisions.clone(), ..Prepared::from(graph) })
 }
 
-/// Constants that grow to fewer bytes are not worth a word.
+/// Constants that grow to at most this many bytes are not logged.
 const MENTIONED: usize = 1 << 20;
 
-/// What a graph's constants take.
+/// The bytes of a graph's constants.
 fn constant_bytes(graph: &Graph) -> Result<usize> {
     let bytes = |node| match &graph.node(node).kind {
         Kind::Constant(constant) => constant.fact.shape.numel() * constant.fact.dtype.size(),

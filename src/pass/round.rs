@@ -1,9 +1,9 @@
-//! Halves are rounded where they are stored, and what would be rounded again and again is stored in `f32`.
+//! Rounds halves only where they are stored, and stores in `f32` what would be rounded again and again.
 //!
-//! - Constants that scale and shift what was computed in `f32`, as behind a normalisation, do so before it is rounded:
-//!   `Cast (x) * w + b` becomes `Cast (x * w + b)`.
-//! - A *stream* is a sum that products are added to, one after another, and that others read on the way. Its sums are `f32`, which products
-//!   are summed in anyway: rounded each time, their errors would add up.
+//! - Constants scale and shift a value before it is rounded, if it was computed in `f32`, as behind a normalisation: `Cast (x) * w + b`
+//!   becomes `Cast (x * w + b)`.
+//! - A *stream* is a sum to which products are added, one after another, and which others read on the way. Its sums become `f32`, in which
+//!   products are summed anyway. Rounded each time, their errors would add up.
 //!
 //! ```text
 //! x ---+-----------------------------------------+-> Add ---+-------------..
@@ -18,7 +18,7 @@ use crate::graph::Graph;
 use crate::op::{Attrs, Lower, ValueId};
 use std::collections::HashMap;
 
-/// Rounds later, and less often.
+/// Makes values be rounded later, and less often.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     let stored = |dtype: &DType| dtype.is_half() && context.target.storage(*dtype).is_ok_and(DType::is_half);
     if !graph.dtypes().iter().any(stored) {
@@ -33,7 +33,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The first output.
+/// The first output of a node.
 fn result(node: u32) -> ValueId {
     ValueId { node, port: 0 }
 }
@@ -42,13 +42,13 @@ fn cast(graph: &mut Graph, name: &str, value: ValueId, dtype: DType, context: &C
     context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
 }
 
-/// What a value was before it was rounded from `f32`, if it was.
+/// The value before it was rounded from `f32`; `None` if it was not.
 fn unrounded(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let source = (graph.node(value.node).op()?.name == "Cast").then(|| graph.operands(value.node)[0])??;
     (graph.fact(value).dtype.is_half() && graph.fact(source).dtype == DType::F32).then_some(source)
 }
 
-/// Lets a factor or an addend that is constant act on what was rounded before it was.
+/// Applies a constant factor or addend before the rounding of the other operand.
 fn round_last(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let Some(op) = graph.node(id).op().filter(|op| matches!(op.name, "Add" | "Mul")) else { return Ok(()) };
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return Ok(()) };
@@ -76,14 +76,14 @@ fn round_last(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Sums of streams: rounded, and as they are stored.
+/// The sums of streams: from each rounded sum to the `f32` one that is stored.
 struct Streams<'a> {
     sums: HashMap<ValueId, ValueId>,
     context: &'a Context<'a>,
 }
 
 impl Streams<'_> {
-    /// Keeps a sum in `f32` if it is one of a stream.
+    /// Keeps a sum in `f32` if it belongs to a stream.
     fn widen(&mut self, graph: &mut Graph, id: u32) -> Result<()> {
         let Some(operands) = sum(graph, id) else { return Ok(()) };
         let follows = residual(graph, id, self.context).is_some_and(|stream| self.sums.contains_key(&stream));
@@ -108,7 +108,7 @@ impl Streams<'_> {
         Ok(())
     }
 
-    /// A value in `f32`; what a constant is added to is so before.
+    /// Returns a value in `f32`. If the value is a product plus a constant, both become `f32` before the addition.
     fn wide(&self, graph: &mut Graph, name: &str, value: ValueId) -> Result<ValueId> {
         if let Some(&wide) = self.sums.get(&value) {
             return Ok(wide);
@@ -127,30 +127,31 @@ impl Streams<'_> {
     }
 }
 
-/// Whether a constant may be stored in `f32`, twice the bytes and beside the half that others may read: scales and shifts of a row are.
+/// True if a constant is small enough to store in `f32` as well, as scales and shifts of a row are. That is twice the bytes, beside the
+/// half that others may read.
 fn is_slight(graph: &Graph, constant: ValueId, context: &Context) -> bool {
     context.decisions.if_cheaper("widen", constant.node, graph.fact(constant).shape.numel() <= 1 << 16)
 }
 
-/// Whether a node makes `f32` of what it reads.
+/// True if a node casts its operand to `f32`.
 fn widens(graph: &Graph, id: u32) -> bool {
     graph.node(id).op_name() == "Cast" && graph.fact(result(id)).dtype == DType::F32
 }
 
-/// What a sum of halves adds.
+/// The operands of a sum of halves; `None` for any other node.
 fn sum(graph: &Graph, id: u32) -> Option<[ValueId; 2]> {
     let node = graph.node(id);
     let &[Some(a), Some(b)] = &graph.operands(id)[..] else { return None };
     (node.op()?.name == "Add" && node.outputs[0].fact.dtype.is_half()).then_some([a, b])
 }
 
-/// Whether this is a matrix product, perhaps with a constant added, that nothing else reads.
+/// True if a value is a matrix product, or one plus a constant, that has one reader.
 fn is_product(graph: &Graph, value: ValueId) -> bool {
     let biased = || Some(addend(graph, value.node)?.0).filter(|_| only(graph, value, &["Add"]));
     only(graph, value, &["MatMul"]) || biased().is_some_and(|inner| only(graph, inner, &["MatMul"]))
 }
 
-/// What a node adds a product to, if it does.
+/// The value to which a node adds a product; `None` if it adds none.
 fn residual(graph: &Graph, id: u32, context: &Context) -> Option<ValueId> {
     let (stream, product) = match sum(graph, id)? {
         [stream, product] if is_product(graph, product) => (stream, product),
@@ -161,7 +162,7 @@ fn residual(graph: &Graph, id: u32, context: &Context) -> Option<ValueId> {
     context.decisions.if_valid("stream", id, whole).then_some(stream)
 }
 
-/// Whether a value is read on the way to the sum of it and a product, by what can as well read `f32`.
+/// True if a value goes on in a stream: some reader, but not every one, adds a product to it, and each can as well read `f32`.
 fn goes_on(graph: &Graph, value: ValueId, context: &Context) -> bool {
     let users = graph.users(value);
     let reads = |&user: &u32| {

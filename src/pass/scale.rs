@@ -1,5 +1,5 @@
-//! Factors of an attention's queries and keys become one factor of its scores, which the kernel has where they are: neither is multiplied by
-//! a kernel of its own, and of halves neither is rounded once more.
+//! Moves factors of an attention's queries and keys into one factor of its scores, which the kernel already has. No kernel has to multiply
+//! queries or keys, and halves are rounded once less.
 //!
 //! ```text
 //! MatMul (q * a, Transpose (k * b))   =   MatMul (q, Transpose (k)) * (a b)
@@ -14,7 +14,7 @@ use crate::op::{Attrs, Lower, ValueId};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 
-/// Nodes that the factor of the scores may take.
+/// The most nodes that the factor of the scores may take.
 const NODES: usize = 3;
 
 /// Moves such factors. Right only where what is found becomes one kernel: products of halves are not rounded before they are scaled there.
@@ -47,7 +47,7 @@ fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
     if operands == graph.operands(products) {
         return Ok(false);
     }
-    // What scales the product anyway is of the same factor.
+    // Factors that already scale the product are multiplied into the same factor.
     let mut old = ValueId { node: products, port: 0 };
     while let ([user], false) = (&graph.users(old)[..], graph.is_output(old)) {
         match multiplied(graph, *user)? {
@@ -82,7 +82,7 @@ fn scale(graph: &mut Graph, products: u32, context: &Context) -> Result<bool> {
 struct Scaled {
     source: ValueId,
     factor: f64,
-    /// From the last one to the first one.
+    /// The views, from the last one to the first one.
     views: Vec<u32>,
 }
 
@@ -99,7 +99,7 @@ impl Scaled {
     }
 }
 
-/// What scales an operand, if nothing else reads what is scaled.
+/// The factor of an operand and its unscaled source, if nothing else reads the scaled value.
 fn scaled(graph: &Graph, mut value: ValueId) -> Result<Option<Scaled>> {
     let mut views = Vec::new();
     loop {
@@ -119,7 +119,7 @@ fn scaled(graph: &Graph, mut value: ValueId) -> Result<Option<Scaled>> {
     }
 }
 
-/// What a node multiplies by a number, or divides by one, and the factor.
+/// The value that a node multiplies by a number or divides by one, and the factor.
 fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
     let node = graph.node(id);
     let (name, operands) = (node.op_name(), graph.operands(id));
@@ -138,7 +138,7 @@ fn multiplied(graph: &Graph, id: u32) -> Result<Option<(ValueId, f64)>> {
     Ok(holds(factor).then_some((source, factor)))
 }
 
-/// Whether any of the types holds a factor, and what it scales, as it should.
+/// True if every type can hold the factor, and the values that it scales, well enough.
 pub(super) fn holds(factor: f64) -> bool {
     (1e-4..1e4).contains(&factor.abs())
 }

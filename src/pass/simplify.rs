@@ -1,5 +1,5 @@
-//! Algebra that needs no numbers: what computes nothing goes, what is computed twice is computed once, and factors that
-//! are known move into the weights in front of them.
+//! Simplifies by algebra. Nodes that compute nothing are removed, equal nodes are computed once, and known factors move into the weights in
+//! front of them.
 
 use super::Context;
 use crate::dtype::DType;
@@ -9,7 +9,7 @@ use crate::op::{Attrs, ValueId};
 use crate::shape::Shape;
 use std::collections::HashMap;
 
-/// No more elements are compared with each other to see whether a constant is one number.
+/// The most elements of a constant that are compared to see if it is one number.
 const MAX_UNIFORM: usize = 1 << 12;
 
 /// Simplifies once over the graph.
@@ -42,7 +42,7 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Lets constants that are the same data be one.
+/// Replaces constants of the same data by one.
 fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
     let mut seen: HashMap<String, Vec<ValueId>> = HashMap::new();
     for node in graph.order()? {
@@ -63,7 +63,7 @@ fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What tells equal computations from others: operator, attributes, operands.
+/// The key of a computation: operator, attributes, operands. Equal computations have equal keys.
 fn key(graph: &Graph, id: u32) -> Option<String> {
     let node = graph.node(id);
     let op = node.op()?;
@@ -78,7 +78,7 @@ fn scalar(graph: &Graph, value: Option<ValueId>) -> Result<Option<f64>> {
     }
 }
 
-/// What all elements of a constant are alike, if it has few.
+/// The number that all elements of a constant equal; `None` if they differ or the constant has many elements.
 fn uniform(graph: &Graph, value: ValueId) -> Result<Option<f64>> {
     match graph.as_constant(value) {
         Some(constant) if (1..=MAX_UNIFORM).contains(&constant.fact.shape.numel()) => {
@@ -147,7 +147,7 @@ fn join_addends(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What two constants are added to, and these.
+/// The value to which two constants are added, and the two constants.
 fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
     let (inner, outer) = addend(graph, id)?;
     let shape = &graph.node(id).outputs[0].fact.shape;
@@ -160,7 +160,7 @@ fn joinable(graph: &Graph, id: u32) -> Option<[ValueId; 3]> {
     (graph.fact(x).shape == *shape && joined <= b.numel().max(c.numel())).then_some([x, first, outer])
 }
 
-/// What a sum of floats adds a constant to, and the constant.
+/// The value to which a sum of floats adds a constant, and the constant.
 pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
     let node = graph.node(id);
     if node.op()?.name != "Add" || !node.outputs[0].fact.dtype.is_float() {
@@ -202,11 +202,11 @@ fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
 
 /// A product of rows that were collected for it.
 struct Collected {
-    /// What is multiplied, and its shape in the rows of the result.
+    /// The left operand, and its shape in the rows of the result.
     source: ValueId,
     rows: Shape,
     weights: ValueId,
-    /// What is added to each row.
+    /// The vector that is added to each row.
     bias: Option<ValueId>,
 }
 
@@ -315,7 +315,7 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
     if !factors.value().ok()?.to_f64().iter().all(|factor| factor.abs() <= 1e4) {
         return None;
     }
-    // What others read, too, would be held twice.
+    // Weights that others read, too, would be held twice.
     graph.is_alone(weights).then_some(Scaling { product, factor, bias, along })
 }
 

@@ -1,4 +1,4 @@
-//! Finds values whose parts change places, as the halves do in rotary embeddings, and makes views of them.
+//! Finds values whose parts change places, as the halves do in rotary embeddings, and replaces them by views.
 //!
 //! ```text
 //! Concat(-x[h..], x[..h])  =  x with the axis apart, [2, h], backwards along the 2, times [-1, 1]
@@ -16,7 +16,7 @@ use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
-/// So many elementwise nodes before one that has the axis apart have it apart, too.
+/// The most elementwise nodes in front of one with the axis apart that are rebuilt with the axis apart, too.
 const DEPTH: usize = 8;
 
 /// A concatenation of parts of one value that are as long as each other.
@@ -27,7 +27,7 @@ struct Turn {
     parts: usize,
     /// The shape of the whole, with the axis apart where parts are longer than 1.
     shape: Shape,
-    /// Whether the last part of the value comes first.
+    /// True if the last part of the value comes first.
     backwards: bool,
     /// Per part, 1 or -1.
     signs: Vec<f64>,
@@ -207,7 +207,7 @@ impl Apart<'_> {
         self.context.add(graph, &node.name, node.op_name(), &operands, node.attrs)
     }
 
-    /// What an elementwise node reads, with the axis apart.
+    /// An operand of an elementwise node, with the axis apart.
     fn operand(&self, graph: &mut Graph, value: ValueId, user: u32, depth: usize) -> Result<ValueId> {
         let mut shape = graph.fact(value).shape.clone();
         // Extents are broadcast from the last axis on: there may be none of the axis.

@@ -1,9 +1,9 @@
-//! Brings views into forms in which what follows reads values where they lie.
+//! Rearranges views so that the nodes behind them read values where they lie.
 //!
 //! - A Gather of indices that are known and evenly apart is a Slice.
-//! - However axes are taken apart, turned and joined, it is one Reshape, one Transpose and one Reshape: what is joined and taken apart again
-//!   on the way is not joined.
-//! - A product computes rows in the order in which its left operand has them, or in which its result is wanted, not in between:
+//! - A chain of views that splits, permutes and joins axes becomes one Reshape, one Transpose and one Reshape. Axes that are joined and
+//!   split again on the way are not joined.
+//! - A product computes rows in the order of its left operand, or in the order in which its result is read, and in no order between:
 //!
 //! ```text
 //! MatMul (Transpose (x), w) + b   =   Transpose (MatMul (x, w) + b)        rows of x lie where they are wanted
@@ -17,11 +17,11 @@ use crate::graph::Graph;
 use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
 
-/// No more indices are looked at.
+/// The most indices of a Gather that are looked at.
 const MAX_INDICES: usize = 1 << 16;
-/// No longer chains of views are looked at as one.
+/// The longest chain of views that is replaced as one.
 const MAX_VIEWS: usize = 64;
-/// So many axes are turned at most.
+/// The most axes of a Transpose that is made.
 const MAX_AXES: usize = 8;
 
 /// Rearranges views.
@@ -83,7 +83,7 @@ fn picked(graph: &Graph, id: u32) -> Result<Option<(ValueId, Attrs)>> {
     Ok(Some((data, attrs)))
 }
 
-/// Whether a node is a view that has each element of its source once.
+/// True if a node is a view that has each element of its source once.
 fn rearranges(graph: &Graph, id: u32) -> bool {
     matches!(graph.node(id).op_name(), "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose")
 }
@@ -95,9 +95,9 @@ fn turning(perm: &[usize]) -> Attrs {
 /// Axes of a value, in the parts that views of it move as wholes.
 struct Parts {
     extents: Vec<usize>,
-    /// In the order in which they lie.
+    /// The parts in the order in which they lie.
     source: Vec<usize>,
-    /// Those of each axis of the view.
+    /// The parts of each axis of the view.
     axes: Vec<Vec<usize>>,
 }
 
@@ -167,12 +167,12 @@ impl Parts {
     }
 }
 
-/// A value as a Reshape, a Transpose and a Reshape of another, as far as it takes them.
+/// A value as a Reshape, a Transpose and a Reshape of another value. Steps that are not needed are left out.
 struct Straight {
     source: ValueId,
     apart: Shape,
     perm: Vec<usize>,
-    /// Whether there is each of the three.
+    /// For each of the three, true if it is needed.
     steps: [bool; 3],
 }
 
@@ -189,7 +189,7 @@ fn straighten(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     straight(graph, id, context).map(|_| ())
 }
 
-/// As [`straighten`]; gives the value that stands for the node's then.
+/// As [`straighten`]; returns the value that then stands for the node's.
 fn straight(graph: &mut Graph, id: u32, context: &Context) -> Result<ValueId> {
     let old = ValueId { node: id, port: 0 };
     let found = shorter(graph, id);
@@ -249,7 +249,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// What computes a value, through the addition of a constant if nothing else reads the product.
+    /// The product that computes a value, with a constant added if nothing else reads the product.
     fn of(graph: &Graph, value: ValueId) -> Option<Rows> {
         let (mut product, mut bias) = (value, None);
         if let Some((inner, constant)) = addend(graph, value.node) {
@@ -278,12 +278,13 @@ impl Rows {
     }
 }
 
-/// Whether rows stay rows, in another order.
+/// True if a permutation keeps rows whole and changes their order.
 fn turns_rows(perm: &[usize]) -> bool {
     perm.last().is_some_and(|&axis| axis + 1 == perm.len()) && !perm.is_sorted()
 }
 
-/// Lets a product of turned rows be turned itself, if only products read it, through views that see it so.
+/// Moves a Transpose of rows from a product's left operand to its result, if only products read the result, through views that can see it
+/// so.
 fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = sinkable(graph, id);
     if !context.decisions.if_valid("sink", id, found.is_some()) {
@@ -310,7 +311,7 @@ fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
     (lies && seen(graph, value, &turned)).then_some((rows, x, perm))
 }
 
-/// Whether views of a value that lies so are all that reads it, and products all that reads these.
+/// True if, starting from this access, only views and products read the value, and products alone read the views.
 fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
     let mut work = vec![(value, access.clone())];
     while let Some((value, access)) = work.pop() {
@@ -335,7 +336,7 @@ fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
     true
 }
 
-/// Whether a value is no view of another one, and whether one of the views up to that is a Transpose.
+/// Two answers: true if a value is no view of another one, and true if one of its views is a Transpose.
 fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
     let (mut itself, mut turned) = (true, false);
     while let (true, Some(&Some(source))) = (rearranges(graph, value.node), graph.operands(value.node).first()) {
@@ -345,7 +346,7 @@ fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
     (itself, turned)
 }
 
-/// Lets a product that is turned be of turned rows, where these are a turned value's anyway.
+/// Moves a Transpose of rows from a product's result to its left operand, if that is a transposed value anyway.
 fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let found = liftable(graph, id);
     if !context.decisions.if_valid("lift", id, found.is_some()) {

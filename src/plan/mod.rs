@@ -1,4 +1,4 @@
-//! What will run, on which bytes: order first, offsets second, all of it known before a device is touched.
+//! Plans: the steps that run and the bytes that they use. The order comes first, then the offsets. All is known before a device is used.
 //!
 //! ```text
 //! Graph --fit--> Prepared --lower--> Draft --make--> Plan --check
@@ -32,7 +32,7 @@ pub mod tell;
 /// The version of the plan's file format.
 pub const VERSION: u32 = 2;
 
-/// What a buffer or a segment is for.
+/// The purpose of a buffer or a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
@@ -48,7 +48,7 @@ pub enum Class {
     Activation,
     /// Scratch memory of one step, in the arena.
     Workspace,
-    /// What data passes through between the host and the device; a segment without buffers.
+    /// Memory through which data passes between the host and the device. A segment without buffers.
     Staging,
 }
 
@@ -77,7 +77,7 @@ impl Class {
         }
     }
 
-    /// The class of the segment that holds buffers of this class: what is not there for all of the run shares the activations' arena.
+    /// The class of the segment that holds buffers of this class. Classes that do not last for the whole run share the activations' arena.
     pub fn segment(self) -> Class {
         match self {
             Class::Workspace | Class::Input | Class::Output => Class::Activation,
@@ -85,7 +85,7 @@ impl Class {
         }
     }
 
-    /// Whether buffers of this class lie in the arena.
+    /// True if buffers of this class lie in the arena.
     pub fn in_arena(self) -> bool {
         self.segment() == Class::Activation
     }
@@ -94,9 +94,9 @@ impl Class {
 /// One allocation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
-    /// What its buffers are for; [`Class::Activation`] is the arena.
+    /// The class of its buffers; [`Class::Activation`] is the arena.
     pub class: Class,
-    /// Where it lies: [`Class::Staging`] is visible to the host, all else is the device's.
+    /// The kind of its memory. [`Class::Staging`] is visible to the host, all other segments are the device's.
     #[serde(default, skip_serializing_if = "Memory::is_device")]
     pub memory: Memory,
     /// Size in bytes.
@@ -118,12 +118,12 @@ pub struct Buffer {
     pub offset: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// What it is for.
+    /// The class of its data.
     pub class: Class,
 }
 
 impl Buffer {
-    /// Whether both have bytes in common.
+    /// True if both have bytes in common.
     pub fn overlaps(&self, other: &Buffer) -> bool {
         let (start, end) = (self.offset, self.offset + self.bytes);
         self.segment == other.segment && start < other.offset + other.bytes && other.offset < end
@@ -155,7 +155,7 @@ pub struct Port {
     pub shape: Shape,
     /// Index of the buffer.
     pub buffer: usize,
-    /// What an input's elements look up, if they do.
+    /// The axis that an input's elements index, if they are indices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub indexes: Option<Indexes>,
 }
@@ -169,8 +169,8 @@ pub struct Window {
     pub bytes: u64,
 }
 
-/// A kernel launch. Reads and writes are buffers, never byte ranges: the checker depends on it. Of a buffer that is larger than a binding a
-/// step sees a window.
+/// A kernel launch. Reads and writes are buffers, never byte ranges, because the checker depends on it. If a buffer is larger than a
+/// binding, the step sees a window of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// The node whose result it computes.
@@ -181,10 +181,10 @@ pub struct Step {
     pub reads: Vec<usize>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
     pub writes: Vec<usize>,
-    /// What the step binds, operand by operand: those read, then those written. None where it binds whole buffers.
+    /// The window of each operand: of those read, then of those written. Empty if the step binds whole buffers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub windows: Vec<Window>,
-    /// Steps of one lane run one after another, those of several lanes side by side.
+    /// Its lane. Steps of one lane run one after another, steps of different lanes side by side.
     #[serde(default, skip_serializing_if = "is_first")]
     pub lane: u32,
     /// Earlier steps of other lanes that must be over before it starts.
@@ -199,11 +199,11 @@ fn is_first(lane: &u32) -> bool {
 /// An order of the steps that was tried.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// How it was made; `file` is the graph's own.
+    /// The name of the method that made it; `file` is the graph's own order.
     pub name: String,
-    /// The most bytes of the arena that are live at once: no placement of it can be smaller.
+    /// The most bytes of the arena that are live at once. No placement of this order can be smaller.
     pub bound: u64,
-    /// Bytes of the arena as it was placed. What could not win was placed with the least effort.
+    /// Bytes of the arena as it was placed. An order that could not win was placed with the least effort.
     pub peak: u64,
 }
 
@@ -211,7 +211,7 @@ impl Candidate {
     const FILE: &str = "file";
     const COPIED: &str = ", parts copied";
 
-    /// Whether the steps run in the order of the file.
+    /// True if the steps run in the order of the file.
     pub fn is_of_the_file(&self) -> bool {
         self.name.strip_suffix(Candidate::COPIED).unwrap_or(&self.name) == Candidate::FILE
     }
@@ -224,8 +224,8 @@ pub struct Summary {
     pub planned_bytes: u64,
     /// Bytes of the arena's segments, which hold the inputs and outputs, too.
     pub arena_bytes: u64,
-    /// The largest sum of live bytes over the steps, each buffer rounded up to the alignment: no placement of this order can be smaller.
-    /// Or the arena, where its last buffer ends short of that.
+    /// The largest sum of live bytes over the steps, each buffer rounded up to the alignment. No placement of this order can be smaller.
+    /// If the arena is smaller than that, because its last buffer is not rounded up, this is the arena.
     pub lower_bound: u64,
     /// Bytes of the constants' segments.
     pub constant_bytes: u64,
@@ -238,12 +238,12 @@ pub struct Summary {
     /// Bytes of the staging segments.
     #[serde(default)]
     pub staging_bytes: u64,
-    /// What the arena would take with bytes of its own for every buffer.
+    /// Bytes of the arena if no buffers shared bytes.
     pub unshared_bytes: u64,
     /// Number of steps.
     pub steps: usize,
-    /// Every order that was tried, one step after another, the file's first. The plan has the first of those with the smallest peak;
-    /// steps that run side by side may take more.
+    /// Every order that was tried with one step after another, the file's first. The plan has the first of those with the smallest peak.
+    /// Steps that run side by side may take more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub orders: Vec<Candidate>,
 }
@@ -259,23 +259,23 @@ pub struct Dim {
     pub most: usize,
 }
 
-/// What will run, on which bytes.
+/// A plan: the steps that run and the bytes that they use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// The file format's version.
     pub version: u32,
     /// The graph's name.
     pub name: String,
-    /// What was assumed of the device.
+    /// The device that the plan was made for.
     pub target: Target,
-    /// Named dims that the plan was made for: a range each, of which the plan shows the largest, or one extent of such a range.
+    /// Named dims that the plan was made for. Each has a range, of which the plan shows the largest extent, or one extent of such a range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dims: Vec<Dim>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.
     pub segments: Vec<Segment>,
-    /// Ranges of them.
+    /// Ranges of bytes in the segments.
     pub buffers: Vec<Buffer>,
     /// Constants, written at load.
     pub constants: Vec<ConstantPort>,
@@ -302,13 +302,13 @@ impl Plan {
         self.segments.iter().filter(|s| s.class == class).map(|s| s.bytes).sum()
     }
 
-    /// Bytes of the buffers of one class, each rounded up to the alignment; where they share bytes, those count for each of them.
+    /// Bytes of the buffers of one class, each rounded up to the alignment. Bytes that buffers share count for each of them.
     pub fn buffer_bytes(&self, class: Class) -> u64 {
         let aligned = |b: &Buffer| b.bytes.next_multiple_of(self.target.alignment);
         self.buffers.iter().filter(|b| b.class == class).map(aligned).sum()
     }
 
-    /// Whether a step may write where an input lay: then inputs are written anew before each run.
+    /// True if a step may overwrite an input's bytes. Inputs must then be written again before each run.
     pub fn consumes_inputs(&self) -> bool {
         let inputs: Vec<_> = self.inputs.iter().map(|port| &self.buffers[port.buffer]).collect();
         let written = self.steps.iter().flat_map(|step| &step.writes);
@@ -350,7 +350,7 @@ impl Plan {
 /// A plan and the data of its constants: one entry per entry of [`Plan::constants`].
 pub type Compiled = (Plan, Vec<Arc<Constant>>);
 
-/// What a plan must keep to.
+/// The limits of a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The most bytes the plan may take, all segments together.

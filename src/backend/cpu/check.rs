@@ -1,5 +1,5 @@
-//! Keeps unsound kernels and launches out: every operand must lie within the memory it is given, and overlap nothing but what a kernel may
-//! overwrite in place.
+//! Refuses unsound kernels and launches. Every operand must lie within its memory. It must overlap no other, unless the kernel may
+//! overwrite that one in place.
 
 use super::operands::stored;
 use crate::backend::Slice;
@@ -12,13 +12,13 @@ use crate::kernel::{Kernel, Operand, check_prologues};
 use crate::shape::Access;
 use crate::target::Family;
 
-/// What a kernel asks of its launches.
+/// The requirements of a kernel on its launches.
 pub struct Check {
     /// Bytes that each argument must have.
     bytes: Vec<u64>,
     reads: usize,
     writes: usize,
-    /// Reads that may share their memory with a write: what is overwritten at an index is read at that index or not at all.
+    /// Pairs of a read and a write that may share memory: an element is read at the index where it is overwritten, or not at all.
     in_place: Vec<(usize, usize)>,
 }
 
@@ -40,7 +40,7 @@ fn extent(access: &Access, dtype: DType) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// True if a read and a write of one buffer touch no element both, such as parts of a concatenation.
+/// True if a read and a write of one buffer have no element in common, such as parts of a concatenation.
 fn is_apart(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> {
     let (from, to) = (&kernel.reads[read], &kernel.writes[write]);
     if to.access.shape.contains(&0) {
@@ -53,7 +53,7 @@ fn is_apart(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> 
     Ok(matches!((set(&kernel.reach(read))?, set(&to.access)?), (Some(a), Some(b)) if a.is_apart(&b)))
 }
 
-/// True if what is read at an index through one operand is what is written there through another. A row that is written once
+/// True if the element that one operand reads at an index is the one that another writes there. A row that is written once
 /// has one element.
 fn is_overwritten(kernel: &Kernel, read: usize, write: usize) -> bool {
     let (from, to, written) = (&kernel.reads[read], &kernel.writes[write], kernel.written().len());

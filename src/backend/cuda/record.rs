@@ -47,10 +47,10 @@ pub(super) struct Chosen {
     convolution: Option<u32>,
 }
 
-/// What a launch becomes, before its kernel's text is compiled.
+/// The form of a launch before its kernel's text is compiled.
 enum Bound {
     Ready(Step),
-    /// Number of the text, addresses.
+    /// The number of the text, and the addresses of the arguments.
     Text(usize, Vec<CUdeviceptr>),
 }
 
@@ -69,11 +69,11 @@ impl Drop for Graph {
 
 pub(super) struct Record {
     steps: Vec<Step>,
-    /// Per launch, what it became.
+    /// Per launch, its algorithm in words.
     pub(super) notes: Vec<String>,
     /// The steps as one graph. A single step is launched as it is.
     graph: Option<Graph>,
-    /// Whether it has run: drivers take memory at the first time.
+    /// True if it has run. Drivers take memory at the first run.
     ran: Cell<bool>,
 }
 
@@ -95,7 +95,7 @@ impl Texts {
         Ok(self.sources.len() - 1)
     }
 
-    /// Those that compute anything.
+    /// The texts that compute anything.
     fn all(&self) -> Vec<&str> {
         self.sources.iter().filter(|s| s.groups != [0; 3]).map(|s| s.text.as_str()).collect()
     }
@@ -176,7 +176,7 @@ impl Cuda {
         Ok((Bound::Text(number, pointers), format!("{name}, {groups:?} blocks of {size} threads")))
     }
 
-    /// Which of a launch's arguments are one pointer, and the pointers. What the launch does not write is for reading only.
+    /// The arguments of a launch that share a pointer, and the pointers. Memory that the launch does not write is read-only.
     fn bind(&self, kernel: &Kernel, launch: &Launch) -> Result<(Bindings, Vec<CUdeviceptr>)> {
         let slots = kernel.reads.len() + kernel.writes.len();
         if launch.args.len() < slots {
@@ -261,7 +261,7 @@ impl Cuda {
         }
     }
 
-    /// Launches steps into the first stream, and into the others what is in other lanes.
+    /// Launches the steps of the first lane into the first stream, and those of other lanes into the other streams.
     fn launch_all(&self, steps: &[Step], lanes: &[Lane], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
         let driver = &self.driver;
         let stream = |lane: u32| if lane == 0 { self.stream } else { self.lanes[lane as usize - 1] };
@@ -307,8 +307,8 @@ impl Cuda {
             self.lanes.push(stream);
         }
         let driver = &self.driver;
-        // Libraries may load code or take memory at a first call, which a capture does not allow. What the calls compute here is
-        // computed again before anybody reads it.
+        // Libraries may load code or take memory at a first call, which a capture does not allow. The results of these calls are
+        // computed again before anybody reads them.
         let calls = || steps.iter().filter(|step| !matches!(step, Step::Kernel { .. }));
         calls().try_for_each(|step| self.launch(step, self.stream))?;
         self.sync()?;
@@ -335,7 +335,7 @@ impl Cuda {
         Ok(made)
     }
 
-    /// A launch of a kernel's library call. A library that has no algorithm for it is an error: the schedule is the plan's.
+    /// A launch of a kernel's library call. If the library has no algorithm for it, that is an error, because the plan fixed the schedule.
     fn call(&mut self, id: KernelId, call: &Call, launch: &Launch) -> Result<Step> {
         let kernel = &self.kernels[id.0 as usize];
         let slots = kernel.reads.len() + kernel.writes.len();
@@ -372,7 +372,7 @@ impl Cuda {
         })
     }
 
-    /// Launches what a record holds.
+    /// Launches the steps of a record.
     pub(super) fn run(&mut self, record: RecordId) -> Result<()> {
         let record = self.records.get(record);
         let record = record.ok_or_else(|| failed("replay of a record whose memory is gone"))?;

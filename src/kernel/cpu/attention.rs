@@ -1,4 +1,4 @@
-//! How attention on the CPU is cut into strips of rows, whose scores are all that is ever held of them.
+//! How attention on the CPU is cut into strips of rows. Only the scores of a strip are held.
 //!
 //! ```text
 //!              keys, values: packed once per matrix when there are several strips
@@ -14,7 +14,7 @@ use crate::dtype::DType;
 use crate::kernel::algorithm::{Cpu, Schedule};
 use crate::kernel::{Kernel, Template};
 
-/// The fewest rows of a strip, for which packing keys and values pays, where tile memory is short.
+/// The fewest rows of a strip if tile memory is short. With these rows, packing keys and values pays.
 pub(crate) const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
 
 /// A [`Template::Attention`] kernel as a batch of attentions of one head.
@@ -30,7 +30,7 @@ pub struct Attention {
     pub d: usize,
     /// Columns of values and of the result.
     pub e: usize,
-    /// Whether the result is collected where it goes.
+    /// True if the result is collected in its destination.
     pub direct: bool,
     /// Rows whose scores are held at a time.
     pub strip: usize,
@@ -86,7 +86,7 @@ impl Attention {
         self.m.div_ceil(self.strip)
     }
 
-    /// Whether keys and values are packed once for all strips of a head.
+    /// True if keys and values are packed once for all strips of a head.
     pub fn packs(&self) -> bool {
         self.strips() > 1
     }
@@ -102,7 +102,7 @@ impl Attention {
         4 * self.strip.min(self.m) * self.n
     }
 
-    /// What the products need beside it.
+    /// Bytes of workspace that the products of a strip need beside the scores.
     pub fn product_bytes(&self) -> usize {
         // The last strip may be lower, and be cut another way.
         let heights = [self.strip.min(self.m), self.m % self.strip];

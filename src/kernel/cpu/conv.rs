@@ -26,7 +26,7 @@ pub struct Conv {
 }
 
 impl Conv {
-    /// Whether every output position reads the input position of the same number and no other.
+    /// True if every output position reads the input position of the same number and no other.
     pub(crate) fn is_pointwise(&self) -> bool {
         let w = &self.window;
         w.taps() == 1 && w.strides == [1; 3] && w.pads == [0; 3] && w.input == w.output

@@ -1,6 +1,6 @@
-//! What kernels use beyond their operands: the CPU's packed constants, and workspaces, from shapes alone.
+//! The memory that kernels use beyond their operands, from shapes alone: the CPU's packed constants, and workspaces.
 //!
-//! Planning asks here, and the CPU backend obeys: what a kernel needs is a function of the kernel and the target, the same on every
+//! Planning asks here, and the CPU backend obeys. A kernel's needs follow from the kernel and the target. They are the same on every
 //! machine and for every instruction set.
 
 use super::algorithm::{Cpu, Schedule, Way};
@@ -37,7 +37,7 @@ impl Slots {
         Slots { shared: up(shared), each: up(each), count: count as u64 }
     }
 
-    /// Whether a thread's tile memory is all that is needed.
+    /// True if the workspace fits a thread's tile memory.
     pub fn in_tile(&self) -> bool {
         self.shared == 0 && self.each <= TILE_BYTES
     }
@@ -63,8 +63,8 @@ pub fn slots(kernel: &Kernel) -> Slots {
     slots.unwrap_or_default()
 }
 
-/// Bytes of tile memory that every thread of the CPU backend owns, as a workgroup of a GPU owns its shared memory: taken when the
-/// device is opened, whatever runs on it later. Blocks of operands are packed there on their way into the registers.
+/// Bytes of tile memory that every thread of the CPU backend owns, as a workgroup of a GPU owns its shared memory. It is taken when the
+/// device is opened, whatever runs later. Blocks of operands are packed there on their way into the registers.
 pub const TILE_BYTES: u64 = 256 << 10;
 
 /// Bytes of workspace that a kernel needs: none when its slots fit into the threads' tile memory.
@@ -140,7 +140,7 @@ pub fn unrepeated(access: &Access) -> Access {
     access.permute(&kept)
 }
 
-/// Whether two kernels want the same bytes of a constant operand that is packed for both.
+/// True if two kernels want the same bytes of a constant operand that is packed for both.
 pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
     if a.template == Template::MatMul {
         let form =
@@ -176,8 +176,8 @@ fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Packs `lines` (rows of a left, columns of a right operand), `unit` side by side in a panel, element by element of their `depth`. Both
-/// come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
+/// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
+/// `depth`. Both come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
 fn pack_lines(
     from: &[u8],
     start: isize,
@@ -205,7 +205,7 @@ fn pack_lines(
     }
 }
 
-/// Whether two accesses of one shape put every index at the same element.
+/// True if two accesses of one shape put every index at the same element.
 pub fn same_elements(a: &Access, b: &Access) -> bool {
     let steps = |access: &Access| -> Vec<(usize, usize, isize)> {
         let axes = access.shape.iter().zip(&access.strides).enumerate();
@@ -214,8 +214,8 @@ pub fn same_elements(a: &Access, b: &Access) -> bool {
     a.offset == b.offset && steps(a) == steps(b)
 }
 
-/// Whether the result may be collected where it goes: partial sums overwrite the destination before the body has read its operands, so
-/// none of them may lie there.
+/// True if the result may be collected in its destination. Partial sums overwrite the destination before the body has read its
+/// operands, so none of them may lie there.
 fn collects_in_place(kernel: &Kernel, fits: impl Fn(&Operand) -> bool) -> bool {
     let [write] = &kernel.writes[..] else { return false };
     let further = &kernel.reads[kernel.further()];
@@ -246,9 +246,9 @@ pub struct Product {
     pub n: usize,
     /// Columns of the left operand, rows of the right one.
     pub k: usize,
-    /// Whether the left, the right operand is packed.
+    /// True for the left and for the right operand, in this order, if it is packed.
     pub packed: [bool; 2],
-    /// Whether the result is collected where it goes, rather than tile by tile in the workspace.
+    /// True if the result is collected in its destination, rather than tile by tile in the workspace.
     pub direct: bool,
 }
 
@@ -279,8 +279,8 @@ impl Product {
         if !own_left.iter().all(|o| fits(&o.access, [m, k])) || !own_right.iter().all(|o| fits(&o.access, [k, n])) {
             return Err(mismatch());
         }
-        // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards; one row has no step
-        // that could be wrong. A body that looks at the index wants the axes apart.
+        // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards. A single row has no
+        // step, so its step cannot be wrong. A body that uses the index needs the axes apart.
         let indexed = kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
         let (mut row_axis, mut rows, mut joining) = (batch, m, m > 0 && !a.packed);
         let mut apart = Vec::new();
@@ -330,12 +330,12 @@ impl Product {
     }
 }
 
-/// How many different matrices an operand has over these batch axes.
+/// The number of different matrices of an operand over these batch axes.
 fn matrices(access: &Access, axes: Range<usize>) -> usize {
     axes.filter(|&k| access.strides[k] != 0).map(|k| access.shape[k]).product()
 }
 
-/// What a window does.
+/// The operation of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Slide {
     /// A convolution.
@@ -349,7 +349,7 @@ pub enum Slide {
 /// A kernel with a window over images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Windowed {
-    /// What the window does.
+    /// The operation of the window.
     pub slide: Slide,
     /// Its geometry over the input (over the output, for a transposed convolution).
     pub window: Window,
@@ -357,11 +357,11 @@ pub struct Windowed {
     pub planes: [usize; 2],
     /// Elements between images and between channels of the input.
     pub input: [usize; 2],
-    /// The same of the output, when the result is collected where it goes.
+    /// The same of the output, if the result is collected in its destination.
     pub direct: Option<[usize; 2]>,
-    /// Whether the weights are packed.
+    /// True if the weights are packed.
     pub packed: bool,
-    /// Whether unpacked weights lie row-major.
+    /// True if unpacked weights lie row-major.
     pub dense: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::kernel::{Kernel, Operand, Window};
 use crate::shape::{self, Access};
 use crate::target::Target;
 
-/// The convolution of a kernel, with what of its body the library computes.
+/// The convolution of a kernel, and the end of the part of its body that the library computes.
 pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<(Call, u32)> {
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);
     let [x, w, ..] = &kernel.reads[..] else { return None };
@@ -21,7 +21,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     if !channels_last && !w.access.is_contiguous() {
         return None;
     }
-    // Padding is the same at both ends, as far as the extents of the result can tell.
+    // The padding must be the same at both ends, as far as the extents of the result can tell.
     for a in 0..3 {
         let reach = (window.kernel[a].checked_sub(1)?).checked_mul(window.dilations[a])?.checked_add(1)?;
         let padded = x.access.shape[2 + a].checked_add(window.pads[a].checked_mul(2)?)?;
@@ -39,7 +39,7 @@ pub(super) fn call(kernel: &Kernel, groups: usize, window: &Window, target: &Tar
     let image = |slot: usize, operand: &Operand| -> Option<Image> {
         let Access { shape: extents, strides, offset } = &operand.access;
         let kept = |k: &usize| *k < 2 || *k >= 2 + first;
-        // An axis of extent 1 has the step that it would have in a dense tensor.
+        // An axis of extent 1 gets the step that it would have in a dense tensor.
         let mut dense = 1;
         let mut steps = vec![0; extents.len()];
         let order = if channels_last { shape::channels_last(extents.len()) } else { (0..extents.len()).collect() };

@@ -1,4 +1,4 @@
-//! What follows a core value in a kernel's body, as far as a library computes it.
+//! The part of a kernel's body that a library computes behind the core value.
 
 use super::Activation;
 use crate::dtype::DType;
@@ -6,22 +6,22 @@ use crate::expr::{Binary, Body, Code, Instr};
 use crate::kernel::{Kernel, Operand};
 use crate::tensor::Tensor;
 
-/// What of a body an epilogue computes.
+/// The part of a body that an epilogue computes.
 pub(super) struct Epilogue {
     pub alpha: f64,
-    /// Slots of what is added.
+    /// The slot of the added vector; that of the added tensor is `residual`.
     pub bias: Option<usize>,
     pub residual: Option<usize>,
     pub activation: Activation,
-    /// The instruction whose value this is.
+    /// The instruction whose value the epilogue computes.
     pub end: u32,
 }
 
-/// What an epilogue can do, apart from adding.
+/// The abilities of an epilogue, apart from adding.
 pub(super) struct Abilities<'a> {
     pub scale: bool,
     pub gelu: bool,
-    /// Whether a read can be the bias.
+    /// Returns true if a read can be the bias.
     pub bias: &'a dyn Fn(&Operand) -> bool,
 }
 
@@ -34,7 +34,8 @@ impl Epilogue {
         (code[end as usize].dtype == kernel.writes[0].dtype).then_some(epilogue)
     }
 
-    /// Follows the core value through the body for as long as it goes to one place. `None` when it is not of the type that is written.
+    /// Follows the core value through the body while it has one reader that the library can compute. `None` if the value at the end does
+    /// not have the written type.
     pub fn new(kernel: &Kernel, can: &Abilities) -> Option<Epilogue> {
         let Body { code, results } = &kernel.body;
         let (core, write) = (kernel.template.core_reads(), &kernel.writes[0]);
@@ -92,12 +93,12 @@ impl Epilogue {
     }
 }
 
-/// Arguments at which activations are told apart, beside those around a function's own constants; none of them lies where two spellings of
-/// one function could differ by rounding.
+/// Arguments at which activations are compared, beside those around a function's own constants. At none of them could two spellings of one
+/// function differ by rounding.
 const PROBES: [f64; 16] = [-1e30, -1e4, -9.0, -5.5, -3.25, -2.0, -1.1, -0.7, -0.3, 0.0, 0.2, 0.9, 1.6, 2.8, 7.5, 1e4];
 
-/// The first instruction through which all goes that becomes of `value`, and which is an activation of it. However it is spelled, it is
-/// known by its values.
+/// The first instruction whose value is an activation of `value`, and through which every use of `value` goes. An activation is recognised
+/// by its values, however it is spelled.
 fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> {
     let live = body.live();
     let count = body.code.len();
@@ -148,14 +149,14 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
     })
 }
 
-/// The factors of a GELU's tanh approximation: the square root of 2 / pi, and that of the cube.
+/// The factors of GELU's tanh approximation: the square root of 2 / pi, and the factor of the cube.
 const GELU_TANH: [f64; 2] = [0.797_884_560_802_865_4, 0.044_715];
 
 fn gelu_tanh(x: f64, [outer, cube]: [f64; 2]) -> f64 {
     0.5 * x * (1.0 + (outer * (x + cube * x * x * x)).tanh())
 }
 
-/// The instructions that `result` needs, with that of `start` for input 0; and which inputs the others are.
+/// The instructions that `result` needs, with that of `start` as input 0. The list holds the numbers of the other inputs.
 pub fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u32>) {
     let mut live = vec![false; body.code.len()];
     live[result as usize] = true;

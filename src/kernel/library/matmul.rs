@@ -7,25 +7,26 @@ use crate::kernel::{Kernel, Operand};
 use crate::shape::Access;
 use crate::target::Target;
 
-/// How the axes of a product become one batch of matrices.
+/// The axes of a product as one batch of matrices.
 struct Axes {
-    /// The axis whose step is that of the rows, and the rows, batch axes that lengthen them included.
+    /// The axis whose step is that of the rows. `rows` counts the rows, with the batch axes that lengthen them.
     row: usize,
     rows: usize,
     /// The columns' axis.
     column: usize,
-    /// The axis of the batch, and its extent.
+    /// The axis of the batch. `count` is the batch's extent.
     batch: Option<usize>,
     count: usize,
 }
 
-/// Elements from one index of an axis to the next; 0 where there is one.
+/// Elements from one index of an axis to the next; 0 for an axis of extent 1.
 fn stride(access: &Access, axis: usize) -> isize {
     if access.shape[axis] == 1 { 0 } else { access.strides[axis] }
 }
 
 impl Axes {
-    /// From the inside outwards, batch axes lengthen the rows where the right operand (the second access) stands still, or form the batch.
+    /// Walks the batch axes from the inside outwards. An axis lengthens the rows if the right operand (the second access) has no step along
+    /// it; any other forms the batch. `None` if the batch has no single step.
     fn new(shape: &[usize], accesses: &[&Access]) -> Option<Axes> {
         let axes = shape.len() - 2;
         let mut found = Axes { row: axes, rows: shape[axes], column: axes + 1, batch: None, count: 1 };
@@ -50,8 +51,8 @@ impl Axes {
         Some(found)
     }
 
-    /// An operand as matrices of `height` rows and `width` columns, the axis of whose rows is given: column-major, those of the
-    /// transposed problem if `flip`.
+    /// An operand as column-major matrices of `height` rows and `width` columns, with `row` as the axis of its rows. If `flip`, the
+    /// matrices are those of the transposed problem.
     fn matrix(
         &self,
         slot: usize,
@@ -78,7 +79,7 @@ impl Axes {
     }
 }
 
-/// The product of a kernel's first two reads, with what of its body the library's epilogue computes.
+/// The product of a kernel's first two reads, and the end of the part of its body that the library's epilogue computes.
 pub(super) fn call(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let (shape, write) = (&kernel.shape, &kernel.writes[0]);
     let [left, right, ..] = &kernel.reads[..] else { return None };
@@ -90,7 +91,7 @@ pub(super) fn call(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     if !dtype.is_float() || right.dtype != dtype || !wide || left.packed || right.packed || k == 0 {
         return None;
     }
-    // D is column-major where its rows lie one after another, and the transpose of a column-major matrix otherwise.
+    // Without `flip`, D is column-major. If neighbours in a row lie side by side, D is the transpose of a column-major matrix.
     let flip = write.access.strides[rows_axis + 1] == 1 || columns == 1;
     let bias = |o: &Operand| o.access.moves_only_along(if flip { rows_axis + 1 } else { rows_axis });
     // The library's GELU is as exact as half precision asks for.

@@ -1,7 +1,6 @@
-//! Kernels as calls of cuBLASLt and cuDNN, in plain data: what these libraries can compute of a kernel.
+//! Kernels as calls of cuBLASLt and cuDNN, in plain data.
 //!
-//! [`absorb`] finds the call and how much of the kernel's body it takes along. Whether the call is made is the
-//! [schedule](super::schedule)'s choice.
+//! [`absorb`] finds the call, and how much of the kernel's body the call computes. The [schedule](super::schedule) chooses if it is made.
 //!
 //! ```text
 //! body of the kernel    core -> * alpha -> + bias -> + residual -> activation -> anything else
@@ -23,13 +22,13 @@ fn vector(kernel: &Kernel, slot: usize) -> Option<Vector> {
     Some(Vector { slot, offset: kernel.reads[slot].access.offset.try_into().ok()? })
 }
 
-/// The library call that computes all of a kernel, if there is one on this target.
+/// The library call that computes a kernel as a whole; `None` if this target has none.
 pub fn call(kernel: &Kernel, target: &Target) -> Option<Call> {
     let (call, end) = absorb(kernel, target)?;
     (end == kernel.body.results[0]).then_some(call)
 }
 
-/// The call that computes a kernel's core and as much of its body as it can, and the instruction whose value that is.
+/// The call that computes a kernel's core and as much of its body as it can, and the instruction whose value it returns.
 pub fn absorb(kernel: &Kernel, target: &Target) -> Option<(Call, u32)> {
     let there = target.family == Family::Cuda && !kernel.shape.contains(&0);
     if !there || !kernel.prologues.is_empty() || kernel.writes.len() != 1 || kernel.body.results.len() != 1 {

@@ -57,7 +57,7 @@ impl Module<'_> {
         [("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)].iter().for_each(|&(name, v)| self.int(name, v as isize));
         if let Some(guard) = guarded {
             self.flags.push("GUARDED");
-            // Of a row's sum of powers: whether it weighs nothing.
+            // `weightless` takes a row's sum of powers. It is true if the row weighs nothing.
             if self.dialect == Dialect::Cuda {
                 let whole = if guard == Guard::Unseen { "whole == 0.0f" } else { "!(whole > 0.0f)" };
                 self.declarations.push(format!("const auto weightless = [](f32 whole) {{ return {whole}; }};"));
@@ -92,7 +92,7 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// A function `score(batch, m, n, value)`; what is outside is lowest, if it may be asked for.
+    /// A function `score(batch, m, n, value)`. If `outside`, it may be called outside of the scores, and returns the lowest value there.
     fn score_each(&mut self, score: &Body, extents: &Extents, outside: bool) -> Result<(), String> {
         let mut columns = self.kernel.shape.clone();
         columns[self.kernel.shape.len() - 1] = extents.n;
@@ -145,7 +145,8 @@ impl Module<'_> {
     }
 }
 
-/// What a score is times its product, if it is nothing more, and so little that the lowest value times it has a power of two.
+/// The factor of a score that is its product times a number and nothing more. `None` unless the lowest value times the factor has a power
+/// of two.
 fn scale(score: &Body) -> Option<f64> {
     let at = |mut i: u32| {
         // All floats are computed in one type.
@@ -211,7 +212,7 @@ impl Module<'_> {
         }
     }
 
-    /// What WGSL writes out for each of the rows, and for each of their keys at a time.
+    /// Lists the lines that WGSL repeats for each row, and for each of the keys at a time.
     fn list_decode(&mut self, rows: usize, passes: usize) {
         let product = |i: usize| {
             let (down, over) = (i / passes, i % passes);

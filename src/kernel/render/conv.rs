@@ -117,7 +117,7 @@ impl Module<'_> {
         let mut rest = access.clone();
         outside.keys().for_each(|&axis| rest.strides[axis] = 0);
         let plain = self.kernel.prologue(slot).is_none();
-        // What a prologue makes of an element it addresses itself.
+        // A prologue addresses its elements itself.
         let accesses: &[&Access] = if plain { &[&rest] } else { &[] };
         let located = locate(space, accesses, &outside.keys().copied().collect());
         let mut body = located.statements;

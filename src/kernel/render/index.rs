@@ -42,7 +42,7 @@ impl Module<'_> {
             let mut body = located.statements;
             let (mut at, ty) = (self.load(slot, &located.addresses[0]), self.value[slot]);
             if ty == I64 {
-                // What is far outside stays so.
+                // An index that is far outside stays outside.
                 let [low, high] = I32.bounds().into();
                 at = format!("clamp({at}, {}, {})", literal(low, I64), literal(high, I64));
             }

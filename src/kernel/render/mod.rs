@@ -90,7 +90,7 @@ kernels! {
     resize "resize.wgsl": "nearest, linear or cubic interpolation",
 }
 
-/// What every CUDA kernel's text holds once, ahead of its constants.
+/// The text that every CUDA kernel holds once, ahead of its constants.
 pub const PRELUDE: &str = include_str!("../../../shaders/prelude.cuh");
 
 /// The language of a rendered kernel.
@@ -102,12 +102,12 @@ pub enum Dialect {
     Cuda,
 }
 
-/// Which binding each argument of a launch is: arguments over the same bytes share one.
+/// The binding of each argument of a launch. Arguments over the same bytes share one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Bindings {
     /// The binding of each read, then of each write; `None` for one without elements.
     pub of: Vec<Option<usize>>,
-    /// Per binding, whether it may be bound for reading only.
+    /// Per binding, true if it may be bound for reading only.
     pub read_only: Vec<bool>,
 }
 
@@ -189,7 +189,7 @@ struct Module<'a> {
     dialect: Dialect,
     /// Storage type of each read, then of each write.
     storage: Vec<Type>,
-    /// The types in which these are computed with.
+    /// The type in which each of these is computed with.
     value: Vec<Type>,
     /// Type of each binding: that of the first operand it serves.
     bound: Vec<Type>,
@@ -288,7 +288,7 @@ impl<'a> Module<'a> {
         self.constants.push((name.into(), ty, literal(value, ty)));
     }
 
-    /// What a fold starts from. WGSL has no infinities: there it is the largest finite value.
+    /// Declares the start value of a fold. WGSL has no infinities: there it is the largest finite value.
     fn start(&mut self, name: impl Into<String>, value: f64, ty: Type) {
         let name = name.into();
         match self.dialect {
@@ -416,7 +416,7 @@ impl<'a> Module<'a> {
         Ok(Scalars { statements, results, addresses: stores })
     }
 
-    /// What the core consumes of an operand at a point of a space over the operand's axes: statements and an expression.
+    /// The element of an operand that the core reads at a point of a space over the operand's axes: statements and an expression.
     fn element(&self, slot: usize, space: &Space) -> Result<(Vec<String>, String), String> {
         let Some((prologue, own)) = self.kernel.prologue(slot) else {
             let located = locate(space, &[self.access(slot)], &BTreeSet::new());

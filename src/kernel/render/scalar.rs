@@ -110,7 +110,8 @@ pub(super) fn convert(value: &str, from: Type, to: Type) -> String {
     }
 }
 
-/// What a small integer becomes of a value, in a register: the nearest of a float, that of the same lowest bits of an integer.
+/// Converts a value to a small integer, held in a register. Of a float it is the nearest one, of an integer the one with the same lowest
+/// bits.
 pub(super) fn small((value, from): (String, Type), to: DType) -> String {
     let (low, high) = if to == DType::U8 { (0, 255) } else { (-128, 127) };
     let int = convert(&value, from, I32);
@@ -215,7 +216,8 @@ pub(super) fn binary(op: Binary, (a, ty): (String, Type), (b, other): (String, T
     })
 }
 
-/// The function that gives the larger of two values, or the smaller: not a number where one of them is none, as devices' own do not.
+/// The function that returns the larger or the smaller of two values. If either is not a number, the result is none, unlike that of
+/// devices' own functions.
 pub(super) fn extreme(larger: bool, ty: Type) -> &'static str {
     match (larger, ty) {
         (true, F32) => "max_f32",
@@ -230,9 +232,9 @@ pub(super) fn extreme(larger: bool, ty: Type) -> &'static str {
 /// A function that rendered bodies may call: name, parameters, result, statements.
 pub(super) type Helper = (&'static str, &'static [(&'static str, Type)], Type, &'static str);
 
-/// What WGSL devices lack, or compute less exactly than their own registers could hold. CUDA's are in its prelude.
+/// Functions that WGSL devices lack, or compute less exactly than their registers could hold. CUDA's are in its prelude.
 pub(super) static HELPERS: &[Helper] = &[
-    // Only bits tell reliably what is not a number.
+    // Only the bits tell reliably if a value is not a number.
     (
         "max_f32",
         &[("x", F32), ("y", F32)],

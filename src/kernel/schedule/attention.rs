@@ -1,4 +1,4 @@
-//! How GPUs cut an attention into workgroups, and what these hold.
+//! How GPUs cut an attention into workgroups, and what a workgroup holds.
 
 use super::Launch;
 use crate::dtype::DType;
@@ -8,7 +8,7 @@ use crate::kernel::product::is_vectorizable;
 use crate::kernel::space::{Space, over};
 use crate::target::{FEW_GROUPS, Family, Target};
 
-/// Sums that an invocation holds at most, or vectors of scores and sums.
+/// The most sums that an invocation holds, or the most vectors of scores and sums.
 const SUMS: usize = 16;
 /// Slices of the inner axis that pass through workgroup memory at a time.
 pub(in crate::kernel) const STEP: usize = 16;
@@ -23,7 +23,7 @@ pub(in crate::kernel) struct Extents {
     pub(in crate::kernel) k: usize,
     pub(in crate::kernel) n: usize,
     pub(in crate::kernel) e: usize,
-    /// Axes in front of the rows along which keys and values stand still, as those of grouped queries: rows like any other.
+    /// Axes before the rows along which keys and values stand still, such as those of grouped queries. They count as rows.
     grouped: usize,
 }
 
@@ -150,10 +150,10 @@ impl Cut {
     }
 }
 
-/// Rows and keys of [`Regs`], the more the better.
+/// Rows and keys of [`Regs`]. More are better.
 const REGS: [(usize, usize); 8] = [(64, 64), (64, 32), (32, 64), (32, 32), (16, 64), (16, 32), (8, 64), (8, 32)];
 
-/// Rows, times 16 per warp, teams, keys of a team, stages of [`Mma`].
+/// Fields of [`Mma`]: rows, multiples of 16 rows per warp, teams, keys of a team, stages.
 const SHARES: [(usize, usize, usize, usize, usize); 7] = [
     (128, 2, 1, 64, 2),
     (128, 2, 1, 16, 3),
@@ -164,8 +164,8 @@ const SHARES: [(usize, usize, usize, usize, usize); 7] = [
     (16, 1, 4, 32, 2),
 ];
 
-/// The cut that is expected to be fastest: as many rows and keys at a time as fit, and fewer rows where multiprocessors would be idle.
-/// `own` tells which operands' buffers no other argument of the launch reads or writes.
+/// The cut that is expected to be fastest. It has as many rows and keys at a time as fit, but fewer rows if multiprocessors would be
+/// idle. `own` tells which operands' buffers no other argument of the launch reads or writes.
 pub(super) fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Cut {
     let problem = Problem { kernel, target, extents: Extents::new(kernel) };
     let Extents { k, n, e, .. } = problem.extents;
@@ -208,8 +208,8 @@ pub(super) fn all(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
 }
 
 impl Problem<'_> {
-    /// Rows of the result in a workgroup of `size`: many, so that keys and values are read seldom, but not so many that a row's
-    /// sums do not fit in registers, or that few workgroups are left.
+    /// The rows, keys and lanes of a workgroup. With many rows, keys and values are read seldom. But a row's sums must fit in
+    /// registers, and enough workgroups must be left.
     fn shared(&self) -> Shared {
         let Extents { batch, m, e, .. } = self.extents;
         let size = 1usize << self.target.max_workgroup.min(256).ilog2();
@@ -241,7 +241,7 @@ impl Problem<'_> {
             0 => FEW_GROUPS,
             multiprocessors => multiprocessors as usize,
         };
-        // In WGSL a binding of vectors may hold nothing else.
+        // In WGSL, a binding of vectors must not hold other data.
         let alone = |slot: usize| self.target.family == Family::Cuda || own(slot);
         let vectors = [1, 2].map(|slot| self.reads_fours(slot) && alone(slot));
         let lanes = k.div_ceil(4).next_power_of_two().min(8);
@@ -299,8 +299,8 @@ impl Problem<'_> {
         enough.or_else(|| all().find(|regs| regs.rows <= m.next_power_of_two().clamp(8, 16)))
     }
 
-    /// How many workgroups share the stripes of keys of each of `groups`, where these are fewer than there is room for. Clusters came with
-    /// compute capability 9.0, and 8 workgroups are the most that every device has.
+    /// The number of workgroups that share the stripes of keys of each of `groups`, if these are fewer than there is room for.
+    /// Clusters came with compute capability 9.0. The most workgroups that every such device supports in one is 8.
     fn cluster(&self, groups: usize, stripes: usize, room: usize) -> usize {
         let fits = |cluster: &usize| self.target.compute >= 90 && groups * cluster <= room && *cluster <= stripes;
         [8, 4, 2].into_iter().find(fits).unwrap_or(1)
@@ -314,9 +314,8 @@ impl Problem<'_> {
         self.target.compute >= 80 && halves && k.max(e) <= WIDEST
     }
 
-    /// How tensor cores compute an attention whose sums, scores and queries fit in registers, and of whose keys and values some fit in
-    /// workgroup memory. Rows are shared among more workgroups, and their keys among the warps of each, where multiprocessors would be
-    /// idle.
+    /// How tensor cores compute an attention. Its sums, scores and queries must fit in registers, and some of its keys and values in
+    /// workgroup memory. If multiprocessors would be idle, more workgroups share the rows, and the warps of each share their keys.
     fn mma(&self) -> Option<Mma> {
         let Extents { batch, m, k, n, e, .. } = self.extents;
         if !self.has_tensor_cores() {
@@ -324,18 +323,18 @@ impl Problem<'_> {
         }
         let (room, d) = (self.target.multiprocessors as usize, k.max(e));
         let groups = |rows: usize| batch * m.div_ceil(rows);
-        // What was fastest where it fills the card, the more rows the better.
+        // The shares that were fastest if they fill the card. More rows are better.
         let (rows, each, teams, columns, stages) = match d {
             ..=80 if m > 64 && groups(128) >= 2 * room => SHARES[0],
             ..=128 if m > 64 && groups(128) >= 2 * room => SHARES[1],
             129.. if m > 64 && groups(128) >= 2 * room => SHARES[2],
             ..=128 if m > 32 && groups(64) >= room => SHARES[3],
             _ if m > 16 && 2 * groups(32) >= room => SHARES[4],
-            // Where a cluster shares the keys, fewer teams have less to collect.
+            // If a cluster shares the keys, fewer teams have less to collect.
             _ if 2 * groups(16) <= room => SHARES[5],
             _ => SHARES[6],
         };
-        // No more keys at a time than there are, and no more than fit.
+        // At a time, no more keys than there are, and no more than fit.
         let narrower = (0..3).flat_map(|by| [teams, 2, 1].map(|teams| (columns >> by, teams)));
         let narrower = narrower.filter(|&(columns, other)| columns >= 16 && other <= teams);
         let all = narrower.map(|(columns, teams)| Mma { rows, each, teams, columns, stages, cluster: 1 });
@@ -363,7 +362,7 @@ impl Mma {
         self.rows / 16 / self.each * self.teams * 32
     }
 
-    /// Bytes of workgroup memory: keys and values, in whose place warps leave what they found.
+    /// Bytes of workgroup memory: keys and values. Warps leave their results in the same place.
     pub(in crate::kernel) fn bytes(&self, k: usize, e: usize) -> usize {
         let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
         let tiles = 2 * self.stages * self.teams * self.columns * (depth + 8 + width + 8);
@@ -385,7 +384,7 @@ pub(in crate::kernel) fn tile_width(e: usize) -> (usize, usize) {
 impl Decode {
     /// Invocations of a workgroup.
     pub(in crate::kernel) const THREADS: usize = 256;
-    /// The most rows that are few.
+    /// The most rows of an attention that counts as one of few rows.
     const ROWS: usize = 8;
     /// Bytes of workgroup memory that leave room for other workgroups on the same multiprocessor.
     const MOST: usize = 48 << 10;
@@ -405,7 +404,7 @@ impl Decode {
         (self.lanes * self.pitch()).max(4 * Decode::THREADS)
     }
 
-    /// What workgroups of a cluster leave for each other: sums, totals and largest scores.
+    /// Places for the results that workgroups of a cluster exchange: sums, totals and largest scores.
     pub(in crate::kernel) fn found(&self, e: usize) -> usize {
         if self.cluster > 1 { self.rows * (e + 2) } else { 0 }
     }

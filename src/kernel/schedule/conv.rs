@@ -1,7 +1,7 @@
 //! How GPUs compute convolutions: as products of matrices, or directly, by strips of results that share what they read.
 //!
-//! With windows of `k` by `k` and strips of `s` results, an invocation reads `(s + k - 1) k` elements and `k k` weights for `s k k`
-//! products, where its windows overlap: of 7 by 7 and 14 results, a fifth of an element and a fourteenth of a weight per product.
+//! With overlapping windows of `k` by `k` and strips of `s` results, an invocation reads `(s + k - 1) k` elements and `k k` weights for
+//! `s k k` products. For 7 by 7 and 14 results, that is a fifth of an element and a fourteenth of a weight per product.
 
 use super::Launch;
 use super::matmul::{EIGHT, suits_tensor_cores};
@@ -11,11 +11,11 @@ use crate::kernel::product::is_vectorizable;
 use crate::kernel::{Kernel, Window};
 use crate::target::{FEW_GROUPS, Family, Target};
 
-/// Sums of an invocation, at most.
+/// The most sums of an invocation.
 const SUMS: usize = 32;
-/// Results of a strip, at most.
+/// The most results of a strip.
 const STRIP: usize = 16;
-/// Products of a strip that stand side by side in the text, at most, and rows of the longest window that strips lie along.
+/// The most products of a strip that stand side by side in the text, and the most rows of a window that strips lie along.
 const TERMS: usize = 256;
 const ROWS: usize = 64;
 
@@ -68,7 +68,7 @@ impl Strips {
     }
 }
 
-/// True if an invocation can take so many channels: neighbours of which each has data of its own, or that share it.
+/// True if an invocation can take `width` neighbouring channels. Either each has data of its own, or they share it.
 fn takes_channels(kernel: &Kernel, groups: usize, width: usize, target: &Target) -> bool {
     // Two of `f64` at a time would gain nothing.
     if kernel.reads[0].dtype == DType::F64 {
@@ -82,7 +82,7 @@ fn takes_channels(kernel: &Kernel, groups: usize, width: usize, target: &Target)
     }
 }
 
-/// Results of each strip of an axis: as many as leave enough strips, which are of the same length as far as possible.
+/// The number of results of a strip along an axis. It leaves enough strips, and these have the same length as far as possible.
 fn length(extent: usize, mut most: usize, enough: impl Fn(usize) -> bool) -> usize {
     loop {
         let strips = extent.div_ceil(most);
@@ -99,11 +99,11 @@ pub(super) fn strips(kernel: &Kernel, groups: usize, window: &Window, target: &T
     cut(kernel, window, [4, 2].into_iter().find(fits).unwrap_or(1), STRIP, target)
 }
 
-/// Strips of so many channels and at most so many results.
+/// Strips of `channels` channels and at most `most` results.
 fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &Target) -> Strips {
     let shape = &kernel.shape;
     let last = has_channels_last(kernel);
-    // Neighbours are along the innermost axis, strips along one where neighbours' reads stay side by side.
+    // Neighbours lie along the innermost axis. Strips lie along an axis that keeps neighbours' reads side by side.
     let reuse = |&axis: &usize| if shape[axis + 2] > 1 { window.kernel[axis] } else { 0 };
     let axes = if last { &[0, 2, 1][..] } else { &[0, 1] };
     let short = axes.iter().copied().filter(|&axis| window.kernel[axis] <= ROWS).max_by_key(reuse);
@@ -131,14 +131,14 @@ pub(super) fn all_strips(kernel: &Kernel, groups: usize, window: &Window, target
     all
 }
 
-/// True if a convolution with so many output channels per group and weights per output channel is computed as a product of matrices on
-/// GPUs.
+/// True if GPUs compute a convolution as a product of matrices. It has `outputs` output channels per group, and `depth` weights per
+/// output channel.
 pub fn unfolds(outputs: usize, depth: usize) -> bool {
     outputs >= 8 && depth >= 8
 }
 
-/// True if a transposed convolution is computed as a product on GPUs. Of each group, results that lie a stride apart are a row; each takes
-/// as many weights as the window has for one of them.
+/// True if GPUs compute a transposed convolution as a product. In each group, results that lie a stride apart form a row. Each takes as
+/// many weights as the window has for one of them.
 pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> bool {
     let Window { kernel, strides, .. } = window;
     let rows = || strides.iter().fold(outputs, |rows, &s| rows.saturating_mul(s));
@@ -146,20 +146,20 @@ pub fn unfolds_transposed(outputs: usize, inputs: usize, window: &Window) -> boo
     has_phases(window) && unfolds(rows(), depth())
 }
 
-/// True if every tap of a transposed convolution's window is that of one phase, the same for all positions.
+/// True if every tap of a transposed convolution's window belongs to one phase, the same for all positions.
 pub(super) fn has_phases(window: &Window) -> bool {
     let Window { kernel, strides, dilations, .. } = window;
     (0..3).all(|a| strides[a] == 1 || dilations[a] == 1 && (2..=kernel[a]).contains(&strides[a]))
 }
 
-/// True if a convolution with these weights is computed on GPUs by strips of results even where a library has it: one of a few channels
-/// per group, which libraries compute as products that are mostly zeros, or one result at a time.
+/// True if GPUs compute a convolution with these weights by strips of results even if a library has it. It has a few channels per group.
+/// Libraries compute it as products that are mostly zeros, or one result at a time.
 pub fn by_strips(weights: &[usize], groups: usize) -> bool {
     matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
 }
 
-/// The columns of a convolution's weights, an order of their axes but the first, in which it is a product of halves that lie 16 bytes at a
-/// time, if it is one: of windows without padding that begin at multiples of 16 bytes, as the patches of a vision transformer.
+/// The columns of a convolution's weights: an order of their axes but the first. In it, the convolution is a product of halves that lie 16
+/// bytes at a time. `None` unless windows have no padding and begin at multiples of 16 bytes, as the patches of a vision transformer.
 pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
     let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
     let halves = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();

@@ -8,11 +8,11 @@ use crate::kernel::cpu::{Product, TILE_BYTES, Windowed};
 use crate::kernel::{Kernel, Template};
 use crate::target::Target;
 
-/// What one thread computes faster than several share, in nanoseconds.
+/// The time, in nanoseconds, below which one thread is faster than several.
 const SHORT: f64 = 20e3;
 
 impl Cpu {
-    /// Threads that share a kernel; 0 where it is cut as threads come.
+    /// Threads that share a kernel; 0 if it is cut as threads come.
     pub fn threads(&self) -> u32 {
         match *self {
             Cpu::Loops => 0,
@@ -87,7 +87,7 @@ fn way(kernel: &Kernel, groups: usize) -> Way {
     }
     let outputs = kernel.shape.get(1).map_or(0, |o| o / groups.max(1));
     let positions = kernel.shape.iter().skip(2).product();
-    // How much of the vectors would be used, in percent.
+    // The used share of the vectors, in percent.
     let fill = |len: usize| 100 * len / len.next_multiple_of(LANES).max(1);
     if positions <= 64 && fill(outputs) > fill(positions) + 10 { Way::WeightsRight } else { Way::WeightsLeft }
 }
@@ -100,7 +100,7 @@ fn strip(kernel: &Kernel) -> Option<usize> {
     if room(&whole) {
         return Some(whole.strip);
     }
-    // The scores of more rows alone have no room.
+    // The scores of more rows would not fit, even alone.
     let most = TILE_BYTES as usize / (4 * PANEL_ROWS * whole.n.max(1)) + 1;
     let rows = (1..most.min(whole.strip / PANEL_ROWS)).rev().map(|panels| panels * PANEL_ROWS);
     let strips = rows.map(|strip| Attention { strip, ..whole });
@@ -117,7 +117,7 @@ fn nanoseconds(kernel: &Kernel) -> Option<f64> {
     }
 }
 
-/// The same by as many threads as pay.
+/// The same way, by as many threads as are worth it.
 fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
     let one = cpu.with_threads(1);
     let scheduled = Kernel { schedule: Schedule::Cpu(one), ..kernel.clone() };

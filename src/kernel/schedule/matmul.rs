@@ -10,7 +10,7 @@ use crate::target::{FEW_GROUPS, Family, Target};
 
 /// Halves in 16 bytes.
 pub const EIGHT: usize = 8;
-/// Products of at most so many rows are bound by reading the right operand, which a `gemv` text reads once.
+/// The most rows of a product that is limited by reading the right operand. A `gemv` text reads it once.
 pub(in crate::kernel) const FEW_ROWS: usize = 4;
 /// Invocations of a workgroup of `gemv_vec4`.
 pub(in crate::kernel) const VEC4_THREADS: usize = 256;
@@ -48,7 +48,7 @@ impl Tiling {
         }
     }
 
-    /// Rows and columns of the result that a workgroup computes, of a product of so many rows.
+    /// Rows and columns of the result of the product `p` that a workgroup computes.
     pub(in crate::kernel) fn tile(&self, p: &Product) -> [usize; 2] {
         match *self {
             Tiling::Gemv { slices } => [p.m, GEMV_THREADS / slices],
@@ -74,7 +74,7 @@ impl Tiling {
         }
     }
 
-    /// Workgroup memory: elements of each array, named as the text names them, and their bytes.
+    /// The arrays in workgroup memory. Each has its name in the text, its number of elements, and its bytes.
     pub(in crate::kernel) fn shared(&self, p: &Product) -> Vec<(&'static str, usize, usize)> {
         let half = |along_k: bool, lines: usize| if along_k { lines * 40 } else { 32 * (lines + 8) };
         let size = p.element.size();
@@ -202,7 +202,7 @@ impl Tiling {
     }
 }
 
-/// True if a product of halves of so many rows, inner elements and columns gives the tensor cores of a CUDA device something to do.
+/// True if a product of halves of `m` by `k` and `k` by `n` is large enough for the tensor cores of a CUDA device.
 pub fn suits_tensor_cores([m, k, n]: [usize; 3]) -> bool {
     m > 16 && n > 16 && k >= 16
 }
@@ -214,7 +214,7 @@ const SLICES_K: [(usize, usize); 2] = [(32, 8), (16, 4)];
 /// Tiles of the texts for tensor cores.
 const MMA: [[usize; 2]; 3] = [[128, 128], [64, 128], [64, 64]];
 
-/// The axis of a matrix product from which on batch axes lengthen the rows, and whether it is transposed: the thinner side is the rows.
+/// The axis of a matrix product from which on batch axes lengthen the rows, and true if it is transposed. The thinner side is the rows.
 pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
     let shape = &kernel.shape;
     let batch = shape.len() - 2;
@@ -228,7 +228,7 @@ pub(super) fn rows(kernel: &Kernel, target: &Target) -> (usize, bool) {
     (rows, n < m && n <= 16)
 }
 
-/// True if the target's workgroups are as large, and share as many bytes.
+/// True if the target's workgroups may have `threads` invocations and share `bytes` bytes.
 fn has_room(target: &Target, threads: usize, bytes: usize) -> bool {
     target.max_workgroup as usize >= threads && target.max_shared as usize >= bytes
 }
@@ -251,7 +251,7 @@ pub(super) fn best(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(u
         return Tiling::Large;
     }
     if p.k >= DEEP && has_room(target, 256, 16 << 10) {
-        // Sixteen groups where larger tiles would leave much of a large device idle.
+        // Sixteen groups if larger tiles would leave much of a large device idle.
         let (tile, depth) = SLICES_K[usize::from(tiles(32) < FEW_GROUPS)];
         return Tiling::SliceK { tile, depth };
     }
@@ -294,7 +294,7 @@ fn gemv(p: &Product) -> Tiling {
     Tiling::Gemv { slices: if p.b.along_k { 16 } else { (p.k / 16).clamp(1, 8).next_power_of_two() } }
 }
 
-/// The tiling by vectors of four in WGSL, whose binding then holds vectors: it may hold nothing else.
+/// The tiling by vectors of four in WGSL. Its binding then holds vectors, and must not hold other data.
 fn vec4(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bool) -> Option<Tiling> {
     let room = has_room(target, VEC4_THREADS, p.m * VEC4_THREADS * 16);
     let operand = kernel.operand(p.b.slot);
@@ -302,7 +302,7 @@ fn vec4(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(usize) -> bo
     if target.family != Family::Wgpu || !room || !plain {
         return None;
     }
-    // The last axis first.
+    // Tries the last axis first.
     let along = |k: usize| p.b.axes[k].is_some_and(|axis| is_vectorizable(operand, axis, 4)).then_some(k == 0);
     let order = if p.b.slot == 0 { [0, 1] } else { [1, 0] };
     let along_k = order.into_iter().find_map(along)?;
@@ -321,7 +321,7 @@ fn gemv_vec16b(p: &Product) -> Tiling {
         return Tiling::GemvVec16b { threads: 128, across: 0, unroll: 1 };
     }
     let width = BYTES / p.element.size();
-    // Many bytes have to be on their way at once: as many workgroups as occupy a large device, of as many warps as share the inner axis.
+    // Many bytes must be on their way at once: enough workgroups to occupy a large device, of as many warps as share the inner axis.
     let busy = |across: &usize| across * width <= p.n && p.batch * p.n.div_ceil(across * width) >= 2 * FEW_GROUPS;
     let across = [32, 16, 8, 4].into_iter().find(busy).unwrap_or(2);
     let threads = (across * p.k.next_power_of_two()).clamp(64, 512);
@@ -345,8 +345,8 @@ pub(super) fn all(kernel: &Kernel, p: &Product, target: &Target, own: &dyn Fn(us
     all
 }
 
-/// True if products of halves of so many rows and columns keep the target busy in tiles of [`Tiling::Wgmma`]. They take half as long as
-/// by earlier instructions: even where the last round is nearly empty.
+/// True if products of `batch`, `m` rows and `n` columns of halves keep the target busy in tiles of [`Tiling::Wgmma`]. They take half
+/// the time of earlier instructions, even if the last round is nearly empty.
 pub fn fill_wgmma([batch, m, n]: [usize; 3], target: &Target) -> bool {
     let [rows, columns] = WGMMA_TILE;
     let tiles = batch.saturating_mul(m.div_ceil(rows)).saturating_mul(n.div_ceil(columns));
@@ -354,7 +354,7 @@ pub fn fill_wgmma([batch, m, n]: [usize; 3], target: &Target) -> bool {
     there && m > rows / 2 && target.multiprocessors > 0 && tiles >= target.multiprocessors as usize
 }
 
-/// True if so many tiles of [`SLICE_TILE`] leave multiprocessors idle while larger tiles are computed.
+/// True if `tiles` tiles of [`SLICE_TILE`] leave multiprocessors idle while larger tiles are computed.
 pub fn few_tiles(tiles: u64, target: &Target) -> bool {
     tiles <= 3 * u64::from(target.multiprocessors)
 }

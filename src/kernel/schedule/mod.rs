@@ -4,7 +4,7 @@
 //! candidates   the legal schedules of a kernel on a target, best first: the only policy
 //! check        legality: the rules that a schedule must keep to; the plan's checker asks it
 //! ```
-//! A kernel says what is computed, its schedule says how. Texts print it, libraries are called by it, the CPU loops by it; none of them
+//! A kernel says what is computed, its schedule says how. Texts, library calls and the CPU's loops follow the schedule; none of them
 //! chooses.
 
 use super::algorithm::{Cut, Elements, Rows, Schedule, Text, Tiling};
@@ -30,7 +30,7 @@ pub use split::{Split, split};
 pub struct Launch {
     /// Invocations of a workgroup.
     pub threads: u32,
-    /// Workgroups; zero where there is nothing to compute.
+    /// Workgroups; zero if there is nothing to compute.
     pub groups: u64,
     /// Neighbouring workgroups that share their memory.
     pub cluster: u32,
@@ -38,7 +38,7 @@ pub struct Launch {
     pub shared: u64,
 }
 
-/// What a schedule needs of its launch.
+/// The needs of a schedule's launch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// Bytes of scratch memory.
@@ -265,7 +265,7 @@ pub fn workspace(kernel: &Kernel) -> u64 {
     }
 }
 
-/// Judges if schedules can be made for a kernel: it is well-formed, and a text could count its elements unless a library computes it.
+/// Checks that schedules can be made for a kernel: it is well-formed, and a text can count its elements or a library computes it.
 fn is_choosable(kernel: &Kernel, target: &Target) -> Result<(), String> {
     validate(kernel, target)?;
     if target.family != Family::Cpu && library::call(kernel, target).is_none() {
@@ -324,7 +324,7 @@ pub fn candidates(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
     legal
 }
 
-/// The schedule that is expected to be fastest; it need not be legal on a target that lacks what every device has.
+/// The schedule that is expected to be fastest. It may be illegal on a target that lacks what other devices have.
 fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Schedule {
     if target.family == Family::Cpu {
         return Schedule::Cpu(cpu::best(kernel, target));

@@ -1,4 +1,4 @@
-//! Which kernels apply a prologue to a core operand's elements, and where that is cheaper than a kernel of its own.
+//! Tells which kernels can apply a prologue to a core operand's elements, and when that is cheaper than a kernel of its own.
 
 use super::conv::{unfolds, unfolds_transposed};
 use super::cpu;
@@ -12,15 +12,16 @@ use crate::kernel::{Kernel, Operand, Prologue, Template};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 
-/// How often the CPU may pack an element, and apply the prologue to it, before a kernel of its own is faster.
+/// The most times that the CPU packs an element and applies the prologue to it. Beyond that, a kernel of its own is faster.
 const MOST_REPEATS: f64 = 2.0;
 /// The most instructions that vanish beside those of a product.
 const CHEAP: usize = 8;
 
-/// True if the target's schedules of the kernel can apply the prologue of a core operand; no form has one that depends on the index.
+/// True if the target's schedules of the kernel can apply the prologue of a core operand. None can apply a prologue that depends on the
+/// index.
 ///
-/// On the CPU that is where blocks of the operand are packed for a product and each element stands in one place of its matrix, on
-/// GPUs where the template asks for elements by their index.
+/// The CPU can if it packs blocks of the operand for a product and each element has one place in its matrix. GPUs can if the template
+/// asks for elements by their index.
 pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
     let Some((Prologue { body, .. }, own)) = kernel.prologue(operand) else { return false };
     let (Some(read), Some(own)) = (kernel.reads.get(operand), kernel.reads.get(own)) else { return false };
@@ -68,7 +69,7 @@ pub fn pays(kernel: &Kernel, operand: usize, target: &Target) -> bool {
         return is_cheap(body) && repeats(kernel, operand).is_some_and(|n| n <= MOST_REPEATS);
     }
     let [.., m, n] = kernel.shape[..] else { return false };
-    // Of a product with a thin operand, the other is read once.
+    // In a product with a thin operand, the other operand is read once.
     let once = kernel.template == Template::MatMul && if operand == 0 { n <= FEW_ROWS } else { m <= FEW_ROWS };
     is_cheap(body) || once
 }
@@ -85,7 +86,7 @@ pub fn per_position(access: &Access) -> Option<isize> {
     if still { Some(0) } else { moves.then_some(1) }
 }
 
-/// A convolution as the CPU is expected to compute it fastest, and whether its result is collected where it goes.
+/// The convolution in the CPU's expected fastest way, and true if its result is collected in its destination.
 fn conv(kernel: &Kernel) -> Option<(Conv, bool)> {
     let schedule = Schedule::Cpu(cpu::best(kernel, &Target::cpu(1)));
     let windowed = Windowed::new(&Kernel { schedule, ..kernel.clone() }).ok()?;
@@ -95,7 +96,7 @@ fn conv(kernel: &Kernel) -> Option<(Conv, bool)> {
     }
 }
 
-/// How often the CPU packs each element; `None` where it would have no other reason to pack them.
+/// The number of times that the CPU packs each element; `None` if it would have no other reason to pack them.
 fn repeats(kernel: &Kernel, operand: usize) -> Option<f64> {
     let access = &kernel.reads.get(operand)?.access;
     let elements: usize = access.shape.iter().zip(&access.strides).filter(|(_, s)| **s != 0).map(|(d, _)| d).product();

@@ -47,7 +47,7 @@ pub(in crate::kernel) struct Moving {
 }
 
 impl Moving {
-    /// What moves along the rows; `None` if an operand moves along them in another way than element by element.
+    /// The operands that move along the rows; `None` if one moves along them in another way than element by element.
     pub(in crate::kernel) fn new(kernel: &Kernel) -> Option<Moving> {
         let Template::Row { folds, .. } = &kernel.template else { return None };
         let Extents { outer, rows, length, per_row } = Extents::new(kernel);
@@ -132,7 +132,7 @@ fn exchanged_bytes(kernel: &Kernel, target: &Target) -> usize {
     types.into_iter().map(DType::size).sum()
 }
 
-/// True if what reductions read of a row fits in registers.
+/// True if the elements of a row that reductions read fit in registers.
 fn holds(kernel: &Kernel, moving: &Moving, threads: usize, width: usize) -> bool {
     let each = Extents::new(kernel).length.div_ceil(threads * width) * width;
     each <= HELD && each * moving.held.len() <= HELD_ALL
@@ -176,7 +176,7 @@ fn lanes(kernel: &Kernel, target: &Target) -> Rows {
     let lanes = if along_row {
         length / 4
     } else {
-        // As many as occupy the device, of which those that lie together still read whole lines.
+        // As many as occupy the device. Those that lie together still read whole lines.
         let room = 4 * most * (target.multiprocessors as usize).max(FEW_GROUPS);
         (length / 8).min(room / rows.max(1)).min(most / side_by_side.min(16))
     };

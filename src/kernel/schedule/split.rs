@@ -1,4 +1,4 @@
-//! Taking a library call out of a kernel: what it computes, and a map for the rest; and where a text is faster than the call.
+//! Takes a library call out of a kernel and leaves the rest to a map. Also tells when a text is faster than the call.
 
 use super::choose;
 use super::conv::{by_patches, by_strips, unfolds};
@@ -9,12 +9,12 @@ use crate::kernel::library::{Call, MatMul, absorb, on_tensor_cores, part};
 use crate::kernel::{Kernel, Template, fits_i32};
 use crate::target::Target;
 
-/// A kernel as a library call, and the map that finishes the result in place, if anything is left to do. The map reads the result first,
+/// A kernel as a library call, and the map that finishes the result in place if anything is left to do. The map reads the result first,
 /// then the given reads of the original kernel.
 pub struct Split {
-    /// What the call computes; its reads are the given ones of the original kernel.
+    /// The kernel that the call computes, and its reads among those of the original kernel.
     pub call: (Kernel, Vec<usize>),
-    /// The map.
+    /// The map, and its further reads among those of the original kernel.
     pub rest: Option<(Kernel, Vec<usize>)>,
     /// True if the call is expected to be faster than a text of the whole kernel.
     pub is_preferred: bool,
@@ -62,18 +62,18 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
         return false;
     }
     match (call, &kernel.template, &kernel.shape[..], &kernel.reads[..]) {
-        // A few rows or columns are bound by reading the other operand, which a rendered kernel does once and with the whole body.
+        // A product of few rows or columns is limited by reading the other operand. A rendered kernel does that once, with the whole body.
         (Call::MatMul(p), ..) => {
             p.m.min(p.n) <= FEW_ROWS as u64 || starts_anywhere(kernel, p, target) || splits(kernel, p, target)
         }
         (Call::Conv(c), &Template::Conv { groups, ref window }, [images, channels, rest @ ..], [x, w, ..]) => {
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
-            // Of patches of few channels cuDNN has no algorithm for tensor cores.
+            // For patches of few channels, cuDNN has no algorithm for tensor cores.
             let patches = !c.suits_tensor_cores() && by_patches(kernel, groups, window, target).is_some();
             if patches || by_strips(&w.access.shape, groups) {
                 return true;
             }
-            // Few tiles leave most multiprocessors idle: a rendered product shares the inner axis among them, too.
+            // Few tiles leave most multiprocessors idle. A rendered product shares the inner axis among them, too.
             let positions = rest.iter().fold(*images, |n, &d| n.saturating_mul(d));
             let tiles = groups.saturating_mul(outputs.div_ceil(TILE)).saturating_mul(positions.div_ceil(TILE));
             let few = unfolds(outputs, depth) && tiles < target.multiprocessors as usize;
@@ -83,9 +83,9 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
     }
 }
 
-/// True if this is a product of halves that lie 16 bytes at a time, whose result's rows do not: libraries have nothing but kernels of earlier
-/// architectures for it. On an H200, where rows start at odd elements, they take twice a rendered kernel's time; at even ones a fifth less,
-/// but twice that of [`Tiling::Wgmma`](super::Tiling::Wgmma).
+/// True for a product of halves that lie 16 bytes at a time, but whose result's rows do not. Libraries have only kernels of earlier
+/// architectures for it. On an H200, they take twice a rendered kernel's time if rows start at odd elements. At even elements they take
+/// a fifth less than it, but twice the time of [`Tiling::Wgmma`](super::Tiling::Wgmma).
 fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
     let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
@@ -95,15 +95,15 @@ fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
     // The call's rows are the result's columns.
     let [batch, m, k, n] = [call.batch, call.n, call.k, call.m].map(|extent| extent as usize);
-    // A rendered product lengthens its rows by a batch over which the right operand stands still: its tiles are fewer.
+    // A rendered product lengthens its rows by a batch over which the right operand stands still, so it has fewer tiles.
     let apart = batch == 1 || call.a.stride > 0;
     let wgmma = along_k && apart && fill_wgmma([batch, m, n], target);
     let anywhere = step % 2 != 0 || step % EIGHT as isize != 0 && wgmma;
     halves && target.compute >= 80 && suits_tensor_cores([m, k, n]) && lie && dense == 1 && anywhere
 }
 
-/// True if this is a product of `f32` whose inner axis warps of a rendered kernel share, 16 bytes at a time. On an H200 it takes between
-/// a fifth and nine tenths of the library's time.
+/// True for a product of `f32` whose inner axis the warps of a rendered kernel share, 16 bytes at a time. On an H200, the rendered kernel
+/// takes between a fifth and nine tenths of the library's time.
 fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
     let lie = left.access.lies(row + 1, 4) && (right.access.lies(row, 4) || right.access.lies(row + 1, 4));
@@ -111,7 +111,7 @@ fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     plain && lie && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
 }
 
-/// More columns than this, and warps have something to do.
+/// With more columns than this, warps have something to do.
 const WARP_ROWS: u64 = 16;
 /// Rows and columns of a tile of an f32 convolution.
 const TILE: usize = 64;

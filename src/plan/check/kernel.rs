@@ -1,4 +1,4 @@
-//! Judges a kernel on its own: whether every backend can run it without a step outside of what its operands say.
+//! Judges a kernel alone: every backend can run it, and it touches no elements but those of its operands.
 
 use super::body;
 use crate::elements::{Set, is_injective};
@@ -7,16 +7,16 @@ use crate::kernel::validate::{Verdict, ensure};
 use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
 use crate::target::Target;
 
-/// What an operand needs of its buffer.
+/// An operand's use of its buffer.
 #[derive(Debug)]
 pub struct Touch {
-    /// The elements it may touch; `None` is none at all.
+    /// The elements that it may touch; `None` if there are none.
     pub set: Option<Set>,
-    /// Whether it is only read at the index that is written next.
+    /// True if it is only read at the index that is written next.
     pub at_index: bool,
 }
 
-/// What a kernel needs of its buffers.
+/// A kernel's use of its buffers.
 #[derive(Debug)]
 pub struct Needs {
     /// Per operand read.
@@ -77,7 +77,7 @@ fn elements_read(kernel: &Kernel, i: usize) -> Verdict<Option<Set>> {
         Template::Gather { strides, extents } if i == 0 => {
             chosen.extend(extents.iter().copied().zip(strides.iter().copied()));
         }
-        // Where rows are empty, what does not move along a row is read all the same.
+        // Even if rows are empty, operands that do not move along a row are read.
         Template::Row { inner, per_row: true, .. } => {
             let outer = kernel.shape.len() - inner;
             for axis in (outer..kernel.shape.len()).filter(|&k| kernel.reads[i].access.strides[k] == 0) {

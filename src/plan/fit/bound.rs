@@ -1,4 +1,4 @@
-//! What no order of the steps and no placement can avoid.
+//! Finds a lower bound of memory for every order of the steps and every placement.
 
 use crate::error::Result;
 use crate::kernel::schedule;
@@ -21,19 +21,19 @@ pub struct Bound {
     pub held_bytes: u64,
     /// Bytes of the arena that must hold data at once.
     pub arena_bytes: u64,
-    /// The node of the step that runs then; none before the first or behind the last step.
+    /// The node of the step that runs then; `None` before the first step or after the last one.
     pub step: Option<String>,
 }
 
-/// Above this many steps, what must be live across a step is no longer sought: the ancestors of all steps take a bit per pair.
+/// The most steps for which the data that is live across a step is sought. The ancestors of all steps take a bit per pair.
 const MAX_ANCESTRY: usize = 1 << 14;
 
 /// A bound for every order and every placement of the graph's kernels; passes have run.
 ///
-/// While a step runs, all it reads and writes is live, and so is whatever a step that must precede it has written and a step that
-/// must follow it reads; inputs are there before all steps, outputs behind all. A result that may be written over an operand counts
-/// once. Padding for alignment is left out.
-/// Other kernels (another fusion, another binding of a dim) are not judged by it.
+/// While a step runs, all that it reads and writes is live. So is a buffer that a step before it in every order has written, if a step
+/// after it in every order reads it. Inputs are live before all steps, outputs after all. A result that may overwrite an operand counts
+/// once. Padding for alignment does not count.
+/// The bound does not hold for other kernels, such as those of another fusion or of another binding of a dim.
 ///
 /// # Errors
 /// As [`plan`](crate::plan::plan), but for the limit.
@@ -97,7 +97,7 @@ fn across(draft: &Draft) -> Vec<u64> {
     let dag = Dag::new(draft);
     let words = steps.div_ceil(64);
     let mut ancestors = vec![0u64; steps * words];
-    // Steps are in the file's order: what precedes one is complete when its turn comes.
+    // Steps are in the file's order, so the steps before one are complete when its turn comes.
     for s in 0..steps {
         let (earlier, own) = ancestors.split_at_mut(s * words);
         for &p in &dag.before[s] {
@@ -113,7 +113,7 @@ fn across(draft: &Draft) -> Vec<u64> {
     }
     let mut before = vec![0u64; words];
     for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b)) {
-        // What the caller reads is read behind all steps, and what it writes is written before them.
+        // The caller reads outputs after all steps, and writes inputs before them.
         let class = draft.buffers[b].class;
         before.fill(if class == Class::Output { u64::MAX } else { 0 });
         for &user in &users[b] {

@@ -1,4 +1,4 @@
-//! Which stretches of a graph are computed in [chunks](crate::pass::chunk): those that plans show to be worth it.
+//! Chooses the stretches of a graph that are computed in [chunks](crate::pass::chunk): those whose plans show a gain.
 //!
 //! ```text
 //! live bytes, as a whole                        in chunks
@@ -11,9 +11,10 @@
 //!      ^^^^^^^^^^^^^
 //! ```
 //!
-//! All that runs while a threshold of bytes or more is live is computed in chunks, and the rest as a whole: a chunk's kernels have less to
-//! do at once, which takes time where it saves no memory. Thresholds are tried from the peak downwards, and each graph is planned. Under a
-//! limit the highest wins that fits, or the smallest plan if none does; without one the highest that saves about as much as any.
+//! All steps that run while at least a threshold of bytes is live are computed in chunks, the others as a whole. A chunk's kernels have
+//! less to do at once, so chunks that save no memory only take time. Thresholds are tried from the peak downwards, and each graph is
+//! planned. Under a limit, the highest threshold that fits wins, or the smallest plan if none fits. Without a limit, the highest
+//! threshold wins that saves about as much as any.
 
 use crate::decisions::Decisions;
 use crate::error::Result;
@@ -22,15 +23,15 @@ use crate::plan::make::arrange::{arrange, draft};
 use crate::plan::{Class, Limits};
 use crate::target::Target;
 
-/// So many thresholds are tried at most, equally far apart.
+/// The most thresholds that are tried. They are equally far apart.
 const TRIED: usize = 16;
-/// Of a large graph so many that all that are planned have about this many nodes together, and at least one.
+/// The most nodes, approximately, of all planned graphs together. At least one graph is planned.
 const NODES: usize = 1 << 16;
 /// Without a limit, chunks are worth it if they save one in so many bytes of the arena, and a lower threshold if it saves that much more.
 const WORTH: u64 = 16;
 
-/// Computes in so many chunks what is worth it, as [`chunk::run`] does, and without a limit lets memory come before time. Where nothing is
-/// worth it, the graph stays whole.
+/// Computes the stretches that gain by it in so many chunks, as [`chunk::run`] does. Without a limit, it also lets memory come before
+/// time. If no stretch gains, the graph stays whole.
 ///
 /// # Errors
 /// As [`chunk::run`].
@@ -47,7 +48,7 @@ pub fn run(graph: &mut Prepared, target: &Target, limits: &Limits, chunks: usize
     Ok(())
 }
 
-/// The live bytes from which on a graph is computed in so many chunks; `None` where it is better left whole.
+/// The live bytes from which on a graph is computed in so many chunks; `None` if it is better left whole.
 ///
 /// # Errors
 /// As [`chunk::run`].
@@ -55,7 +56,7 @@ pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usi
     let (units, levels) = chunk::levels(graph)?;
     let chunks = chunks.min(units);
     let fits = |bytes: u64| limits.memory.is_some_and(|limit| bytes <= limit);
-    // What is too large to be planned becomes smaller in any chunks.
+    // A graph that is too large to be planned becomes smaller in any chunks.
     let (whole, arena) = bytes(graph, target, limits).unwrap_or((u64::MAX, 0));
     if fits(whole) {
         tracing::info!("'{}' fits the limit without chunks", graph.graph.name);
@@ -81,7 +82,7 @@ pub fn threshold(graph: &Prepared, target: &Target, limits: &Limits, chunks: usi
     Ok(saved.into_iter().find(|&(_, saved)| saved >= most - slack).map(|(least, _)| least))
 }
 
-/// At most so many of the levels, the highest first and the lowest last.
+/// At most `most` of the levels, the highest first and the lowest last.
 fn thresholds(levels: &[u64], most: usize) -> Vec<u64> {
     let peak = levels.last().copied().unwrap_or(0);
     let step = |number: usize| (u128::from(peak) * number as u128 / most as u128) as u64;

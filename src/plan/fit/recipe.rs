@@ -1,10 +1,10 @@
-//! What is made of a graph on its way to a plan. Every command, the [advisor](crate::advise), and the library go this way.
+//! The way of a graph to its plan. Every command, the [advisor](crate::advise) and the library go this way.
 //!
 //! ```text
 //! Graph --f16 if asked for--> --passes, fuse unless told otherwise--> whole --chunks if asked for--> --lower, order, place--> Plan
 //! ```
 //!
-//! A recipe says what is asked of the graph. What is asked of the device is the [target](Target)'s: its libraries, TF32, lanes, threads.
+//! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, lanes, threads.
 
 use super::chunks;
 use crate::decisions::Decisions;
@@ -15,10 +15,10 @@ use crate::plan::{self, Compiled, Limits, Plan};
 use crate::target::Target;
 
 impl Recipe {
-    /// The graph after the passes, none of it in chunks. Its decisions are its own.
+    /// The graph after the passes, not in chunks. It makes its own decisions.
     ///
     /// # Errors
-    /// What a pass finds; that the target stores no `f16`, where it is asked for.
+    /// The error of a pass; or `f16` is asked for, and the target does not store it.
     pub fn whole(self, graph: Graph, target: &Target) -> Result<Prepared> {
         self.following(graph, target, Decisions::default())
     }
@@ -35,7 +35,7 @@ impl Recipe {
         pass::run(graph, &Context { target, recipe: self, decisions })
     }
 
-    /// The graph as it is lowered.
+    /// The graph that is lowered: after the passes, in chunks if they are asked for.
     ///
     /// # Errors
     /// As [`whole`](Self::whole), and as [`chunks::run`].

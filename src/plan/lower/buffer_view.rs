@@ -1,4 +1,4 @@
-//! Where values lie.
+//! The places of values in buffers.
 
 use super::{DraftConstant, Lowering};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub(super) struct BufferView {
 pub(super) type Read = (usize, Operand);
 
 impl Lowering<'_> {
-    /// Where a value lies; constants get their buffer when they are first read.
+    /// The place of a value. A constant gets its buffer when it is first read.
     pub(super) fn place(&mut self, value: ValueId) -> Result<BufferView> {
         if let Some(place) = self.places.get(&value) {
             return Ok(place.clone());
@@ -42,8 +42,8 @@ impl Lowering<'_> {
         Ok(BufferView { buffer, access })
     }
 
-    /// A buffer under an access. Along an axis of extent 1 no step is ever taken: its stride is 0, so that equal accesses are equal
-    /// values.
+    /// A buffer under an access. The stride of an axis of extent 1 is set to 0, because no step is ever taken along it. So equal accesses
+    /// are equal values.
     pub(super) fn operand(&self, buffer: usize, mut access: Access) -> Operand {
         for (stride, _) in access.strides.iter_mut().zip(access.shape.iter()).filter(|(_, extent)| **extent == 1) {
             *stride = 0;

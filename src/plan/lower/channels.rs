@@ -1,4 +1,4 @@
-//! Channels last: which values lie so, around convolutions that cuDNN computes on tensor cores.
+//! Chooses the values that have their channels last, around convolutions that cuDNN computes on tensor cores.
 
 use super::buffer_view::BufferView;
 use super::{DraftConstant, Lowering};
@@ -14,14 +14,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Lowering<'_> {
-    /// Whether this is a convolution that wants its operands' channels last.
+    /// True for a convolution that wants its operands' channels last.
     pub(super) fn wants_channels_last(&self, template: &Template, dtype: DType) -> bool {
         let served = self.target.prefers_channels_last();
         served && library::on_tensor_cores(dtype, self.target) && matches!(template, Template::Conv { .. })
     }
 
-    /// Decides which values have their channels last: those of convolutions that want it, and what is made of them or for them
-    /// alone by kernels that can write either way.
+    /// Decides which values have their channels last: those of convolutions that want it. Further, values that are computed from these or
+    /// for these alone, if their kernels can write either layout.
     pub(super) fn choose_layouts(&mut self, order: &[u32]) -> Result<()> {
         if !self.target.prefers_channels_last() {
             return Ok(());
@@ -62,7 +62,7 @@ impl Lowering<'_> {
                     _ => None,
                 },
                 (Lower::Map(_), None) => {
-                    // What reads it element by element beside a convolution reads it either way.
+                    // An elementwise reader beside a convolution reads either layout.
                     let either = |user: &u32| convolved(user) || matches!(lower(*user), Some(Lower::Map(_)));
                     let meant = users.iter().any(convolved) && users.iter().all(either);
                     (meant || from(group)).then_some(false)
@@ -78,7 +78,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// How a value lies in a buffer of its own.
+    /// The layout of a value in a buffer of its own.
     pub(super) fn layout(&self, value: ValueId) -> Access {
         let shape = self.graph.fact(value).shape.clone();
         match self.channels_last.contains_key(&value) {
@@ -117,7 +117,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A constant whose axes lie in another order, from the outermost inwards; the order goes by a name.
+    /// A constant whose axes lie in another order, given from the outermost inwards. `name` is the name of the order.
     fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<BufferView> {
         let shape = self.graph.fact(value).shape.clone();
         let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
@@ -136,7 +136,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether each image of `[n, ..]` lies without gaps, in the order of their numbers.
+/// True if each image of `[n, ..]` lies without gaps, and images lie in the order of their numbers.
 pub(super) fn is_dense_image(access: &Access) -> bool {
     if access.strides.first().is_some_and(|&s| s < 0) {
         return false;

@@ -10,13 +10,13 @@ use crate::op::{Args, Call, Lower, ValueId};
 use crate::shape::Access;
 use std::collections::HashMap;
 
-/// What a group's expressions are made of so far.
+/// The parts of a group's expressions so far.
 #[derive(Default)]
 pub(super) struct Code {
     pub(super) values: HashMap<ValueId, Expr>,
     pub(super) reads: Vec<Read>,
     pub(super) folds: Vec<RowFold>,
-    /// The number of the first operand: a core value comes before it.
+    /// The number of the first operand. A core value comes before it.
     pub(super) first: usize,
 }
 

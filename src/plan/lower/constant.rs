@@ -1,5 +1,5 @@
-//! Constants: those of which several forms are read and one is kept, those that are part of the code, and those that the CPU's kernels
-//! want in a layout of their own.
+//! Constants. If several forms of one are read, one form is kept. Some become part of the code. The CPU's kernels want some in their
+//! own layout.
 
 use super::{DraftBuffer, DraftConstant, Lowering};
 use crate::constant::Constant;
@@ -14,9 +14,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 impl Lowering<'_> {
-    /// Finds constants of which several forms are read, as the table of embeddings whose transpose makes the logits: where that takes no
-    /// more than the forms apart, they are held once, and products read the other forms through their strides. So are transposed ones that
-    /// no binding holds: by its columns a product can be cut.
+    /// Finds constants that are read in several forms, such as a table of embeddings whose transpose makes the logits. If one form takes no
+    /// more than all forms apart, it is held once, and products read the others through their strides. So is a transposed constant that
+    /// no binding holds, because a product can be cut along its columns.
     pub(super) fn share_constants(&mut self, order: &[u32]) {
         let graph = self.graph;
         let mut forms: HashMap<*const Constant, Vec<(&Arc<Constant>, (Arc<Constant>, Access))>> = HashMap::new();
@@ -29,7 +29,7 @@ impl Lowering<'_> {
             }
         }
         let bytes = |constant: &Constant| constant.fact.shape.numel() * constant.fact.dtype.size();
-        // Whether a binding holds what is read of the whole, or its columns can be taken apart.
+        // True if a binding holds all that is read of the whole, or if its columns can be taken apart.
         let windowed = |root: &Constant, access: &Access| {
             let most = self.target.max_binding.saturating_sub(self.target.alignment);
             let elements = access.span().map_or(0, |(low, high)| high.abs_diff(low) as u64 + 1);
@@ -47,7 +47,7 @@ impl Lowering<'_> {
         self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
     }
 
-    /// The literal that a value is, if it is a constant of one element that code can hold exactly.
+    /// The literal of a value: a constant of one element that code can hold exactly.
     pub(super) fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
         match self.graph.as_constant(value) {
             Some(c) if c.fact.shape.numel() == 1 => {
@@ -60,7 +60,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Constants that the CPU's kernels want in their own layout get a buffer in that layout.
+    /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.
     pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
         for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
             let source = *slot;
@@ -102,7 +102,7 @@ fn products_alone(graph: &Graph, value: ValueId) -> bool {
     graph.users(value).iter().all(|&user| graph.node(user).op().is_some_and(|op| op.name == "MatMul"))
 }
 
-/// The constant that a constant is a view of, and how it lies there; itself, if it is none.
+/// The constant that this one is a view of, and the view's access. A constant that is no view is returned itself.
 fn viewed(constant: &Arc<Constant>) -> (Arc<Constant>, Access) {
     let through = || {
         let (op, attrs, source) = constant.view()?;

@@ -1,4 +1,4 @@
-//! Copies of values that somebody needs elsewhere, or in another layout.
+//! Copies of values that are needed elsewhere or in another layout.
 
 use super::Lowering;
 use super::buffer_view::BufferView;

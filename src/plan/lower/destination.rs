@@ -1,5 +1,5 @@
-//! Where values are written, decided before their kernels are made: outputs in the caller's buffers, parts of concatenations in the whole,
-//! heads of attentions side by side.
+//! Decides where values are written, before their kernels are made: outputs in the caller's buffers, parts of concatenations in the
+//! whole, heads of attentions side by side.
 
 use super::buffer_view::BufferView;
 use super::{Lowering, Options};
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Decides where a value is written, through views that keep all elements, unless that is decided already or
+    /// Decides where a value is written, through views that keep all elements. Does nothing if that is decided already or if
     /// nothing writes the value.
     fn aim(&mut self, mut value: ValueId, mut place: BufferView) {
         loop {
@@ -73,7 +73,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lets attentions write their heads side by side where these are joined: what a view cannot see of a transposed value would be copied.
+    /// Lets attentions write their heads side by side if these are joined. Otherwise a view that strides cannot express would need a copy.
     pub(super) fn choose_turns(&mut self, order: &[u32]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
@@ -99,7 +99,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The parts of a concatenation and where each lies in the whole.
+    /// The parts of a concatenation, and their accesses in the whole.
     fn parts(&self, id: u32, whole: &Access) -> Vec<(ValueId, Access)> {
         let operands = self.graph.operands(id);
         let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
@@ -130,7 +130,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Where a value is to be written: as decided, or in a buffer of its own.
+    /// The place where a value is written: the one that was decided, or a buffer of its own.
     pub(super) fn destination(&mut self, value: ValueId) -> Result<BufferView> {
         let place = match self.destinations.get(&value) {
             Some(place) => place.clone(),

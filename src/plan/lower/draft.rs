@@ -1,4 +1,4 @@
-//! What lowering makes: kernels, and buffers that have no offsets yet.
+//! The result of lowering: kernels, and buffers that have no offsets yet.
 
 use crate::constant::Constant;
 use crate::dtype::DType;
@@ -21,7 +21,7 @@ pub struct DraftBuffer {
     pub shape: Shape,
     /// Length in bytes, a multiple of 4.
     pub bytes: u64,
-    /// What it is for.
+    /// The class of its data.
     pub class: Class,
 }
 
@@ -36,9 +36,9 @@ pub struct DraftStep {
     pub reads: Vec<usize>,
     /// One buffer per operand written, then the workspace.
     pub writes: Vec<usize>,
-    /// What it binds of them, operand by operand; none where it binds all.
+    /// The window of each operand; empty if it binds whole buffers.
     pub windows: Vec<Window>,
-    /// Buffers read that the first write may take the bytes of: each element is read before it is written.
+    /// Buffers read whose bytes the first write may take: each element is read before it is written.
     pub reusable: Vec<usize>,
 }
 
@@ -68,7 +68,7 @@ pub struct Draft {
     pub inputs: Vec<(ValueId, usize)>,
     /// Outputs of the graph: name, value and buffer.
     pub outputs: Vec<(String, ValueId, usize)>,
-    /// Whether there are concatenations, on which [`Options::join`](super::Options::join) has a bearing.
+    /// True if there are concatenations, which [`Options::join`](super::Options::join) affects.
     pub concatenates: bool,
     /// True if memory comes before [time](crate::pass::Prepared::spares_memory).
     pub spares_memory: bool,
@@ -86,7 +86,7 @@ impl Draft {
         }
     }
 
-    /// Per buffer, whether a step or the caller uses it.
+    /// Per buffer, true if a step or the caller uses it.
     pub fn used(&self) -> Vec<bool> {
         let mut used = vec![false; self.buffers.len()];
         let steps = self.steps.iter().flat_map(|step| step.reads.iter().chain(&step.writes)).copied();

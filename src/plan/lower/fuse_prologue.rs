@@ -1,4 +1,4 @@
-//! Elementwise groups that make no kernel of their own: the core that alone reads their value applies them to each element on its way in.
+//! Elementwise groups without a kernel of their own. The only core that reads such a group's value applies it to each element it reads.
 
 use super::Lowering;
 use super::buffer_view::BufferView;
@@ -19,7 +19,7 @@ use std::collections::HashSet;
 /// An elementwise group that a core applies to the elements of an operand.
 #[derive(Clone, Debug)]
 pub(super) struct Hosted {
-    /// Where the elements lie, then the operands of the group beside them.
+    /// The place of the elements, then the places of the group's other operands.
     pub(super) reads: Vec<BufferView>,
     /// From the elements of `reads` to what the core consumes.
     pub(super) body: Body,
@@ -31,7 +31,7 @@ struct Reader {
     anchor: u32,
     /// Views that the core looks through.
     views: Vec<u32>,
-    /// What the core reads.
+    /// The value that the core reads.
     value: ValueId,
 }
 
@@ -41,18 +41,18 @@ struct Slot {
     anchor: u32,
     operands: Vec<ValueId>,
     accesses: Vec<Access>,
-    /// Which of the operands it is, and which of the kernel's.
+    /// Its index among the node's operands, and among the kernel's.
     input: usize,
     operand: usize,
     /// The kernel's template under these accesses.
     core: TemplateCall,
 }
 
-/// What leaving an elementwise group to a core takes.
+/// The decision to leave an elementwise group to a core, and all that it takes.
 struct Hosting {
     reader: Reader,
     hosted: Hosted,
-    /// Whether it costs less than a kernel of its own.
+    /// True if it costs less than a kernel of its own.
     pays: bool,
 }
 
@@ -61,8 +61,8 @@ struct Hosting {
 const SMALLER: u64 = 8;
 
 impl Lowering<'_> {
-    /// Leaves an elementwise group to the core that alone reads its value, perhaps through views, where the core's kernel can take it
-    /// and gains by it.
+    /// Leaves an elementwise group to the only core that reads its value, perhaps through views. It does so if the core's kernel can apply
+    /// the group and gains by it. Returns true if it did.
     pub(super) fn host(&mut self, group: &Group) -> Result<bool> {
         if group.kind != GroupKind::Map {
             return Ok(false);
@@ -78,7 +78,7 @@ impl Lowering<'_> {
         Ok(hosts)
     }
 
-    /// How the core that alone reads the value of an elementwise group could apply the group, if it could.
+    /// The way in which the only core that reads an elementwise group's value could apply the group, if it can.
     fn hosting(&mut self, Group { nodes, sink, .. }: &Group) -> Result<Option<Hosting>> {
         let (graph, sink) = (self.graph, ValueId { node: *sink, port: 0 });
         let Some(reader) = self.reader(sink) else { return Ok(None) };
@@ -104,7 +104,7 @@ impl Lowering<'_> {
         Ok(fits.then_some(Hosting { reader, hosted, pays }))
     }
 
-    /// The core that alone reads a value, perhaps through views.
+    /// The only core that reads a value, perhaps through views.
     fn reader(&self, sink: ValueId) -> Option<Reader> {
         let graph = self.graph;
         let (mut value, mut views) = (sink, Vec::new());
@@ -127,7 +127,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The operand of a core that a value is, where prologues are to be had.
+    /// The operand of a core that a value is, if it may have a prologue.
     fn slot(&self, anchor: u32, value: ValueId) -> Result<Option<Slot>> {
         let graph = self.graph;
         let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();

@@ -1,5 +1,5 @@
-//! Kernels become launches: cut into parts where a binding does not hold a buffer, called from a library where that computes them,
-//! written in place where that is possible.
+//! Kernels become launches. A kernel is cut into parts if a binding does not hold a buffer. A library call replaces it if it can.
+//! Results are written in place if possible.
 
 use super::buffer_view::{BufferView, Read};
 use super::outline::Outline;
@@ -14,7 +14,7 @@ use crate::plan::{Class, Window};
 use crate::shape::Shape;
 
 impl Lowering<'_> {
-    /// Adds a launch, its workspace, and what of it can be done in place.
+    /// Adds a launch and its workspace, and notes the operands that it may overwrite in place.
     pub(super) fn step(
         &mut self,
         name: String,
@@ -37,14 +37,14 @@ impl Lowering<'_> {
         let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
         let own = match slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
             true => {
-                // What no segment holds is not worth cutting.
+                // Cutting does not help a buffer that no segment holds.
                 self.draft.fits_segments(self.target)?;
                 let parts = split::cut(&kernel, &slots, self.target);
                 Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
             }
             false => None,
         };
-        // Of a range's bindings all have as many parts as the largest.
+        // All bindings of a range have as many parts as the largest.
         let count = own.as_ref().map(|parts| parts.len() as u32);
         let most = self.decisions.choose("parts", self.draft.steps.len() as u32, count, |most| count <= Some(most));
         if let Some(most) = most {
@@ -84,7 +84,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lets neighbours in an elementwise kernel's index space be neighbours in memory, where the target is faster so.
+    /// Makes neighbours in an elementwise kernel's index space neighbours in memory, if the target is faster that way.
     fn walk_as_written(&self, kernel: &mut Kernel) {
         let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
         let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
@@ -155,7 +155,7 @@ impl Lowering<'_> {
         let mut reusable: Vec<usize> = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
-        // Of several parts, one overwrites what another is yet to read.
+        // With several parts, one would overwrite data that another has yet to read.
         let whole = |b: usize| {
             let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
             slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))

@@ -13,12 +13,12 @@
 //! whose parts are written in place by whoever produces them, where that is possible. What cannot be expressed so is
 //! copied by a kernel of its own.
 //!
-//! A value lies row-major, but for those around convolutions that cuDNN computes on tensor cores: these want the channels of a
-//! position one after another. So do those of the same types that are rendered, of few channels per group; of their constant weights
-//! neighbouring outputs lie side by side.
+//! Values lie row-major, except around convolutions that cuDNN computes on tensor cores. These want the channels of a position one
+//! after another. So do rendered convolutions of the same types with few channels per group. Of their constant weights, neighbouring
+//! outputs lie side by side.
 //!
-//! An elementwise group whose value only a core reads makes no kernel where the core's can apply it to each element on its way
-//! in: it is the prologue of that operand.
+//! An elementwise group whose value only a core reads makes no kernel if the core's kernel can apply it to each element it reads. The
+//! group is then the prologue of that operand.
 
 use crate::constant::Constant;
 use crate::decisions::Decisions;
@@ -68,9 +68,9 @@ struct Lowering<'a> {
     target: &'a Target,
     draft: Draft,
     places: HashMap<ValueId, BufferView>,
-    /// Where a value must be written, decided before its kernel is made.
+    /// The place where a value must be written, decided before its kernel is made.
     destinations: HashMap<ValueId, BufferView>,
-    /// Values whose channels come last, and whether their kernels can write them in no other way.
+    /// Values whose channels come last. True if their kernels can write them in no other way.
     channels_last: HashMap<ValueId, bool>,
     /// Copies of values in the layout that a core wants.
     copies: HashMap<ValueId, BufferView>,
@@ -79,7 +79,7 @@ struct Lowering<'a> {
     /// Views that a core looks through.
     passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), usize>,
-    /// Constants that are read as views of another one, which is there anyway.
+    /// Constants that are read as views of another one, which is held anyway.
     shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
     kernels: HashMap<String, usize>,
 }

@@ -1,4 +1,4 @@
-//! Kernels before their operands are known.
+//! Kernels whose operands are not known yet.
 
 use crate::expr::Body;
 use crate::kernel::{Prologue, Template};

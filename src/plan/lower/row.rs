@@ -15,11 +15,11 @@ use crate::shape::Shape;
 struct Row {
     /// The shape that is reduced.
     full: Shape,
-    /// The same with reduced axes of extent 1.
+    /// The same shape with reduced axes of extent 1.
     kept: Shape,
     /// Outer axes, then reduced ones.
     axes: Vec<usize>,
-    /// How many are reduced.
+    /// The number of reduced axes.
     inner: usize,
 }
 

@@ -17,7 +17,7 @@ impl Lowering<'_> {
         view(&Call { op, attrs: &node.attrs, inputs: &facts }, source)
     }
 
-    /// Lets a view see its source, or a copy where strides cannot express what it would see.
+    /// Gives a view its source's buffer, or a copy if strides cannot express the view.
     pub(super) fn view(&mut self, id: u32) -> Result<()> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
@@ -36,15 +36,15 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The access of a view that strides cannot express because it joins repeated batch axes, as keys have that several heads share: with
-    /// those axes apart, where only matrix products read it, which can have theirs apart, too.
+    /// The access of a view that joins repeated batch axes, such as keys that several heads share. Strides cannot express it, so the axes
+    /// stay apart. Only matrix products may read the value, because they can have their batch axes apart, too.
     fn finer(&self, id: u32, source: &Access) -> Option<Access> {
         let graph = self.graph;
         let shape = &graph.node(id).outputs[0].fact.shape;
         let rank = shape.len();
         let before = &graph.fact(graph.operands(id)[0]?).shape;
         if source.shape != *before {
-            // It is apart already: only the matrix may be turned.
+            // Its axes are apart already. Only the matrix may be transposed.
             let mut axes: Vec<usize> = (0..source.shape.len()).collect();
             let last = axes.len() - 2;
             axes.swap(last, last + 1);
@@ -79,7 +79,7 @@ impl Lowering<'_> {
         Some(source.clone())
     }
 
-    /// The batch axes that products of these values have apart, if one of them is read so. What has others apart is copied.
+    /// The batch axes that products of these values have apart, if one value is read that way. A value with other axes apart is copied.
     pub(super) fn apart(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
         let mut found: Option<Shape> = None;
         for &value in values {
@@ -102,7 +102,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether `apart` is `joined` with axes taken apart.
+/// True if `apart` is `joined` with axes taken apart.
 fn is_split(joined: &[usize], apart: &[usize]) -> bool {
     let mut parts = apart.iter();
     let whole = |&extent: &usize| {
@@ -118,7 +118,7 @@ fn is_split(joined: &[usize], apart: &[usize]) -> bool {
     joined.iter().all(whole) && parts.all(|&part| part == 1)
 }
 
-/// An operand of a product over these batch axes with the axes `apart`: split, unless it has them so.
+/// The operand of a product over these batch axes, with the axes `apart`. It is split unless its axes are apart already.
 pub(super) fn take_apart(access: &Access, batch: &[usize], apart: &Shape) -> Option<Access> {
     let matrix = &access.shape[access.shape.len() - 2..];
     let of = |batch: &[usize]| batch.iter().chain(matrix).copied().collect::<Shape>();

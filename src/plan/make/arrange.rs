@@ -1,4 +1,4 @@
-//! Which lowering, in which order, on how many lanes: the one with the smallest arena, in as many lanes as cost little.
+//! Chooses the lowering, the order and the number of lanes: the smallest arena, on as many lanes as cost little.
 
 use super::offsets::{Layout, check_sizes, layout, stack, total};
 use super::{order, workspace};
@@ -15,23 +15,23 @@ pub fn draft(graph: &Prepared, target: &Target, options: Options) -> Result<Draf
     Ok(draft)
 }
 
-/// A draft with all that is decided of it: order, segments, offsets.
+/// A draft and all decisions about it: order, segments, offsets.
 pub struct Arrangement {
     pub draft: Draft,
     pub options: Options,
     pub layout: Layout,
     pub orders: Vec<Candidate>,
     pub segments: Vec<Segment>,
-    /// Per buffer of the draft, segment and offset; `None` for what nothing uses.
+    /// Per buffer of the draft, its segment and offset; `None` if nothing uses it.
     pub places: Vec<Option<(usize, u64)>>,
 }
 
-/// Decides which of the drafts to plan, and where everything of it goes.
+/// Chooses the draft to plan, and places all of its buffers.
 pub fn arrange(target: &Target, limits: &Limits, draft: impl FnMut(Options) -> Result<Draft>) -> Result<Arrangement> {
     let (mut draft, options, mut layout, mut orders) = best_order(target, limits, draft)?;
     if let Some(wide) = widen(&draft, target, &layout)? {
         let bytes = |layout| total(target, &draft, layout);
-        // Where neither fits, the smaller one tells by how much.
+        // If neither fits, the smaller one shows how much is missing.
         if limits.memory.is_none_or(|limit| bytes(&wide) <= limit.max(bytes(&layout))) {
             layout = wide;
         }

@@ -1,4 +1,4 @@
-//! The plan of what was decided.
+//! Makes a plan from an arrangement.
 
 use super::arrange::Arrangement;
 use super::offsets::Layout;
@@ -10,8 +10,8 @@ use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::{Buffer, Class, Compiled, ConstantPort, Plan, Port, Step, Summary, VERSION};
 use crate::target::Target;
 
-/// The plan of a draft whose buffers lie where those of an arrangement do: `whole` gives each buffer's number there. With the data of the
-/// plan's constants.
+/// The plan of a draft whose buffers lie at the places of an arrangement, and the data of the plan's constants. `whole` has each
+/// buffer's number in the arrangement.
 ///
 /// # Errors
 /// When the sizes cannot be counted.
@@ -110,7 +110,7 @@ fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) 
         let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
         for &b in reads.iter().chain(writes) {
             let Some(range) = layout.live.range[whole[b]] else { continue };
-            // Of a library call's workspace counts what it cannot do without.
+            // Of a library call's workspace, only the least that it runs with counts.
             let size = match draft.buffers[b].class {
                 Class::Workspace => kernel::schedule::workspace(&draft.kernels[*kernel]),
                 _ => draft.buffers[b].bytes,
@@ -118,7 +118,7 @@ fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) 
             let to = if draft.buffers[b].class == Class::Output { layout.order.len() as u64 } else { to };
             let new = Item { lower: from, upper: to, size, align };
             let item = match held[range].take() {
-                // The same buffer, or one that takes the bytes of what this step reads.
+                // The same buffer, or one that takes the bytes of an operand of this step.
                 Some((other, last, item)) if other == b || last == at && item.size == size => {
                     Item { lower: item.lower.min(from), upper: item.upper.max(to), ..item }
                 }

@@ -98,7 +98,7 @@ impl Stack<'_> {
     }
 }
 
-/// Bytes that move between the host and the device, with what alignment puts between them.
+/// Bytes that move between the host and the device, including the padding for alignment.
 pub struct Moved {
     pub constants: u64,
     pub inputs: u64,

@@ -72,7 +72,7 @@ impl Lanes {
         let free = (0..self.steps.len()).find(|&l| done[l] == self.steps[l].len());
         let oldest = (0..self.steps.len()).min_by_key(|&l| last(l)).expect("there is a lane");
         let lane = follows.or(free).unwrap_or(oldest);
-        // The latest first: a step that one of them has waited for needs no wait of its own.
+        // Starts with the latest. A step that one of these has waited for needs no wait of its own.
         let mut known = vec![0; self.steps.len()];
         if let Some(tail) = last(lane) {
             known.clone_from(&self.done[tail]);

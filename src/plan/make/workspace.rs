@@ -1,7 +1,8 @@
-//! Workspaces of library calls: an algorithm may use more than it needs, and no more than what is free beside it anyway.
+//! Workspaces of library calls. An algorithm may use more than it needs, but only bytes that are free beside it anyway.
 //!
-//! The order and the offsets are chosen with the least that each call runs with. What is then free of the arena during a step is its
-//! call's, up to what it can make use of. One kernel has one algorithm, so its steps have as much as the one with the least.
+//! The order and the offsets are chosen with the least workspace that each call runs with. A call then gets the bytes of the arena that
+//! are free during its step, up to the most that it can use. A kernel has one algorithm, so all its steps get as much as the one with
+//! the least.
 //!
 //! ```text
 //! address                                       address
@@ -29,7 +30,7 @@ pub fn shrink(draft: &mut Draft) {
     resize(draft);
 }
 
-/// Gives every library call what is free of the arena while it runs, up to what it can make use of.
+/// Gives every library call the bytes of the arena that are free while it runs, up to the most that it can use.
 pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
     let most: Vec<u64> = draft.kernels.iter().map(|k| k.schedule.call().map_or(0, |call| call.workspace())).collect();
     if most.iter().all(|&bytes| bytes == 0) {
@@ -38,7 +39,7 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
     let (ranges, offsets) = (&mut layout.live.ranges, &mut layout.offsets);
     let mut by_start: Vec<usize> = (0..ranges.len()).collect();
     by_start.sort_by_key(|&r| (ranges[r].lower, r));
-    // Those that begin before this workspace, or an earlier one, ends.
+    // The ranges that begin before this workspace, or an earlier one, ends.
     let mut beside: Vec<usize> = Vec::new();
     let mut next = by_start.into_iter().peekable();
     let mut given = most.clone();

@@ -13,8 +13,8 @@ use std::ops::Range;
 pub struct Lives {
     /// Per buffer, the first and the last step that use it.
     pub uses: Vec<Option<(usize, usize)>>,
-    /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other
-    /// lanes may run at the same time. Inputs hold their bytes from the start, outputs to the end.
+    /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other lanes
+    /// may run at the same time. Inputs hold their bytes from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
     /// Per buffer, the operand that it overwrites in place.
     pub takes_from: Vec<Option<usize>>,
