@@ -52,7 +52,7 @@ pub enum Text {
         tiling: Tiling,
     },
     /// A convolution by strips of results.
-    Strips(Strips),
+    ConvDirect(ConvDirect),
     /// A transposed convolution as a product of matrices.
     ConvTranspose {
         /// Its tiling.
@@ -169,9 +169,9 @@ pub enum Tiling {
     Wgmma,
 }
 
-/// Strips of results of a convolution.
+/// A convolution computed directly, by strips of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Strips {
+pub struct ConvDirect {
     /// Neighbouring channels of an invocation: 1, 2 or 4.
     pub channels: usize,
     /// The spatial axis along which strips lie.
@@ -211,8 +211,8 @@ pub struct Shared {
     pub lanes: usize,
 }
 
-/// The cut of an attention of few rows for a workgroup of 256 invocations, in vectors of four: `attention_thin` in WGSL,
-/// `attention_slim` in CUDA C++.
+/// The cut of an attention of few rows for a workgroup of 256 invocations, in vectors of four: `attention_decode` in WGSL,
+/// `attention_decode_vec16b` in CUDA C++.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Decode {
     /// Rows of the result.

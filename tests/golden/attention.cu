@@ -241,7 +241,7 @@ template <class T> DEVICE const T* neighbours(const T* p, i32 rank) {
 
 // kernel 0, row: normed/Add
 // 128 invocations, [8, 1, 1] workgroups
-// row_team
+// row_warp
 constexpr f32 START0 = 0.0f;
 constexpr f32 START1 = 0.0f;
 constexpr i32 COUNT = 32;
@@ -365,7 +365,7 @@ const auto finish = [&](i32 row, i32 j, i32 c) -> void {
 
 // kernel 1, matmul: query_sum, key_sum, value_sum
 // 256 invocations, [4, 1, 1] workgroups
-// matmul_split
+// matmul_slice_k_warp
 constexpr i32 M = 32;
 constexpr i32 K = 64;
 constexpr i32 N = 64;
@@ -501,7 +501,7 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
 
 // kernel 2, attention: heads
 // 128 invocations, [8, 1, 1] workgroups
-// attention_tile
+// attention_regs
 constexpr f32 LOWEST = (-3.4028235e38f);
 constexpr i32 M = 16;
 constexpr i32 N = 16;
@@ -742,7 +742,7 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
 
 // kernel 3, matmul: y
 // 256 invocations, [4, 1, 1] workgroups
-// matmul_split
+// matmul_slice_k_warp
 constexpr i32 M = 32;
 constexpr i32 K = 64;
 constexpr i32 N = 64;

@@ -212,7 +212,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 
 // kernel 2, attention: heads
 // 128 invocations, [16, 1, 1] workgroups
-// attention_quad
+// attention_vec4
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;

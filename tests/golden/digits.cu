@@ -341,7 +341,7 @@ const auto store = [&](i32 batch, i32 m, i32 n, f32 value) -> void {
 
 // kernel 1, conv: /body/body.2/Relu
 // 256 invocations, [64, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 constexpr i32 M = 32;
 constexpr i32 K = 144;
 constexpr i32 N = 512;
@@ -545,7 +545,7 @@ const auto store = [&](i32 i, f32 value) -> void {
 
 // kernel 3, conv: /head/head.2/Relu
 // 256 invocations, [24, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 constexpr i32 M = 48;
 constexpr i32 K = 288;
 constexpr i32 N = 128;
@@ -749,7 +749,7 @@ const auto store = [&](i32 i, f32 value) -> void {
 
 // kernel 5, matmul: /Relu
 // 256 invocations, [1, 1, 1] workgroups
-// matmul_split
+// matmul_slice_k_warp
 constexpr i32 M = 8;
 constexpr i32 K = 192;
 constexpr i32 N = 28;

@@ -110,7 +110,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 
 // kernel 1, conv: /body/body.2/Relu
 // 256 invocations, [64, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
@@ -332,7 +332,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 
 // kernel 3, conv: /head/head.2/Relu
 // 256 invocations, [24, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;
@@ -554,7 +554,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
 
 // kernel 5, matmul: /Relu
 // 256 invocations, [2, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;

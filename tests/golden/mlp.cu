@@ -241,7 +241,7 @@ template <class T> DEVICE const T* neighbours(const T* p, i32 rank) {
 
 // kernel 0, matmul: hidden
 // 256 invocations, [4, 1, 1] workgroups
-// matmul_split
+// matmul_slice_k_warp
 constexpr i32 M = 8;
 constexpr i32 K = 784;
 constexpr i32 N = 100;

@@ -1,6 +1,6 @@
 // kernel 0, matmul: hidden
 // 256 invocations, [7, 1, 1] workgroups
-// matmul_deep
+// matmul_slice_k
 @group(0) @binding(0) var<storage, read> b0: array<f32>;
 @group(0) @binding(1) var<storage, read> b1: array<f32>;
 @group(0) @binding(2) var<storage, read> b2: array<f32>;

@@ -241,7 +241,7 @@ template <class T> DEVICE const T* neighbours(const T* p, i32 rank) {
 
 // kernel 0, map: norm1/Mul, norm2/Mul
 // 128 invocations, [1, 1, 1] workgroups
-// map_wide
+// map_vec
 constexpr i32 COUNT = 8;
 constexpr i32 WIDTH = 4;
 constexpr i32 TURNS = 1;
@@ -276,7 +276,7 @@ const auto store_wide = [&](i32 i) -> void {
 
 // kernel 1, map: norm1/Sub, norm2/Sub
 // 128 invocations, [1, 1, 1] workgroups
-// map_wide
+// map_vec
 constexpr i32 COUNT = 8;
 constexpr i32 WIDTH = 4;
 constexpr i32 TURNS = 1;

@@ -186,8 +186,8 @@ mod wgpu {
                 assert!(shared <= target.max_shared, "{}: {shared} bytes of workgroup memory", case.name);
             }
         }
-        let products = ["matmul", "matmul_large", "matmul_deep", "matmul_thin", "matmul_quad"];
-        for template in products.into_iter().chain(["attention", "attention_thin", "attention_quad"]) {
+        let products = ["matmul", "matmul_large", "matmul_slice_k", "gemv", "gemv_vec4"];
+        for template in products.into_iter().chain(["attention", "attention_decode", "attention_vec4"]) {
             assert!(reached.contains(&format!("// {template}")), "no case reaches {template}");
         }
     }

@@ -159,18 +159,18 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
     let _ = std::fs::remove_dir_all(&folder);
     eprintln!("{} kernels", jobs.len());
     for template in [
-        "map_wide",
-        "row_team",
-        "matmul_tile",
+        "map_vec",
+        "row_warp",
+        "matmul_regs",
         "matmul_mma",
-        "matmul_stream",
-        "matmul_warpgroup",
-        "matmul_thin",
-        "matmul_slim",
-        "attention_tile",
-        "attention_slim",
+        "matmul_mma_async",
+        "matmul_wgmma",
+        "gemv",
+        "gemv_vec16b",
+        "attention_regs",
+        "attention_decode_vec16b",
         "attention_mma",
-        "conv",
+        "conv_direct",
         "gather",
     ] {
         let head = format!("// {template}\n");

@@ -6,7 +6,7 @@ use super::scalar::convert;
 use super::vector::matrix;
 use super::{Dialect, Input, Module, Scalars};
 use crate::kernel::Window;
-use crate::kernel::algorithm::{Strips, Tiling};
+use crate::kernel::algorithm::{ConvDirect, Tiling};
 use crate::kernel::product::{Product, Side};
 use crate::kernel::schedule::map::inputs;
 use crate::kernel::space::{BYTES, Space, beyond, over};
@@ -155,9 +155,9 @@ impl Module<'_> {
     }
 
     /// A convolution by strips of results along an axis, which share what they read.
-    pub(super) fn strips(&mut self, groups: usize, window: &Window, strips: &Strips) -> Result<(), String> {
+    pub(super) fn conv_direct(&mut self, groups: usize, window: &Window, direct: &ConvDirect) -> Result<(), String> {
         let shape = &self.kernel.shape;
-        let &Strips { channels: width, axis: along, results: strip, lanes, .. } = strips;
+        let &ConvDirect { channels: width, axis: along, results: strip, lanes, .. } = direct;
         let [out, input] = [shape[1], self.access(0).shape[1]].map(|n| n / groups);
         let mut order = vec![0, 1, 2];
         order.retain(|&axis| axis != along);

@@ -68,10 +68,10 @@ impl Cut {
     pub fn text(&self, family: Family) -> &'static str {
         match self {
             Cut::Shared(_) => "attention",
-            Cut::Decode(_) if family == Family::Cuda => "attention_slim",
-            Cut::Decode(_) => "attention_thin",
-            Cut::Vec4(_) => "attention_quad",
-            Cut::Regs(_) => "attention_tile",
+            Cut::Decode(_) if family == Family::Cuda => "attention_decode_vec16b",
+            Cut::Decode(_) => "attention_decode",
+            Cut::Vec4(_) => "attention_vec4",
+            Cut::Regs(_) => "attention_regs",
             Cut::Mma(_) => "attention_mma",
         }
     }

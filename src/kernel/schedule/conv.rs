@@ -6,7 +6,7 @@
 use super::Launch;
 use super::matmul::{EIGHT, suits_tensor_cores};
 use crate::dtype::DType;
-use crate::kernel::algorithm::Strips;
+use crate::kernel::algorithm::ConvDirect;
 use crate::kernel::product::is_vectorizable;
 use crate::kernel::{Kernel, Window};
 use crate::target::{FEW_GROUPS, Family, Target};
@@ -30,7 +30,7 @@ fn channels(kernel: &Kernel, groups: usize) -> [usize; 2] {
     [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / groups.max(1))
 }
 
-impl Strips {
+impl ConvDirect {
     pub(in crate::kernel) fn launch(&self, kernel: &Kernel) -> Launch {
         let shape = &kernel.shape;
         let others: usize = (0..3).filter(|&axis| axis != self.axis).map(|axis| shape[axis + 2]).product();
@@ -51,8 +51,8 @@ impl Strips {
         window: &Window,
         target: &Target,
     ) -> Result<(), String> {
-        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("conv: {what}")) };
-        let &Strips { channels: width, axis, results, lanes, threads } = self;
+        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("conv_direct: {what}")) };
+        let &ConvDirect { channels: width, axis, results, lanes, threads } = self;
         rule(kernel.prologues.is_empty(), "strips apply no prologue")?;
         rule(axis < 3, "expected one of three spatial axes")?;
         let known = width == 1 || matches!(width, 2 | 4) && takes_channels(kernel, groups, width, target);
@@ -94,13 +94,13 @@ fn length(extent: usize, mut most: usize, enough: impl Fn(usize) -> bool) -> usi
 }
 
 /// The strips that are expected to be fastest.
-pub(super) fn strips(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Strips {
+pub(super) fn direct(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> ConvDirect {
     let fits = |&width: &usize| takes_channels(kernel, groups, width, target);
     cut(kernel, window, [4, 2].into_iter().find(fits).unwrap_or(1), STRIP, target)
 }
 
 /// Strips of `channels` channels and at most `most` results.
-fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &Target) -> Strips {
+fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &Target) -> ConvDirect {
     let shape = &kernel.shape;
     let last = has_channels_last(kernel);
     // Neighbours lie along the innermost axis. Strips lie along an axis that keeps neighbours' reads side by side.
@@ -119,12 +119,12 @@ fn cut(kernel: &Kernel, window: &Window, channels: usize, most: usize, target: &
     let lanes = if last { (8..=32).rev().find(|&n| blocks.is_multiple_of(n)).unwrap_or(blocks.max(1)) } else { 1 };
     let count = others * shape[axis + 2].div_ceil(results);
     let threads = if count < 1 << 14 { 64 } else { 128 }.min(target.max_workgroup);
-    Strips { channels, axis, results, lanes, threads }
+    ConvDirect { channels, axis, results, lanes, threads }
 }
 
 /// Strips that may be worth a try.
-pub(super) fn all_strips(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Vec<Strips> {
-    let mut all = vec![strips(kernel, groups, window, target)];
+pub(super) fn all_direct(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Vec<ConvDirect> {
+    let mut all = vec![direct(kernel, groups, window, target)];
     let widths = [4, 2, 1].into_iter().filter(|&w| w == 1 || takes_channels(kernel, groups, w, target));
     let cuts = widths.flat_map(|width| [STRIP, STRIP / 2, STRIP / 4].map(|most| (width, most)));
     all.extend(cuts.map(|(width, most)| cut(kernel, window, width, most, target)));
@@ -154,7 +154,7 @@ pub(super) fn has_phases(window: &Window) -> bool {
 
 /// True if GPUs compute a convolution with these weights by strips of results even if a library has it. It has a few channels per group.
 /// Libraries compute it as products that are mostly zeros, or one result at a time.
-pub fn by_strips(weights: &[usize], groups: usize) -> bool {
+pub fn is_direct(weights: &[usize], groups: usize) -> bool {
     matches!(weights, [o, c, taps @ ..] if *c < 8 && !unfolds(o / groups.max(1), c * taps.iter().product::<usize>()))
 }
 

@@ -25,10 +25,10 @@ impl Elements {
                 let widest = Moves::new(kernel).width(kernel);
                 let fits = width.is_power_of_two() && (2..=widest).contains(&width);
                 if target.family != Family::Cuda || !fits {
-                    return Err(format!("map_wide: {width} neighbours are not moved at once; the widest is {widest}"));
+                    return Err(format!("map_vec: {width} neighbours are not moved at once; the widest is {widest}"));
                 }
                 if !matches!(rounds, 1 | 2 | 4) {
-                    return Err(format!("map_wide: expected 1, 2 or 4 rounds, found {rounds}"));
+                    return Err(format!("map_vec: expected 1, 2 or 4 rounds, found {rounds}"));
                 }
                 threads
             }

@@ -34,17 +34,17 @@ impl Tiling {
     /// The text, a row of [`crate::kernel::render::KERNELS`].
     pub fn text(&self) -> &'static str {
         match self {
-            Tiling::Gemv { .. } => "matmul_thin",
-            Tiling::GemvVec4 { .. } => "matmul_quad",
-            Tiling::GemvVec16b { .. } => "matmul_slim",
+            Tiling::Gemv { .. } => "gemv",
+            Tiling::GemvVec4 { .. } => "gemv_vec4",
+            Tiling::GemvVec16b { .. } => "gemv_vec16b",
             Tiling::Tiles { .. } => "matmul",
             Tiling::Large => "matmul_large",
-            Tiling::SliceK { .. } => "matmul_deep",
-            Tiling::Regs => "matmul_tile",
-            Tiling::SliceKWarp { .. } => "matmul_split",
+            Tiling::SliceK { .. } => "matmul_slice_k",
+            Tiling::Regs => "matmul_regs",
+            Tiling::SliceKWarp { .. } => "matmul_slice_k_warp",
             Tiling::Mma { .. } => "matmul_mma",
-            Tiling::MmaAsync { .. } => "matmul_stream",
-            Tiling::Wgmma => "matmul_warpgroup",
+            Tiling::MmaAsync { .. } => "matmul_mma_async",
+            Tiling::Wgmma => "matmul_wgmma",
         }
     }
 

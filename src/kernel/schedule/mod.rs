@@ -67,9 +67,10 @@ impl Text {
     /// The row of [`super::render::KERNELS`].
     pub fn name(&self, template: &Template, family: Family) -> &'static str {
         match self {
-            Text::Elements(Elements::Vector { .. }) => "map_wide",
-            Text::Rows(Rows::Warps { .. }) => "row_team",
-            Text::Nothing | Text::Elements(_) | Text::Rows(_) | Text::Strips(_) => template.name(),
+            Text::Elements(Elements::Vector { .. }) => "map_vec",
+            Text::Rows(Rows::Warps { .. }) => "row_warp",
+            Text::ConvDirect(_) => "conv_direct",
+            Text::Nothing | Text::Elements(_) | Text::Rows(_) => template.name(),
             Text::Matmul { tiling, .. } | Text::Conv { tiling, .. } | Text::ConvTranspose { tiling } => tiling.text(),
             Text::Attention(cut) => cut.text(family),
         }
@@ -97,7 +98,7 @@ impl Text {
             Text::Nothing => Launch { threads: 64, groups: 0, cluster: 1, shared: 0 },
             Text::Elements(elements) => elements.launch(kernel),
             Text::Rows(rows) => rows.launch(kernel, target),
-            Text::Strips(strips) => strips.launch(kernel),
+            Text::ConvDirect(direct) => direct.launch(kernel),
             Text::Attention(cut) => cut.launch(kernel),
             Text::Matmul { .. } | Text::Conv { .. } | Text::ConvTranspose { .. } => {
                 let (product, tiling) = self.product(kernel).expect("the text computes the kernel");
@@ -150,9 +151,9 @@ impl Text {
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
-            (Text::Strips(strips), Template::Conv { groups, window }) => {
+            (Text::ConvDirect(direct), Template::Conv { groups, window }) => {
                 floats(2)?;
-                strips.check(kernel, *groups, window, target)?;
+                direct.check(kernel, *groups, window, target)?;
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
                 floats(2)?;
@@ -352,7 +353,7 @@ fn best_text(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> T
         Template::Conv { groups, window } => {
             let weights = &kernel.reads[1].access.shape;
             if !conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product()) {
-                return Text::Strips(conv::strips(kernel, *groups, window, target));
+                return Text::ConvDirect(conv::direct(kernel, *groups, window, target));
             }
             let patches = conv::by_patches(kernel, *groups, window, target);
             let product = Product::conv(kernel, *groups, window, patches);
@@ -396,7 +397,7 @@ fn texts(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<T
                 let tilings = matmul::all(kernel, &product, target, own).into_iter();
                 all.extend(tilings.map(|tiling| Text::Conv { patches, tiling }));
             }
-            all.extend(conv::all_strips(kernel, *groups, window, target).into_iter().map(Text::Strips));
+            all.extend(conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect));
         }
         (Template::ConvTranspose { groups, window }, _) => {
             if conv::has_phases(window) {

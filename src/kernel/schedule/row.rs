@@ -106,14 +106,14 @@ impl Rows {
                 rule(fits, "row: expected powers of two whose product is within a workgroup")
             }
             Rows::Warps { threads, rows, width, held } => {
-                rule(target.family == Family::Cuda, "row_team: it is written for CUDA")?;
-                let moving = Moving::new(kernel).ok_or("row_team: its rows are not dense")?;
+                rule(target.family == Family::Cuda, "row_warp: it is written for CUDA")?;
+                let moving = Moving::new(kernel).ok_or("row_warp: its rows are not dense")?;
                 let fits = width.is_power_of_two() && width <= moving.width;
-                rule(fits, "row_team: elements are not moved so many at once")?;
+                rule(fits, "row_warp: elements are not moved so many at once")?;
                 let warps =
                     threads.is_power_of_two() && (32..=1024).contains(&threads) && rows == (128 / threads).max(1);
-                rule(warps, "row_team: expected 32 to 1024 invocations per row, and 128 of a workgroup or one row")?;
-                rule(!held || holds(kernel, &moving, threads, width), "row_team: a row does not fit in registers")
+                rule(warps, "row_warp: expected 32 to 1024 invocations per row, and 128 of a workgroup or one row")?;
+                rule(!held || holds(kernel, &moving, threads, width), "row_warp: a row does not fit in registers")
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Takes a library call out of a kernel and leaves the rest to a map. Also tells when a text is faster than the call.
 
 use super::choose;
-use super::conv::{by_patches, by_strips, unfolds};
+use super::conv::{by_patches, is_direct, unfolds};
 use super::matmul::{EIGHT, FEW_ROWS, SLICE_TILE, few_tiles, fill_wgmma, suits_tensor_cores};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Schedule;
@@ -70,7 +70,7 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
             let (outputs, depth) = (channels / groups.max(1), w.access.shape.iter().skip(1).product());
             // For patches of few channels, cuDNN has no algorithm for tensor cores.
             let patches = !c.suits_tensor_cores() && by_patches(kernel, groups, window, target).is_some();
-            if patches || by_strips(&w.access.shape, groups) {
+            if patches || is_direct(&w.access.shape, groups) {
                 return true;
             }
             // Few tiles leave most multiprocessors idle. A rendered product shares the inner axis among them, too.

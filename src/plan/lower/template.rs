@@ -9,7 +9,7 @@ use super::outline::Outline;
 use super::view::take_apart;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
-use crate::kernel::schedule::conv::by_strips;
+use crate::kernel::schedule::conv::is_direct;
 use crate::kernel::{Prologue, Template};
 use crate::op::{Call, Fact, Lower, TemplateCall, ValueId};
 use crate::pass::Group;
@@ -82,10 +82,10 @@ impl Lowering<'_> {
         let dtype = self.graph.node(anchor).outputs[0].fact.dtype;
         let last = self.wants_channels_last(&core.template, dtype);
         if last {
-            let strips =
-                matches!(core.template, Template::Conv { groups, .. } if by_strips(&core.reads[1].1.shape, groups));
+            let is_direct =
+                matches!(core.template, Template::Conv { groups, .. } if is_direct(&core.reads[1].1.shape, groups));
             for (i, &value) in operands.iter().enumerate() {
-                let vectors = i == core.reads[1].0 && strips;
+                let vectors = i == core.reads[1].0 && is_direct;
                 places[i] = if vectors { self.with_outputs_last(value)? } else { self.with_channels_last(value)? };
             }
             core = self.build(anchor, &accesses(&places), apart)?;

@@ -4,7 +4,7 @@ use super::{Case, cases, elements, infinite, many_patches, unordered};
 use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::schedule::conv::by_strips;
+use plimsoll::internals::kernel::schedule::conv::is_direct;
 use plimsoll::internals::kernel::{Guard, Kernel, Operand, Template};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::tensor::Tensor;
@@ -102,11 +102,11 @@ fn channels_last() -> Vec<Case> {
     let windowed =
         |t: &Template| matches!(t, Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. });
     list.retain(|c| windowed(&c.kernel.template));
-    let strips = |case: &Case| match (&case.kernel.template, &case.kernel.reads[..]) {
-        (Template::Conv { groups, .. }, [_, weights, ..]) => by_strips(&weights.access.shape, *groups),
+    let direct = |case: &Case| match (&case.kernel.template, &case.kernel.reads[..]) {
+        (Template::Conv { groups, .. }, [_, weights, ..]) => is_direct(&weights.access.shape, *groups),
         _ => false,
     };
-    let outputs = list.iter().filter(|case| strips(case)).cloned().map(|case| (case, true)).collect::<Vec<_>>();
+    let outputs = list.iter().filter(|case| direct(case)).cloned().map(|case| (case, true)).collect::<Vec<_>>();
     let mut list: Vec<_> = list.into_iter().map(|case| (case, false)).chain(outputs).collect();
     for (case, outputs_last) in &mut list {
         let Kernel { template, reads, writes, .. } = &mut case.kernel;
