@@ -276,12 +276,13 @@ impl Exec {
         Ok(times)
     }
 
-    /// Per step, the device's note on it, or the name of its kernel's template.
+    /// Per step, its algorithm, and the device's note on it.
     pub fn notes(&self) -> Vec<String> {
-        let notes = self.backend.notes(self.record);
-        let template = |step: &Step| self.plan.kernels[step.kernel].template.name();
-        let note = |(s, step)| notes.get(s).cloned().unwrap_or_else(|| template(step).to_owned());
-        self.plan.steps.iter().enumerate().map(note).collect()
+        let (mut words, notes) = (self.plan.algorithms(), self.backend.notes(self.record));
+        for (words, note) in words.iter_mut().zip(&notes).filter(|(_, note)| !note.is_empty()) {
+            *words += &format!(", {note}");
+        }
+        words
     }
 
     /// Waits for the device and copies the outputs, in the plan's order, to the host.

@@ -18,7 +18,7 @@ pub use dot::dot;
 pub use memory::{memory, overhead};
 pub use orders::orders;
 pub use range::range;
-pub use steps::{placement, trace};
+pub use steps::{algorithms, placement, trace};
 pub use svg::svg;
 
 /// Rows of cells in columns.

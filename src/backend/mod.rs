@@ -116,7 +116,7 @@ pub trait Backend: Send {
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId>;
     /// Runs a recorded sequence, in order. Allocates nothing.
     fn replay(&mut self, record: RecordId) -> Result<()>;
-    /// Notes how each launch of a record is computed and, where there was a choice, why; empty if there was none.
+    /// Per launch of a record, what the device adds to its kernel's algorithm; empty if nothing.
     fn notes(&self, record: RecordId) -> Vec<String> {
         let _ = record;
         Vec::new()

@@ -31,6 +31,9 @@ pub(super) struct Plan {
     /// change the plan, and --output is written.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
+    /// List the kernel of each step, and the algorithm that computes it.
+    #[arg(long)]
+    placement: bool,
     /// Draw memory over steps, as one HTML file that needs no network. A plan that exceeds the limit is drawn, too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -88,7 +91,7 @@ impl Plan {
         }
         if json {
             let answer = self.model.answer(&plan);
-            if answer.is_none() && advice.is_none() && family.is_none() {
+            if answer.is_none() && advice.is_none() && family.is_none() && !self.placement {
                 return Ok(plan.to_json());
             }
             // The file can still be read as a plan, because readers ignore the added fields.
@@ -105,12 +108,18 @@ impl Plan {
             if let Some(advice) = advice {
                 value["advice"] = json!(advice);
             }
+            if self.placement {
+                value["placement"] = super::run::placement(&plan, &plan.algorithms());
+            }
             return Ok(line(&value));
         }
         let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
+        let algorithms =
+            if self.placement { report::placement(&plan, &plan.algorithms()) } else { report::algorithms(&plan) };
         let range = family.map_or(String::new(), |family| format!("\n{}", report::range(&family)));
         let steps = plan.steps.len();
-        let mut text = format!("{} for {}, {steps} steps\n\n{memory}{range}\n{orders}", plan.name, case.target.name);
+        let heading = format!("{} for {}, {steps} steps", plan.name, case.target.name);
+        let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
         match &advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
             None => text += &self.model.answer_text(&plan),

@@ -43,7 +43,7 @@ pub(super) struct Run {
     /// result changes.
     #[arg(long)]
     poison: bool,
-    /// Print the device and the kernel of each step, and why it was chosen.
+    /// Print the kernel of each step, and the algorithm that computes it.
     #[arg(long)]
     placement: bool,
 }
@@ -108,8 +108,7 @@ impl Run {
                 value["answer"] = json!(answer);
             }
             if self.placement {
-                let steps = plan.steps.iter().zip(&notes);
-                value["placement"] = steps.map(|(step, note)| json!({"node": step.name, "kernel": note})).collect();
+                value["placement"] = placement(&plan, &notes);
             }
             if let Some(score) = &score {
                 value["predictions"] = json!(score.predicted);
@@ -118,12 +117,17 @@ impl Run {
             }
             Ok(line(&value))
         } else {
-            let placement = report::placement(&plan, session.device(), &notes);
-            let placement = if self.placement { placement + "\n" } else { String::new() };
+            let placed = || format!("all steps on {}\n\n{}\n", session.device(), report::placement(&plan, &notes));
+            let placement = if self.placement { placed() } else { String::new() };
             let text = placement + &run_text(&session, &plan, &outputs, score.as_ref(), usage);
             Ok(text + &self.model.answer_text(&plan))
         }
     }
+}
+
+/// The node and the algorithm of each step.
+pub(super) fn placement(plan: &Plan, notes: &[String]) -> Value {
+    plan.steps.iter().zip(notes).map(|(step, note)| json!({"node": step.name, "kernel": note})).collect()
 }
 
 /// The file's name for an output: what a shell or a file system could trip over becomes `_`, and of what is too long for a file system the

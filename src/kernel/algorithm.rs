@@ -4,7 +4,7 @@
 
 use super::call::Call;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt;
 
 /// The algorithm that computes a kernel.
@@ -36,7 +36,7 @@ pub enum Text {
     /// A product of matrices.
     Matmul {
         /// The axis from which on batch axes lengthen the rows.
-        rows: usize,
+        row_axis: usize,
         /// True if the columns serve as rows, `(a b)' = b' a'`.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         transposed: bool,
@@ -310,6 +310,38 @@ pub enum Way {
     WeightsLeft,
     /// As a product. The weights are its right operand.
     WeightsRight,
+}
+
+impl Schedule {
+    /// The numbers of the algorithm, each after its name. Of a library call, its operation, element type and epilogue.
+    pub fn numbers(&self) -> String {
+        let value = match self {
+            Schedule::Open => return String::new(),
+            Schedule::Library(call) => return call.to_string(),
+            Schedule::Text(text) => json!(text),
+            Schedule::Cpu(cpu) => json!(cpu),
+        };
+        let mut numbers = Vec::new();
+        leaves(&value, &mut numbers);
+        numbers.join(" ")
+    }
+}
+
+/// Lists the fields of an object that are no objects themselves. A flag is named only if it is set.
+fn leaves(value: &Value, out: &mut Vec<String>) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        match value {
+            Value::Object(_) => leaves(value, out),
+            Value::Bool(false) | Value::Null => {}
+            Value::Bool(true) => out.push(name.clone()),
+            Value::Array(values) => {
+                let values: Vec<String> = values.iter().map(Value::to_string).collect();
+                out.push(format!("{name} {}", values.join(if value[0].is_boolean() { "," } else { "x" })));
+            }
+            Value::String(text) => out.push(text.clone()),
+            Value::Number(number) => out.push(format!("{name} {number}")),
+        }
+    }
 }
 
 impl fmt::Display for Schedule {

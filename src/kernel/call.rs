@@ -2,6 +2,7 @@
 
 use crate::dtype::DType;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// A library call that computes a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -214,5 +215,19 @@ impl Call {
             Call::MatMul(p) => p.c.as_ref().map(|c| c.slot),
             Call::Conv(_) => None,
         }
+    }
+}
+
+impl fmt::Display for Call {
+    /// The operation, the type of its operands, and the parts of its epilogue, but no sizes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, dtype, tf32, adds, bias, activation) = match self {
+            Call::MatMul(p) => ("matmul", p.a.dtype, p.tf32, p.c.is_some(), p.bias.is_some(), p.activation),
+            Call::Conv(c) => ("conv", c.x.dtype, c.tf32, c.residual.is_some(), c.bias.is_some(), c.activation),
+        };
+        write!(f, "{name} {dtype}")?;
+        let (relu, gelu) = (activation == Activation::Relu, activation == Activation::GeluTanh);
+        let parts = [("tf32", tf32), ("add", adds), ("bias", bias), ("relu", relu), ("gelu_tanh", gelu)];
+        parts.into_iter().filter(|(_, is)| *is).try_for_each(|(part, _)| write!(f, " {part}"))
     }
 }

@@ -315,6 +315,12 @@ impl Plan {
         written.map(|&b| &self.buffers[b]).any(|b| inputs.iter().any(|input| input.overlaps(b)))
     }
 
+    /// The algorithm of each step, in words.
+    pub fn algorithms(&self) -> Vec<String> {
+        let kernels: Vec<String> = self.kernels.iter().map(|k| k.schedule.words(k, &self.target)).collect();
+        self.steps.iter().map(|step| kernels[step.kernel].clone()).collect()
+    }
+
     /// The plan as JSON, the same on every machine.
     pub fn to_json(&self) -> String {
         let mut text = serde_json::to_string_pretty(self).expect("a plan has only finite numbers and text keys");

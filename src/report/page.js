@@ -444,6 +444,7 @@
     if (at.buffer !== undefined) return [scene.buffers[at.buffer].name, facts(scene, at.buffer)];
     const step = scene.steps[at.step], sum = list => exact([...new Set(list)].reduce((n, b) => n + scene.buffers[b].bytes, 0));
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
+    if (step.algorithm) out.push(["algorithm", step.algorithm]);
     if (scene.reserved.length) out.push(["reserved", exact(scene.reserved[at.step])]);
     if (scene.lanes > 1) out.push(["lane", String(step.lane)]);
     return [`step ${at.step}: ${step.name}`, out];

@@ -121,6 +121,8 @@ pub struct Mark {
     pub operator: String,
     /// The kernel's template.
     pub kernel: &'static str,
+    /// The algorithm that computes the kernel; empty for an eager run.
+    pub algorithm: String,
     /// The kind of its results.
     pub kind: Kind,
     /// Its lane. Steps of different lanes may run at the same time.
@@ -242,12 +244,12 @@ impl Scene {
         let operators = operators(graph);
         let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());
-        for step in &plan.steps {
+        for (step, algorithm) in plan.steps.iter().zip(plan.algorithms()) {
             let mark = Mark::new(&step.name, &plan.kernels[step.kernel], &operators, &step.reads, &step.writes);
             for &b in &step.writes {
                 kinds[b].get_or_insert(mark.kind);
             }
-            steps.push(Mark { lane: step.lane, ..mark });
+            steps.push(Mark { lane: step.lane, algorithm, ..mark });
         }
         let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
@@ -357,6 +359,7 @@ impl Mark {
             name: name.to_owned(),
             operator: operators.get(name).copied().unwrap_or(template.name()).to_owned(),
             kernel: template.name(),
+            algorithm: String::new(),
             kind: Kind::Computed(template.def().kind),
             lane: 0,
             reads: reads.to_vec(),

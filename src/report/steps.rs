@@ -4,6 +4,7 @@ use super::Table;
 use crate::plan::tell::timeline::Lives;
 use crate::plan::{Class, Plan};
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A run in Chrome's trace format, which Perfetto reads: one span per step, one after the other, with a curve of the live bytes.
@@ -30,14 +31,36 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
     json!({"displayTimeUnit": "ns", "traceEvents": events})
 }
 
-/// Which kernel each step got on a device, and why where there was a choice.
-pub fn placement(plan: &Plan, device: &str, notes: &[String]) -> String {
+/// The kernel of each step and its algorithm. `notes` has one entry per step.
+pub fn placement(plan: &Plan, notes: &[String]) -> String {
     let mut table = Table::new("><");
-    table.row(["step", "node", "kernel", "shape", "as"]);
+    table.row(["step", "node", "kernel", "shape", "algorithm"]);
     for (number, (step, note)) in plan.steps.iter().zip(notes).enumerate() {
         let kernel = &plan.kernels[step.kernel];
         let (template, shape) = (kernel.template.name().to_owned(), kernel.shape.to_string());
         table.row([number.to_string(), step.name.clone(), template, shape, note.clone()]);
     }
-    format!("all steps on {device}\n\n{table}")
+    table.to_string()
+}
+
+/// The algorithms that compute a plan's steps, in order of their first use, each with the number of its steps and kernels.
+pub fn algorithms(plan: &Plan) -> String {
+    let mut found: Vec<([String; 3], usize, BTreeSet<usize>)> = Vec::new();
+    for step in &plan.steps {
+        let kernel = &plan.kernels[step.kernel];
+        let name = kernel.schedule.name(kernel, &plan.target);
+        let row = [kernel.template.name().into(), name.into(), kernel.schedule.numbers()];
+        let at = found.iter().position(|(other, ..)| *other == row).unwrap_or_else(|| {
+            found.push((row, 0, BTreeSet::new()));
+            found.len() - 1
+        });
+        found[at].1 += 1;
+        found[at].2.insert(step.kernel);
+    }
+    let mut table = Table::new(">><");
+    table.row(["steps", "kernels", "template", "algorithm"]);
+    for ([template, name, numbers], steps, kernels) in found {
+        table.row([steps.to_string(), kernels.len().to_string(), template, name, numbers]);
+    }
+    table.to_string()
 }

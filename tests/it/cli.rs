@@ -235,6 +235,81 @@ fn plans_are_printed_written_and_checked() {
     }
 }
 
+/// The lines of `plan` from its table of algorithms on, and those of `plan --placement`.
+fn algorithms(model: &[&str], target: &str) -> [String; 2] {
+    [&[][..], &["--placement"]].map(|flag| {
+        let text = ok(&[&["plan"], model, &["--target", target], flag]);
+        let start = text.find("\nstep").unwrap_or_else(|| panic!("there is no table in {text}"));
+        text[start + 1..].to_owned()
+    })
+}
+
+/// Without a device, `plan` names the algorithms of all kernels with their numbers; `--placement` names that of each step.
+#[test]
+fn plans_name_the_algorithm_of_every_kernel() {
+    let model = &["graphs/digits.onnx", "--set", "batch=64"];
+    let [cpu, steps] = algorithms(model, "cpu");
+    assert_eq!(
+        cpu,
+        "\
+steps  kernels  template  algorithm
+    1        1  conv      conv       threads 1 weights_left
+    2        2  conv      conv       threads 2 weights_left
+    2        2  pool      window     threads 1
+    2        2  matmul    matmul     threads 1
+"
+    );
+    assert_eq!(
+        steps,
+        "\
+step  node                              kernel  shape          algorithm
+   0  /stem/stem.2/Relu                 conv    [64,16,1,8,8]  conv threads 1 weights_left
+   1  /body/body.2/Relu                 conv    [64,32,1,8,8]  conv threads 2 weights_left
+   2  /pool/MaxPool/plimsoll.MaxPool    pool    [64,32,1,4,4]  window threads 1
+   3  /head/head.2/Relu                 conv    [64,48,1,4,4]  conv threads 2 weights_left
+   4  /pool_1/MaxPool/plimsoll.MaxPool  pool    [64,48,1,2,2]  window threads 1
+   5  /Relu                             matmul  [64,28]        matmul threads 1
+   6  /out/Gemm/Add                     matmul  [64,10]        matmul threads 1
+"
+    );
+    let [wgpu, steps] = algorithms(model, "wgpu");
+    assert_eq!(
+        wgpu,
+        "\
+steps  kernels  template  algorithm
+    1        1  conv      matmul          tile 16x64
+    1        1  conv      matmul_slice_k  depth 8 tile 32
+    1        1  pool      pool            threads 256
+    1        1  conv      matmul_slice_k  depth 4 tile 16
+    1        1  pool      pool            threads 64
+    1        1  matmul    matmul_slice_k  row_axis 0 depth 4 tile 16
+    1        1  matmul    matmul          row_axis 0 tile 16x64 transposed
+"
+    );
+    assert!(steps.contains("[64,10]        matmul row_axis 0 tile 16x64 transposed\n"), "{steps}");
+    let [cuda, steps] = algorithms(model, "cuda");
+    assert_eq!(
+        cuda,
+        "\
+steps  kernels  template  algorithm
+    1        1  conv      matmul               tile 16x64
+    1        1  conv      matmul_slice_k       depth 8 tile 32
+    1        1  pool      pool                 threads 256
+    1        1  conv      matmul_slice_k       depth 4 tile 16
+    1        1  pool      pool                 threads 64
+    1        1  matmul    matmul_slice_k_warp  row_axis 0 rows 16
+    1        1  matmul    cuBLASLt             matmul f32 bias
+"
+    );
+    assert!(steps.contains("[64,10]        cuBLASLt matmul f32 bias\n"), "{steps}");
+    let placed = ok_json(&[&["plan"], model, &["--target", "cuda", "--placement"]]);
+    assert_eq!(placed["placement"][6], json!({"node": "/out/Gemm/Add", "kernel": "cuBLASLt matmul f32 bias"}));
+
+    // A run on a device names the algorithms of its plan.
+    let ran = ok(&[&["run"], model, CPU, &["--placement"]]);
+    assert!(ran.contains("[64,28]        matmul threads 1\n"), "{ran}");
+}
+
 /// The plan of a range, with the bytes that each binding uses of the arena, in text and in JSON.
 #[test]
 fn the_plan_of_a_range_is_a_table() {

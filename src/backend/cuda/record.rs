@@ -69,7 +69,7 @@ impl Drop for Graph {
 
 pub(super) struct Record {
     steps: Vec<Step>,
-    /// Per launch, its algorithm in words.
+    /// Per launch, its blocks and threads; empty for a library call.
     pub(super) notes: Vec<String>,
     /// The steps as one graph. A single step is launched as it is.
     graph: Option<Graph>,
@@ -157,23 +157,22 @@ impl Cuda {
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
     }
 
-    /// The step of a launch, in words too: its kernel's library call, or its text.
+    /// The step of a launch, a library call or a text, and a note on it.
     fn choose(&mut self, launch: &Launch, texts: &mut Texts) -> Result<(Bound, String)> {
         let id = launch.kernel;
         let kernel = self.kernels.get(id.0 as usize).ok_or_else(|| failed(format!("there is no kernel {}", id.0)))?;
         let (bindings, pointers) = self.bind(kernel, launch)?;
         if let Some(call) = kernel.schedule.call().cloned() {
             let step = self.call(id, &call, launch)?;
-            return Ok((Bound::Ready(step), call.library().to_owned()));
+            return Ok((Bound::Ready(step), String::new()));
         }
         let kernel = &self.kernels[id.0 as usize];
         let number = texts.number(id, kernel, bindings, &self.info.target)?;
-        let name = kernel.schedule.name(kernel, &self.info.target);
         let Source { size, groups, .. } = &texts.sources[number];
         if *groups == [0; 3] {
             return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
         }
-        Ok((Bound::Text(number, pointers), format!("{name}, {groups:?} blocks of {size} threads")))
+        Ok((Bound::Text(number, pointers), format!("{groups:?} blocks of {size} threads")))
     }
 
     /// The arguments of a launch that share a pointer, and the pointers. Memory that the launch does not write is read-only.

@@ -7,7 +7,7 @@
 //! A kernel says what is computed, its schedule says how. Texts, library calls and the CPU's loops follow the schedule; none of them
 //! chooses.
 
-use super::algorithm::{Cut, Elements, Rows, Schedule, Text, Tiling};
+use super::algorithm::{Cpu, Cut, Elements, Rows, Schedule, Text, Tiling};
 use super::call::Call;
 use super::library;
 use super::product::Product;
@@ -53,12 +53,30 @@ impl Schedule {
         if let Schedule::Library(call) = self { Some(call) } else { None }
     }
 
-    /// The algorithm's name: a library, or a row of [`super::render::KERNELS`].
+    /// The algorithm's name: a library, a row of [`super::render::KERNELS`], or a way of the CPU.
     pub fn name(&self, kernel: &Kernel, target: &Target) -> &'static str {
         match self {
             Schedule::Library(call) => call.library(),
             Schedule::Text(text) => text.name(&kernel.template, target.family),
-            Schedule::Open | Schedule::Cpu(_) => kernel.template.name(),
+            Schedule::Cpu(cpu) => cpu.name(),
+            Schedule::Open => "open",
+        }
+    }
+
+    /// The algorithm's name and its numbers, in one line.
+    pub fn words(&self, kernel: &Kernel, target: &Target) -> String {
+        format!("{} {}", self.name(kernel, target), self.numbers()).trim_end().to_owned()
+    }
+}
+
+impl Cpu {
+    fn name(&self) -> &'static str {
+        match self {
+            Cpu::Loops => "loops",
+            Cpu::Matmul { .. } => "matmul",
+            Cpu::Conv { .. } => "conv",
+            Cpu::Window { .. } => "window",
+            Cpu::Attention { .. } => "attention",
         }
     }
 }
@@ -79,8 +97,8 @@ impl Text {
     /// The product that it tiles, if it tiles one. The kernel is one that the text computes.
     pub(super) fn product(&self, kernel: &Kernel) -> Option<(Product, Tiling)> {
         match (self, &kernel.template) {
-            (&Text::Matmul { rows, transposed, tiling }, Template::MatMul) => {
-                Some((Product::matmul(kernel, rows, transposed), tiling))
+            (&Text::Matmul { row_axis, transposed, tiling }, Template::MatMul) => {
+                Some((Product::matmul(kernel, row_axis, transposed), tiling))
             }
             (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
                 Some((Product::conv(kernel, *groups, window, patches), tiling))
@@ -136,11 +154,11 @@ impl Text {
                 }
                 elements.check(kernel, target)?;
             }
-            (&Text::Matmul { rows, tiling, .. }, Template::MatMul) => {
+            (&Text::Matmul { row_axis, tiling, .. }, Template::MatMul) => {
                 floats(2)?;
                 let first = super::product::first_row_axis(kernel);
-                if !(first..=kernel.shape.len() - 2).contains(&rows) {
-                    return Err(format!("expected rows from axis {first} on, found {rows}"));
+                if !(first..=kernel.shape.len() - 2).contains(&row_axis) {
+                    return Err(format!("expected rows from axis {first} on, found {row_axis}"));
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
@@ -346,9 +364,9 @@ fn best_text(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> T
         Template::Map => Text::Elements(map::best(kernel, target)),
         Template::Row { .. } => Text::Rows(row::best(kernel, target)),
         Template::MatMul => {
-            let (rows, transposed) = matmul::rows(kernel, target);
-            let product = Product::matmul(kernel, rows, transposed);
-            Text::Matmul { rows, transposed, tiling: matmul::best(kernel, &product, target, own) }
+            let (row_axis, transposed) = matmul::rows(kernel, target);
+            let product = Product::matmul(kernel, row_axis, transposed);
+            Text::Matmul { row_axis, transposed, tiling: matmul::best(kernel, &product, target, own) }
         }
         Template::Conv { groups, window } => {
             let weights = &kernel.reads[1].access.shape;
@@ -384,10 +402,10 @@ fn texts(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<T
         (Template::Row { .. }, _) => all.extend(row::all(kernel, target).into_iter().map(Text::Rows)),
         (Template::MatMul, _) => {
             let (first, chosen) = matmul::rows(kernel, target);
-            for (rows, transposed) in [(first, chosen), (first, !chosen), (kernel.shape.len() - 2, chosen)] {
-                let product = Product::matmul(kernel, rows, transposed);
+            for (row_axis, transposed) in [(first, chosen), (first, !chosen), (kernel.shape.len() - 2, chosen)] {
+                let product = Product::matmul(kernel, row_axis, transposed);
                 let tilings = matmul::all(kernel, &product, target, own).into_iter();
-                all.extend(tilings.map(|tiling| Text::Matmul { rows, transposed, tiling }));
+                all.extend(tilings.map(|tiling| Text::Matmul { row_axis, transposed, tiling }));
             }
         }
         (Template::Conv { groups, window }, _) => {
