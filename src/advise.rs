@@ -316,7 +316,7 @@ pub const REMEDIES: &[(&str, for<'a> fn(&Case<'a>) -> Vec<Change<'a>>)] = &[
     ("half the extent", halved),
     ("f16 values", narrowed),
     ("smaller workspaces", less_scratch),
-    ("one lane", one_lane),
+    ("one stream", one_stream),
     ("fusion", other_fusion),
     ("chunks", chunked),
 ];
@@ -352,12 +352,12 @@ fn less_scratch<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     }
 }
 
-fn one_lane<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
+fn one_stream<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
     let mut changed = case.clone();
-    changed.target.lanes = 1;
-    // Under a limit, planning tries a single lane before it refuses.
+    changed.target.streams = 1;
+    // Under a limit, planning tries a single stream before it refuses.
     let change = "a --memory-limit of this many bytes: no steps then run at the same time";
-    if case.target.lanes > 1 { vec![(change.into(), changed)] } else { Vec::new() }
+    if case.target.streams > 1 { vec![(change.into(), changed)] } else { Vec::new() }
 }
 
 fn other_fusion<'a>(case: &Case<'a>) -> Vec<Change<'a>> {
@@ -508,9 +508,9 @@ const MAX_SEARCHED: usize = 20_000;
 pub fn advise(case: &Case, limit: Option<u64>) -> Result<Advice> {
     let graph = case.graph(limit)?;
     let plan = match plan::plan(&graph, &case.target, &Limits { memory: limit }) {
-        // Under a limit, planning tries a single lane before it refuses. So the figures are those of one lane.
+        // Under a limit, planning tries a single stream before it refuses. So the figures are those of one stream.
         Err(Error::Fit { .. }) => {
-            let target = Target { lanes: 1, ..case.target.clone() };
+            let target = Target { streams: 1, ..case.target.clone() };
             plan::plan(&graph, &target, &Limits { memory: None })?
         }
         plan => plan?,

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exec;
 use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Class, Moved, Port, Segment};
+use crate::plan::{Class, Port, Segment, TransferBytes};
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
@@ -89,8 +89,9 @@ impl Program {
                 .filter(|(b, buffer)| buffer.class == class && (last[*b].is_some() || class == Class::Input));
             of.map(|(_, buffer)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
-        let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
-        let staging = moved.staging(target).collect();
+        let transfers =
+            TransferBytes { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
+        let staging = transfers.staging(target).collect();
         Ok(Program { draft, resident, allocs, frees, inputs, outputs, staging })
     }
 
@@ -388,8 +389,8 @@ impl<'a> Eager<'a> {
             _ => {
                 let args = buffers().enumerate().map(|(slot, b)| {
                     let whole = self.place(b).1;
-                    let window = step.windows.get(slot);
-                    window.map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
+                    let bind_range = step.bind_ranges.get(slot);
+                    bind_range.map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
                 });
                 let args = args.collect();
                 let launch = Launch::new(self.kernels[step.kernel], args);

@@ -348,7 +348,7 @@ fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step
     Launch {
         kernel: kernels[step.kernel],
         args: slots.map(|slot| argument(plan, segments, step, slot)).collect(),
-        lane: step.lane,
+        stream: step.stream,
         waits: step.waits.clone(),
     }
 }
@@ -358,7 +358,7 @@ fn argument(plan: &Plan, segments: &[SegmentId], step: &Step, slot: usize) -> Sl
     let reads = step.reads.len();
     let buffer = if slot < reads { step.reads[slot] } else { step.writes[slot - reads] };
     let whole = place(plan, segments, buffer).1;
-    step.windows.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
+    step.bind_ranges.get(slot).map_or(whole, |w| Slice { offset: whole.offset + w.offset, bytes: w.bytes, ..whole })
 }
 
 /// Returns an error if these are not a plan's constants. With one of them missing, it would run on unknown bytes.

@@ -86,7 +86,7 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, ValueId};
 pub use plan::{
-    Buffer, Candidate, Class, ConstantPort, Dim, Limits, Plan, Port, Recipe, Segment, Step, Summary, Window,
+    BindRange, Buffer, Candidate, Class, ConstantPort, Dim, Limits, Plan, Port, Recipe, Segment, Step, Summary,
 };
 pub use session::{Choice, Options, Session};
 pub use shape::{Extent, Shape};

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
 use crate::onnx;
-use crate::plan::range::{Family, Source};
+use crate::plan::range::{ShapeRange, Source};
 use crate::plan::{self, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
@@ -201,7 +201,7 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
 pub struct Session {
     plan: Plan,
     device: String,
-    family: Option<Family>,
+    range: Option<ShapeRange>,
     state: Mutex<State>,
 }
 
@@ -251,12 +251,12 @@ impl Session {
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
-        let family = Family::new(source, &options.dims, backend.target(), options.recipe, &limits)?;
-        let (plan, constants) = family.largest();
+        let range = ShapeRange::new(source, &options.dims, backend.target(), options.recipe, &limits)?;
+        let (plan, constants) = range.largest();
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
-        let largest = family.dims().iter().map(|d| d.most).collect();
+        let largest = range.dims().iter().map(|d| d.most).collect();
         let state = State { exec, ready: BTreeMap::from([(largest, 0)]) };
-        Ok(Session { plan: plan.clone(), device, family: Some(family), state: Mutex::new(state) })
+        Ok(Session { plan: plan.clone(), device, range: Some(range), state: Mutex::new(state) })
     }
 
     /// Plans a graph and loads it.
@@ -286,7 +286,7 @@ impl Session {
         let (plan, constants) = options.recipe.compile(graph, backend.target(), &limits)?;
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         let state = State { exec, ready: BTreeMap::new() };
-        Ok(Session { plan, device, family: None, state: Mutex::new(state) })
+        Ok(Session { plan, device, range: None, state: Mutex::new(state) })
     }
 
     /// The plan that runs; for a range, the plan of the largest binding.
@@ -334,9 +334,9 @@ impl Session {
     ) -> Result<Vec<(String, Tensor)>> {
         let ordered = arrange(&self.plan, inputs)?;
         let outputs = self.lend(|state| {
-            if let Some(family) = &self.family {
+            if let Some(range) = &self.range {
                 let shapes: Vec<_> = ordered.iter().map(|tensor| Some(tensor.shape())).collect();
-                state.select(family, &family.binding(&shapes)?)?;
+                state.select(range, &range.binding(&shapes)?)?;
             }
             run(&mut state.exec, &ordered)
         })?;
@@ -349,11 +349,11 @@ impl Session {
     /// # Errors
     /// When an input is outside of the range.
     pub fn binding(&self, inputs: &[(&str, &Shape)]) -> Result<Vec<(String, usize)>> {
-        let Some(family) = &self.family else { return Ok(Vec::new()) };
+        let Some(range) = &self.range else { return Ok(Vec::new()) };
         let shape = |port: &plan::Port| inputs.iter().find(|(name, _)| *name == port.name).map(|(_, shape)| *shape);
         let shapes: Vec<_> = self.plan.inputs.iter().map(shape).collect();
-        let extents = family.binding(&shapes)?;
-        Ok(family.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
+        let extents = range.binding(&shapes)?;
+        Ok(range.dims().iter().map(|d| d.name.clone()).zip(extents).collect())
     }
 
     /// Prepares a binding of the range, and gives its plan. A dim that is not given has its largest extent. The binding's kernels are compiled
@@ -371,15 +371,15 @@ impl Session {
     /// As [`select`](Self::select).
     #[doc(hidden)]
     pub fn selected<T>(&self, binding: &[(String, usize)], f: impl FnOnce(&mut Exec) -> T) -> Result<T> {
-        let dims = self.family.as_ref().map_or(&[][..], Family::dims);
+        let dims = self.range.as_ref().map_or(&[][..], ShapeRange::dims);
         if let Some((name, extent)) = binding.iter().find(|(name, _)| dims.iter().all(|d| d.name != *name)) {
             return Err(Error::usage(format!("{name}={extent}: no range was planned for a dim '{name}'")));
         }
         let extent = |dim: &plan::Dim| binding.iter().find(|(name, _)| *name == dim.name).map_or(dim.most, |b| b.1);
         let extents: Vec<usize> = dims.iter().map(extent).collect();
         self.lend(|state| {
-            if let Some(family) = &self.family {
-                state.select(family, &extents)?;
+            if let Some(range) = &self.range {
+                state.select(range, &extents)?;
             }
             Ok(f(&mut state.exec))
         })
@@ -399,12 +399,12 @@ impl Session {
 
 impl State {
     /// Lets a binding's plan run next, and makes it if there is none.
-    fn select(&mut self, family: &Family, binding: &[usize]) -> Result<()> {
+    fn select(&mut self, range: &ShapeRange, binding: &[usize]) -> Result<()> {
         let number = match self.ready.get(binding) {
             Some(&number) => number,
             None => {
-                let (plan, constants) = family.at(binding)?;
-                let number = self.exec.add(plan, &constants, &family.largest().1)?;
+                let (plan, constants) = range.at(binding)?;
+                let number = self.exec.add(plan, &constants, &range.largest().1)?;
                 self.ready.insert(binding.to_vec(), number);
                 number
             }

@@ -75,7 +75,7 @@ pub struct Target {
     pub max_groups: u32,
     /// The most sequences of steps that can run at the same time.
     #[serde(default = "one", skip_serializing_if = "is_one")]
-    pub lanes: u32,
+    pub streams: u32,
     /// Threads for which per-thread workspaces are planned (1 on a GPU).
     pub threads: u32,
     /// The most bytes of host-visible memory for copies to the device, and as many for copies back. 0 if the host can read and
@@ -207,7 +207,7 @@ impl Target {
             max_workgroup: 1,
             max_shared: 256 << 10,
             max_groups: u32::MAX,
-            lanes: 1,
+            streams: 1,
             threads,
             staging: 0,
             libraries: Libraries::default(),
@@ -242,7 +242,7 @@ impl Target {
             max_workgroup: 256,
             max_shared: 16 << 10,
             max_groups: 65535,
-            lanes: 1,
+            streams: 1,
             threads: 1,
             staging: STAGING,
             libraries: Libraries::default(),
@@ -265,7 +265,7 @@ impl Target {
             max_workgroup: 1024,
             max_shared: 227 << 10,
             max_groups: i32::MAX as u32,
-            lanes: 4,
+            streams: 4,
             threads: 1,
             staging: STAGING,
             libraries: Libraries { cublaslt: true, cudnn: true },
@@ -411,14 +411,14 @@ impl Target {
             ("max_bindings", self.max_bindings.into(), 4),
             ("max_workgroup", self.max_workgroup.into(), 1),
             ("max_groups", self.max_groups.into(), 1),
-            ("lanes", self.lanes.into(), 1),
+            ("streams", self.streams.into(), 1),
             ("threads", self.threads.into(), 1),
         ] {
             if value < min {
                 return Err(format!("{name}: expected at least {min}, found {value}"));
             }
         }
-        for (name, value) in [("threads", self.threads), ("lanes", self.lanes)] {
+        for (name, value) in [("threads", self.threads), ("streams", self.streams)] {
             if value > 4096 {
                 return Err(format!("{name}: expected at most 4096, found {value}"));
             }

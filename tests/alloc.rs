@@ -123,19 +123,19 @@ fn replay_allocates_nothing() {
 #[test]
 fn a_range_of_bindings_allocates_nothing() {
     use plimsoll::internals::exec::Exec;
-    use plimsoll::internals::plan::range::Family;
+    use plimsoll::internals::plan::range::ShapeRange;
     use plimsoll::internals::{onnx, session};
     use plimsoll::{DType, Limits, Recipe, Tensor};
     let _alone = ALONE.lock();
     let model = onnx::load(std::path::Path::new("graphs/digits.onnx")).expect("it is a graph");
     let dims = [("batch".to_owned(), (1..=64).into())];
     let limits = Limits { memory: None };
-    let family =
-        Family::new(session::source(model), &dims, &Target::cpu(2), Recipe::default(), &limits).expect("it is planned");
-    let (plan, constants) = family.largest();
+    let range = ShapeRange::new(session::source(model), &dims, &Target::cpu(2), Recipe::default(), &limits)
+        .expect("it is planned");
+    let (plan, constants) = range.largest();
     let mut exec = Exec::load(Box::new(Cpu::new(2)), plan.clone(), constants, &|_| {}).expect("it loads");
     let turns = [32, 16, 64, 1, 32].map(|batch| {
-        let (plan, own) = family.at(&[batch]).expect("a plan");
+        let (plan, own) = range.at(&[batch]).expect("a plan");
         let number = exec.add(plan, &own, constants).expect("it runs in the same bytes");
         (number, [Tensor::from_f64(DType::F32, [batch, 1, 8, 8], &vec![0.25; batch * 64])])
     });

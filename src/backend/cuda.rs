@@ -123,8 +123,8 @@ pub struct Cuda {
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
-    /// The other lanes' streams.
-    lanes: Vec<CUstream>,
+    /// The streams beside it.
+    others: Vec<CUstream>,
     /// Recorded by [`Backend::start`] and [`Backend::stop`].
     timers: Vec<CUevent>,
     info: Device,
@@ -189,7 +189,7 @@ impl Cuda {
             device: handle,
             context,
             stream: std::ptr::null_mut(),
-            lanes: Vec::new(),
+            others: Vec::new(),
             timers: Vec::new(),
             info,
             driver_version: version,
@@ -544,8 +544,8 @@ impl Drop for Cuda {
         let driver = &self.driver;
         // SAFETY: work has been waited for, and every handle is given back once, those that others use last.
         unsafe {
-            for lane in &self.lanes {
-                let _ = driver.cuStreamDestroy_v2(*lane);
+            for stream in &self.others {
+                let _ = driver.cuStreamDestroy_v2(*stream);
             }
             for module in &self.modules {
                 let _ = driver.cuModuleUnload(*module);

@@ -45,16 +45,16 @@ pub struct Launch {
     /// One slice per read, then per write, then the workspace if the kernel has one. Slices are equal or disjoint: a result may take the place
     /// of an operand that nothing reads later.
     pub args: Vec<Slice>,
-    /// Launches of one lane run one after another, those of several may run side by side.
-    pub lane: u32,
-    /// Earlier launches of other lanes, by their numbers in the record, that must be over before it starts.
+    /// Launches of one stream run one after another, those of several may run side by side.
+    pub stream: u32,
+    /// Earlier launches of other streams, by their numbers in the record, that must be over before it starts.
     pub waits: Vec<usize>,
 }
 
 impl Launch {
-    /// A launch in the first lane.
+    /// A launch in the first stream.
     pub fn new(kernel: KernelId, args: Vec<Slice>) -> Launch {
-        Launch { kernel, args, lane: 0, waits: Vec::new() }
+        Launch { kernel, args, stream: 0, waits: Vec::new() }
     }
 }
 

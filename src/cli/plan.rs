@@ -5,7 +5,7 @@ use super::{Failure, line};
 use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::plan::range::{Family, Tried};
+use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Limits};
 use crate::{file, report, session};
@@ -59,8 +59,8 @@ impl Plan {
                 return Ok((plan::plan(&graph, &case.target, limits)?, None));
             }
             let source = session::source(model.clone());
-            let family = Family::new(source, &extents, &case.target, case.recipe, limits)?;
-            Ok((family.plan().clone(), Some(family)))
+            let range = ShapeRange::new(source, &extents, &case.target, case.recipe, limits)?;
+            Ok((range.plan().clone(), Some(range)))
         };
         let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
@@ -68,7 +68,7 @@ impl Plan {
             let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph.graph)?;
         }
-        let (plan, family) = plan.map_err(refuse)?;
+        let (plan, range) = plan.map_err(refuse)?;
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(plan.to_json().as_bytes()))?;
         }
@@ -91,15 +91,15 @@ impl Plan {
         }
         if json {
             let answer = self.model.answer(&plan);
-            if answer.is_none() && advice.is_none() && family.is_none() && !self.placement {
+            if answer.is_none() && advice.is_none() && range.is_none() && !self.placement {
                 return Ok(plan.to_json());
             }
             // The file can still be read as a plan, because readers ignore the added fields.
             let mut value = json!(plan);
-            if let Some(family) = family {
-                let names = || family.dims().iter().map(|dim| dim.name.as_str());
+            if let Some(range) = range {
+                let names = || range.dims().iter().map(|dim| dim.name.as_str());
                 let binding = |tried: &Tried| -> Value { names().zip(tried.binding.iter().copied()).collect() };
-                let tried = family.tried().iter();
+                let tried = range.tried().iter();
                 value["range"] = tried.map(|t| json!({"binding": binding(t), "live_bytes": t.live})).collect();
             }
             if let Some(answer) = answer {
@@ -116,7 +116,7 @@ impl Plan {
         let (memory, orders) = (report::memory(&plan, None), report::orders(&plan));
         let algorithms =
             if self.placement { report::placement(&plan, &plan.algorithms()) } else { report::algorithms(&plan) };
-        let range = family.map_or(String::new(), |family| format!("\n{}", report::range(&family)));
+        let range = range.map_or(String::new(), |range| format!("\n{}", report::range(&range)));
         let steps = plan.steps.len();
         let heading = format!("{} for {}, {steps} steps", plan.name, case.target.name);
         let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");

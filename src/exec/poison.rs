@@ -71,7 +71,7 @@ impl Exec {
     /// One record per step, so that each step runs by itself.
     pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
         let Exec { backend, plan, segments, kernels, .. } = self;
-        let alone = |step| Launch { lane: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
+        let alone = |step| Launch { stream: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
         plan.steps.iter().map(|step| backend.record(&[alone(step)])).collect()
     }
 

@@ -3,7 +3,7 @@
 use super::effort::{Effort, Meter};
 use super::exact::Block;
 use super::pack::{Level, Packer, Recipe};
-use super::sections::Timeline;
+use super::sections::Sections;
 use super::subproblem::fill;
 use super::{Problem, Solution};
 use std::cmp::Reverse;
@@ -82,14 +82,14 @@ enum Key {
     BusySections,
     /// The largest live sum of its sections, then its area.
     BusyArea,
-    /// The worth of its sections: see [`Timeline::worth`].
+    /// The worth of its sections: see [`Sections::worth`].
     Worth(u64),
 }
 
 /// Makes several passes, and returns the best solution with its recipe. The first pass is made whatever the effort.
 pub(super) fn greedy(
     problem: &Problem,
-    time: &Timeline,
+    time: &Sections,
     packer: &mut Packer,
     enough: u64,
     meter: &mut Meter,
@@ -122,7 +122,7 @@ pub(super) fn greedy(
 /// The problem that all passes share.
 struct Greedy<'a> {
     problem: &'a Problem,
-    time: &'a Timeline,
+    time: &'a Sections,
     blocks: &'a [Block],
     enough: u64,
 }

@@ -5,7 +5,7 @@ use super::exact::{Focus, Manner, Outcome, Search, mix};
 use super::greedy::GIANT;
 use super::pack::{Packer, Recipe, Stuck};
 use super::repair::{Goal, move_steps, repair};
-use super::sections::Timeline;
+use super::sections::Sections;
 use super::subproblem::Subproblem;
 use super::{Problem, Solution};
 use crate::shape::gcd;
@@ -33,7 +33,7 @@ const MOVES: u64 = 256;
 /// course of the search does not depend on the remaining effort, so more effort never gives a worse result.
 pub(super) fn improve(
     problem: &Problem,
-    time: &Timeline,
+    time: &Sections,
     packer: Packer,
     (best, recipe): (Solution, Recipe),
     range: Range<u64>,
@@ -90,7 +90,7 @@ impl Round {
 /// The state between two rounds.
 struct Improvement<'a> {
     problem: &'a Problem,
-    time: &'a Timeline,
+    time: &'a Sections,
     packer: Packer<'a>,
     meter: &'a mut Meter,
     best: Solution,

@@ -32,7 +32,7 @@ use exact::Block;
 use greedy::greedy;
 use improve::improve;
 use pack::Packer;
-use sections::Timeline;
+use sections::Sections;
 use std::ops::Range;
 
 mod effort;
@@ -146,7 +146,7 @@ impl Problem {
 
     /// The largest sum of sizes (rounded up to the alignment) that are live at once. O(n log n).
     pub fn lower_bound(&self) -> u64 {
-        Timeline::new(self).bound()
+        Sections::new(self).bound()
     }
 
     fn size(&self, index: usize) -> u64 {
@@ -157,7 +157,7 @@ impl Problem {
         Block { span, size: self.size(index), align: self.items[index].align.max(self.align), fixed }
     }
 
-    fn blocks(&self, time: &Timeline) -> Vec<Block> {
+    fn blocks(&self, time: &Sections) -> Vec<Block> {
         time.spans.iter().enumerate().map(|(index, span)| self.block(index, span.clone(), None)).collect()
     }
 }
@@ -178,12 +178,12 @@ pub fn place(problem: &Problem, effort: Effort) -> Solution {
 /// Places items as [`place`] does, for a caller that can only use a peak below `bar`. If the lower bound is not below it, only the
 /// first pass is made.
 pub fn place_below(problem: &Problem, bar: u64, effort: Effort) -> Solution {
-    let time = Timeline::new(problem);
+    let time = Sections::new(problem);
     let effort = if time.bound() < bar { effort } else { Effort::Steps(0) };
     search(problem, &time, bar, Meter::new(effort))
 }
 
-fn search(problem: &Problem, time: &Timeline, bar: u64, mut meter: Meter) -> Solution {
+fn search(problem: &Problem, time: &Sections, bar: u64, mut meter: Meter) -> Solution {
     let enough = time.bound().max(problem.capacity.unwrap_or(0)).min(bar.saturating_sub(1));
     let blocks = problem.blocks(time);
     let mut packer = Packer::new(time.live.len(), &blocks);
@@ -271,7 +271,7 @@ mod tests {
                 align: 1,
             };
             let problem = Problem::new((0..count).map(&mut item).collect(), 1).expect("sizes are small");
-            let time = Timeline::new(&problem);
+            let time = Sections::new(&problem);
             let meter = || Meter::new(Effort::Steps(steps));
             let found = search(&problem, &time, u64::MAX, meter());
             assert_eq!(found, search(&problem, &time, u64::MAX, meter().without_threads()));
@@ -304,7 +304,7 @@ mod tests {
         // Items 1, 3 and 4 are stacked between 0 and 2, and item 5 covers the hole above them.
         let items = [(0, 2, 4, 1), (2, 4, 1, 1), (4, 6, 4, 1), (2, 4, 1, 1), (2, 3, 1, 1), (1, 5, 3, 1)];
         let problem = problem(&items, 1);
-        let time = Timeline::new(&problem);
+        let time = Sections::new(&problem);
         let blocks = problem.blocks(&time);
         let mut packer = Packer::new(time.live.len(), &blocks);
         let mut meter = Meter::new(Effort::PLAN);

@@ -28,7 +28,7 @@ pub(super) struct Recipe {
 /// other block.
 #[derive(Clone)]
 pub(super) struct Level {
-    /// The worth of room, as prefix sums over the sections: see [`Timeline::worth`](super::sections::Timeline::worth).
+    /// The worth of room, as prefix sums over the sections: see [`Sections::worth`](super::sections::Sections::worth).
     pub worth: Vec<u64>,
     /// Lifting may waste one part in so many of the room beside the block.
     pub parts: u32,

@@ -14,7 +14,7 @@
 
 use super::Problem;
 use super::effort::Meter;
-use super::sections::Timeline;
+use super::sections::Sections;
 use super::subproblem::Placed;
 use super::window::Clearing;
 use std::collections::BinaryHeap;
@@ -40,7 +40,7 @@ pub(super) struct Goal {
 }
 
 /// Lowers the highest end of the items within the goal's sections. All other items stay.
-pub(super) fn repair(problem: &Problem, time: &Timeline, offsets: Vec<u64>, goal: Goal, meter: &mut Meter) -> Vec<u64> {
+pub(super) fn repair(problem: &Problem, time: &Sections, offsets: Vec<u64>, goal: Goal, meter: &mut Meter) -> Vec<u64> {
     let Goal { sections, enough, mut attempt, steps } = goal;
     let end = meter.spent().saturating_add(steps);
     let mut repair = Repair::new(problem, time, offsets, sections);
@@ -65,7 +65,7 @@ pub(super) fn repair(problem: &Problem, time: &Timeline, offsets: Vec<u64>, goal
 /// A placement that is being repaired.
 struct Repair<'a> {
     problem: &'a Problem,
-    time: &'a Timeline,
+    time: &'a Sections,
     /// Only items within these sections are moved.
     home: Range<usize>,
     offsets: Vec<u64>,
@@ -99,7 +99,7 @@ struct Near {
 }
 
 impl<'a> Repair<'a> {
-    fn new(problem: &'a Problem, time: &'a Timeline, offsets: Vec<u64>, home: Range<usize>) -> Repair<'a> {
+    fn new(problem: &'a Problem, time: &'a Sections, offsets: Vec<u64>, home: Range<usize>) -> Repair<'a> {
         let mut repair = Repair {
             problem,
             time,
@@ -269,7 +269,7 @@ mod tests {
     fn what_cannot_be_lowered_by_a_unit_is_given_up() {
         let item = |size| Item { lower: 0, upper: 1, size, align: 1 };
         let problem = Problem::new(vec![item(2), item(3)], 1).expect("sizes are small");
-        let time = Timeline::new(&problem);
+        let time = Sections::new(&problem);
         let mut repair = Repair::new(&problem, &time, vec![0, 2], 0..1);
         let mut meter = Meter::new(Effort::Steps(1_000_000));
         assert!(!repair.lower(4, 10_000, u64::MAX, &mut meter));

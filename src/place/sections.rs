@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 /// Time, cut into sections. A section is a run of starts of items, then a run of ends.
 ///
 /// Two items overlap in time exactly if they share a section. The live sum of a section is that between its starts and its ends.
-pub(super) struct Timeline {
+pub(super) struct Sections {
     /// The sections that each item spans; none if it has no bytes.
     pub spans: Vec<Range<usize>>,
     /// Live bytes by section.
@@ -19,8 +19,8 @@ pub(super) struct Timeline {
 const FULL: u64 = 1 << 20;
 const MORE: u32 = 8;
 
-impl Timeline {
-    pub fn new(problem: &Problem) -> Timeline {
+impl Sections {
+    pub fn new(problem: &Problem) -> Sections {
         let mut spans = vec![0..0; problem.items.len()];
         let mut live = Vec::new();
         // Ranges are half-open, so the ends at a time (false) come before its starts (true).
@@ -45,7 +45,7 @@ impl Timeline {
                 now -= problem.size(index);
             }
         }
-        Timeline { spans, live, busiest: OnceLock::new() }
+        Sections { spans, live, busiest: OnceLock::new() }
     }
 
     pub fn bound(&self) -> u64 {

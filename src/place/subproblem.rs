@@ -2,7 +2,7 @@
 
 use super::effort::Meter;
 use super::exact::Block;
-use super::sections::Timeline;
+use super::sections::Sections;
 use super::{Problem, Solution};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(super) struct Subproblem {
 
 impl Subproblem {
     /// The busiest sections, as many as can be placed in about `steps` steps.
-    pub fn new(problem: &Problem, time: &Timeline, steps: u64) -> Subproblem {
+    pub fn new(problem: &Problem, time: &Sections, steps: u64) -> Subproblem {
         let (mut births, mut deaths) = (vec![0; time.live.len()], vec![0; time.live.len() + 1]);
         for span in time.spans.iter().filter(|span| !span.is_empty()) {
             births[span.start] += 1;
@@ -59,7 +59,7 @@ impl Subproblem {
         let items: Vec<u32> = (0..count).filter(taken_by).map(|index| index as u32).collect();
         // Two items may share a section, but none that was chosen. So the sections are derived again from the items.
         let part = items.iter().map(|&index| problem.items()[index as usize]).collect();
-        let own = Timeline::new(&Problem { items: part, align: problem.align(), capacity: None });
+        let own = Sections::new(&Problem { items: part, align: problem.align(), capacity: None });
         let block = |(&index, span): (&u32, &Range<usize>)| problem.block(index as usize, span.clone(), None);
         let blocks = items.iter().zip(&own.spans).map(block).collect();
         Subproblem { sections: own.live.len(), blocks, items, whole: taken == time.live.len() }
@@ -69,7 +69,7 @@ impl Subproblem {
     pub fn complete(
         &self,
         problem: &Problem,
-        time: &Timeline,
+        time: &Sections,
         offsets: &[u64],
         roof: u64,
         meter: &mut Meter,
@@ -104,7 +104,7 @@ impl Subproblem {
 /// The error is the position in `order` of the item that does not fit below the roof, or `None` if the time is up.
 pub fn fill(
     problem: &Problem,
-    time: &Timeline,
+    time: &Sections,
     fixed: Vec<Option<u64>>,
     order: &VecDeque<u32>,
     roof: u64,
@@ -144,7 +144,7 @@ pub fn fill(
 
 /// The items that have offsets, in a tree by first section. It finds the items that share a section with a range.
 pub(super) struct Placed<'a> {
-    time: &'a Timeline,
+    time: &'a Sections,
     /// Items by first section.
     items: Vec<u32>,
     /// Per item, its position in `items`.
@@ -155,7 +155,7 @@ pub(super) struct Placed<'a> {
 }
 
 impl<'a> Placed<'a> {
-    pub fn new(time: &'a Timeline) -> Placed<'a> {
+    pub fn new(time: &'a Sections) -> Placed<'a> {
         let mut items: Vec<u32> =
             (0..time.spans.len() as u32).filter(|&item| !time.spans[item as usize].is_empty()).collect();
         items.sort_by_key(|&item| time.spans[item as usize].start);

@@ -12,7 +12,7 @@ use super::Problem;
 use super::effort::Meter;
 use super::exact::{Block, Focus, Manner, Outcome, Search};
 use super::pack::{Packer, Recipe, Stuck};
-use super::sections::Timeline;
+use super::sections::Sections;
 use super::subproblem::Placed;
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -31,7 +31,7 @@ const SQUEEZES: usize = 10;
 /// An attempt to bring items under a roof before the meter reaches `end`.
 pub(super) struct Clearing<'a> {
     pub problem: &'a Problem,
-    pub time: &'a Timeline,
+    pub time: &'a Sections,
     /// Windows stay within these sections.
     pub home: &'a Range<usize>,
     pub roof: u64,

@@ -11,7 +11,7 @@
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
 //! written in parts, only these parts may be read.
 
-use super::{Buffer, Class, Plan, Port, Step, VERSION, Window};
+use super::{BindRange, Buffer, Class, Plan, Port, Step, VERSION};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ use crate::kernel::{Kernel, Template, cpu, schedule};
 use crate::shape::Access;
 use crate::target::Memory;
 use body::stores;
-use kernel::{Needs, Touch};
+use kernel::{Accessed, Needs};
 use std::collections::{BTreeMap, HashSet};
 use streams::Clock;
 
@@ -100,9 +100,9 @@ impl Held {
 struct Arg<'a> {
     buffer: usize,
     /// The bytes of the buffer that are bound.
-    window: Window,
+    bind_range: BindRange,
     /// The elements that the operand may touch; `None` for the workspace, which may be touched everywhere.
-    touch: Option<&'a Touch>,
+    accessed: Option<&'a Accessed>,
     /// The elements of the buffer that it may touch.
     set: Option<Set>,
     /// Its index among the operands that are read, or that are written.
@@ -344,7 +344,7 @@ impl<'a> Checker<'a> {
         if let Some(buffer) = buffers.find(|&&b| b >= plan.buffers.len()) {
             return Err(format!("buffer {buffer} of {}", plan.buffers.len()));
         }
-        self.windows(step, kernel.reads.len() + kernel.writes.len())?;
+        self.bind_ranges(step, kernel.reads.len() + kernel.writes.len())?;
         self.operands(step)?;
         for &slot in &self.needs[step.kernel].own {
             let (b, all) = (step.reads[slot], step.reads.iter().chain(&step.writes));
@@ -361,25 +361,25 @@ impl<'a> Checker<'a> {
     }
 
     /// The bytes of a buffer that the argument in a slot binds.
-    fn window(&self, step: &Step, slot: usize, buffer: usize) -> Window {
-        step.windows.get(slot).copied().unwrap_or(Window { offset: 0, bytes: self.plan.buffers[buffer].bytes })
+    fn bind_range(&self, step: &Step, slot: usize, buffer: usize) -> BindRange {
+        step.bind_ranges.get(slot).copied().unwrap_or(BindRange { offset: 0, bytes: self.plan.buffers[buffer].bytes })
     }
 
-    /// Checks that windows are within their buffers and within the largest binding.
-    fn windows(&self, step: &Step, operands: usize) -> Verdict {
+    /// Checks that bind ranges are within their buffers and within the largest binding.
+    fn bind_ranges(&self, step: &Step, operands: usize) -> Verdict {
         let plan = self.plan;
-        let found = step.windows.len();
-        ensure(found == 0 || found == operands, || format!("expected {operands} windows or none, found {found}"))?;
+        let found = step.bind_ranges.len();
+        ensure(found == 0 || found == operands, || format!("expected {operands} bind ranges or none, found {found}"))?;
         let most = plan.target.max_binding;
         for (slot, &b) in step.reads.iter().chain(&step.writes).enumerate() {
-            let Window { offset, bytes } = self.window(step, slot, b);
+            let BindRange { offset, bytes } = self.bind_range(step, slot, b);
             let name = |e: String| format!("binds {}: {e}", self.name(b));
             ensure(bytes <= most, || name(format!("expected at most {most} bytes, found {bytes}")))?;
             let (buffer, unit) = (&plan.buffers[b], plan.target.alignment);
             let whole = offset.is_multiple_of(unit) && offset.is_multiple_of(buffer.dtype.size() as u64);
-            ensure(whole, || name(format!("expected a window at a multiple of {unit}, found {offset}")))?;
+            ensure(whole, || name(format!("expected a bind range at a multiple of {unit}, found {offset}")))?;
             ensure(offset.checked_add(bytes).is_some_and(|end| end <= buffer.bytes), || {
-                name(format!("a window of {bytes} bytes at {offset} of {}", buffer.bytes))
+                name(format!("a bind range of {bytes} bytes at {offset} of {}", buffer.bytes))
             })?;
         }
         Ok(())
@@ -391,7 +391,7 @@ impl<'a> Checker<'a> {
         let (kernel, needs) = (&plan.kernels[step.kernel], &self.needs[step.kernel]);
         let reads = step.reads.iter().zip(&kernel.reads).zip(&needs.reads).map(|a| (a, "reads"));
         let writes = step.writes.iter().zip(&kernel.writes).zip(&needs.writes).map(|a| (a, "writes"));
-        for (i, (((&b, operand), touch), verb)) in reads.chain(writes).enumerate() {
+        for (i, (((&b, operand), accessed), verb)) in reads.chain(writes).enumerate() {
             let name = |e: String| format!("{verb} {}: {e}", self.name(b));
             let buffer = &plan.buffers[b];
             ensure(buffer.dtype == operand.dtype, || {
@@ -401,12 +401,12 @@ impl<'a> Checker<'a> {
             let usable = buffer.class != Class::Workspace && !fixed;
             ensure(usable, || name(format!("a buffer of class {}", buffer.class.name())))?;
             let (all, size) = (self.elements(b), buffer.dtype.size() as u64);
-            let window = step.windows.get(i);
-            let seen = |w: &Window| (all.saturating_sub(w.offset / size)).min(w.bytes / size);
-            let elements = window.map_or(all, seen);
-            let inside = touch.set.as_ref().is_none_or(|s| s.high() < elements);
+            let bind_range = step.bind_ranges.get(i);
+            let seen = |w: &BindRange| (all.saturating_sub(w.offset / size)).min(w.bytes / size);
+            let elements = bind_range.map_or(all, seen);
+            let inside = accessed.set.as_ref().is_none_or(|s| s.high() < elements);
             ensure(inside, || {
-                let high = touch.set.as_ref().map_or(0, Set::high);
+                let high = accessed.set.as_ref().map_or(0, Set::high);
                 name(format!("expected elements below {elements}, found element {high}"))
             })?;
             let layout = |(k, o): (usize, usize)| {
@@ -434,8 +434,8 @@ impl<'a> Checker<'a> {
                 None => !operand.packed,
             };
             ensure(fits, || name("its packed layout is not what the kernel reads".into()))?;
-            let whole = window.is_none_or(|w| w.offset == 0 && w.bytes == buffer.bytes);
-            ensure(whole || !operand.packed, || name("a window of a packed layout".into()))?;
+            let whole = bind_range.is_none_or(|w| w.offset == 0 && w.bytes == buffer.bytes);
+            ensure(whole || !operand.packed, || name("a bind range of a packed layout".into()))?;
         }
         if let Some(&b) = step.writes.get(kernel.writes.len()) {
             let Buffer { class, bytes, .. } = plan.buffers[b];
@@ -452,13 +452,13 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn launch(&mut self, at: usize, step: &Step, reads: &[Touch], writes: &[Touch]) -> Verdict {
+    fn launch(&mut self, at: usize, step: &Step, reads: &[Accessed], writes: &[Accessed]) -> Verdict {
         let arg = |written: bool, operand: usize, buffer: usize| {
-            let (slot, touches) = if written { (step.reads.len() + operand, writes) } else { (operand, reads) };
-            let (touch, window) = (touches.get(operand), self.window(step, slot, buffer));
-            let first = window.offset / self.plan.buffers[buffer].dtype.size() as u64;
-            let set = touch.and_then(|t| t.set.as_ref()).map(|set| set.shifted(first));
-            Arg { buffer, window, touch, set, operand, written }
+            let (slot, accesses) = if written { (step.reads.len() + operand, writes) } else { (operand, reads) };
+            let (accessed, bind_range) = (accesses.get(operand), self.bind_range(step, slot, buffer));
+            let first = bind_range.offset / self.plan.buffers[buffer].dtype.size() as u64;
+            let set = accessed.and_then(|t| t.set.as_ref()).map(|set| set.shifted(first));
+            Arg { buffer, bind_range, accessed, set, operand, written }
         };
         let mut args: Vec<Arg> = step.reads.iter().enumerate().map(|(i, &b)| arg(false, i, b)).collect();
         args.extend(step.writes.iter().enumerate().map(|(i, &b)| arg(true, i, b)));
@@ -488,7 +488,7 @@ impl<'a> Checker<'a> {
         let plan = self.plan;
         let slice = |a: &Arg| {
             let Buffer { segment, offset, .. } = plan.buffers[a.buffer];
-            (segment, offset + a.window.offset, offset + a.window.offset + a.window.bytes)
+            (segment, offset + a.bind_range.offset, offset + a.bind_range.offset + a.bind_range.bytes)
         };
         let mut sorted: Vec<&Arg> = args.iter().collect();
         sorted.sort_by_key(|a| slice(a));
@@ -530,7 +530,7 @@ impl<'a> Checker<'a> {
 
     /// True if `w` may be written to the bytes that `other` reads or writes.
     fn may_share(&self, step: &Step, w: &Arg, other: &Arg) -> bool {
-        let (Some(to), Some(from)) = (w.touch, other.touch) else { return false };
+        let (Some(to), Some(from)) = (w.accessed, other.accessed) else { return false };
         let kernel = &self.plan.kernels[step.kernel];
         if !other.written && from.at_index {
             let (a, b) = (&kernel.reads[other.operand], &kernel.writes[w.operand]);
@@ -655,7 +655,7 @@ impl<'a> Checker<'a> {
                 format!("summary: orders: '{name}' has a bound of {bound}, and a peak of {peak}")
             })?;
         }
-        // The plan has the best order that was tried. But with several lanes, it may take more.
+        // The plan has the best order that was tried. But with several streams, it may take more.
         let least = found.orders.iter().map(|order| order.peak).min();
         let best = least.is_none_or(|least| least == found.arena_bytes || !self.clock.is_single());
         ensure(best, || format!("summary: orders: the least peak is {least:?}, the arena's is {}", found.arena_bytes))

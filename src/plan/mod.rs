@@ -16,7 +16,7 @@ use crate::kernel::Kernel;
 pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
-pub(crate) use make::offsets::Moved;
+pub(crate) use make::offsets::TransferBytes;
 pub use make::{compile, plan};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -162,7 +162,7 @@ pub struct Port {
 
 /// The bytes of a buffer that an argument of a step binds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Window {
+pub struct BindRange {
     /// Bytes from the buffer's start; a multiple of the target's alignment.
     pub offset: u64,
     /// Length in bytes.
@@ -170,7 +170,7 @@ pub struct Window {
 }
 
 /// A kernel launch. Reads and writes are buffers, never byte ranges, because the checker depends on it. If a buffer is larger than a
-/// binding, the step sees a window of it.
+/// binding, the step binds a range of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
     /// The node whose result it computes.
@@ -181,19 +181,19 @@ pub struct Step {
     pub reads: Vec<usize>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
     pub writes: Vec<usize>,
-    /// The window of each operand: of those read, then of those written. Empty if the step binds whole buffers.
+    /// The range that each operand binds: of those read, then of those written. Empty if the step binds whole buffers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub windows: Vec<Window>,
-    /// Its lane. Steps of one lane run one after another, steps of different lanes side by side.
+    pub bind_ranges: Vec<BindRange>,
+    /// Its stream. Steps of one stream run one after another, steps of different streams side by side.
     #[serde(default, skip_serializing_if = "is_first")]
-    pub lane: u32,
-    /// Earlier steps of other lanes that must be over before it starts.
+    pub stream: u32,
+    /// Earlier steps of other streams that must be over before it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<usize>,
 }
 
-fn is_first(lane: &u32) -> bool {
-    *lane == 0
+fn is_first(stream: &u32) -> bool {
+    *stream == 0
 }
 
 /// An order of the steps that was tried.

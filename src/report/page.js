@@ -68,7 +68,7 @@
       for (const b of new Set(step.reads)) scene.uses[b].reads.push(s);
       for (const b of new Set(step.writes)) scene.uses[b].writes.push(s);
     });
-    scene.lanes = 1 + Math.max(0, ...new Set(scene.steps.map(s => s.lane)));
+    scene.streams = 1 + Math.max(0, ...new Set(scene.steps.map(s => s.stream)));
     scene.main = scene.spaces.filter(space => space.class === null || space.class === "activation");
     scene.rest = scene.spaces.filter(space => !scene.main.includes(space));
   }
@@ -102,7 +102,7 @@
         add("main", several ? tall : Math.max(60, tall * space.bytes / sum), { space, extent: several ? highest : Math.max(1, space.bytes) });
         y += 8;
       }
-      add("strip", 10 * Math.min(8, scene.lanes), {});
+      add("strip", 10 * Math.min(8, scene.streams), {});
       y += 26;
       if (!several) {
         for (const space of scene.rest) { add("band", BAND, { space, extent: Math.max(1, space.bytes) }); y += 6; }
@@ -154,9 +154,9 @@
     if (!panel) return null;
     if (panel.kind === "strip" || panel.kind === "curve") {
       const s = Math.floor((view.x0 + (x - panel.x) / panel.w * (view.x1 - view.x0)) / 2);
-      const lane = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
+      const stream = panel.kind === "strip" ? Math.floor((y - panel.y) / 10) : null;
       const step = panel.scene.steps[s];
-      return step && (lane === null || panel.scene.lanes === 1 || step.lane === lane) ? { k: panel.k, step: s } : null;
+      return step && (stream === null || panel.scene.streams === 1 || step.stream === stream) ? { k: panel.k, step: s } : null;
     }
     // A pointer within 1.5 pixels of a rectangle hits it, so that thin ones can be hit.
     let best = null;
@@ -381,7 +381,7 @@
     const { scene } = panel;
     const from = Math.max(0, Math.floor(view.x0 / 2)), to = Math.min(scene.steps.length, Math.ceil(view.x1 / 2));
     for (let s = from; s < to; s++) {
-      const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.lane);
+      const step = scene.steps[s], y = panel.y + 10 * Math.min(7, step.stream);
       const x0 = Math.max(panel.x, px(panel, 2 * s)), x1 = Math.min(panel.x + panel.w, px(panel, 2 * s + 2));
       if (x1 <= x0) continue;
       pen.fillStyle = colours[step.kind].fill;
@@ -393,7 +393,7 @@
         pen.lineWidth = 1;
       }
     }
-    if (panel.k === 0) words(scene.lanes > 1 ? "lanes" : "steps", panel.x - 8, panel.y + panel.h / 2 - 1, "right", colour.muted);
+    if (panel.k === 0) words(scene.streams > 1 ? "streams" : "steps", panel.x - 8, panel.y + panel.h / 2 - 1, "right", colour.muted);
     const each = panel.w * 2 / (view.x1 - view.x0), y = panel.y + panel.h + 8;
     const told = several ? [] : scene.steps.slice(from, to).map((step, i) => `${from + i} ${step.kernel}`);
     const named = told.length > 0 && told.length < 400 && told.every(t => wide(t) < each - 8);
@@ -410,7 +410,7 @@
           const x = px(panel, 2 * s + 1);
           if (x < panel.x || x > panel.x + panel.w) continue;
           pen.beginPath();
-          pen.arc(x, panel.y + 10 * Math.min(7, scene.steps[s].lane) + 4, 3.5, 0, 7);
+          pen.arc(x, panel.y + 10 * Math.min(7, scene.steps[s].stream) + 4, 3.5, 0, 7);
           pen.fillStyle = mark === "write" ? colour.label : "#ffffff";
           pen.strokeStyle = colour.label;
           pen.fill();
@@ -446,7 +446,7 @@
     const out = [["operator", step.operator], ["kernel", step.kernel], ["reads", sum(step.reads)], ["writes", sum(step.writes)], ["live", exact(scene.live[at.step])]];
     if (step.algorithm) out.push(["algorithm", step.algorithm]);
     if (scene.reserved.length) out.push(["reserved", exact(scene.reserved[at.step])]);
-    if (scene.lanes > 1) out.push(["lane", String(step.lane)]);
+    if (scene.streams > 1) out.push(["stream", String(step.stream)]);
     return [`step ${at.step}: ${step.name}`, out];
   }
 

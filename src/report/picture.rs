@@ -9,7 +9,7 @@ use crate::graph::Graph;
 use crate::kernel::Kernel;
 use crate::kernel::templates::Kind as Work;
 use crate::plan::tell::peak::operators;
-use crate::plan::tell::timeline::Lives;
+use crate::plan::tell::timeline::Timeline;
 use crate::plan::{Buffer, Class, Plan};
 use crate::target::Memory;
 use serde::Serialize;
@@ -125,8 +125,8 @@ pub struct Mark {
     pub algorithm: String,
     /// The kind of its results.
     pub kind: Kind,
-    /// Its lane. Steps of different lanes may run at the same time.
-    pub lane: u32,
+    /// Its stream. Steps of different streams may run at the same time.
+    pub stream: u32,
     /// Indices of the buffers that it reads.
     pub reads: Vec<usize>,
     /// Indices of the buffers that it writes.
@@ -164,7 +164,7 @@ pub struct Rect {
     pub buffer: usize,
     /// Half steps in which it holds data: the first, and one after the last.
     pub time: (usize, usize),
-    /// Half steps in which no other buffer may have its bytes. Longer than `time` if steps of other lanes may run at the same
+    /// Half steps in which no other buffer may have its bytes. Longer than `time` if steps of other streams may run at the same
     /// time.
     pub held: (usize, usize),
     /// The first byte, and one after the last.
@@ -240,7 +240,7 @@ pub struct Scene {
 impl Scene {
     /// The scene of a checked plan, with one space per segment. The graph that was planned gives the operators.
     pub fn of(plan: &Plan, graph: Option<&Graph>, limit: Option<u64>) -> Scene {
-        let lives = Lives::of(plan);
+        let timeline = Timeline::of(plan);
         let operators = operators(graph);
         let mut kinds: Vec<Option<Kind>> = plan.buffers.iter().map(|b| Kind::resident(b.class)).collect();
         let mut steps = Vec::with_capacity(plan.steps.len());
@@ -249,7 +249,7 @@ impl Scene {
             for &b in &step.writes {
                 kinds[b].get_or_insert(mark.kind);
             }
-            steps.push(Mark { lane: step.lane, algorithm, ..mark });
+            steps.push(Mark { stream: step.stream, algorithm, ..mark });
         }
         let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
@@ -259,8 +259,8 @@ impl Scene {
             kind: kind.unwrap_or(Kind::Computed(Work::Elementwise)),
             segment: buffer.segment,
             offset: buffer.offset,
-            uses: lives.uses[b],
-            takes_from: lives.takes_from[b],
+            uses: timeline.uses[b],
+            takes_from: timeline.takes_from[b],
         };
         let buffers = plan.buffers.iter().zip(kinds).enumerate().map(item).collect();
         let end = 2 * steps.len();
@@ -280,7 +280,7 @@ impl Scene {
             })
             .collect();
         for (b, buffer) in plan.buffers.iter().enumerate() {
-            let (time, held) = match (&lives.held[b], lives.uses[b]) {
+            let (time, held) = match (&timeline.held[b], timeline.uses[b]) {
                 (Some(held), Some((first, last))) => {
                     ((held.start.max(2 * first), held.end.min(2 * last + 2)), (held.start, held.end))
                 }
@@ -291,7 +291,11 @@ impl Scene {
         }
         let rank = |space: &Space| space.class != Some(Class::Activation);
         spaces.sort_by_key(rank);
-        let peak = lives.peak().map(|step| Peak { step, bytes: lives.live(step), buffers: lives.holders(plan, step) });
+        let peak = timeline.peak().map(|step| Peak {
+            step,
+            bytes: timeline.live(step),
+            buffers: timeline.holders(plan, step),
+        });
         Scene {
             name: plan.name.clone(),
             target: plan.target.name.clone(),
@@ -299,7 +303,7 @@ impl Scene {
             arena: plan.summary.arena_bytes,
             bound: plan.summary.lower_bound,
             limit,
-            live: (0..steps.len()).map(|s| lives.live(s)).collect(),
+            live: (0..steps.len()).map(|s| timeline.live(s)).collect(),
             reserved: Vec::new(),
             steps,
             buffers,
@@ -328,9 +332,9 @@ impl Scene {
         scene
     }
 
-    /// The number of lanes.
-    pub fn lanes(&self) -> u32 {
-        self.steps.iter().map(|s| s.lane + 1).max().unwrap_or(1)
+    /// The number of streams.
+    pub fn streams(&self) -> u32 {
+        self.steps.iter().map(|s| s.stream + 1).max().unwrap_or(1)
     }
 
     /// The kinds of its buffers.
@@ -361,7 +365,7 @@ impl Mark {
             kernel: template.name(),
             algorithm: String::new(),
             kind: Kind::Computed(template.def().kind),
-            lane: 0,
+            stream: 0,
             reads: reads.to_vec(),
             writes: writes.to_vec(),
         }

@@ -1,7 +1,7 @@
 //! Reports the steps of a plan: their kernels and times.
 
 use super::Table;
-use crate::plan::tell::timeline::Lives;
+use crate::plan::tell::timeline::Timeline;
 use crate::plan::{Class, Plan};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -15,9 +15,9 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
     let mut events = vec![name("process_name", &plan.name), name("thread_name", device)];
     let mut now = 0.0;
     let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
-    let (lives, resident) = (Lives::of(plan), plan.bytes() - plan.class_bytes(Class::Activation));
+    let (timeline, resident) = (Timeline::of(plan), plan.bytes() - plan.class_bytes(Class::Activation));
     for (at, ((step, time), note)) in plan.steps.iter().zip(times).zip(notes).enumerate() {
-        let live = resident + lives.live(at);
+        let live = resident + timeline.live(at);
         let bytes = |list: &[usize]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
         events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": live}}));
         events.push(json!({

@@ -257,20 +257,20 @@ impl Sketch<'_> {
         labels.body
     }
 
-    /// One cell per step, with a row per lane, and names or numbers below the cells.
+    /// One cell per step, with a row per stream, and names or numbers below the cells.
     fn steps(&mut self) {
         let scene = self.scene;
-        let lanes = f64::from(scene.lanes());
+        let streams = f64::from(scene.streams());
         for (s, step) in scene.steps.iter().enumerate() {
-            let top = self.y + 10.0 * f64::from(step.lane);
+            let top = self.y + 10.0 * f64::from(step.stream);
             let style = format!("fill=\"{}\"", step.kind.fill());
             let (x0, x1) = (self.x(2 * s), self.x(2 * s + 2));
             let gap = if x1 - x0 > 4.0 { 0.5 } else { 0.0 };
             let tip = format!("step {s}: {} '{}'", step.operator, step.name);
             self.rect(&style, [x0 + gap, x1 - gap, top, top + 8.0], &tip);
         }
-        self.text("m e", LEFT - 8.0, self.y + 8.0, if lanes > 1.0 { "lanes" } else { "steps" });
-        self.y += 10.0 * lanes + 12.0;
+        self.text("m e", LEFT - 8.0, self.y + 8.0, if streams > 1.0 { "streams" } else { "steps" });
+        self.y += 10.0 * streams + 12.0;
         let wide = (RIGHT - LEFT) / scene.steps.len() as f64;
         let middle = |sketch: &Sketch, s: usize| (sketch.x(2 * s) + sketch.x(2 * s + 2)) / 2.0;
         if scene.steps.iter().all(|s| width(s.kernel, 12.0) < wide - 4.0) {

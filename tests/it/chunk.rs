@@ -10,7 +10,7 @@ use plimsoll::internals::graph::Graph;
 use plimsoll::internals::op::{Call, Fact, Lower, ValueId};
 use plimsoll::internals::pass::{Prepared, chunk};
 use plimsoll::internals::plan::fit::chunks;
-use plimsoll::internals::plan::range::Family;
+use plimsoll::internals::plan::range::ShapeRange;
 use plimsoll::internals::plan::{Limits, Plan, Recipe};
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::{onnx, ops, plan, reference, session};
@@ -265,8 +265,8 @@ const FREE: Limits = Limits { memory: None };
 /// Chunks run one after another, without copies.
 #[test]
 fn chunks_shrink_activations() {
-    // What a library's call is given does not shrink with it, and lanes run chunks side by side where that costs little.
-    let rendered = Target { libraries: Default::default(), lanes: 1, ..Target::cuda() };
+    // What a library's call is given does not shrink with it, and streams run chunks side by side where that costs little.
+    let rendered = Target { libraries: Default::default(), streams: 1, ..Target::cuda() };
     for target in [Target::cpu(2), rendered, Target::wgpu()] {
         for (file, dims) in [
             ("digits.onnx", &[("batch", 513)][..]),
@@ -301,7 +301,7 @@ fn what_is_not_at_the_peak_stays_whole() {
     ));
     for target in [Target::cpu(2), Target { libraries: Default::default(), ..Target::cuda() }, Target::wgpu()] {
         let (whole, half) = (planned(&graph, &target, &FREE, 1), planned(&graph, &target, &FREE, 2));
-        let all = all_in_chunks(&graph, &Target { lanes: 1, ..target.clone() }, 2);
+        let all = all_in_chunks(&graph, &Target { streams: 1, ..target.clone() }, 2);
         let saved = |plan: &Plan| whole.bytes().saturating_sub(plan.bytes());
         eprintln!("{}: {} half {} all {}", target.name, whole.bytes(), half.bytes(), all.bytes());
         assert!(saved(&all) > 0 && saved(&half) >= saved(&all) - saved(&all) / 16, "{}", target.name);
@@ -325,7 +325,7 @@ fn no_plan_grows_with_chunks() {
         }
         // The result overwrites the input in place, but slices would keep all of it.
         let graph = common::graph("one (float[64, 64] x) => (float[64, 64] y) { y = Relu (x) }");
-        let target = Target { lanes: 1, ..target };
+        let target = Target { streams: 1, ..target };
         assert_eq!(planned(&graph, &target, &FREE, 2), planned(&graph, &target, &FREE, 1));
     }
 }
@@ -347,9 +347,9 @@ fn a_limit_has_no_more_in_chunks_than_it_takes() {
 }
 
 #[test]
-fn lanes_take_back_nothing_that_chunks_save() {
+fn streams_take_back_nothing_that_chunks_save() {
     let graph = graphs::import("attention.onnxtxt", &[("batch", 32), ("sequence", 64)]);
-    let one = Target { lanes: 1, ..Target::cuda() };
+    let one = Target { streams: 1, ..Target::cuda() };
     for chunks in [2, 4] {
         let (plan, alone) = (planned(&graph, &Target::cuda(), &FREE, chunks), planned(&graph, &one, &FREE, chunks));
         assert_eq!(plan.bytes(), alone.bytes(), "{chunks} chunks");
@@ -362,7 +362,7 @@ fn chunks_of_a_range_are_those_of_its_largest_binding() {
     let model = onnx::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("graphs/digits.onnx")).expect("a graph");
     let family = |range: std::ops::RangeInclusive<usize>, chunks| {
         let dims = [("batch".to_owned(), range.into())];
-        Family::new(
+        ShapeRange::new(
             session::source(model.clone()),
             &dims,
             &Target::cpu(2),

@@ -8,7 +8,7 @@ use plimsoll::internals::plan::fit::bound::bound;
 use plimsoll::internals::plan::lower::{Options, lower};
 use plimsoll::internals::plan::make::liveness::live;
 use plimsoll::internals::plan::make::order::Dag;
-use plimsoll::internals::plan::make::streams::Lanes;
+use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
 use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
@@ -266,7 +266,7 @@ fn least_of_all_orders(graph: &Prepared, target: &Target) -> Option<u64> {
         while let Some(from) = work.pop() {
             left = left.checked_sub(1)?;
             if order.len() == missing.len() {
-                let live = live(&draft, &order, &Lanes::new(&draft, &order, 1));
+                let live = live(&draft, &order, &Streams::new(&draft, &order, 1));
                 let at = |s: usize| live.ranges.iter().filter(|r| r.lower <= s && s < r.upper).map(|r| r.bytes).sum();
                 least = least.min((0..order.len()).map(at).max().unwrap_or(0));
             }
@@ -404,7 +404,7 @@ fn the_peak_adds_up() {
                 let listed = peak.live.iter().any(|h| h.name == buffer.name) || peak.others.count > 0;
                 assert!(plan.segments[buffer.segment].class != Class::Activation || listed, "{file}: {}", buffer.name);
             }
-            if target.lanes == 1 {
+            if target.streams == 1 {
                 // This count has no padding; the choice of the peak's step includes it.
                 let most = counted(&plan).into_iter().max().expect("there are steps");
                 let (found, padding) = (plan.bytes() - peak.idle_bytes, 256 * plan.buffers.len() as u64);
@@ -503,7 +503,7 @@ fn max_batch_is_what_plans_say() {
                 };
                 let set = format!("batch={}", size["extent"]);
                 let flags: &[&str] = &[model, "--set", &set, "--target", target];
-                // With several lanes, a plan without a limit may take more bytes.
+                // With several streams, a plan without a limit may take more bytes.
                 let alone = planned(&[flags, &["--memory-limit", "1TiB"]]);
                 assert!(expected == alone || target == "cuda" && expected < alone, "{found}");
                 assert_eq!(expected <= bytes(&found["limit_bytes"]), size == largest);

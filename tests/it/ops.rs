@@ -36,7 +36,7 @@ fn graph(sample: &samples::Sample) -> Result<Graph, String> {
 }
 
 /// Runs a sample, on poisoned memory as well, and holds it against the reference. Planned for the backend's target if for no other; how
-/// many steps see windows of their buffers.
+/// many steps bind ranges of their buffers.
 fn agrees(
     backend: Box<dyn Backend>,
     target: Option<&Target>,
@@ -51,7 +51,7 @@ fn agrees(
     let passed = Recipe::default().whole(passed, target).map_err(|e| e.to_string())?;
     let (plan, constants) =
         plan::compile(&passed, target, &Limits { memory: None }).map_err(|e| format!("plan: {e}"))?;
-    let windows = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
+    let steps = plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
     let planned = plan.bytes();
     let mut exec = Exec::load(backend, plan, &constants, &|_| {}).map_err(|e| format!("load: {e}"))?;
     let found = exec.run_poisoned(&inputs).map_err(|e| format!("run: {e}"))?;
@@ -62,7 +62,7 @@ fn agrees(
     for (found, expected) in found.iter().zip(&expected) {
         common::agrees(found, expected, tolerance)?;
     }
-    Ok(windows)
+    Ok(steps)
 }
 
 #[test]
@@ -94,14 +94,14 @@ fn every_row_agrees_with_the_reference_in_small_bindings() {
             let backend = open();
             let target = Target { max_binding: backend.target().alignment, ..backend.target().clone() };
             match agrees(backend, Some(&target), &sample, TOLERANCE) {
-                Ok(windows) => cut += windows,
+                Ok(steps) => cut += steps,
                 Err(error) if error.contains("binds at most") => refused += 1,
                 Err(error) => {
                     failures.push(format!("{name}: sample {number}, {} {:?}: {error}", sample.op, sample.attrs))
                 }
             }
         }
-        eprintln!("{name}: {cut} steps with windows, {refused} samples refused");
+        eprintln!("{name}: {cut} steps that bind ranges, {refused} samples refused");
         assert!(cut > 100, "{name}: {cut}");
     }
     assert!(failures.is_empty(), "{} failures\n{}", failures.len(), failures.join("\n"));

@@ -7,7 +7,7 @@ use plimsoll::internals::place::{Effort, Item, Problem, place};
 use plimsoll::internals::plan::lower::{Draft, DraftBuffer, DraftStep};
 use plimsoll::internals::plan::make::liveness::live;
 use plimsoll::internals::plan::make::order::{Dag, orders};
-use plimsoll::internals::plan::make::streams::Lanes;
+use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::{Class, Limits};
 use plimsoll::internals::trace::{Trace, Var};
 use plimsoll::internals::{onnx, plan};
@@ -55,14 +55,21 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
             writes.push(add(&mut draft, Class::Workspace, sizes[random.below(4)]));
         }
         let reusable = if part.is_none() && class == Class::Activation { reusable } else { Vec::new() };
-        draft.steps.push(DraftStep { name: format!("s{s}"), kernel: 0, reads, writes, windows: Vec::new(), reusable });
+        draft.steps.push(DraftStep {
+            name: format!("s{s}"),
+            kernel: 0,
+            reads,
+            writes,
+            bind_ranges: Vec::new(),
+            reusable,
+        });
     }
     draft
 }
 
 /// The placement problem of an order, by its live ranges.
 fn problem(draft: &Draft, order: &[usize]) -> Problem {
-    let live = live(draft, order, &Lanes::new(draft, order, 1));
+    let live = live(draft, order, &Streams::new(draft, order, 1));
     let item = |r: &plan::make::liveness::Range| Item {
         lower: r.lower as u64,
         upper: r.upper as u64,
@@ -246,7 +253,7 @@ fn branches(steps: usize) -> Draft {
             kernel: 0,
             reads,
             writes: vec![to],
-            windows: Vec::new(),
+            bind_ranges: Vec::new(),
             reusable,
         });
         match random.below(8) {

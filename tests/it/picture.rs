@@ -5,7 +5,7 @@ mod chromium;
 use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
-use plimsoll::internals::plan::tell::timeline::Lives;
+use plimsoll::internals::plan::tell::timeline::Timeline;
 use plimsoll::internals::plan::{Class, Limits, Plan, plan};
 use plimsoll::internals::report::picture::{Scene, page};
 use plimsoll::internals::report::{grouped, human, svg};
@@ -62,7 +62,7 @@ fn planned(graph: Graph, target: &str, fuse: bool) -> (Plan, Graph) {
 #[test]
 fn rectangles_are_the_plan() {
     let files = GRAPHS.iter().map(|(file, dims)| (*file, graphs::import(file, dims)));
-    let mut lanes = 1;
+    let mut streams = 1;
     for (file, graph) in files {
         for (target, fuse) in [("cpu", true), ("cpu", false), ("cuda", true), ("cuda", false)] {
             let (plan, graph) = planned(graph.clone(), target, fuse);
@@ -98,14 +98,14 @@ fn rectangles_are_the_plan() {
             assert_eq!(scene.live, live, "{what}");
             let peak = scene.peak.as_ref().expect("there are steps");
             assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
-            lanes = lanes.max(scene.lanes());
+            streams = streams.max(scene.streams());
             assert_eq!(peak.bytes, scene.bound, "{what}");
             let at = |b: &usize| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
             assert_eq!(peak.buffers.iter().map(at).sum::<u64>().min(arena), peak.bytes, "{what}");
-            assert_eq!(Lives::of(&plan).peak(), Some(peak.step), "{what}");
+            assert_eq!(Timeline::of(&plan).peak(), Some(peak.step), "{what}");
         }
     }
-    assert!(lanes > 1, "some steps run side by side");
+    assert!(streams > 1, "some steps run side by side");
 }
 
 /// `BLESS=1 cargo test --test it picture::` draws them anew.
@@ -390,19 +390,19 @@ fn a_plan_is_a_page_that_answers() {
 }
 
 #[test]
-fn lanes_staging_and_several_ways_are_drawn() {
+fn streams_staging_and_several_ways_are_drawn() {
     let Some(mut browser) = Chromium::start("ways") else { return };
     let folder = Folder::new("ways");
-    let file = folder.path("lanes.html");
+    let file = folder.path("streams.html");
     let files = GRAPHS.iter().flat_map(|(file, dims)| [true, false].map(|fuse| (graphs::import(file, dims), fuse)));
     let mut plans = files.map(|(graph, fuse)| planned(graph, "cuda", fuse));
-    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.lane > 0));
+    let wide = plans.find(|(plan, _)| plan.steps.iter().any(|s| s.stream > 0));
     let (plan, graph) = wide.expect("some steps run side by side");
     std::fs::write(&file, page(&plan, Some(&graph), None)).expect("it is written");
     browser.open(&file);
-    let lanes = browser.eval("plimsoll.data.scenes[0].lanes").as_f64().expect("a number");
+    let streams = browser.eval("plimsoll.data.scenes[0].streams").as_f64().expect("a number");
     let strip = browser.eval("plimsoll.panels().find(p => p.kind === 'strip').h").as_f64().expect("a number");
-    assert!(lanes > 1.0 && strip >= 10.0 * lanes, "{lanes} lanes, {strip} high");
+    assert!(streams > 1.0 && strip >= 10.0 * streams, "{streams} streams, {strip} high");
     assert!(text(&mut browser, "totals").contains("staging"));
 
     let file = folder.path("compare.html");

@@ -129,8 +129,8 @@ impl Maker {
             kernel,
             reads: buffers(reads),
             writes: buffers(writes),
-            windows: Vec::new(),
-            lane: 0,
+            bind_ranges: Vec::new(),
+            stream: 0,
             waits: Vec::new(),
         });
         plan.steps.last_mut().expect("one was pushed")
@@ -388,7 +388,7 @@ fn planned() -> Vec<Plan> {
         }"#,
     ];
     let mut plans = Vec::new();
-    // With small bindings, if the graph can be cut to fit: steps then see windows of their buffers.
+    // With small bindings, if the graph can be cut to fit: steps then bind ranges of their buffers.
     let small = |most: u64| Target { alignment: 16, max_binding: most, ..Target::wgpu() };
     let small = [Some(small(64)), Some(small(96)), None, Some(small(160))];
     for (text, small) in TEXTS.into_iter().zip(small) {
@@ -399,7 +399,7 @@ fn planned() -> Vec<Plan> {
             let graph = onnx::import(&model, &[]).expect("it is a graph");
             let graph = Recipe { fuse, ..Recipe::default() }.whole(graph, &target).expect("passes run");
             let mut plan = plan(&graph, &target, &Limits { memory: None }).expect("it can be planned");
-            let cut = plan.steps.iter().filter(|step| !step.windows.is_empty()).count();
+            let cut = plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
             assert_eq!(cut > 1, target.alignment == 16, "{} cuts {cut} steps", plan.name);
             plan.name = format!("{} on {}, {}", plan.name, target.name, target.max_binding);
             plans.push(plan);

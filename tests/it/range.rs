@@ -8,7 +8,7 @@ use plimsoll::internals::exec::Exec;
 use plimsoll::internals::onnx;
 use plimsoll::internals::op::ValueId;
 use plimsoll::internals::plan::check::check;
-use plimsoll::internals::plan::range::{Family, Source};
+use plimsoll::internals::plan::range::{ShapeRange, Source};
 use plimsoll::internals::plan::{Buffer, Class, Plan, Recipe};
 use plimsoll::internals::reference;
 use plimsoll::internals::session::{Choice, Options};
@@ -245,17 +245,17 @@ fn another_structure_is_refused() {
 }
 
 /// Runs bindings of a range that was planned for a special target, and compares each with the reference.
-fn replays(family: &Family, make: &Make, backend: Box<dyn Backend>, bindings: &[&[usize]]) {
-    let (plan, constants) = family.largest();
+fn replays(range: &ShapeRange, make: &Make, backend: Box<dyn Backend>, bindings: &[&[usize]]) {
+    let (plan, constants) = range.largest();
     let mut exec = Exec::load(backend, plan.clone(), constants, &|_| {}).expect("it loads");
     let before = exec.backend().usage();
     for &binding in bindings {
-        let (own, data) = family.at(binding).expect("it is in the range");
+        let (own, data) = range.at(binding).expect("it is in the range");
         check(&own).expect("sound");
         assert_eq!(own.segments, plan.segments);
         let number = exec.add(own, &data, constants).expect("it is made ready");
         exec.select(number).expect("it is selected");
-        let dims: Vec<_> = family.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
+        let dims: Vec<_> = range.dims().iter().map(|d| d.name.clone()).zip(binding.iter().copied()).collect();
         let graph = make(&dims, Decisions::default()).expect("a graph");
         let given = inputs(&graph);
         let expected = reference::run(&graph, &given).expect("it has a meaning");
@@ -289,12 +289,12 @@ fn bindings_have_the_parts_of_the_largest() {
     let dims = [("batch".to_owned(), Extent::from(1..=8))];
     for (name, open) in common::backends() {
         let backend = open();
-        let target = Target { max_binding: 4096, lanes: 1, ..backend.target().clone() };
-        let family =
-            Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
-        let parts = family.plan().steps.iter().filter(|step| !step.windows.is_empty()).count();
+        let target = Target { max_binding: 4096, streams: 1, ..backend.target().clone() };
+        let range =
+            ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
+        let parts = range.plan().steps.iter().filter(|step| !step.bind_ranges.is_empty()).count();
         assert!(parts >= 16, "{parts} parts on {name}");
-        replays(&family, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
+        replays(&range, &make, backend, &[&[8], &[1], &[3], &[8], &[5]]);
     }
     // A value that is cut at a smaller binding only.
     let make: Make = Arc::new(|dims, _| {
@@ -303,8 +303,8 @@ fn bindings_have_the_parts_of_the_largest() {
         g.finish()
     });
     let target = Target { max_binding: 4096, ..Target::wgpu() };
-    let error =
-        Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect_err("refused");
+    let error = ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None })
+        .expect_err("refused");
     let error = error.to_string();
     let words = ["(f32[2,1024]) takes 8192 bytes", "is not split as at the largest binding", "'batch' up to 7"];
     assert!(words.iter().all(|word| error.contains(word)), "{error}");
@@ -323,15 +323,15 @@ fn sizes_that_rise_and_fall_are_all_tried_or_refused() {
     });
     let plan = |most: usize| {
         let dims = [("length".to_owned(), Extent::from(1..=most)), ("of".to_owned(), most.into())];
-        Family::new(source(&make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
+        ShapeRange::new(source(&make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
     };
-    let family = plan(100).expect("all are tried");
-    assert_eq!(family.tried().len(), 100);
-    let largest = family.tried().iter().map(|t| t.live).max().expect("some");
-    assert!(family.tried().iter().any(|t| t.binding == [50] && t.live == largest));
-    assert!(family.plan().class_bytes(Class::Activation) >= 50 * 51 * 4);
+    let range = plan(100).expect("all are tried");
+    assert_eq!(range.tried().len(), 100);
+    let largest = range.tried().iter().map(|t| t.live).max().expect("some");
+    assert!(range.tried().iter().any(|t| t.binding == [50] && t.live == largest));
+    assert!(range.plan().class_bytes(Class::Activation) >= 50 * 51 * 4);
     for length in 1..=100 {
-        lies_within(&family.at(&[length]).expect("it runs").0, family.plan());
+        lies_within(&range.at(&[length]).expect("it runs").0, range.plan());
     }
     let error = plan(1000).expect_err("too many").to_string();
     assert!(error.starts_with("dim 'length', 1..1000: 'z' neither just grows with it nor just shrinks"), "{error}");
@@ -353,12 +353,13 @@ fn an_odd_binding_is_placed_within_the_segments() {
     };
     let dims = [("length".to_owned(), Extent::from(1..=1000))];
     let plan = |make: &Make| {
-        Family::new(source(make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None }).expect("plans")
+        ShapeRange::new(source(make), &dims, &Target::cpu(2), Recipe::default(), &Limits { memory: None })
+            .expect("plans")
     };
     let make = odd(777, 2000);
-    let family = plan(&make);
-    assert!(family.tried().iter().all(|t| t.binding != [777]));
-    replays(&family, &make, cpu(), &[&[1000], &[777], &[3], &[777], &[1000]]);
+    let range = plan(&make);
+    assert!(range.tried().iter().all(|t| t.binding != [777]));
+    replays(&range, &make, cpu(), &[&[1000], &[777], &[3], &[777], &[1000]]);
     let error = plan(&odd(777, 200_000)).at(&[777]).expect_err("it takes more").to_string();
     assert!(error.contains("'z' takes 800000 bytes, planned were 4; placed by itself it takes"), "{error}");
 }
@@ -410,22 +411,23 @@ fn the_plan_of_a_range_is_a_file() {
     let dims = [("batch".to_owned(), Extent::from(1..=8)), ("sequence".to_owned(), Extent::from(1..=300))];
     for target in ["cpu", "cuda", "wgpu"] {
         let target = Target::preset(target).expect("a preset");
-        let plan =
-            || Family::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans");
-        let family = plan();
-        let range = family.plan();
+        let plan = || {
+            ShapeRange::new(source(&make), &dims, &target, Recipe::default(), &Limits { memory: None }).expect("plans")
+        };
+        let planned = plan();
+        let range = planned.plan();
         let named: Vec<_> = range.dims.iter().map(|d| (d.name.as_str(), d.least, d.most)).collect();
         assert_eq!(named, [("batch", 1, 8), ("sequence", 1, 300)]);
         let back = Plan::from_json(&range.to_json(), Path::new("plan.json")).expect("is read");
         assert_eq!((&back, range), (range, plan().plan()));
         // Bindings that were not tried when the range was planned.
         for binding in [[7, 299], [1, 150], [3, 11], [8, 33], [5, 5]] {
-            let (own, constants) = family.at(&binding).expect("a plan");
+            let (own, constants) = planned.at(&binding).expect("a plan");
             lies_within(&own, range);
             assert_eq!(constants.len(), own.constants.len());
             assert!(own.summary.lower_bound <= range.summary.lower_bound);
         }
-        let tried = family.tried();
+        let tried = planned.tried();
         assert!(tried.len() <= 64 && tried[0].binding == [1, 1] && tried[tried.len() - 1].binding == [8, 300]);
         assert_eq!(tried[tried.len() - 1].live, range.summary.lower_bound);
     }

@@ -437,9 +437,9 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
     Ok([fused, unfused])
 }
 
-/// Plans a graph for bindings of so many bytes and holds it against the reference; how many steps see windows of their buffers, or why
+/// Plans a graph for bindings of so many bytes and holds it against the reference; how many steps bind ranges of their buffers, or why
 /// there is no such plan.
-fn runs_in_windows(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Result<usize, String> {
+fn binds_parts(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Result<usize, String> {
     let inputs = inputs(graph);
     let target = Target { max_binding: most, ..backend.target().clone() };
     let passed = graph.clone();
@@ -451,7 +451,7 @@ fn runs_in_windows(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Resul
     })?;
     for step in &plan.steps {
         for (slot, &b) in step.reads.iter().chain(&step.writes).enumerate() {
-            assert!(step.windows.get(slot).map_or(plan.buffers[b].bytes, |w| w.bytes) <= most);
+            assert!(step.bind_ranges.get(slot).map_or(plan.buffers[b].bytes, |w| w.bytes) <= most);
         }
     }
     let mut exec = Exec::load(backend, plan.clone(), &constants, &|_| {}).expect("it loads");
@@ -459,12 +459,12 @@ fn runs_in_windows(graph: &Graph, most: u64, backend: Box<dyn Backend>) -> Resul
     for (found, expected) in found.iter().zip(&reference::run(graph, &inputs).expect("the reference runs")) {
         assert_eq!(found.compare(expected, 0.0, 1e-5), Ok(()), "{}", plan.to_json());
     }
-    Ok(plan.steps.iter().filter(|step| !step.windows.is_empty()).count())
+    Ok(plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count())
 }
 
-/// Tensors that are larger than a binding: kernels are cut into parts that see windows of them, or say which tensor is too large.
+/// Tensors that are larger than a binding: kernels are cut into parts that bind ranges of them, or say which tensor is too large.
 #[test]
-fn large_tensors_are_seen_through_windows() {
+fn large_tensors_are_bound_in_parts() {
     let mut random = {
         let mut state = 9u64;
         move || {
@@ -476,15 +476,15 @@ fn large_tensors_are_seen_through_windows() {
         let (mut cut, mut refused) = (0, 0);
         for _ in 0..if name == "cpu" { 300 } else { 30 } {
             let choices: Vec<Drawn> = (0..12).map(|_| ((random() % 10) as u8, random(), random(), random())).collect();
-            match runs_in_windows(&drawn(&choices, true), 1024, open()) {
-                Ok(windows) => cut += windows,
+            match binds_parts(&drawn(&choices, true), 1024, open()) {
+                Ok(steps) => cut += steps,
                 Err(what) => {
                     assert!(what.starts_with("node '") && what.contains("binds at most 1024, and kernel '"), "{what}");
                     refused += 1;
                 }
             }
         }
-        eprintln!("{name}: {cut} steps with windows, {refused} graphs refused");
+        eprintln!("{name}: {cut} steps that bind ranges, {refused} graphs refused");
         assert!(cut > 50, "{name}: {cut}");
     }
 }
@@ -578,14 +578,14 @@ fn poison_shows_reads_of_dead_memory() {
     assert!(found > 1000, "{found} faults");
 }
 
-/// The steps in an order that lanes and waits allow.
+/// The steps in an order that streams and waits allow.
 fn shuffled(plan: &Plan, random: &mut impl FnMut(usize) -> usize) -> Plan {
     let mut rest: Vec<usize> = (0..plan.steps.len()).collect();
     let mut steps = Vec::new();
     while !rest.is_empty() {
         let ready = |at: &&usize| {
             let step = &plan.steps[**at];
-            let held = |other: &usize| step.waits.contains(other) || plan.steps[*other].lane == step.lane;
+            let held = |other: &usize| step.waits.contains(other) || plan.steps[*other].stream == step.stream;
             !rest.iter().any(|other| other < *at && held(other))
         };
         let ready: Vec<usize> = rest.iter().filter(ready).copied().collect();
@@ -613,11 +613,11 @@ fn branches(width: usize, depth: usize) -> Graph {
     g.finish().expect("the graph is sound")
 }
 
-/// Plans the graph in lanes and runs it in orders that they allow, with all waits and with each one missing; how many plans had lanes, and how
-/// many missing waits were found.
-fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usize, usize) {
+/// Plans the graph in streams and runs it in orders that they allow, with all waits and with each one missing. Returns how many plans had
+/// streams, and how many missing waits were found.
+fn runs_in_streams(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usize, usize) {
     let inputs = inputs(graph);
-    let target = Target { lanes: 4, ..Target::cpu(2) };
+    let target = Target { streams: 4, ..Target::cpu(2) };
     let (mut wide, mut refused) = (0, 0);
     for fuse in [true, false] {
         let passed = graph.clone();
@@ -627,7 +627,7 @@ fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usi
             let mut exec = Exec::load(cpu(), plan.clone(), &constants, &|_| {}).expect("it loads");
             exec.run(&inputs).expect("it runs").iter().map(|t| t.bytes().to_vec()).collect()
         };
-        wide += usize::from(plan.steps.iter().any(|step| step.lane != 0));
+        wide += usize::from(plan.steps.iter().any(|step| step.stream != 0));
         let expected = run(&plan);
         let waits = plan.steps.iter().enumerate().flat_map(|(at, s)| (0..s.waits.len()).map(move |w| (at, w)));
         let without = |(at, wait): (usize, usize)| {
@@ -649,9 +649,9 @@ fn runs_in_lanes(graph: &Graph, random: &mut impl FnMut(usize) -> usize) -> (usi
     (wide, refused)
 }
 
-/// Steps in lanes compute the same in every order that lanes and waits allow. A missing wait is found, or was not needed.
+/// Steps in streams compute the same in every order that streams and waits allow. A missing wait is found, or was not needed.
 #[test]
-fn lanes_run_in_any_order_that_they_allow() {
+fn streams_run_in_any_order_that_they_allow() {
     let mut state = 1u64;
     let mut random = |n: usize| {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -660,17 +660,17 @@ fn lanes_run_in_any_order_that_they_allow() {
     let mut found = (0, 0);
     let mut add = |(wide, refused)| found = (found.0 + wide, found.1 + refused);
     for (width, depth) in (2..9).flat_map(|width| (1..7).map(move |depth| (width, depth))) {
-        add(runs_in_lanes(&branches(width, depth), &mut random));
+        add(runs_in_streams(&branches(width, depth), &mut random));
     }
     for _ in 0..120 {
         let mut word = || random(1 << 16) as u16;
         let choices: Vec<Drawn> = (0..20).map(|_| ((word() % 10) as u8, word(), word(), word())).collect();
-        add(runs_in_lanes(&drawn(&choices, false), &mut random));
+        add(runs_in_streams(&drawn(&choices, false), &mut random));
     }
-    assert!(found.0 > 60 && found.1 > 10, "plans with lanes, and missing waits that were found: {found:?}");
+    assert!(found.0 > 60 && found.1 > 10, "plans with streams, and missing waits that were found: {found:?}");
 }
 
-/// The same on wgpu, which tracks a buffer's usage as a whole: mostly with concatenations, whose parts are windows of one buffer.
+/// The same on wgpu, which tracks a buffer's usage as a whole: mostly with concatenations, whose parts are ranges of one buffer.
 #[test]
 fn random_graphs_run_as_planned_on_wgpu() {
     let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
@@ -681,21 +681,21 @@ fn random_graphs_run_as_planned_on_wgpu() {
         ProptestConfig { cases: 24, failure_persistence: None, max_shrink_iters: 64, ..ProptestConfig::default() };
     // The same graphs every time: compiling shaders is slow, so these few cases are chosen.
     let rng = TestRng::deterministic_rng(config.rng_algorithm);
-    let (windows, joined) = (Cell::new(0), Cell::new(0));
+    let (ranges, joined) = (Cell::new(0), Cell::new(0));
     let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
         for plan in runs_as_planned(&drawn(&choices, true), &open)? {
-            windows.set(windows.get() + plan.steps.iter().filter(|step| works_in_windows(&plan, step)).count());
+            ranges.set(ranges.get() + plan.steps.iter().filter(|step| binds_ranges(&plan, step)).count());
             joined.set(joined.get() + (0..plan.buffers.len()).filter(|b| is_joined(&plan, *b)).count());
         }
         Ok(())
     });
     result.unwrap_or_else(|e| panic!("{e}"));
-    let found = (windows.get(), joined.get());
-    assert!(found.0 > 50 && found.1 > 10, "steps with windows of one segment, and joined buffers: {found:?}");
+    let found = (ranges.get(), joined.get());
+    assert!(found.0 > 50 && found.1 > 10, "steps with ranges of one segment, and joined buffers: {found:?}");
 }
 
 /// True if a step writes to a segment that it reads elsewhere.
-fn works_in_windows(plan: &Plan, step: &Step) -> bool {
+fn binds_ranges(plan: &Plan, step: &Step) -> bool {
     let place = |b: &usize| (plan.buffers[*b].segment, plan.buffers[*b].offset);
     let apart = |r: &usize, w: &usize| place(r).0 == place(w).0 && place(r).1 != place(w).1;
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))

@@ -154,9 +154,9 @@ fn tensors_beyond_the_limits_are_cut_or_named() {
     let target = Target { max_binding: 4096, max_segment: 1 << 20, ..Target::wgpu() };
     let steps = |text: &str| {
         let plan = planned(text, &target).expect("it is cut");
-        assert!(plan.steps.iter().flat_map(|step| &step.windows).all(|w| w.bytes <= 4096), "{}", plan.to_json());
+        assert!(plan.steps.iter().flat_map(|step| &step.bind_ranges).all(|w| w.bytes <= 4096), "{}", plan.to_json());
         assert_eq!(Plan::from_json(&plan.to_json(), Path::new("plan.json")).expect("its own JSON"), plan);
-        (plan.steps.iter().filter(|step| !step.windows.is_empty()).count(), plan.kernels.len())
+        (plan.steps.iter().filter(|step| !step.bind_ranges.is_empty()).count(), plan.kernels.len())
     };
     // 64 rows of 64 bytes fit a binding, and all parts share one kernel.
     assert_eq!(steps("(float[256, 16] x) => (float[256, 16] y) { y = Relu (x) }"), (4, 1));
@@ -237,7 +237,7 @@ fn parts_of_tables_and_products_mean_the_whole() {
     let expected = reference::run(&graph(), &given).expect("it has a meaning");
     for (name, open) in common::backends() {
         let backend = open();
-        let target = Target { max_binding: 4096, lanes: 1, ..backend.target().clone() };
+        let target = Target { max_binding: 4096, streams: 1, ..backend.target().clone() };
         let graph = graph();
         let graph = Recipe::default().whole(graph, &target).expect("the passes run");
         let (plan, constants) = compile(&graph, &target, &Limits { memory: None }).expect("it is cut");
@@ -258,9 +258,9 @@ fn the_webgpu_baseline_holds_what_it_cannot_bind() {
     let wide = "(float[40, 1048576] x) => (float[40, 1048576] y) { y = Neg (x) }";
     let plan = planned(wide, &Target::wgpu()).expect("it is cut in two");
     assert_eq!(plan.steps.len(), 2);
-    assert!(plan.steps.iter().flat_map(|s| &s.windows).all(|w| w.bytes <= 128 << 20));
+    assert!(plan.steps.iter().flat_map(|s| &s.bind_ranges).all(|w| w.bytes <= 128 << 20));
     let whole = planned(wide, &Target::wgpu_desktop()).expect("it is bound at once");
-    assert!(whole.steps.len() == 1 && whole.steps[0].windows.is_empty());
+    assert!(whole.steps.len() == 1 && whole.steps[0].bind_ranges.is_empty());
     let Some((_, open)) = common::backends().into_iter().find(|(name, _)| *name == "wgpu") else { return };
     let values: Vec<f32> = (0..40 << 20).map(|i| (i % 8191) as f32).collect();
     let input = Tensor::from_f32([40, 1 << 20], &values).expect("as many");

@@ -1,4 +1,4 @@
-//! Launches as one graph: kernels compiled together, library calls prepared, lanes captured as streams.
+//! Launches as one graph: kernels compiled together, library calls prepared, the plan's streams captured as CUDA's.
 
 use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
@@ -34,9 +34,9 @@ enum Step {
     Nothing,
 }
 
-/// Where a launch runs: [`Launch::lane`] and, as numbers of steps, [`Launch::waits`].
-struct Lane {
-    lane: u32,
+/// Where a launch runs: [`Launch::stream`] and, as numbers of steps, [`Launch::waits`].
+struct Order {
+    stream: u32,
     waits: Vec<usize>,
 }
 
@@ -150,8 +150,8 @@ impl Cuda {
         let mut graph = None;
         if steps.len() > 1 {
             let before = self.free_bytes().map_err(failed)?.free;
-            let lane = |launch: &Launch| Lane { lane: launch.lane, waits: launch.waits.clone() };
-            graph = Some(self.capture(&steps, &launches.iter().map(lane).collect::<Vec<_>>()).map_err(failed)?);
+            let order = |launch: &Launch| Order { stream: launch.stream, waits: launch.waits.clone() };
+            graph = Some(self.capture(&steps, &launches.iter().map(order).collect::<Vec<_>>()).map_err(failed)?);
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
@@ -260,50 +260,50 @@ impl Cuda {
         }
     }
 
-    /// Launches the steps of the first lane into the first stream, and those of other lanes into the other streams.
-    fn launch_all(&self, steps: &[Step], lanes: &[Lane], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
+    /// Launches each step into its stream. The first stream is the one of all other work.
+    fn launch_all(&self, steps: &[Step], orders: &[Order], events: &mut Vec<CUevent>) -> Result<(), Refusal> {
         let driver = &self.driver;
-        let stream = |lane: u32| if lane == 0 { self.stream } else { self.lanes[lane as usize - 1] };
-        let mut mark = |lane: u32| -> Result<CUevent, Refusal> {
+        let handle = |stream: u32| if stream == 0 { self.stream } else { self.others[stream as usize - 1] };
+        let mut mark = |stream: u32| -> Result<CUevent, Refusal> {
             let mut event = std::ptr::null_mut();
             // SAFETY: the caller destroys the event; the stream lives as long as the backend.
             unsafe {
                 driver.cuEventCreate(&mut event, 2)?; // without times
                 events.push(event);
-                driver.cuEventRecord(event, stream(lane))?;
+                driver.cuEventRecord(event, handle(stream))?;
             }
             Ok(event)
         };
         // SAFETY: stream and event live.
-        let wait = |lane: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(stream(lane), event, 0) };
-        let most = lanes.iter().map(|l| l.lane).max().unwrap_or(0);
+        let wait = |stream: u32, event: CUevent| unsafe { driver.cuStreamWaitEvent(handle(stream), event, 0) };
+        let most = orders.iter().map(|o| o.stream).max().unwrap_or(0);
         if most > 0 {
             let start = mark(0)?;
-            (1..=most).try_for_each(|lane| wait(lane, start))?;
+            (1..=most).try_for_each(|stream| wait(stream, start))?;
         }
-        let waited: HashSet<usize> = lanes.iter().flat_map(|l| l.waits.iter().copied()).collect();
+        let waited: HashSet<usize> = orders.iter().flat_map(|o| o.waits.iter().copied()).collect();
         let mut over: HashMap<usize, CUevent> = HashMap::new();
-        for (number, (step, Lane { lane, waits })) in steps.iter().zip(lanes).enumerate() {
-            waits.iter().try_for_each(|other| wait(*lane, over[other]))?;
-            self.launch(step, stream(*lane))?;
+        for (number, (step, Order { stream, waits })) in steps.iter().zip(orders).enumerate() {
+            waits.iter().try_for_each(|other| wait(*stream, over[other]))?;
+            self.launch(step, handle(*stream))?;
             if waited.contains(&number) {
-                over.insert(number, mark(*lane)?);
+                over.insert(number, mark(*stream)?);
             }
         }
-        for lane in 1..=most {
-            let end = mark(lane)?;
+        for stream in 1..=most {
+            let end = mark(stream)?;
             wait(0, end)?;
         }
         Ok(())
     }
 
-    /// The steps as a graph, in their lanes.
-    fn capture(&mut self, steps: &[Step], lanes: &[Lane]) -> Result<Graph, Refusal> {
-        while self.lanes.len() < lanes.iter().map(|l| l.lane as usize).max().unwrap_or(0) {
+    /// The steps as a graph, in their streams.
+    fn capture(&mut self, steps: &[Step], orders: &[Order]) -> Result<Graph, Refusal> {
+        while self.others.len() < orders.iter().map(|o| o.stream as usize).max().unwrap_or(0) {
             let mut stream = std::ptr::null_mut();
             // SAFETY: the context is current; the stream is given back when the backend is dropped.
             unsafe { self.driver.cuStreamCreate(&mut stream, CUstream_flags::CU_STREAM_NON_BLOCKING as u32) }?;
-            self.lanes.push(stream);
+            self.others.push(stream);
         }
         let driver = &self.driver;
         // Libraries may load code or take memory at a first call, which a capture does not allow. The results of these calls are
@@ -319,7 +319,7 @@ impl Cuda {
         // graph and the events are not needed once it is instantiated.
         let made = unsafe {
             driver.cuStreamBeginCapture_v2(self.stream, mode)?;
-            let launched = self.launch_all(steps, lanes, &mut events);
+            let launched = self.launch_all(steps, orders, &mut events);
             let ended = driver.cuStreamEndCapture(self.stream, &mut graph);
             let made = launched.and(ended).and_then(|()| driver.cuGraphInstantiateWithFlags(&mut exec, graph, 0));
             // Whatever fails, the rest is given back.

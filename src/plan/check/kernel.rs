@@ -9,7 +9,7 @@ use crate::target::Target;
 
 /// An operand's use of its buffer.
 #[derive(Debug)]
-pub struct Touch {
+pub struct Accessed {
     /// The elements that it may touch; `None` if there are none.
     pub set: Option<Set>,
     /// True if it is only read at the index that is written next.
@@ -20,9 +20,9 @@ pub struct Touch {
 #[derive(Debug)]
 pub struct Needs {
     /// Per operand read.
-    pub reads: Vec<Touch>,
+    pub reads: Vec<Accessed>,
     /// Per operand written.
-    pub writes: Vec<Touch>,
+    pub writes: Vec<Accessed>,
     /// Operands whose bytes no other operand of a step may share.
     pub own: Vec<usize>,
 }
@@ -58,12 +58,12 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     for i in 0..reads.len() {
         let set = elements_read(kernel, i).map_err(|e| format!("operand {i} read: reaches {e}"))?;
         let at_index = kernel.further().contains(&i) && !template.rows().written_once && in_place(i);
-        needs.reads.push(Touch { set, at_index });
+        needs.reads.push(Accessed { set, at_index });
     }
     for (i, operand) in writes.iter().enumerate() {
         let set = Set::new(&operand.access, std::iter::empty());
         let set = set.map_err(|e| format!("operand {i} written: reaches {e}"))?;
-        needs.writes.push(Touch { set, at_index: false });
+        needs.writes.push(Accessed { set, at_index: false });
     }
     Ok(needs)
 }

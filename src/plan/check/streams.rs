@@ -4,44 +4,45 @@ use super::{Plan, Verdict, ensure};
 
 /// The order in which steps run, as far as the plan fixes it.
 pub struct Clock {
-    /// Per step, its position in its lane.
+    /// Per step, its position in its stream.
     rank: Vec<usize>,
-    lane: Vec<usize>,
-    /// Per step and lane, the number of the lane's steps that are over when the step is over.
+    stream: Vec<usize>,
+    /// Per step and stream, the number of the stream's steps that are over when the step is over.
     over: Vec<Vec<usize>>,
-    /// Per lane, its steps.
-    lanes: Vec<Vec<usize>>,
+    /// Per stream, its steps.
+    streams: Vec<Vec<usize>>,
 }
 
 impl Clock {
-    /// Reads the lanes and waits of a plan.
+    /// Reads the streams and waits of a plan.
     ///
     /// # Errors
-    /// There are more lanes than the target has, or a step waits for a later one.
+    /// There are more streams than the target has, or a step waits for a later one.
     pub fn new(plan: &Plan) -> Verdict<Clock> {
-        let count = plan.steps.iter().map(|s| s.lane as usize + 1).max().unwrap_or(1);
-        let most = plan.target.lanes as usize;
-        ensure(count <= most, || format!("expected at most {most} lanes, found {count}"))?;
-        let mut clock = Clock { rank: Vec::new(), lane: Vec::new(), over: Vec::new(), lanes: vec![Vec::new(); count] };
+        let count = plan.steps.iter().map(|s| s.stream as usize + 1).max().unwrap_or(1);
+        let most = plan.target.streams as usize;
+        ensure(count <= most, || format!("expected at most {most} streams, found {count}"))?;
+        let mut clock =
+            Clock { rank: Vec::new(), stream: Vec::new(), over: Vec::new(), streams: vec![Vec::new(); count] };
         for (at, step) in plan.steps.iter().enumerate() {
-            let lane = step.lane as usize;
-            let before = clock.lanes[lane].last();
+            let stream = step.stream as usize;
+            let before = clock.streams[stream].last();
             let mut over = before.map_or_else(|| vec![0; count], |&p| clock.over[p].clone());
             for &other in &step.waits {
                 ensure(other < at, || format!("step {at} '{}': waits for step {other}, which comes later", step.name))?;
                 over.iter_mut().zip(&clock.over[other]).for_each(|(a, b)| *a = (*a).max(*b));
             }
-            clock.rank.push(clock.lanes[lane].len());
-            clock.lanes[lane].push(at);
-            over[lane] = clock.lanes[lane].len();
-            clock.lane.push(lane);
+            clock.rank.push(clock.streams[stream].len());
+            clock.streams[stream].push(at);
+            over[stream] = clock.streams[stream].len();
+            clock.stream.push(stream);
             clock.over.push(over);
         }
         Ok(clock)
     }
 
     pub fn is_single(&self) -> bool {
-        self.lanes.len() == 1
+        self.streams.len() == 1
     }
 
     /// The first and the last step that may run at the same time as this one.
@@ -50,9 +51,9 @@ impl Clock {
             return (at, at);
         }
         let (mut first, mut last) = (at, at);
-        for (lane, steps) in self.lanes.iter().enumerate().filter(|(lane, _)| *lane != self.lane[at]) {
-            let begun = self.over[at][lane];
-            let ended = steps.partition_point(|&p| self.over[p][self.lane[at]] <= self.rank[at]);
+        for (stream, steps) in self.streams.iter().enumerate().filter(|(stream, _)| *stream != self.stream[at]) {
+            let begun = self.over[at][stream];
+            let ended = steps.partition_point(|&p| self.over[p][self.stream[at]] <= self.rank[at]);
             if begun < ended {
                 first = first.min(steps[begun]);
                 last = last.max(steps[ended - 1]);
@@ -66,17 +67,17 @@ impl Clock {
         if self.is_single() {
             return Ok(());
         }
-        let lanes = self.lanes.len();
-        // Per buffer and lane: the rank of the first use, and one more than the ranks of the last use and the last write.
-        let mut first = vec![vec![usize::MAX; lanes]; plan.buffers.len()];
-        let mut used = vec![vec![0; lanes]; plan.buffers.len()];
-        let mut wrote = vec![vec![0; lanes]; plan.buffers.len()];
+        let streams = self.streams.len();
+        // Per buffer and stream: the rank of the first use, and one more than the ranks of the last use and the last write.
+        let mut first = vec![vec![usize::MAX; streams]; plan.buffers.len()];
+        let mut used = vec![vec![0; streams]; plan.buffers.len()];
+        let mut wrote = vec![vec![0; streams]; plan.buffers.len()];
         for (at, step) in plan.steps.iter().enumerate() {
-            let (lane, next) = (self.lane[at], self.rank[at] + 1);
-            let over = |counts: &[usize]| (0..lanes).all(|l| l == lane || counts[l] <= self.over[at][l]);
+            let (stream, next) = (self.stream[at], self.rank[at] + 1);
+            let over = |counts: &[usize]| (0..streams).all(|l| l == stream || counts[l] <= self.over[at][l]);
             let late = |b: usize| {
                 format!(
-                    "step {at} '{}': does not wait for all uses of {} in other lanes",
+                    "step {at} '{}': does not wait for all uses of {} in other streams",
                     step.name, plan.buffers[b].name
                 )
             };
@@ -85,11 +86,11 @@ impl Clock {
             }
             for &b in &step.writes {
                 ensure(over(&used[b]), || late(b))?;
-                wrote[b][lane] = next;
+                wrote[b][stream] = next;
             }
             for &b in step.reads.iter().chain(&step.writes) {
-                used[b][lane] = next;
-                first[b][lane] = first[b][lane].min(self.rank[at]);
+                used[b][stream] = next;
+                first[b][stream] = first[b][stream].min(self.rank[at]);
             }
         }
         let mut arena: Vec<usize> = (0..plan.buffers.len())
@@ -98,9 +99,9 @@ impl Clock {
         arena.sort_by_key(|&b| (plan.buffers[b].segment, plan.buffers[b].offset));
         // True if every use of `a` is over when the first use of `b` starts. A step may overwrite its operand in place.
         let precedes = |a: usize, b: usize| {
-            (0..lanes).filter(|&l| first[b][l] != usize::MAX).all(|l| {
-                let start = self.lanes[l][first[b][l]];
-                (0..lanes).all(|k| used[a][k] <= self.over[start][k])
+            (0..streams).filter(|&l| first[b][l] != usize::MAX).all(|l| {
+                let start = self.streams[l][first[b][l]];
+                (0..streams).all(|k| used[a][k] <= self.over[start][k])
             })
         };
         for (i, &a) in arena.iter().enumerate() {
@@ -110,7 +111,7 @@ impl Clock {
                 ensure(precedes(a, b) || precedes(b, a), || {
                     let other = &plan.buffers[b].name;
                     format!(
-                        "buffers {a} '{}' and {b} '{other}' share bytes in lanes that run at the same time",
+                        "buffers {a} '{}' and {b} '{other}' share bytes in streams that run at the same time",
                         one.name
                     )
                 })?;

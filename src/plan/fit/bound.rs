@@ -6,7 +6,7 @@ use crate::pass::Prepared;
 use crate::plan::Class;
 use crate::plan::lower::Draft;
 use crate::plan::make::arrange::{draft, drafts};
-use crate::plan::make::offsets::Moved;
+use crate::plan::make::offsets::TransferBytes;
 use crate::plan::make::order::Dag;
 use crate::target::Target;
 use serde::Serialize;
@@ -48,8 +48,9 @@ fn of(draft: &Draft, target: &Target) -> Bound {
         let kept = draft.buffers.iter().zip(&used).filter(|(b, used)| **used && b.class == class);
         kept.map(|(b, _)| b.bytes).sum()
     };
-    let moved = Moved { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
-    let staging: u64 = moved.staging(target).map(|s| s.bytes).sum();
+    let transfers =
+        TransferBytes { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
+    let staging: u64 = transfers.staging(target).map(|s| s.bytes).sum();
     let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
     let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);

@@ -4,7 +4,7 @@
 //! Graph --f16 if asked for--> --passes, fuse unless told otherwise--> whole --chunks if asked for--> --lower, order, place--> Plan
 //! ```
 //!
-//! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, lanes, threads.
+//! A recipe has the choices for the graph. The [target](Target) has those for the device: libraries, TF32, streams, threads.
 
 use super::chunks;
 use crate::decisions::Decisions;

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::op::ValueId;
-use crate::plan::{Class, Window};
+use crate::plan::{BindRange, Class};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::sync::Arc;
@@ -36,8 +36,8 @@ pub struct DraftStep {
     pub reads: Vec<usize>,
     /// One buffer per operand written, then the workspace.
     pub writes: Vec<usize>,
-    /// The window of each operand; empty if it binds whole buffers.
-    pub windows: Vec<Window>,
+    /// The bind range of each operand; empty if it binds whole buffers.
+    pub bind_ranges: Vec<BindRange>,
     /// Buffers read whose bytes the first write may take: each element is read before it is written.
     pub reusable: Vec<usize>,
 }

@@ -10,7 +10,7 @@ use crate::expr;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
-use crate::plan::{Class, Window};
+use crate::plan::{BindRange, Class};
 use crate::shape::Shape;
 
 impl Lowering<'_> {
@@ -51,8 +51,8 @@ impl Lowering<'_> {
             let parts = own.map_or_else(|| split::cut(&kernel, &slots, self.target), Ok);
             let parts = parts.expect("it is within bindings, or was cut");
             let parts = split::pad(&kernel, parts, most as usize, &slots);
-            for split::Part { kernel, windows } in parts {
-                self.launch(name.clone(), kernel, buffers.clone(), &writes, windows)?;
+            for split::Part { kernel, bind_ranges } in parts {
+                self.launch(name.clone(), kernel, buffers.clone(), &writes, bind_ranges)?;
             }
             return Ok(());
         }
@@ -130,7 +130,7 @@ impl Lowering<'_> {
         mut kernel: Kernel,
         buffers: Vec<usize>,
         writes: &[BufferView],
-        windows: Vec<Window>,
+        bind_ranges: Vec<BindRange>,
     ) -> Result<()> {
         if kernel.schedule == Schedule::Open {
             let all: Vec<usize> = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer)).collect();
@@ -157,7 +157,7 @@ impl Lowering<'_> {
         reusable.dedup();
         // With several parts, one would overwrite data that another has yet to read.
         let whole = |b: usize| {
-            let slots = buffers.iter().chain(&written).zip(&windows).filter(|(slot, _)| **slot == b);
+            let slots = buffers.iter().chain(&written).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
             slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
         };
         let whole = |b: usize| whole(b) && whole(written[0]);
@@ -185,7 +185,14 @@ impl Lowering<'_> {
                 *kernel = number;
             }
         }
-        self.draft.steps.push(DraftStep { name, kernel: number, reads: buffers, writes: written, windows, reusable });
+        self.draft.steps.push(DraftStep {
+            name,
+            kernel: number,
+            reads: buffers,
+            writes: written,
+            bind_ranges,
+            reusable,
+        });
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Splits a kernel whose buffers are larger than a binding. Each part computes a range of indices and binds windows of the buffers.
+//! Splits a kernel whose buffers are larger than a binding. Each part computes a range of indices and binds ranges of the buffers.
 //!
 //! ```text
 //! x [4096, 9000] . w [9000, 64] = y [4096, 64]      a binding holds 2000 rows of x
@@ -12,7 +12,7 @@
 use crate::expr::{Body, Code};
 use crate::kernel::templates::Along;
 use crate::kernel::{Kernel, Operand};
-use crate::plan::Window;
+use crate::plan::BindRange;
 use crate::target::Target;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -24,13 +24,13 @@ const EFFORT: usize = 1 << 17;
 
 /// A part of a kernel.
 pub struct Part {
-    /// The kernel of the part. Its operands' accesses start at their windows.
+    /// The kernel of the part. Its operands' accesses start at the ranges that it binds.
     pub kernel: Kernel,
-    /// One window per operand that is read, then one per operand that is written.
-    pub windows: Vec<Window>,
+    /// One bind range per operand that is read, then one per operand that is written.
+    pub bind_ranges: Vec<BindRange>,
 }
 
-/// Splits a kernel until each buffer, or the window of it that a part binds, fits a binding.
+/// Splits a kernel until each buffer, or the range of it that a part binds, fits a binding.
 ///
 /// `slots` has the buffer and its bytes for each operand that is read, then for each that is written.
 ///
@@ -45,8 +45,8 @@ pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<V
 pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize, u64)]) -> Vec<Part> {
     let axis = (0..kernel.shape.len()).find(|&axis| divides(kernel, axis));
     while let Some(axis) = axis.filter(|_| parts.len() < count) {
-        let windows = slots.iter().map(|&(_, bytes)| Window { offset: 0, bytes: bytes.min(4) }).collect();
-        parts.push(Part { kernel: slice(kernel, axis, 0, 0), windows });
+        let bind_ranges = slots.iter().map(|&(_, bytes)| BindRange { offset: 0, bytes: bytes.min(4) }).collect();
+        parts.push(Part { kernel: slice(kernel, axis, 0, 0), bind_ranges });
     }
     parts
 }
@@ -59,9 +59,9 @@ struct Cutter<'a> {
 
 impl Cutter<'_> {
     fn cut(&self, kernel: &Kernel, parts: &mut Vec<Part>) -> Result<(), usize> {
-        let slot = match self.windows(kernel) {
-            Ok(windows) => {
-                parts.push(self.part(kernel, windows));
+        let slot = match self.bind_ranges(kernel) {
+            Ok(bind_ranges) => {
+                parts.push(self.part(kernel, bind_ranges));
                 return Ok(());
             }
             Err(slot) => slot,
@@ -87,7 +87,7 @@ impl Cutter<'_> {
         let extent = kernel.shape[axis];
         let fits = |len: usize| {
             let mut starts = (0..extent).step_by(len);
-            starts.all(|start| self.windows(&slice(kernel, axis, start, len.min(extent - start))).is_ok())
+            starts.all(|start| self.bind_ranges(&slice(kernel, axis, start, len.min(extent - start))).is_ok())
         };
         let (mut fit, mut beyond) = (extent.div_ceil(MOST), extent);
         if self.weighed.get() > EFFORT || !fits(fit) {
@@ -123,8 +123,8 @@ impl Cutter<'_> {
         Some((start, end.min(bytes)))
     }
 
-    /// One window per operand. Operands of the same buffer have the same window. The error is an operand that is too large.
-    fn windows(&self, kernel: &Kernel) -> Result<Vec<Window>, usize> {
+    /// One bind range per operand. Operands of the same buffer have the same bind range. The error is an operand that is too large.
+    fn bind_ranges(&self, kernel: &Kernel) -> Result<Vec<BindRange>, usize> {
         self.weighed.set(self.weighed.get() + 1);
         let mut spans: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
         for (slot, &(buffer, _)) in self.slots.iter().enumerate() {
@@ -135,20 +135,20 @@ impl Cutter<'_> {
                 return Err(slot);
             }
         }
-        let window = |&(buffer, bytes): &(usize, u64)| {
+        let bind_range = |&(buffer, bytes): &(usize, u64)| {
             let (start, end) = spans.get(&buffer).copied().unwrap_or((0, bytes.min(4)));
-            Window { offset: start, bytes: end - start }
+            BindRange { offset: start, bytes: end - start }
         };
-        Ok(self.slots.iter().map(window).collect())
+        Ok(self.slots.iter().map(bind_range).collect())
     }
 
-    /// The kernel with accesses that start at the windows.
-    fn part(&self, kernel: &Kernel, windows: Vec<Window>) -> Part {
+    /// The kernel with accesses that start at the bind ranges.
+    fn part(&self, kernel: &Kernel, bind_ranges: Vec<BindRange>) -> Part {
         let mut kernel = kernel.clone();
-        for (operand, window) in kernel.reads.iter_mut().chain(&mut kernel.writes).zip(&windows) {
-            operand.access.offset -= (window.offset / operand.dtype.size() as u64) as isize;
+        for (operand, bind_range) in kernel.reads.iter_mut().chain(&mut kernel.writes).zip(&bind_ranges) {
+            operand.access.offset -= (bind_range.offset / operand.dtype.size() as u64) as isize;
         }
-        Part { kernel, windows }
+        Part { kernel, bind_ranges }
     }
 }
 

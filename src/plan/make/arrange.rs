@@ -1,4 +1,4 @@
-//! Chooses the lowering, the order and the number of lanes: the smallest arena, on as many lanes as cost little.
+//! Chooses the lowering, the order and the number of streams: the smallest arena, on as many streams as cost little.
 
 use super::offsets::{Layout, check_sizes, layout, stack, total};
 use super::{order, workspace};
@@ -108,22 +108,22 @@ fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, V
 
 /// For steps to run side by side, an arena may become larger by a quarter, by a thirty-second of the constants, or by this many bytes,
 /// which no device is short of.
-const LANES_COST: u64 = 1 << 20;
+const STREAMS_COST: u64 = 1 << 20;
 
-/// The same order or the file's in as many lanes as the target runs, or in fewer, if they take little more memory: none, where the graph
+/// The same order or the file's in as many streams as the target runs, or in fewer, if they take little more memory: none, where the graph
 /// spares it.
 fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layout>> {
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
-    let most = if draft.spares_memory { 0 } else { LANES_COST.max(narrow.peak / 4).max(constants / 32) };
+    let most = if draft.spares_memory { 0 } else { STREAMS_COST.max(narrow.peak / 4).max(constants / 32) };
     let bar = narrow.peak.saturating_add(most).saturating_add(1);
     let file: Vec<usize> = (0..draft.steps.len()).collect();
-    let mut lanes = target.lanes as usize;
-    while lanes > 1 {
+    let mut streams = target.streams as usize;
+    while streams > 1 {
         let mut best: Option<Layout> = None;
         for order in [&file, &narrow.order] {
             let bar = best.as_ref().map_or(bar, |best| best.peak);
-            let wide = layout(draft, target, order, lanes, bar)?;
-            if wide.peak < bar && wide.lanes.used() > 1 {
+            let wide = layout(draft, target, order, streams, bar)?;
+            if wide.peak < bar && wide.streams.used() > 1 {
                 best = Some(wide);
             }
             if narrow.order == file {
@@ -133,7 +133,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
         if best.is_some() {
             return Ok(best);
         }
-        lanes /= 2;
+        streams /= 2;
     }
     Ok(None)
 }

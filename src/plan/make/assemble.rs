@@ -56,9 +56,9 @@ pub fn assemble(
             kernel: step.kernel,
             reads: renumber(&step.reads),
             writes: renumber(&step.writes),
-            windows: step.windows.clone(),
-            lane: layout.lanes.lane[at],
-            waits: layout.lanes.waits[at].clone(),
+            bind_ranges: step.bind_ranges.clone(),
+            stream: layout.streams.stream[at],
+            waits: layout.streams.waits[at].clone(),
         }
     });
     let mut plan = Plan {
@@ -106,7 +106,7 @@ fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) 
         }
     }
     for (at, &s) in layout.order.iter().enumerate() {
-        let (from, to) = (layout.lanes.earliest(at) as u64, layout.lanes.latest(at) as u64 + 1);
+        let (from, to) = (layout.streams.earliest(at) as u64, layout.streams.latest(at) as u64 + 1);
         let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
         for &b in reads.iter().chain(writes) {
             let Some(range) = layout.live.range[whole[b]] else { continue };

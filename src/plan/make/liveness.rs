@@ -1,6 +1,6 @@
 //! Liveness: the times at which each buffer holds data, and the results that overwrite an operand in place.
 
-use super::streams::Lanes;
+use super::streams::Streams;
 use crate::plan::Class;
 use crate::plan::lower::Draft;
 
@@ -24,9 +24,9 @@ pub struct Live {
     pub ranges: Vec<Range>,
 }
 
-/// The live ranges of the arena's buffers if steps run in `order`, on several `lanes`. Inputs are live from the start, outputs to
+/// The live ranges of the arena's buffers if steps run in `order`, on several `streams`. Inputs are live from the start, outputs to
 /// the end.
-pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
+pub fn live(draft: &Draft, order: &[usize], streams: &Streams) -> Live {
     let class = |b: usize| draft.buffers[b].class;
     let arena = |b: usize| class(b).in_arena();
     let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
@@ -40,7 +40,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
     }
     let ends = |b: usize| match class(b) {
         Class::Output => order.len().max(1),
-        _ => uses[b].iter().map(|&at| lanes.latest(at) + 1).max().unwrap_or(1),
+        _ => uses[b].iter().map(|&at| streams.latest(at) + 1).max().unwrap_or(1),
     };
     let mut owner: Vec<usize> = Vec::new();
     let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
@@ -59,7 +59,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
                 let range = live.range[r].filter(|_| class(r) != Class::Output)?;
                 // The operand dies here if no other result has overwritten it and all its other uses are over.
                 let (&last, others) = uses[r].split_last()?;
-                let dies = last == at && others.iter().all(|&u| lanes.precedes(u, at));
+                let dies = last == at && others.iter().all(|&u| streams.precedes(u, at));
                 (dies && owner[range] == r).then_some(range)
             };
             let taken = if slot == 0 { step.reusable.iter().find_map(dying) } else { None };
@@ -73,7 +73,7 @@ pub fn live(draft: &Draft, order: &[usize], lanes: &Lanes) -> Live {
                 None => {
                     live.range[b] = Some(live.ranges.len());
                     owner.push(b);
-                    let lower = uses[b].iter().map(|&at| lanes.earliest(at)).min().map_or(at, |p| p.min(at));
+                    let lower = uses[b].iter().map(|&at| streams.earliest(at)).min().map_or(at, |p| p.min(at));
                     live.ranges.push(Range { lower, upper: ends(b), bytes: draft.buffers[b].bytes });
                 }
             }

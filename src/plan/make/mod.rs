@@ -23,7 +23,7 @@ pub(super) mod workspace;
 /// Plans a graph that a [`Recipe`] made: exact bytes, before any device is touched.
 ///
 /// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
-/// saves enough, or where the plan would not fit without. On a target with lanes its steps are then spread over them, as long as that
+/// saves enough, or where the plan would not fit without. On a target with streams its steps are then spread over them, as long as that
 /// costs little and the limit holds.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
 //! Finds all addresses for one order of the steps: offsets in the arena's segments, and the other segments.
 
 use super::liveness::{self, Live};
-use super::streams::Lanes;
+use super::streams::Streams;
 use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer};
@@ -11,7 +11,7 @@ use crate::target::{Memory, Target};
 /// An order and the offsets it leads to.
 pub struct Layout {
     pub order: Vec<usize>,
-    pub lanes: Lanes,
+    pub streams: Streams,
     pub live: Live,
     /// Per range: segment of the arena, offset in it.
     pub offsets: Vec<(usize, u64)>,
@@ -36,9 +36,9 @@ pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
 }
 
 /// Finds the offsets for an order. If the lower bound is not below `bar`, it spends little effort.
-pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar: u64) -> Result<Layout> {
-    let lanes = Lanes::new(draft, order, lanes);
-    let live = liveness::live(draft, order, &lanes);
+pub fn layout(draft: &Draft, target: &Target, order: &[usize], streams: usize, bar: u64) -> Result<Layout> {
+    let streams = Streams::new(draft, order, streams);
+    let live = liveness::live(draft, order, &streams);
     let items = live.ranges.iter().map(|r| Item {
         lower: r.lower as u64,
         upper: r.upper as u64,
@@ -73,7 +73,7 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], lanes: usize, bar
         rest = beyond;
     }
     let peak = segments.iter().sum();
-    Ok(Layout { order: order.to_vec(), lanes, live, offsets, segments, bound, peak })
+    Ok(Layout { order: order.to_vec(), streams, live, offsets, segments, bound, peak })
 }
 
 /// Puts buffers one after another into segments of one class.
@@ -99,17 +99,17 @@ impl Stack<'_> {
 }
 
 /// Bytes that move between the host and the device, including the padding for alignment.
-pub struct Moved {
+pub struct TransferBytes {
     pub constants: u64,
     pub inputs: u64,
     pub outputs: u64,
 }
 
-impl Moved {
-    pub fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> Moved {
+impl TransferBytes {
+    pub fn new<'a>(buffers: impl Iterator<Item = &'a DraftBuffer> + Clone, target: &Target) -> TransferBytes {
         let aligned = |b: &DraftBuffer| b.bytes.next_multiple_of(target.alignment);
         let bytes = |class| buffers.clone().filter(|b| b.class == class).map(aligned).sum();
-        Moved { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
+        TransferBytes { constants: bytes(Class::Constant), inputs: bytes(Class::Input), outputs: bytes(Class::Output) }
     }
 
     /// The staging segments, sized by [`Target::staged`].
@@ -149,6 +149,6 @@ pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, 
     });
     let places = places.collect();
     let there = draft.buffers.iter().zip(used).filter(|(_, used)| *used).map(|(buffer, _)| buffer);
-    segments.extend(Moved::new(there, target).staging(target));
+    segments.extend(TransferBytes::new(there, target).staging(target));
     (segments, places)
 }

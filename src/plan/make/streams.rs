@@ -1,54 +1,54 @@
-//! Assigns steps to lanes. Steps of a lane run one after another. A step may wait for steps of other lanes.
+//! Assigns steps to streams. Steps of a stream run one after another. A step may wait for steps of other streams.
 //!
 //! ```text
-//! lane 0   a ---- c ------ e          c waits for nothing, d for a, e for d
-//!           \             /
-//! lane 1     '--- d -----'
+//! stream 0   a ---- c ------ e        c waits for nothing, d for a, e for d
+//!             \             /
+//! stream 1     '--- d -----'
 //! ```
 //!
-//! Two buffers may share bytes only if lanes and waits order all their uses. Positions in the list of steps are a time that
+//! Two buffers may share bytes only if streams and waits order all their uses. Positions in the list of steps are a time that
 //! respects this order. So the live range of a buffer is stretched over all steps that may run at the same time as one that uses
 //! it. If two such ranges are disjoint, the uses are ordered.
 
 use super::order::Dag;
 use crate::plan::lower::Draft;
 
-/// The lanes of steps. All indices are positions in the order that the lanes were made for.
+/// The streams of steps. All indices are positions in the order that the streams were made for.
 #[derive(Clone, Debug)]
-pub struct Lanes {
-    /// Per step, its lane.
-    pub lane: Vec<u32>,
-    /// Per step, the steps of other lanes that it waits for.
+pub struct Streams {
+    /// Per step, its stream.
+    pub stream: Vec<u32>,
+    /// Per step, the steps of other streams that it waits for.
     pub waits: Vec<Vec<usize>>,
-    /// Per step and lane, the number of the lane's steps that are over when the step is over, including itself.
+    /// Per step and stream, the number of the stream's steps that are over when the step is over, including itself.
     done: Vec<Vec<usize>>,
-    /// Per lane, its steps.
+    /// Per stream, its steps.
     steps: Vec<Vec<usize>>,
-    /// Per step, its position in its lane.
+    /// Per step, its position in its stream.
     rank: Vec<usize>,
 }
 
-impl Lanes {
-    /// Assigns steps to at most `most` lanes.
+impl Streams {
+    /// Assigns steps to at most `most` streams.
     ///
-    /// A step goes right behind a step that it depends on, if that is the last of its lane. Else it goes into a lane whose steps are
-    /// all over by then, or into the lane whose last step is oldest.
-    pub fn new(draft: &Draft, order: &[usize], most: usize) -> Lanes {
+    /// A step goes right behind a step that it depends on, if that is the last of its stream. Else it goes into a stream whose steps are
+    /// all over by then, or into the stream whose last step is oldest.
+    pub fn new(draft: &Draft, order: &[usize], most: usize) -> Streams {
         let count = order.len();
-        let mut lanes = Lanes {
-            lane: Vec::with_capacity(count),
+        let mut streams = Streams {
+            stream: Vec::with_capacity(count),
             waits: Vec::with_capacity(count),
             done: Vec::with_capacity(count),
             steps: vec![Vec::new(); most.max(1)],
             rank: Vec::with_capacity(count),
         };
         if most <= 1 {
-            lanes.steps[0] = (0..count).collect();
-            lanes.rank = (0..count).collect();
-            lanes.lane = vec![0; count];
-            lanes.waits = vec![Vec::new(); count];
-            lanes.done = (1..=count).map(|n| vec![n]).collect();
-            return lanes;
+            streams.steps[0] = (0..count).collect();
+            streams.rank = (0..count).collect();
+            streams.stream = vec![0; count];
+            streams.waits = vec![Vec::new(); count];
+            streams.done = (1..=count).map(|n| vec![n]).collect();
+            return streams;
         }
         let dag = Dag::new(draft);
         let mut position = vec![0; count];
@@ -56,9 +56,9 @@ impl Lanes {
             position[s] = at;
             let mut needs: Vec<usize> = dag.before[s].iter().map(|&p| position[p]).collect();
             needs.sort_unstable();
-            lanes.push(at, &needs);
+            streams.push(at, &needs);
         }
-        lanes
+        streams
     }
 
     fn push(&mut self, at: usize, needs: &[usize]) {
@@ -66,36 +66,36 @@ impl Lanes {
         for &need in needs {
             done.iter_mut().zip(&self.done[need]).for_each(|(d, n)| *d = (*d).max(*n));
         }
-        let last = |lane: usize| self.steps[lane].last().copied();
+        let last = |stream: usize| self.steps[stream].last().copied();
         let follows =
-            needs.iter().rev().map(|&n| self.lane[n] as usize).find(|&l| last(l).is_some_and(|t| needs.contains(&t)));
+            needs.iter().rev().map(|&n| self.stream[n] as usize).find(|&l| last(l).is_some_and(|t| needs.contains(&t)));
         let free = (0..self.steps.len()).find(|&l| done[l] == self.steps[l].len());
-        let oldest = (0..self.steps.len()).min_by_key(|&l| last(l)).expect("there is a lane");
-        let lane = follows.or(free).unwrap_or(oldest);
+        let oldest = (0..self.steps.len()).min_by_key(|&l| last(l)).expect("there is a stream");
+        let stream = follows.or(free).unwrap_or(oldest);
         // Starts with the latest. A step that one of these has waited for needs no wait of its own.
         let mut known = vec![0; self.steps.len()];
-        if let Some(tail) = last(lane) {
+        if let Some(tail) = last(stream) {
             known.clone_from(&self.done[tail]);
         }
         let mut waits = Vec::new();
         for &need in needs.iter().rev() {
-            if known[self.lane[need] as usize] <= self.rank[need] {
+            if known[self.stream[need] as usize] <= self.rank[need] {
                 waits.push(need);
                 known.iter_mut().zip(&self.done[need]).for_each(|(d, n)| *d = (*d).max(*n));
             }
         }
         waits.sort_unstable();
-        self.steps[lane].push(at);
-        known[lane] = self.steps[lane].len();
-        self.rank.push(self.steps[lane].len() - 1);
-        self.lane.push(lane as u32);
+        self.steps[stream].push(at);
+        known[stream] = self.steps[stream].len();
+        self.rank.push(self.steps[stream].len() - 1);
+        self.stream.push(stream as u32);
         self.waits.push(waits);
         self.done.push(known);
     }
 
     /// True if a step is over before another, later one starts.
     pub fn precedes(&self, first: usize, second: usize) -> bool {
-        self.done[second][self.lane[first] as usize] > self.rank[first]
+        self.done[second][self.stream[first] as usize] > self.rank[first]
     }
 
     /// The first step that may run at the same time as this one.
@@ -106,17 +106,17 @@ impl Lanes {
 
     /// The last step that may run at the same time as this one.
     pub fn latest(&self, at: usize) -> usize {
-        let (lane, rank) = (self.lane[at] as usize, self.rank[at]);
-        // Along a lane, the steps that are over only become more, so bisection finds the end.
+        let (stream, rank) = (self.stream[at] as usize, self.rank[at]);
+        // Along a stream, the steps that are over only become more, so bisection finds the end.
         let beside = |steps: &Vec<usize>| {
-            let count = steps.partition_point(|&p| self.done[p][lane] <= rank);
+            let count = steps.partition_point(|&p| self.done[p][stream] <= rank);
             count.checked_sub(1).map(|i| steps[i])
         };
-        let others = (0..self.steps.len()).filter(|&l| l != lane);
+        let others = (0..self.steps.len()).filter(|&l| l != stream);
         others.filter_map(|l| beside(&self.steps[l])).max().map_or(at, |p| p.max(at))
     }
 
-    /// The number of lanes that have steps.
+    /// The number of streams that have steps.
     pub fn used(&self) -> usize {
         self.steps.iter().filter(|s| !s.is_empty()).count()
     }
@@ -144,8 +144,8 @@ mod tests {
             draft.buffers.push(DraftBuffer { name, dtype: DType::F32, shape, bytes: 4, class: Class::Activation });
             let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| below(s)).collect() };
             let name = format!("s{s}");
-            let (writes, windows) = (vec![s], Vec::new());
-            draft.steps.push(DraftStep { name, kernel: 0, reads, writes, windows, reusable: Vec::new() });
+            let (writes, bind_ranges) = (vec![s], Vec::new());
+            draft.steps.push(DraftStep { name, kernel: 0, reads, writes, bind_ranges, reusable: Vec::new() });
         }
         draft
     }
@@ -157,24 +157,28 @@ mod tests {
             let (count, most) = (3 + seed as usize % 20, 1 + seed as usize % 5);
             let draft = draft(seed, count);
             let order: Vec<usize> = (0..count).collect();
-            let lanes = Lanes::new(&draft, &order, most);
-            // By definition, a step starts after the steps that it waits for, the earlier steps of its lane, and all that these
+            let streams = Streams::new(&draft, &order, most);
+            // By definition, a step starts after the steps that it waits for, the earlier steps of its stream, and all that these
             // started after.
             let mut before: Vec<Vec<bool>> = Vec::new();
             for at in 0..count {
-                let tail = (0..at).rfind(|&p| lanes.lane[p] == lanes.lane[at]);
+                let tail = (0..at).rfind(|&p| streams.stream[p] == streams.stream[at]);
                 let mut over = vec![false; count];
-                for p in lanes.waits[at].iter().copied().chain(tail) {
+                for p in streams.waits[at].iter().copied().chain(tail) {
                     over[p] = true;
                     over.iter_mut().zip(&before[p]).for_each(|(over, earlier)| *over |= earlier);
                 }
                 before.push(over);
             }
             for (at, over) in before.iter().enumerate() {
-                assert!(draft.steps[at].reads.iter().all(|&b| over[b]), "{lanes:?}");
-                assert!((0..at).all(|p| lanes.precedes(p, at) == over[p]), "{lanes:?}");
+                assert!(draft.steps[at].reads.iter().all(|&b| over[b]), "{streams:?}");
+                assert!((0..at).all(|p| streams.precedes(p, at) == over[p]), "{streams:?}");
                 let beside: Vec<usize> = (0..count).filter(|&p| !over[p] && !before[p][at]).collect();
-                assert_eq!((lanes.earliest(at), lanes.latest(at)), (beside[0], beside[beside.len() - 1]), "{lanes:?}");
+                assert_eq!(
+                    (streams.earliest(at), streams.latest(at)),
+                    (beside[0], beside[beside.len() - 1]),
+                    "{streams:?}"
+                );
                 concurrent += beside.len() - 1;
             }
         }

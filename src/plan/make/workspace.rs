@@ -142,7 +142,7 @@ mod tests {
     use crate::dtype::DType;
     use crate::plan::lower::Options;
     use crate::plan::make::liveness::live;
-    use crate::plan::make::streams::Lanes;
+    use crate::plan::make::streams::Streams;
     use crate::trace::Trace;
 
     const MIB: u64 = 1 << 20;
@@ -159,8 +159,8 @@ mod tests {
             crate::plan::make::arrange::draft(&graph.into(), &target, Options { join: true }).expect("it is lowered");
         assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
         let order = vec![0, 1];
-        let lanes = Lanes::new(&draft, &order, 1);
-        let live = live(&draft, &order, &lanes);
+        let streams = Streams::new(&draft, &order, 1);
+        let live = live(&draft, &order, &streams);
         let range = |b: usize| live.range[b].expect("it lies in the arena");
         let mut offsets = vec![(0, u64::MAX); live.ranges.len()];
         let (inputs, writes) = (&draft.inputs, |s: usize| draft.steps[s].writes[0]);
@@ -172,7 +172,7 @@ mod tests {
         }
         let own = [0, 1].map(|s| range(draft.workspace(s).expect("it is a library's call")));
         own.iter().for_each(|&r| offsets[r] = (0, end));
-        let mut layout = Layout { order, lanes, live, offsets, segments: vec![end], bound: 0, peak: end };
+        let mut layout = Layout { order, streams, live, offsets, segments: vec![end], bound: 0, peak: end };
         own.iter().for_each(|&r| layout.live.ranges[r].bytes = 0);
         grow(&mut draft, &mut layout, &target);
         let placed = |b: usize| layout.live.range[b].map(|r| layout.offsets[r].1 + draft.buffers[b].bytes);

@@ -55,7 +55,7 @@ pub struct Tried {
 }
 
 /// The plan of a graph over a range of bindings.
-pub struct Family {
+pub struct ShapeRange {
     maker: Maker,
     record: Arc<Record>,
     arrangement: Arrangement,
@@ -85,13 +85,13 @@ struct Member {
     whole: Vec<usize>,
 }
 
-impl std::fmt::Debug for Family {
+impl std::fmt::Debug for ShapeRange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Family").field("dims", &self.maker.dims).finish_non_exhaustive()
+        f.debug_struct("ShapeRange").field("dims", &self.maker.dims).finish_non_exhaustive()
     }
 }
 
-impl Family {
+impl ShapeRange {
     /// Plans a range. Every binding uses the same recipe.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ impl Family {
         target: &Target,
         recipe: Recipe,
         limits: &Limits,
-    ) -> Result<Family> {
+    ) -> Result<ShapeRange> {
         for (i, (name, extent)) in dims.iter().enumerate() {
             if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
                 return Err(Error::usage(format!("dim '{name}' is set twice, to different values")));
@@ -152,7 +152,7 @@ impl Family {
         let mut largest = largest.expect("the largest binding is tried first");
         largest.0.dims.clone_from(&maker.dims);
         tried.sort_by(|a, b| a.binding.cmp(&b.binding));
-        Ok(Family { maker, record, arrangement, largest, tried, dim_sources })
+        Ok(ShapeRange { maker, record, arrangement, largest, tried, dim_sources })
     }
 
     /// The dims and their ranges.
@@ -209,11 +209,11 @@ impl Family {
     ///
     /// Constants keep their addresses: the plans of a range run by turns, and tell by the address which constant is there.
     fn place_own(&self, draft: &Draft) -> Result<Arrangement, String> {
-        let Arrangement { options, layout: Layout { order, lanes, .. }, orders, segments, .. } = &self.arrangement;
+        let Arrangement { options, layout: Layout { order, streams, .. }, orders, segments, .. } = &self.arrangement;
         let mut whole = self.arrangement.draft.clone();
         let map = correspond(&mut whole, draft, true)?;
         let layout =
-            layout(draft, &self.maker.target, order, lanes.used(), u64::MAX).map_err(|error| error.to_string())?;
+            layout(draft, &self.maker.target, order, streams.used(), u64::MAX).map_err(|error| error.to_string())?;
         let arena: Vec<u64> = segments.iter().filter(|s| s.class == Class::Activation).map(|s| s.bytes).collect();
         let within =
             layout.segments.len() <= arena.len() && layout.segments.iter().zip(&arena).all(|(own, is)| own <= is);

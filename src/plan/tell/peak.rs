@@ -1,6 +1,6 @@
 //! Finds the peak of a plan: the step with the most live bytes, and the buffers that hold them.
 
-use super::timeline::Lives;
+use super::timeline::Timeline;
 use crate::graph::Graph;
 use crate::plan::{Class, Plan};
 use serde::Serialize;
@@ -81,9 +81,9 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
         operators.get(name).copied().unwrap_or_else(|| kernel(step)).to_owned()
     };
 
-    let lives = Lives::of(plan);
-    let step = lives.peak();
-    let found = step.map_or(Vec::new(), |step| lives.holders(plan, step));
+    let timeline = Timeline::of(plan);
+    let step = timeline.peak();
+    let found = step.map_or(Vec::new(), |step| timeline.holders(plan, step));
     let most: u64 = found.iter().map(|&b| plan.buffers[b].bytes).sum();
     let mut others = Rest { class: Class::Activation, count: 0, bytes: 0, largest: None };
     let mut live = Vec::new();

@@ -10,11 +10,11 @@ use std::ops::Range;
 
 /// The times at which each buffer of the arena holds its bytes.
 #[derive(Clone, Debug)]
-pub struct Lives {
+pub struct Timeline {
     /// Per buffer, the first and the last step that use it.
     pub uses: Vec<Option<(usize, usize)>>,
-    /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other lanes
-    /// may run at the same time. Inputs hold their bytes from the start, outputs to the end.
+    /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other
+    /// streams may run at the same time. Inputs hold their bytes from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
     /// Per buffer, the operand that it overwrites in place.
     pub takes_from: Vec<Option<usize>>,
@@ -22,10 +22,10 @@ pub struct Lives {
     live: Vec<u64>,
 }
 
-impl Lives {
+impl Timeline {
     /// The timeline of a plan that [`check`](crate::plan::check::check) has accepted. O(n log n).
-    pub fn of(plan: &Plan) -> Lives {
-        let clock = Clock::new(plan).expect("a plan's lanes are checked");
+    pub fn of(plan: &Plan) -> Timeline {
+        let clock = Clock::new(plan).expect("a plan's streams are checked");
         let arena = |b: usize| plan.buffers[b].class.in_arena();
         let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
         let mut held: Vec<Option<Range<usize>>> = vec![None; plan.buffers.len()];
@@ -81,7 +81,7 @@ impl Lives {
             now += change;
             u64::try_from(now.min(most)).expect("what is held lies in the arena")
         });
-        Lives { live: live.collect(), uses, held, takes_from }
+        Timeline { live: live.collect(), uses, held, takes_from }
     }
 
     /// The bytes of the arena that are held during a step. Each buffer is rounded up to the target's alignment; the sum is at most
@@ -95,7 +95,7 @@ impl Lives {
         (0..self.live.len() / 2).max_by_key(|&s| (self.live(s), Reverse(s)))
     }
 
-    /// The buffers that [`live`](Lives::live) counts, the largest first. A result that overwrites its operand is listed, the operand
+    /// The buffers that [`live`](Timeline::live) counts, the largest first. A result that overwrites its operand is listed, the operand
     /// is not.
     pub fn holders(&self, plan: &Plan, step: usize) -> Vec<usize> {
         let half = 2 * step + usize::from(self.live[2 * step] <= self.live[2 * step + 1]);

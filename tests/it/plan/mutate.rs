@@ -268,28 +268,28 @@ fn steps(nursery: &mut Nursery) {
             nursery.add(order, format!("step {s} moved to {other}"), |p| p.steps[other..=s].rotate_right(1));
             nursery.add(order, format!("step {other} moved to {s}"), |p| p.steps[other..=s].rotate_left(1));
         }
-        for w in 0..seed.steps[s].windows.len() {
+        for w in 0..seed.steps[s].bind_ranges.len() {
             for by in [-256i64, -64, -4, 4, 64, 256] {
                 let change = |n: &mut u64| *n = n.wrapping_add_signed(by);
-                nursery.add(Kind::Meaning, format!("step {s}: window {w} at {by:+}"), |p| {
-                    change(&mut p.steps[s].windows[w].offset)
+                nursery.add(Kind::Meaning, format!("step {s}: bind range {w} at {by:+}"), |p| {
+                    change(&mut p.steps[s].bind_ranges[w].offset)
                 });
-                nursery.add(Kind::Layout, format!("step {s}: window {w} of {by:+}"), |p| {
-                    change(&mut p.steps[s].windows[w].bytes)
+                nursery.add(Kind::Layout, format!("step {s}: bind range {w} of {by:+}"), |p| {
+                    change(&mut p.steps[s].bind_ranges[w].bytes)
                 });
             }
             for extreme in [0, u64::MAX] {
-                nursery.add(Kind::Layout, format!("step {s}: window {w} of {extreme}"), |p| {
-                    p.steps[s].windows[w].bytes = extreme
+                nursery.add(Kind::Layout, format!("step {s}: bind range {w} of {extreme}"), |p| {
+                    p.steps[s].bind_ranges[w].bytes = extreme
                 });
-                nursery.add(Kind::Meaning, format!("step {s}: window {w} at {extreme}"), |p| {
-                    p.steps[s].windows[w].offset = extreme
+                nursery.add(Kind::Meaning, format!("step {s}: bind range {w} at {extreme}"), |p| {
+                    p.steps[s].bind_ranges[w].offset = extreme
                 });
             }
         }
-        nursery.add(Kind::Meaning, format!("step {s}: no windows"), |p| p.steps[s].windows.clear());
-        nursery.add(Kind::Meaning, format!("step {s}: a window less"), |p| {
-            p.steps[s].windows.pop();
+        nursery.add(Kind::Meaning, format!("step {s}: no bind ranges"), |p| p.steps[s].bind_ranges.clear());
+        nursery.add(Kind::Meaning, format!("step {s}: a bind range less"), |p| {
+            p.steps[s].bind_ranges.pop();
         });
         nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.steps.remove(s)));
         nursery.add(order, format!("step {s}: again at once"), |p| p.steps.insert(s, p.steps[s].clone()));

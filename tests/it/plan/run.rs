@@ -245,7 +245,7 @@ fn runs<M: Memory>(
 
 /// Elements from the start of an argument's buffer to what its kernel counts from.
 fn first(kernel: &Kernel, step: &Step, slot: usize) -> isize {
-    step.windows.get(slot).map_or(0, |w| (w.offset / kernel.operand(slot).dtype.size() as u64) as isize)
+    step.bind_ranges.get(slot).map_or(0, |w| (w.offset / kernel.operand(slot).dtype.size() as u64) as isize)
 }
 
 /// A step's operands in a memory.
