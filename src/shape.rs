@@ -189,7 +189,7 @@ impl Access {
 
     /// True if elements can be read `width` at a time along an axis: each such run is contiguous and starts at a
     /// multiple of `width` from the buffer's start.
-    pub fn lies(&self, axis: usize, width: usize) -> bool {
+    pub fn is_vectorizable(&self, axis: usize, width: usize) -> bool {
         let step = |k: usize| k == axis || self.shape[k] == 1 || self.strides[k].unsigned_abs().is_multiple_of(width);
         self.strides[axis] == 1
             && self.shape[axis].is_multiple_of(width)

@@ -91,7 +91,7 @@ fn replay_allocates_nothing() {
         let mut launches = Vec::new();
         let mut bytes = 0u64;
         let mut kernels: Vec<Kernel> =
-            kernels::cases().into_iter().filter(|c| c.is_hosted(&Target::cpu(2))).map(|case| case.kernel).collect();
+            kernels::cases().into_iter().filter(|c| c.is_supported(&Target::cpu(2))).map(|case| case.kernel).collect();
         kernels.retain(|k| k.shape.numel() < 3000 && k.body.code.len() < 100);
         kernels.extend(large());
         for kernel in kernels {

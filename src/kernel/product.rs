@@ -49,7 +49,7 @@ pub(super) struct Side {
 
 /// True if an operand has elements, `width` of which can be moved at a time along an axis.
 pub(super) fn is_vectorizable(operand: &Operand, axis: usize, width: usize) -> bool {
-    !operand.access.shape.contains(&0) && operand.access.lies(axis, width)
+    !operand.access.shape.contains(&0) && operand.access.is_vectorizable(axis, width)
 }
 
 /// True if an operand's elements are computed with as `f32`.

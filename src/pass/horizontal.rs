@@ -42,8 +42,8 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
                 .collect()
         });
         let twins = |count: u32| row.get(..count as usize).and_then(|row| Twins::of(graph, row));
-        let pays = |&count: &u32| twins(count).is_some_and(|twins| twins.pays(graph, context.target));
-        let own = (2..=row.len() as u32).rev().find(pays);
+        let cheaper = |&count: &u32| twins(count).is_some_and(|twins| twins.is_cheaper(graph, context.target));
+        let own = (2..=row.len() as u32).rev().find(cheaper);
         let taken = context.decisions.choose("together", id, own, |count| twins(count).is_some());
         if let Some(twins) = taken.and_then(twins) {
             done.extend(&twins.parts);
@@ -208,7 +208,7 @@ impl Twins {
 
     /// True if this saves launches at no cost. Only kernels with templates of their own may read the results, since they take no code of
     /// the parts along. They must need all results at once.
-    fn pays(&self, graph: &Graph, target: &Target) -> bool {
+    fn is_cheaper(&self, graph: &Graph, target: &Target) -> bool {
         let ends = self.ends(graph);
         let computes = |step: &Step| matches!(lower(graph, step.nodes[0]), Some(Lower::Map(_)));
         let bound = |step: &Step| {

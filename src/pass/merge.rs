@@ -85,7 +85,7 @@ fn joins(graph: &Graph, first: &Product, other: &Product) -> bool {
 
 fn merge(graph: &mut Graph, row: &[Product], wave: &Wave, context: &Context) -> Result<()> {
     let [first, _, ..] = row else { return Ok(()) };
-    if !context.decisions.if_cheaper("merge", first.node, pays(graph, row, wave, context.target)) {
+    if !context.decisions.if_cheaper("merge", first.node, is_cheaper(graph, row, wave, context.target)) {
         return Ok(());
     }
     let (left, name) = (graph.operands(first.node)[0], graph.node(first.node).name.clone());
@@ -117,7 +117,7 @@ fn merge(graph: &mut Graph, row: &[Product], wave: &Wave, context: &Context) -> 
 
 /// True if one product takes fewer waves than these, whose results go separate ways: what an elementwise node makes
 /// of several could take the place of one of them.
-fn pays(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> bool {
+fn is_cheaper(graph: &Graph, row: &[Product], wave: &Wave, target: &Target) -> bool {
     let tiles = |p: &Product| {
         let shape = &graph.fact(p.end).shape;
         let columns = shape.last().copied().unwrap_or(1);

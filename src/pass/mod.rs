@@ -19,10 +19,10 @@ pub mod half;
 mod horizontal;
 mod indexes;
 mod merge;
+mod rotary;
 mod round;
 mod scale;
 mod simplify;
-mod turn;
 mod views;
 
 pub use fold::fold_node;
@@ -127,7 +127,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
     ("decompose", decompose::run, When::Always),
     ("bind", bind::run, When::Always),
     ("fold", fold::run, When::Always),
-    ("turn", turn::run, When::Always),
+    ("rotary", rotary::run, When::Always),
     ("simplify", simplify::run, When::Always),
     // Without fusion a kernel of its own would scale the scores, which are more than the queries.
     ("scale", scale::run, When::Fused),

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! MatMul (Transpose (x), w) + b   =   Transpose (MatMul (x, w) + b)        rows of x lie where they are wanted
-//! Transpose (MatMul (y, w) + b)   =   MatMul (Transpose (y), w) + b        y is turned, anyway
+//! Transpose (MatMul (y, w) + b)   =   MatMul (Transpose (y), w) + b        y is transposed, anyway
 //! ```
 
 use super::Context;
@@ -88,7 +88,7 @@ fn rearranges(graph: &Graph, id: u32) -> bool {
     matches!(graph.node(id).op_name(), "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" | "Transpose")
 }
 
-fn turning(perm: &[usize]) -> Attrs {
+fn transpose(perm: &[usize]) -> Attrs {
     Attrs::new().with("perm", perm.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
 }
 
@@ -146,7 +146,7 @@ impl Parts {
     }
 
     /// The shape with all parts apart that do not stay together, and their order in the view.
-    fn turned(&self) -> (Shape, Vec<usize>) {
+    fn transposed(&self) -> (Shape, Vec<usize>) {
         // Of each run of parts that lie side by side in one axis: where it lies and its extent.
         let mut runs: Vec<(usize, usize)> = Vec::new();
         for axis in &self.axes {
@@ -170,7 +170,7 @@ impl Parts {
 /// A value as a Reshape, a Transpose and a Reshape of another value. Steps that are not needed are left out.
 struct Straight {
     source: ValueId,
-    apart: Shape,
+    split: Shape,
     perm: Vec<usize>,
     /// For each of the three, true if it is needed.
     steps: [bool; 3],
@@ -197,12 +197,15 @@ fn straight(graph: &mut Graph, id: u32, context: &Context) -> Result<ValueId> {
     if context.decisions.choose("straighten", id, own, |code| own == Some(code)).is_none() {
         return Ok(old);
     }
-    let Some(Straight { source, apart, perm, steps }) = found else { return Ok(old) };
+    let Some(Straight { source, split, perm, steps }) = found else { return Ok(old) };
     let node = graph.node(id).clone();
     graph.insert_at(id);
     let mut value = source;
-    let all =
-        [("Reshape", shaped(&apart)), ("Transpose", turning(&perm)), ("Reshape", shaped(&node.outputs[0].fact.shape))];
+    let all = [
+        ("Reshape", shaped(&split)),
+        ("Transpose", transpose(&perm)),
+        ("Reshape", shaped(&node.outputs[0].fact.shape)),
+    ];
     for (op, attrs) in all.into_iter().zip(steps).filter_map(|(step, taken)| taken.then_some(step)) {
         value = context.add(graph, &node.name, op, &[Some(value)], attrs)?;
     }
@@ -228,17 +231,17 @@ fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
             None => parts.reshape(&graph.node(view).outputs[0].fact.shape)?,
         }
     }
-    let (apart, perm) = parts.turned();
+    let (split, perm) = parts.transposed();
     let from = &graph.fact(source).shape;
     let steps = match perm.is_sorted() {
         true => [false, false, from != whole],
         false => {
-            let turned: Shape = perm.iter().map(|&run| apart[run]).collect();
-            [*from != apart, true, turned != *whole]
+            let transposed: Shape = perm.iter().map(|&run| split[run]).collect();
+            [*from != split, true, transposed != *whole]
         }
     };
     let fewer = steps.iter().filter(|&&step| step).count() < chain.len() && perm.len() <= MAX_AXES;
-    fewer.then_some(Straight { source, apart, perm, steps })
+    fewer.then_some(Straight { source, split, perm, steps })
 }
 
 /// Rows of a value times weights, and what is added to each.
@@ -294,7 +297,7 @@ fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
     let result = rows.with(graph, id, x, context)?;
-    let result = context.add(graph, &name, "Transpose", &[Some(result)], turning(&perm))?;
+    let result = context.add(graph, &name, "Transpose", &[Some(result)], transpose(&perm))?;
     graph.replace(ValueId { node: id, port: 0 }, result);
     Ok(())
 }
@@ -307,8 +310,8 @@ fn sinkable(graph: &Graph, id: u32) -> Option<(Rows, ValueId, Vec<usize>)> {
     let lies = !rearranges(graph, x.node) && graph.as_constant(x).is_none();
     let mut back = vec![0; perm.len()];
     perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
-    let turned = Access::contiguous(back.iter().map(|&k| graph.fact(value).shape[k]).collect()).permute(&perm);
-    (lies && seen(graph, value, &turned)).then_some((rows, x, perm))
+    let transposed = Access::contiguous(back.iter().map(|&k| graph.fact(value).shape[k]).collect()).permute(&perm);
+    (lies && seen(graph, value, &transposed)).then_some((rows, x, perm))
 }
 
 /// True if, starting from this access, only views and products read the value, and products alone read the views.
@@ -338,12 +341,12 @@ fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
 
 /// Two answers: true if a value is no view of another one, and true if one of its views is a Transpose.
 fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
-    let (mut itself, mut turned) = (true, false);
+    let (mut itself, mut transposed) = (true, false);
     while let (true, Some(&Some(source))) = (rearranges(graph, value.node), graph.operands(value.node).first()) {
-        turned |= graph.node(value.node).op_name() == "Transpose";
+        transposed |= graph.node(value.node).op_name() == "Transpose";
         (itself, value) = (false, source);
     }
-    (itself, turned)
+    (itself, transposed)
 }
 
 /// Moves a Transpose of rows from a product's result to its left operand, if that is a transposed value anyway.
@@ -355,7 +358,7 @@ fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let Some((rows, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let left = context.add(graph, &name, "Transpose", &[Some(rows.left)], turning(&perm))?;
+    let left = context.add(graph, &name, "Transpose", &[Some(rows.left)], transpose(&perm))?;
     let left = straight(graph, left.node, context)?;
     graph.insert_at(id);
     let result = rows.with(graph, id, left, context)?;

@@ -39,12 +39,12 @@ mod effort;
 mod exact;
 mod greedy;
 mod improve;
+mod neighbourhood;
 mod pack;
 mod repair;
 mod sections;
 mod subproblem;
 mod table;
-mod window;
 
 pub use effort::Effort;
 pub use table::Table;

@@ -14,9 +14,9 @@
 
 use super::Problem;
 use super::effort::Meter;
+use super::neighbourhood::Clearing;
 use super::sections::Sections;
 use super::subproblem::Placed;
-use super::window::Clearing;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 

@@ -138,7 +138,7 @@ fn cuda_kernels_compute_what_the_interpreter_does() {
         .iter()
         .flat_map(|case| [case.clone(), variants::halved(case, DType::F16)])
         .filter(|c| attends(c) || convolved(c));
-    let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_hosted(&target));
+    let all = variants::halves(&plain).into_iter().chain(plain.iter().cloned()).filter(|c| c.is_supported(&target));
     let mut jobs: Vec<Job> = all.map(|case| Job::new(case, &target)).collect();
     jobs.extend(again.map(|case| Job::new(case, &small_target)));
     // Every part gets equally many cases of a template.

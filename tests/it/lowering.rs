@@ -49,9 +49,9 @@ impl Machine {
             Lower::Template(template) if lowered => {
                 let stored: Vec<_> = operands.iter().flatten().map(|(fact, values)| backwards(fact, values)).collect();
                 let at: Vec<_> = stored.iter().map(|(access, _)| access.clone()).collect();
-                let core = template(&call, &at)?;
-                let buffers: Vec<_> = core.reads.iter().map(|&(input, _)| stored[input].1.clone()).collect();
-                let values = evaluate(&kernel(&core), &buffers).remove(0);
+                let call = template(&call, &at)?;
+                let buffers: Vec<_> = call.reads.iter().map(|&(input, _)| stored[input].1.clone()).collect();
+                let values = evaluate(&kernel(&call), &buffers).remove(0);
                 self.templates += 1;
                 Ok(vec![self.push(outputs[0].clone(), values)])
             }
@@ -91,13 +91,13 @@ fn backwards(fact: &Fact, values: &[f64]) -> (Access, Vec<f64>) {
 }
 
 /// The kernel that writes a template's core values as they are.
-fn kernel(core: &TemplateCall) -> Kernel {
+fn kernel(call: &TemplateCall) -> Kernel {
     let operand = |access: Access| Operand { dtype: DType::F64, access, packed: false };
     Kernel {
-        template: core.template.clone(),
-        shape: core.shape.clone(),
-        reads: core.reads.iter().map(|(_, access)| operand(access.clone())).collect(),
-        writes: vec![operand(Access::contiguous(core.shape.clone()))],
+        template: call.template.clone(),
+        shape: call.shape.clone(),
+        reads: call.reads.iter().map(|(_, access)| operand(access.clone())).collect(),
+        writes: vec![operand(Access::contiguous(call.shape.clone()))],
         prologues: Vec::new(),
         body: Body::identity(DType::F64),
         workspace: 0,

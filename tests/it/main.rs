@@ -28,7 +28,7 @@ mod halves;
 mod layout;
 mod passes;
 mod prologue;
-mod turn;
+mod rotary;
 
 // Plans: lowering, order, placement, the checker, limits.
 mod limit;

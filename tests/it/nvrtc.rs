@@ -80,8 +80,8 @@ fn texts() -> BTreeMap<String, String> {
     // With one multiprocessor, even small cases fill it.
     let targets = [target(), Target { multiprocessors: 1, ..target() }];
     for case in [variants::halves(&plain), plain].concat() {
-        let hosts = targets.iter().filter(|target| case.is_hosted(target));
-        hosts.for_each(|target| {
+        let supported = targets.iter().filter(|target| case.is_supported(target));
+        supported.for_each(|target| {
             let kernel = schedule::scheduled(&case.kernel, target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
             collect(&case.name, slice::from_ref(&kernel), target, &mut texts);
         });

@@ -175,7 +175,7 @@ fn groups_before_a_core_are_its_prologue() {
 }
 
 #[test]
-fn nothing_is_hosted_without_fusion() {
+fn nothing_is_fused_without_fusion() {
     for Case { text, .. } in CASES {
         let (graph, target) = (graph(text), Target::cpu(2));
         let graph = Recipe { fuse: false, ..Recipe::default() }.whole(graph, &target).expect("the passes run");
@@ -211,9 +211,9 @@ fn results_are_those_of_the_reference() {
     let mut state = 1;
     for opener in common::backends() {
         let prologues = |case: &Case| counts(&runs_as_the_reference(&graph(case.text), &opener, &mut state)).1;
-        let hosted: usize = CASES.iter().map(prologues).sum();
+        let fused: usize = CASES.iter().map(prologues).sum();
         let name = opener.0;
-        assert!(hosted >= 8, "{name}: {hosted} prologues");
+        assert!(fused >= 8, "{name}: {fused} prologues");
     }
 }
 

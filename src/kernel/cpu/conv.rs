@@ -59,7 +59,7 @@ impl Conv {
             }
             Way::WeightsLeft => gemm::workspace_bytes(m, n, k, true, false, direct),
             Way::WeightsRight => {
-                gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.turned() }
+                gemm::workspace_bytes(m, n, k, false, true, false) + if direct { 0 } else { 4 * self.transposed() }
             }
         }
     }
@@ -70,7 +70,7 @@ impl Conv {
     }
 
     /// Elements of the largest tile with weights on the right.
-    pub(crate) fn turned(&self) -> usize {
+    pub(crate) fn transposed(&self) -> usize {
         let (m, n, _) = self.product();
         m * n.next_multiple_of(LANES)
     }

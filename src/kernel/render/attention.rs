@@ -325,7 +325,7 @@ impl Module<'_> {
         let &Mma { rows, each, teams, columns, stages, cluster } = mma;
         let (rank, element) = (self.kernel.shape.len(), self.storage[0]);
         self.declarations.push(format!("typedef {} element;", element.name()));
-        if self.lies(0, rank - 1, 2) {
+        if self.is_vectorizable(0, rank - 1, 2) {
             let (mut body, address) = self.address(0, &extents.space(&self.access(0).shape, ["m", "k"]));
             body.push(format!("return {};", self.read_wide(0, 2, &address)));
             self.wide_function("a_wide", &matrix(["m", "k"]), "wide<element, 2>".into(), body);
@@ -335,7 +335,7 @@ impl Module<'_> {
         for (slot, name, flag, names, axis) in
             [(1, "b_at", "B_WIDE", ["k", "n"], rank - 2), (2, "c_at", "C_WIDE", ["n", "e"], rank - 1)]
         {
-            if self.lies(slot, axis, wide) {
+            if self.is_vectorizable(slot, axis, wide) {
                 self.address_function(name, slot, &extents.space(&self.access(slot).shape, names), names);
                 self.flags.push(flag);
             }
@@ -382,7 +382,7 @@ impl Module<'_> {
         columns[rank - 1] = extents.n;
         let space = extents.space(&columns, ["m", "n"]);
         let further = 3..self.kernel.template.core_reads();
-        let side: Vec<usize> = further.clone().filter(|&slot| self.lies(slot, rank - 1, 2)).collect();
+        let side: Vec<usize> = further.clone().filter(|&slot| self.is_vectorizable(slot, rank - 1, 2)).collect();
         let accesses: Vec<_> = side.iter().map(|&slot| self.access(slot)).collect();
         let located = locate(&space, &accesses, &BTreeSet::new());
         let guard = |body: Vec<String>| {
@@ -401,7 +401,7 @@ impl Module<'_> {
             let ty = self.storage[slot];
             // As many at a time as lie so, and as an invocation has along the keys.
             let mut width = (BYTES / ty.size()).min(2 * along);
-            while width > 2 && !self.lies(slot, rank - 1, width) {
+            while width > 2 && !self.is_vectorizable(slot, rank - 1, width) {
                 width /= 2;
             }
             self.declarations.push(format!("wide<{}, {width}> x{slot}[{}];", ty.name(), 2 * pairs / width));
@@ -441,7 +441,7 @@ impl Module<'_> {
         let Some(b) = self.bindings.of[slot] else { return };
         let ty = self.storage[slot];
         let same = self.bound[b] == ty && matches!(ty, F16 | BF16 | F32) && self.kernel.body.is_identity();
-        if !same || self.kernel.writes.len() != 1 || !self.lies(slot, rank - 1, 2) {
+        if !same || self.kernel.writes.len() != 1 || !self.is_vectorizable(slot, rank - 1, 2) {
             return;
         }
         let (mut body, address) = self.address(slot, &extents.space(&self.kernel.shape, ["m", "n"]));

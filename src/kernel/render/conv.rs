@@ -274,7 +274,7 @@ impl Module<'_> {
             ];
             (lines, scalar)
         };
-        let weight = if self.dialect == Dialect::Cuda && width > 1 && self.lies(1, 0, width) {
+        let weight = if self.dialect == Dialect::Cuda && width > 1 && self.is_vectorizable(1, 0, width) {
             let (_, read, value) = self.vector(1, width, "at");
             vec![format!("let x = {read};"), format!("return {value};")]
         } else {
@@ -321,7 +321,7 @@ impl Module<'_> {
         let (mut each, mut after) = (Vec::new(), Vec::new());
         for (&slot, address) in slots.iter().zip(&located.addresses) {
             let ty = self.storage[slot];
-            match (slot < reads, self.lies(slot, 1, width)) {
+            match (slot < reads, self.is_vectorizable(slot, 1, width)) {
                 (true, true) => {
                     lines.push(format!("let x{slot} = {};", self.read_wide(slot, width, address)));
                     values.insert(slot, convert(&format!("x{slot}.v[v]"), ty, self.value[slot]));
@@ -363,7 +363,7 @@ impl Module<'_> {
         each.extend(statements);
         for (w, (value, ty)) in results.iter().enumerate() {
             let slot = reads + w;
-            let lies = self.lies(slot, 1, width);
+            let lies = self.is_vectorizable(slot, 1, width);
             let held = if lies && pairs(self.storage[slot]) { F32 } else { self.storage[slot] };
             let stored = convert(value, *ty, held);
             let Some(b) = self.bindings.of[slot] else { continue };

@@ -23,7 +23,7 @@ impl Module<'_> {
         names: [&'static str; 2],
         axis: usize,
     ) -> bool {
-        if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.lies(slot, axis, 4) {
+        if self.storage[slot] != F32 || self.kernel.prologue(slot).is_some() || !self.is_vectorizable(slot, axis, 4) {
             return false;
         }
         let (mut body, address) = self.address(slot, space);
@@ -40,7 +40,7 @@ impl Module<'_> {
     }
 
     /// True if an operand has elements that can be moved `width` at a time along an axis.
-    pub(super) fn lies(&self, slot: usize, axis: usize, width: usize) -> bool {
+    pub(super) fn is_vectorizable(&self, slot: usize, axis: usize, width: usize) -> bool {
         is_vectorizable(self.operand(slot), axis, width)
     }
 

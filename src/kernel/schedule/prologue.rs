@@ -22,7 +22,7 @@ const CHEAP: usize = 8;
 ///
 /// The CPU can if it packs blocks of the operand for a product and each element has one place in its matrix. GPUs can if the template
 /// asks for elements by their index.
-pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
+pub fn is_possible(kernel: &Kernel, operand: usize, target: &Target) -> bool {
     let Some((Prologue { body, .. }, own)) = kernel.prologue(operand) else { return false };
     let (Some(read), Some(own)) = (kernel.reads.get(operand), kernel.reads.get(own)) else { return false };
     let indexed = body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
@@ -63,7 +63,7 @@ pub fn hosts(kernel: &Kernel, operand: usize, target: &Target) -> bool {
 
 /// True if applying the prologue on the way into the core, as often as the kernel reads each element, costs less than a pass over
 /// memory.
-pub fn pays(kernel: &Kernel, operand: usize, target: &Target) -> bool {
+pub fn is_cheaper(kernel: &Kernel, operand: usize, target: &Target) -> bool {
     let Some((Prologue { body, .. }, _)) = kernel.prologue(operand) else { return false };
     if target.family == Family::Cpu {
         return is_cheap(body) && repeats(kernel, operand).is_some_and(|n| n <= MOST_REPEATS);

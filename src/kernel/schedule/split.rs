@@ -90,8 +90,8 @@ fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
     let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
     let halves = [left, right, write].iter().all(|o| o.dtype.is_half());
-    let along_k = right.access.lies(row, EIGHT);
-    let lie = left.access.lies(row + 1, EIGHT) && (along_k || right.access.lies(row + 1, EIGHT));
+    let along_k = right.access.is_vectorizable(row, EIGHT);
+    let lie = left.access.is_vectorizable(row + 1, EIGHT) && (along_k || right.access.is_vectorizable(row + 1, EIGHT));
     let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
     // The call's rows are the result's columns.
     let [batch, m, k, n] = [call.batch, call.n, call.k, call.m].map(|extent| extent as usize);
@@ -106,7 +106,8 @@ fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
 /// takes between a fifth and nine tenths of the library's time.
 fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
-    let lie = left.access.lies(row + 1, 4) && (right.access.lies(row, 4) || right.access.lies(row + 1, 4));
+    let lie = left.access.is_vectorizable(row + 1, 4)
+        && (right.access.is_vectorizable(row, 4) || right.access.is_vectorizable(row + 1, 4));
     let plain = call.a.dtype == DType::F32 && !call.tf32 && kernel.shape[row + 1] as u64 > WARP_ROWS;
     plain && lie && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
 }

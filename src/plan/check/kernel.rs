@@ -45,7 +45,7 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {
     body::check(kernel, target)?;
     for p in prologues {
         let name = || format!("operand {} read: the kernel has no place for a prologue of it", p.operand);
-        ensure(prologue::hosts(kernel, p.operand, target), name)?;
+        ensure(prologue::is_possible(kernel, p.operand, target), name)?;
     }
 
     let schedule::Needs { workspace: needed, own } = schedule::check(kernel, target)?;

@@ -30,7 +30,7 @@ impl Lowering<'_> {
         let template = |id: u32| {
             let operands: Vec<_> = graph.operands(id).into_iter().flatten().collect();
             let dense: Vec<_> = operands.iter().map(|&v| Access::contiguous(graph.fact(v).shape.clone())).collect();
-            self.build(id, &dense, None).map(|core| core.template)
+            self.build(id, &dense, None).map(|call| call.template)
         };
         let mut chosen: HashMap<ValueId, bool> = HashMap::new();
         for &id in order {
@@ -43,7 +43,7 @@ impl Lowering<'_> {
                 continue;
             }
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
-            let anchor = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
+            let called = group.iter().copied().find(|&n| matches!(lower(n), Some(Lower::Template(_))));
             let from = |nodes: &[u32]| {
                 let mut operands = nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
                 operands.any(|v| chosen.contains_key(&v) && graph.fact(v).shape.len() == shape.len())
@@ -55,10 +55,10 @@ impl Lowering<'_> {
                 _ => false,
             };
             let users = graph.users(value);
-            let fixed = match (op.lower, anchor) {
-                (_, Some(anchor)) => match template(anchor)? {
+            let fixed = match (op.lower, called) {
+                (_, Some(called)) => match template(called)? {
                     ref t if self.wants_channels_last(t, *dtype) => Some(true),
-                    Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[anchor]) => Some(false),
+                    Template::ConvTranspose { .. } | Template::Pool { .. } if from(&[called]) => Some(false),
                     _ => None,
                 },
                 (Lower::Map(_), None) => {

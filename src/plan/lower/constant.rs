@@ -36,14 +36,14 @@ impl Lowering<'_> {
             let columns = access.strides.len() >= 2 && access.strides[access.strides.len() - 2] == 1;
             columns || elements.saturating_mul(root.fact.dtype.size() as u64) <= most
         };
-        let pays = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
+        let saves = |forms: &Vec<(&Arc<Constant>, (Arc<Constant>, Access))>| {
             let whole = bytes(&forms[0].1.0);
             let one = forms.len() == 1 && (forms[0].1.1.is_contiguous() || whole as u64 <= self.target.max_binding);
             let binds = whole as u64 <= self.target.max_binding || forms.iter().all(|(_, (root, a))| windowed(root, a));
             let less = whole <= forms.iter().map(|form| bytes(form.0)).sum();
             !one && binds && less && whole as u64 <= self.target.max_segment
         };
-        let shared = forms.into_values().filter(pays).flatten();
+        let shared = forms.into_values().filter(saves).flatten();
         self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
     }
 

@@ -74,24 +74,26 @@ impl Lowering<'_> {
     }
 
     /// Lets attentions write their heads side by side if these are joined. Otherwise a view that strides cannot express would need a copy.
-    pub(super) fn choose_turns(&mut self, order: &[u32]) -> Result<()> {
+    pub(super) fn choose_transposed(&mut self, order: &[u32]) -> Result<()> {
         let graph = self.graph;
         for &id in order {
             let lower = |n: u32| graph.node(n).op().map(|op| &op.lower);
-            let (Some(Lower::View(_)), Some(&Some(turned))) = (lower(id), graph.operands(id).first()) else { continue };
-            let Some(perm) = graph.permutation(turned.node) else { continue };
-            let value = graph.operands(turned.node)[0].expect("a view has a source");
+            let (Some(Lower::View(_)), Some(&Some(transposed))) = (lower(id), graph.operands(id).first()) else {
+                continue;
+            };
+            let Some(perm) = graph.permutation(transposed.node) else { continue };
+            let value = graph.operands(transposed.node)[0].expect("a view has a source");
             let attends = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
             let attends = self.groups.of(value.node).is_some_and(attends);
-            if !attends || graph.users(value) != [turned.node] || self.destinations.contains_key(&value) {
+            if !attends || graph.users(value) != [transposed.node] || self.destinations.contains_key(&value) {
                 continue;
             }
-            let seen = self.view_access(turned.node, &Access::contiguous(graph.fact(value).shape.clone()));
+            let seen = self.view_access(transposed.node, &Access::contiguous(graph.fact(value).shape.clone()));
             let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
-            if !graph.is_output(value) && self.decisions.if_cheaper("turn", id, copies) {
+            if !graph.is_output(value) && self.decisions.if_cheaper("transpose", id, copies) {
                 let mut back = vec![0; perm.len()];
                 perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
-                let access = Access::contiguous(graph.fact(turned).shape.clone()).permute(&back);
+                let access = Access::contiguous(graph.fact(transposed).shape.clone()).permute(&back);
                 let buffer = self.buffer(value, Class::Activation)?;
                 self.destinations.insert(value, BufferView { buffer, access });
             }

@@ -1,4 +1,4 @@
-//! Elementwise groups without a kernel of their own. The only core that reads such a group's value applies it to each element it reads.
+//! Elementwise groups without a kernel of their own. The only template that reads such a group's value applies it to each element it reads.
 
 use super::Lowering;
 use super::buffer_view::BufferView;
@@ -16,95 +16,95 @@ use crate::plan::Class;
 use crate::shape::Access;
 use std::collections::HashSet;
 
-/// An elementwise group that a core applies to the elements of an operand.
+/// An elementwise group that a template applies to the elements of an operand.
 #[derive(Clone, Debug)]
-pub(super) struct Hosted {
+pub(super) struct FusedPrologue {
     /// The place of the elements, then the places of the group's other operands.
     pub(super) reads: Vec<BufferView>,
-    /// From the elements of `reads` to what the core consumes.
+    /// From the elements of `reads` to what the template consumes.
     pub(super) body: Body,
 }
 
-/// The core that alone reads the value of a group.
+/// The template that alone reads the value of a group.
 struct Reader {
-    /// The core's node.
-    anchor: u32,
-    /// Views that the core looks through.
+    /// The template's node.
+    node: u32,
+    /// Views that the template looks through.
     views: Vec<u32>,
-    /// The value that the core reads.
+    /// The value that the template reads.
     value: ValueId,
 }
 
-/// The operand of a core that could have a prologue.
+/// The operand of a template that could have a prologue.
 struct Slot {
-    /// The core's node, its operands, and their accesses if each lay row-major.
-    anchor: u32,
+    /// The template's node, its operands, and their accesses if each lay row-major.
+    node: u32,
     operands: Vec<ValueId>,
     accesses: Vec<Access>,
     /// Its index among the node's operands, and among the kernel's.
     input: usize,
     operand: usize,
     /// The kernel's template under these accesses.
-    core: TemplateCall,
+    call: TemplateCall,
 }
 
-/// The decision to leave an elementwise group to a core, and all that it takes.
-struct Hosting {
+/// The decision to leave an elementwise group to a template, and all that it takes.
+struct Fusion {
     reader: Reader,
-    hosted: Hosted,
+    fused: FusedPrologue,
     /// True if it costs less than a kernel of its own.
-    pays: bool,
+    is_cheaper: bool,
 }
 
-/// An operand of a prologue beside the core's is this many times smaller than the core's, unless it is kept anyway: a prologue keeps
-/// its operands alive until the core has run.
+/// A further operand of a prologue is this many times smaller than the template's, unless it is kept anyway: a prologue keeps its operands
+/// alive until the kernel has run.
 const SMALLER: u64 = 8;
 
 impl Lowering<'_> {
-    /// Leaves an elementwise group to the only core that reads its value, perhaps through views. It does so if the core's kernel can apply
-    /// the group and gains by it. Returns true if it did.
-    pub(super) fn host(&mut self, group: &Group) -> Result<bool> {
+    /// Leaves an elementwise group to the only template that reads its value, perhaps through views. It does so if the template's kernel can
+    /// apply the group and gains by it. Returns true if it did.
+    pub(super) fn fuse_prologue(&mut self, group: &Group) -> Result<bool> {
         if group.kind != GroupKind::Map {
             return Ok(false);
         }
         let sink = group.sink;
-        let hosting = self.hosting(group)?;
-        let own = hosting.as_ref().filter(|h| h.pays).map(|_| 0);
-        let hosts = self.decisions.choose("host", sink, own, |_| hosting.is_some()).is_some();
-        if let Some(Hosting { reader, hosted, .. }) = hosting.filter(|_| hosts) {
+        let fusion = self.fusion(group)?;
+        let own = fusion.as_ref().filter(|f| f.is_cheaper).map(|_| 0);
+        let fuses = self.decisions.choose("prologue", sink, own, |_| fusion.is_some()).is_some();
+        if let Some(Fusion { reader, fused, .. }) = fusion.filter(|_| fuses) {
             self.passed.extend(reader.views);
-            self.hosted.insert(reader.value, hosted);
+            self.prologues.insert(reader.value, fused);
         }
-        Ok(hosts)
+        Ok(fuses)
     }
 
-    /// The way in which the only core that reads an elementwise group's value could apply the group, if it can.
-    fn hosting(&mut self, Group { nodes, sink, .. }: &Group) -> Result<Option<Hosting>> {
+    /// The way in which the only template that reads an elementwise group's value could apply the group, if it can.
+    fn fusion(&mut self, Group { nodes, sink, .. }: &Group) -> Result<Option<Fusion>> {
         let (graph, sink) = (self.graph, ValueId { node: *sink, port: 0 });
         let Some(reader) = self.reader(sink) else { return Ok(None) };
-        let reading = self.groups.of(reader.anchor);
+        let reading = self.groups.of(reader.node);
         if reading.is_some_and(|group| matches!(group.kind, GroupKind::Attention(_))) {
             // It has no place for a prologue.
             return Ok(None);
         }
-        let Some(slot) = self.slot(reader.anchor, reader.value)? else { return Ok(None) };
-        let Some((hosted, small)) = self.prologue(nodes, sink, &reader)? else { return Ok(None) };
+        let Some(slot) = self.slot(reader.node, reader.value)? else { return Ok(None) };
+        let Some((fused, small)) = self.prologue(nodes, sink, &reader)? else { return Ok(None) };
         let (operand, operands) = (slot.operand, slot.operands.clone());
-        let kernel = self.trial(slot, &hosted)?;
+        let kernel = self.trial(slot, &fused)?;
         let outside = |group: &Group| {
             let operands = group.nodes.iter().flat_map(|&n| graph.operands(n)).flatten();
             operands.filter(|v| !group.nodes.contains(&v.node)).collect::<HashSet<_>>().len()
         };
-        let others = operands.iter().filter_map(|v| self.hosted.get(v)).map(|h| h.reads.len() - 1);
-        let bindings = reading.map_or(0, outside) + others.sum::<usize>() + hosted.reads.len() - 1 + 2;
+        let others = operands.iter().filter_map(|v| self.prologues.get(v)).map(|h| h.reads.len() - 1);
+        let bindings = reading.map_or(0, outside) + others.sum::<usize>() + fused.reads.len() - 1 + 2;
         let fits = bindings <= self.target.max_bindings as usize
-            && prologue::hosts(&kernel, operand, self.target)
+            && prologue::is_possible(&kernel, operand, self.target)
             && (kernel.template == Template::MatMul || is_dense_image(&kernel.reads[operand].access));
-        let pays = small && prologue::pays(&kernel, operand, self.target);
-        Ok(fits.then_some(Hosting { reader, hosted, pays }))
+        let is_cheaper = small && prologue::is_cheaper(&kernel, operand, self.target);
+        Ok(fits.then_some(Fusion { reader, fused, is_cheaper }))
     }
 
-    /// The only core that reads a value, perhaps through views.
+    /// The only template that reads a value, perhaps through views.
     fn reader(&self, sink: ValueId) -> Option<Reader> {
         let graph = self.graph;
         let (mut value, mut views) = (sink, Vec::new());
@@ -114,7 +114,7 @@ impl Lowering<'_> {
                 return None;
             }
             match graph.node(user).op().map(|op| &op.lower) {
-                Some(Lower::Template(_)) => return Some(Reader { anchor: user, views, value }),
+                Some(Lower::Template(_)) => return Some(Reader { node: user, views, value }),
                 Some(Lower::View(_)) => {
                     views.push(user);
                     value = ValueId { node: user, port: 0 };
@@ -127,26 +127,26 @@ impl Lowering<'_> {
         }
     }
 
-    /// The operand of a core that a value is, if it may have a prologue.
-    fn slot(&self, anchor: u32, value: ValueId) -> Result<Option<Slot>> {
+    /// The operand of a template that a value is, if it may have a prologue.
+    fn slot(&self, node: u32, value: ValueId) -> Result<Option<Slot>> {
         let graph = self.graph;
-        let operands: Vec<_> = graph.operands(anchor).into_iter().flatten().collect();
+        let operands: Vec<_> = graph.operands(node).into_iter().flatten().collect();
         let Some(input) = operands.iter().position(|&v| v == value) else { return Ok(None) };
         let dense = |v: &ValueId| Access::contiguous(graph.fact(*v).shape.clone());
         let accesses: Vec<_> = operands.iter().map(dense).collect();
-        let core = self.build(anchor, &accesses, None)?;
-        let operand = core.reads.iter().position(|(i, _)| *i == input);
-        let takes = |&o: &usize| match &core.template {
+        let call = self.build(node, &accesses, None)?;
+        let operand = call.reads.iter().position(|(i, _)| *i == input);
+        let takes = |&o: &usize| match &call.template {
             Template::MatMul => true,
             Template::Conv { .. } | Template::ConvTranspose { .. } => o == 0,
             _ => false,
         };
-        Ok(operand.filter(takes).map(|operand| Slot { anchor, operands, accesses, input, operand, core }))
+        Ok(operand.filter(takes).map(|operand| Slot { node, operands, accesses, input, operand, call }))
     }
 
-    /// A group as code on the elements of one of its operands, as a core sees them, which reads its value; and whether all else that the
-    /// group reads is small, or there anyway.
-    fn prologue(&mut self, nodes: &[u32], sink: ValueId, reader: &Reader) -> Result<Option<(Hosted, bool)>> {
+    /// A group as code on the elements of one of its operands, as the template sees them that reads its value. The flag is true if all else
+    /// that the group reads is small, or there anyway.
+    fn prologue(&mut self, nodes: &[u32], sink: ValueId, reader: &Reader) -> Result<Option<(FusedPrologue, bool)>> {
         let graph = self.graph;
         let (shape, value) = (&graph.fact(sink).shape, reader.value);
         let mut code = Code::default();
@@ -181,32 +181,32 @@ impl Lowering<'_> {
             let Some(access) = seen else { return Ok(None) };
             reads.push(BufferView { buffer, access });
         }
-        Ok(Some((Hosted { reads, body }, small)))
+        Ok(Some((FusedPrologue { reads, body }, small)))
     }
 
-    /// The core's kernel with nothing but the prologue, to ask whether it has a place for it.
-    fn trial(&self, slot: Slot, Hosted { reads, body }: &Hosted) -> Result<Kernel> {
-        let Slot { anchor, operands, mut accesses, input, operand, core } = slot;
+    /// The template's kernel with nothing but the prologue, to ask whether it has a place for it.
+    fn trial(&self, slot: Slot, FusedPrologue { reads, body }: &FusedPrologue) -> Result<Kernel> {
+        let Slot { node, operands, mut accesses, input, operand, call } = slot;
         let graph = self.graph;
         let dtype = self.storage(graph.fact(operands[input]).dtype, graph.value_name(operands[input]))?;
         let mut kernel = Kernel {
-            template: core.template,
-            shape: core.shape.clone(),
+            template: call.template,
+            shape: call.shape.clone(),
             reads: Vec::new(),
-            writes: vec![Operand { dtype, access: Access::contiguous(core.shape), packed: false }],
+            writes: vec![Operand { dtype, access: Access::contiguous(call.shape), packed: false }],
             prologues: vec![Prologue { operand, reads: reads.len() - 1, body: body.clone() }],
             body: Body::identity(DType::F32),
             workspace: 0,
             schedule: Schedule::Open,
         };
-        for (o, (i, access)) in core.reads.into_iter().enumerate() {
+        for (o, (i, access)) in call.reads.into_iter().enumerate() {
             let constant = o != operand && self.target.packs_constants() && graph.as_constant(operands[i]).is_some();
             let dtype = self.storage(graph.fact(operands[i]).dtype, graph.value_name(operands[i]))?;
             kernel.reads.push(Operand { dtype, access, packed: constant });
         }
         for (k, place) in reads.iter().enumerate() {
             accesses[input] = place.access.clone();
-            let access = self.build(anchor, &accesses, None)?.reads.swap_remove(operand).1;
+            let access = self.build(node, &accesses, None)?.reads.swap_remove(operand).1;
             let read = self.operand(place.buffer, access);
             match k {
                 0 => kernel.reads[operand] = read,

@@ -4,7 +4,7 @@
 //! draft                            what is made: buffers without offsets, kernels, launches
 //! place, view                      where a value lies, under which access, and copies of it
 //! constant, channels, destination  decided first: what is held once, what has its channels last, what is written where
-//! host                             then group by group: elementwise code that a core takes along,
+//! fuse_prologue                    then group by group: elementwise code that a template takes along,
 //! group                            or a kernel's template, its body, its operands
 //! launch, parts                    and its library call, its workspace, its parts where a binding does not hold a buffer
 //! ```
@@ -17,8 +17,8 @@
 //! after another. So do rendered convolutions of the same types with few channels per group. Of their constant weights, neighbouring
 //! outputs lie side by side.
 //!
-//! An elementwise group whose value only a core reads makes no kernel if the core's kernel can apply it to each element it reads. The
-//! group is then the prologue of that operand.
+//! An elementwise group whose value only a template reads makes no kernel if the template's kernel can apply it to each element it reads.
+//! The group is then the prologue of that operand.
 
 use crate::constant::Constant;
 use crate::decisions::Decisions;
@@ -31,7 +31,7 @@ use crate::plan::Class;
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 use buffer_view::BufferView;
-use fuse_prologue::Hosted;
+use fuse_prologue::FusedPrologue;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -72,11 +72,11 @@ struct Lowering<'a> {
     destinations: HashMap<ValueId, BufferView>,
     /// Values whose channels come last. True if their kernels can write them in no other way.
     channels_last: HashMap<ValueId, bool>,
-    /// Copies of values in the layout that a core wants.
+    /// Copies of values in the layout that a template wants.
     copies: HashMap<ValueId, BufferView>,
-    /// Per value that a core reads: the group that stands in for it.
-    hosted: HashMap<ValueId, Hosted>,
-    /// Views that a core looks through.
+    /// Per value that a template reads: the group that it applies to the elements itself.
+    prologues: HashMap<ValueId, FusedPrologue>,
+    /// Views that a template looks through.
     passed: HashSet<u32>,
     constants: HashMap<(*const Constant, Option<String>), usize>,
     /// Constants that are read as views of another one, which is held anyway.
@@ -100,7 +100,7 @@ pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<D
         destinations: HashMap::new(),
         channels_last: HashMap::new(),
         copies: HashMap::new(),
-        hosted: HashMap::new(),
+        prologues: HashMap::new(),
         passed: HashSet::new(),
         constants: HashMap::new(),
         shared: HashMap::new(),
@@ -123,13 +123,13 @@ impl Lowering<'_> {
         self.choose_layouts(&order)?;
         self.choose_outputs()?;
         self.choose_destinations(&order, options)?;
-        self.choose_turns(&order)?;
+        self.choose_transposed(&order)?;
         for &id in &order {
             let node = self.graph.node(id);
             let Kind::Op(op) = node.kind else { continue };
             if let Some(group) = self.groups.of(id) {
                 // An elementwise group may become part of another kernel.
-                if group.sink == id && !self.host(group)? {
+                if group.sink == id && !self.fuse_prologue(group)? {
                     self.group(group)?;
                 }
                 continue;

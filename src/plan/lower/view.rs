@@ -51,9 +51,9 @@ impl Lowering<'_> {
             return Some(source.permute(&axes));
         }
         let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
-        let (apart, joined) = (batch(&source.shape)?, batch(shape)?);
-        let matrices = rank >= 3 && source.shape[apart.len()..] == shape[joined.len()..] && !shape.contains(&0);
-        if !matrices || self.view_access(id, source).is_some() || !is_split(&joined, &apart) {
+        let (split, joined) = (batch(&source.shape)?, batch(shape)?);
+        let matrices = rank >= 3 && source.shape[split.len()..] == shape[joined.len()..] && !shape.contains(&0);
+        if !matrices || self.view_access(id, source).is_some() || !is_split(&joined, &split) {
             return None;
         }
         let mut values = vec![ValueId { node: id, port: 0 }];
@@ -64,14 +64,14 @@ impl Lowering<'_> {
             for user in graph.users(value) {
                 let name = graph.node(user).op()?.name;
                 let result = &graph.node(user).outputs[0].fact.shape;
-                let turned = || {
+                let transposed = || {
                     let plain = self.view_access(user, &Access::contiguous(shape.clone()));
                     let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
                     plain == Some(Access::contiguous(shape.clone()).permute(&axes))
                 };
                 match name {
                     "MatMul" if result.len() == rank && result[..rank - 2] == joined => {}
-                    "Transpose" if value.node == id && turned() => values.push(ValueId { node: user, port: 0 }),
+                    "Transpose" if value.node == id && transposed() => values.push(ValueId { node: user, port: 0 }),
                     _ => return None,
                 }
             }
@@ -79,11 +79,11 @@ impl Lowering<'_> {
         Some(source.clone())
     }
 
-    /// The batch axes that products of these values have apart, if one value is read that way. A value with other axes apart is copied.
-    pub(super) fn apart(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
+    /// The split batch axes of products of these values, if one value is read that way. A value that is split otherwise is copied.
+    pub(super) fn split_batch_axes(&mut self, values: &[ValueId]) -> Result<Option<Shape>> {
         let mut found: Option<Shape> = None;
         for &value in values {
-            if self.hosted.contains_key(&value) {
+            if self.prologues.contains_key(&value) {
                 continue;
             }
             let (place, shape) = (self.place(value)?, self.graph.fact(value).shape.clone());
@@ -102,9 +102,9 @@ impl Lowering<'_> {
     }
 }
 
-/// True if `apart` is `joined` with axes taken apart.
-fn is_split(joined: &[usize], apart: &[usize]) -> bool {
-    let mut parts = apart.iter();
+/// True if `split` is `joined` with axes split.
+fn is_split(joined: &[usize], split: &[usize]) -> bool {
+    let mut parts = split.iter();
     let whole = |&extent: &usize| {
         let mut product = 1;
         while product < extent {
@@ -118,13 +118,13 @@ fn is_split(joined: &[usize], apart: &[usize]) -> bool {
     joined.iter().all(whole) && parts.all(|&part| part == 1)
 }
 
-/// The operand of a product over these batch axes, with the axes `apart`. It is split unless its axes are apart already.
-pub(super) fn take_apart(access: &Access, batch: &[usize], apart: &Shape) -> Option<Access> {
+/// The operand of a product over these batch axes, with the axes `split`. It is left alone if its axes are split already.
+pub(super) fn split_batch(access: &Access, batch: &[usize], split: &Shape) -> Option<Access> {
     let matrix = &access.shape[access.shape.len() - 2..];
     let of = |batch: &[usize]| batch.iter().chain(matrix).copied().collect::<Shape>();
-    if access.shape == of(apart) {
+    if access.shape == of(split) {
         return Some(access.clone());
     }
     let whole = of(batch);
-    (access.shape.len() <= whole.len()).then(|| access.broadcast(&whole))?.reshape(&of(apart))
+    (access.shape.len() <= whole.len()).then(|| access.broadcast(&whole))?.reshape(&of(split))
 }

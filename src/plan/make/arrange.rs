@@ -91,10 +91,10 @@ fn best_of(target: &Target, draft: &Draft, bar: u64) -> Result<Option<(Layout, V
     let candidate = |order: &order::Order| Candidate { name: order.name.clone(), bound: order.bound, peak: u64::MAX };
     let mut orders: Vec<Candidate> = tries.iter().map(candidate).collect();
     // A low bound first: what is placed within it leaves little for others to win.
-    let mut turns: Vec<usize> = (0..tries.len()).collect();
-    turns.sort_by_key(|&at| (tries[at].bound, at));
+    let mut queue: Vec<usize> = (0..tries.len()).collect();
+    queue.sort_by_key(|&at| (tries[at].bound, at));
     let mut best: Option<(usize, Layout)> = None;
-    for at in turns {
+    for at in queue {
         let bar = best.as_ref().map_or(bar, |(holder, best)| best.peak.saturating_add(u64::from(at < *holder)));
         let layout = layout(draft, target, &tries[at].steps, 1, bar)?;
         orders[at].peak = layout.peak;

@@ -29,8 +29,8 @@ pub struct Case {
 
 impl Case {
     /// Whether the target's form of the kernel takes its prologues.
-    pub fn is_hosted(&self, target: &Target) -> bool {
-        self.kernel.prologues.iter().all(|p| prologue::hosts(&self.kernel, p.operand, target))
+    pub fn is_supported(&self, target: &Target) -> bool {
+        self.kernel.prologues.iter().all(|p| prologue::is_possible(&self.kernel, p.operand, target))
     }
 
     /// Holds what a write left in its buffer against the interpreter. The kernel is the case's, with operands in types that were stored:

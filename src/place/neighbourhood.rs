@@ -1,9 +1,9 @@
-//! Windows: an item that is too high is placed again together with the items around it. All others stay.
+//! Neighbourhoods: an item that is too high is placed again together with the items around it. All others stay.
 //!
 //! ```text
 //!  . . . . . . +--+ . . . . . . .  the roof
 //!         |  +-|  |-+  |
-//!  -------+  | +--+ |  +---------  blocks that cross the window's ends keep their offsets,
+//!  -------+  | +--+ |  +---------  blocks that cross the neighbourhood's ends keep their offsets,
 //!         |  +------+  |           blocks within it are free
 //!  -------+------------+---------
 //! ```
@@ -17,67 +17,76 @@ use super::subproblem::Placed;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// The most items of a window, free or fixed.
+/// The most items of a neighbourhood, free or fixed.
 const LARGEST: usize = 1 << 16;
-/// The most items of a window for the exact search.
+/// The most items of a neighbourhood for the exact search.
 const EXACT: usize = 600;
-/// Approximate steps per item when a window is packed.
+/// Approximate steps per item when a neighbourhood is packed.
 const PACKING: u64 = 1000;
 /// Steps of one exact search.
 const ATTEMPT: u64 = 2_000_000;
-/// The most attempts to pack the blocks of a window in one order.
+/// The most attempts to pack the blocks of a neighbourhood in one order.
 const SQUEEZES: usize = 10;
 
 /// An attempt to bring items under a roof before the meter reaches `end`.
 pub(super) struct Clearing<'a> {
     pub problem: &'a Problem,
     pub time: &'a Sections,
-    /// Windows stay within these sections.
+    /// Neighbourhoods stay within these sections.
     pub home: &'a Range<usize>,
     pub roof: u64,
     pub end: u64,
 }
 
 impl Clearing<'_> {
-    /// Brings an item and the items around it under the roof, in growing windows. On failure, nothing changes.
+    /// Brings an item and the items around it under the roof, in growing neighbourhoods. On failure, nothing changes.
     pub fn clear(&self, placed: &Placed, offsets: &mut [u64], item: usize, meter: &mut Meter) -> bool {
         let spans = &self.time.spans;
         let span = spans[item].clone();
         let mut margin = span.len().max(8);
         let mut last = 0;
         while meter.spent() < self.end && !meter.is_over() {
-            let window = span.start.saturating_sub(margin).max(self.home.start)..(span.end + margin).min(self.home.end);
+            let neighbourhood =
+                span.start.saturating_sub(margin).max(self.home.start)..(span.end + margin).min(self.home.end);
             let mut items = Vec::new();
-            placed.meeting(&window, &mut |other| items.push(other));
+            placed.meeting(&neighbourhood, &mut |other| items.push(other));
             let too_large = last > 0 && (items.len() > LARGEST || items.len() == last);
             if too_large || meter.spent().saturating_add(PACKING * items.len() as u64) > self.end {
                 return false;
             }
-            let crossing = items.iter().filter(|&&i| spans[i].start < window.start || spans[i].end > window.end);
+            let crossing =
+                items.iter().filter(|&&i| spans[i].start < neighbourhood.start || spans[i].end > neighbourhood.end);
             last = items.len();
             meter.spend(16 * last as u64);
             margin *= 2;
             // If most items are fixed, there is little to choose.
-            if 2 * crossing.count() <= last && self.place_again(offsets, &items, window, meter) {
+            if 2 * crossing.count() <= last && self.place_again(offsets, &items, neighbourhood, meter) {
                 return true;
             }
         }
         false
     }
 
-    /// Places the items within the window again, around those that cross its ends.
-    fn place_again(&self, offsets: &mut [u64], items: &[usize], window: Range<usize>, meter: &mut Meter) -> bool {
-        let inside = |span: &Range<usize>| window.start <= span.start && span.end <= window.end;
+    /// Places the items within the neighbourhood again, around those that cross its ends.
+    fn place_again(
+        &self,
+        offsets: &mut [u64],
+        items: &[usize],
+        neighbourhood: Range<usize>,
+        meter: &mut Meter,
+    ) -> bool {
+        let inside = |span: &Range<usize>| neighbourhood.start <= span.start && span.end <= neighbourhood.end;
         let block = |&item: &usize| {
             let span = &self.time.spans[item];
-            let own = span.start.max(window.start) - window.start..span.end.min(window.end) - window.start;
+            let own = span.start.max(neighbourhood.start) - neighbourhood.start
+                ..span.end.min(neighbourhood.end) - neighbourhood.start;
             self.problem.block(item, own, (!inside(span)).then_some(offsets[item]))
         };
         let blocks: Vec<Block> = items.iter().map(block).collect();
         meter.spend(64 * blocks.len() as u64);
         let Some(found) = self
-            .squeeze(items, window.len(), &blocks, meter)
-            .or_else(|| exact(window.len(), &blocks, self.roof, meter))
+            .squeeze(items, neighbourhood.len(), &blocks, meter)
+            .or_else(|| exact(neighbourhood.len(), &blocks, self.roof, meter))
         else {
             return false;
         };

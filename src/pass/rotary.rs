@@ -1,11 +1,11 @@
 //! Finds values whose parts change places, as the halves do in rotary embeddings, and replaces them by views.
 //!
 //! ```text
-//! Concat(-x[h..], x[..h])  =  x with the axis apart, [2, h], backwards along the 2, times [-1, 1]
+//! Concat(-x[h..], x[..h])  =  x with the axis split, [2, h], backwards along the 2, times [-1, 1]
 //! ```
 //!
 //! Parts would have to be stored, each by a kernel of its own; a view under signs is read by the kernel of what follows. The axis stays
-//! apart through the elementwise nodes behind it.
+//! split through the elementwise nodes behind it.
 
 use super::Context;
 use super::group::uses_index;
@@ -16,16 +16,16 @@ use crate::op::{Attrs, Call, Lower, ValueId};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
-/// The most elementwise nodes in front of one with the axis apart that are rebuilt with the axis apart, too.
+/// The most elementwise nodes in front of one with the axis split that are rebuilt with the axis split, too.
 const DEPTH: usize = 8;
 
 /// A concatenation of parts of one value that are as long as each other.
-struct Turn {
+struct Rotary {
     source: ValueId,
     /// The axis along which parts follow each other, and how many there are.
     axis: usize,
     parts: usize,
-    /// The shape of the whole, with the axis apart where parts are longer than 1.
+    /// The shape of the whole, with the axis split where parts are longer than 1.
     shape: Shape,
     /// True if the last part of the value comes first.
     backwards: bool,
@@ -37,17 +37,17 @@ struct Turn {
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
         let found = find(graph, id);
-        if context.decisions.if_valid("turn", id, found.is_some())
-            && let Some(turn) = found
+        if context.decisions.if_valid("rotary", id, found.is_some())
+            && let Some(rotary) = found
         {
-            replace(graph, id, &turn, context)?;
+            replace(graph, id, &rotary, context)?;
         }
     }
     graph.sweep();
     Ok(())
 }
 
-fn find(graph: &Graph, id: u32) -> Option<Turn> {
+fn find(graph: &Graph, id: u32) -> Option<Rotary> {
     let node = graph.node(id);
     let op = node.op().filter(|op| op.name == "Concat")?;
     let whole = &node.outputs[0].fact;
@@ -70,28 +70,28 @@ fn find(graph: &Graph, id: u32) -> Option<Turn> {
     if !seen.iter().enumerate().all(follows) || seen.iter().all(|part| part.0 > 0.0) {
         return None;
     }
-    let mut apart = first.clone();
-    match apart.shape[axis] {
-        1 => (apart.shape[axis], apart.strides[axis]) = (parts, step),
+    let mut split = first.clone();
+    match split.shape[axis] {
+        1 => (split.shape[axis], split.strides[axis]) = (parts, step),
         _ => {
-            apart.shape.insert(axis, parts);
-            apart.strides.insert(axis, step);
+            split.shape.insert(axis, parts);
+            split.strides.insert(axis, step);
         }
     }
-    let forwards = Access::contiguous(graph.fact(*source).shape.clone()).reshape(&apart.shape)?;
+    let forwards = Access::contiguous(graph.fact(*source).shape.clone()).reshape(&split.shape)?;
     let backwards = forwards.slice(axis, parts - 1, -1, parts);
     let reads = |other: &Access| {
-        let same = |k: usize| other.shape[k] == 1 || other.strides[k] == apart.strides[k];
-        other.offset == apart.offset && (0..other.shape.len()).all(same)
+        let same = |k: usize| other.shape[k] == 1 || other.strides[k] == split.strides[k];
+        other.offset == split.offset && (0..other.shape.len()).all(same)
     };
-    let turned = reads(&backwards);
-    (turned || reads(&forwards)).then(|| Turn {
+    let swapped = reads(&backwards);
+    (swapped || reads(&forwards)).then(|| Rotary {
         source: *source,
         axis,
         parts,
-        backwards: turned,
+        backwards: swapped,
         signs: seen.iter().map(|part| part.0).collect(),
-        shape: apart.shape,
+        shape: split.shape,
     })
 }
 
@@ -118,72 +118,72 @@ fn part_of(graph: &Graph, value: ValueId, elements: usize) -> Option<(f64, Value
     Some((sign, source, access))
 }
 
-fn replace(graph: &mut Graph, id: u32, turn: &Turn, context: &Context) -> Result<()> {
+fn replace(graph: &mut Graph, id: u32, rotary: &Rotary, context: &Context) -> Result<()> {
     let name = graph.node(id).name.clone();
-    let axis = turn.axis as i64;
+    let axis = rotary.axis as i64;
     graph.insert_at(id);
-    let mut value = context.add(graph, &name, "Reshape", &[Some(turn.source)], reshape(&turn.shape))?;
-    if turn.backwards {
+    let mut value = context.add(graph, &name, "Reshape", &[Some(rotary.source)], reshape(&rotary.shape))?;
+    if rotary.backwards {
         let attrs = Attrs::new().with("starts", vec![-1i64]).with("ends", vec![i64::MIN]);
         let attrs = attrs.with("axes", vec![axis]).with("steps", vec![-1i64]);
         value = context.add(graph, &name, "Slice", &[Some(value)], attrs)?;
     }
-    let mut shape = vec![1; turn.shape.len() - turn.axis];
-    shape[0] = turn.parts;
-    let signs = Tensor::from_f64(graph.fact(value).dtype, Shape::new(shape), &turn.signs);
+    let mut shape = vec![1; rotary.shape.len() - rotary.axis];
+    shape[0] = rotary.parts;
+    let signs = Tensor::from_f64(graph.fact(value).dtype, Shape::new(shape), &rotary.signs);
     let signs = graph.constant(Constant::new(format!("signs of {name}"), signs));
     graph.insert_at(id);
     value = context.add(graph, &name, "Mul", &[Some(value), Some(signs)], Attrs::new())?;
     let mut old = ValueId { node: id, port: 0 };
-    let Some(apart) = apart(graph, turn, &mut old, context) else {
+    let Some(split) = split(graph, rotary, &mut old, context) else {
         graph.replace(old, value);
         return Ok(());
     };
     while let [user] = graph.users(old)[..] {
-        let follows = !graph.is_output(old) && apart.is_elementwise(graph, user);
-        if !context.decisions.if_valid("apart", user, follows) {
+        let follows = !graph.is_output(old) && split.is_elementwise(graph, user);
+        if !context.decisions.if_valid("split axis", user, follows) {
             break;
         }
-        value = apart.rebuild(graph, user, Some((old, value)), DEPTH)?;
+        value = split.rebuild(graph, user, Some((old, value)), DEPTH)?;
         old = ValueId { node: user, port: 0 };
     }
     graph.insert_at(old.node);
-    value = context.add(graph, &name, "Reshape", &[Some(value)], reshape(&apart.whole))?;
+    value = context.add(graph, &name, "Reshape", &[Some(value)], reshape(&split.whole))?;
     graph.replace(old, value);
     Ok(())
 }
 
-/// How the view lies apart in the concatenation, `old`, or in what joins the axes of neighbours that take turns.
-fn apart<'a>(graph: &Graph, turn: &Turn, old: &mut ValueId, context: &'a Context<'a>) -> Option<Apart<'a>> {
+/// How the axis is split in the concatenation, `old`, or in what joins the axes of neighbours that alternate.
+fn split<'a>(graph: &Graph, rotary: &Rotary, old: &mut ValueId, context: &'a Context<'a>) -> Option<SplitAxis<'a>> {
     let mut whole = graph.fact(*old).shape.clone();
-    if turn.shape != whole {
-        return Some(Apart { axis: turn.axis, parts: turn.parts, whole, context });
+    if rotary.shape != whole {
+        return Some(SplitAxis { axis: rotary.axis, parts: rotary.parts, whole, context });
     }
-    let axis = turn.axis.checked_sub(1)?;
+    let axis = rotary.axis.checked_sub(1)?;
     let [user] = graph.users(*old)[..] else { return None };
     let parts = whole[axis];
-    whole[axis] *= whole.remove(turn.axis);
+    whole[axis] *= whole.remove(rotary.axis);
     let joins = graph.node(user).op_name() == "Reshape" && graph.node(user).outputs[0].fact.shape == whole;
-    if !context.decisions.if_valid("apart", user, joins && !graph.is_output(*old)) {
+    if !context.decisions.if_valid("split axis", user, joins && !graph.is_output(*old)) {
         return None;
     }
     *old = ValueId { node: user, port: 0 };
-    Some(Apart { axis, parts, whole, context })
+    Some(SplitAxis { axis, parts, whole, context })
 }
 
 fn reshape(shape: &Shape) -> Attrs {
     Attrs::new().with("shape", shape.as_slice())
 }
 
-/// An axis of a shape that is taken apart, into so many parts.
-struct Apart<'a> {
+/// An axis of a shape that is split into so many parts.
+struct SplitAxis<'a> {
     axis: usize,
     parts: usize,
     whole: Shape,
     context: &'a Context<'a>,
 }
 
-impl Apart<'_> {
+impl SplitAxis<'_> {
     fn is_elementwise(&self, graph: &Graph, id: u32) -> bool {
         let node = graph.node(id);
         let map = match node.op().map(|op| &op.lower) {
@@ -193,12 +193,12 @@ impl Apart<'_> {
         node.outputs[0].fact.shape == self.whole && !uses_index(graph, id, map)
     }
 
-    /// An elementwise node with the axis apart; one of its operands may have it so already.
+    /// An elementwise node with the axis split; one of its operands may have it so already.
     fn rebuild(&self, graph: &mut Graph, id: u32, known: Option<(ValueId, ValueId)>, depth: usize) -> Result<ValueId> {
         let mut operands = graph.operands(id);
         for operand in operands.iter_mut().flatten() {
             *operand = match known {
-                Some((whole, apart)) if whole == *operand => apart,
+                Some((whole, split)) if whole == *operand => split,
                 _ => self.operand(graph, *operand, id, depth)?,
             };
         }
@@ -207,14 +207,14 @@ impl Apart<'_> {
         self.context.add(graph, &node.name, node.op_name(), &operands, node.attrs)
     }
 
-    /// An operand of an elementwise node, with the axis apart.
+    /// An operand of an elementwise node, with the axis split.
     fn operand(&self, graph: &mut Graph, value: ValueId, user: u32, depth: usize) -> Result<ValueId> {
         let mut shape = graph.fact(value).shape.clone();
         // Extents are broadcast from the last axis on: there may be none of the axis.
         let at = (self.axis + shape.len()).checked_sub(self.whole.len());
         let Some(at) = at.filter(|_| shape.numel() != 1) else { return Ok(value) };
         let own = depth > 0 && graph.users(value) == [user] && !graph.is_output(value);
-        if self.context.decisions.if_valid("apart", value.node, own && self.is_elementwise(graph, value.node)) {
+        if self.context.decisions.if_valid("split axis", value.node, own && self.is_elementwise(graph, value.node)) {
             return self.rebuild(graph, value.node, None, depth - 1);
         }
         let outer = if shape[at] == 1 { 1 } else { self.parts };
