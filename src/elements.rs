@@ -274,13 +274,7 @@ mod tests {
     }
 
     fn elements(access: &Access) -> Vec<u64> {
-        let mut index = vec![0; access.shape.len()];
-        let step = |_| {
-            let at = access.at(&index) as u64;
-            crate::shape::advance(&mut index, &access.shape);
-            at
-        };
-        (0..access.shape.numel()).map(step).collect()
+        access.elements().map(|element| element as u64).collect()
     }
 
     fn set(access: &Access) -> Result<Option<Set>, String> {

@@ -89,6 +89,17 @@ pub enum Code {
 }
 
 impl Code {
+    /// The same operation on other operands.
+    pub fn map(self, at: impl Fn(u32) -> u32) -> Code {
+        match self {
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => self,
+            Code::Unary(op, a) => Code::Unary(op, at(a)),
+            Code::Binary(op, a, b) => Code::Binary(op, at(a), at(b)),
+            Code::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
+            Code::Cast(a) => Code::Cast(at(a)),
+        }
+    }
+
     /// The operands: instructions, in order.
     pub fn operands(self) -> impl Iterator<Item = u32> {
         let list = match self {
@@ -120,55 +131,51 @@ pub struct Body {
     pub results: Vec<u32>,
 }
 
+/// An operation. The operands that its code names are positions in `operands`.
 #[derive(Debug)]
-enum Tree {
-    Leaf(Code),
-    Unary(Unary, Expr),
-    Binary(Binary, Expr, Expr),
-    Select(Expr, Expr, Expr),
-    Cast(Expr),
+struct Tree {
+    code: Code,
+    operands: Vec<Expr>,
+    dtype: DType,
 }
 
 /// A scalar expression. Cheap to clone; clones share their branches.
 #[derive(Clone, Debug)]
-pub struct Expr(Arc<(Tree, DType)>);
+pub struct Expr(Arc<Tree>);
 
 impl Expr {
-    fn new(tree: Tree, dtype: DType) -> Expr {
-        Expr(Arc::new((tree, dtype)))
+    fn new(code: Code, operands: &[&Expr], dtype: DType) -> Expr {
+        Expr(Arc::new(Tree { code, operands: operands.iter().copied().cloned().collect(), dtype }))
     }
 
     /// A literal of the given type.
     pub fn lit(value: f64, dtype: DType) -> Expr {
-        Expr::new(Tree::Leaf(Code::Const(value)), dtype)
+        Expr::new(Code::Const(value), &[], dtype)
     }
 
     /// The kernel's input with this number.
     pub fn input(number: usize, dtype: DType) -> Expr {
-        Expr::new(Tree::Leaf(Code::Input(number as u32)), dtype)
+        Expr::new(Code::Input(number as u32), &[], dtype)
     }
 
     /// The current index along `axis`, as `i64`.
     pub fn index(axis: usize) -> Expr {
-        Expr::new(Tree::Leaf(Code::Index(axis as u32)), DType::I64)
+        Expr::new(Code::Index(axis as u32), &[], DType::I64)
     }
 
     /// The result of a row kernel's reduction.
     pub fn fold(number: usize, dtype: DType) -> Expr {
-        Expr::new(Tree::Leaf(Code::Fold(number as u32)), dtype)
+        Expr::new(Code::Fold(number as u32), &[], dtype)
     }
 
     /// The type of the value.
     pub fn dtype(&self) -> DType {
-        self.0.1
+        self.0.dtype
     }
 
     /// The literal's value, if this is one.
     pub fn as_lit(&self) -> Option<f64> {
-        match self.0.0 {
-            Tree::Leaf(Code::Const(value)) => Some(value),
-            _ => None,
-        }
+        if let Code::Const(value) = self.0.code { Some(value) } else { None }
     }
 
     /// A literal of this expression's type.
@@ -178,23 +185,23 @@ impl Expr {
 
     /// An operation on this value.
     pub fn unary(&self, op: Unary) -> Expr {
-        Expr::new(Tree::Unary(op, self.clone()), self.dtype())
+        Expr::new(Code::Unary(op, 0), &[self], self.dtype())
     }
 
     /// An operation on this value and another of its type.
     pub fn binary(&self, op: Binary, other: &Expr) -> Expr {
         let dtype = if op.compares() { DType::Bool } else { self.dtype() };
-        Expr::new(Tree::Binary(op, self.clone(), other.clone()), dtype)
+        Expr::new(Code::Binary(op, 0, 1), &[self, other], dtype)
     }
 
     /// `a` if this `bool` is true, else `b`.
     pub fn select(&self, a: &Expr, b: &Expr) -> Expr {
-        Expr::new(Tree::Select(self.clone(), a.clone(), b.clone()), a.dtype())
+        Expr::new(Code::Select(0, 1, 2), &[self, a, b], a.dtype())
     }
 
     /// Conversion to another type.
     pub fn cast(&self, dtype: DType) -> Expr {
-        if dtype == self.dtype() { self.clone() } else { Expr::new(Tree::Cast(self.clone()), dtype) }
+        if dtype == self.dtype() { self.clone() } else { Expr::new(Code::Cast(0), &[self], dtype) }
     }
 }
 
@@ -262,7 +269,7 @@ impl ops::Neg for Expr {
 struct Interner {
     body: Body,
     seen: HashMap<(Key, DType), u32>,
-    trees: HashMap<*const (Tree, DType), u32>,
+    trees: HashMap<*const Tree, u32>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -321,25 +328,13 @@ impl Interner {
             if self.trees.contains_key(&id) {
                 continue;
             }
-            let (tree, dtype) = &*expr.0;
+            let Tree { code, operands, dtype } = &*expr.0;
             if !expanded {
                 stack.push((expr, true));
-                match tree {
-                    Tree::Leaf(_) => {}
-                    Tree::Unary(_, a) | Tree::Cast(a) => stack.push((a, false)),
-                    Tree::Binary(_, a, b) => stack.extend([(b, false), (a, false)]),
-                    Tree::Select(c, a, b) => stack.extend([(b, false), (a, false), (c, false)]),
-                }
+                stack.extend(operands.iter().rev().map(|operand| (operand, false)));
                 continue;
             }
-            let at = |e: &Expr| self.trees[&Arc::as_ptr(&e.0)];
-            let code = match tree {
-                Tree::Leaf(code) => *code,
-                Tree::Unary(op, a) => Code::Unary(*op, at(a)),
-                Tree::Cast(a) => Code::Cast(at(a)),
-                Tree::Binary(op, a, b) => Code::Binary(*op, at(a), at(b)),
-                Tree::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
-            };
+            let code = code.map(|k| self.trees[&Arc::as_ptr(&operands[k as usize].0)]);
             let number = self.push_wrapping(code, *dtype);
             self.trees.insert(id, number);
         }
@@ -350,34 +345,10 @@ impl Interner {
 impl Drop for Expr {
     /// Unlinks long chains iteratively, so that dropping one cannot overflow the stack.
     fn drop(&mut self) {
-        fn leaf() -> Expr {
-            Expr::lit(0.0, DType::F32)
-        }
-        let mut stack = Vec::new();
-        let take = |node: &mut Arc<(Tree, DType)>, stack: &mut Vec<Expr>| {
-            let Some((tree, _)) = Arc::get_mut(node) else { return };
-            match tree {
-                Tree::Leaf(_) => {}
-                Tree::Unary(_, a) | Tree::Cast(a) => stack.push(std::mem::replace(a, leaf())),
-                Tree::Binary(_, a, b) => stack.extend([std::mem::replace(a, leaf()), std::mem::replace(b, leaf())]),
-                Tree::Select(c, a, b) => stack.extend([
-                    std::mem::replace(c, leaf()),
-                    std::mem::replace(a, leaf()),
-                    std::mem::replace(b, leaf()),
-                ]),
-            }
-        };
-        if matches!(self.0.0, Tree::Leaf(_)) {
-            return;
-        }
-        take(&mut self.0, &mut stack);
+        let take = |expr: &mut Expr| Arc::get_mut(&mut expr.0).map(|tree| std::mem::take(&mut tree.operands));
+        let mut stack = take(self).unwrap_or_default();
         while let Some(mut expr) = stack.pop() {
-            if !matches!(expr.0.0, Tree::Leaf(_)) {
-                take(&mut expr.0, &mut stack);
-                if Arc::strong_count(&expr.0) == 1 {
-                    expr.0 = leaf().0.clone();
-                }
-            }
+            stack.extend(take(&mut expr).unwrap_or_default());
         }
     }
 }

@@ -293,6 +293,16 @@ impl Access {
         }
         Some((low, high))
     }
+
+    /// The position of every element, in row-major order of the index space.
+    pub fn elements(&self) -> impl Iterator<Item = isize> {
+        let mut next = vec![0; self.shape.len()];
+        (0..self.shape.numel()).map(move |_| {
+            let element = self.at(&next);
+            advance(&mut next, &self.shape);
+            element
+        })
+    }
 }
 
 /// The axes of `[n, c, spatial..]` from the outermost inwards when channels come last.
@@ -316,18 +326,22 @@ pub fn advance(index: &mut [usize], shape: &[usize]) {
     }
 }
 
+/// Every index of a shape, in row-major order.
+pub fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
+    let mut next = vec![0; shape.len()];
+    (0..shape.iter().product()).map(move |_| {
+        let index = next.clone();
+        advance(&mut next, shape);
+        index
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn elements(a: &Access) -> Vec<isize> {
-        let mut out = Vec::new();
-        let mut index = vec![0; a.shape.len()];
-        for _ in 0..a.shape.numel() {
-            out.push(a.at(&index));
-            advance(&mut index, &a.shape);
-        }
-        out
+        a.elements().collect()
     }
 
     #[test]

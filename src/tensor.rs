@@ -39,9 +39,10 @@ impl Tensor {
                 bytes.len()
             )));
         }
-        let bytes = match dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
-            true => bytes.iter().map(|&b| u8::from(b != 0)).collect(),
-            false => bytes,
+        let bytes = if dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
+            bytes.iter().map(|&b| u8::from(b != 0)).collect()
+        } else {
+            bytes
         };
         Ok(Tensor { dtype, shape, bytes })
     }

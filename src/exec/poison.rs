@@ -14,7 +14,6 @@ use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
 use crate::plan::check::{self, Span};
-use crate::shape::advance;
 use crate::tensor::Tensor;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -170,9 +169,5 @@ fn hash_elements(operand: &Operand, bytes: &[u8], hasher: &mut DefaultHasher) {
         range(access.offset, count).hash(hasher);
         return;
     }
-    let mut index = vec![0; access.shape.len()];
-    for _ in 0..count {
-        range(access.at(&index), 1).hash(hasher);
-        advance(&mut index, &access.shape);
-    }
+    access.elements().for_each(|element| range(element, 1).hash(hasher));
 }

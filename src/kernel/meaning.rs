@@ -9,7 +9,7 @@
 
 use super::{Fold, Guard, Kernel, Nearest, PadMode, Pool, ResizeMode, Template, Window};
 use crate::expr::{maximum, minimum};
-use crate::shape::{Access, advance};
+use crate::shape::Access;
 
 /// Where a kernel's elements are. Operands are counted among the reads, or among the writes.
 pub trait Memory {
@@ -115,12 +115,7 @@ impl Elements<'_> {
 
 /// Every index of a shape.
 fn indices(shape: &[usize], order: Order) -> Vec<Vec<usize>> {
-    let mut index = vec![0; shape.len()];
-    let mut all = Vec::new();
-    for _ in 0..shape.iter().product() {
-        all.push(index.clone());
-        advance(&mut index, shape);
-    }
+    let mut all: Vec<_> = crate::shape::indices(shape).collect();
     if order == Order::Backwards {
         all.reverse();
     }

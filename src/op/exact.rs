@@ -9,7 +9,7 @@ use super::{Args, Call, Eval, Lower};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Code, Expr, Instr, Unary};
 use crate::kernel::Fold;
-use crate::shape::{Access, Shape, advance};
+use crate::shape::{Access, Shape, indices};
 use crate::tensor::Tensor;
 
 impl Call<'_> {
@@ -100,10 +100,9 @@ impl Call<'_> {
                 }),
             );
         }
-        let mut index = vec![0; fact.shape.len()];
         let mut out = Values::new(fact.dtype);
         let mut values = Vec::with_capacity(body.code.len());
-        for _ in 0..fact.shape.numel() {
+        for index in indices(&fact.shape) {
             let input = |slot: u32| match operands.get(slot as usize) {
                 Some(Some((values, access))) => values.at(access.at(&index) as usize),
                 _ => Value::Float(f64::NAN),
@@ -114,7 +113,6 @@ impl Call<'_> {
                 values.push(value);
             }
             out.push(values[body.results[0] as usize]);
-            advance(&mut index, &fact.shape);
         }
         Ok(out.tensor(fact))
     }
@@ -132,11 +130,9 @@ impl Call<'_> {
             Fold::Min => (high, Binary::Min),
         };
         let mut out = vec![start; fact.shape.numel()];
-        let mut index = vec![0; shape.len()];
-        for value in values {
-            let at = &mut out[results.at(&index) as usize];
+        for (value, result) in values.into_iter().zip(results.elements()) {
+            let at = &mut out[result as usize];
             *at = wrap(integers(op, *at, value), fact.dtype);
-            advance(&mut index, shape);
         }
         Ok(Values::Ints(out).tensor(fact))
     }

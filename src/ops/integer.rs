@@ -8,7 +8,7 @@ use super::quantize::{bounds, spread, spread_node};
 use super::{expect_dtype, find, indices, output};
 use crate::dtype::DType;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId, one, optional};
-use crate::shape::{Access, Shape, advance};
+use crate::shape::{Access, Shape};
 
 /// Number of products of differences of 8-bit integers that `f32` adds up exactly: `EXACT * 255 * 255 < 2^24`.
 const EXACT: usize = 258;
@@ -273,15 +273,12 @@ impl Product {
         };
         let (x_scale, w_scale, y_scale, zero) = (at(of_x)?, at(of_w)?, at(of_y)?, at((7, of_y.1))?);
         let (low, high) = bounds(fact.dtype);
-        let mut index = vec![0; fact.shape.len()];
-        let mut y = Vec::with_capacity(sums.len());
-        for sum in sums {
+        let y = sums.into_iter().zip(indices(&fact.shape)).map(|(sum, index)| {
             let value = |(values, access): &(&[f64], Access)| values[access.at(&index) as usize];
             let scale = value(&x_scale) * value(&w_scale) / value(&y_scale);
-            y.push(((sum * scale).round_ties_even() + value(&zero)).clamp(low, high));
-            advance(&mut index, &fact.shape);
-        }
-        Ok(vec![y])
+            ((sum * scale).round_ties_even() + value(&zero)).clamp(low, high)
+        });
+        Ok(vec![y.collect()])
     }
 
     fn linear_nodes(&self, b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {

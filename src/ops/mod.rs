@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::op::{Arity, Call, Fact, OpDef, OpResult};
-use crate::shape::{Shape, advance};
+use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 
 pub(crate) use compose::constant as made_constant;
@@ -147,16 +147,6 @@ fn output(dtype: DType, shape: impl Into<Shape>) -> OpResult<Vec<Fact>> {
 /// A constant list of integers that the row cannot do without.
 fn required_ints<'a>(call: &Call<'a>, name: &str) -> OpResult<Cow<'a, [i64]>> {
     call.ints(name)?.ok_or_else(|| format!("'{name}' is required and must be a constant"))
-}
-
-/// Every index of a shape, in row-major order.
-fn indices(shape: &Shape) -> impl Iterator<Item = Vec<usize>> {
-    let (shape, mut next) = (shape.clone(), vec![0; shape.len()]);
-    (0..shape.numel()).map(move |_| {
-        let index = next.clone();
-        advance(&mut next, &shape);
-        index
-    })
 }
 
 /// The row-major position of an index.

@@ -435,7 +435,7 @@ fn eval_resize(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>
         shape[k] = axis.out;
         let mut resized = Vec::with_capacity(shape.numel());
         let outer: usize = shape[..k].iter().product();
-        for index in indices(&[outer, axis.out, inner].into()) {
+        for index in indices(&[outer, axis.out, inner]) {
             let at = |i: usize| values[(index[0] * axis.len + i) * inner + index[2]];
             resized.push(if axis.reads(index[1]) {
                 neighbours(axis, mode, index[1]).iter().map(|&(i, w)| w * at(i)).sum()

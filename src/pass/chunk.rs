@@ -374,9 +374,10 @@ impl<'a> Chunking<'a> {
         // Per node and chunk, the order of computing; whole nodes go first.
         let mut turns = Vec::with_capacity(order.len());
         for (at, id) in order.iter().enumerate().filter(|(_, id)| self.from.node(**id).op().is_some()) {
-            match self.region.nodes.contains_key(id) {
-                true => turns.extend((0..self.chunks.len()).map(|chunk| (Reverse(stretches[id]), Some(chunk), at))),
-                false => turns.push((Reverse(stretches[id]), None, at)),
+            if self.region.nodes.contains_key(id) {
+                turns.extend((0..self.chunks.len()).map(|chunk| (Reverse(stretches[id]), Some(chunk), at)))
+            } else {
+                turns.push((Reverse(stretches[id]), None, at))
             }
         }
         turns.sort_unstable();

@@ -245,12 +245,11 @@ impl Twins {
     fn compute(&self, graph: &mut Graph, context: &Context) -> Result<()> {
         let name = |graph: &Graph, node: u32| graph.node(node).name.clone();
         graph.insert_at(self.parts[0].node);
-        let whole = match graph.fact(self.source).shape[self.axis] == self.span.len() {
-            true => self.source,
-            false => {
-                let name = name(graph, self.parts[0].node);
-                context.add(graph, &name, "Slice", &[Some(self.source)], Attrs::span(self.axis, self.span.clone()))?
-            }
+        let whole = if graph.fact(self.source).shape[self.axis] == self.span.len() {
+            self.source
+        } else {
+            let name = name(graph, self.parts[0].node);
+            context.add(graph, &name, "Slice", &[Some(self.source)], Attrs::span(self.axis, self.span.clone()))?
         };
         let mut made = HashMap::from([(self.parts[0], whole)]);
         for Step { nodes, attrs, .. } in &self.steps {

@@ -187,9 +187,10 @@ fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
     let Some(Collected { source, rows, weights, bias }) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
-    let source = match graph.fact(source).shape == rows {
-        true => source,
-        false => context.add(graph, &name, "Reshape", &[Some(source)], Attrs::new().with("shape", rows.as_slice()))?,
+    let source = if graph.fact(source).shape == rows {
+        source
+    } else {
+        context.add(graph, &name, "Reshape", &[Some(source)], Attrs::new().with("shape", rows.as_slice()))?
     };
     let mut result = context.add(graph, &name, "MatMul", &[Some(source), Some(weights)], Attrs::new())?;
     if let Some(bias) = bias {
@@ -322,9 +323,12 @@ fn scalable(graph: &Graph, id: u32) -> Option<Scaling> {
 /// A constant times another, rounded to its type once.
 fn scaled_by(graph: &mut Graph, name: &str, value: ValueId, factor: ValueId, context: &Context) -> Result<ValueId> {
     let [own, wide] = [value, factor].map(|v| graph.fact(v).dtype);
-    let cast = |graph: &mut Graph, value: ValueId, dtype: DType| match graph.fact(value).dtype == dtype {
-        true => Ok(value),
-        false => context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx())),
+    let cast = |graph: &mut Graph, value: ValueId, dtype: DType| {
+        if graph.fact(value).dtype == dtype {
+            Ok(value)
+        } else {
+            context.add(graph, name, "Cast", &[Some(value)], Attrs::new().with("to", dtype.onnx()))
+        }
     };
     let value = cast(graph, value, wide)?;
     let product = context.add(graph, name, "Mul", &[Some(value), Some(factor)], Attrs::new())?;

@@ -233,12 +233,11 @@ fn shorter(graph: &Graph, id: u32) -> Option<Straight> {
     }
     let (split, perm) = parts.transposed();
     let from = &graph.fact(source).shape;
-    let steps = match perm.is_sorted() {
-        true => [false, false, from != whole],
-        false => {
-            let transposed: Shape = perm.iter().map(|&run| split[run]).collect();
-            [*from != split, true, transposed != *whole]
-        }
+    let steps = if perm.is_sorted() {
+        [false, false, from != whole]
+    } else {
+        let transposed: Shape = perm.iter().map(|&run| split[run]).collect();
+        [*from != split, true, transposed != *whole]
     };
     let fewer = steps.iter().filter(|&&step| step).count() < chain.len() && perm.len() <= MAX_AXES;
     fewer.then_some(Straight { source, split, perm, steps })

@@ -9,6 +9,7 @@ use super::prologue::Space;
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch, Workspace};
 use super::tile::Epilogue;
+use crate::kernel::algorithm::{Cpu, Schedule};
 use crate::kernel::cpu::attention::Attention as Cut;
 use crate::kernel::{Guard, Kernel, Operand, Template};
 use std::ops::Range;
@@ -35,10 +36,12 @@ pub struct Attention {
 impl Attention {
     /// Compiles an attention.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Attention, String> {
-        let cut = Cut::new(kernel)?;
-        let Template::Attention { score, guarded, .. } = &kernel.template else {
-            return Err("not an attention".into());
+        let (Template::Attention { score, guarded, .. }, &Schedule::Cpu(Cpu::Attention { strip, .. })) =
+            (&kernel.template, &kernel.schedule)
+        else {
+            return Err("an attention whose schedule is not the CPU's".into());
         };
+        let cut = Cut::new(kernel, strip);
         let batch = kernel.shape.len() - 2;
         let matrices = [&kernel.reads[0], &kernel.reads[1], &kernel.reads[2], &kernel.writes[0]];
         let mut motions: Vec<Motion> = matrices.iter().map(|o| Motion::bytes(o, 0..batch)).collect();

@@ -38,7 +38,7 @@ impl MatMul {
         if kernel.reads[..2].iter().any(|r| r.dtype != DType::F32) {
             return Err("a matrix product of other than f32".into());
         }
-        let product = Product::new(kernel)?;
+        let product = Product::new(kernel);
         let (rank, write) = (kernel.shape.len(), kernel.reads.len());
         let operands = Operands::new(kernel, std::slice::from_ref(&kernel.body), Some(Repr::F32))?;
         let unit = [packed_a_bytes(product.m, product.k), packed_b_bytes(product.k, product.n)];

@@ -51,12 +51,7 @@ fn number(bodies: &[Body], price: impl Fn(Code) -> f64) -> (Vec<Value>, Vec<Vec<
         for i in live(body) {
             let Instr { code, dtype } = body.code[i as usize];
             let operands: Vec<usize> = code.operands().map(|a| of[a as usize]).collect();
-            let key = match code {
-                Code::Unary(op, _) => format!("{op:?} {operands:?}"),
-                Code::Binary(op, _, _) => format!("{op:?} {operands:?}"),
-                Code::Select(..) | Code::Cast(_) => format!("{operands:?}"),
-                leaf => format!("{leaf:?}"),
-            };
+            let key = format!("{:?}", code.map(|a| of[a as usize] as u32));
             let new = values.len();
             let number = *numbers.entry((key, dtype)).or_insert(new);
             if number == new {

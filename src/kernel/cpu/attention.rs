@@ -11,8 +11,7 @@
 
 use super::gemm::{PANEL_ROWS, packed_b_bytes, workspace_bytes};
 use crate::dtype::DType;
-use crate::kernel::algorithm::{Cpu, Schedule};
-use crate::kernel::{Kernel, Template};
+use crate::kernel::Kernel;
 
 /// The fewest rows of a strip if tile memory is short. With these rows, packing keys and values pays.
 pub(crate) const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
@@ -37,48 +36,15 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Takes an attention apart.
-    ///
-    /// # Errors
-    /// When the operands do not fit together.
-    pub fn new(kernel: &Kernel) -> Result<Attention, String> {
-        match kernel.schedule {
-            Schedule::Cpu(Cpu::Attention { strip, .. }) => Attention::with_strip(kernel, strip),
-            _ => Err("an attention whose schedule is not the CPU's".into()),
-        }
-    }
-
-    /// Takes an attention apart, whose scores are held for so many rows at a time.
-    ///
-    /// # Errors
-    /// When the operands do not fit together.
-    pub fn with_strip(kernel: &Kernel, strip: usize) -> Result<Attention, String> {
-        let Kernel { template, shape, reads, writes, body, .. } = kernel;
-        let (Template::Attention { further, .. }, [q, k, v, ..], [out]) = (template, &reads[..], &writes[..]) else {
-            return Err("an attention of fewer than three operands".into());
-        };
-        let Some(batch) = shape.len().checked_sub(2) else { return Err(format!("an attention over {shape}")) };
-        let (m, e) = (shape[batch], shape[batch + 1]);
-        let (d, n) = match (q.access.shape.get(batch + 1), k.access.shape.get(batch + 1)) {
-            (Some(&d), Some(&n)) => (d, n),
-            _ => return Err(format!("an attention of {} and {}", q.access.shape, k.access.shape)),
-        };
-        let fits = |i: usize, matrix: [usize; 2]| {
-            let access = &reads[i].access;
-            access.strides.len() == batch + 2
-                && access.shape.len() == batch + 2
-                && access.shape[..batch] == shape[..batch]
-                && access.shape[batch..] == matrix
-        };
-        let floats = [q, k, v].iter().all(|o| o.dtype == DType::F32 && !o.packed);
-        let core = 3 + further;
-        let matrices = fits(0, [m, d]) && fits(1, [d, n]) && fits(2, [n, e]);
-        if !floats || reads.len() < core || !matrices || !(3..core).all(|i| fits(i, [m, n])) {
-            return Err(format!("an attention of {}, {} and {}", q.access.shape, k.access.shape, v.access.shape));
-        }
+    /// Takes an attention apart, which is [well-formed](Kernel::validate). The scores of `strip` rows are held at a time.
+    pub fn new(kernel: &Kernel, strip: usize) -> Attention {
+        let Kernel { shape, reads, writes, body, .. } = kernel;
+        let batch = shape.len() - 2;
+        let [d, n] = [0, 1].map(|i| reads[i].access.shape[batch + 1]);
+        let (m, e, out) = (shape[batch], shape[batch + 1], &writes[0]);
         let direct = body.is_identity() && out.dtype == DType::F32;
         let heads = shape[..batch].iter().product();
-        Ok(Attention { heads, m, n, d, e, direct, strip })
+        Attention { heads, m, n, d, e, direct, strip }
     }
 
     /// Strips per head.

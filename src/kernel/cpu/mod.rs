@@ -48,19 +48,21 @@ impl Slots {
     }
 }
 
-/// The workspace of a kernel on the CPU, shared and per thread. Malformed kernels, which no backend compiles, have none.
+/// The workspace of a well-formed kernel on the CPU, shared and per thread.
 pub fn slots(kernel: &Kernel) -> Slots {
     let Schedule::Cpu(cpu) = kernel.schedule else { return Slots::default() };
     let threads = cpu.threads() as usize;
-    let slots = match cpu {
-        Cpu::Loops => return Slots::default(),
-        Cpu::Attention { .. } => Attention::new(kernel).map(|a| Slots::new(0, a.slot_bytes(), threads)),
-        Cpu::Matmul { .. } => Product::new(kernel).map(|p| Slots::new(0, p.slot_bytes(), threads)),
-        Cpu::Conv { .. } | Cpu::Window { .. } => {
-            Windowed::new(kernel).map(|w| Slots::new(w.shared_bytes(), w.slot_bytes(), threads))
+    match (cpu, &kernel.template) {
+        (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
+            Slots::new(0, Attention::new(kernel, strip).slot_bytes(), threads)
         }
-    };
-    slots.unwrap_or_default()
+        (Cpu::Matmul { .. }, Template::MatMul) => Slots::new(0, Product::new(kernel).slot_bytes(), threads),
+        (Cpu::Conv { .. } | Cpu::Window { .. }, _) => {
+            let slots = |w: Windowed| Slots::new(w.shared_bytes(), w.slot_bytes(), threads);
+            Windowed::new(kernel).map(slots).unwrap_or_default()
+        }
+        _ => Slots::default(),
+    }
 }
 
 /// Bytes of tile memory that every thread of the CPU backend owns, as a workgroup of a GPU owns its shared memory. It is taken when the
@@ -103,20 +105,13 @@ pub fn pack(kernel: &Kernel, operand: usize, bytes: &[u8]) -> Vec<u8> {
             let (rows, cols) = (access.shape[batch], access.shape[batch + 1]);
             let (rs, cs) = (access.strides[batch], access.strides[batch + 1]);
             let size = if operand == 0 { packed_a_bytes(rows, cols) } else { packed_b_bytes(rows, cols) };
-            let mut index = vec![0usize; batch];
-            for matrix in packed.chunks_exact_mut(size.max(1)) {
-                let steps = index.iter().zip(&access.strides).map(|(&i, &s)| i as isize * s);
-                let start = access.offset + steps.sum::<isize>();
+            // Where matrices start that are not repeated.
+            let moving: Vec<usize> = (0..batch).filter(|&k| access.strides[k] != 0).collect();
+            let starts = access.permute(&moving);
+            for (start, matrix) in starts.elements().zip(packed.chunks_exact_mut(size.max(1))) {
                 match operand {
                     0 => pack_lines(bytes, start, (rows, rs), (cols, cs), PANEL_ROWS, false, matrix),
                     _ => pack_lines(bytes, start, (cols, cs), (rows, rs), PANEL_COLS, true, matrix),
-                }
-                for k in (0..batch).rev().filter(|&k| access.strides[k] != 0) {
-                    index[k] += 1;
-                    if index[k] < access.shape[k] {
-                        break;
-                    }
-                    index[k] = 0;
                 }
             }
         }
@@ -160,20 +155,7 @@ pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
 
 /// The 4-byte elements of an access, row-major.
 fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(4 * access.shape.numel());
-    let mut index = vec![0usize; access.shape.len()];
-    for _ in 0..access.shape.numel() {
-        let at = 4 * access.at(&index) as usize;
-        out.extend_from_slice(&bytes[at..at + 4]);
-        for k in (0..index.len()).rev() {
-            index[k] += 1;
-            if index[k] < access.shape[k] {
-                break;
-            }
-            index[k] = 0;
-        }
-    }
-    out
+    access.elements().flat_map(|element| &bytes[4 * element as usize..][..4]).copied().collect()
 }
 
 /// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
@@ -253,32 +235,13 @@ pub struct Product {
 }
 
 impl Product {
-    /// Takes a matrix product apart.
-    ///
-    /// # Errors
-    /// When the operands do not fit together.
-    pub fn new(kernel: &Kernel) -> Result<Product, String> {
+    /// Takes a matrix product apart, which is [well-formed](Kernel::validate).
+    pub fn new(kernel: &Kernel) -> Product {
         let Kernel { shape, reads, writes, .. } = kernel;
-        let [a, b, ..] = &reads[..] else { return Err("a product of fewer than two operands".into()) };
-        let rank = shape.len();
-        let (left, right) = (&a.access, &b.access);
-        let mismatch = || format!("a product of {} and {} in {shape}", left.shape, right.shape);
-        if rank < 2 || left.shape.len() != rank || right.shape.len() != rank || writes.is_empty() {
-            return Err(mismatch());
-        }
-        let (batch, m, n, k) = (rank - 2, shape[rank - 2], shape[rank - 1], left.shape[rank - 1]);
-        let fits = |access: &Access, matrix: [usize; 2]| {
-            access.strides.len() == rank && access.shape[..batch] == shape[..batch] && access.shape[batch..] == matrix
-        };
-        let whole = |o: &Operand| o.access.shape == *shape && o.access.strides.len() == rank;
+        let (rank, a, b) = (shape.len(), &reads[0], &reads[1]);
+        let (batch, m, n, k) = (rank - 2, shape[rank - 2], shape[rank - 1], a.access.shape[rank - 1]);
         let further = &reads[kernel.further()];
-        if !fits(left, [m, k]) || !fits(right, [k, n]) || !further.iter().chain(writes).all(whole) {
-            return Err(mismatch());
-        }
         let [own_left, own_right] = [0, 1].map(|o| kernel.prologue(o).map_or(&[][..], |(_, own)| &reads[own]));
-        if !own_left.iter().all(|o| fits(&o.access, [m, k])) || !own_right.iter().all(|o| fits(&o.access, [k, n])) {
-            return Err(mismatch());
-        }
         // Batch axes along which the right operand stands still only lengthen the rows, from the innermost outwards. A single row has no
         // step, so its step cannot be wrong. A body that uses the index needs the axes apart.
         let indexed = kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
@@ -312,7 +275,7 @@ impl Product {
             BatchAxis { dim: shape[axis], axis, steps }
         };
         let batch = apart.into_iter().map(batch_axis).collect();
-        Ok(Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct })
+        Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct }
     }
 
     /// Number of matrices.
@@ -366,10 +329,10 @@ pub struct Windowed {
 }
 
 impl Windowed {
-    /// Takes a kernel with a window apart.
+    /// Takes a kernel with a window apart, which is [well-formed](Kernel::validate).
     ///
     /// # Errors
-    /// When the operands do not fit together.
+    /// When the kernel has no window, its planes have gaps, or its schedule is not the CPU's.
     pub fn new(kernel: &Kernel) -> Result<Windowed, String> {
         let Kernel { template, shape, reads, writes, .. } = kernel;
         let (window, pads_end) = match template {
@@ -378,21 +341,9 @@ impl Windowed {
             Template::Pool { window, .. } => (window, [0; 3]),
             _ => return Err("a kernel without a window".into()),
         };
-        let core = template.core_reads();
-        if reads.len() < core || shape.len() != 5 || writes.is_empty() {
-            return Err(format!("a window over {shape}"));
-        }
-        let data = &reads[0].access;
-        let whole = |o: &Operand| o.access.shape == *shape && o.access.strides.len() == 5;
-        let (&[n, c, ref input @ ..], &[outputs_n, outputs, ref output @ ..]) = (&data.shape[..], &shape[..]) else {
-            return Err(format!("a window over {}", data.shape));
-        };
-        let further = &reads[kernel.further()];
-        if n != outputs_n || data.strides.len() != 5 || !further.iter().chain(writes).all(whole) {
-            return Err(format!("a window over {} in {shape}", data.shape));
-        }
+        let (core, data) = (template.core_reads(), &reads[0].access);
         let images = image_steps(data).ok_or("a window over planes with gaps")?;
-        let [input, output] = [input, output].map(|s| [s[0], s[1], s[2]]);
+        let [input, output] = [&data.shape, shape].map(|s| [s[2], s[3], s[4]]);
         let transposed = matches!(template, Template::ConvTranspose { .. });
         let (input, output) = if transposed { (output, input) } else { (input, output) };
         let window = Window {
@@ -404,45 +355,22 @@ impl Windowed {
             pads: window.pads,
             pads_end,
         };
-        if window.kernel.contains(&0) || window.strides.contains(&0) || window.dilations.contains(&0) {
-            return Err("a window of no extent".into());
-        }
-        let weights = |groups: usize| -> Result<(), String> {
-            let w = &reads[1].access;
-            let (first, second) = if transposed { (c, outputs) } else { (outputs, c) };
-            let kernel = window.kernel;
-            let fits = groups > 0
-                && first % groups == 0
-                && second % groups == 0
-                && w.shape[..] == [first, second / groups, kernel[0], kernel[1], kernel[2]]
-                && w.strides.len() == 5;
-            if fits {
-                Ok(())
-            } else {
-                Err(format!("weights {} for {c} to {outputs} channels in {groups} groups", w.shape))
-            }
-        };
-        let (batch, in_channels, out_channels) = (n, c, outputs);
-        let slide = match *template {
-            Template::Conv { groups, .. } => {
-                weights(groups)?;
-                let Schedule::Cpu(Cpu::Conv { way, .. }) = kernel.schedule else {
-                    return Err("a convolution whose schedule is not the CPU's".into());
-                };
+        let (batch, in_channels, out_channels) = (shape[0], data.shape[1], shape[1]);
+        let slide = match (template, &kernel.schedule) {
+            (&Template::Conv { groups, .. }, &Schedule::Cpu(Cpu::Conv { way, .. })) => {
                 Slide::Conv(Conv { batch, in_channels, out_channels, groups, window, way })
             }
-            Template::ConvTranspose { groups, .. } => {
-                weights(groups)?;
+            (&Template::ConvTranspose { groups, .. }, _) => {
                 Slide::ConvTranspose(ConvTranspose { batch, in_channels, out_channels, groups, window })
             }
-            Template::Pool { pool, .. } if c == outputs => Slide::Pool(pool),
-            _ => return Err(format!("a window over {} in {shape}", data.shape)),
+            (&Template::Pool { pool, .. }, _) => Slide::Pool(pool),
+            _ => return Err("a convolution whose schedule is not the CPU's".into()),
         };
         let direct = collects_in_place(kernel, |w| image_steps(&w.access).is_some());
         Ok(Windowed {
             slide,
             window,
-            planes: [n, outputs],
+            planes: [batch, out_channels],
             input: images,
             direct: image_steps(&writes[0].access).filter(|_| direct),
             packed: core > 1 && reads[1].packed,

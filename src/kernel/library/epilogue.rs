@@ -169,7 +169,6 @@ pub fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u32>) {
     let mut inputs = Vec::new();
     let mut code = Vec::new();
     for (i, instr) in body.code.iter().enumerate().filter(|(i, _)| live[*i]) {
-        let at = |o: u32| number[o as usize];
         let new = match instr.code {
             _ if start == Some(i as u32) => Code::Input(0),
             Code::Input(0) if start.is_none() => Code::Input(0),
@@ -177,11 +176,7 @@ pub fn part(body: &Body, start: Option<u32>, result: u32) -> (Body, Vec<u32>) {
                 inputs.push(j);
                 Code::Input(inputs.len() as u32)
             }
-            Code::Unary(op, a) => Code::Unary(op, at(a)),
-            Code::Binary(op, a, b) => Code::Binary(op, at(a), at(b)),
-            Code::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
-            Code::Cast(a) => Code::Cast(at(a)),
-            leaf @ (Code::Const(_) | Code::Index(_) | Code::Fold(_)) => leaf,
+            code => code.map(|o| number[o as usize]),
         };
         number[i] = code.len() as u32;
         code.push(Instr { code: new, dtype: instr.dtype });

@@ -3,8 +3,8 @@
 use super::locate::locate;
 use super::scalar::Type::{self, BF16, F16, F32, I32};
 use super::scalar::convert;
-use super::vector::matrix;
-use super::{Dialect, Input, Module};
+use super::vector::{matrix, tile_steps};
+use super::{Dialect, Input, Module, block};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
 use crate::kernel::Guard;
@@ -54,7 +54,7 @@ impl Module<'_> {
         }
         self.constant("LOWEST", f32::MIN.into(), F32);
         let Extents { m, k, n, e, .. } = extents;
-        [("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)].iter().for_each(|&(name, v)| self.int(name, v as isize));
+        self.ints(&[("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)]);
         if let Some(guard) = guarded {
             self.flags.push("GUARDED");
             // `weightless` takes a row's sum of powers. It is true if the row weighs nothing.
@@ -105,9 +105,9 @@ impl Module<'_> {
         let (mut body, value) = (code.statements, convert(value, *from, F32));
         if outside {
             body.push(format!("result = {value};"));
-            body.iter_mut().for_each(|line| line.insert_str(0, "    "));
-            body.splice(0..0, ["var result = LOWEST;".to_owned(), "if (m < M && n < N) {".to_owned()]);
-            body.extend(["}".to_owned(), "return result;".to_owned()]);
+            body = block("if (m < M && n < N)", body);
+            body.insert(0, "var result = LOWEST;".into());
+            body.push("return result;".into());
         } else {
             body.push(format!("return {value};"));
         }
@@ -116,26 +116,18 @@ impl Module<'_> {
         Ok(())
     }
 
-    fn attention_shared(&mut self, extents: &Extents, &Shared { rows, columns: width, lanes }: &Shared) {
-        let &Extents { m, e, .. } = extents;
+    /// For queries and keys, true if neighbours are along the inner axis.
+    fn along_inner(&self) -> [bool; 2] {
         let rank = self.kernel.shape.len();
         let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
-        let (along_a, along_b) = (!dense(0, rank - 2) || dense(0, rank - 1), !dense(1, rank - 1));
-        let (am, ak) = if along_a { (STEP, 1) } else { (1, rows) };
-        let (bn, bk) = if along_b { (STEP, 1) } else { (1, width) };
+        [!dense(0, rank - 2) || dense(0, rank - 1), !dense(1, rank - 1)]
+    }
+
+    fn attention_shared(&mut self, extents: &Extents, &Shared { rows, columns: width, lanes }: &Shared) {
+        let &Extents { m, e, .. } = extents;
         let groups = m.div_ceil(rows);
-        let constants = [
-            ("ROWS", rows),
-            ("COLUMNS", width),
-            ("LANES", lanes),
-            ("GROUPS", groups),
-            ("STEP", STEP),
-            ("A_M_STEP", am),
-            ("A_K_STEP", ak),
-            ("B_N_STEP", bn),
-            ("B_K_STEP", bk),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        self.ints(&[("ROWS", rows), ("COLUMNS", width), ("LANES", lanes), ("GROUPS", groups), ("STEP", STEP)]);
+        self.ints(&tile_steps(self.along_inner(), STEP, [rows, width]));
         self.lists.insert("sum", vec![Vec::new(); e.div_ceil(lanes)]);
         self.lists.insert("product", vec![Vec::new(); width / lanes]);
         self.shared.push(("tile_a", F32, rows * STEP));
@@ -176,7 +168,7 @@ impl Module<'_> {
         let (depth, keys, groups) = (k.div_ceil(4), Decode::THREADS / lanes, m.div_ceil(rows));
         let along = self.access(1).strides[rank - 1] != 1;
         let (key_step, lane_step) = if along { (lanes, 1) } else { (1, keys) };
-        let constants = [
+        self.ints(&[
             ("ROWS", rows),
             ("COLUMNS", columns),
             ("LANES", lanes),
@@ -190,8 +182,7 @@ impl Module<'_> {
             ("GROUPS", groups),
             ("DEPTH", depth),
             ("WIDTH", e.div_ceil(4)),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
         if !n.is_multiple_of(columns) {
             self.flags.push("RAGGED");
         }
@@ -234,14 +225,9 @@ impl Module<'_> {
 
     fn attention_vec4(&mut self, &Extents { m, k, n, e, .. }: &Extents, vec4: &Vec4) {
         let &Vec4 { rows, lanes, split } = vec4;
-        let rank = self.kernel.shape.len();
         let (depth, columns, groups) = (k.div_ceil(4), 4 * lanes, m.div_ceil(rows));
         let [keys, values, len] = vec4.places(k, e);
-        let dense = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
-        let (along_a, along_b) = (!dense(0, rank - 2) || dense(0, rank - 1), !dense(1, rank - 1));
-        let steps = |along: bool, count: usize| if along { (depth, 1) } else { (1, count) };
-        let ((am, ak), (bn, bk)) = (steps(along_a, rows), steps(along_b, columns));
-        let constants = [
+        self.ints(&[
             ("ROWS", rows),
             ("COLUMNS", columns),
             ("LANES", lanes),
@@ -252,12 +238,8 @@ impl Module<'_> {
             ("WIDTH", e.div_ceil(4)),
             ("KEYS", keys),
             ("VALUES", values),
-            ("A_M_STEP", am),
-            ("A_K_STEP", ak),
-            ("B_N_STEP", bn),
-            ("B_K_STEP", bk),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
+        self.ints(&tile_steps(self.along_inner(), depth, [rows, columns]));
         if split {
             self.flags.push("APART");
         }
@@ -292,23 +274,17 @@ impl Module<'_> {
             self.store_pairs(extents);
         }
         let groups = m.div_ceil(rows);
-        let first = |slot: usize, axis: usize| self.access(slot).strides[axis] == 1;
-        let (rows_first, keys_first) = (first(0, rank - 2), first(1, rank - 1));
-        let steps = |first: bool, count: usize| if first { (1, count) } else { (k, 1) };
-        let ((am, ak), (bn, bk)) = (steps(rows_first, rows), steps(keys_first, columns));
-        let constants = [
+        let along = [rank - 2, rank - 1];
+        let along = [0, 1].map(|slot| self.access(slot).strides[along[slot]] != 1);
+        self.ints(&[
             ("ROWS", rows),
             ("COLUMNS", columns),
             ("WIDTH", width),
             ("EACH", each),
             ("CLUSTER", cluster),
             ("GROUPS", groups),
-            ("A_M_STEP", am),
-            ("A_K_STEP", ak),
-            ("B_N_STEP", bn),
-            ("B_K_STEP", bk),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
+        self.ints(&tile_steps(along, k, [rows, columns]));
         self.clustered(cluster);
         self.shared.push(("tile", F32, regs.len(k, e)));
     }
@@ -345,7 +321,7 @@ impl Module<'_> {
         let keys_first = self.access(1).strides[rank - 1] == 1;
         let stripe = teams * columns;
         let (depth, width) = (k.next_multiple_of(16), e.next_multiple_of(16));
-        let constants = [
+        self.ints(&[
             ("ROWS", rows),
             ("EACH", each),
             ("COLUMNS", columns),
@@ -358,8 +334,7 @@ impl Module<'_> {
             ("GROUPS", groups),
             ("B_N_STEP", if keys_first { 1 } else { depth }),
             ("B_K_STEP", if keys_first { stripe } else { 1 }),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
         if teams * cluster > 1 {
             self.flags.push("PARTS");
         }
@@ -392,8 +367,7 @@ impl Module<'_> {
             if inside.is_empty() || body.is_empty() {
                 return body;
             }
-            let head = format!("if ({}) {{", inside.join(" && "));
-            [head].into_iter().chain(body.into_iter().map(|line| format!("    {line}"))).chain(["}".into()]).collect()
+            block(&format!("if ({})", inside.join(" && ")), body)
         };
         let mut body = if side.is_empty() { Vec::new() } else { located.statements };
         let mut names: BTreeMap<usize, String> = BTreeMap::new();
@@ -447,9 +421,7 @@ impl Module<'_> {
         let (mut body, address) = self.address(slot, &extents.space(&self.kernel.shape, ["m", "n"]));
         let [low, high] = ["low", "high"].map(|value| convert(value, F32, ty));
         body.push(format!("write(b{b} + ({address}), wide<{}, 2>{{{low}, {high}}});", ty.name()));
-        body.iter_mut().for_each(|line| line.insert_str(0, "    "));
-        body.insert(0, format!("if (m < M && n < {}) {{", extents.e));
-        body.push("}".into());
+        let body = block(&format!("if (m < M && n < {})", extents.e), body);
         let [batch, first, second] = matrix(["m", "n"]);
         self.function("store_wide", &[batch, first, second, ("low", F32), ("high", F32)], None, body);
         self.flags.push("STORE_WIDE");

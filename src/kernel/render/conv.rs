@@ -4,7 +4,7 @@ use super::locate::{locate, split, sum, within};
 use super::scalar::Type::{self, Bool, F32, I32, Vec2, Vec4};
 use super::scalar::convert;
 use super::vector::matrix;
-use super::{Dialect, Input, Module, Scalars};
+use super::{Dialect, Input, Module, Scalars, block};
 use crate::kernel::Window;
 use crate::kernel::algorithm::{ConvDirect, Tiling};
 use crate::kernel::product::{Product, Side};
@@ -24,11 +24,9 @@ impl Module<'_> {
     ) -> Result<(), String> {
         let s = &self.kernel.shape;
         let ([kz, ky, kx], input) = (window.kernel, self.access(1).shape[1]);
-        let weights = self.access(1);
         let unfolded = Product::conv(self.kernel, groups, window, None);
-        let located = locate(&unfolded.a.space, &[weights], &BTreeSet::new());
-        let mut body = located.statements;
-        body.push(format!("return {};", self.load(1, &located.addresses[0])));
+        let (mut body, address) = self.address(1, &unfolded.a.space);
+        body.push(format!("return {};", self.load(1, &address)));
         self.function("a", &[("batch", I32), ("m", I32), ("k", I32)], Some(F32), body);
         let mut body = Vec::new();
         let c = split("k", &[input, kz, ky, kx], &[true; 4], &mut body);
@@ -78,10 +76,8 @@ impl Module<'_> {
             if before.is_empty() {
                 body.push(format!("if ({}) {{ value = {load}; }}", inside.join(" && ")));
             } else {
-                body.push(format!("if ({}) {{", inside.join(" && ")));
-                body.extend(before.into_iter().map(|line| format!("    {line}")));
-                body.push(format!("    value = {load};"));
-                body.push("}".into());
+                before.push(format!("value = {load};"));
+                body.extend(block(&format!("if ({})", inside.join(" && ")), before));
             }
             body.push("return value;".into());
         }
@@ -125,17 +121,17 @@ impl Module<'_> {
         let mut terms: Vec<_> = located.addresses.into_iter().map(|address| (address, 1)).collect();
         terms.extend(outside.keys().map(|&axis| (format!("p{axis}"), access.strides[axis])));
         let address = sum(0, &terms.iter().map(|(term, stride)| (term.as_str(), *stride)).collect::<Vec<_>>());
-        let guarded = |none: &str, before: Vec<String>, value: String| {
+        let guarded = |none: &str, mut before: Vec<String>, value: String| {
             let mut lines = body.clone();
             if inside.is_empty() {
                 lines.extend(before);
                 lines.push(format!("return {value};"));
                 return lines;
             }
+            before.push(format!("value = {value};"));
             lines.push(none.to_owned());
-            lines.push(format!("if ({inside}) {{"));
-            lines.extend(before.into_iter().map(|line| format!("    {line}")));
-            lines.extend([format!("    value = {value};"), "}".into(), "return value;".into()]);
+            lines.extend(block(&format!("if ({inside})"), before));
+            lines.push("return value;".into());
             lines
         };
         let (before, value) = if plain { (Vec::new(), self.load(slot, &address)) } else { self.element(slot, space)? };
@@ -171,7 +167,7 @@ impl Module<'_> {
         let strip_step = x_step * shape[order[2] + 2];
         let z_step = strip_step * strips;
         let block_step = z_step * shape[order[0] + 2];
-        let constants = [
+        self.ints(&[
             ("COUNT", count),
             ("WIDTH", width),
             ("LANES", lanes),
@@ -183,8 +179,7 @@ impl Module<'_> {
             ("Z_STEP", z_step),
             ("BLOCK_STEP", block_step),
             ("N_STEP", block_step * (blocks / lanes)),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
         self.windowed(window, Some((out, input)), &order);
         self.rows(window, along, strip, strips);
 
@@ -318,7 +313,7 @@ impl Module<'_> {
         // Two halves are rounded at once where there is an instruction for it.
         let pairs = |ty: Type| ty.size() == 2 && self.target.compute >= 80;
         let mut values = BTreeMap::new();
-        let (mut each, mut after) = (Vec::new(), Vec::new());
+        let mut after = Vec::new();
         for (&slot, address) in slots.iter().zip(&located.addresses) {
             let ty = self.storage[slot];
             match (slot < reads, self.is_vectorizable(slot, 1, width)) {
@@ -359,28 +354,22 @@ impl Module<'_> {
             }
         };
         let Scalars { statements, results, .. } = self.body(&kernel.body, &own, input, &[], &[])?;
-        each.push("let c = o + v;".to_owned());
+        let mut each = vec!["let c = o + v;".to_owned()];
         each.extend(statements);
         for (w, (value, ty)) in results.iter().enumerate() {
             let slot = reads + w;
-            let lies = self.is_vectorizable(slot, 1, width);
-            let held = if lies && pairs(self.storage[slot]) { F32 } else { self.storage[slot] };
-            let stored = convert(value, *ty, held);
             let Some(b) = self.bindings.of[slot] else { continue };
-            if lies {
-                each.push(format!("o{w}.v[v] = {stored};"));
+            if self.is_vectorizable(slot, 1, width) {
+                let held = if pairs(self.storage[slot]) { F32 } else { self.storage[slot] };
+                each.push(format!("o{w}.v[v] = {};", convert(value, *ty, held)));
             } else {
-                let bound = self.bound[b];
-                let stored =
-                    if bound == self.storage[slot] { stored } else { format!("bitcast<{}>({stored})", bound.name()) };
                 let at = slots.iter().position(|&s| s == slot).expect("it is among them");
-                each.push(format!("b{b}[{}] = {stored};", element(slot, &located.addresses[at])));
+                let address = element(slot, &located.addresses[at]);
+                each.push(format!("b{b}[{address}] = {};", self.stored(slot, b, value, *ty)));
             }
         }
         lines.push("#pragma unroll".into());
-        lines.push(format!("for (i32 v = 0; v < {width}; v++) {{"));
-        lines.extend(each.into_iter().map(|line| format!("    {line}")));
-        lines.push("}".into());
+        lines.extend(block(&format!("for (i32 v = 0; v < {width}; v++)"), each));
         lines.extend(after);
         Ok(lines)
     }

@@ -65,22 +65,22 @@ impl Frame<'_> {
         f: &mut fmt::Formatter<'_>,
     ) -> fmt::Result {
         let list = |item: &dyn Fn(&(&str, Type)) -> String| params.iter().map(item).collect::<Vec<_>>().join(", ");
-        match self.dialect {
+        let end = match self.dialect {
             Dialect::Wgsl => {
                 let params = list(&|(name, ty)| format!("{name}: {}", ty.name()));
                 let result = result.map_or(String::new(), |ty| format!(" -> {}", ty.name()));
                 writeln!(f, "fn {name}({params}){result} {{")?;
-                self.statements(lines, f)?;
-                writeln!(f, "}}")
+                "}"
             }
             Dialect::Cuda => {
                 let params = list(&|(name, ty)| format!("{} {name}", ty.name()));
                 let result = result.map_or("void", Type::name);
                 writeln!(f, "const auto {name} = [&]({params}) -> {result} {{")?;
-                self.statements(lines, f)?;
-                writeln!(f, "}};")
+                "};"
             }
-        }
+        };
+        self.statements(lines, f)?;
+        writeln!(f, "{end}")
     }
 
     fn functions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

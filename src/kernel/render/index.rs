@@ -38,9 +38,8 @@ impl Module<'_> {
         let space = self.flat();
         for (k, (&stride, &extent)) in strides.iter().zip(extents).enumerate() {
             let slot = 1 + k;
-            let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
-            let mut body = located.statements;
-            let (mut at, ty) = (self.load(slot, &located.addresses[0]), self.value[slot]);
+            let (mut body, address) = self.address(slot, &space);
+            let (mut at, ty) = (self.load(slot, &address), self.value[slot]);
             if ty == I64 {
                 // An index that is far outside stays outside.
                 let [low, high] = I32.bounds().into();

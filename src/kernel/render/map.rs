@@ -3,7 +3,7 @@
 use super::locate::locate;
 use super::scalar::Type::I32;
 use super::scalar::convert;
-use super::{Input, Module, Scalars};
+use super::{Input, Module, Scalars, block};
 use crate::kernel::algorithm::Elements;
 use crate::kernel::schedule::map::Moves;
 use crate::kernel::space::Along;
@@ -70,9 +70,7 @@ impl Module<'_> {
             self.flags.push("TAIL");
             self.store(&space, None, None, &[])?;
         }
-        for (name, value) in [("COUNT", count), ("WIDTH", width), ("TURNS", rounds)] {
-            self.int(name, value as isize);
-        }
+        self.ints(&[("COUNT", count), ("WIDTH", width), ("TURNS", rounds)]);
         Ok(())
     }
 
@@ -84,13 +82,12 @@ impl Module<'_> {
             lines.push(format!("wide<{}, {width}> o{w};", self.storage[slot].name()));
         }
         lines.push("#pragma unroll".into());
-        lines.push(format!("for (i32 v = 0; v < {width}; v++) {{"));
-        lines.extend(scalars.statements.into_iter().map(|s| format!("    {s}")));
+        let mut each = scalars.statements;
         for (w, (value, ty)) in scalars.results.iter().enumerate() {
             let stored = convert(value, *ty, self.storage[self.kernel.reads.len() + w]);
-            lines.push(format!("    o{w}.v[v] = {stored};"));
+            each.push(format!("o{w}.v[v] = {stored};"));
         }
-        lines.push("}".into());
+        lines.extend(block(&format!("for (i32 v = 0; v < {width}; v++)"), each));
         for (w, address) in scalars.addresses.iter().enumerate() {
             let slot = self.kernel.reads.len() + w;
             let b = self.bindings.of[slot].expect("operands of wide kernels have elements");

@@ -1,7 +1,7 @@
 //! Products of matrices.
 
 use super::scalar::Type::{F32, F64, Vec4};
-use super::vector::matrix;
+use super::vector::{matrix, tile_steps};
 use super::{Dialect, Module};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Tiling;
@@ -56,15 +56,10 @@ impl Module<'_> {
         let &Product { m, k, n, ref a, ref b, .. } = product;
         let core = if tiling == Tiling::Regs && product.element == DType::F64 { F64 } else { F32 };
         self.store(&product.result, Some(core), Some("m < M && n < N"), &[])?;
-        [("M", m), ("K", k), ("N", n)].iter().for_each(|&(name, value)| self.int(name, value as isize));
+        self.ints(&[("M", m), ("K", k), ("N", n)]);
         let [tile_m, tile_n] = tiling.tile(product);
         let (tiles_m, tiles_n) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
-        // Steps of neighbouring invocations through a tile, of so many slices and lines.
-        let along = |inner: bool, slices: usize, lines: usize| if inner { (slices, 1) } else { (1, lines) };
-        let steps = |slices: usize, [rows, columns]: [usize; 2]| {
-            let ((am, ak), (bn, bk)) = (along(a.along_k, slices, rows), along(b.along_k, slices, columns));
-            [("A_M_STEP", am), ("A_K_STEP", ak), ("B_N_STEP", bn), ("B_K_STEP", bk)]
-        };
+        let steps = |slices: usize, lines: [usize; 2]| tile_steps([a.along_k, b.along_k], slices, lines);
         let mut constants: Vec<(&str, usize)> = Vec::new();
         match tiling {
             Tiling::Gemv { slices } => {
@@ -144,7 +139,7 @@ impl Module<'_> {
                 }
             }
         }
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        self.ints(&constants);
         let element = self.storage[0];
         for (name, len, bytes) in tiling.shared(product) {
             let ty = match bytes {

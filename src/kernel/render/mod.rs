@@ -284,6 +284,10 @@ impl<'a> Module<'a> {
         self.constants.push((name.into(), I32, literal(value as f64, I32)));
     }
 
+    fn ints(&mut self, constants: &[(&str, usize)]) {
+        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+    }
+
     fn constant(&mut self, name: impl Into<String>, value: f64, ty: Type) {
         self.constants.push((name.into(), ty, literal(value, ty)));
     }
@@ -325,6 +329,12 @@ impl<'a> Module<'a> {
             Some(b) => format!("bitcast<{}>(b{b}[{address}])", ty.name()),
         };
         convert(&element, ty, self.value[slot])
+    }
+
+    /// A value of a type as an operand's binding `b` holds it.
+    fn stored(&self, slot: usize, b: usize, value: &str, ty: Type) -> String {
+        let (stored, bound) = (convert(value, ty, self.storage[slot]), self.bound[b]);
+        if bound == self.storage[slot] { stored } else { format!("bitcast<{}>({stored})", bound.name()) }
     }
 
     /// A function `name(at)` that loads from an operand by address.
@@ -419,8 +429,8 @@ impl<'a> Module<'a> {
     /// The element of an operand that the core reads at a point of a space over the operand's axes: statements and an expression.
     fn element(&self, slot: usize, space: &Space) -> Result<(Vec<String>, String), String> {
         let Some((prologue, own)) = self.kernel.prologue(slot) else {
-            let located = locate(space, &[self.access(slot)], &BTreeSet::new());
-            return Ok((located.statements, self.load(slot, &located.addresses[0])));
+            let (statements, address) = self.address(slot, space);
+            return Ok((statements, self.load(slot, &address)));
         };
         let input = |j: u32| Input::Slot(if j == 0 { slot } else { own.start + j as usize - 1 });
         let code = self.body(&prologue.body, space, input, &[], &[])?;
@@ -443,26 +453,18 @@ impl<'a> Module<'a> {
         for (w, ((value, ty), address)) in results.into_iter().zip(addresses).enumerate() {
             let slot = kernel.reads.len() + w;
             let Some(b) = self.bindings.of[slot] else { continue };
-            let stored = convert(&value, ty, self.storage[slot]);
-            let bound = self.bound[b];
-            let stored =
-                if bound == self.storage[slot] { stored } else { format!("bitcast<{}>({stored})", bound.name()) };
-            body.push(format!("b{b}[{address}] = {stored};"));
+            body.push(format!("b{b}[{address}] = {};", self.stored(slot, b, &value, ty)));
         }
         let outside = beyond(space, &kernel.shape);
         if !outside.is_empty() {
             let located = locate(space, &[], &outside.keys().copied().collect());
             let mut checked = located.statements;
             let inside = within(&outside, &located.coordinates, &kernel.shape, &mut checked);
-            checked.push(format!("if ({inside}) {{"));
-            checked.extend(body.iter().map(|line| format!("    {line}")));
-            checked.push("}".into());
+            checked.extend(block(&format!("if ({inside})"), body));
             body = checked;
         }
         if let Some(guard) = guard {
-            body.iter_mut().for_each(|line| line.insert_str(0, "    "));
-            body.insert(0, format!("if ({guard}) {{"));
-            body.push("}".into());
+            body = block(&format!("if ({guard})"), body);
         }
         let mut params: Vec<_> = space.iter().map(|var| (var.name, I32)).collect();
         params.extend(core.map(|ty| ("value", ty)));
@@ -524,6 +526,12 @@ impl<'a> Module<'a> {
             i = end + 1;
         }
     }
+}
+
+/// Lines in braces behind a head.
+fn block(head: &str, lines: Vec<String>) -> Vec<String> {
+    let inner = lines.into_iter().map(|line| format!("    {line}"));
+    [format!("{head} {{")].into_iter().chain(inner).chain(["}".into()]).collect()
 }
 
 /// A body's code at a point of a space.

@@ -38,7 +38,7 @@ impl Module<'_> {
             self.store(&space, None, None, &types)?;
         }
         let (lane_step, row_step) = if along_row { (1, lanes) } else { (per_group, 1) };
-        let constants = [
+        self.ints(&[
             ("COUNT", rows),
             ("LENGTH", length),
             ("LANES", lanes),
@@ -46,8 +46,7 @@ impl Module<'_> {
             ("LANE_STEP", lane_step),
             ("ROW_STEP", row_step),
             ("BLOCK", lanes * 64),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
         if lanes > 1 {
             self.flags.push("LANES");
             self.share(&types, lanes * per_group);
@@ -74,9 +73,8 @@ impl Module<'_> {
                 self.declarations.push(format!("wide<{}, {width}> {letter}{k}[{length}];", self.storage[slot].name()));
                 let at = if letter == "x" { "c" } else { "0" };
                 names.insert(slot, format!("{letter}{k}[{at}].v[v]"));
-                let located = locate(&space, &[self.access(slot)], &BTreeSet::new());
-                let mut body = located.statements;
-                body.push(format!("return {};", self.read_wide(slot, width, &located.addresses[0])));
+                let (mut body, address) = self.address(slot, &space);
+                body.push(format!("return {};", self.read_wide(slot, width, &address)));
                 let result = format!("wide<{}, {width}>", self.storage[slot].name());
                 self.wide_function(&format!("load_{letter}{k}"), &[("row", I32), ("j", I32)], result, body);
             }
@@ -103,15 +101,14 @@ impl Module<'_> {
             lines.splice(last..last, stores.statements);
             self.function("finish", &parameters[..3], None, lines);
         }
-        let constants = [
+        self.ints(&[
             ("COUNT", rows),
             ("LENGTH", length),
             ("TEAM", team),
             ("ROWS", per_group),
             ("WIDTH", width),
             ("CHUNKS", chunks),
-        ];
-        constants.iter().for_each(|&(name, value)| self.int(name, value as isize));
+        ]);
         if keeps {
             self.flags.push("KEEPS");
         } else {

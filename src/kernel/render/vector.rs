@@ -12,6 +12,13 @@ pub(super) fn matrix([first, second]: [&'static str; 2]) -> [(&'static str, Type
     [("batch", I32), (first, I32), (second, I32)]
 }
 
+/// Steps of neighbouring invocations through tiles of both operands of a product, of `depth` slices of the inner axis and so many lines.
+/// `along` tells if neighbours are along the inner axis.
+pub(super) fn tile_steps(along: [bool; 2], depth: usize, lines: [usize; 2]) -> [(&'static str, usize); 4] {
+    let [(am, ak), (bn, bk)] = [0, 1].map(|i| if along[i] { (depth, 1) } else { (1, lines[i]) });
+    [("A_M_STEP", am), ("A_K_STEP", ak), ("B_N_STEP", bn), ("B_K_STEP", bk)]
+}
+
 impl Module<'_> {
     /// Declares a function that reads four elements of a matrix at once along an axis of it. `space` is the operand's. In WGSL the binding is
     /// one of vectors then.

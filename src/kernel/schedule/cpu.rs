@@ -1,10 +1,12 @@
 //! How the CPU computes a kernel.
 
+use crate::dtype::DType;
 use crate::kernel::algorithm::{Cpu, Schedule, Way};
 use crate::kernel::cpu::attention::{Attention, FEWEST_ROWS};
 use crate::kernel::cpu::conv::LANES;
 use crate::kernel::cpu::gemm::PANEL_ROWS;
 use crate::kernel::cpu::{Product, TILE_BYTES, Windowed};
+use crate::kernel::validate::ensure;
 use crate::kernel::{Kernel, Template};
 use crate::target::Target;
 
@@ -48,26 +50,23 @@ impl Cpu {
                 | Template::Pad { .. }
                 | Template::Resize { .. },
             ) => Ok(()),
-            (Cpu::Matmul { .. }, Template::MatMul) => Product::new(kernel).map(drop),
+            (Cpu::Matmul { .. }, Template::MatMul) => Ok(()),
             (Cpu::Window { .. }, Template::ConvTranspose { .. } | Template::Pool { .. }) => {
                 Windowed::new(kernel).map(drop)
             }
             (Cpu::Conv { way, .. }, Template::Conv { groups, .. }) => {
-                let fits = *way != Way::Depthwise || is_depthwise(kernel, *groups);
-                if fits {
-                    Windowed::new(kernel).map(drop)
-                } else {
-                    Err("a depthwise convolution has one input channel per group, and at most four outputs".into())
-                }
+                ensure(*way != Way::Depthwise || is_depthwise(kernel, *groups), || {
+                    "a depthwise convolution has one input channel per group, and at most four outputs".into()
+                })?;
+                Windowed::new(kernel).map(drop)
             }
             (Cpu::Attention { strip, .. }, Template::Attention { .. }) => {
-                let most = Attention::with_strip(kernel, *strip)?.m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS);
-                let fits = strip.is_multiple_of(PANEL_ROWS) && (PANEL_ROWS..=most).contains(strip);
-                if fits {
-                    Ok(())
-                } else {
-                    Err(format!("expected strips of a multiple of {PANEL_ROWS} rows up to {most}, found {strip}"))
-                }
+                let floats = kernel.reads[..3].iter().all(|o| o.dtype == DType::F32 && !o.packed);
+                ensure(floats, || "expected queries, keys and values of f32".into())?;
+                let most = Attention::new(kernel, *strip).m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS);
+                ensure(strip.is_multiple_of(PANEL_ROWS) && (PANEL_ROWS..=most).contains(strip), || {
+                    format!("expected strips of a multiple of {PANEL_ROWS} rows up to {most}, found {strip}")
+                })
             }
             _ => Err(format!("the CPU has no such way for template '{}'", kernel.template.name())),
         }
@@ -93,36 +92,34 @@ fn way(kernel: &Kernel, groups: usize) -> Way {
 }
 
 /// The strips of an attention whose scores, and what its products need, have room in a thread's tile memory.
-fn strip(kernel: &Kernel) -> Option<usize> {
-    let whole = Attention::with_strip(kernel, PANEL_ROWS).ok()?;
+fn strip(kernel: &Kernel) -> usize {
+    let whole = Attention::new(kernel, PANEL_ROWS);
     let whole = Attention { strip: whole.m.next_multiple_of(PANEL_ROWS).max(PANEL_ROWS), ..whole };
     let room = |a: &Attention| a.slot_bytes() as u64 <= TILE_BYTES;
     if room(&whole) {
-        return Some(whole.strip);
+        return whole.strip;
     }
     // The scores of more rows would not fit, even alone.
     let most = TILE_BYTES as usize / (4 * PANEL_ROWS * whole.n.max(1)) + 1;
     let rows = (1..most.min(whole.strip / PANEL_ROWS)).rev().map(|panels| panels * PANEL_ROWS);
     let strips = rows.map(|strip| Attention { strip, ..whole });
     let fewest = FEWEST_ROWS.min(whole.strip);
-    Some(strips.take_while(|a| a.strip >= fewest).find(room).map_or(fewest, |a| a.strip))
-}
-
-/// About how long one thread takes, in nanoseconds.
-fn nanoseconds(kernel: &Kernel) -> Option<f64> {
-    match &kernel.template {
-        Template::MatMul => Product::new(kernel).ok().map(|p| p.nanoseconds()),
-        Template::Attention { .. } => Attention::new(kernel).ok().map(|a| a.nanoseconds()),
-        _ => Windowed::new(kernel).ok().map(|w| w.nanoseconds()),
-    }
+    strips.take_while(|a| a.strip >= fewest).find(room).map_or(fewest, |a| a.strip)
 }
 
 /// The same way, by as many threads as are worth it.
 fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
     let one = cpu.with_threads(1);
-    let scheduled = Kernel { schedule: Schedule::Cpu(one), ..kernel.clone() };
-    let long = one.threads() > 0 && nanoseconds(&scheduled).is_some_and(|ns| ns >= SHORT);
-    one.with_threads(if long { target.threads.max(1) } else { 1 })
+    let alone = match one {
+        Cpu::Loops => return one,
+        Cpu::Matmul { .. } => Product::new(kernel).nanoseconds(),
+        Cpu::Attention { strip, .. } => Attention::new(kernel, strip).nanoseconds(),
+        Cpu::Conv { .. } | Cpu::Window { .. } => {
+            let scheduled = Kernel { schedule: Schedule::Cpu(one), ..kernel.clone() };
+            Windowed::new(&scheduled).map_or(0.0, |w| w.nanoseconds())
+        }
+    };
+    one.with_threads(if alone >= SHORT { target.threads.max(1) } else { 1 })
 }
 
 /// The way that is expected to be fastest.
@@ -138,7 +135,7 @@ pub(super) fn best(kernel: &Kernel, target: &Target) -> Cpu {
         Template::MatMul => Cpu::Matmul { threads: 1 },
         Template::Conv { groups, .. } => Cpu::Conv { way: way(kernel, *groups), threads: 1 },
         Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
-        Template::Attention { .. } => Cpu::Attention { strip: strip(kernel).unwrap_or(PANEL_ROWS), threads: 1 },
+        Template::Attention { .. } => Cpu::Attention { strip: strip(kernel), threads: 1 },
     };
     shared(kernel, cpu, target)
 }

@@ -101,7 +101,7 @@ fn repeats(kernel: &Kernel, operand: usize) -> Option<f64> {
     let access = &kernel.reads.get(operand)?.access;
     let elements: usize = access.shape.iter().zip(&access.strides).filter(|(_, s)| **s != 0).map(|(d, _)| d).product();
     let (left, [m, n, k], [pack_a, pack_b], direct, count) = if kernel.template == Template::MatMul {
-        let p = Product::new(kernel).ok()?;
+        let p = Product::new(kernel);
         (operand == 0, [p.m, p.n, p.k], p.packed.map(|packed| !packed), p.direct, p.count())
     } else {
         let (conv, direct) = conv(kernel)?;

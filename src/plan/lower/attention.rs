@@ -42,9 +42,10 @@ impl Lowering<'_> {
         let scoring = |&n: &u32| n != sink && matches!(graph.node(n).op().map(|op| &op.lower), Some(Lower::Map(_)));
         let last = nodes.iter().position(|&n| n == found.scores.node).expect("the scores are of the group");
         let maps: Vec<u32> = nodes[..=last].iter().copied().filter(scoring).collect();
-        let score = match maps.is_empty() {
-            true => Expr::input(0, dtype),
-            false => self.compute(&maps, &mut code, &|access, _| access.broadcast(&whole).reshape(&space))?,
+        let score = if maps.is_empty() {
+            Expr::input(0, dtype)
+        } else {
+            self.compute(&maps, &mut code, &|access, _| access.broadcast(&whole).reshape(&space))?
         };
         let further = code.reads.len();
         reads.append(&mut code.reads);

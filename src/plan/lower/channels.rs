@@ -81,10 +81,7 @@ impl Lowering<'_> {
     /// The layout of a value in a buffer of its own.
     pub(super) fn layout(&self, value: ValueId) -> Access {
         let shape = self.graph.fact(value).shape.clone();
-        match self.channels_last.contains_key(&value) {
-            true => Access::channels_last(shape),
-            false => Access::contiguous(shape),
-        }
+        if self.channels_last.contains_key(&value) { Access::channels_last(shape) } else { Access::contiguous(shape) }
     }
 
     /// A value with its channels last: as it is, as a constant that is stored so, or as a copy.

@@ -35,14 +35,13 @@ impl Lowering<'_> {
         };
         let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
         let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
-        let own = match slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
-            true => {
-                // Cutting does not help a buffer that no segment holds.
-                self.draft.fits_segments(self.target)?;
-                let parts = split::cut(&kernel, &slots, self.target);
-                Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
-            }
-            false => None,
+        let own = if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
+            // Cutting does not help a buffer that no segment holds.
+            self.draft.fits_segments(self.target)?;
+            let parts = split::cut(&kernel, &slots, self.target);
+            Some(parts.map_err(|slot| self.too_large(&name, &kernel, slots[slot].0, "cannot be split"))?)
+        } else {
+            None
         };
         // All bindings of a range have as many parts as the largest.
         let count = own.as_ref().map(|parts| parts.len() as u32);
