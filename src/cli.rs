@@ -6,6 +6,10 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
+use tracing::Level;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 mod args;
 mod bench;
@@ -29,7 +33,7 @@ const AFTER_HELP: &str = "A first look:
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
 
-/// Flags that every command has stand behind its own.
+/// Flags that every command has come after its own.
 const LAST: usize = 100;
 
 /// Plans the memory of a neural network before it runs, and runs it in exactly the bytes that were planned.
@@ -68,13 +72,13 @@ enum Command {
     Diff(diff::Diff),
     /// Find the largest extent of a dim that fits a limit, by planning alone.
     MaxBatch(max_batch::MaxBatch),
-    /// Run a graph both eagerly and planned, and compare memory and results.
+    /// Run a graph with one allocation per tensor and as planned, and compare memory and results.
     Compare(compare::Compare),
     /// Time a graph's runs.
     Bench(bench::Bench),
-    /// Print a graph as text, or its kernels as WGSL or CUDA C++.
+    /// Print a graph as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
-    /// List the devices here, and which of CUDA's libraries were found.
+    /// List the devices of this machine, and the CUDA libraries that were found.
     Devices(devices::Devices),
     /// List the operators, and the element types that each device takes.
     Ops,
@@ -85,19 +89,21 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // A closed pipe is no failure of the help text.
+            // A closed pipe is no error.
             let _ = error.print();
             return ExitCode::from(u8::from(error.use_stderr()));
         }
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error,plimsoll=info"));
+    let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty()).and_then(|text| text.parse().ok());
+    let levels = Targets::new().with_default(Level::ERROR).with_target("plimsoll", Level::INFO);
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(Level::TRACE)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
+        .finish()
+        .with(asked.unwrap_or(levels))
         .init();
     let json = cli.json || cli.format == Format::Json;
     let result = match &cli.command {
@@ -129,7 +135,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// An error, and what more there is to say. That something does not fit is an answer, too.
+/// An error and its explanation. A plan that does not fit is an answer, too, with a record.
 struct Failure {
     error: Error,
     detail: Option<Box<Detail>>,
@@ -138,7 +144,7 @@ struct Failure {
 enum Detail {
     /// For stdout.
     Record(Value),
-    /// For stderr, behind the error.
+    /// For stderr, after the error.
     Text(String),
 }
 
@@ -157,12 +163,12 @@ impl Failure {
     }
 }
 
-/// Writes an error. The exit code tells it as well, should nobody listen.
+/// Writes an error. The exit code tells of it, too, if stderr is closed.
 fn tell(error: &Error) {
     let _ = writeln!(std::io::stderr(), "error: {}", report::plain(&explain(error)));
 }
 
-/// An error's text, with the flags that mend it.
+/// An error's text, with the flags that would mend it.
 fn explain(error: &Error) -> String {
     let Error::Unbound { dims, .. } = error else { return error.to_string() };
     let plain = |c: char| c.is_alphanumeric() || "._-".contains(c);

@@ -25,7 +25,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file cannot be read or written, or is not what it should be.
+    /// A file cannot be read or written, or has other content than expected.
     File {
         /// The file or folder.
         path: PathBuf,
@@ -45,7 +45,7 @@ pub enum Error {
         /// The text that was expected, and the text that was found.
         what: String,
     },
-    /// A node of a graph is not what its operator allows.
+    /// A node of a graph breaks a rule of its operator.
     Node {
         /// Name of the node.
         node: String,
@@ -111,7 +111,7 @@ pub enum Error {
         /// The graph's file, if it came from one.
         file: Option<PathBuf>,
     },
-    /// A device is absent, lost, or refused something.
+    /// A device is absent, is lost, or refused a request.
     Backend {
         /// `cpu`, `wgpu`, ...
         backend: &'static str,

@@ -65,7 +65,7 @@ mod target;
 mod tensor;
 mod trace;
 
-/// The parts, for the tests of this project: no promise is made about them.
+/// The parts, for the tests of this project. They may change at any time.
 #[doc(hidden)]
 pub mod internals {
     macro_rules! modules {
@@ -77,7 +77,7 @@ pub mod internals {
     }
 }
 
-// What is documented: a test counts these names.
+// The documented names; a test counts them.
 pub use backend::Usage;
 pub use constant::Constant;
 pub use dtype::DType;

@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Which device to run on.
+/// The device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The best device that is there: CUDA, else wgpu on a GPU, else the CPU.
+    /// The best available device: CUDA, else wgpu on a GPU, else the CPU.
     #[default]
     Auto,
     /// An NVIDIA GPU.
@@ -97,10 +97,10 @@ impl Options {
     }
 }
 
-/// Opens the device that `options` ask for, and says in one line which it is and why.
+/// Opens the device that `options` select. The text says in one line which device it is, and why.
 ///
 /// # Errors
-/// [`Error::Backend`] when a device is named that is not there.
+/// [`Error::Backend`] if the named device is absent.
 pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     let threads = options.thread_count();
     let cpu = || -> Box<dyn Backend> { Box::new(Cpu::new(threads)) };
@@ -213,7 +213,7 @@ struct State {
 }
 
 impl Session {
-    /// Reads a graph file (`.onnx` or `.onnxtxt`), plans it, and loads it. Where a dim has a range, that is done once for all bindings in it.
+    /// Reads a graph file (`.onnx` or `.onnxtxt`), plans it, and loads it. If a dim has a range, one plan serves all bindings in it.
     ///
     /// # Errors
     /// When the file is not a graph, the plan exceeds the limit, or the device is not there.
@@ -227,7 +227,7 @@ impl Session {
         session.map_err(|e| e.in_file(path))
     }
 
-    /// Plans the graphs of a range, to be made for each binding, and loads the plan.
+    /// Plans the graphs of a range, and loads the plan. The caller makes the graph of each binding.
     ///
     /// # Errors
     /// When the plan exceeds the limit, the graphs differ by more than extents, or the device is not there.
@@ -269,7 +269,7 @@ impl Session {
     }
 
     /// Plans a graph and loads it on a backend that the caller opened, such as one over memory of its own.
-    /// `progress` is told how many constants of how many have arrived.
+    /// `progress` gets the number of constants loaded so far, and the number of all.
     ///
     /// # Errors
     /// When the plan exceeds the limit, or the device refuses.
@@ -318,7 +318,7 @@ impl Session {
         self.run_by(inputs, Exec::run)
     }
 
-    /// As [`run`](Self::run), then again step by step with unused memory overwritten: finds a step that reads it.
+    /// Runs as [`run`](Self::run) does, then again step by step with unused memory overwritten. It finds a step that reads such memory.
     ///
     /// # Errors
     /// As [`run`](Self::run); [`Error::Differ`] when a step reads memory that is dead.
@@ -326,7 +326,7 @@ impl Session {
         self.run_by(inputs, Exec::run_poisoned)
     }
 
-    /// One run, of the binding that the inputs' shapes tell.
+    /// Runs the binding that the inputs' shapes select.
     fn run_by(
         &self,
         inputs: &[(&str, Tensor)],
@@ -343,8 +343,8 @@ impl Session {
         Ok(self.plan.outputs.iter().map(|p| p.name.clone()).zip(outputs).collect())
     }
 
-    /// The binding of the range that inputs of these shapes ask for; a dim that they do not tell has its largest extent. Empty where no dim
-    /// has a range.
+    /// The binding of the range that inputs of these shapes select. A dim that the shapes do not determine has its largest extent. Empty if
+    /// no dim has a range.
     ///
     /// # Errors
     /// When an input is outside of the range.
@@ -385,7 +385,7 @@ impl Session {
         })
     }
 
-    /// Lends the loaded plan, for callers that time or repeat its parts. Of a range, it is the one that ran last.
+    /// Lends the loaded plan, for callers that time or repeat its parts. For a range, it is the plan that ran last.
     #[doc(hidden)]
     pub fn with<T>(&self, f: impl FnOnce(&mut Exec) -> T) -> T {
         self.lend(|state| f(&mut state.exec))
@@ -398,7 +398,7 @@ impl Session {
 }
 
 impl State {
-    /// Lets a binding's plan run next, and makes it if there is none.
+    /// Makes a binding's plan the next to run, and plans it first if it is new.
     fn select(&mut self, range: &ShapeRange, binding: &[usize]) -> Result<()> {
         let number = match self.ready.get(binding) {
             Some(&number) => number,

@@ -85,7 +85,7 @@ pub struct Target {
     /// Libraries that may compute kernels.
     #[serde(default, skip_serializing_if = "is_default")]
     pub libraries: Libraries,
-    /// True if products may round their `f32` operands to TF32.
+    /// True if matrix products and convolutions may round `f32` operands to TF32.
     #[serde(default, skip_serializing_if = "is_default")]
     pub allow_tf32: bool,
     /// CUDA compute capability, ten times the major plus the minor number; 0 elsewhere.
@@ -96,7 +96,7 @@ pub struct Target {
     pub multiprocessors: u32,
 }
 
-/// With fewer workgroups, much of a GPU is idle. For GPUs that do not report their number of multiprocessors.
+/// The number of workgroups that fill a GPU, for GPUs that do not report their number of multiprocessors.
 pub const FEW_GROUPS: usize = 128;
 
 /// The tiles of matrix products that a device computes at a time.
@@ -280,7 +280,7 @@ impl Target {
         PRESETS.iter().find(|preset| preset.name == name).map(|preset| (preset.target)())
     }
 
-    /// The target that a text names: a preset, or a JSON file as `plimsoll devices` writes it.
+    /// Finds the target that a text names: a preset, or a JSON file as `plimsoll devices` writes it.
     ///
     /// `FILE#NAME` is one device of a file that lists several. Without a name, it is the only available device that is no CPU;
     /// if there is none, the CPU.
@@ -332,7 +332,7 @@ impl Target {
         Err(Error::usage(format!("target '{}' has no type for {dtype} values", self.name)))
     }
 
-    /// True if each kernel is a launch that costs time of its own, and a small one leaves much of the device idle.
+    /// True if each kernel launch costs time, and a small kernel leaves much of the device idle.
     pub fn launches_cost(&self) -> bool {
         self.family != Family::Cpu
     }
@@ -341,7 +341,7 @@ impl Target {
     pub fn wave(&self) -> Option<Wave> {
         match self.family {
             Family::Cuda => Some(Wave { tile: 128, tiles: self.multiprocessors as usize, halves: true }),
-            // A device that does not say how many multiprocessors it has.
+            // The device does not report its multiprocessors.
             Family::Wgpu => Some(Wave { tile: 32, tiles: FEW_GROUPS, halves: false }),
             Family::Cpu => None,
         }
@@ -372,7 +372,7 @@ impl Target {
         self.family == Family::Cuda
     }
 
-    /// True if elementwise kernels are faster where neighbours in the index space are neighbours in memory, too.
+    /// True if elementwise kernels are faster when neighbours in the index space are neighbours in memory.
     pub fn prefers_written_order(&self) -> bool {
         self.family == Family::Cuda
     }

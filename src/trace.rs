@@ -38,7 +38,7 @@ struct State {
     graph: Graph,
     /// The first error. Nothing that depends on it is built.
     error: Option<Error>,
-    /// Uses of each operator so far. Nodes are named by them.
+    /// The number of uses of each operator so far. Nodes are named by it.
     counts: HashMap<String, usize>,
     inputs: HashSet<String>,
 }

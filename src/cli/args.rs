@@ -1,4 +1,4 @@
-//! Arguments that commands share: the model, its inputs, the device, and how flags are read.
+//! Arguments that commands share: the model, its inputs, the device. Also the parsers of flags.
 
 use super::Failure;
 use crate::advise::{Answer, Case, advise};
@@ -22,11 +22,11 @@ use std::time::Duration;
 pub(super) struct Model {
     /// The graph: an .onnx or .onnxtxt file.
     pub(super) model: PathBuf,
-    /// Bind a named dim. `plan`, `run` and `bench` also take a range, such as 1..64, both ends included. The shape of a given input binds
-    /// its dims, too.
+    /// Give a named dim its extent. `plan`, `run` and `bench` also take a range, such as 1..64, which includes both ends. An input that is
+    /// given sets the dims of its shape, too.
     #[arg(long = "set", value_name = "DIM=N", value_parser = binding)]
     pub(super) dims: Vec<(String, Extent)>,
-    /// Refuse a plan that takes more bytes than this (512, 20KiB, 1.5GB ...), with exit code 2. `max-batch` needs it: the memory to fill.
+    /// Refuse a plan that takes more memory than this (512, 20KiB, 1.5GB ...), with exit code 2. For `max-batch`, the memory to fill.
     #[arg(long, value_name = "SIZE", value_parser = limit, allow_hyphen_values = true)]
     pub(super) memory_limit: Option<u64>,
     /// Compile each operator to a kernel of its own: no fusion.
@@ -35,8 +35,8 @@ pub(super) struct Model {
     /// Store f32 values as f16 inside, on CUDA. Inputs and outputs stay f32; results are less exact.
     #[arg(long)]
     pub(super) f16: bool,
-    /// Compute the largest activations in N chunks of the batch, one after another, to save memory. If the batch is 1, the next axis is
-    /// split. Under a limit, no more is split than it takes to fit. A part that would save nothing stays whole.
+    /// Save memory: compute the largest activations in N chunks of the batch, one after another. If the batch is 1, the next axis is split.
+    /// Under a limit, no more is split than needed to fit. A part that would save nothing stays whole.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) chunks: u32,
     /// Number of CPU threads. Default: the host's cores, or the target's number.
@@ -45,7 +45,7 @@ pub(super) struct Model {
     /// On CUDA, do not use cuBLASLt and cuDNN.
     #[arg(long)]
     pub(super) no_libraries: bool,
-    /// On CUDA, let matrix products and convolutions round f32 operands to TF32: faster, less exact by about 1e-3 of the peak.
+    /// On CUDA, let matrix products and convolutions round f32 operands to TF32. That is faster; the error is about 1e-3 of the peak.
     #[arg(long)]
     pub(super) allow_tf32: bool,
 }
@@ -62,7 +62,7 @@ pub(super) struct Inputs {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub(super) enum Backend {
-    /// CUDA, else wgpu on a GPU, else the CPU. Says which, and why.
+    /// CUDA if it is usable, else wgpu on a GPU, else the CPU. The log says which, and why.
     Auto,
     /// An NVIDIA GPU.
     Cuda,
@@ -159,7 +159,7 @@ impl Model {
         Ok(target)
     }
 
-    /// A flag that is given and says what is made of the model: none where the model alone counts.
+    /// The first flag given that changes how the model is planned, if any is.
     pub(super) fn flag(&self) -> Option<&'static str> {
         let Model { model: _, dims, memory_limit, no_fuse, f16, chunks, threads, no_libraries, allow_tf32 } = self;
         let flags = [
@@ -180,7 +180,7 @@ impl Model {
         self.dims.iter().any(|(_, extent)| extent.fixed().is_none())
     }
 
-    /// The model, and its named dims as `--set` and the shapes of the inputs that are given have them: one extent each.
+    /// Loads the model. Each named dim has one extent, from `--set` or from the shape of a given input.
     pub(super) fn load(&self, given: &[Given]) -> Result<(onnx::Model, Vec<(String, usize)>)> {
         let fixed = |(name, extent): (String, Extent)| match extent.fixed() {
             Some(extent) => Ok((name, extent)),
@@ -243,12 +243,12 @@ impl Model {
         Case { model, dims, target, recipe: self.recipe() }
     }
 
-    /// How a plan that fits compares with the limit, if there is one.
+    /// The answer for a plan that fits the limit, if there is one.
     pub(super) fn answer(&self, plan: &Plan) -> Option<Answer> {
         self.memory_limit.map(|limit| Answer::of(plan, limit))
     }
 
-    /// The same as a last line.
+    /// The answer as the last line of a report.
     pub(super) fn answer_text(&self, plan: &Plan) -> String {
         self.answer(plan).map_or(String::new(), |answer| format!("\n{}", report::answer(&answer)))
     }
@@ -302,17 +302,17 @@ pub(super) fn distinct<'a>(files: impl Iterator<Item = (&'static str, &'a Path)>
     Ok(())
 }
 
-/// Explains an error of what does not fit: what would fit, what is live at the peak, what would help.
+/// Explains an [`Error::Fit`]: what would fit, what is live at the peak, what would help.
 pub(super) fn refuse(case: &Case, error: Error, json: bool) -> Failure {
     let Error::Fit { limit, .. } = error else { return error.into() };
     match advise(case, Some(limit)) {
         Ok(advice) => Failure::explained(error, json, json!(advice), report::advice(&advice)),
-        // The error that led here says more than one met on the way to its explanation.
+        // The first error says more than an error of its explanation.
         Err(_) => error.into(),
     }
 }
 
-/// The targets that go by a name, and the limits that plans for them keep to.
+/// The named targets and their limits.
 pub(super) fn targets() -> String {
     let mut table = Table::new("<>>><");
     table.row(["", "buffer", "binding", "bindings", ""]);
@@ -327,7 +327,7 @@ pub(super) fn targets() -> String {
 }
 
 fn binding(text: &str) -> Result<(String, Extent), String> {
-    // A dim's name may have a sign of its own.
+    // A dim's name may contain '='.
     let (name, extent) = text.rsplit_once('=').ok_or("expected DIM=N")?;
     let number = |text: &str| {
         let fail = |_| format!("expected a whole number, or a range such as 1..64, after '{name}=', found '{extent}'");
@@ -351,7 +351,7 @@ pub(super) fn extents(text: &str) -> Result<(String, Vec<usize>), String> {
     Ok((name.to_owned(), list.split(',').map(number).collect::<Result<_, _>>()?))
 }
 
-/// A size that a plan may be held to.
+/// A memory limit.
 pub(super) fn limit(text: &str) -> Result<u64, String> {
     match size(text)? {
         0 => Err("expected a size above 0, such as 512MiB".into()),
@@ -445,7 +445,7 @@ fn made(dtype: DType, shape: Shape, mut next: impl FnMut() -> f64) -> Result<Ten
     Tensor::new(dtype, shape, bytes).map_err(|e| e.to_string())
 }
 
-/// Selects the binding that the shapes of the given inputs tell; its plan, and all of its inputs.
+/// Selects the binding by the shapes of the given inputs. Returns its plan and all of its inputs.
 pub(super) fn select(session: &Session, given: Vec<Given>, seed: u64) -> Result<(Plan, Vec<Tensor>)> {
     let shapes: Vec<_> = given.iter().map(|g| (g.name.as_str(), g.tensor.shape())).collect();
     let plan = session.select(&session.binding(&shapes)?)?;

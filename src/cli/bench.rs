@@ -1,4 +1,4 @@
-//! `bench`: how long a graph takes.
+//! `bench`: times a graph's runs.
 
 use super::args::{self, Given, Inputs, Model, On};
 use super::{Failure, line};
@@ -98,7 +98,7 @@ impl Bench {
     }
 }
 
-/// A binding, its inputs, and how long its runs took.
+/// A binding, its inputs, and the times of its runs.
 struct At {
     binding: Vec<(String, usize)>,
     inputs: Vec<Tensor>,
@@ -106,7 +106,7 @@ struct At {
 }
 
 impl Bench {
-    /// Times bindings of a range that run in turn.
+    /// Times bindings of a range, which run one after another.
     fn run_range(&self, session: &Session, given: &[Given], json: bool) -> Result<String, Failure> {
         if let Some(Given { name, .. }) = given.first() {
             let what = format!("--at and --input {name}: inputs of several shapes are random ones");
@@ -178,7 +178,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of at least one run.
+    /// The times of at least one run.
     fn new(mut runs: Vec<Duration>) -> Times {
         runs.sort_unstable();
         let [median, min, max] = [runs.len() / 2, 0, runs.len() - 1].map(|i| runs[i].as_secs_f64() * 1e3);

@@ -13,7 +13,7 @@ use serde_json::json;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-// Plans are compared both ways.
+// Plans with and without fusion are compared.
 #[derive(Args)]
 #[command(mut_arg("no_fuse", |flag| flag.hide(true)))]
 pub(super) struct Compare {
@@ -26,7 +26,7 @@ pub(super) struct Compare {
     /// Number of timed runs of each way.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
-    /// Run the plans again with unused memory overwritten, as `run --poison` does.
+    /// Run each plan again with unused memory overwritten, as `run --poison` does.
     #[arg(long)]
     poison: bool,
     /// Draw the memory of all ways side by side, as one HTML file that needs no network.
@@ -34,7 +34,7 @@ pub(super) struct Compare {
     html: Option<PathBuf>,
 }
 
-/// Ways to run a graph that `compare` tries on every device; one more where the device has a pool.
+/// The ways to run a graph that `compare` tries on every device. A device with a pool of its own has one more.
 const WAYS: u64 = 5;
 
 /// Fusion reorders sums: results agree with unfused ones to this share of the output's peak.
@@ -43,7 +43,7 @@ const FUSED_TOLERANCE: f64 = 1e-4;
 impl Compare {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         if self.model.no_fuse {
-            return Err(Error::usage("--no-fuse: both ways of it are compared".into()).into());
+            return Err(Error::usage("--no-fuse: `compare` always runs with and without fusion".into()).into());
         }
         let given = args::given("--input", &self.inputs.inputs)?;
         let (model, dims) = self.model.load(&given)?;

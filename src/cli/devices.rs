@@ -1,4 +1,4 @@
-//! `devices`: what a plan can run on here.
+//! `devices`: lists the devices of this machine.
 
 use super::line;
 use crate::error::{Error, Result};
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 #[derive(Args)]
 pub(super) struct Devices {
-    /// Print what planning may assume of this device (cpu, cuda:0, wgpu:0), as JSON for `plan --target FILE` on another machine. The list
-    /// of all devices, from --json, works too.
+    /// Print the target of this device (cpu, cuda:0, wgpu:0) as JSON, for `plan --target FILE` on another machine. Without a device, --json
+    /// prints all of them.
     device: Option<String>,
 }
 
@@ -45,7 +45,7 @@ impl Devices {
     }
 }
 
-/// A device that is here.
+/// A device of this machine.
 struct Row {
     /// `cpu`, `cuda:0`, `wgpu:0`.
     name: String,
@@ -64,7 +64,7 @@ fn cpu() -> Row {
     }
 }
 
-/// NVIDIA's GPUs, and what was found of CUDA's libraries, as a table and as JSON.
+/// NVIDIA's GPUs and CUDA's libraries that were found, as a table and as JSON.
 #[cfg(feature = "cuda")]
 fn cuda() -> (Vec<Row>, Table, Value) {
     use crate::backend::cuda::{Device, library::Found, library::Search, report};

@@ -1,4 +1,4 @@
-//! `diff`: what became of a plan.
+//! `diff`: compares two plans.
 
 use super::{line, plan};
 use crate::error::Result;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 pub(super) struct Diff {
     /// A plan, as `plan -o` writes it.
     before: PathBuf,
-    /// Another one.
+    /// Another plan.
     after: PathBuf,
 }
 

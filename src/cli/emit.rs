@@ -1,4 +1,4 @@
-//! `emit`: a graph in another form.
+//! `emit`: prints a graph in another form.
 
 use super::args::{self, Model};
 use super::line;
@@ -15,10 +15,10 @@ use serde_json::json;
 pub(super) struct Emit {
     #[command(flatten)]
     model: Model,
-    /// What to print. onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
+    /// The form to print. onnxtxt: the file as text; dot: the graph after the passes; wgsl, cuda: the kernels.
     #[arg(value_enum)]
     form: Form,
-    /// The target to plan for: one of those below, of the kernels' family. Default: wgpu, or cuda for CUDA kernels.
+    /// The target to plan for: one of those below. Kernels need a target that runs them. Default: wgpu, or cuda for CUDA kernels.
     #[arg(long)]
     target: Option<String>,
 }
@@ -53,7 +53,8 @@ impl Emit {
         let target = self.target.as_ref().map(|_| "--target");
         match (self.form, target.or(self.model.flag())) {
             (Form::Onnxtxt, Some(flag)) => {
-                let what = format!("{flag}: onnxtxt is the file as it is; `emit MODEL dot` shows what is made of it");
+                let what =
+                    format!("{flag}: onnxtxt is the file as it is; `emit MODEL dot` shows the graph after the passes");
                 Err(Error::usage(what))
             }
             (Form::Dot, _) if self.model.memory_limit.is_some() => {
@@ -85,7 +86,7 @@ impl Emit {
         report::dot(&made.map_err(|e| e.in_file(&self.model.model))?)
     }
 
-    /// The text of a plan's kernels; of one that is a library call, the call.
+    /// The text of a plan's kernels. A library call is printed as its arguments.
     fn kernels(&self, target: &Target, dialect: Dialect) -> Result<String> {
         let graph = self.model.graph(&[])?;
         let plan = self.model.recipe().plan(graph, target, &self.model.limits());

@@ -1,4 +1,4 @@
-//! `max-batch`: the largest extent of a dim that fits a limit.
+//! `max-batch`: finds the largest extent of a dim that fits a limit.
 
 use super::args::{self, Model};
 use super::{Failure, line};

@@ -1,4 +1,4 @@
-//! `ops`: the op table.
+//! `ops`: lists the op table.
 
 use super::line;
 use super::support::{self, Support};

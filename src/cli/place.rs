@@ -1,4 +1,4 @@
-//! `place`: buffers whose lives are known.
+//! `place`: places buffers whose live ranges are given.
 
 use super::args::{duration, size};
 use super::{line, print, tell};
@@ -17,7 +17,7 @@ pub(super) struct Place {
     /// CSV files with the columns id, lower, upper, size and, optionally, alignment; or a folder of such files.
     #[arg(required = true)]
     instances: Vec<PathBuf>,
-    /// Stop at a peak within this size. Exit code 2 if none is found.
+    /// Stop when the peak is within this size. Exit code 2 if no such placement is found.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     capacity: Option<u64>,
     /// Alignment of all offsets, a power of two. Sizes are rounded up to it.
@@ -26,15 +26,15 @@ pub(super) struct Place {
     /// Stop after this time (10ms, 1s, 2m ...) instead of a number of steps, with the best placement so far.
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "steps")]
     deadline: Option<Duration>,
-    /// Stop after this many steps of one or two nanoseconds. The result is the same on every machine.
+    /// Stop after this many steps, each of which takes one or two nanoseconds. The result is the same on every machine.
     #[arg(long, value_name = "N", default_value_t = 2_000_000_000)]
     steps: u64,
-    /// Write the instance, with a column of offsets.
+    /// Write the instance as CSV, with a column of offsets.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// An instance and what became of it.
+/// An instance and the result of its placement.
 struct Placed {
     name: String,
     buffers: usize,
@@ -80,7 +80,7 @@ impl Place {
             true => line(&json!(records)),
             false => table.to_string(),
         };
-        // Bad input weighs more than what does not fit. The last error is the command's.
+        // Bad input counts more than what does not fit. The last error is the command's.
         misfits.append(&mut faults);
         let Some(last) = misfits.pop() else { return Ok(text) };
         misfits.iter().for_each(tell);
@@ -151,7 +151,7 @@ impl Place {
 }
 
 impl Placed {
-    /// Percent of the bound that the peak is above it.
+    /// The distance of the peak from the bound, in percent of the bound.
     fn gap(&self) -> f64 {
         if self.bound == 0 { 0.0 } else { (self.peak - self.bound) as f64 / self.bound as f64 * 100.0 }
     }
@@ -164,7 +164,7 @@ impl Placed {
     }
 }
 
-/// CPU time of this process, its threads that ended included, in hundredths of a second, where the system tells.
+/// CPU time of this process and of its threads that ended, in hundredths of a second. `None` if the system does not tell.
 fn cpu_time() -> Option<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // Behind the name, which may hold anything: the state is field 3, user and system time are 14 and 15.

@@ -1,4 +1,4 @@
-//! `plan` and `check`: a graph's memory, with no device.
+//! `plan` and `check`: plan a graph's memory, and check a plan, with no device.
 
 use super::args::{self, Model};
 use super::{Failure, line};
@@ -24,11 +24,11 @@ pub(super) struct Plan {
     /// Write the plan as JSON, for `check`.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// List the tensors that are live at the peak, and what each remedy would save: half the extent, f16, smaller workspaces, chunks.
+    /// List the tensors that are live at the peak, and the bytes that each remedy would save: half the extent, f16, smaller workspaces, chunks.
     #[arg(long)]
     advise: bool,
-    /// For tests: fail with exit code 2 if the plan takes more than this, and list what is live at its peak. Unlike a limit, this does not
-    /// change the plan, and --output is written.
+    /// For tests: fail with exit code 2 if the plan takes more than this, and list the tensors that are live at its peak. Unlike a limit,
+    /// this does not change the plan, and --output is written.
     #[arg(long, value_name = "SIZE", value_parser = args::limit, allow_hyphen_values = true)]
     assert_peak: Option<u64>,
     /// List the kernel of each step, and the algorithm that computes it.
@@ -64,7 +64,7 @@ impl Plan {
         };
         let plan = planned(&limits);
         if let (Err(Error::Fit { .. }), true) = (&plan, self.html.is_some() || self.svg.is_some()) {
-            // The picture is wanted most of a plan that does not fit.
+            // The picture helps most if the plan does not fit.
             let (plan, _) = planned(&Limits { memory: None }).map_err(in_file)?;
             self.draw(&plan, &graph.graph)?;
         }
@@ -83,7 +83,7 @@ impl Plan {
                 json!({"limit_bytes": limit, "needed_bytes": plan.bytes(), "deficit_bytes": deficit, "peak": peak});
             let mut text = report::peak(&peak);
             if let Some(advice) = advice {
-                // It says who is live, too.
+                // The advice lists the live tensors, too.
                 text = report::advice(&advice);
                 record["advice"] = json!(advice);
             }

@@ -1,4 +1,4 @@
-//! `run`: a graph once.
+//! `run`: runs a graph once.
 
 use super::args::{self, Given, Inputs, Model, On, tolerance};
 use super::{Failure, line};
@@ -21,7 +21,7 @@ pub(super) struct Run {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
-    /// Write each output to DIR/NAME.npy. In names, characters outside [A-Za-z0-9._-] become '_'; the end of an overlong name becomes a hash.
+    /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
     /// Compare an output with a file: NAME=FILE.npy. Exit code 3 if they differ.
@@ -33,14 +33,14 @@ pub(super) struct Run {
     /// Absolute tolerance of --expect.
     #[arg(long, default_value_t = 1e-5, value_parser = tolerance)]
     atol: f64,
-    /// The right classes, as an .npy file of integers. Prints predictions and accuracy of the first output.
+    /// The right classes, as an .npy file of integers. The report shows the predictions of the first output, and their accuracy.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// After the run, time each step by itself, and write the times and live bytes in Chrome's trace format (for Perfetto).
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// After the run, repeat it step by step with unused memory overwritten, first by NaN, then by a large number. Exit code 3 if any
-    /// result changes.
+    /// After the run, repeat it step by step, with unused memory overwritten by NaN, then by a large number. Exit code 3 if any result
+    /// changes.
     #[arg(long)]
     poison: bool,
     /// Print the kernel of each step, and the algorithm that computes it.
@@ -130,8 +130,8 @@ pub(super) fn placement(plan: &Plan, notes: &[String]) -> Value {
     plan.steps.iter().zip(notes).map(|(step, note)| json!({"node": step.name, "kernel": note})).collect()
 }
 
-/// The file's name for an output: what a shell or a file system could trip over becomes `_`, and of what is too long for a file system the
-/// end becomes a hash (FNV-1a) of the whole.
+/// The file's name for an output. Characters with a meaning to shells or file systems become `_`. The end of a name that is too long for
+/// a file system becomes a hash (FNV-1a) of the whole.
 fn file_name(output: &str) -> String {
     const MOST: usize = 255 - ".npy".len();
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
@@ -192,7 +192,7 @@ fn spread(tensor: &Tensor) -> [Option<f64>; 3] {
     [min, values.iter().sum::<f64>() / values.len() as f64, max].map(Some)
 }
 
-/// Predicted classes and how many are right.
+/// Predicted classes, and the number of those that are right.
 struct Score {
     predicted: Vec<usize>,
     right: usize,

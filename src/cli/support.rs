@@ -1,5 +1,5 @@
-//! The element types that each operator takes on each target. They are found out, not written down: the sample of each
-//! row is planned with each type for each target, and the plan's kernels are compiled or rendered.
+//! Finds the element types that each operator takes on each target. It plans each row's sample with each type for each target,
+//! and compiles or renders the plan's kernels.
 
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;

@@ -56,7 +56,7 @@ pub(super) static OPS: &[OpDef] = &[
 const Q: usize = 0;
 const MASK: usize = 3;
 const PAST: usize = 4;
-/// The number of keys of each row of the batch. Keys behind those are free room.
+/// The number of keys of each row of the batch. Later keys hold no data.
 const LENGTHS: usize = 6;
 
 /// The extents of an attention.

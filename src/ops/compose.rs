@@ -32,7 +32,7 @@ struct Trace {
     constants: usize,
 }
 
-/// Which values a trace computes.
+/// The values that a trace computes.
 #[derive(Clone, Copy, PartialEq)]
 enum Wants {
     Nothing,
@@ -41,7 +41,7 @@ enum Wants {
     Constant(usize),
 }
 
-/// The constant with this number among those that the row's rule makes for a call.
+/// A constant that the row's rule makes for a call, by its number.
 pub(crate) fn constant(call: &Call, number: usize) -> OpResult<Tensor> {
     let trace = Trace::run(call, None, Wants::Constant(number))?.0;
     let mut found = trace.values.into_iter().filter(|(_, values)| !values.is_empty());

@@ -1,7 +1,7 @@
 //! The row that sums products over letters.
 //!
 //! ```text
-//! bsd,hde->bhse    left only: b s   right only: h e   both, and nobody asks for it: d
+//! bsd,hde->bhse    left only: b s   right only: h e   in both, not in the result: d
 //!
 //! A [b, s, d] --> [b s, d] --.
 //!                             x --> [b s, h e] --> [b, s, h, e] --> [b, h, s, e]
@@ -85,7 +85,7 @@ impl Equation {
         let dots = || (0..dots).rev().map(Letter::Dots);
         equation.output = match right {
             Some(right) => right.iter().flat_map(|c| c.map_or(dots().collect(), |c| vec![Letter::Of(c)])).collect(),
-            // Without an arrow: what `...` stands for, then the letters that stand once, in the alphabet's order.
+            // Without an arrow, the result has the axes of `...`, then the letters that occur once, in alphabetical order.
             None => {
                 let all: Vec<_> = terms.iter().flatten().flatten().collect();
                 let once = equation.extents.iter().filter_map(|&(letter, _)| match letter {
@@ -228,7 +228,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
         let value = x[i].expect("a required input is present: arity is checked first");
         let later = &equation.terms[i + 1..];
         let asked = |l: Letter| equation.output.contains(&l) || later.iter().any(|term| term.contains(&l));
-        // An axis of one element where others have more says nothing.
+        // An axis with one element broadcasts, so another term gives the extent.
         let (shape, term) = (call.shape(i), Term { value, letters: letters.clone() });
         let before = joined.as_ref();
         let term = term.sum(b, |k, l| {
@@ -263,7 +263,7 @@ fn join(
     let letters = [&batch[..], &rows, &columns].concat();
     let (value, shape) = (
         match &summed[..] {
-            // Nothing is summed: elements meet one by one.
+            // Nothing is summed: the product is elementwise.
             [] => {
                 let a = left.matrices(b, equation, &batch, [&rows, &[]])?;
                 let c = right.matrices(b, equation, &batch, [&[], &columns])?;

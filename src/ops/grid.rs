@@ -45,7 +45,7 @@ fn moved(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let base = b.constant(dtype, [points, axes + 1], || {
         let mut base = Vec::with_capacity(points * (axes + 1));
         for index in indices(&image) {
-            // From the last axis to the first, as a GridSample has them.
+            // From the last axis to the first, which is the order of a grid's coordinates.
             for axis in (0..axes).rev() {
                 let (at, extent) = (index[axis] as f64, image[axis] as f64);
                 base.push(if !corners {
@@ -174,7 +174,7 @@ fn nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<
     let turned = |b: &mut dyn Build, value, perm: [i64; 4]| {
         b.op("Transpose", &[value], Attrs::new().with("perm", perm.to_vec()))
     };
-    // Halves cannot tell the places of a large image apart.
+    // f16 cannot represent each position in a large image.
     let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
     let grid = b.cast(grid, wide)?;
     let image = turned(b, image, [0, 2, 3, 1])?;

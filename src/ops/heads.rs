@@ -180,7 +180,7 @@ fn attributes(call: &Call, heads: [usize; 2], causal: bool) -> OpResult<Attrs> {
 
 fn rotated(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<ValueId>> {
     refuse(call, &["is_packed_batching"])?;
-    // ONNX Runtime's kernels take a scale and do nothing with it.
+    // ONNX Runtime's kernels accept a scale and ignore it.
     call.float("scale", 1.0)?;
     let &[_, columns] = &call.shape(2)[..] else {
         return Err(format!("input 'cos_cache': expected [positions, pairs], found {}", call.shape(2)));
@@ -389,7 +389,7 @@ fn many(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec<V
     };
     let mut causal = call.int("unidirectional", 0)? != 0;
     if causal && queries < new {
-        // Where keys are left over, the last query sees them all.
+        // If there are more keys than queries, the last query sees them all.
         causal = false;
         if queries > 1 {
             let (places, keys) = (whole(b, &[queries, 1], before..before + queries)?, whole(b, &[keys], 0..keys)?);
@@ -475,14 +475,14 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     let dtype = expect_dtype(call, 0, "a float type", DType::is_float)?;
     expect_dtype(call, LENGTHS, "i32", |d| d == DType::I32)?;
     let g = Grouped::of(call)?;
-    // Behind a prompt, each row holds what its length says, which the total may be beyond.
+    // After a prompt, each row has its own number of keys, which may be less than the total.
     let mut first = None;
     if g.total > g.sequence {
         let lengths = b.cast(required(x, LENGTHS), DType::I64)?;
         let lengths = reshape(b, lengths, &[g.batch, 1])?;
         let mut place = with_number(b, "Sub", lengths, g.sequence as f64 - 1.0)?;
         if g.sequence > 1 {
-            // It may be a prompt, whose rows begin at the start however short they are.
+            // It may be a prompt. The rows of a prompt begin at position 0, even if they are short.
             place = with_number(b, "Max", place, 0.0)?;
         }
         first = Some(place);
@@ -543,7 +543,7 @@ fn shared(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Vec
     Ok(y)
 }
 
-/// Scales the result for one more score in the softmax, that of the head or 0, which has no value.
+/// Scales the result as if the softmax had one more score, of the head or 0, whose value is zero.
 fn sunk(b: &mut dyn Build, g: &Grouped, y: ValueId, scores: ValueId, sink: Option<ValueId>) -> OpResult<ValueId> {
     let Fact { dtype, shape } = b.fact(y);
     let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
@@ -577,7 +577,7 @@ fn turned(
     };
     let ids = match given(x, PLACES) {
         Some(ids) if first.is_some() => ids,
-        // Of a prompt, the first one stands for all.
+        // In a prompt, all rows have the positions of the first.
         Some(ids) => {
             let (row, places) = (b.slice(ids, 0, 0, 1)?, places(b, None, g.sequence)?);
             let place = b.slice(row, 1, 0, 1)?;

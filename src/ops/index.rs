@@ -357,7 +357,7 @@ fn range_values(call: &Call) -> OpResult<Tensor> {
     match bounds(call)? {
         Bounds::Ints([start, _, delta]) => {
             let mut numbers: Vec<i64> = Vec::with_capacity(count);
-            // The number behind the last one may not fit; it is not among those that count.
+            // The number after the last may not fit the type. It is not part of the result.
             numbers.extend(std::iter::successors(Some(start), |n| Some(n.wrapping_add(delta))).take(count));
             Tensor::from_i64([count], &numbers).map_err(|e| e.to_string())
         }
@@ -524,7 +524,7 @@ fn pad(call: &Call) -> OpResult<Vec<Fact>> {
 fn pad_eval(x: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (x, mode) = (x[0].ok_or("input 'data' has no value")?, pad_mode(call)?);
     let (crops, pads) = (cropped(call)?, pads(call)?);
-    // Along one axis: which element of the data stands at output index `i`, if one does.
+    // Along one axis: the element of the data at output index `i`, if there is one.
     let source = |k: usize, i: usize| {
         let (start, left) = (crops[k].0, crops[k].1 as i64);
         let mut at = i as i64 - pads[k].0.max(0);
@@ -621,7 +621,7 @@ fn trilu_expr(x: &Args, call: &Call) -> Expr {
     let (k, upper) = (call.int("k", 0).unwrap_or(0), call.int("upper", 1).unwrap_or(1) != 0);
     let shape = call.shape(0);
     let axis = shape.len() - 2;
-    // Beyond the corners every diagonal is alike; and a literal holds few of the 64-bit integers.
+    // Diagonals beyond the corners are all alike, and a literal holds few of the 64-bit integers.
     let k = k.clamp(-(shape[axis] as i64), shape[axis + 1] as i64) as f64;
     let (row, column) = (Expr::index(axis) + k, Expr::index(axis + 1));
     let keep = if upper { row.le(&column) } else { column.le(&row) };

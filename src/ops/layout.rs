@@ -29,7 +29,7 @@ pub(super) static OPS: &[OpDef] = &[
         .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
     row("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
         .sample(|s| s.floats(&[&[1, 3, 1, 2]]).ints("axes", &[-2]))
-        // Which axes have one element is another question of a part.
+        // A part may have other axes of extent 1 than the whole.
         .part(|c, axis, units| c.attrs.get("axes").and_then(|_| regrouped(c, axis, units))),
     row("Unsqueeze", "With more axes of extent 1", DATA_AXES, unsqueeze, same, RESHAPE)
         .sample(|s| s.floats(&[&[3, 2]]).ints("axes", &[0, -1]))

@@ -81,7 +81,7 @@ fn infer_matmul(call: &Call) -> OpResult<Vec<Fact>> {
 fn eval_matmul(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
     let (a, b) = (inputs[0].expect("required"), inputs[1].expect("required"));
     let Product { batch, m, k, n } = Product::new(call)?;
-    // Which of an operand's matrices the batch's elements use.
+    // For each index of the batch, the operand's matrix.
     let matrices = |operand: &Shape| {
         let own = &operand[..operand.len().saturating_sub(2)];
         Access::contiguous(Shape::new(own)).broadcast(&batch)

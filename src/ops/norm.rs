@@ -94,7 +94,7 @@ pub(super) static OPS: &[OpDef] = &[
             })
         }),
         Lower::Decompose(|b, call, inputs| {
-            // Halves know no number as small.
+            // f16 has no number this small.
             let wide = if call.dtype(0).is_half() { DType::F32 } else { call.dtype(0) };
             let x = b.cast(inputs[0].expect("required"), wide)?;
             let (y, ..) = normalize(b, x, &mean_axes(call)?, DEVIATION * DEVIATION, true)?;
@@ -200,7 +200,7 @@ fn infer_over(call: &Call, axes: Axes) -> OpResult<Vec<Fact>> {
     Ok(vec![call.fact(0).clone()])
 }
 
-/// Applies to each element a function that is made from all elements along some axes.
+/// Applies a function to each element. It is made from all elements along some axes.
 fn eval_over(
     inputs: &[Option<&[f64]>],
     call: &Call,
@@ -224,7 +224,7 @@ fn eval_over(
 }
 
 fn eval_hardmax(inputs: &[Option<&[f64]>], call: &Call) -> OpResult<Vec<Vec<f64>>> {
-    // Numbers, so that every element is told from the others of its row.
+    // Elements are numbered, to tell each from the others of its row.
     let x = inputs[0].expect("required");
     let places: Vec<f64> = (0..x.len()).map(|i| i as f64).collect();
     let data = x.to_vec();

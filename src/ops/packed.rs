@@ -267,7 +267,7 @@ fn looked_up(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<
         b.op("Gather", &[required(x, table), at], Attrs::new().with("axis", gather as i64))
     };
     let mut numbers = take(b, 0, at)?;
-    // Where places are looked up along the axis of the blocks, each has its own block.
+    // If indices are along the axis of the blocks, each index has its own block.
     let each = gather == quantize;
     let mut of = at;
     if each {
@@ -541,7 +541,7 @@ impl Weights {
             }
             Some(zero) => reshape(b, zero, &[n, blocks])?,
         };
-        // Of each number: its block's, or that of the group that it is listed in.
+        // The parameter of each number: that of its block, or of the group that lists it.
         let mut parameters = [zero, reshape(b, required(x, SCALES), &[n, blocks])?];
         let shape = if call.has(GROUPS) { [n, k, 1] } else { [n, blocks, block] };
         for parameter in parameters.iter_mut() {

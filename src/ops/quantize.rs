@@ -48,7 +48,7 @@ pub(super) static OPS: &[OpDef] = &[
         dequantize,
         Eval::Tensor(|x, call| each(x, call, |x, scale, zero| (x - zero) * scale)),
         Lower::Decompose(|b, call, x| {
-            // Sums of products are known to the last digit, which floats of their size are not.
+            // Sums of products are exact; floats of their size are not.
             let [x, scale, zero] = operands(b, call, x, |dtype| dtype == DType::I32)?;
             let x = match zero {
                 Some(_) => b.node("Sub", &[x, zero], Attrs::new())?,
@@ -162,7 +162,7 @@ fn differ(call: &Call) -> OpResult<Differ> {
             call.op.inputs[1].name
         ));
     };
-    // One zero point is one whether it has an axis or not.
+    // A single zero point may be a scalar or a vector of one element.
     let alike = |zero: &Shape| zero == scale || (zero.len() < 2 && zero.numel() == 1 && differ == Differ::Nowhere);
     if call.has(2) && !alike(call.shape(2)) {
         let (name, found) = (call.op.inputs[2].name, call.shape(2));

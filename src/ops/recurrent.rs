@@ -450,7 +450,7 @@ fn direction(
                 let initial = element(b, initial, d)?;
                 b.cast(initial, wide)?
             }
-            // One row for all: it is no larger where the batch is.
+            // One row serves the whole batch, so its size does not depend on the batch.
             None => b.constant(wide, [1, hidden], || vec![0.0; hidden])?,
         });
     }
@@ -469,7 +469,7 @@ fn direction(
         let mut next = (cell.nodes)(b, call, input, &state, &recurrence)?;
         let mut shown = next[0];
         if let Some(lengths) = lengths {
-            // A row that has ended keeps its state, and shows nothing.
+            // A row that has ended keeps its state, and its outputs are zero.
             let at = b.scalar(t as f64, DType::I32);
             let lives = b.op("Less", &[at, lengths], Attrs::new())?;
             shown = b.op("Where", &[lives, next[0], nothing], Attrs::new())?;

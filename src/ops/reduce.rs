@@ -220,7 +220,7 @@ fn locate(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>], extreme: &
     let mut along = vec![1; shape.len() - axis];
     along[0] = shape[axis];
     let count = b.numbers(DType::I64, along, 0.0)?;
-    // Where nothing equals the extreme, as where that is no number, the index is still one.
+    // If the extreme is NaN, nothing equals it. The index must be within the axis all the same.
     let (miss, pick) = if last { (0.0, "ReduceMax") } else { (shape[axis] as f64 - 1.0, "ReduceMin") };
     let miss = b.scalar(miss, DType::I64);
     let index = b.op("Where", &[hit, count, miss], Attrs::new())?;

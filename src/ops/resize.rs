@@ -93,7 +93,7 @@ fn decompose_resize(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>]) 
         for (k, &axis) in axes.iter().enumerate().filter(|(_, a)| !a.stays()) {
             let dtype = b.fact(y).dtype;
             let (outer, inner): (usize, usize) = (shape[..k].iter().product(), shape[k + 1..].iter().product());
-            // Element `j` of the data has its share in element `i` of the result at `at(i, j)`.
+            // `at(i, j)` is the position of the weight of data element `j` in result element `i`.
             let weights = |b: &mut dyn Build, shape: [usize; 2], at: &dyn Fn(usize, usize) -> usize| {
                 b.constant(dtype, shape, || {
                     let mut weights = vec![0.0; axis.out * axis.len];

@@ -78,7 +78,7 @@ fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -
     if new == 0 || cache.contains(&0) {
         return Ok(vec![required(x, 0)]);
     }
-    // Which element of the update goes where: [batch, extent].
+    // The element of the update for each place: [batch, extent].
     let mut at = b.numbers(DType::I64, [1, extent], 0.0)?;
     if let Some(first) = given(x, 2) {
         let first = b.cast(first, DType::I64)?;
@@ -285,7 +285,7 @@ fn scatter_elements_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>])
     let below = b.op("Less", &[at, zero], Attrs::new())?;
     let raised = b.op("Add", &[at, extents], Attrs::new())?;
     let at = b.op("Where", &[below, raised, at], Attrs::new())?;
-    // Beside the updates, where the data goes on without them, no index is inside.
+    // Where the data extends beyond the updates, the indices are padded with one that matches no element.
     let missing: Vec<_> = (0..shape.len()).map(|k| if k == axis { 0 } else { (shape[k] - given[k]) as i64 }).collect();
     let pads = [vec![0; shape.len()], missing].concat();
     let pad = |b: &mut dyn Build, value: ValueId, filler: f64| {

@@ -165,7 +165,7 @@ fn matrix(samples: usize, parts: usize, bins: usize, length: usize, inverse: boo
         return Vec::new();
     }
     let (sign, share) = if inverse { (1.0, 1.0 / length as f64) } else { (-1.0, 1.0) };
-    // Products of a sample and a bin fall on as many places of one turn as there are: large ones are as exact as small ones.
+    // An angle depends on the product of sample and bin modulo the length only. So large products are as exact as small ones.
     let turn = |at: usize| (TAU * (at as f64 / length as f64)).sin_cos();
     let turns: Vec<(f64, f64)> = (0..length).map(turn).collect();
     let mut weights = Vec::with_capacity(samples * parts * bins * 2);

@@ -586,7 +586,7 @@ fn pool(call: &Call) -> OpResult<(Shape, Vec<Side>)> {
     let mut sides = sides(call, &kernel)?;
     for (axis, side) in sides.iter_mut().enumerate() {
         side.slide(axis, auto, ceil)?;
-        // Only windows that start outside the data can miss it; before it, the first of those that lie alike between its elements.
+        // A window can miss the data only if it starts outside. Before the data, windows repeat their phase after `dilation` of them.
         let before = side.before.div_ceil(side.stride).min(side.dilation);
         let outside = (0..side.out.min(before)).chain(side.out.checked_sub(1));
         let mut empty = outside.filter(|&o| side.taps(o).is_empty());
@@ -694,7 +694,7 @@ fn decompose_indices(b: &mut dyn Build, call: &Call, inputs: &[Option<ValueId>])
     } else {
         b.op("Pad", &[x], Attrs::new().with("pads", &pads.concat()[..]).with("axes", &axes[..]))?
     };
-    // Along one axis, the share that a window's element has in the element's number; too large where that is padding.
+    // The position along one axis, as its part of the element's row-major number; too large if it is padding.
     let along = |b: &mut dyn Build, axis: usize, t: usize| {
         let side = &sides[axis];
         let inner: usize = sides[axis + 1..].iter().map(|s| s.len).product();
