@@ -400,7 +400,7 @@ fn flags_that_a_form_has_no_use_for_are_refused() {
         fails(1, &[&["emit", MLP[0], "onnxtxt"], flag], &[flag[0], "as it is"]);
     }
     fails(1, &[&["emit"], MLP, &["dot", "--memory-limit", "1GiB"]], &["--memory-limit", "`plan`"]);
-    fails(1, &[&["compare"], MLP, CPU, &["--no-fuse"]], &["--no-fuse", "both ways"]);
+    fails(1, &[&["compare"], MLP, CPU, &["--no-fuse"]], &["--no-fuse", "with and without fusion"]);
     assert!(!ok(&[&["compare", "--help"]]).contains("--no-fuse"));
 }
 
