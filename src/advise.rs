@@ -399,7 +399,7 @@ pub enum Verdict {
     FitsReordered,
     /// The plan does not fit, but one with a smaller extent of a named dim does.
     FitsSmaller,
-    /// No order and no placement of these kernels fits: the [bound](plan::bound) exceeds the limit. Smaller extents of one dim do
+    /// No order and no placement of these kernels fits: the [bound](crate::plan::fit::bound) exceeds the limit. Smaller extents of one dim do
     /// not fit either. Other kernels may: see the [remedies](Advice::remedies).
     Cannot,
     /// No plan that fits was found, but there is no proof that none exists. Or no smaller extent of a dim can be planned.

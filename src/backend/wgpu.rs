@@ -6,7 +6,7 @@
 //!   A record that runs repeatedly is encoded for its next replay while the device still runs it.
 //! - Data moves through the [staging](Memory) segments alone, so that wgpu needs no memory of its own for it. A write waits in its slot for
 //!   the next submission.
-//! - The device's [clock], if it has one, times records: the host's time to encode and submit does not count.
+//! - The device's clock (`clock.rs`), if it has one, times records: the host's time to encode and submit does not count.
 //! - wgpu cuts small buffers from blocks of 4 MiB and keeps a buffer of 512 KiB for itself. [`Usage::overhead`] counts all bytes that it has
 //!   taken from the driver beyond the segments. It is 0 on Metal, which does not tell, and on a device of the host program, which serves
 //!   others as well.

@@ -1,6 +1,6 @@
 //! Reads and writes the ONNX text syntax.
 //!
-//! [`parse`] accepts every text that `onnx.parser` accepts, and [`print()`] writes texts that both accept.
+//! `parse` accepts every text that `onnx.parser` accepts, and `print` writes texts that both accept.
 //!
 //! ```text
 //! model    ::= header? graph function*

@@ -16,7 +16,7 @@ use crate::kernel::Kernel;
 /// The fewest rows of a strip if tile memory is short. With these rows, packing keys and values pays.
 pub(crate) const FEWEST_ROWS: usize = 4 * PANEL_ROWS;
 
-/// A [`Template::Attention`] kernel as a batch of attentions of one head.
+/// A [`Template::Attention`](crate::kernel::Template::Attention) kernel as a batch of attentions of one head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attention {
     /// Number of heads, over all batch axes.

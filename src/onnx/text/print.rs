@@ -10,7 +10,7 @@ const INDENT: usize = 3;
 /// Columns after which a list is wrapped.
 const WIDTH: usize = 110;
 
-/// Prints a model. [`parse`](super::parse) reads the text back as the same model. So does `onnx.parser`, unless the model
+/// Prints a model. `parse` reads the text back as the same model. So does `onnx.parser`, unless the model
 /// needs one of [our extensions](super).
 ///
 /// Raw data comes back as the same values in typed fields. The syntax has no place for some fields, so they are lost:

@@ -1,4 +1,4 @@
-//! The way of a graph to its plan. Every command, the [advisor](crate::advise) and the library go this way.
+//! The way of a graph to its plan. Every command, the advisor (`advise.rs`) and the library go this way.
 //!
 //! ```text
 //! Graph --f16 if asked for--> --passes, fuse unless told otherwise--> whole --chunks if asked for--> --lower, order, place--> Plan

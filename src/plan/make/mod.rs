@@ -20,15 +20,15 @@ pub mod order;
 pub mod streams;
 pub(super) mod workspace;
 
-/// Plans a graph that a [`Recipe`] made: exact bytes, before any device is touched.
+/// Plans a graph that a [`Recipe`](crate::Recipe) made: exact bytes, before any device is touched.
 ///
 /// Several orders are placed; the smallest arena wins, the file's order among equals. Parts of concatenations are copied only where that
 /// saves enough, or where the plan would not fit without. On a target with streams its steps are then spread over them, as long as that
 /// costs little and the limit holds.
 ///
 /// # Errors
-/// [`Error::Fit`] when the plan exceeds the limit; [`Error::Usage`] when a tensor is larger than the target's segments, or larger than its
-/// bindings where a kernel needs all of it at once, or the target lacks its type.
+/// [`Error::Fit`](crate::Error::Fit) when the plan exceeds the limit. [`Error::Usage`](crate::Error::Usage) when the target lacks a tensor's
+/// type, or a tensor is too large: for the target's segments, or for its bindings if a kernel needs all of it at once.
 pub fn plan(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Plan> {
     Ok(compile(graph, target, limits)?.0)
 }
