@@ -47,7 +47,7 @@ pub fn read(path: &Path) -> Result<Tensor> {
     let mut bytes = vec![0; size];
     file.read_exact(&mut bytes).map_err(fail)?;
     if file.read(&mut [0]).map_err(fail)? > 0 {
-        return Err(bad(format!("the header says {dtype}{shape}, but there is more behind it: expected one array")));
+        return Err(bad(format!("the header says {dtype}{shape}, but the file has more bytes: expected one array")));
     }
     if let (DType::Bool, Some(byte)) = (dtype, bytes.iter().find(|&&byte| byte > 1)) {
         return Err(bad(format!("expected 0 or 1 for a bool, found {byte}")));

@@ -107,9 +107,11 @@ pub fn open(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     let device = options.device.as_deref();
     match (options.backend, device) {
         (Choice::Cpu, None) => Ok((cpu(), format!("cpu, {threads} threads"))),
-        (Choice::Cpu, Some(name)) => {
-            Err(Error::Backend { backend: "cpu", what: format!("no device '{name}': the CPU is one"), file: None })
-        }
+        (Choice::Cpu, Some(name)) => Err(Error::Backend {
+            backend: "cpu",
+            what: format!("no device '{name}': the CPU is one device, without a number"),
+            file: None,
+        }),
         (Choice::Cuda, _) => cuda(options),
         (Choice::Wgpu, device) => wgpu(device, true),
         (Choice::Auto, _) => {
@@ -146,7 +148,7 @@ fn cuda(options: &Options) -> Result<(Box<dyn Backend>, String)> {
     let device = match &options.device {
         None => 0,
         Some(name) => name.parse().map_err(|_| {
-            let what = format!("no device '{name}': a CUDA device goes by its number");
+            let what = format!("no device '{name}': expected the number of a CUDA device");
             Error::Backend { backend: "cuda", what, file: None }
         })?,
     };

@@ -168,7 +168,7 @@ fn a_thousand_runs_on_wgpu_allocate_nothing() {
         Err(e) => return eprintln!("SKIPPED: {e}"),
     };
     let device = backend.device().clone();
-    // What wgpu's allocator holds: names and sizes of allocations, sizes of blocks.
+    // The report of wgpu's allocator: names and sizes of allocations, sizes of blocks.
     let report = || {
         let report = device.generate_allocator_report()?;
         let mut allocations: Vec<_> = report.allocations.iter().map(|a| (a.name.clone(), a.size)).collect();

@@ -63,7 +63,7 @@ impl MatMul {
 /// A column-major matrix among a launch's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// Which of the launch's arguments.
+    /// Index of the argument among those of the launch.
     pub slot: usize,
     /// Element type.
     pub dtype: DType,
@@ -88,7 +88,7 @@ impl Matrix {
 /// Elements one after another among a launch's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Vector {
-    /// Which of the launch's arguments.
+    /// Index of the argument among those of the launch.
     pub slot: usize,
     /// First element.
     pub offset: u64,
@@ -148,7 +148,7 @@ impl Conv {
 /// A tensor among a launch's arguments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Image {
-    /// Which of the launch's arguments.
+    /// Index of the argument among those of the launch.
     pub slot: usize,
     /// Element type.
     pub dtype: DType,

@@ -337,7 +337,7 @@ pub enum ResizeMode {
     },
 }
 
-/// Which neighbour is nearest.
+/// The choice of the nearest neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it")]

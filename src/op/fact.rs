@@ -52,7 +52,7 @@ impl Fact {
         if self.countable().is_ok() && self.bytes() <= MAX_MADE {
             Ok(())
         } else {
-            Err(format!("expected to make constants of up to {MAX_MADE} bytes, found {self}"))
+            Err(format!("expected a constant of at most {MAX_MADE} bytes, found {self}"))
         }
     }
 }

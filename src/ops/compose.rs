@@ -167,7 +167,7 @@ mod tests {
         let value = b.constant(DType::F32, [2, 3], || unreachable!("nobody asked")).expect("it is small");
         assert_eq!(b.fact(value).to_string(), "f32[2,3]");
         let large = b.constant(DType::I64, [1 << 28], || unreachable!("nobody asked"));
-        assert_eq!(large, Err("expected to make constants of up to 1073741824 bytes, found i64[268435456]".into()));
+        assert_eq!(large, Err("expected a constant of at most 1073741824 bytes, found i64[268435456]".into()));
         trace.wants = Wants::Constant(1);
         let b: &mut dyn Build = &mut trace;
         let value = b.numbers(DType::I32, [2, 2], 3.0).expect("it is small");
@@ -195,7 +195,7 @@ mod tests {
             ),
         ] {
             let found = refused(op, &inputs, &attrs);
-            assert!(found.contains("expected to make constants of up to 1073741824 bytes, found "), "{op}: {found}");
+            assert!(found.contains("expected a constant of at most 1073741824 bytes, found "), "{op}: {found}");
         }
     }
 }

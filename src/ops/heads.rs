@@ -155,7 +155,7 @@ fn rows(call: &Call, input: usize) -> OpResult<[usize; 3]> {
 
 fn refuse(call: &Call, names: &[&str]) -> OpResult<()> {
     match names.iter().find(|name| call.int(name, 0).is_ok_and(|given| given > 0)) {
-        Some(name) => Err(format!("attribute '{name}': expected 0, found another: it is not supported")),
+        Some(name) => Err(format!("attribute '{name}': expected 0, found a value that is not supported")),
         None => Ok(()),
     }
 }

@@ -47,7 +47,7 @@ pub(super) struct Block {
 pub(super) struct Manner {
     /// Per block, its rank. Of the blocks that may be on a floor, the least rank is tried first.
     pub rank: Vec<u32>,
-    /// How much the deaths in a section count in its choice.
+    /// The weight of the deaths in a section when it is chosen.
     pub focus: Focus,
 }
 

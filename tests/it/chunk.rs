@@ -265,7 +265,7 @@ const FREE: Limits = Limits { memory: None };
 /// Chunks run one after another, without copies.
 #[test]
 fn chunks_shrink_activations() {
-    // What a library's call is given does not shrink with it, and streams run chunks side by side where that costs little.
+    // A library call's workspace does not shrink with its chunk, and streams run chunks side by side if that costs little.
     let rendered = Target { libraries: Default::default(), streams: 1, ..Target::cuda() };
     for target in [Target::cpu(2), rendered, Target::wgpu()] {
         for (file, dims) in [

@@ -1,4 +1,4 @@
-//! What a program meets that uses the library: its errors, its documented names, the crates that it builds.
+//! The library as a program sees it: its errors, its documented names, the crates that it builds.
 
 use plimsoll::{DType, Error, Graph, Options, Session, Trace};
 use std::collections::BTreeSet;

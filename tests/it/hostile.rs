@@ -101,7 +101,7 @@ fn nothing_is_counted_one_by_one() {
     ] {
         let graph = imported(&format!("g ({values}) => (y) {node}"), &[]);
         let refused = graph.and_then(|graph| planned(graph, &Target::cpu(1))).expect_err("too large a constant");
-        assert!(refused.contains("expected to make constants of up to 1073741824 bytes, found "), "{refused}");
+        assert!(refused.contains("expected a constant of at most 1073741824 bytes, found "), "{refused}");
     }
     // Far more parts than a plan can have steps, of a tensor that no segment can hold.
     let product = "g (float[3, 17, 2147483647] a, float[2147483647, 96] b) => (float[n, m, k] y) { y = MatMul (a, b) }";

@@ -226,7 +226,7 @@ fn an_activation_is_known_by_its_values() {
     let zero = x(0).like(0.0);
     assert_eq!(activation(&product_of(DType::F32, zero.lt(&x(0)).select(&x(0), &zero))), Some(Activation::Relu));
     assert_eq!(activation(&product_of(DType::F32, x(0).max(&x(0).like(1e-3)))), None);
-    // What is one but for a stretch, or a slight slope, is another function.
+    // A function that differs by a factor or a slight slope is another function.
     let above = |c: f64| x(0).like(c).lt(&x(0));
     for body in [
         above(0.1).select(&x(0), &zero),

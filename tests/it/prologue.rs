@@ -123,7 +123,7 @@ const CASES: &[Case] = &[
         cpu: (2, 0),
         wgpu: (2, 0),
     },
-    // What must stay a kernel of its own: it is an output, it is read twice, it depends on the index, it is costly, it would keep
+    // This must stay a kernel of its own: it is an output, it is read twice, it depends on the index, it is costly, it would keep
     // two tensors for one.
     Case {
         text: "indexed (float[40, 40] x, float[40, 9] w) => (float[40, 9] y) { a = Trilu (x)  y = MatMul (a, w) }",

@@ -134,7 +134,7 @@ fn file_of<'a>(path: &str, modules: &[&'a str]) -> Option<&'a str> {
     modules.iter().filter(leads).max_by_key(|module| module.len()).copied()
 }
 
-/// Whether one of two modules is in the folder of the other.
+/// True if one of two modules is in the folder of the other.
 fn related(one: &str, other: &str) -> bool {
     one == other || one.starts_with(&format!("{other}::")) || other.starts_with(&format!("{one}::"))
 }
@@ -259,8 +259,7 @@ fn libraries_stay_where_they_belong() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What wgpu takes of a device is what it was asked for: buffers are made in one place, and none behind the plan; of what a clock marks
-/// there is one set.
+/// wgpu takes no memory beside the plan: buffers are made in one place, and a clock has one set of timestamps.
 #[test]
 fn wgpu_takes_memory_in_one_place() {
     let own = sources().into_iter().filter(|(_, module, _)| module.starts_with("backend::wgpu"));

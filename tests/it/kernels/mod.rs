@@ -28,7 +28,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// Whether the target's form of the kernel takes its prologues.
+    /// True if the target's form of the kernel takes its prologues.
     pub fn is_supported(&self, target: &Target) -> bool {
         self.kernel.prologues.iter().all(|p| prologue::is_possible(&self.kernel, p.operand, target))
     }
@@ -41,7 +41,7 @@ impl Case {
         let found = Tensor::new(operand.dtype, [len], found).expect("whole elements").to_f64();
         let exact = evaluate(&self.kernel, &self.inputs).swap_remove(write);
         let half = kernel.reads.iter().chain(&kernel.writes).any(|o| matches!(o.dtype, DType::F16 | DType::BF16));
-        // What is beyond a half's range is infinite in it.
+        // A value beyond the range of f16 becomes infinite.
         let expected = if half { Tensor::from_f64(operand.dtype, [exact.len()], &exact).to_f64() } else { exact };
         let peak = expected.iter().filter(|v| v.is_finite()).fold(1e-30f64, |p, v| p.max(v.abs()));
         let room = match operand.dtype.is_float() {
@@ -65,7 +65,7 @@ impl Case {
     }
 }
 
-/// What a buffer holds before a kernel writes to it.
+/// The content of a buffer before a kernel writes to it.
 const UNTOUCHED: f64 = 77.0;
 
 /// The bytes of an operand's buffer before a kernel writes to it.
@@ -140,7 +140,7 @@ pub fn infinite() -> Vec<Case> {
     let template = Template::Pool { window: win, pool: Pool::Max };
     let case = c.add("pool infinite", template, &[1, 2, 1, 4, 4], vec![f32s(dense(&[1, 2, 1, 8, 8]))], &[x(0)]);
     case.inputs[0][..40].fill(f64::NEG_INFINITY);
-    // What stands in for keys that are not there must not be read with a weight of nothing.
+    // Memory in place of absent keys must not be read, not even with a weight of zero.
     for rows in [1, 2, 40] {
         let template = Template::Attention { score: Body::new(&[x(0) * 0.1]), further: 0, guarded: None };
         let reads = [[rows, 32], [32, 37], [37, 12]].map(|[a, b]| f32s(dense(&[2, a, b]))).to_vec();
