@@ -23,12 +23,14 @@ mod place;
 mod plan;
 mod run;
 mod support;
+mod tune;
 
 const AFTER_HELP: &str = "A first look:
   plimsoll plan MODEL --set batch=8                      how much memory it takes, without a device
   plimsoll plan MODEL --set batch=8 --memory-limit 2GiB  whether it fits, and what would help
   plimsoll run MODEL --set batch=8                       run it on random inputs
   plimsoll bench MODEL --set batch=8                     time its runs
+  plimsoll tune MODEL --set batch=8                      find its fastest algorithms on this device
 
 Exit codes: 0 ok, 1 bad input or usage, 2 does not fit the limit, 3 results differ, 4 backend unavailable.
 The log goes to stderr; RUST_LOG=plimsoll=debug shows passes and placements.";
@@ -76,6 +78,8 @@ enum Command {
     Compare(compare::Compare),
     /// Time a graph's runs.
     Bench(bench::Bench),
+    /// Time the algorithms of a graph's kernels on a device, and keep the fastest for `run` and `bench`.
+    Tune(tune::Tune),
     /// Print a graph as text or in Graphviz's language, or its kernels as WGSL or CUDA C++.
     Emit(emit::Emit),
     /// List the devices of this machine, and the CUDA libraries that were found.
@@ -115,6 +119,7 @@ pub fn main() -> ExitCode {
         Command::MaxBatch(c) => c.run(json),
         Command::Compare(c) => c.run(json),
         Command::Bench(c) => c.run(json),
+        Command::Tune(c) => c.run(json),
         Command::Emit(c) => c.run(json).map_err(Failure::from),
         Command::Devices(c) => c.run(json).map_err(Failure::from),
         Command::Ops => ops::run(json).map_err(Failure::from),

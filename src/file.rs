@@ -1,10 +1,10 @@
-//! Atomic file writes: a file gets its name when it is complete.
+//! Files of this crate: atomic writes, where a file gets its name when it is complete, and the folder of its caches.
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes a file atomically: a reader sees the old file or the complete new one. A device, a pipe or a link is written
 /// through, never replaced.
@@ -45,6 +45,22 @@ pub fn try_write_whole(path: &Path, put: impl FnOnce(&mut dyn Write) -> io::Resu
     result
 }
 
+/// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.
+pub fn cache_folder() -> Option<PathBuf> {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("PLIMSOLL_CACHE_DIR")
+        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("plimsoll")))
+        .or_else(|| set("LOCALAPPDATA").map(|folder| folder.join("plimsoll")))
+        .or_else(|| set("HOME").map(|home| home.join(".cache/plimsoll")))
+}
+
+/// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
+pub fn fnv(bytes: &[u8]) -> u128 {
+    let step =
+        |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, step)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -66,5 +82,11 @@ mod tests {
         assert_eq!(fs::read(&path).expect("it is there"), if cfg!(unix) { b"new" } else { b"old" });
         assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 1, "nothing is left behind");
         fs::remove_dir_all(&folder).expect("it is there");
+    }
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        assert_eq!(fnv(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
+        assert_eq!(fnv(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
     }
 }

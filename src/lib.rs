@@ -64,6 +64,7 @@ mod shape;
 mod target;
 mod tensor;
 mod trace;
+mod tune;
 
 /// The parts, for the tests of this project. They may change at any time.
 #[doc(hidden)]
@@ -73,7 +74,7 @@ pub mod internals {
     }
     modules! {
         advise backend constant decisions dtype eager elements error exec expr file graph kernel npy onnx op ops
-        pass place plan reference report session shape target tensor trace
+        pass place plan reference report session shape target tensor trace tune
     }
 }
 
@@ -86,7 +87,8 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, ValueId};
 pub use plan::{
-    BindRange, Buffer, Candidate, Class, ConstantPort, Dim, Limits, Plan, Port, Recipe, Segment, Step, Summary,
+    BindRange, Buffer, Candidate, Class, ConstantPort, Dim, Limits, Measured, Plan, Port, Recipe, Segment, Step,
+    Summary,
 };
 pub use session::{Choice, Options, Session};
 pub use shape::{Extent, Shape};

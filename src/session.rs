@@ -4,14 +4,16 @@ use crate::backend::{Backend, Usage, cpu::Cpu};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::graph::Graph;
+use crate::kernel::tuned::Tuned;
 use crate::onnx;
 use crate::plan::range::{ShapeRange, Source};
 use crate::plan::{self, Limits, Plan, Recipe};
 use crate::shape::{Extent, Shape};
 use crate::tensor::Tensor;
+use crate::tune;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,6 +55,8 @@ pub struct Options {
     pub recipe: Recipe,
     /// The most bytes the plan may take.
     pub memory_limit: Option<u64>,
+    /// True to use the schedules that `plimsoll tune` measured on this device, if there are any. The plan takes no more bytes for it.
+    pub tuned: bool,
 }
 
 impl Default for Options {
@@ -66,6 +70,7 @@ impl Default for Options {
             threads: 0,
             recipe: Recipe::default(),
             memory_limit: None,
+            tuned: true,
         }
     }
 }
@@ -184,6 +189,19 @@ pub fn check_limit(backend: &dyn Backend, limit: Option<u64>) -> Result<()> {
     }
 }
 
+/// The schedules that were measured on a device, if they are to be used.
+fn measured(backend: &dyn Backend, options: &Options) -> Option<Arc<Tuned>> {
+    let (tuned, _) = if options.tuned { tune::cache::load(&backend.identity())? } else { return None };
+    Some(Arc::new(tuned))
+}
+
+/// Says in the log that a plan has used measurements.
+fn tell_measured(plan: &Plan) {
+    if let Some(plan::Measured { steps, .. }) = plan.tuned {
+        tracing::info!("the algorithms of {steps} of {} steps were measured on this device", plan.steps.len());
+    }
+}
+
 /// A planned graph, loaded on a device. Threads can share it; it runs one call at a time.
 ///
 /// ```
@@ -253,8 +271,11 @@ impl Session {
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
-        let range = ShapeRange::new(source, &options.dims, backend.target(), options.recipe, &limits)?;
+        let tuned = measured(&*backend, options);
+        let range =
+            ShapeRange::tuned(source, &options.dims, backend.target(), options.recipe, &limits, tuned.as_ref())?;
         let (plan, constants) = range.largest();
+        tell_measured(plan);
         let exec = Exec::load(backend, plan.clone(), constants, &|n| progress(n, constants.len()))?;
         let largest = range.dims().iter().map(|d| d.most).collect();
         let state = State { exec, ready: BTreeMap::from([(largest, 0)]) };
@@ -285,7 +306,9 @@ impl Session {
     ) -> Result<Session> {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
-        let (plan, constants) = options.recipe.compile(graph, backend.target(), &limits)?;
+        let tuned = measured(&*backend, options);
+        let (plan, constants) = tune::compile(graph, options.recipe, backend.target(), &limits, tuned.as_ref())?;
+        tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         let state = State { exec, ready: BTreeMap::new() };
         Ok(Session { plan, device, range: None, state: Mutex::new(state) })
@@ -417,7 +440,7 @@ impl State {
 
 /// The graphs of a model, for a range of its dims.
 pub fn source(model: onnx::Model) -> Source {
-    Box::new(move |dims, choices| onnx::import_as(&model, dims, choices))
+    Arc::new(move |dims, choices| onnx::import_as(&model, dims, choices))
 }
 
 /// Inputs given by name, in the order of the plan.

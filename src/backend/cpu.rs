@@ -143,6 +143,13 @@ impl Cpu {
     }
 }
 
+/// The processor's name if the system tells it, else its architecture.
+fn processor() -> String {
+    let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = told.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    model.map_or(std::env::consts::ARCH, |(_, name)| name.trim()).to_owned()
+}
+
 /// Compiles a kernel by its template.
 fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled>, String> {
     if kernel.writes.iter().all(|write| write.access.shape.contains(&0)) {
@@ -168,6 +175,10 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
 impl Backend for Cpu {
     fn target(&self) -> &Target {
         &self.target
+    }
+
+    fn identity(&self) -> String {
+        format!("cpu, {}, {}, {} threads", processor(), self.isa.name(), self.target.threads)
     }
 
     fn usage(&self) -> Usage {

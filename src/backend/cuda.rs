@@ -129,6 +129,8 @@ pub struct Cuda {
     timers: Vec<CUevent>,
     info: Device,
     driver_version: c_int,
+    /// The driver's and the libraries' names and versions.
+    versions: Vec<String>,
     usage: Usage,
     taken: Taken,
     /// Memory that was free when the device was opened.
@@ -160,16 +162,24 @@ impl Cuda {
         let driver = Arc::new(driver);
         let mut info = usable(&driver, settings.device)?;
         let handle = handle(&driver, settings.device as c_int).map_err(failed)?;
+        let mut versions = Vec::new();
         // Loading libraries and making the context each take a while: side by side.
         let ((nvrtc, found), lt, dnn, context) = std::thread::scope(|scope| {
             let nvrtc = scope.spawn(|| find_nvrtc(search, version));
-            let lt = settings.libraries.then(|| scope.spawn(|| find_cublaslt(search, version).0));
-            let dnn = settings.libraries.then(|| scope.spawn(|| find_cudnn(search, version).0));
-            let context = retain(&driver, handle, find_nvml(search).as_ref());
+            let lt = settings.libraries.then(|| scope.spawn(|| find_cublaslt(search, version)));
+            let dnn = settings.libraries.then(|| scope.spawn(|| find_cudnn(search, version)));
+            let nvml = find_nvml(search);
+            let context = retain(&driver, handle, nvml.as_ref());
+            versions.extend(nvml.and_then(|nvml| nvml.driver().ok()).map(|version| format!("driver {version}")));
             let panicked = "looking for a library does not panic";
-            let lt = lt.and_then(|thread| thread.join().expect(panicked));
-            let dnn = dnn.and_then(|thread| thread.join().expect(panicked));
-            (nvrtc.join().expect(panicked), lt.map(Arc::new), dnn.map(Arc::new), context)
+            let mut note = |found: &Found| {
+                versions.extend(found.version.iter().map(|version| format!("{} {version}", found.library)));
+            };
+            let (nvrtc, found) = nvrtc.join().expect(panicked);
+            note(&found);
+            let (lt, _) = lt.map(|thread| thread.join().expect(panicked)).inspect(|(_, found)| note(found)).unzip();
+            let (dnn, _) = dnn.map(|thread| thread.join().expect(panicked)).inspect(|(_, found)| note(found)).unzip();
+            ((nvrtc, found), lt.flatten().map(Arc::new), dnn.flatten().map(Arc::new), context)
         });
         let (context, taken) = context.map_err(failed)?;
         let compiler = compiler(nvrtc, found, &info).inspect_err(|_| {
@@ -193,6 +203,7 @@ impl Cuda {
             timers: Vec::new(),
             info,
             driver_version: version,
+            versions,
             usage: Usage::default(),
             taken,
             free_at_open: 0,
@@ -342,7 +353,7 @@ fn compiler(nvrtc: Option<(Nvrtc, String)>, found: Found, device: &Device) -> Re
     if !architectures(&nvrtc).map_err(failed)?.contains(&(arch as c_int)) {
         return Err(failed(format!("nvrtc: version {version} does not compile for sm_{arch}, {}", device.name)));
     }
-    let (arch, cache) = (program::architecture(arch), program::cache_folder());
+    let (arch, cache) = (program::architecture(arch), crate::file::cache_folder());
     Ok(Compiler { nvrtc, version, include: include(path), arch, cache })
 }
 
@@ -364,6 +375,12 @@ fn retain(driver: &Driver, device: CUdevice, nvml: Option<&Nvml>) -> Result<(CUc
 impl Backend for Cuda {
     fn target(&self) -> &Target {
         &self.info.target
+    }
+
+    fn identity(&self) -> String {
+        let version = format!("CUDA {}", dotted(self.driver_version));
+        let parts = [self.info.name.clone(), version].into_iter().chain(self.versions.iter().cloned());
+        parts.collect::<Vec<_>>().join(", ")
     }
 
     fn usage(&self) -> Usage {

@@ -83,6 +83,8 @@ pub struct DeviceMemory {
 pub trait Backend: Send {
     /// The limits and abilities that plans for this device may use.
     fn target(&self) -> &Target;
+    /// The device, its driver and its libraries, with their versions. What was measured on one identity says nothing about another.
+    fn identity(&self) -> String;
     /// Memory that has been taken from the device, which tests hold against the plan.
     fn usage(&self) -> Usage;
     /// The device's memory, if it is known.

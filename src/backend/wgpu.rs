@@ -167,6 +167,10 @@ impl Backend for Wgpu {
         &self.target
     }
 
+    fn identity(&self) -> String {
+        format!("wgpu, {}", self.adapter)
+    }
+
     fn usage(&self) -> Usage {
         let reserved = self.gpu.reserved().filter(|_| self.gpu.own);
         let overhead = reserved.map_or(0, |bytes| bytes.saturating_sub(self.usage.bytes));

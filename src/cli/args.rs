@@ -93,6 +93,13 @@ pub(super) struct On {
     pub(super) device: Option<String>,
 }
 
+#[derive(Args)]
+pub(super) struct Measured {
+    /// Do not use the schedules that `tune` measured on this device.
+    #[arg(long)]
+    no_tuned: bool,
+}
+
 impl Model {
     /// The options of a session, from the flags.
     ///
@@ -114,6 +121,7 @@ impl Model {
             threads: self.threads.map_or(0, usize::from),
             recipe: self.recipe(),
             memory_limit: self.memory_limit,
+            tuned: true,
         })
     }
 
@@ -254,8 +262,14 @@ impl Model {
     }
 
     /// Opens the device, plans, and loads the weights under a progress bar.
-    pub(super) fn session(&self, on: &On, given: &[Given], json: bool) -> Result<Session, Failure> {
-        let mut options = self.options(on)?;
+    pub(super) fn session(
+        &self,
+        on: &On,
+        Measured { no_tuned }: &Measured,
+        given: &[Given],
+        json: bool,
+    ) -> Result<Session, Failure> {
+        let mut options = Options { tuned: !no_tuned, ..self.options(on)? };
         let (model, extents) = self.load_range(given)?;
         let dims = largest(&extents);
         let graph = if self.has_range() { None } else { Some(self.import(&model, &dims, given)?) };

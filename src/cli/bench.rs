@@ -1,6 +1,6 @@
 //! `bench`: times a graph's runs.
 
-use super::args::{self, Given, Inputs, Model, On};
+use super::args::{self, Given, Inputs, Measured, Model, On};
 use super::{Failure, line};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -19,6 +19,8 @@ pub(super) struct Bench {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
+    #[command(flatten)]
+    measured: Measured,
     /// Number of untimed runs before the timed ones.
     #[arg(long, value_name = "N", default_value_t = 3)]
     warmup: u32,
@@ -33,7 +35,7 @@ pub(super) struct Bench {
 impl Bench {
     pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
         let given = args::given("--input", &self.inputs.inputs)?;
-        let session = self.model.session(&self.on, &given, json)?;
+        let session = self.model.session(&self.on, &self.measured, &given, json)?;
         if !self.at.is_empty() {
             return self.run_range(&session, &given, json);
         }

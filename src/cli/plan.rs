@@ -5,13 +5,16 @@ use super::{Failure, line};
 use crate::advise::advise;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::kernel::tuned::Tuned;
 use crate::plan::range::{ShapeRange, Tried};
 use crate::plan::tell::peak::peak;
 use crate::plan::{self, Limits};
+use crate::tune::{self, cache};
 use crate::{file, report, session};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(Args)]
 #[command(after_help = args::targets())]
@@ -37,6 +40,9 @@ pub(super) struct Plan {
     /// Draw memory over steps, as one HTML file that needs no network. A plan that exceeds the limit is drawn, too.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    /// Use measured schedules, from the file that `tune` names. Without one, the plan is the same on every machine.
+    #[arg(long, value_name = "FILE")]
+    tuned: Option<PathBuf>,
     /// Draw the plan as a static picture.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -53,13 +59,18 @@ impl Plan {
         let case = self.model.case(&model, dims, target);
         let limit = self.model.memory_limit;
         let graph = case.graph(limit).map_err(in_file)?;
+        let tuned = self.tuned.as_deref().map(tuned).transpose()?.flatten();
         let (limits, refuse) = (self.model.limits(), |e| args::refuse(&case, in_file(e), json));
         let planned = |limits: &Limits| {
             if !self.model.has_range() {
-                return Ok((plan::plan(&graph, &case.target, limits)?, None));
+                let plan = match &tuned {
+                    Some(tuned) => tune::plan(graph.clone(), &case.target, limits, tuned, false)?.0,
+                    None => plan::plan(&graph, &case.target, limits)?,
+                };
+                return Ok((plan, None));
             }
             let source = session::source(model.clone());
-            let range = ShapeRange::new(source, &extents, &case.target, case.recipe, limits)?;
+            let range = ShapeRange::tuned(source, &extents, &case.target, case.recipe, limits, tuned.as_ref())?;
             Ok((range.plan().clone(), Some(range)))
         };
         let plan = planned(&limits);
@@ -120,6 +131,10 @@ impl Plan {
         let steps = plan.steps.len();
         let heading = format!("{} for {}, {steps} steps", plan.name, case.target.name);
         let mut text = format!("{heading}\n\n{memory}{range}\n{orders}\n{algorithms}");
+        if let Some(plan::Measured { device, steps }) = &plan.tuned {
+            let of = plan.steps.len();
+            text += &format!("\nmeasured on {device}: the algorithms of {steps} of {of} steps\n");
+        }
         match &advice {
             Some(advice) => text += &format!("\n{}", report::advice(advice)),
             None => text += &self.model.answer_text(&plan),
@@ -138,6 +153,18 @@ impl Plan {
             file::write_whole(path, "write the picture", |out| out.write_all(picture.as_bytes()))?;
         }
         Ok(())
+    }
+}
+
+/// Measured schedules from a file. What cannot be used is left out, with a line in the log.
+fn tuned(path: &Path) -> Result<Option<Arc<Tuned>>> {
+    match cache::read(path) {
+        Ok((tuned, _)) => Ok(Some(Arc::new(tuned))),
+        Err(error @ Error::File { .. }) => Err(error),
+        Err(error) => {
+            tracing::warn!("measured schedules are not used: {error}");
+            Ok(None)
+        }
     }
 }
 

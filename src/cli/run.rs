@@ -1,6 +1,6 @@
 //! `run`: runs a graph once.
 
-use super::args::{self, Given, Inputs, Model, On, tolerance};
+use super::args::{self, Given, Inputs, Measured, Model, On, tolerance};
 use super::{Failure, line};
 use crate::backend::Usage;
 use crate::error::{Error, Result};
@@ -21,6 +21,8 @@ pub(super) struct Run {
     inputs: Inputs,
     #[command(flatten)]
     on: On,
+    #[command(flatten)]
+    measured: Measured,
     /// Write each output to DIR/NAME.npy. Characters of names outside [A-Za-z0-9._-] become '_'. The end of an overlong name becomes a hash.
     #[arg(long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
@@ -53,7 +55,7 @@ impl Run {
         let given = args::given("--input", &self.inputs.inputs)?;
         let expected = args::given("--expect", &self.expect)?;
         let labels = self.labels.as_deref().map(npy::read).transpose()?;
-        let session = self.model.session(&self.on, &given, json)?;
+        let session = self.model.session(&self.on, &self.measured, &given, json)?;
         let names: Vec<&str> = session.plan().outputs.iter().map(|p| p.name.as_str()).collect();
         if let Some(Given { name, .. }) = expected.iter().find(|e| !names.contains(&e.name.as_str())) {
             let what = format!("--expect {name}: not an output of the graph; its outputs: {}", names.join(", "));

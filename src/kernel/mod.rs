@@ -18,6 +18,7 @@
 //!
 //! ```text
 //! call, algorithm, mod algorithms as plain data; what a kernel computes
+//! tuned                algorithms that were measured, by kernel
 //! space, product       facts about its index space, and about the product that it is
 //! library, cpu         what cuBLASLt and cuDNN can compute of it; how the CPU packs and cuts it
 //! schedule             which algorithm computes it: the only policy
@@ -34,6 +35,7 @@ pub mod render;
 pub mod schedule;
 mod space;
 pub mod templates;
+pub mod tuned;
 pub mod validate;
 
 use crate::dtype::DType;

@@ -396,7 +396,7 @@ impl<'a> Chunking<'a> {
         let Prepared { indexes, decisions, spares_memory, .. } = self.prepared;
         let indexes = indexes.iter().map(|(input, indexes)| (self.whole[input], indexes.clone())).collect();
         let (decisions, spares_memory) = (decisions.clone(), *spares_memory);
-        Ok(Prepared { groups: self.groups()?, graph: self.to, indexes, decisions, spares_memory })
+        Ok(Prepared { groups: self.groups()?, graph: self.to, indexes, decisions, spares_memory, tuned: None })
     }
 
     /// One group for each chunk of a group, and one for each group that is computed as a whole.

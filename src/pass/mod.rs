@@ -4,9 +4,11 @@
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::graph::{Decomposer, Graph, Kind};
+use crate::kernel::tuned::Tuned;
 use crate::op::{Attrs, Build, ValueId};
 use crate::target::Target;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 pub mod attention;
 mod bind;
@@ -99,6 +101,8 @@ pub struct Prepared {
     pub decisions: Decisions,
     /// True if memory comes before time: the plan takes no extra memory to run steps side by side.
     pub spares_memory: bool,
+    /// Measured schedules, which lowering takes where they are legal.
+    pub tuned: Option<Arc<Tuned>>,
 }
 
 impl From<Graph> for Prepared {

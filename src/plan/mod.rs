@@ -259,6 +259,15 @@ pub struct Dim {
     pub most: usize,
 }
 
+/// The measurements that a plan has used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The device and its driver.
+    pub device: String,
+    /// Number of steps whose schedule was measured.
+    pub steps: usize,
+}
+
 /// A plan: the steps that run and the bytes that they use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
@@ -271,6 +280,9 @@ pub struct Plan {
     /// Named dims that the plan was made for. Each has a range, of which the plan shows the largest extent, or one extent of such a range.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dims: Vec<Dim>,
+    /// The device on which schedules of this plan were measured, if any were.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuned: Option<Measured>,
     /// Figures that follow from the rest.
     pub summary: Summary,
     /// Allocations.

@@ -78,6 +78,7 @@ mod tests {
             name: "m".into(),
             target: Target::cpu(1),
             dims: Vec::new(),
+            tuned: None,
             summary: Summary { lower_bound: 2000, unshared_bytes: 4096, ..Summary::default() },
             segments: vec![segment(Class::Activation, 2048), segment(Class::Constant, 2048)],
             buffers: Vec::new(),

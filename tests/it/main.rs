@@ -50,6 +50,7 @@ mod library;
 #[cfg(feature = "cuda")]
 mod nvrtc;
 mod templates;
+mod tune;
 
 // The library and the program from outside.
 mod cli;

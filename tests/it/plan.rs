@@ -35,6 +35,7 @@ impl Maker {
             name: name.into(),
             target: Target::cpu(1),
             dims: Vec::new(),
+            tuned: None,
             summary: Summary::default(),
             segments: Vec::new(),
             buffers: Vec::new(),

@@ -25,7 +25,7 @@ type Make = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + 
 
 fn source(make: &Make) -> Source {
     let make = make.clone();
-    Box::new(move |dims, decisions| make(dims, decisions))
+    Arc::new(move |dims, decisions| make(dims, decisions))
 }
 
 fn file(name: &str) -> Make {

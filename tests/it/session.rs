@@ -195,6 +195,9 @@ impl Backend for Used {
     fn target(&self) -> &Target {
         self.0.target()
     }
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
     fn usage(&self) -> Usage {
         self.0.usage()
     }

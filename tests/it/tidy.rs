@@ -28,7 +28,7 @@ const LAYERS: &[&[&str]] = &[
     &["backend::cpu"],
     &["backend::cuda"],
     &["backend::wgpu"],
-    &["exec", "eager"],
+    &["exec", "eager", "tune"],
     &["session", "advise", "report", "cli"],
 ];
 

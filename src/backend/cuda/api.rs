@@ -379,6 +379,7 @@ table! {
     Nvml {
         fn nvmlInitWithFlags(flags: c_uint);
         fn nvmlShutdown();
+        fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint);
         fn nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut *mut c_void);
         fn nvmlDeviceGetMemoryInfo(device: *mut c_void, memory: *mut NvmlMemory);
     } {
@@ -390,6 +391,19 @@ impl Nvml {
     fn meaning(&self, code: c_int) -> String {
         // SAFETY: it returns a string for every code.
         unsafe { words(self.nvmlErrorString(code)) }
+    }
+
+    /// The driver's version.
+    pub(super) fn driver(&self) -> Result<String, Refusal> {
+        let mut version = [0u8; 80];
+        // SAFETY: the text is cut to the buffer, with its zero; the library is shut down as often as it is initialised.
+        unsafe {
+            self.nvmlInitWithFlags(0)?;
+            let told = self.nvmlSystemGetDriverVersion(version.as_mut_ptr().cast(), version.len() as c_uint);
+            let shut = self.nvmlShutdown();
+            told.and(shut)?;
+        }
+        Ok(CStr::from_bytes_until_nul(&version).unwrap_or_default().to_string_lossy().into_owned())
     }
 
     /// Free bytes of the device at a PCI address.

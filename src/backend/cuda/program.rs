@@ -2,13 +2,13 @@
 
 use super::api::{Nvrtc, Refusal, failed};
 use crate::error::Result;
-use crate::file;
+use crate::file::{self, fnv};
 use crate::kernel::render::PRELUDE;
 use cudarc::nvrtc::sys::nvrtcProgram;
 use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use std::{env, fs, io};
+use std::{fs, io};
 
 /// First bytes of a file of the cache, its format's version among them.
 const MAGIC: &[u8] = b"plimsoll cubin 1\n";
@@ -29,15 +29,6 @@ pub(super) struct Compiler {
 /// NVRTC's name for the architecture of a compute capability. That of 9.0 has products of tiles under `sm_90a` alone.
 pub(super) fn architecture(compute: u32) -> String {
     format!("sm_{compute}{}", if compute == 90 { "a" } else { "" })
-}
-
-/// The cache's folder: `PLIMSOLL_CACHE_DIR`, else below the user's own.
-pub(super) fn cache_folder() -> Option<PathBuf> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("PLIMSOLL_CACHE_DIR")
-        .or_else(|| set("XDG_CACHE_HOME").map(|folder| folder.join("plimsoll")))
-        .or_else(|| set("LOCALAPPDATA").map(|folder| folder.join("plimsoll")))
-        .or_else(|| set("HOME").map(|home| home.join(".cache/plimsoll")))
 }
 
 /// Several kernel texts as one program: each in a namespace of its own, its kernel under the name that comes back.
@@ -123,13 +114,6 @@ fn fetch(
     Ok(content)
 }
 
-/// FNV-1a of 128 bits (Fowler, Noll, Vo). It names files; the content of a file proves that it is the right one.
-fn fnv(bytes: &[u8]) -> u128 {
-    let step =
-        |hash: u128, byte: &u8| (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-    bytes.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, step)
-}
-
 /// magic, length of the key, key, hash of the image, image.
 fn entry(key: &str, image: &[u8]) -> Vec<u8> {
     let (length, hash) = ((key.len() as u64).to_le_bytes(), fnv(image).to_le_bytes());
@@ -183,11 +167,5 @@ mod tests {
             assert_eq!(image(&spoilt, "key"), None, "byte {at}");
             assert_eq!(image(&kept[..at], "key"), None, "{at} bytes");
         }
-    }
-
-    #[test]
-    fn the_hash_is_the_published_one() {
-        assert_eq!(fnv(b""), 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
-        assert_eq!(fnv(b"a"), 0xd228_cb69_6f1a_8caf_7891_2b70_4e4a_8964);
     }
 }

@@ -16,8 +16,10 @@ pub struct Split {
     pub call: (Kernel, Vec<usize>),
     /// The map, and its further reads among those of the original kernel.
     pub rest: Option<(Kernel, Vec<usize>)>,
-    /// True if the call is expected to be faster than a text of the whole kernel.
+    /// True if the call is expected to be faster than a text of the whole kernel. If it is not, a text computes the call's kernel.
     pub is_preferred: bool,
+    /// The call of a library.
+    library: Call,
 }
 
 /// Takes a library call out of a kernel.
@@ -32,7 +34,7 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
     let is_preferred = !prefers_text(kernel, &found, target);
     if is_preferred {
         first.workspace = found.workspace();
-        first.schedule = Schedule::Library(found);
+        first.schedule = Schedule::Library(found.clone());
     } else {
         first.schedule = choose(&first, target, &|_| true).ok()?;
     }
@@ -53,7 +55,21 @@ pub fn split(kernel: &Kernel, target: &Target) -> Option<Split> {
         };
         (map, slots)
     });
-    Some(Split { call: (first, operands), rest, is_preferred })
+    Some(Split { call: (first, operands), rest, is_preferred, library: found })
+}
+
+impl Split {
+    /// This split with a library's call as the schedule of the call's kernel, whatever is expected of it.
+    pub fn called(mut self) -> Split {
+        self.call.0.workspace = self.library.workspace();
+        self.call.0.schedule = Schedule::Library(self.library.clone());
+        Split { is_preferred: true, ..self }
+    }
+
+    /// The call that a library computes.
+    pub fn library(&self) -> &Call {
+        &self.library
+    }
 }
 
 /// True if a text is expected to be faster than the library call that computes a product or a convolution.

@@ -60,11 +60,16 @@ impl Lowering<'_> {
         }
     }
 
+    /// True if an operand in this buffer may have a packed layout.
+    pub(super) fn may_pack(&self, kernel: &Kernel, operand: usize, buffer: usize) -> bool {
+        self.draft.buffers[buffer].class == Class::Constant && kernel.prologue(operand).is_none()
+    }
+
     /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.
     pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
         for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
             let source = *slot;
-            if self.draft.buffers[source].class != Class::Constant || kernel.prologue(operand).is_some() {
+            if !self.may_pack(kernel, operand, source) {
                 continue;
             }
             let Some(bytes) = cpu::packed_bytes(kernel, operand) else { continue };

@@ -68,6 +68,8 @@ pub struct Draft {
     pub inputs: Vec<(ValueId, usize)>,
     /// Outputs of the graph: name, value and buffer.
     pub outputs: Vec<(String, ValueId, usize)>,
+    /// Number of launches whose schedule was measured.
+    pub measured: usize,
     /// True if there are concatenations, which [`Options::join`](super::Options::join) affects.
     pub concatenates: bool,
     /// True if memory comes before [time](crate::pass::Prepared::spares_memory).

@@ -59,13 +59,22 @@ impl Lowering<'_> {
             let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
             return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
+        self.walk_as_written(&mut kernel);
         if self.target.packs_constants() {
             // The packed form of a constant depends on the algorithm.
             kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
             self.pack(&mut kernel, &mut buffers);
         }
-        self.walk_as_written(&mut kernel);
-        let split = schedule::split(&kernel, self.target);
+        let mut split = schedule::split(&kernel, self.target);
+        if split.is_some() {
+            let measured = self.measured(&kernel, &buffers);
+            self.draft.measured += usize::from(measured.is_some());
+            match measured {
+                Some(Schedule::Library(_)) => split = split.map(Split::called),
+                Some(text) => (split, kernel.schedule) = (None, text),
+                None => {}
+            }
+        }
         let form = |s: &Split| u32::from(s.rest.is_some());
         let own = split.as_ref().filter(|s| s.is_preferred).map(form);
         let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
@@ -105,12 +114,37 @@ impl Lowering<'_> {
     }
 
     /// The algorithm of a kernel whose arguments are these buffers.
-    fn schedule(&self, name: &str, kernel: &Kernel, buffers: &[usize]) -> Result<Schedule> {
+    fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[usize]) -> Result<Schedule> {
+        // A library's call may leave a part of the kernel to a map.
+        if let Some(measured) = self.measured(kernel, buffers).filter(|schedule| schedule.call().is_none()) {
+            self.draft.measured += 1;
+            return Ok(measured);
+        }
         let own = |slot: usize| buffers.iter().filter(|&&b| b == buffers[slot]).count() == 1;
         schedule::choose(kernel, self.target, &own).map_err(|why| {
             let (template, target) = (kernel.template.name(), &self.target.name);
             Error::usage(format!("node '{name}': target '{target}' has no kernel '{template}' for it: {why}"))
         })
+    }
+
+    /// The measured algorithm of a kernel, if there is one that is legal for these buffers.
+    fn measured(&self, kernel: &Kernel, buffers: &[usize]) -> Option<Schedule> {
+        let tuned = self.tuned?;
+        let mut open = kernel.clone();
+        if self.target.packs_constants() {
+            for (operand, &buffer) in buffers.iter().enumerate().take(kernel.template.core_reads()) {
+                open.reads[operand].packed = self.may_pack(kernel, operand, buffer);
+            }
+        }
+        let schedule = tuned.find(&open)?.clone();
+        if let Schedule::Library(call) = &schedule {
+            let split = schedule::split(kernel, self.target)?;
+            return (split.library() == call).then_some(schedule);
+        }
+        let scheduled = Kernel { schedule, ..kernel.clone() };
+        let needs = schedule::check(&scheduled, self.target).ok()?;
+        let own = |slot: &usize| buffers.iter().filter(|&&b| b == buffers[*slot]).count() == 1;
+        needs.own.iter().all(own).then_some(scheduled.schedule)
     }
 
     fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize, why: &str) -> Error {

@@ -25,6 +25,7 @@ use crate::decisions::Decisions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
+use crate::kernel::tuned::Tuned;
 use crate::op::{Lower, ValueId};
 use crate::pass::{Group, GroupKind, Groups, Prepared};
 use crate::plan::Class;
@@ -66,6 +67,7 @@ struct Lowering<'a> {
     groups: &'a Groups,
     decisions: &'a Decisions,
     target: &'a Target,
+    tuned: Option<&'a Tuned>,
     draft: Draft,
     places: HashMap<ValueId, BufferView>,
     /// The place where a value must be written, decided before its kernel is made.
@@ -89,12 +91,13 @@ struct Lowering<'a> {
 /// # Errors
 /// When the target has no type for a value, or a node has no kernel.
 pub fn lower(prepared: &Prepared, target: &Target, options: Options) -> Result<Draft> {
-    let Prepared { graph, groups, decisions, spares_memory, .. } = prepared;
+    let Prepared { graph, groups, decisions, spares_memory, tuned, .. } = prepared;
     let mut lowering = Lowering {
         graph,
         groups,
         decisions,
         target,
+        tuned: tuned.as_deref(),
         draft: Draft { spares_memory: *spares_memory, ..Draft::default() },
         places: HashMap::new(),
         destinations: HashMap::new(),

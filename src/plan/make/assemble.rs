@@ -7,7 +7,7 @@ use crate::kernel;
 use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
-use crate::plan::{Buffer, Class, Compiled, ConstantPort, Plan, Port, Step, Summary, VERSION};
+use crate::plan::{Buffer, Class, Compiled, ConstantPort, Measured, Plan, Port, Step, Summary, VERSION};
 use crate::target::Target;
 
 /// The plan of a draft whose buffers lie at the places of an arrangement, and the data of the plan's constants. `whole` has each
@@ -16,7 +16,7 @@ use crate::target::Target;
 /// # Errors
 /// When the sizes cannot be counted.
 pub fn assemble(
-    Prepared { graph, indexes, .. }: &Prepared,
+    Prepared { graph, indexes, tuned, .. }: &Prepared,
     target: &Target,
     arrangement: &Arrangement,
     draft: &Draft,
@@ -61,11 +61,14 @@ pub fn assemble(
             waits: layout.streams.waits[at].clone(),
         }
     });
+    let tuned = tuned.as_ref().filter(|_| draft.measured > 0);
+    let measured = tuned.map(|tuned| Measured { device: tuned.device.clone(), steps: draft.measured });
     let mut plan = Plan {
         version: VERSION,
         name: graph.name.clone(),
         target: target.clone(),
         dims: Vec::new(),
+        tuned: measured,
         summary: Summary::default(),
         steps: steps.collect(),
         segments: segments.clone(),

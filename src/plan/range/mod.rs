@@ -28,6 +28,7 @@ use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check};
 use crate::decisions::{Decisions, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::kernel::tuned::Tuned;
 use crate::pass::Prepared;
 use crate::pass::chunk;
 use crate::shape::{Extent, Shape};
@@ -43,7 +44,7 @@ const MOST_UNEVEN: usize = 256;
 const NONE: usize = usize::MAX;
 
 /// Makes the graph of a binding, where what is folded follows the decisions. Graphs of different bindings differ in extents only.
-pub type Source = Box<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
+pub type Source = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
 
 /// A binding that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +67,7 @@ pub struct ShapeRange {
 }
 
 /// Makes the graph and the draft of a binding.
+#[derive(Clone)]
 struct Maker {
     source: Source,
     fixed: Vec<(String, usize)>,
@@ -74,6 +76,8 @@ struct Maker {
     recipe: Recipe,
     /// The live bytes from which on the graph is computed in chunks, if it is.
     chunked: Option<u64>,
+    /// Measured schedules.
+    tuned: Option<Arc<Tuned>>,
 }
 
 /// The graph and the draft of one binding.
@@ -95,14 +99,29 @@ impl ShapeRange {
     /// Plans a range. Every binding uses the same recipe.
     ///
     /// # Errors
-    /// [`Error::Usage`] if a dim is set twice or the graphs differ in more than extents; [`Error::Fit`] if the plan exceeds a limit;
-    /// the error of any binding that is tried.
+    /// As [`tuned`](Self::tuned).
     pub fn new(
         source: Source,
         dims: &[(String, Extent)],
         target: &Target,
         recipe: Recipe,
         limits: &Limits,
+    ) -> Result<ShapeRange> {
+        ShapeRange::tuned(source, dims, target, recipe, limits, None)
+    }
+
+    /// Plans a range with measured schedules if they are given, as long as the plan takes no more bytes for them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if a dim is set twice or the graphs differ in more than extents; [`Error::Fit`] if the plan exceeds a limit;
+    /// the error of any binding that is tried.
+    pub fn tuned(
+        source: Source,
+        dims: &[(String, Extent)],
+        target: &Target,
+        recipe: Recipe,
+        limits: &Limits,
+        tuned: Option<&Arc<Tuned>>,
     ) -> Result<ShapeRange> {
         for (i, (name, extent)) in dims.iter().enumerate() {
             if dims[..i].iter().any(|(other, e)| other == name && e != extent) {
@@ -123,12 +142,24 @@ impl ShapeRange {
             }
         }
         let target = target.clone();
-        let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None };
+        let mut maker = Maker { source, fixed, dims: ranges, target, recipe, chunked: None, tuned: None };
         if recipe.chunks > 1 {
             // Other bindings may need more than the largest, so everything that chunks make smaller is in chunks, whatever the limit.
             let largest = maker.graph(&maker.largest(), Decisions::default())?;
             maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
         }
+        let plain = ShapeRange::of(maker.clone(), limits);
+        let Some(tuned) = tuned.filter(|tuned| !tuned.is_empty()) else { return plain };
+        let tuned = ShapeRange::of(Maker { tuned: Some(Arc::clone(tuned)), ..maker }, limits);
+        match (&plain, &tuned) {
+            (Ok(plain), Ok(tuned)) if tuned.plan().bytes() <= plain.plan().bytes() => {}
+            (Err(_), Ok(_)) => {}
+            _ => return plain,
+        }
+        tuned
+    }
+
+    fn of(maker: Maker, limits: &Limits) -> Result<ShapeRange> {
         let mut found: Vec<(Options, Arc<Record>, Vec<Member>)> = Vec::new();
         let arrangement = arrange(&maker.target, limits, |options| {
             let (record, whole, members) = maker.all(options)?;
@@ -313,6 +344,7 @@ impl Maker {
         if self.recipe.chunks > 1 {
             graph.spares_memory = true;
         }
+        graph.tuned.clone_from(&self.tuned);
         let draft = arrange::draft(&graph, &self.target, options)?;
         Ok((graph, draft))
     }

@@ -1,0 +1,217 @@
+//! `tune`: the fastest algorithm of each kernel on a device.
+
+use super::args::{self, Inputs, Model, On};
+use super::{Failure, line};
+use crate::error::{Error, Result};
+use crate::exec::Exec;
+use crate::file;
+use crate::kernel::tuned::Tuned;
+use crate::plan::{self, Compiled, Plan};
+use crate::report::{self, Table};
+use crate::session::{self, Options};
+use crate::tensor::Tensor;
+use crate::tune::{self, Entry, cache};
+use clap::Args;
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Turns of each plan, and runs of a turn.
+const TURNS: usize = 3;
+const RUNS: usize = 10;
+/// The tuned plan is kept if it takes at most this many times the other one's time.
+const NOISE: f64 = 1.02;
+/// Rows of the table of kernels.
+const ROWS: usize = 20;
+
+#[derive(Args)]
+#[command(
+    after_help = "The measured schedules are kept in the user's cache folder (PLIMSOLL_CACHE_DIR names another), one file per device
+and driver. `run`, `bench` and the library use them there; --no-tuned leaves them out. `plan --tuned FILE` plans with such a file."
+)]
+pub(super) struct Tune {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    inputs: Inputs,
+    #[command(flatten)]
+    on: On,
+    /// Write the tuned plan as JSON.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Stop to time further kernels after this many seconds. Those that take most time come first.
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    seconds: u64,
+    /// Time kernels again that were measured before.
+    #[arg(long)]
+    again: bool,
+    /// Let the tuned plan take more bytes than the untuned one.
+    #[arg(long)]
+    more_memory: bool,
+}
+
+/// Milliseconds of the fastest run without measured schedules and of the fastest with them.
+struct Runs {
+    untuned: Option<f64>,
+    tuned: f64,
+}
+
+/// All that there is to tell.
+struct Outcome {
+    device: String,
+    untuned: Plan,
+    tuned: Plan,
+    /// Kernels that have a choice, and those that were measured now.
+    asked: usize,
+    found: Vec<Entry>,
+    runs: Runs,
+    kept: Option<PathBuf>,
+}
+
+impl Tune {
+    pub(super) fn run(&self, json: bool) -> Result<String, Failure> {
+        let given = args::given("--input", &self.inputs.inputs)?;
+        let options = self.model.options(&self.on)?;
+        let (model, dims) = self.model.load(&given)?;
+        let graph = self.model.import(&model, &dims, &given)?;
+        let (mut device, name) = session::open(&options)?;
+        tracing::info!("backend: {name}");
+        session::check_limit(&*device, options.memory_limit)?;
+        let (target, identity, limits) = (device.target().clone(), device.identity(), self.model.limits());
+        let in_file = |e: Error| e.in_file(&self.model.model);
+        let case = self.model.case(&model, dims, target.clone());
+        let refuse = |e| args::refuse(&case, in_file(e), json);
+
+        let mut prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
+        let untuned = plan::compile(&prepared, &target, &limits).map_err(refuse)?;
+        let asked = Arc::new(Tuned::new(&*identity));
+        prepared.tuned = Some(Arc::clone(&asked));
+        plan::compile(&prepared, &target, &limits).map_err(in_file)?;
+        let (mut known, mut entries) = cache::load(&identity).unwrap_or_else(|| (Tuned::new(&*identity), Vec::new()));
+        let mut kernels = asked.kernels();
+        let count = kernels.len();
+        kernels.retain(|(kernel, _)| self.again || known.find(kernel).is_none());
+
+        let bar = args::progress("kernels");
+        bar.set_length(kernels.len() as u64);
+        let budget = Duration::from_secs(self.seconds);
+        let found = tune::measure(&mut *device, kernels, budget, &|done| bar.set_position(done as u64));
+        bar.finish_and_clear();
+        let mut found = found.map_err(in_file)?;
+        drop(device);
+
+        found.iter().for_each(|entry| known.insert(&entry.kernel, entry.schedule.clone()));
+        let mut tuned = tune::plan(prepared, &target, &limits, &Arc::new(known), self.more_memory).map_err(in_file)?;
+        let inputs = args::fill(&tuned.0, given, self.inputs.seed)?;
+        let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
+        if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
+            tracing::info!("what is faster alone is not faster together: the schedules found now are not kept");
+            found.clear();
+            tuned = untuned.clone();
+        }
+        entries.retain(|old| found.iter().all(|new| new.kernel != old.kernel));
+        entries.extend(found.iter().cloned());
+        let kept = cache::save(&identity, entries);
+        let ((untuned, _), (tuned, _)) = (untuned, tuned);
+        if let Some(path) = &self.output {
+            file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
+        }
+        let outcome = Outcome { device: name, untuned, tuned, asked: count, found, runs, kept };
+        Ok(if json { outcome.json() } else { outcome.text() })
+    }
+}
+
+/// Runs both plans by turns. An untuned plan that the device refuses has no time.
+fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Tensor]) -> Result<Runs> {
+    let mut runs = Runs { untuned: None, tuned: f64::INFINITY };
+    for _ in 0..TURNS {
+        match fastest(options, untuned, inputs) {
+            Ok(time) => runs.untuned = Some(runs.untuned.map_or(time, |best| best.min(time))),
+            Err(error) => tracing::warn!("the untuned plan does not run here: {error}"),
+        }
+        runs.tuned = runs.tuned.min(fastest(options, tuned, inputs)?);
+    }
+    Ok(runs)
+}
+
+/// Milliseconds of the fastest of some runs of a plan, by the device's clock if it has one.
+fn fastest(options: &Options, (plan, constants): &Compiled, inputs: &[Tensor]) -> Result<f64> {
+    let (device, _) = session::open(options)?;
+    let mut exec = Exec::load(device, plan.clone(), constants, &|_| {})?;
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        exec.write(inputs)?;
+        best = best.min(exec.time()?.as_secs_f64() * 1e3);
+    }
+    Ok(best)
+}
+
+impl Outcome {
+    fn json(&self) -> String {
+        let Outcome { device, untuned, tuned, asked, found, runs, kept } = self;
+        let kernel = |entry: &Entry| {
+            let Entry { kernel, schedule, expected, before, after, tried, launches } = entry;
+            json!({
+                "template": kernel.template.name(), "shape": kernel.shape, "launches": launches, "tried": tried,
+                "expected": expected.to_string(), "schedule": schedule.to_string(),
+                "before_us": before, "after_us": after,
+            })
+        };
+        line(&json!({
+            "model": tuned.name,
+            "device": device,
+            "kernels": asked,
+            "measured": found.iter().map(kernel).collect::<Vec<_>>(),
+            "untuned_ms": runs.untuned,
+            "tuned_ms": runs.tuned,
+            "untuned_bytes": untuned.bytes(),
+            "tuned_bytes": tuned.bytes(),
+            "kept_in": kept,
+        }))
+    }
+
+    fn text(&self) -> String {
+        let Outcome { device, untuned, tuned, asked, found, runs, kept } = self;
+        let mut text = format!("{} on {device}\n\n", tuned.name);
+        let gain =
+            |entry: &&Entry| entry.before.map_or(f64::INFINITY, |before| before - entry.after) * entry.launches as f64;
+        let mut won: Vec<&Entry> = found.iter().filter(|entry| entry.schedule != entry.expected).collect();
+        won.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+        text += &format!(
+            "{asked} kernels have a choice; {} were timed now; another algorithm is faster for {}\n\n",
+            found.len(),
+            won.len()
+        );
+        if !won.is_empty() {
+            let mut table = Table::new("<<>>><");
+            table.row(["kernel", "shape", "launches", "before", "after", "algorithm"]);
+            let microseconds = |time: f64| format!("{time:.1} us");
+            for entry in won.iter().take(ROWS) {
+                table.row([
+                    entry.kernel.template.name().to_owned(),
+                    entry.kernel.shape.to_string(),
+                    entry.launches.to_string(),
+                    entry.before.map_or("refused".into(), microseconds),
+                    microseconds(entry.after),
+                    entry.schedule.to_string(),
+                ]);
+            }
+            text += &format!("{table}");
+            if won.len() > ROWS {
+                text += &format!("and {} more\n", won.len() - ROWS);
+            }
+            text += "\n";
+        }
+        let mut table = Table::new("<>>");
+        table.row(["plan", "fastest run", "bytes"]);
+        let time = runs.untuned.map_or("refused".into(), |time| format!("{time:.3} ms"));
+        table.row(["untuned".into(), time, report::grouped(untuned.bytes())]);
+        table.row(["tuned".into(), format!("{:.3} ms", runs.tuned), report::grouped(tuned.bytes())]);
+        text += &table.to_string();
+        if let Some(path) = kept {
+            text += &format!("\nkept in {}\n", path.display());
+        }
+        text
+    }
+}

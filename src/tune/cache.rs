@@ -1,0 +1,101 @@
+//! Measured schedules on disk: one file per device and driver.
+//!
+//! A file that is missing, cut off, of another version or of another device is left out, with a line in the log. So is a file that cannot
+//! be written. Nothing in it is trusted: lowering takes a schedule only if it is legal.
+
+use super::Entry;
+use crate::error::{Error, Result};
+use crate::file;
+use crate::kernel::tuned::Tuned;
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// The version of the file's format, and of the algorithms that schedules name.
+pub const VERSION: u32 = 1;
+/// The most bytes of a file that is read.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// The content of a file.
+#[derive(Serialize, Deserialize)]
+struct Content {
+    version: u32,
+    /// The version of the crate, whose texts were timed.
+    plimsoll: String,
+    device: String,
+    kernels: Vec<Entry>,
+}
+
+/// The file of a device in the user's cache folder. `None` if there is no such folder.
+pub fn path(device: &str) -> Option<PathBuf> {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let name: String = device.chars().map(safe).take(100).collect();
+    let file = format!("{name}-{:016x}.json", file::fnv(device.as_bytes()) as u64);
+    Some(file::cache_folder()?.join("tuned").join(file))
+}
+
+/// The table that a file holds.
+///
+/// # Errors
+/// The file is missing, larger than a table can be, or not of this version.
+pub fn read(path: &Path) -> Result<(Tuned, Vec<Entry>)> {
+    let failed = |e| Error::file(path, "read the tuning file", e);
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    if bytes > MOST_BYTES {
+        return Err(Error::usage(format!("expected at most {MOST_BYTES} bytes, found {bytes}")).in_file(path));
+    }
+    let text = std::fs::read_to_string(path).map_err(failed)?;
+    let value: serde_json::Value = serde_json::from_str(&text).map_err(|e| Error::json(path, &e))?;
+    let (version, made) = (&value["version"], &value["plimsoll"]);
+    let own = env!("CARGO_PKG_VERSION");
+    if *version != VERSION || *made != own {
+        let what = format!("expected version {VERSION} by plimsoll {own}, found version {version} by plimsoll {made}");
+        return Err(Error::usage(what).in_file(path));
+    }
+    let content: Content = serde_json::from_value(value).map_err(|e| Error::json(path, &e))?;
+    let mut tuned = Tuned::new(content.device);
+    for Entry { kernel, schedule, .. } in &content.kernels {
+        tuned.insert(kernel, schedule.clone());
+    }
+    Ok((tuned, content.kernels))
+}
+
+/// The measured schedules of a device, if its file can be used.
+pub fn load(device: &str) -> Option<(Tuned, Vec<Entry>)> {
+    let path = path(device)?;
+    match read(&path) {
+        Ok((tuned, entries)) if tuned.device == device => Some((tuned, entries)),
+        Ok((tuned, _)) => {
+            let (path, found) = (path.display(), &tuned.device);
+            tracing::warn!("{path}: measured on another device, and not used: expected {device}, found {found}");
+            None
+        }
+        Err(Error::File { source: Some(e), .. }) if e.kind() == ErrorKind::NotFound => None,
+        Err(error) => {
+            tracing::warn!("measured schedules are not used: {error}");
+            None
+        }
+    }
+}
+
+/// Writes the measured schedules of a device. Returns the file, or `None` if it could not be written, with a line in the log.
+pub fn save(device: &str, kernels: Vec<Entry>) -> Option<PathBuf> {
+    let Some(path) = path(device) else {
+        tracing::warn!("measured schedules are not kept: the user has no cache folder; PLIMSOLL_CACHE_DIR names one");
+        return None;
+    };
+    let content =
+        Content { version: VERSION, plimsoll: env!("CARGO_PKG_VERSION").into(), device: device.into(), kernels };
+    let text = serde_json::to_string(&content).expect("measured schedules have only finite numbers and text keys");
+    let folder = path.parent().expect("it is in a folder");
+    let made = std::fs::create_dir_all(folder).map_err(|e| Error::file(folder, "create the folder", e));
+    let written =
+        made.and_then(|()| file::write_whole(&path, "keep measured schedules", |out| out.write_all(text.as_bytes())));
+    match written {
+        Ok(()) => Some(path),
+        Err(error) => {
+            tracing::warn!("measured schedules are not kept: {error}");
+            None
+        }
+    }
+}
