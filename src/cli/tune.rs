@@ -106,8 +106,8 @@ impl Tune {
         let inputs = args::fill(&tuned.0, given, self.inputs.seed)?;
         let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
         if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
-            tracing::info!("what is faster alone is not faster together: the schedules found now are not kept");
-            found.clear();
+            tracing::info!("what is faster alone is not faster together: the expected schedules stay");
+            found.iter_mut().for_each(|entry| entry.schedule.clone_from(&entry.expected));
             tuned = untuned.clone();
         }
         entries.retain(|old| found.iter().all(|new| new.kernel != old.kernel));

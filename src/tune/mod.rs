@@ -406,8 +406,8 @@ pub fn compile(
     }
 }
 
-/// The plan of a graph with measured schedules. It takes no more bytes than the plan without them, unless `more_memory` allows it: if it
-/// would, schedules that need more than the expected ones are left out, or else all of them.
+/// The plan of a graph with measured schedules. It takes no more bytes than the plan without them, unless `more_memory` allows it: steps then
+/// run side by side where that fits, and schedules that need more than the expected ones are left out where it does not.
 ///
 /// # Errors
 /// As [`plan::compile`], if there is no plan without measured schedules, either.
@@ -423,31 +423,17 @@ pub fn plan(
     if fast.as_ref().is_ok_and(|(plan, _)| plan.tuned.is_none() || more_memory) {
         return fast;
     }
-    prepared.tuned = None;
-    let plain = plan::compile(&prepared, target, limits);
-    let Ok((expected, _)) = &plain else { return fast.or(plain) };
-    let bytes = expected.bytes();
-    let fits = |compiled: &Result<Compiled>| match compiled {
-        Ok((plan, _)) => {
-            tracing::debug!(
-                bytes = plan.bytes(),
-                untuned = bytes,
-                steps = plan.steps.len(),
-                "planned with measured schedules"
-            );
-            plan.bytes() <= bytes
-        }
-        Err(error) => {
-            tracing::debug!("no plan with measured schedules: {error}");
-            false
-        }
-    };
-    if fits(&fast) {
+    let plain = plan::compile(&Prepared { tuned: None, ..prepared.clone() }, target, limits);
+    let Ok((untuned, _)) = &plain else { return fast.or(plain) };
+    let within = Limits { memory: Some(untuned.bytes()) };
+    if fast.as_ref().is_ok_and(|(plan, _)| plan.bytes() <= untuned.bytes()) {
         return fast;
     }
-    prepared.tuned = Some(Arc::new(tuned.filter(|kernel, schedule| is_no_larger(kernel, schedule, target))));
-    let small = plan::compile(&prepared, target, limits);
-    if fits(&small) { small } else { plain }
+    let small = tuned.filter(|kernel, schedule| is_no_larger(kernel, schedule, target));
+    plan::compile(&prepared, target, &within).or_else(|_| {
+        prepared.tuned = Some(Arc::new(small));
+        plan::compile(&prepared, target, &within).or(plain)
+    })
 }
 
 /// True if a schedule of a kernel needs no more memory than the expected one.

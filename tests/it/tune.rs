@@ -1,6 +1,6 @@
 //! Measured schedules: they compute the same, take no more bytes, and are never trusted.
 
-use crate::common::{agrees, backends, random};
+use crate::common::{agrees, backends, random, runs_long};
 use plimsoll::internals::backend::Backend;
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
@@ -114,7 +114,8 @@ fn any_legal_schedule_may_be_the_measured_one() {
                 run(open(), &plan::compile(&prepared, &target, &FREE).expect("it is planned"), &inputs(&graph));
             let kernels = asked(&prepared, &target);
             let most = kernels.iter().map(|(kernel, _)| candidates(kernel, &target).len()).max().unwrap_or(0);
-            for number in 1..most.min(6) {
+            let tried = if runs_long("most of the schedules of whole graphs") { 6 } else { 2 };
+            for number in 1..most.min(tried) {
                 let tuned = table(&kernels, |kernel| candidates(kernel, &target).into_iter().nth(number));
                 let (plan, constants) =
                     tune::plan(prepared.clone(), &target, &FREE, &tuned, true).expect("it is planned");

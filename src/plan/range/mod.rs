@@ -148,15 +148,10 @@ impl ShapeRange {
             let largest = maker.graph(&maker.largest(), Decisions::default())?;
             maker.chunked = chunks::threshold(&largest, &maker.target, &Limits { memory: None }, recipe.chunks)?;
         }
-        let plain = ShapeRange::of(maker.clone(), limits);
-        let Some(tuned) = tuned.filter(|tuned| !tuned.is_empty()) else { return plain };
-        let tuned = ShapeRange::of(Maker { tuned: Some(Arc::clone(tuned)), ..maker }, limits);
-        match (&plain, &tuned) {
-            (Ok(plain), Ok(tuned)) if tuned.plan().bytes() <= plain.plan().bytes() => {}
-            (Err(_), Ok(_)) => {}
-            _ => return plain,
-        }
-        tuned
+        let plain = ShapeRange::of(maker.clone(), limits)?;
+        let Some(tuned) = tuned.filter(|tuned| !tuned.is_empty()) else { return Ok(plain) };
+        let within = Limits { memory: Some(plain.plan().bytes()) };
+        Ok(ShapeRange::of(Maker { tuned: Some(Arc::clone(tuned)), ..maker }, &within).unwrap_or(plain))
     }
 
     fn of(maker: Maker, limits: &Limits) -> Result<ShapeRange> {
