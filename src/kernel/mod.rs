@@ -349,3 +349,15 @@ pub enum Nearest {
     Floor,
     Ceil,
 }
+
+impl Nearest {
+    /// The neighbour of a coordinate.
+    pub fn choose(self, x: f64) -> f64 {
+        match self {
+            Nearest::Floor => x.floor(),
+            Nearest::Ceil => x.ceil(),
+            Nearest::RoundPreferFloor => (x - 0.5).ceil(),
+            Nearest::RoundPreferCeil => (x + 0.5).floor(),
+        }
+    }
+}

@@ -37,6 +37,11 @@ pub type Upgrade = fn(opset: i64, inputs: &mut Vec<Option<ValueId>>, attrs: &mut
 /// Splits the output along an axis into units, or refuses to.
 pub type Split = fn(&Call, axis: usize, units: usize) -> Option<Part>;
 
+/// Maps row-major values of the inputs to those of every output; an omitted optional input is `None`.
+pub type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
+/// Adds nodes of other rows that stand for a call, and returns one value per output.
+pub type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
+
 /// One row of the op table.
 pub struct OpDef {
     /// ONNX's name.
@@ -134,10 +139,10 @@ pub struct Call<'a> {
 pub enum Eval {
     /// Elementwise: maps the values of the broadcast inputs at one index to the output's. An omitted optional input reads as NaN.
     Scalar(fn(&[f64], &Call) -> f64),
-    /// Maps row-major values of the inputs to those of every output.
-    Tensor(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    /// Over whole tensors.
+    Tensor(Tensors),
     /// Like `Tensor`, and only moves elements: every output element is one of input 0, or of any input of a variadic row.
-    Move(fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>),
+    Move(Tensors),
     /// Computes the only output from facts and attributes alone.
     Known(fn(&Call) -> OpResult<Tensor>),
 }
@@ -154,7 +159,7 @@ pub enum Lower {
     /// The inputs one after another along attribute `axis`.
     Concat,
     /// Nodes of other rows; returns one value per output.
-    Decompose(fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>),
+    Decompose(Nodes),
     /// A kernel template over the data inputs, whose accesses are given.
     Template(fn(&Call, &[Access]) -> OpResult<TemplateCall>),
     /// A constant, computed from constants, facts and attributes before lowering. It has no kernel.

@@ -1,11 +1,8 @@
 //! Composed rows: a row is stated once, as the nodes that it stands for. Facts and meaning follow from these.
 
 use super::find;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, ValueId};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, Nodes, OpDef, OpResult, ValueId};
 use crate::tensor::Tensor;
-
-/// Builds the nodes that a row stands for and returns one value per output.
-pub(super) type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
 
 /// A row that stands for these nodes.
 pub(super) const fn composed(name: &'static str, doc: &'static str, inputs: &'static [Input], nodes: Nodes) -> OpDef {

@@ -1,7 +1,7 @@
 //! Rows that compute constants from shapes, and rows that read elements by index.
 
 use super::compose::{composed, required};
-use super::{expect_dtype, indices, input_name, output, position, required_ints};
+use super::{expect_dtype, indices, input_name, moving, output, position, required_ints, row};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::kernel::{PadMode, Template};
@@ -206,31 +206,6 @@ fn centred(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -> OpResult<Ve
         y = b.op("Pad", &[y], Attrs::new().with("pads", pads))?;
     }
     Ok(vec![y])
-}
-
-type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
-
-const fn row(
-    name: &'static str,
-    doc: &'static str,
-    inputs: &'static [Input],
-    infer: Infer,
-    eval: Tensors,
-    lower: Lower,
-) -> OpDef {
-    OpDef::new(name, doc, inputs, infer, Eval::Tensor(eval), lower)
-}
-
-/// A row that moves elements of its first input.
-const fn moving(
-    name: &'static str,
-    doc: &'static str,
-    inputs: &'static [Input],
-    infer: Infer,
-    eval: Tensors,
-    lower: Lower,
-) -> OpDef {
-    OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
 }
 
 /// A row without a kernel: its value follows from facts and attributes.

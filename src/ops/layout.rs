@@ -1,10 +1,8 @@
 //! Rows that move elements and compute nothing. Most are views, which cost nothing.
 
-use super::{indices, output, position, required_ints, same_dtype};
+use super::{indices, moving, output, position, required_ints, same_dtype};
 use crate::dtype::DType;
-use crate::op::{
-    Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic,
-};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Input, Lower, OpDef, OpResult, Part, ValueId, one, shaping, variadic};
 use crate::shape::{Access, Shape};
 
 const DATA: &[Input] = &[one("data")];
@@ -15,27 +13,27 @@ const SLICE: &[Input] = &[one("data"), shaping("starts"), shaping("ends"), shapi
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     // Views: the same elements in the same order
-    row("Flatten", "The axes before `axis` as one, and the others as one", INPUT, flatten, same, RESHAPE)
+    moving("Flatten", "The axes before `axis` as one, and the others as one", INPUT, flatten, same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]).attr("axis", 2))
         .attrs(&["axis"])
         .part(regrouped),
-    row("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
+    moving("Identity", "The input", INPUT, |c| Ok(vec![c.fact(0).clone()]), same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]))
         .part(regrouped),
-    row("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")], reshape,
+    moving("Reshape", "The elements in the same order under another shape", &[one("data"), shaping("shape")], reshape,
         same, RESHAPE)
         .sample(|s| s.floats(&[&[2, 3, 4]]).ints("shape", &[4, 6]))
         .attrs(&["allowzero"])
         .part(|c, axis, units| Some(Part { extents: Some("shape"), ..regrouped(c, axis, units)? })),
-    row("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
+    moving("Squeeze", "Without axes of extent 1", DATA_AXES, squeeze, same, RESHAPE)
         .sample(|s| s.floats(&[&[1, 3, 1, 2]]).ints("axes", &[-2]))
         // A part may have other axes of extent 1 than the whole.
         .part(|c, axis, units| c.attrs.get("axes").and_then(|_| regrouped(c, axis, units))),
-    row("Unsqueeze", "With more axes of extent 1", DATA_AXES, unsqueeze, same, RESHAPE)
+    moving("Unsqueeze", "With more axes of extent 1", DATA_AXES, unsqueeze, same, RESHAPE)
         .sample(|s| s.floats(&[&[3, 2]]).ints("axes", &[0, -1]))
         .part(regrouped),
     // Views: other strides
-    row("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], expand,
+    moving("Expand", "Broadcast to a shape", &[one("input"), shaping("shape")], expand,
         |x, c| rearrange(x, c, |index, shape| {
             let skip = index.len() - shape.len();
             shape.iter().zip(&index[skip..]).map(|(&d, &i)| if d == 1 { 0 } else { i }).collect()
@@ -45,7 +43,7 @@ pub(super) static OPS: &[OpDef] = &[
         .part(|c, axis, _| {
             Some(Part { extents: Some("shape"), ..c.broadcast_part(&expand(c).ok()?[0].shape, axis) })
         }),
-    row("Slice", "From `starts` to `ends` along `axes`, every `steps`-th element", SLICE, slice,
+    moving("Slice", "From `starts` to `ends` along `axes`, every `steps`-th element", SLICE, slice,
         |x, c| {
             let spans = spans(c)?;
             let start = |k: usize, i: usize| (spans[k].start as i64 + i as i64 * spans[k].step) as usize;
@@ -60,7 +58,7 @@ pub(super) static OPS: &[OpDef] = &[
             let Span { start, step, len } = spans(c).ok()?.swap_remove(axis);
             if (start, step, len) == (0, 1, c.shape(0)[axis]) { Part::of([Some(axis)]) } else { None }
         }),
-    row("Transpose", "The axes in the order of `perm`; reversed without it", DATA, transpose,
+    moving("Transpose", "The axes in the order of `perm`; reversed without it", DATA, transpose,
         |x, c| {
             let perm = permutation(c)?;
             rearrange(x, c, |index, shape| {
@@ -74,7 +72,7 @@ pub(super) static OPS: &[OpDef] = &[
         .attrs(&["perm"])
         .part(|c, axis, _| Part::of([Some(permutation(c).ok()?[axis])])),
     // Several inputs or outputs
-    row("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], concat, concat_eval,
+    moving("Concat", "The inputs one after another along `axis`", &[variadic("inputs")], concat, concat_eval,
         Lower::Concat)
         .sample(|s| s.floats(&[&[2, 3], &[2, 4]]).attr("axis", 1))
         .attrs(&["axis"]),
@@ -87,7 +85,7 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[2, 3]]))
         .attrs(&["seed"]),
-    row("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
+    moving("Split", "Consecutive parts along `axis`", &[one("input"), shaping("split")], split,
         |x, c| {
             let (axis, sizes) = parts(c)?;
             let mut at = 0;
@@ -118,7 +116,7 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.floats(&[&[7, 2]]).attr("num_outputs", 3))
         .attrs(&["axis", "num_outputs"]),
     // Rearrangements
-    row("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, depth_to_space,
+    moving("DepthToSpace", "Blocks of channels become blocks of pixels", INPUT, depth_to_space,
         |x, c| {
             let (depth, block) = (depth_to_space(c)?[0].shape[1], blocksize(c)?);
             let columns_first = columns_first(c)?;
@@ -139,7 +137,7 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[1, 9, 1, 2]]).attr("blocksize", 3))
         .attrs(&["blocksize", "mode"]),
-    row("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, space_to_depth,
+    moving("SpaceToDepth", "Blocks of pixels become blocks of channels", INPUT, space_to_depth,
         |x, c| {
             let (depth, block) = (c.shape(0)[1], blocksize(c)?);
             let columns_first = columns_first(c)?;
@@ -156,7 +154,7 @@ pub(super) static OPS: &[OpDef] = &[
         }))
         .sample(|s| s.floats(&[&[2, 3, 4, 6]]).attr("blocksize", 2))
         .attrs(&["blocksize", "mode"]),
-    row("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
+    moving("Tile", "The input repeated along each axis", &[one("input"), shaping("repeats")], tile,
         |x, c| rearrange(x, c, |index, shape| index.iter().zip(shape.iter()).map(|(&i, &d)| i % d).collect()),
         Lower::Decompose(|b, c, x| {
             let (from, to) = (c.shape(0), &tile(c)?[0].shape);
@@ -171,20 +169,6 @@ pub(super) static OPS: &[OpDef] = &[
             Ok(vec![b.op("Reshape", &[often], whole(to))?])
         })).sample(|s| s.floats(&[&[2, 3]]).ints("repeats", &[2, 2])),
 ];
-
-type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
-
-/// A row that moves elements.
-const fn row(
-    name: &'static str,
-    doc: &'static str,
-    inputs: &'static [Input],
-    infer: Infer,
-    eval: Tensors,
-    lower: Lower,
-) -> OpDef {
-    OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
-}
 
 /// The input's elements in their order, under the shape that the row infers.
 const RESHAPE: Lower = Lower::View(|call: &Call, access: &Access| access.reshape(&call.infer().ok()?[0].shape));

@@ -1,7 +1,7 @@
 //! The op table: one row per operator, by family.
 
 use crate::dtype::DType;
-use crate::op::{Arity, Call, Fact, OpDef, OpResult};
+use crate::op::{Arity, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors};
 use crate::shape::{Shape, indices};
 use std::borrow::Cow;
 
@@ -137,6 +137,30 @@ fn expect_dtype(call: &Call, input: usize, expected: &str, allowed: fn(DType) ->
 fn same_float(call: &Call) -> OpResult<DType> {
     let dtype = same_dtype(call)?;
     expect_dtype(call, 0, "a floating-point type", DType::is_float).map(|_| dtype)
+}
+
+/// A row with a meaning over whole tensors.
+const fn row(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    infer: Infer,
+    eval: Tensors,
+    lower: Lower,
+) -> OpDef {
+    OpDef::new(name, doc, inputs, infer, Eval::Tensor(eval), lower)
+}
+
+/// A row that moves elements of its first input, or of all if it is variadic.
+const fn moving(
+    name: &'static str,
+    doc: &'static str,
+    inputs: &'static [Input],
+    infer: Infer,
+    eval: Tensors,
+    lower: Lower,
+) -> OpDef {
+    OpDef::new(name, doc, inputs, infer, Eval::Move(eval), lower)
 }
 
 /// One output of this type and shape.

@@ -10,7 +10,9 @@
 
 use super::{output, same_float};
 use crate::dtype::DType;
-use crate::op::{Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, ValueId, one, optional};
+use crate::op::{
+    Attr, Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, Nodes, OpDef, OpResult, Tensors, ValueId, one, optional,
+};
 
 /// Upper bound of the sequence length: each step is a cell of the graph.
 const LONGEST: usize = 1 << 12;
@@ -60,9 +62,6 @@ pub(super) static OPS: &[OpDef] = &[
     )
     .sample(|s| s.floats(&[&[4, 2, 3], &[1, 20, 3], &[1, 20, 5]])),
 ];
-
-type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
-type Nodes = fn(&mut dyn Build, &Call, &[Option<ValueId>]) -> OpResult<Vec<ValueId>>;
 
 const fn row(
     name: &'static str,

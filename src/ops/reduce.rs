@@ -4,7 +4,7 @@ use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
 use crate::kernel::Fold;
-use crate::op::{Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, ValueId, one, shaping};
+use crate::op::{Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors, ValueId, one, shaping};
 use crate::shape::Shape;
 
 const ONE: &[Input] = &[one("data")];
@@ -65,8 +65,6 @@ pub(super) static OPS: &[OpDef] = &[
         .sample(|s| s.input(DType::F32, &[3, 4, 5], -3.0, 3.0).attr("axis", 0))
         .attrs(&["exclusive", "reverse"]),
 ];
-
-type Tensors = fn(&[Option<&[f64]>], &Call) -> OpResult<Vec<Vec<f64>>>;
 
 /// A reduction over any axes.
 const fn row(name: &'static str, doc: &'static str, infer: Infer, eval: Tensors, lower: Lower) -> OpDef {

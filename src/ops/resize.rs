@@ -379,13 +379,7 @@ fn neighbours(axis: Axis, mode: ResizeMode, i: usize) -> Vec<(usize, f64)> {
             // coordinate count.
             let unit = (axis.len.max(1).ilog2() as f64 - 20.0).exp2().min(0.25);
             let x = (x / unit).round() * unit;
-            let i = match rule {
-                Nearest::RoundPreferFloor => (x - 0.5).ceil(),
-                Nearest::RoundPreferCeil => (x + 0.5).floor(),
-                Nearest::Floor => x.floor(),
-                Nearest::Ceil => x.ceil(),
-            };
-            vec![(clamp(i), 1.0)]
+            vec![(clamp(rule.choose(x)), 1.0)]
         }
         ResizeMode::Linear if axis.blur < 1.0 => spread(axis, x, 1.0, false, |d| (1.0 - d.abs()).max(0.0)),
         ResizeMode::Linear => {

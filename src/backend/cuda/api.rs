@@ -31,6 +31,12 @@ impl Display for Refusal {
     }
 }
 
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> String {
+        refusal.to_string()
+    }
+}
+
 /// An error of this backend.
 pub(super) fn failed(what: impl Display) -> Error {
     Error::Backend { backend: "cuda", what: what.to_string(), file: None }
@@ -50,7 +56,7 @@ macro_rules! table {
             $($plain: unsafe extern "C" fn($($pty),*) -> $result,)*
         }
 
-        #[allow(non_snake_case)]
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "names and parameters are the libraries' own")]
         impl $table {
             /// Looks every function up. The library must stay loaded as long as the table is used.
             pub(super) fn bind(library: &Library) -> Result<$table, String> {
@@ -105,6 +111,19 @@ unsafe fn words(text: *const c_char) -> String {
     // SAFETY: guaranteed by the caller.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
+
+/// The words of a library for a code. Its function has a string for every code.
+macro_rules! meaning {
+    ($($table:ident $words:ident),*) => {$(
+        impl $table {
+            fn meaning(&self, code: c_int) -> String {
+                // SAFETY: it returns a string for every code.
+                unsafe { words(self.$words(code)) }
+            }
+        }
+    )*};
+}
+meaning!(Nvrtc nvrtcGetErrorString, BlasLt cublasLtGetStatusString, Dnn cudnnGetErrorString, Nvml nvmlErrorString);
 
 table! {
     /// libcuda.
@@ -204,13 +223,6 @@ table! {
     }
 }
 
-impl Nvrtc {
-    fn meaning(&self, code: c_int) -> String {
-        // SAFETY: it returns a string for every code.
-        unsafe { words(self.nvrtcGetErrorString(code)) }
-    }
-}
-
 table! {
     /// libcublasLt.
     BlasLt {
@@ -258,13 +270,6 @@ table! {
     } {
         fn cublasLtGetVersion() -> usize;
         fn cublasLtGetStatusString(code: c_int) -> *const c_char;
-    }
-}
-
-impl BlasLt {
-    fn meaning(&self, code: c_int) -> String {
-        // SAFETY: it returns a string for every code.
-        unsafe { words(self.cublasLtGetStatusString(code)) }
     }
 }
 
@@ -357,13 +362,6 @@ table! {
     }
 }
 
-impl Dnn {
-    fn meaning(&self, code: c_int) -> String {
-        // SAFETY: it returns a string for every code.
-        unsafe { words(self.cudnnGetErrorString(code)) }
-    }
-}
-
 /// Bytes of a device's memory, as `nvmlMemory_t` has them.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -388,11 +386,6 @@ table! {
 }
 
 impl Nvml {
-    fn meaning(&self, code: c_int) -> String {
-        // SAFETY: it returns a string for every code.
-        unsafe { words(self.nvmlErrorString(code)) }
-    }
-
     /// The driver's version.
     pub(super) fn driver(&self) -> Result<String, Refusal> {
         let mut version = [0u8; 80];

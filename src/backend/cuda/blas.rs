@@ -108,27 +108,20 @@ impl Blas {
         ];
         // SAFETY: descriptors live as long as `product`; attributes are given with their sizes.
         unsafe {
-            let made = self.lt.cublasLtMatmulDescCreate(&mut product.desc, compute as u32, data_type(scale)?);
-            made.map_err(|e| e.to_string())?;
+            self.lt.cublasLtMatmulDescCreate(&mut product.desc, compute as u32, data_type(scale)?)?;
             for (layout, (matrix, [rows, columns])) in product.layouts.iter_mut().zip(matrices) {
                 let (rows, columns) = if matrix.transposed { (columns, rows) } else { (rows, columns) };
                 let (ty, leading) = (data_type(matrix.dtype)?, matrix.leading as i64);
-                self.lt
-                    .cublasLtMatrixLayoutCreate(layout, ty, rows, columns, leading)
-                    .and_then(|()| {
-                        self.set_layout(*layout, Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(call.batch as i32))
-                    })
-                    .and_then(|()| {
-                        let attribute = Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-                        self.set_layout(*layout, attribute, &(matrix.stride as i64))
-                    })
-                    .map_err(|e| e.to_string())?;
+                self.lt.cublasLtMatrixLayoutCreate(layout, ty, rows, columns, leading)?;
+                self.set_layout(*layout, Layout::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &(call.batch as i32))?;
+                let between = Layout::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+                self.set_layout(*layout, between, &(matrix.stride as i64))?;
             }
         }
-        self.describe(&product, call, slots).map_err(|e| e.to_string())?;
+        self.describe(&product, call, slots)?;
         product.algo = match *algo {
             Some(algo) => algo,
-            None => self.choose(&product, &matrices.map(|(m, _)| m.alignment())).map_err(|e| e.to_string())??,
+            None => self.choose(&product, &matrices.map(|(m, _)| m.alignment()))?,
         };
         *algo = Some(product.algo);
         Ok(product)
@@ -168,7 +161,7 @@ impl Blas {
     }
 
     /// The algorithm that the library thinks fastest within the workspace.
-    fn choose(&self, product: &Product, alignments: &[u32; 4]) -> Result<Result<Algorithm, String>, Refusal> {
+    fn choose(&self, product: &Product, alignments: &[u32; 4]) -> Result<Algorithm, String> {
         const ASKED: usize = 4;
         let mut preference = null_mut();
         let algo = Algorithm { data: [0; 8] };
@@ -217,7 +210,7 @@ impl Blas {
         let choices = &choices[..(found.max(0) as usize).min(ASKED)];
         let fits = |choice: &&Choice| choice.state == 0 && choice.workspace <= product.workspace.1;
         let chosen = choices.iter().find(fits).map(|choice| choice.algo);
-        Ok(chosen.ok_or_else(|| format!("cuBLASLt has no algorithm within {} bytes of workspace", product.workspace.1)))
+        chosen.ok_or_else(|| format!("cuBLASLt has no algorithm within {} bytes of workspace", product.workspace.1))
     }
 }
 

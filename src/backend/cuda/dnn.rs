@@ -116,7 +116,6 @@ impl CudnnHandle {
     }
 
     fn describe(&self, convolution: &mut Convolution, call: &Conv) -> Result<(), String> {
-        let words = |e: Refusal| e.to_string();
         let ty = data_type(call.x.dtype)?;
         let Image { dims, .. } = &call.y;
         let mut channels = vec![1; dims.len()];
@@ -153,28 +152,23 @@ impl CudnnHandle {
         // SAFETY: descriptors live as long as `convolution`; lists have the lengths that are told.
         unsafe {
             for (tensor, dims, strides) in tensors {
-                self.dnn.cudnnCreateTensorDescriptor(tensor).map_err(words)?;
+                self.dnn.cudnnCreateTensorDescriptor(tensor)?;
                 let rank = dims.len() as c_int;
-                self.dnn
-                    .cudnnSetTensorNdDescriptor(*tensor, ty, rank, dims.as_ptr(), strides.as_ptr())
-                    .map_err(words)?;
+                self.dnn.cudnnSetTensorNdDescriptor(*tensor, ty, rank, dims.as_ptr(), strides.as_ptr())?;
             }
-            self.dnn.cudnnCreateFilterDescriptor(&mut convolution.w).map_err(words)?;
+            self.dnn.cudnnCreateFilterDescriptor(&mut convolution.w)?;
             let rank = filter.len() as c_int;
-            self.dnn
-                .cudnnSetFilterNdDescriptor(convolution.w, ty, format as u32, rank, filter.as_ptr())
-                .map_err(words)?;
-            self.dnn.cudnnCreateConvolutionDescriptor(&mut convolution.conv).map_err(words)?;
+            self.dnn.cudnnSetFilterNdDescriptor(convolution.w, ty, format as u32, rank, filter.as_ptr())?;
+            self.dnn.cudnnCreateConvolutionDescriptor(&mut convolution.conv)?;
             let (conv, axes) = (convolution.conv, pads.len() as c_int);
             let (pads, strides, dilations) = (pads.as_ptr(), strides.as_ptr(), dilations.as_ptr());
-            let set = self.dnn.cudnnSetConvolutionNdDescriptor(conv, axes, pads, strides, dilations, mode, f32);
-            set.and_then(|()| self.dnn.cudnnSetConvolutionGroupCount(conv, groups))
-                .and_then(|()| self.dnn.cudnnSetConvolutionMathType(conv, math as u32))
-                .and_then(|()| self.dnn.cudnnCreateActivationDescriptor(&mut convolution.activation))
-                .map_err(words)?;
-            let desc = convolution.activation;
-            self.dnn.cudnnSetActivationDescriptor(desc, activation as u32, nan, 0.0).map_err(words)
+            self.dnn.cudnnSetConvolutionNdDescriptor(conv, axes, pads, strides, dilations, mode, f32)?;
+            self.dnn.cudnnSetConvolutionGroupCount(conv, groups)?;
+            self.dnn.cudnnSetConvolutionMathType(conv, math as u32)?;
+            self.dnn.cudnnCreateActivationDescriptor(&mut convolution.activation)?;
+            self.dnn.cudnnSetActivationDescriptor(convolution.activation, activation as u32, nan, 0.0)?;
         }
+        Ok(())
     }
 
     /// The algorithm that the library thinks fastest within the workspace.
@@ -184,20 +178,10 @@ impl CudnnHandle {
         let mut choices = [Choice::default(); 2 * ASKED];
         let mut found = 0;
         // SAFETY: there are as many choices as are asked for.
-        let asked = unsafe {
-            let results = choices.as_mut_ptr().cast();
-            self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(
-                self.handle,
-                x,
-                w,
-                conv,
-                y,
-                ASKED as c_int,
-                &mut found,
-                results,
-            )
-        };
-        asked.map_err(|e| e.to_string())?;
+        unsafe {
+            let (results, asked) = (choices.as_mut_ptr().cast(), ASKED as c_int);
+            self.dnn.cudnnGetConvolutionForwardAlgorithm_v7(self.handle, x, w, conv, y, asked, &mut found, results)?;
+        }
         let most = convolution.workspace.1;
         // With nothing to apply, the fused call knows one algorithm.
         let only = (convolution.fused.is_some() && call.activation == Activation::None)

@@ -70,12 +70,12 @@ pub(super) fn find_driver(search: &Search) -> (Option<Opened>, Found) {
         let mut version = 0;
         // SAFETY: both may be called at any time.
         unsafe {
-            driver.cuDriverGetVersion(&mut version).map_err(|e| e.to_string())?;
+            driver.cuDriverGetVersion(&mut version)?;
             if version < MIN_DRIVER {
                 let (found, least) = (dotted(version), dotted(MIN_DRIVER));
                 return Err(format!("it is too old: for CUDA {found}, at least {least} is needed"));
             }
-            driver.cuInit(0).map_err(|e| e.to_string())?;
+            driver.cuInit(0)?;
         }
         Ok((Opened { driver, version }, format!("CUDA {}", dotted(version))))
     })
@@ -96,7 +96,7 @@ pub(super) fn find_nvrtc(search: &Search, driver: c_int) -> (Option<(Nvrtc, Stri
         let nvrtc = Nvrtc::bind(library)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: it writes two numbers.
-        unsafe { nvrtc.nvrtcVersion(&mut major, &mut minor) }.map_err(|e| e.to_string())?;
+        unsafe { nvrtc.nvrtcVersion(&mut major, &mut minor) }?;
         suits(major as usize, driver)?;
         let version = format!("{major}.{minor}");
         Ok(((nvrtc, version.clone()), version))
@@ -152,11 +152,11 @@ pub fn report(search: &Search) -> Report {
 pub(super) fn devices(driver: &Driver) -> Result<Vec<Device>, String> {
     let mut count = 0;
     // SAFETY: it writes a number.
-    unsafe { driver.cuDeviceGetCount(&mut count) }.map_err(|e| e.to_string())?;
+    unsafe { driver.cuDeviceGetCount(&mut count) }?;
     if count == 0 {
         return Err("it has no device".into());
     }
-    (0..count).map(|index| describe(driver, index).map_err(|e| e.to_string())).collect()
+    (0..count).map(|index| Ok(describe(driver, index)?)).collect()
 }
 
 pub(super) fn handle(driver: &Driver, index: c_int) -> Result<CUdevice, Refusal> {

@@ -90,7 +90,7 @@ impl Module<'_> {
         let (data, shape) = (self.access(0), &self.kernel.shape);
         let moving = self.walk(|a| {
             let stays = |i: usize| match mode {
-                ResizeMode::Nearest(rule) => choose(rule, i as f64 * scales[a] + offsets[a]) == i as f64,
+                ResizeMode::Nearest(rule) => rule.choose(i as f64 * scales[a] + offsets[a]) == i as f64,
                 _ => scales[a] == 1.0 && offsets[a] == 0.0,
             };
             data.shape[a] == shape[a] && (0..shape[a]).all(stays)
@@ -137,15 +137,6 @@ impl Module<'_> {
     }
 }
 
-fn choose(rule: Nearest, x: f64) -> f64 {
-    match rule {
-        Nearest::Floor => x.floor(),
-        Nearest::Ceil => x.ceil(),
-        Nearest::RoundPreferFloor => (x - 0.5).ceil(),
-        Nearest::RoundPreferCeil => (x + 0.5).floor(),
-    }
-}
-
 /// The offset with which `floor(f32(index) * scale + offset)` in `f32` is the neighbour that the rule chooses in `f64`, for
 /// every index, with room for rounding. Ties are moved by less than any other coordinate is away from one.
 fn nearest(rule: Nearest, scale: f64, offset: f64, extent: usize) -> f64 {
@@ -156,7 +147,7 @@ fn nearest(rule: Nearest, scale: f64, offset: f64, extent: usize) -> f64 {
     };
     let agrees = |moved: f64| {
         (0..extent).all(|i| {
-            let wanted = choose(rule, i as f64 * scale + offset);
+            let wanted = rule.choose(i as f64 * scale + offset);
             let got = i as f64 * f64::from(scale as f32) + f64::from(moved as f32);
             let room = (i as f64 * scale).abs().max(1.0) * f64::from(f32::EPSILON) * 2.0;
             (got - room).floor() == wanted && (got + room).floor() == wanted
@@ -186,7 +177,7 @@ mod tests {
                     let moved = nearest(rule, scale, offset, to as usize) as f32;
                     for i in 0..to {
                         let got = (i as f32 * scale as f32 + moved).floor();
-                        let wanted = choose(rule, f64::from(i) * scale + offset);
+                        let wanted = rule.choose(f64::from(i) * scale + offset);
                         assert_eq!(f64::from(got), wanted, "{rule:?} {from}/{to} + {offset} at {i}");
                     }
                 }
