@@ -64,27 +64,6 @@ pub struct Share {
 }
 
 impl Conv {
-    /// Packs the weights.
-    ///
-    /// # Safety
-    /// `weights` must be readable for all of them, `packed` writable for [`Conv::packed_weight_bytes`] and apart from them.
-    pub unsafe fn pack_weights(&self, weights: *const f32, packed: *mut f32) {
-        let (m, n, k) = self.product();
-        let outputs = self.out_channels / self.groups;
-        for group in 0..self.groups {
-            let from = weights.wrapping_add(group * outputs * k);
-            let to = packed.wrapping_add(self.packed_weight_bytes() / 4 / self.groups * group);
-            // SAFETY: the group's part of either buffer.
-            unsafe {
-                match self.way {
-                    Way::Depthwise => to.copy_from_nonoverlapping(from, outputs * k),
-                    Way::WeightsLeft => gemm::pack_a(View { ptr: from, rs: k as isize, cs: 1 }, 0..m, k, to),
-                    Way::WeightsRight => gemm::pack_b(View { ptr: from, rs: 1, cs: k as isize }, k, 0..n, to),
-                }
-            }
-        }
-    }
-
     /// Number of tasks when the work is cut for `parts` threads: at least that many, if the shapes allow.
     pub fn tasks(&self, parts: usize) -> usize {
         let (_, grid) = self.split(parts);
@@ -118,7 +97,7 @@ impl Conv {
     /// If there is no such task or `workspace` is shorter than [`Conv::workspace_bytes`] says.
     ///
     /// # Safety
-    /// The data must be readable, the result writable and apart from it, the weights as packed by [`Conv::pack_weights`]. No other thread may
+    /// The data must be readable, the result writable and apart from it, the weights as packed by [`Conv::pack`]. No other thread may
     /// use the task's part of the result during the call; tasks of one number of parts do not overlap.
     pub unsafe fn run(
         &self,
@@ -543,24 +522,6 @@ mod x86 {
 }
 
 impl ConvTranspose {
-    /// Packs the weights.
-    ///
-    /// # Safety
-    /// As for [`Conv::pack_weights`].
-    pub unsafe fn pack_weights(&self, weights: *const f32, packed: *mut f32) {
-        let (inputs, outputs, taps) =
-            (self.in_channels / self.groups, self.out_channels / self.groups, self.window.taps());
-        for group in 0..self.groups {
-            for first in (0..outputs).step_by(self.block()) {
-                let rows = self.block().min(outputs - first) * taps;
-                let ptr = weights.wrapping_add((group * inputs * outputs + first) * taps);
-                let to = packed.wrapping_add((group * outputs + first) * taps * inputs);
-                // SAFETY: the block's part of either buffer.
-                unsafe { gemm::pack_a(View { ptr, rs: 1, cs: (outputs * taps) as isize }, 0..rows, inputs, to) }
-            }
-        }
-    }
-
     /// Number of tasks.
     pub fn tasks(&self) -> usize {
         self.batch * self.groups * self.blocks()
@@ -711,8 +672,7 @@ mod tests {
         }
         let want: Vec<f32> = want.into_iter().map(|x| 2.0 * x as f32).collect();
         let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
-        // SAFETY: the buffers have exactly the sizes that the shapes name.
-        unsafe { conv.pack_weights(weights.as_ptr(), packed.as_mut_ptr()) }
+        conv.pack(bytemuck::cast_slice(&weights), 0, bytemuck::cast_slice_mut(&mut packed));
         for isa in Isa::available() {
             let mut y = vec![f32::NAN; want.len()];
             let image = Image {
@@ -815,8 +775,7 @@ mod tests {
                         }
                         let want: Vec<f32> = want.into_iter().map(|x| -x as f32).collect();
                         let mut packed = vec![f32::NAN; conv.packed_weight_bytes() / 4];
-                        // SAFETY: the buffers have exactly the sizes that the shapes name.
-                        unsafe { conv.pack_weights(weights.as_ptr(), packed.as_mut_ptr()) }
+                        conv.pack(bytemuck::cast_slice(&weights), 0, bytemuck::cast_slice_mut(&mut packed));
                         for isa in Isa::available() {
                             let mut y = vec![f32::NAN; want.len()];
                             let from = Image { ptr: x.as_ptr(), batch_stride: in_channels * n, channel_stride: n };

@@ -15,6 +15,7 @@ use crate::kernel::cpu::{Slide, Windowed, slots};
 use crate::kernel::schedule::prologue::per_position;
 use crate::kernel::{Kernel, Pool};
 use crate::shape::Access;
+use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// A compiled kernel with a window.
 pub struct Sliding {
@@ -26,8 +27,8 @@ pub struct Sliding {
     images: Vec<(isize, isize)>,
     /// Bytes to the first element of data, weights and destination.
     offsets: [isize; 3],
-    /// Unpacked weights' shape and steps, where they have to be collected first.
-    weights: Option<Vec<(usize, isize)>>,
+    /// Shape of the weights, and their steps in bytes.
+    weights: Vec<(usize, isize)>,
     write: usize,
     /// For how many parts the work is cut, and into how many items.
     parts: usize,
@@ -54,10 +55,9 @@ impl Sliding {
         if prologue.is_some() && !hosted || kernel.prologues.len() > 1 {
             return Err("a prologue of a window that is not a product".into());
         }
-        let weights = (core > 1 && !windowed.packed && !windowed.dense).then(|| {
-            let access = &kernel.reads[1].access;
-            access.shape.iter().zip(&access.strides).map(|(&d, &s)| (d, 4 * s)).collect()
-        });
+        let weights = kernel.reads[..core]
+            .get(1)
+            .map_or(Vec::new(), |w| w.access.shape.iter().zip(&w.access.strides).map(|(&d, &s)| (d, 4 * s)).collect());
         let offset = |o: usize| match kernel.reads.get(o) {
             Some(r) if o < core && !r.packed => 4 * r.access.offset,
             _ => 0,
@@ -100,7 +100,7 @@ impl Sliding {
 
     /// The offset of the packed weights in the workspace. Dense ones are before them, if they have to be made dense.
     fn packed_at(&self) -> isize {
-        if self.weights.is_some() { (self.workspace.shared / 2) as isize } else { 0 }
+        if self.windowed.dense { 0 } else { (self.workspace.shared / 2) as isize }
     }
 
     /// Packs weights that are computed, not constant.
@@ -110,14 +110,14 @@ impl Sliding {
     unsafe fn pack(&self, args: &Args) {
         let workspace = |at: isize| args.at(self.workspace.arg, at);
         let mut from = args.at(1, self.offsets[1]).cast_const();
+        let count: usize = self.weights.iter().map(|axis| axis.0).product();
         // SAFETY: the weights were checked to span their memory, and the shared part of the workspace is theirs.
         unsafe {
-            if let Some(axes) = &self.weights {
+            if !self.windowed.dense {
                 let to = workspace(0).cast::<u32>();
-                let count: usize = axes.iter().map(|a| a.0).product();
                 for i in 0..count {
                     let (mut rest, mut position) = (i, 0);
-                    for &(dim, step) in axes.iter().rev() {
+                    for &(dim, step) in self.weights.iter().rev() {
                         position += (rest % dim) as isize * step;
                         rest /= dim;
                     }
@@ -125,12 +125,8 @@ impl Sliding {
                 }
                 from = to.cast();
             }
-            let to = workspace(self.packed_at()).cast();
-            match self.windowed.slide {
-                Slide::Conv(conv) => conv.pack_weights(from.cast(), to),
-                Slide::ConvTranspose(conv) => conv.pack_weights(from.cast(), to),
-                Slide::Pool(_) => {}
-            }
+            let to = from_raw_parts_mut(workspace(self.packed_at()), self.windowed.packed_bytes());
+            self.windowed.pack(from_raw_parts(from, 4 * count), 0, to);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The shapes of convolutions on the CPU: which way they are computed, and what packed weights and workspaces take.
 
-use super::gemm;
+use super::gemm::{self, PANEL_COLS, PANEL_ROWS};
 use super::window::Window;
 use crate::kernel::algorithm::Way;
 
@@ -46,6 +46,21 @@ impl Conv {
             Way::Depthwise => 4 * self.out_channels * k,
             Way::WeightsLeft => self.groups * gemm::packed_a_bytes(m, k),
             Way::WeightsRight => self.groups * gemm::packed_b_bytes(k, n),
+        }
+    }
+
+    /// Packs dense weights that start at element `start`.
+    pub fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
+        let (m, n, k) = self.product();
+        let outputs = self.out_channels / self.groups;
+        let size = (self.packed_weight_bytes() / self.groups).max(1);
+        for (group, to) in to.chunks_exact_mut(size).enumerate() {
+            let start = start + (group * outputs * k) as isize;
+            match self.way {
+                Way::Depthwise => to.copy_from_slice(&from[4 * start as usize..][..to.len()]),
+                Way::WeightsLeft => gemm::pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
+                Way::WeightsRight => gemm::pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
+            }
         }
     }
 
@@ -105,6 +120,22 @@ impl ConvTranspose {
     /// Bytes of the packed weights.
     pub fn packed_weight_bytes(&self) -> usize {
         gemm::packed_a_bytes(self.out_channels * self.window.taps(), self.in_channels / self.groups)
+    }
+
+    /// Packs dense weights that start at element `start`.
+    pub fn pack(&self, from: &[u8], start: isize, mut to: &mut [u8]) {
+        let (inputs, outputs) = (self.in_channels / self.groups, self.out_channels / self.groups);
+        let taps = self.window.taps();
+        for group in 0..self.groups {
+            for first in (0..outputs).step_by(self.block()) {
+                let rows = self.block().min(outputs - first) * taps;
+                let (block, after) = to.split_at_mut(gemm::packed_a_bytes(rows, inputs));
+                let start = start + ((group * inputs * outputs + first) * taps) as isize;
+                let step = (outputs * taps) as isize;
+                gemm::pack_lines(from, start, (rows, 1), (inputs, step), PANEL_ROWS, false, block);
+                to = after;
+            }
+        }
     }
 
     /// Bytes of workspace that one call of [`ConvTranspose`] needs; each thread needs its own.

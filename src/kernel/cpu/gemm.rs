@@ -26,6 +26,36 @@ pub fn packed_b_bytes(k: usize, n: usize) -> usize {
     4 * n.next_multiple_of(PANEL_COLS) * k
 }
 
+/// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
+/// `depth`. Both come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
+pub(super) fn pack_lines(
+    from: &[u8],
+    start: isize,
+    (lines, line_step): (usize, isize),
+    (depth, depth_step): (usize, isize),
+    unit: usize,
+    padded: bool,
+    to: &mut [u8],
+) {
+    for (panel, first) in to.chunks_mut((4 * unit * depth).max(1)).zip((0..lines).step_by(unit)) {
+        let width = unit.min(lines - first);
+        let stride = if padded { unit } else { width };
+        for (p, to) in panel.chunks_exact_mut(4 * stride).enumerate() {
+            to[4 * width..].fill(0);
+            let at = start + first as isize * line_step + p as isize * depth_step;
+            if line_step == 1 {
+                let at = 4 * at as usize;
+                to[..4 * width].copy_from_slice(&from[at..at + 4 * width]);
+                continue;
+            }
+            for (i, to) in to.chunks_exact_mut(4).take(width).enumerate() {
+                let at = 4 * (at + i as isize * line_step) as usize;
+                to.copy_from_slice(&from[at..at + 4]);
+            }
+        }
+    }
+}
+
 /// Bytes of workspace that one call of a product needs, whatever range it computes; each thread needs its own.
 /// `a_packed`, `b_packed`: the operand is `Packed`. `c_unit`: the destination is `Out::Strided` with `cs == 1`.
 pub fn workspace_bytes(m: usize, n: usize, k: usize, a_packed: bool, b_packed: bool, c_unit: bool) -> usize {

@@ -17,7 +17,7 @@ pub mod window;
 
 use attention::Attention;
 use conv::{Conv, ConvTranspose};
-use gemm::{PANEL_COLS, PANEL_ROWS, packed_a_bytes, packed_b_bytes};
+use gemm::{PANEL_COLS, PANEL_ROWS, pack_lines, packed_a_bytes, packed_b_bytes};
 use window::Window;
 
 /// A workspace: bytes that all threads share, and as many slots as threads can use.
@@ -156,35 +156,6 @@ pub fn packs_alike(a: &Kernel, b: &Kernel, operand: usize) -> bool {
 /// The 4-byte elements of an access, row-major.
 fn gather(access: &Access, bytes: &[u8]) -> Vec<u8> {
     access.elements().flat_map(|element| &bytes[4 * element as usize..][..4]).copied().collect()
-}
-
-/// Packs `lines`: rows of a left operand, or columns of a right one. A panel has `unit` lines side by side, element by element of their
-/// `depth`. Both come with their step in the source, which starts at element `start`. The last panel is narrower, or `padded` with zeros.
-fn pack_lines(
-    from: &[u8],
-    start: isize,
-    (lines, line_step): (usize, isize),
-    (depth, depth_step): (usize, isize),
-    unit: usize,
-    padded: bool,
-    to: &mut [u8],
-) {
-    for (panel, first) in to.chunks_mut((4 * unit * depth).max(1)).zip((0..lines).step_by(unit)) {
-        let width = unit.min(lines - first);
-        let stride = if padded { unit } else { width };
-        for (p, to) in panel.chunks_exact_mut(4 * stride).enumerate() {
-            let at = start + first as isize * line_step + p as isize * depth_step;
-            if line_step == 1 {
-                let at = 4 * at as usize;
-                to[..4 * width].copy_from_slice(&from[at..at + 4 * width]);
-                continue;
-            }
-            for (i, to) in to.chunks_exact_mut(4).take(width).enumerate() {
-                let at = 4 * (at + i as isize * line_step) as usize;
-                to.copy_from_slice(&from[at..at + 4]);
-            }
-        }
-    }
 }
 
 /// True if two accesses of one shape put every index at the same element.
@@ -400,7 +371,8 @@ impl Windowed {
         }
     }
 
-    fn packed_bytes(&self) -> usize {
+    /// Bytes of the packed weights.
+    pub fn packed_bytes(&self) -> usize {
         match self.slide {
             Slide::Conv(conv) => conv.packed_weight_bytes(),
             Slide::ConvTranspose(conv) => conv.packed_weight_bytes(),
@@ -433,37 +405,11 @@ impl Windowed {
     }
 
     /// Packs dense weights that start at element `start`.
-    fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
+    pub fn pack(&self, from: &[u8], start: isize, to: &mut [u8]) {
         match self.slide {
             Slide::Pool(_) => {}
-            Slide::Conv(conv) => {
-                let (m, n, k) = conv.product();
-                let outputs = conv.out_channels / conv.groups;
-                let size = (conv.packed_weight_bytes() / conv.groups).max(1);
-                for (group, to) in to.chunks_exact_mut(size).enumerate() {
-                    let start = start + (group * outputs * k) as isize;
-                    match conv.way {
-                        Way::Depthwise => to.copy_from_slice(&from[4 * start as usize..][..to.len()]),
-                        Way::WeightsLeft => pack_lines(from, start, (m, k as isize), (k, 1), PANEL_ROWS, false, to),
-                        Way::WeightsRight => pack_lines(from, start, (n, k as isize), (k, 1), PANEL_COLS, true, to),
-                    }
-                }
-            }
-            Slide::ConvTranspose(conv) => {
-                let (inputs, outputs) = (conv.in_channels / conv.groups, conv.out_channels / conv.groups);
-                let taps = self.window.taps();
-                let mut rest = to;
-                for group in 0..conv.groups {
-                    for first in (0..outputs).step_by(conv.block()) {
-                        let rows = conv.block().min(outputs - first) * taps;
-                        let (to, after) = rest.split_at_mut(packed_a_bytes(rows, inputs));
-                        let start = start + ((group * inputs * outputs + first) * taps) as isize;
-                        let step = (outputs * taps) as isize;
-                        pack_lines(from, start, (rows, 1), (inputs, step), PANEL_ROWS, false, to);
-                        rest = after;
-                    }
-                }
-            }
+            Slide::Conv(conv) => conv.pack(from, start, to),
+            Slide::ConvTranspose(conv) => conv.pack(from, start, to),
         }
     }
 }
