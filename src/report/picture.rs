@@ -73,38 +73,29 @@ impl Kind {
 
     /// The word in legends.
     pub fn label(self) -> &'static str {
-        match self {
-            Kind::Computed(Work::Product) => "matrix product",
-            Kind::Computed(Work::Convolution) => "convolution",
-            Kind::Computed(Work::Window) => "pooling, resizing",
-            Kind::Computed(Work::Row) => "reduction, norm",
-            Kind::Computed(Work::Elementwise) => "elementwise",
-            Kind::Computed(Work::Movement) => "gather, pad",
-            Kind::Workspace => "workspace",
-            Kind::Constant => "constants",
-            Kind::State => "state",
-            Kind::Input => "inputs",
-            Kind::Output => "outputs",
-            Kind::Staging => "staging",
-        }
+        self.look().0
     }
 
     /// The fill colour. Results of steps have Paul Tol's light colours: people of every colour vision can tell them apart, and
     /// black text is readable on them. The rest is grey.
     pub fn fill(self) -> &'static str {
+        self.look().1
+    }
+
+    fn look(self) -> (&'static str, &'static str) {
         match self {
-            Kind::Computed(Work::Product) => "#77aadd",
-            Kind::Computed(Work::Convolution) => "#ee8866",
-            Kind::Computed(Work::Window) => "#ffaabb",
-            Kind::Computed(Work::Row) => "#44bb99",
-            Kind::Computed(Work::Elementwise) => "#eedd88",
-            Kind::Computed(Work::Movement) => "#bbcc33",
-            Kind::Workspace => "#aab2bd",
-            Kind::Constant => "#8792a0",
-            Kind::State => "#98a2ae",
-            Kind::Input => "#a9b3be",
-            Kind::Output => "#c6cdd5",
-            Kind::Staging => "#dfe3e8",
+            Kind::Computed(Work::Product) => ("matrix product", "#77aadd"),
+            Kind::Computed(Work::Convolution) => ("convolution", "#ee8866"),
+            Kind::Computed(Work::Window) => ("pooling, resizing", "#ffaabb"),
+            Kind::Computed(Work::Row) => ("reduction, norm", "#44bb99"),
+            Kind::Computed(Work::Elementwise) => ("elementwise", "#eedd88"),
+            Kind::Computed(Work::Movement) => ("gather, pad", "#bbcc33"),
+            Kind::Workspace => ("workspace", "#aab2bd"),
+            Kind::Constant => ("constants", "#8792a0"),
+            Kind::State => ("state", "#98a2ae"),
+            Kind::Input => ("inputs", "#a9b3be"),
+            Kind::Output => ("outputs", "#c6cdd5"),
+            Kind::Staging => ("staging", "#dfe3e8"),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Attention, a strip of query rows at a time: products, scores, softmax and the weighted sum stay in a thread's own memory.
 
 use super::block::Repr;
-use super::gemm::{Gemm, Lhs, Out, Rhs, Tile, View, pack_b};
+use super::gemm::{Gemm, Matrix, Out, Tile, View, pack_b};
 use super::math;
 use super::nest::{Motion, Nest};
 use super::operands::Operands;
@@ -132,11 +132,11 @@ impl Attention {
     }
 
     /// Keys or values as the right operand of a product.
-    fn right(&self, strip: &Strip, o: usize, packed: &[f32]) -> Rhs<'static> {
+    fn right(&self, strip: &Strip, o: usize, packed: &[f32]) -> Matrix<'static> {
         if self.cut.packs() {
-            Rhs::Packed(packed.as_ptr())
+            Matrix::Packed(packed.as_ptr())
         } else {
-            Rhs::Strided(self.view(strip.args, strip.at, o, 0))
+            Matrix::Strided(self.view(strip.args, strip.at, o, 0))
         }
     }
 
@@ -151,7 +151,7 @@ impl Attention {
             m: rows,
             n,
             k: d,
-            a: Lhs::Strided(self.view(strip.args, strip.at, 0, strip.rows.start)),
+            a: Matrix::Strided(self.view(strip.args, strip.at, 0, strip.rows.start)),
             b: self.right(strip, 1, buffers.keys),
             c: Out::Strided { ptr: buffers.scores.as_mut_ptr(), rs: n as isize, cs: 1 },
             accumulate: false,
@@ -187,7 +187,7 @@ impl Attention {
             m: rows,
             n: e,
             k: n,
-            a: Lhs::Strided(View { ptr: buffers.scores.as_ptr(), rs: n as isize, cs: 1 }),
+            a: Matrix::Strided(View { ptr: buffers.scores.as_ptr(), rs: n as isize, cs: 1 }),
             b: self.right(strip, 2, buffers.values),
             c: if direct { to } else { Out::Epilogue },
             accumulate: false,

@@ -8,7 +8,7 @@
 //!
 //! Nothing here allocates. Results do not depend on how the work is split.
 
-use super::gemm::{self, Gemm, Grid, Lhs, Out, Produce, Rhs, Tile, View};
+use super::gemm::{self, Gemm, Grid, Matrix, Out, Produce, Tile, View};
 use super::moves;
 use super::prologue::Bound;
 use super::simd::{Isa, Plain, per_isa};
@@ -177,13 +177,13 @@ impl Conv {
         if self.way == Way::WeightsLeft {
             let pixels = View { ptr: from, rs: x.channel_stride as isize, cs: 1 };
             let b = match &prologue {
-                Some(prologue) => Rhs::Changed(pixels, prologue),
-                None if pointwise => Rhs::Strided(pixels),
-                None => Rhs::Produced(&patches),
+                Some(prologue) => Matrix::Changed(pixels, prologue),
+                None if pointwise => Matrix::Strided(pixels),
+                None => Matrix::Produced(&patches),
             };
             let strided = |(ptr, stride)| Out::Strided { ptr, rs: stride as isize, cs: 1 };
             let c = to.map_or(Out::Epilogue, strided);
-            let gemm = Gemm { m, n, k, a: Lhs::Packed(weights), b, c, accumulate: false };
+            let gemm = Gemm { m, n, k, a: Matrix::Packed(weights), b, c, accumulate: false };
             let mut relay = |tile: Tile| {
                 epilogue(image, Tile { rows: first + tile.rows.start..first + tile.rows.end, ..tile });
             };
@@ -192,11 +192,11 @@ impl Conv {
         } else {
             let pixels = View { ptr: from, rs: 1, cs: x.channel_stride as isize };
             let a = match &prologue {
-                Some(prologue) => Lhs::Changed(pixels, prologue),
-                None if pointwise => Lhs::Strided(pixels),
-                None => Lhs::Produced(&patches),
+                Some(prologue) => Matrix::Changed(pixels, prologue),
+                None if pointwise => Matrix::Strided(pixels),
+                None => Matrix::Produced(&patches),
             };
-            let gemm = Gemm { m, n, k, a, b: Rhs::Packed(weights), c: Out::Epilogue, accumulate: false };
+            let gemm = Gemm { m, n, k, a, b: Matrix::Packed(weights), c: Out::Epilogue, accumulate: false };
             let (space, transposed) = workspace.split_at_mut(gemm::workspace_bytes(m, n, k, false, true, false) / 4);
             let mut relay = |tile: Tile| {
                 let (channels, positions) = (tile.cols.len(), tile.rows.len());
@@ -557,8 +557,8 @@ impl ConvTranspose {
             m: channels * taps,
             n,
             k: inputs,
-            a: Lhs::Packed(weights.wrapping_add(channel * taps * inputs)),
-            b: Rhs::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 }),
+            a: Matrix::Packed(weights.wrapping_add(channel * taps * inputs)),
+            b: Matrix::Strided(View { ptr: from, rs: x.channel_stride as isize, cs: 1 }),
             c: Out::Epilogue,
             accumulate: false,
         };

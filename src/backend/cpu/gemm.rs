@@ -39,27 +39,15 @@ pub use grid::Grid;
 pub(super) use pack::pack_panel;
 pub use pack::{View, pack_a, pack_b};
 
-/// The left operand, `m` by `k`.
+/// An operand: the left one, `m` by `k`, or the right one, `k` by `n`.
 #[derive(Clone, Copy)]
-pub enum Lhs<'a> {
-    /// As written by [`pack_a`] for the whole matrix.
-    Packed(*const f32),
-    /// Packed block by block into the workspace.
-    Strided(View),
-    /// Written block by block into the workspace by a function, as in [`Rhs::Produced`]; the lanes are rows.
-    Produced(&'a dyn Produce),
-    /// As [`Rhs::Changed`].
-    Changed(View, &'a dyn Change),
-}
-
-/// The right operand, `k` by `n`.
-#[derive(Clone, Copy)]
-pub enum Rhs<'a> {
-    /// As written by [`pack_b`] for the whole matrix.
+pub enum Matrix<'a> {
+    /// As written by [`pack_a`] or [`pack_b`] for the whole matrix.
     Packed(*const f32),
     /// Packed block by block into the workspace, or read in place where that is faster.
     Strided(View),
-    /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution.
+    /// Written block by block into the workspace by a function, so that the matrix need not exist: image patches of a convolution. The lanes
+    /// of the left operand are rows.
     Produced(&'a dyn Produce),
     /// Packed block by block into the workspace, and there rewritten by a function.
     Changed(View, &'a dyn Change),
@@ -138,9 +126,9 @@ pub struct Gemm<'a> {
     /// Columns of `A`, rows of `B`. With `k == 0` the product is zero.
     pub k: usize,
     /// Left operand.
-    pub a: Lhs<'a>,
+    pub a: Matrix<'a>,
     /// Right operand.
-    pub b: Rhs<'a>,
+    pub b: Matrix<'a>,
     /// Destination.
     pub c: Out,
     /// Add to what the destination holds instead of overwriting it. Needs [`Out::Strided`].
@@ -180,7 +168,7 @@ impl Gemm<'_> {
         assert!(!self.accumulate || matches!(self.c, Out::Strided { .. }), "accumulating needs a destination");
         let ends = |end: usize, len: usize, unit: usize| end == len || end.is_multiple_of(unit);
         assert!(ends(rows.end, self.m, PANEL_ROWS) && ends(cols.end, self.n, PANEL_COLS), "ranges end at panels");
-        let (a_packed, b_packed) = (matches!(self.a, Lhs::Packed(_)), matches!(self.b, Rhs::Packed(_)));
+        let (a_packed, b_packed) = (matches!(self.a, Matrix::Packed(_)), matches!(self.b, Matrix::Packed(_)));
         let layout = Layout::new(self.m, self.n, self.k, !a_packed, !b_packed, !rows_are_dense);
         assert!(
             workspace.len() >= layout.a_len + layout.b_len + layout.c_len,
@@ -297,9 +285,9 @@ impl Gemm<'_> {
     /// The right operand has to be brought into panels, all of it.
     fn packs_b(&self) -> bool {
         match self.b {
-            Rhs::Packed(_) => false,
-            Rhs::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
-            Rhs::Produced(_) | Rhs::Changed(..) => true,
+            Matrix::Packed(_) => false,
+            Matrix::Strided(b) => !(b.cs == 1 && self.m <= IN_PLACE_ROWS),
+            Matrix::Produced(_) | Matrix::Changed(..) => true,
         }
     }
 
@@ -312,19 +300,19 @@ impl Gemm<'_> {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let slab = match self.a {
-                Lhs::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
-                Lhs::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
-                Lhs::Strided(a) => {
+                Matrix::Packed(a) => Slab { ptr: a.wrapping_add(rows.start * self.k), depth: self.k, skip: k.start },
+                Matrix::Strided(a) if self.m <= FEW_ROWS => return Left::Few(View { ptr: a.at(0, k.start), ..a }),
+                Matrix::Strided(a) => {
                     pack_a_block(a, rows, k, space.as_mut_ptr());
                     packed
                 }
-                Lhs::Changed(a, change) => {
+                Matrix::Changed(a, change) => {
                     pack_a_block(a, rows.clone(), k.clone(), space.as_mut_ptr());
                     let part = Part { k, lanes: rows, width: PANEL_ROWS, padded: false };
                     change.change(isa, part, space.as_mut_ptr());
                     packed
                 }
-                Lhs::Produced(a) => {
+                Matrix::Produced(a) => {
                     for row in rows.clone().step_by(PANEL_ROWS) {
                         let lanes = row..rows.end.min(row + PANEL_ROWS);
                         let panel = space.as_mut_ptr().add((row - rows.start) * k.len());
@@ -354,25 +342,25 @@ impl Gemm<'_> {
         // SAFETY: guaranteed by the caller.
         unsafe {
             match self.b {
-                Rhs::Packed(b) => {
+                Matrix::Packed(b) => {
                     let ptr = b.wrapping_add(cols.start * self.k + k.start * PANEL_COLS);
                     Panels { ptr, panel: PANEL_COLS * self.k, constant: true, ..packed }
                 }
-                Rhs::Strided(b) if !self.packs_b() => {
+                Matrix::Strided(b) if !self.packs_b() => {
                     let count = cols.len() / PANEL_COLS;
                     pack_b_block(b, k.clone(), cols.start + count * PANEL_COLS..cols.end, space);
                     Panels { ptr: b.at(k.start, cols.start), step: b.rs as usize, panel: PANEL_COLS, count, ..packed }
                 }
-                Rhs::Strided(b) => {
+                Matrix::Strided(b) => {
                     pack_b_block(b, k, cols, space);
                     packed
                 }
-                Rhs::Changed(b, change) => {
+                Matrix::Changed(b, change) => {
                     pack_b_block(b, k.clone(), cols.clone(), space);
                     change.change(isa, Part { k, lanes: cols, width: PANEL_COLS, padded: true }, space);
                     packed
                 }
-                Rhs::Produced(b) => {
+                Matrix::Produced(b) => {
                     for col in cols.clone().step_by(PANEL_COLS) {
                         let lanes = col..cols.end.min(col + PANEL_COLS);
                         b.panel(isa, k.clone(), lanes, PANEL_COLS, space.add((col - cols.start) * k.len()));
@@ -466,20 +454,20 @@ mod tests {
         let a_operand = if a_packed {
             // SAFETY: the buffers have the sizes that the functions name.
             unsafe { pack_a(view_a, 0..m, k, packed_a.as_mut_ptr()) };
-            Lhs::Packed(packed_a.as_ptr())
+            Matrix::Packed(packed_a.as_ptr())
         } else if case.a >= 8 {
-            Lhs::Produced(&produced_a)
+            Matrix::Produced(&produced_a)
         } else {
-            Lhs::Strided(view_a)
+            Matrix::Strided(view_a)
         };
         let b_operand = if b_packed {
             // SAFETY: as above.
             unsafe { pack_b(view_b, k, 0..n, packed_b.as_mut_ptr()) };
-            Rhs::Packed(packed_b.as_ptr())
+            Matrix::Packed(packed_b.as_ptr())
         } else if case.b >= 8 {
-            Rhs::Produced(&produced)
+            Matrix::Produced(&produced)
         } else {
-            Rhs::Strided(view_b)
+            Matrix::Strided(view_b)
         };
         let (mut c, c_rs, c_cs) = matrix(m, n, case.c % 4, 3);
         let before = c.clone();
@@ -585,8 +573,8 @@ mod tests {
                         m,
                         n,
                         k,
-                        a: Lhs::Strided(View { ptr: a.as_ptr(), rs: k as isize, cs: 1 }),
-                        b: Rhs::Strided(View { ptr: b.as_ptr(), rs: n as isize, cs: 1 }),
+                        a: Matrix::Strided(View { ptr: a.as_ptr(), rs: k as isize, cs: 1 }),
+                        b: Matrix::Strided(View { ptr: b.as_ptr(), rs: n as isize, cs: 1 }),
                         c: Out::Strided { ptr: c.as_mut_ptr(), rs: n as isize, cs: 1 },
                         accumulate: false,
                     };

@@ -1,7 +1,7 @@
 //! Matrix products: a batch loop around [`Gemm`], with the body as its epilogue.
 
 use super::block::Repr;
-use super::gemm::{Gemm, Grid, Lhs, Out, Rhs, Tile, View};
+use super::gemm::{Gemm, Grid, Matrix, Out, Tile, View};
 use super::nest::Nest;
 use super::operands::Operands;
 use super::prologue::{Prologue, Space};
@@ -123,14 +123,14 @@ impl Compiled for MatMul {
                 Some(prologue.bind(args, &at[*first..], lent[o]?))
             });
             let a = match &bound[0] {
-                Some(prologue) => Lhs::Changed(view(0), prologue),
-                None if packed[0] => Lhs::Packed(view(0).ptr),
-                None => Lhs::Strided(view(0)),
+                Some(prologue) => Matrix::Changed(view(0), prologue),
+                None if packed[0] => Matrix::Packed(view(0).ptr),
+                None => Matrix::Strided(view(0)),
             };
             let b = match &bound[1] {
-                Some(prologue) => Rhs::Changed(view(1), prologue),
-                None if packed[1] => Rhs::Packed(view(1).ptr),
-                None => Rhs::Strided(view(1)),
+                Some(prologue) => Matrix::Changed(view(1), prologue),
+                None if packed[1] => Matrix::Packed(view(1).ptr),
+                None => Matrix::Strided(view(1)),
             };
             let (rs, cs) = self.steps[2];
             // A single column has any step.
