@@ -114,6 +114,11 @@ impl Decisions {
         self.choose(site, node, valid.then_some(0), |_| valid).is_some()
     }
 
+    /// Decides on a step that is valid only if it was found. Returns it to be taken.
+    pub fn if_found<T>(&self, site: &'static str, node: u32, found: Option<T>) -> Option<T> {
+        if self.if_valid(site, node, found.is_some()) { found } else { None }
+    }
+
     /// Decides on a step that is always valid, and `cheaper` or not for these extents. Returns true to take it.
     pub fn if_cheaper(&self, site: &'static str, node: u32, cheaper: bool) -> bool {
         self.choose(site, node, cheaper.then_some(0), |_| true).is_some()

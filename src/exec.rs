@@ -17,12 +17,9 @@ pub mod poison;
 /// runs.
 pub struct Exec {
     backend: Box<dyn Backend>,
-    plan: Plan,
     segments: Vec<SegmentId>,
-    kernels: Vec<KernelId>,
-    record: RecordId,
-    /// True if a run overwrites the inputs.
-    consumes: bool,
+    /// The plan that runs.
+    loaded: Loaded,
     /// True if the inputs are written and not yet overwritten.
     ready: bool,
     shared: Option<Box<Shared>>,
@@ -53,7 +50,17 @@ struct Loaded {
     plan: Plan,
     kernels: Vec<KernelId>,
     record: RecordId,
+    /// True if a run overwrites the inputs.
     consumes: bool,
+}
+
+impl Loaded {
+    /// Records the steps of a plan, whose kernels are compiled.
+    fn new(backend: &mut dyn Backend, plan: Plan, segments: &[SegmentId], kernels: Vec<KernelId>) -> Result<Loaded> {
+        let launches: Vec<Launch> = plan.steps.iter().map(|step| launch(&plan, segments, &kernels, step)).collect();
+        let record = backend.record(&launches)?;
+        Ok(Loaded { consumes: plan.consumes_inputs(), plan, kernels, record })
+    }
 }
 
 /// A constant in the form that a plan wants.
@@ -66,7 +73,7 @@ struct Content {
 
 impl std::fmt::Debug for Exec {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exec").field("plan", &self.plan.name).finish_non_exhaustive()
+        f.debug_struct("Exec").field("plan", &self.loaded.plan.name).finish_non_exhaustive()
     }
 }
 
@@ -83,10 +90,10 @@ impl Exec {
         progress: &dyn Fn(usize),
     ) -> Result<Exec> {
         let mut segments = Vec::with_capacity(plan.segments.len());
-        match Self::prepare(&mut *backend, &plan, constants, &mut segments, progress) {
-            Ok((kernels, record)) => {
-                let (consumes, ready) = (plan.consumes_inputs(), plan.inputs.is_empty());
-                Ok(Exec { backend, plan, segments, kernels, record, consumes, ready, shared: None })
+        match Self::prepare(&mut *backend, plan, constants, &mut segments, progress) {
+            Ok(loaded) => {
+                let ready = loaded.plan.inputs.is_empty();
+                Ok(Exec { backend, segments, loaded, ready, shared: None })
             }
             Err(error) => {
                 segments.into_iter().for_each(|s| backend.free(s));
@@ -97,12 +104,12 @@ impl Exec {
 
     fn prepare(
         backend: &mut dyn Backend,
-        plan: &Plan,
+        plan: Plan,
         constants: &[Arc<Constant>],
         segments: &mut Vec<SegmentId>,
         progress: &dyn Fn(usize),
-    ) -> Result<(Vec<KernelId>, RecordId)> {
-        are_constants(plan, constants)?;
+    ) -> Result<Loaded> {
+        are_constants(&plan, constants)?;
         let needed = plan.segments.iter().filter(|s| s.memory.is_device()).map(|s| s.bytes).sum();
         if let Some(room) = backend.room().filter(|room| room.free < needed) {
             let what = format!("the plan of '{}' in what is free on '{}'", plan.name, plan.target.name);
@@ -112,22 +119,20 @@ impl Exec {
             segments.push(backend.alloc(segment.bytes, segment.memory)?);
         }
         for (index, (port, constant)) in plan.constants.iter().zip(constants).enumerate() {
-            let (stored, at) = place(plan, segments, port.buffer);
+            let (stored, at) = place(&plan, segments, port.buffer);
             let packed = port.packed.map(|(kernel, operand)| (&plan.kernels[kernel], operand));
             write_constant(backend, at, stored, packed, constant)?;
             progress(index + 1);
         }
         for port in &plan.state {
-            let (_, at) = place(plan, segments, port.buffer);
+            let (_, at) = place(&plan, segments, port.buffer);
             backend.write(at, &vec![0; at.bytes as usize])?;
         }
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
             kernels.push(backend.compile(kernel)?);
         }
-        let launches: Vec<Launch> = plan.steps.iter().map(|step| launch(plan, segments, &kernels, step)).collect();
-        let record = backend.record(&launches)?;
-        Ok((kernels, record))
+        Loaded::new(backend, plan, segments, kernels)
     }
 
     /// Makes another plan over the same segments ready to run, and returns its number. The plan of [`load`](Self::load), whose constants
@@ -136,20 +141,20 @@ impl Exec {
     /// # Errors
     /// When the plan has other segments, a list of constants is not its plan's, or the device refuses.
     pub fn add(&mut self, plan: Plan, constants: &[Arc<Constant>], first: &[Arc<Constant>]) -> Result<usize> {
-        let (expected, found) = (&self.plan.segments, &plan.segments);
+        let (expected, found) = (&self.loaded.plan.segments, &plan.segments);
         if expected != found {
             return Err(Error::plan(format!("expected the segments that are there, {expected:?}, found {found:?}")));
         }
         are_constants(&plan, constants)?;
         if self.shared.is_none() {
-            are_constants(&self.plan, first)?;
+            are_constants(&self.loaded.plan, first)?;
         }
         let key =
             |kernel: &Kernel| serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
         let shared = self.shared.get_or_insert_with(|| {
             let mut shared = Box::new(Shared { idle: vec![None], ..Shared::default() });
-            shared.compiled.extend(self.plan.kernels.iter().map(key).zip(self.kernels.iter().copied()));
-            shared.know(&self.plan, &self.segments, first);
+            shared.compiled.extend(self.loaded.plan.kernels.iter().map(key).zip(self.loaded.kernels.iter().copied()));
+            shared.know(&self.loaded.plan, &self.segments, first);
             shared.held.extend(shared.constants[0].iter().copied());
             shared
         });
@@ -165,11 +170,9 @@ impl Exec {
                 }
             });
         }
-        let launches: Vec<Launch> = plan.steps.iter().map(|s| launch(&plan, &self.segments, &kernels, s)).collect();
-        let record = self.backend.record(&launches)?;
-        shared.know(&plan, &self.segments, constants);
-        let consumes = plan.consumes_inputs();
-        shared.idle.push(Some(Loaded { plan, kernels, record, consumes }));
+        let loaded = Loaded::new(&mut *self.backend, plan, &self.segments, kernels)?;
+        shared.know(&loaded.plan, &self.segments, constants);
+        shared.idle.push(Some(loaded));
         Ok(shared.idle.len() - 1)
     }
 
@@ -198,21 +201,17 @@ impl Exec {
             write_constant(&mut *self.backend, *at, *stored, packed, constant)?;
             held.insert(*spot, *content);
         }
-        if let Some(Loaded { plan, kernels, record, consumes }) = idle[number].take() {
-            let plan = std::mem::replace(&mut self.plan, plan);
-            let kernels = std::mem::replace(&mut self.kernels, kernels);
-            let record = std::mem::replace(&mut self.record, record);
-            let before = std::mem::replace(&mut self.consumes, consumes);
-            idle[*current] = Some(Loaded { plan, kernels, record, consumes: before });
+        if let Some(loaded) = idle[number].take() {
+            self.ready = loaded.plan.inputs.is_empty();
+            idle[*current] = Some(std::mem::replace(&mut self.loaded, loaded));
             *current = number;
-            self.ready = self.plan.inputs.is_empty();
         }
         Ok(())
     }
 
     /// The plan that runs.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.loaded.plan
     }
 
     /// The device.
@@ -229,7 +228,7 @@ impl Exec {
     /// # Errors
     /// When an input is not of the planned type and shape, or holds a value that the device's type cannot hold.
     pub fn write(&mut self, inputs: &[Tensor]) -> Result<()> {
-        let Exec { backend, plan, segments, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         write_inputs(&mut **backend, &plan.inputs, &|b| place(plan, segments, b), inputs)?;
         self.ready = true;
         Ok(())
@@ -243,8 +242,8 @@ impl Exec {
         if !self.ready {
             return Err(Error::usage("the inputs have to be written before each run, which may overwrite them".into()));
         }
-        self.ready = !self.consumes;
-        self.backend.replay(self.record)
+        self.ready = !self.loaded.consumes;
+        self.backend.replay(self.loaded.record)
     }
 
     /// Runs all steps once, on what the inputs hold now. Returns how long they took, by the device's clock if it has one.
@@ -252,8 +251,8 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn time(&mut self) -> Result<Duration> {
-        self.ready &= !self.consumes;
-        self.backend.time(self.record)
+        self.ready &= !self.loaded.consumes;
+        self.backend.time(self.loaded.record)
     }
 
     /// Runs the steps one by one, in order, on what the inputs hold now. Returns how long each took by itself.
@@ -261,7 +260,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn profile(&mut self) -> Result<Vec<Duration>> {
-        self.ready &= !self.consumes;
+        self.ready &= !self.loaded.consumes;
         let records = self.record_steps()?;
         let backend = &mut self.backend;
         let mut times = Vec::with_capacity(records.len());
@@ -278,7 +277,7 @@ impl Exec {
 
     /// Per step, its algorithm, and the device's note on it.
     pub fn notes(&self) -> Vec<String> {
-        let (mut words, notes) = (self.plan.algorithms(), self.backend.notes(self.record));
+        let (mut words, notes) = (self.loaded.plan.algorithms(), self.backend.notes(self.loaded.record));
         for (words, note) in words.iter_mut().zip(&notes).filter(|(_, note)| !note.is_empty()) {
             *words += &format!(", {note}");
         }
@@ -290,7 +289,7 @@ impl Exec {
     /// # Errors
     /// When the device fails.
     pub fn read(&mut self) -> Result<Vec<Tensor>> {
-        let Exec { backend, plan, segments, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         read_outputs(&mut **backend, &plan.outputs, &|b| place(plan, segments, b))
     }
 

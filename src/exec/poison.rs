@@ -9,7 +9,7 @@
 //! something else: one that reads beyond its operands, or the old contents of its workspace, or a buffer whose bytes another
 //! buffer has overwritten.
 
-use super::{Exec, argument, launch, place};
+use super::{Exec, Loaded, argument, launch, place};
 use crate::backend::{Launch, RecordId, Slice};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
@@ -46,7 +46,7 @@ impl Exec {
         let state = self.keep_state()?;
         let outputs = self.run(inputs)?;
         let records = self.record_steps()?;
-        let dead = check::dead(&self.plan);
+        let dead = check::dead(&self.loaded.plan);
         self.restore_state(&state)?;
         let plain = self.trace(inputs, &records, None)?;
         for pattern in PATTERNS {
@@ -69,7 +69,7 @@ impl Exec {
 
     /// One record per step, so that each step runs by itself.
     pub(super) fn record_steps(&mut self) -> Result<Vec<RecordId>> {
-        let Exec { backend, plan, segments, kernels, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, kernels, .. }, segments, .. } = self;
         let alone = |step| Launch { stream: 0, waits: Vec::new(), ..launch(plan, segments, kernels, step) };
         plan.steps.iter().map(|step| backend.record(&[alone(step)])).collect()
     }
@@ -85,7 +85,7 @@ impl Exec {
         }
         fill(self, records.len())?;
         // Dead bytes have been filled, including those of inputs, so a run must write the inputs again.
-        self.ready = self.plan.inputs.is_empty();
+        self.ready = self.loaded.plan.inputs.is_empty();
         Ok(Trace { notes, outputs: self.read()? })
     }
 
@@ -110,7 +110,7 @@ impl Exec {
 
     /// A hash of all elements that a step writes. Bytes between them do not count.
     fn note(&mut self, at: usize) -> Result<u64> {
-        let Exec { backend, plan, segments, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let step = &plan.steps[at];
         let mut hasher = DefaultHasher::new();
         for (w, operand) in plan.kernels[step.kernel].writes.iter().enumerate() {
@@ -124,7 +124,7 @@ impl Exec {
 
     /// Compares outputs. The error names the first one that differs and the other run.
     fn compare(&self, expected: &[Tensor], found: &[Tensor], other: impl Fn() -> String) -> Result<()> {
-        for ((port, expected), found) in self.plan.outputs.iter().zip(expected).zip(found) {
+        for ((port, expected), found) in self.loaded.plan.outputs.iter().zip(expected).zip(found) {
             if expected.bytes() != found.bytes() {
                 return Err(Error::differ(format!("output '{}' is not the same with {}", port.name, other())));
             }
@@ -133,13 +133,13 @@ impl Exec {
     }
 
     fn step_name(&self, at: usize) -> String {
-        let step = &self.plan.steps[at];
-        let kernel = self.plan.kernels[step.kernel].template.name();
+        let step = &self.loaded.plan.steps[at];
+        let kernel = self.loaded.plan.kernels[step.kernel].template.name();
         format!("step {at} '{}' (kernel {}, {kernel})", step.name, step.kernel)
     }
 
     fn keep_state(&mut self) -> Result<Vec<Vec<u8>>> {
-        let Exec { backend, plan, segments, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut kept = Vec::with_capacity(plan.state.len());
         for port in &plan.state {
             let slice = place(plan, segments, port.buffer).1;
@@ -151,7 +151,7 @@ impl Exec {
     }
 
     fn restore_state(&mut self, kept: &[Vec<u8>]) -> Result<()> {
-        let Exec { backend, plan, segments, .. } = self;
+        let Exec { backend, loaded: Loaded { plan, .. }, segments, .. } = self;
         let mut ports = plan.state.iter().zip(kept);
         ports.try_for_each(|(port, bytes)| backend.write(place(plan, segments, port.buffer).1, bytes))
     }

@@ -68,6 +68,17 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// The value of the word that a string attribute is. The first word is the default.
+    pub fn choice<T: Copy>(&self, name: &str, words: &[(&'static str, T)]) -> OpResult<T> {
+        let given = self.str(name, words[0].0)?;
+        let found = words.iter().find(|(word, _)| *word == given).map(|(_, value)| *value);
+        found.ok_or_else(|| {
+            let words: Vec<_> = words.iter().map(|(word, _)| *word).filter(|word| !word.is_empty()).collect();
+            let (last, others) = words.split_last().expect("a choice has words");
+            format!("attribute '{name}': expected {} or {last}, found '{given}'", others.join(", "))
+        })
+    }
+
     /// A list of integers, if the attribute is set. A single integer and an integer tensor count as lists, too.
     pub fn ints(&self, name: &str) -> OpResult<Option<Cow<'a, [i64]>>> {
         let list = match self.attrs.get(name) {

@@ -79,16 +79,8 @@ impl Sampling {
     /// Reads the attributes, and infers the output's fact.
     fn of(call: &Call) -> OpResult<(Sampling, Fact)> {
         let dtype = same_float(call)?;
-        let nearest = match call.str("mode", "linear")? {
-            "linear" | "bilinear" => false,
-            "nearest" => true,
-            other => return Err(format!("attribute 'mode': expected linear or nearest, found {other}")),
-        };
-        let border = match call.str("padding_mode", "zeros")? {
-            "zeros" => false,
-            "border" => true,
-            other => return Err(format!("attribute 'padding_mode': expected zeros or border, found {other}")),
-        };
+        let nearest = call.choice("mode", &[("linear", false), ("bilinear", false), ("nearest", true)])?;
+        let border = call.choice("padding_mode", &[("zeros", false), ("border", true)])?;
         let corners = call.int("align_corners", 0)? != 0;
         let (x, grid) = (call.shape(0), call.shape(1));
         let (&[n, c, h, w], &[points, rows, columns, 2]) = (&x[..], &grid[..]) else {

@@ -447,11 +447,7 @@ fn blocksize(call: &Call) -> OpResult<usize> {
 
 /// True if the channels of a block are in the order column, row, depth.
 fn columns_first(call: &Call) -> OpResult<bool> {
-    match call.str("mode", "DCR")? {
-        "DCR" => Ok(false),
-        "CRD" => Ok(true),
-        mode => Err(format!("attribute 'mode': expected DCR or CRD, found {mode}")),
-    }
+    call.choice("mode", &[("DCR", false), ("CRD", true)])
 }
 
 fn depth_to_space(call: &Call) -> OpResult<Vec<Fact>> {

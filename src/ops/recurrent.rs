@@ -220,16 +220,9 @@ struct Extents {
 
 impl Extents {
     fn of(call: &Call, cell: &Cell) -> OpResult<Extents> {
-        let reversed: &[bool] = match call.str("direction", "forward")? {
-            "forward" => &[false],
-            "reverse" => &[true],
-            "bidirectional" => &[false, true],
-            other => {
-                return Err(format!(
-                    "attribute 'direction': expected forward, reverse or bidirectional, found '{other}'"
-                ));
-            }
-        };
+        let directions: [(_, &[bool]); 3] =
+            [("forward", &[false]), ("reverse", &[true]), ("bidirectional", &[false, true])];
+        let reversed = call.choice("direction", &directions)?;
         let [steps, batch, input] = call.shape(0)[..] else {
             return Err(format!("input 'X': expected [sequence, batch, input], found {}", call.shape(0)));
         };

@@ -187,15 +187,16 @@ fn choice<'a>(call: &Call<'a>, name: &str, default: &'a str, upsample: &'a str) 
 }
 
 fn nearest(call: &Call) -> OpResult<Nearest> {
-    match choice(call, "nearest_mode", "round_prefer_floor", "floor")? {
-        "round_prefer_floor" => Ok(Nearest::RoundPreferFloor),
-        "round_prefer_ceil" => Ok(Nearest::RoundPreferCeil),
-        "floor" => Ok(Nearest::Floor),
-        "ceil" => Ok(Nearest::Ceil),
-        other => Err(format!(
-            "attribute 'nearest_mode': expected round_prefer_floor, round_prefer_ceil, floor or ceil, found '{other}'"
-        )),
+    if call.op.name == "Upsample" {
+        return Ok(Nearest::Floor);
     }
+    let words = [
+        ("round_prefer_floor", Nearest::RoundPreferFloor),
+        ("round_prefer_ceil", Nearest::RoundPreferCeil),
+        ("floor", Nearest::Floor),
+        ("ceil", Nearest::Ceil),
+    ];
+    call.choice("nearest_mode", &words)
 }
 
 fn mode(call: &Call) -> OpResult<ResizeMode> {
@@ -267,17 +268,11 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
                 return Err(format!("input 'X': expected elements to interpolate, found {x}"));
             }
             let scales = sizes.iter().zip(&named).map(|(&size, &k)| size as f64 / x[k] as f64);
-            let common = match choice(call, "keep_aspect_ratio_policy", "stretch", "stretch")? {
-                "stretch" => None,
-                "not_larger" => scales.clone().reduce(f64::min),
-                "not_smaller" => scales.clone().reduce(f64::max),
-                other => {
-                    return Err(format!(
-                        "attribute 'keep_aspect_ratio_policy': expected stretch, not_larger or not_smaller, found '{other}'"
-                    ));
-                }
-            };
-            match common {
+            type Common = Option<fn(f64, f64) -> f64>;
+            let policies: [(_, Common); 3] =
+                [("stretch", None), ("not_larger", Some(f64::min)), ("not_smaller", Some(f64::max))];
+            let common = call.choice("keep_aspect_ratio_policy", &policies)?;
+            match common.and_then(|common| scales.clone().reduce(common)) {
                 None => sizes.iter().map(|&s| s as usize).zip(scales).collect(),
                 Some(scale) => named.iter().map(|&k| ((scale * x[k] as f64 + 0.5).floor() as usize, scale)).collect(),
             }

@@ -66,11 +66,7 @@ fn tensor_scatter_nodes(b: &mut dyn Build, call: &Call, x: &[Option<ValueId>]) -
             "expected an update that fits {cache} but for axis {axis}, which is not the first, found {update}"
         ));
     }
-    let circular = match call.str("mode", "linear")? {
-        "linear" => false,
-        "circular" => true,
-        other => return Err(format!("attribute 'mode': expected linear or circular, found {other}")),
-    };
+    let circular = call.choice("mode", &[("linear", false), ("circular", true)])?;
     let (batch, extent, new) = (cache[0], cache[axis], update[axis]);
     if call.has(2) && (!call.dtype(2).is_int() || call.shape(2)[..] != [batch]) {
         return Err(format!("input 'write_indices': expected integers [{batch}], found {}", call.fact(2)));
@@ -117,14 +113,14 @@ enum Combine {
 }
 
 fn combine(call: &Call) -> OpResult<Combine> {
-    match call.str("reduction", "none")? {
-        "none" => Ok(Combine::None),
-        "add" => Ok(Combine::Add),
-        "mul" => Ok(Combine::Mul),
-        "max" => Ok(Combine::Max),
-        "min" => Ok(Combine::Min),
-        other => Err(format!("attribute 'reduction': expected none, add, mul, max or min, found '{other}'")),
-    }
+    let words = [
+        ("none", Combine::None),
+        ("add", Combine::Add),
+        ("mul", Combine::Mul),
+        ("max", Combine::Max),
+        ("min", Combine::Min),
+    ];
+    call.choice("reduction", &words)
 }
 
 impl Combine {

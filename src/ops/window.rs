@@ -255,15 +255,14 @@ enum AutoPad {
 
 impl AutoPad {
     fn new(call: &Call) -> OpResult<AutoPad> {
-        match call.str("auto_pad", "NOTSET")? {
-            "NOTSET" | "" => Ok(AutoPad::Explicit),
-            "VALID" => Ok(AutoPad::Valid),
-            "SAME_UPPER" => Ok(AutoPad::SameUpper),
-            "SAME_LOWER" => Ok(AutoPad::SameLower),
-            other => {
-                Err(format!("attribute 'auto_pad': expected NOTSET, VALID, SAME_UPPER or SAME_LOWER, found '{other}'"))
-            }
-        }
+        let words = [
+            ("NOTSET", AutoPad::Explicit),
+            ("", AutoPad::Explicit),
+            ("VALID", AutoPad::Valid),
+            ("SAME_UPPER", AutoPad::SameUpper),
+            ("SAME_LOWER", AutoPad::SameLower),
+        ];
+        call.choice("auto_pad", &words)
     }
 }
 

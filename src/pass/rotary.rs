@@ -36,10 +36,7 @@ struct Rotary {
 /// Replaces such concatenations.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     for id in graph.order()? {
-        let found = find(graph, id);
-        if context.decisions.if_valid("rotary", id, found.is_some())
-            && let Some(rotary) = found
-        {
+        if let Some(rotary) = context.decisions.if_found("rotary", id, find(graph, id)) {
             replace(graph, id, &rotary, context)?;
         }
     }

@@ -133,10 +133,7 @@ pub(super) fn only(graph: &Graph, value: ValueId, ops: &[&str]) -> bool {
 
 /// `(x + b) + c` with constants `b` and `c` becomes `x + (b + c)`, unless that is larger than both.
 fn join_addends(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
-    let found = joinable(graph, id);
-    if !context.decisions.if_valid("addends", id, found.is_some()) {
-        return Ok(());
-    }
+    let found = context.decisions.if_found("addends", id, joinable(graph, id));
     let Some([x, first, outer]) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
@@ -180,10 +177,7 @@ pub(super) fn addend(graph: &Graph, id: u32) -> Option<(ValueId, ValueId)> {
 /// `Reshape(Reshape(x) * w + b)` becomes `x * w + b`, and what follows can be computed with it. Where exporters have made one reshape
 /// of several, as behind an attention's heads, `x` is seen in the rows that the result has.
 fn keep_rows(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
-    let found = collected(graph, id);
-    if !context.decisions.if_valid("rows", id, found.is_some()) {
-        return Ok(());
-    }
+    let found = context.decisions.if_found("rows", id, collected(graph, id));
     let Some(Collected { source, rows, weights, bias }) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);

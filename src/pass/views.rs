@@ -41,10 +41,7 @@ fn shaped(shape: &Shape) -> Attrs {
 
 /// Makes a Slice of a Gather.
 fn pick(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
-    let found = picked(graph, id)?;
-    if !context.decisions.if_valid("pick", id, found.is_some()) {
-        return Ok(());
-    }
+    let found = context.decisions.if_found("pick", id, picked(graph, id)?);
     let Some((data, attrs)) = found else { return Ok(()) };
     let (name, shape) = (graph.node(id).name.clone(), graph.node(id).outputs[0].fact.shape.clone());
     graph.insert_at(id);
@@ -288,10 +285,7 @@ fn turns_rows(perm: &[usize]) -> bool {
 /// Moves a Transpose of rows from a product's left operand to its result, if only products read the result, through views that can see it
 /// so.
 fn sink(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
-    let found = sinkable(graph, id);
-    if !context.decisions.if_valid("sink", id, found.is_some()) {
-        return Ok(());
-    }
+    let found = context.decisions.if_found("sink", id, sinkable(graph, id));
     let Some((rows, x, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);
@@ -350,10 +344,7 @@ fn rearranged(graph: &Graph, mut value: ValueId) -> (bool, bool) {
 
 /// Moves a Transpose of rows from a product's result to its left operand, if that is a transposed value anyway.
 fn lift(graph: &mut Graph, id: u32, context: &Context) -> Result<()> {
-    let found = liftable(graph, id);
-    if !context.decisions.if_valid("lift", id, found.is_some()) {
-        return Ok(());
-    }
+    let found = context.decisions.if_found("lift", id, liftable(graph, id));
     let Some((rows, perm)) = found else { return Ok(()) };
     let name = graph.node(id).name.clone();
     graph.insert_at(id);

@@ -43,8 +43,7 @@ impl Lowering<'_> {
             let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
             let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
             let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
-            let aims = self.decisions.if_valid("aim", value.node, access.is_some());
-            let Some(access) = access.filter(|_| aims) else { return };
+            let Some(access) = self.decisions.if_found("aim", value.node, access) else { return };
             place = BufferView { buffer: place.buffer, access };
             value = source;
         }

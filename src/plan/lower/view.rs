@@ -23,8 +23,7 @@ impl Lowering<'_> {
         let mut place = self.place(source)?;
         let finer = self.finer(id, &place.access);
         let seen = finer.or_else(|| self.view_access(id, &place.access));
-        let sees = self.decisions.if_valid("view", id, seen.is_some());
-        let access = match seen.filter(|_| sees) {
+        let access = match self.decisions.if_found("view", id, seen) {
             Some(access) => access,
             None => {
                 place = self.contiguous(source, &place)?;
