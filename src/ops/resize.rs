@@ -225,25 +225,19 @@ fn named_axes(call: &Call) -> OpResult<Vec<usize>> {
     Ok(named)
 }
 
-/// The resizing of every axis.
-fn axes(call: &Call) -> OpResult<Vec<Axis>> {
+/// Per named axis, the output's extent and the scale.
+fn resized(call: &Call, named: &[usize]) -> OpResult<Vec<(usize, f64)>> {
     let x = call.shape(0);
-    let named = named_axes(call)?;
-    let listed = |name: &str, len: usize, found: usize| {
-        if len == found {
-            Ok(())
-        } else {
-            Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}"))
-        }
+    let listed = |name: &str, found: usize| match named.len() {
+        len if len == found => Ok(()),
+        len => Err(format!("attribute '{name}': expected {len} values, one per axis, found {found}")),
     };
-    let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
     // An empty list stands for one that is not given.
     let scales = call.floats("scales")?.filter(|s| !s.is_empty());
     let sizes = call.ints("sizes")?.filter(|s| !s.is_empty());
-    // Per named axis: the output's extent and the scale.
-    let resized: Vec<(usize, f64)> = match (scales, sizes) {
+    match (scales, sizes) {
         (Some(scales), None) => {
-            listed("scales", named.len(), scales.len())?;
+            listed("scales", scales.len())?;
             let extent = |(k, &scale): (usize, &f64)| {
                 let len = x[named[k]];
                 if scale == 1.0 {
@@ -257,31 +251,38 @@ fn axes(call: &Call) -> OpResult<Vec<Axis>> {
             let resized = scales.iter().enumerate().map(extent).collect::<Option<_>>();
             resized.ok_or_else(|| {
                 format!("attribute 'scales': expected positive factors that leave elements, found {scales:?}")
-            })?
+            })
         }
         (None, Some(sizes)) => {
-            listed("sizes", named.len(), sizes.len())?;
+            listed("sizes", sizes.len())?;
             if let Some(size) = sizes.iter().find(|&&s| s < 1) {
                 return Err(format!("attribute 'sizes': expected 1 or more, found {size}"));
             }
             if named.iter().any(|&k| x[k] == 0) {
                 return Err(format!("input 'X': expected elements to interpolate, found {x}"));
             }
-            let scales = sizes.iter().zip(&named).map(|(&size, &k)| size as f64 / x[k] as f64);
+            let scales = sizes.iter().zip(named).map(|(&size, &k)| size as f64 / x[k] as f64);
             type Common = Option<fn(f64, f64) -> f64>;
             let policies: [(_, Common); 3] =
                 [("stretch", None), ("not_larger", Some(f64::min)), ("not_smaller", Some(f64::max))];
             let common = call.choice("keep_aspect_ratio_policy", &policies)?;
-            match common.and_then(|common| scales.clone().reduce(common)) {
+            Ok(match common.and_then(|common| scales.clone().reduce(common)) {
                 None => sizes.iter().map(|&s| s as usize).zip(scales).collect(),
                 Some(scale) => named.iter().map(|&k| ((scale * x[k] as f64 + 0.5).floor() as usize, scale)).collect(),
-            }
+            })
         }
         (scales, _) => {
             let found = if scales.is_some() { "both" } else { "neither" };
-            return Err(format!("expected constant 'scales' or 'sizes', found {found}"));
+            Err(format!("expected constant 'scales' or 'sizes', found {found}"))
         }
-    };
+    }
+}
+
+/// The resizing of every axis.
+fn axes(call: &Call) -> OpResult<Vec<Axis>> {
+    let (x, named) = (call.shape(0), named_axes(call)?);
+    let resized = resized(call, &named)?;
+    let transform = choice(call, "coordinate_transformation_mode", "half_pixel", "asymmetric")?;
     let whole = |&len: &usize| Axis { len, out: len, step: 1.0, offset: 0.0, blur: 1.0, crop: false };
     let mut axes: Vec<Axis> = x.iter().map(whole).collect();
     let crop = if transform == "tf_crop_and_resize" { regions(call, named.len())? } else { Vec::new() };

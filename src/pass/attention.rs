@@ -40,42 +40,76 @@ pub(super) fn as_kernel(graph: &Graph, sink: u32, context: &Context, more: usize
     (small && 3 + found.further(graph).len() <= max_reads(context.target)).then_some(found)
 }
 
-/// The attention that ends in a matrix product, if nothing else reads its intermediate values.
-fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
-    let named = |value: ValueId, name: &str| {
-        let node = graph.node(value.node);
-        (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect::<Vec<_>>())
-    };
-    let &[mut weights, values] = &named(ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+/// The operands of the node that makes a value, if the node has this operator.
+fn named(graph: &Graph, value: ValueId, name: &str) -> Option<Vec<ValueId>> {
+    let node = graph.node(value.node);
+    (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect())
+}
+
+/// What stands between a softmax and the product of its weights with values.
+struct Behind {
+    /// The softmax's own result.
+    weights: ValueId,
+    nodes: Vec<u32>,
+    guarded: Option<Guard>,
+    /// The maximum of the scores, if a guard compares it.
+    compared: Option<ValueId>,
+}
+
+/// Goes from the left operand of the product that ends in `sink` to the softmax, past a Cast and a guard.
+fn behind(graph: &Graph, sink: u32, mut weights: ValueId, decisions: &Decisions) -> Option<Behind> {
+    let (mut nodes, mut guarded, mut compared) = (Vec::new(), None, None);
     // The softmax of halves may be computed in f32, as it is here.
-    let mut narrowed = None;
-    if let Some(&[wide]) = named(weights, "Cast").as_deref() {
+    if let Some(&[wide]) = named(graph, weights, "Cast").as_deref() {
         if graph.fact(wide).dtype != DType::F32 || !graph.fact(weights).dtype.is_half() {
             return None;
         }
-        narrowed = Some(weights.node);
+        nodes.push(weights.node);
         weights = wide;
     }
-    // The guard, and the maximum of the scores if the guard compares it.
-    let (mut guard, mut guarded, mut compared) = (Vec::new(), None, None);
-    if let Some(&[without, zero, plain]) = named(weights, "Where").as_deref() {
+    if let Some(&[without, zero, plain]) = named(graph, weights, "Where").as_deref() {
         if !all(graph, zero, 0.0) {
             return None;
         }
-        if let Some(&[max, low]) = named(without, "Equal").as_deref() {
+        if let Some(&[max, low]) = named(graph, without, "Equal").as_deref() {
             compared = all(graph, low, f64::NEG_INFINITY).then_some(Some(max))?;
             guarded = Some(Guard::Unseen);
         } else {
-            (named(without, "IsNaN")?[0] == plain).then_some(())?;
+            (named(graph, without, "IsNaN")?[0] == plain).then_some(())?;
             guarded = Some(Guard::All);
         }
         // A larger zero repeats the rows.
         if !decisions.if_valid("guard", sink, graph.fact(weights).shape == graph.fact(plain).shape) {
             return None;
         }
-        guard = vec![weights.node, without.node];
+        nodes.extend([weights.node, without.node]);
         weights = plain;
     }
+    Some(Behind { weights, nodes, guarded, compared })
+}
+
+/// The scores whose softmax over the last axis is `weights`, their maximum, and the softmax's nodes.
+fn softmax(graph: &Graph, weights: ValueId) -> Option<(ValueId, ValueId, [u32; 5])> {
+    let rank = graph.fact(weights).shape.len();
+    let folds_columns = |value: ValueId| {
+        let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
+        let facts = [Some(graph.fact(operand))];
+        let axes = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.reduced_axes().ok()?;
+        (axes == [rank - 1] && graph.fact(value).shape.len() == rank).then_some(())
+    };
+    let &[exp, sum] = &named(graph, weights, "Div")?[..] else { return None };
+    let &[shifted] = &named(graph, exp, "Exp")?[..] else { return None };
+    let &[scores, max] = &named(graph, shifted, "Sub")?[..] else { return None };
+    folds_columns(sum)?;
+    folds_columns(max)?;
+    (named(graph, sum, "ReduceSum")?[0] == exp && named(graph, max, "ReduceMax")?[0] == scores).then_some(())?;
+    Some((scores, max, [weights, exp, sum, shifted, max].map(|value| value.node)))
+}
+
+/// The attention that ends in a matrix product, if nothing else reads its intermediate values.
+fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
+    let &[weights, values] = &named(graph, ValueId { node: sink, port: 0 }, "MatMul")?[..] else { return None };
+    let Behind { weights, nodes, guarded, compared } = behind(graph, sink, weights, decisions)?;
     let space = &graph.fact(weights).shape;
     let result = &graph.node(sink).outputs[0].fact.shape;
     let rank = space.len();
@@ -84,27 +118,11 @@ fn ending_in(graph: &Graph, sink: u32, decisions: &Decisions) -> Option<Found> {
     if !decisions.if_valid("attention", sink, fits) {
         return None;
     }
-    let folds_columns = |value: ValueId| {
-        let (node, operand) = (graph.node(value.node), graph.operands(value.node)[0]?);
-        let facts = [Some(graph.fact(operand))];
-        let axes = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.reduced_axes().ok()?;
-        (axes == [rank - 1] && graph.fact(value).shape.len() == rank).then_some(())
-    };
-    let &[exp, sum] = &named(weights, "Div")?[..] else { return None };
-    let &[shifted] = &named(exp, "Exp")?[..] else { return None };
-    let &[scores, max] = &named(shifted, "Sub")?[..] else { return None };
-    folds_columns(sum)?;
-    folds_columns(max)?;
-    if named(sum, "ReduceSum")?[0] != exp
-        || named(max, "ReduceMax")?[0] != scores
-        || compared.is_some_and(|compared| compared != max)
-    {
+    let (scores, max, inner) = softmax(graph, weights)?;
+    if compared.is_some_and(|compared| compared != max) {
         return None;
     }
-    let mut nodes: HashSet<u32> = [weights, exp, sum, shifted, max].into_iter().map(|v| v.node).collect();
-    nodes.insert(sink);
-    nodes.extend(&guard);
-    nodes.extend(narrowed);
+    let mut nodes: HashSet<u32> = nodes.into_iter().chain(inner).chain([sink]).collect();
 
     // Up from the scores: elementwise nodes of their shape that nothing else reads, and one product.
     let inside = |value: ValueId, nodes: &HashSet<u32>| {
