@@ -1,8 +1,8 @@
-//! Reads and writes ONNX files. No other module knows protobuf.
+//! Reads ONNX files, and writes them as text. No other module knows protobuf.
 //!
-//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`](crate::Graph), and
-//! [`export`] turns a graph into a model. Operators have ONNX's names and meanings throughout the crate, so both are loops
-//! over nodes. An operator is defined by its row of the [op table](crate::ops), and nowhere here.
+//! [`load`] reads a `.onnx` or `.onnxtxt` file into a [`Model`]. [`import`] turns a model into a [`Graph`](crate::Graph). Operators
+//! have ONNX's names and meanings throughout the crate, so it is a loop over nodes. An operator is defined by its row of the
+//! [op table](crate::ops), and nowhere here.
 
 use crate::constant::Constant;
 use crate::error::{Error, Result};
@@ -19,12 +19,10 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 mod dims;
-mod export;
 mod import;
 pub mod proto;
 pub mod text;
 
-pub use export::export;
 pub use import::{import, import_as};
 
 /// A decoded ONNX file and its path.

@@ -1,7 +1,8 @@
 //! The command line from outside: its output, its exit codes, and the files that it writes.
 
+use crate::export::export;
+use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
-use plimsoll::internals::onnx::{self, export};
 use plimsoll::internals::plan::{Limits, plan};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;

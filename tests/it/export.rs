@@ -1,11 +1,9 @@
-//! Exports a [`Graph`] as a [`ModelProto`].
+//! A graph as a model again: the importer is held to it.
 
-use super::proto::*;
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::graph::{Graph, Kind, Node};
-use crate::op::{Arity, Attr, Fact, OpDef, ValueId};
-use crate::tensor::Tensor;
+use plimsoll::internals::graph::{Kind, Node};
+use plimsoll::internals::onnx::proto::*;
+use plimsoll::internals::op::{Arity, Attr, Fact, OpDef, ValueId};
+use plimsoll::{DType, Graph, Result, Tensor};
 use std::collections::{HashMap, HashSet};
 
 /// The version of ONNX's operators that the rows of the op table describe.
