@@ -83,13 +83,10 @@ impl Tune {
         let case = self.model.case(&model, dims, target.clone());
         let refuse = |e| args::refuse(&case, in_file(e), json);
 
-        let mut prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
+        let prepared = options.recipe.graph(graph, &target, &limits).map_err(in_file)?;
         let untuned = plan::compile(&prepared, &target, &limits).map_err(refuse)?;
-        let asked = Arc::new(Tuned::new(&*identity));
-        prepared.tuned = Some(Arc::clone(&asked));
-        plan::compile(&prepared, &target, &limits).map_err(in_file)?;
         let (mut known, mut entries) = cache::load(&identity).unwrap_or_else(|| (Tuned::new(&*identity), Vec::new()));
-        let mut kernels = asked.kernels();
+        let mut kernels = tune::kernels(&prepared, &target).map_err(in_file)?;
         let count = kernels.len();
         kernels.retain(|(kernel, _)| self.again || known.find(kernel).is_none());
 

@@ -17,6 +17,7 @@ use crate::kernel::schedule::{self, Split};
 use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template, cpu};
 use crate::pass::{Prepared, Recipe};
+use crate::plan::lower::lower;
 use crate::plan::{self, Compiled, Limits};
 use crate::shape::Access;
 use crate::target::{Memory, Target};
@@ -340,6 +341,17 @@ fn agree(kernel: &Kernel, target: &Target, expected: &[Vec<f64>], found: &[Vec<f
         }
     }
     Ok(())
+}
+
+/// The kernels of a graph that lowering asks a table for, and how often it asks for each.
+///
+/// # Errors
+/// As [`lower()`].
+pub fn kernels(prepared: &Prepared, target: &Target) -> Result<Vec<(Kernel, usize)>> {
+    let asked = Arc::new(Tuned::default());
+    let prepared = Prepared { tuned: Some(Arc::clone(&asked)), ..prepared.clone() };
+    lower(&prepared, target, plan::lower::Options { join: true })?;
+    Ok(asked.kernels())
 }
 
 /// Times the schedules of kernels on a device, those that take most time first, until the time is over. Returns what was found, and

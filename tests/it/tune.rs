@@ -33,12 +33,8 @@ fn prepared(graph: &Graph, target: &Target) -> Prepared {
     Recipe::default().graph(graph.clone(), target, &FREE).expect("the passes run")
 }
 
-/// The kernels that lowering asks for.
 fn asked(prepared: &Prepared, target: &Target) -> Vec<(Kernel, usize)> {
-    let asked = Arc::new(Tuned::new("nothing"));
-    let prepared = Prepared { tuned: Some(Arc::clone(&asked)), ..prepared.clone() };
-    plan::compile(&prepared, target, &FREE).expect("it is planned");
-    asked.kernels()
+    tune::kernels(prepared, target).expect("it is lowered")
 }
 
 /// The schedules of a kernel as lowering asks for it.
