@@ -135,7 +135,8 @@ fn declared(value: &ValueInfoProto) -> Result<(crate::dtype::DType, Vec<Dim>), S
             let dtype = dtype(tensor.elem_type)?;
             let shape = tensor.shape.as_ref().ok_or("its rank is unknown: expected a shape")?;
             let open = |axis, name: &str| match name {
-                "" => Dim::Open(format!("{}.{axis}", value.name)),
+                // PaddlePaddle calls every unknown size "?".
+                "" | "?" => Dim::Open(format!("{}.{axis}", value.name)),
                 name => Dim::Open(name.into()),
             };
             let dims = shape.dim.iter().enumerate().map(|(axis, dim)| match &dim.value {

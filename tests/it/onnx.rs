@@ -153,6 +153,9 @@ fn dims_are_bound_by_name_by_sum_or_by_place() {
     );
     assert!(refusal(source, &[&all[..], &[("batch", 5)]].concat()).contains("'batch' is set twice"));
     assert!(refusal(source, &[("batch", usize::MAX), ("past", 1), ("u.0", 7)]).contains("larger than any memory"));
+    // Two unknown sizes that an exporter calls "?" need not be equal.
+    let unknown = "g (float[\"?\", \"?\"] x) => (float[a, b] y) { y = Identity (x) }";
+    assert_eq!(facts(&graph(unknown, &[("x.0", 2), ("x.1", 3)])), ["x f32[2,3]", "y f32[2,3]"]);
 }
 
 #[test]
