@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Turns of each plan, and runs of a turn.
+/// The plans run in turns: the number of turns, and of runs in each.
 const TURNS: usize = 3;
 const RUNS: usize = 10;
 /// The tuned plan is kept if it takes at most this many times the other one's time.
@@ -40,10 +40,10 @@ pub(super) struct Tune {
     /// Write the tuned plan as JSON.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Stop to time further kernels after this many seconds. Those that take most time come first.
+    /// Time no further kernels after this many seconds. Kernels that take the most time come first.
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Time kernels again that were measured before.
+    /// Time all kernels, even those that were measured before.
     #[arg(long)]
     again: bool,
     /// Let the tuned plan take more bytes than the untuned one.
@@ -57,7 +57,7 @@ struct Runs {
     tuned: f64,
 }
 
-/// All that there is to tell.
+/// The result of the command.
 struct Outcome {
     device: String,
     untuned: Plan,
@@ -119,7 +119,7 @@ impl Tune {
     }
 }
 
-/// Runs both plans by turns. An untuned plan that the device refuses has no time.
+/// Runs both plans in turns. An untuned plan that the device refuses has no time.
 fn compare(options: &Options, untuned: &Compiled, tuned: &Compiled, inputs: &[Tensor]) -> Result<Runs> {
     let mut runs = Runs { untuned: None, tuned: f64::INFINITY };
     for _ in 0..TURNS {

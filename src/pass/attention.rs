@@ -46,7 +46,7 @@ fn named(graph: &Graph, value: ValueId, name: &str) -> Option<Vec<ValueId>> {
     (node.op()?.name == name).then(|| graph.operands(value.node).into_iter().flatten().collect())
 }
 
-/// What stands between a softmax and the product of its weights with values.
+/// The nodes between a softmax and the product of its weights with values.
 struct Behind {
     /// The softmax's own result.
     weights: ValueId,

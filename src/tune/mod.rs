@@ -400,7 +400,7 @@ fn work(kernel: &Kernel) -> u64 {
     size.saturating_mul(inner.max(1))
 }
 
-/// The plan of a graph, with the measured schedules of a table if there is one. See [`plan`].
+/// The plan of a graph, with the measured schedules of a table if there is one. See [`crate::plan::plan`].
 ///
 /// # Errors
 /// As [`Recipe::compile`].
