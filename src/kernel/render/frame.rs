@@ -1,6 +1,6 @@
 //! Dialects: what stands around a template's statements.
 
-use super::scalar::{HELPERS, Helper, Type};
+use super::scalar::Type;
 use super::{Dialect, Module, PRELUDE};
 use std::fmt;
 
@@ -15,6 +15,8 @@ pub(super) struct Frame<'a> {
     pub(super) groups: u64,
 }
 
+/// Functions that texts in WGSL may call.
+const HELPERS: &str = include_str!("../../../shaders/helpers.wgsl");
 /// Bytes of workgroup memory that CUDA's kernels can declare. More is asked for when they are launched.
 const DECLARED: usize = 48 << 10;
 
@@ -26,13 +28,11 @@ impl Frame<'_> {
         if self.dialect == Dialect::Cuda && all > DECLARED { all as u32 } else { 0 }
     }
 
-    /// Helpers that the module's functions call.
-    fn helpers(&self) -> impl Iterator<Item = &Helper> {
-        let calls = |name: &str| {
-            let call = format!("{name}(");
-            self.module.functions.iter().flat_map(|f| &f.body).any(|line| line.contains(&call))
-        };
-        HELPERS.iter().filter(move |(name, ..)| self.dialect == Dialect::Wgsl && calls(name))
+    /// True if the module's functions call the helper with this head.
+    fn calls(&self, head: &str) -> bool {
+        let name = head.trim_start_matches("fn ").split_inclusive('(').next().unwrap_or_default();
+        let mut lines = self.module.functions.iter().flat_map(|f| &f.body);
+        self.dialect == Dialect::Wgsl && lines.any(|line| line.contains(name))
     }
 
     /// Statements in the dialect: C++ spells inferred types otherwise.
@@ -84,8 +84,12 @@ impl Frame<'_> {
     }
 
     fn functions(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for &(name, params, result, body) in self.helpers() {
-            self.function((name, params, Some(result)), &mut body.lines().map(str::trim), f)?;
+        let lines: Vec<&str> = HELPERS.lines().filter(|line| !line.is_empty() && !line.starts_with("//")).collect();
+        for helper in lines.split_inclusive(|line| *line == "}").filter(|helper| self.calls(helper[0])) {
+            let [head, body @ .., end] = helper else { continue };
+            writeln!(f, "{head}")?;
+            self.statements(&mut body.iter().map(|line| line.trim()), f)?;
+            writeln!(f, "{end}")?;
         }
         for function in &self.module.functions {
             let head = (function.name.as_str(), &function.params[..], function.result);
