@@ -57,89 +57,31 @@ impl Module<'_> {
         let core = if tiling == Tiling::Regs && product.element == DType::F64 { F64 } else { F32 };
         self.store(&product.result, Some(core), Some("m < M && n < N"), &[])?;
         self.ints(&[("M", m), ("K", k), ("N", n)]);
-        let [tile_m, tile_n] = tiling.tile(product);
-        let (tiles_m, tiles_n) = (m.div_ceil(tile_m), n.div_ceil(tile_n));
-        let steps = |slices: usize, lines: [usize; 2]| tile_steps([a.along_k, b.along_k], slices, lines);
-        let mut constants: Vec<(&str, usize)> = Vec::new();
+        let (rows_a, rows_b) = ((!a.along_k).then_some("A_ROWS"), (!b.along_k).then_some("B_ROWS"));
         match tiling {
-            Tiling::Gemv { slices } => {
-                let (column_step, slice_step) = if b.along_k { (slices, 1) } else { (1, tile_n) };
-                constants.extend([
-                    ("TILES_N", tiles_n),
-                    ("COLUMNS", tile_n),
-                    ("SLICES", slices),
-                    ("COLUMN_STEP", column_step),
-                    ("SLICE_STEP", slice_step),
-                    ("ROW1", 1.min(m - 1)),
-                    ("ROW2", 2.min(m - 1)),
-                    ("ROW3", 3.min(m - 1)),
-                ]);
-            }
-            Tiling::GemvVec4 { slices, along_k } => {
-                constants.extend(self.gemv_vec4(m, slices, along_k, tiles_n));
-            }
-            Tiling::GemvVec16b { threads, across, unroll } => {
-                constants.push(("WIDTH", BYTES / product.element.size()));
-                if across > 0 {
-                    self.flags.push("B_ROWS");
-                    constants.extend([("LANES", across), ("SLICES", threads / across), ("UNROLL", unroll)]);
-                }
-                constants.push(("TILES_N", tiles_n));
-            }
-            Tiling::Tiles { .. } => {
-                constants.extend([("TILE_M", tile_m), ("TILE_N", tile_n), ("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
-                constants.push(("STEP", STEP));
-                constants.extend(steps(STEP, [tile_m, tile_n]));
-            }
+            Tiling::Gemv { .. } | Tiling::Tiles { .. } | Tiling::SliceK { .. } => {}
+            Tiling::GemvVec4 { along_k, .. } => self.gemv_vec4(m, along_k),
+            Tiling::GemvVec16b { across, .. } => self.flags.extend((across > 0).then_some("B_ROWS")),
             Tiling::Large => {
-                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n), ("STEP", STEP)]);
-                constants.extend(steps(STEP, [LARGE / 4; 2]));
-                self.lists.insert(
-                    "sum",
-                    SUMS.iter().map(|sum| sum.map(|(from, to)| (from, to.to_owned())).to_vec()).collect(),
-                );
+                self.lists.insert("sum", (0..16).map(large_sum).collect());
                 self.lists.insert("part", vec![Vec::new(); LARGE / 4 * STEP / 256]);
             }
-            Tiling::SliceK { tile, depth } => {
-                let slices = Tiling::groups_of(tile);
-                let (step, pitch) = (slices * depth, tile / 4 + 1);
-                constants.extend([
-                    ("TILE", tile),
-                    ("TILES_M", tiles_m),
-                    ("TILES_N", tiles_n),
-                    ("SLICES", slices),
-                    ("DEPTH", depth),
-                    ("STEP", step),
-                    ("PITCH", pitch),
-                    ("RIGHT", step * pitch),
-                ]);
-                constants.extend(steps(step, [tile / 4; 2]));
-            }
-            Tiling::Regs => {
-                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
-                self.declarations.push(format!("typedef {} value;", self.value[0].name()));
-                constants.extend(steps(8, [LARGE; 2]));
-            }
-            Tiling::SliceKWarp { rows } => {
-                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
+            Tiling::Regs => self.declarations.push(format!("typedef {} value;", self.value[0].name())),
+            Tiling::SliceKWarp { .. } => {
                 self.async_operands(product);
-                constants.push(("TILE_M", rows));
-                self.flags.extend((!b.along_k).then_some("B_ROWS"));
+                self.flags.extend(rows_b);
             }
             Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
-                constants.extend([("TILES_M", tiles_m), ("TILES_N", tiles_n)]);
                 if !matches!(tiling, Tiling::Mma { .. }) {
                     self.async_operands(product);
                 }
                 self.declarations.push(format!("typedef {} element;", self.storage[0].name()));
-                constants.extend([("TILE_M", tile_m), ("TILE_N", tile_n)]);
                 if tiling != Tiling::Wgmma {
-                    self.flags.extend((!b.along_k).then_some("B_ROWS"));
-                    self.flags.extend((!a.along_k).then_some("A_ROWS"));
+                    self.flags.extend([rows_b, rows_a].into_iter().flatten());
                 }
             }
         }
-        self.ints(&constants);
+        self.ints(&constants(product, tiling));
         let element = self.storage[0];
         for (name, len, bytes) in tiling.shared(product) {
             let ty = match bytes {
@@ -159,11 +101,8 @@ impl Module<'_> {
         self.address_function("b_at", product.b.slot, &product.b.space, ["k", "n"]);
     }
 
-    /// The constants of a product of few rows whose right operand `b_wide` reads four at a time, along the inner axis or across it.
-    fn gemv_vec4(&mut self, m: usize, slices: usize, along_k: bool, tiles_n: usize) -> [(&'static str, usize); 8] {
-        let columns = VEC4_THREADS / slices;
-        let (across, along) = if along_k { (1, 4) } else { (4, 1) };
-        let (column_step, slice_step) = if along_k { (slices, 1) } else { (1, columns) };
+    /// A product of few rows whose right operand `b_wide` reads four at a time, along the inner axis or across it.
+    fn gemv_vec4(&mut self, m: usize, along_k: bool) {
         let left = |at: &str| format!("a(batch, m, {at})");
         let (result, value) = if along_k {
             (Vec4, format!("vec4f({}, {}, {}, {})", left("k"), left("k + 1"), left("k + 2"), left("k + 3")))
@@ -173,17 +112,83 @@ impl Module<'_> {
         self.function("left", &matrix(["m", "k"]), Some(result), vec![format!("return {value};")]);
         self.flags.extend((!along_k).then_some("B_ROWS"));
         self.lists.insert("row", vec![Vec::new(); m]);
-        [
-            ("TILES_N", tiles_n),
-            ("COLUMNS", columns),
-            ("SLICES", slices),
-            ("COLUMN_STEP", column_step),
-            ("SLICE_STEP", slice_step),
-            ("ACROSS", across),
-            ("ALONG", along),
-            ("STEP", slices * along),
-        ]
     }
+}
+
+/// The numbers of a tiling in its text.
+fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
+    let &Product { m, n, ref a, ref b, .. } = product;
+    let [tile_m, tile_n] = tiling.tile(product);
+    let tiles = [("TILES_M", m.div_ceil(tile_m)), ("TILES_N", n.div_ceil(tile_n))];
+    let steps = |slices: usize, lines: [usize; 2]| tile_steps([a.along_k, b.along_k], slices, lines);
+    match tiling {
+        Tiling::Gemv { slices } => {
+            let (column_step, slice_step) = if b.along_k { (slices, 1) } else { (1, tile_n) };
+            vec![
+                tiles[1],
+                ("COLUMNS", tile_n),
+                ("SLICES", slices),
+                ("COLUMN_STEP", column_step),
+                ("SLICE_STEP", slice_step),
+                ("ROW1", 1.min(m - 1)),
+                ("ROW2", 2.min(m - 1)),
+                ("ROW3", 3.min(m - 1)),
+            ]
+        }
+        Tiling::GemvVec4 { slices, along_k } => {
+            let columns = VEC4_THREADS / slices;
+            let (across, along) = if along_k { (1, 4) } else { (4, 1) };
+            let (column_step, slice_step) = if along_k { (slices, 1) } else { (1, columns) };
+            vec![
+                tiles[1],
+                ("COLUMNS", columns),
+                ("SLICES", slices),
+                ("COLUMN_STEP", column_step),
+                ("SLICE_STEP", slice_step),
+                ("ACROSS", across),
+                ("ALONG", along),
+                ("STEP", slices * along),
+            ]
+        }
+        Tiling::GemvVec16b { threads, across, unroll } => {
+            let width = ("WIDTH", BYTES / product.element.size());
+            match across {
+                0 => vec![width, tiles[1]],
+                _ => vec![width, ("LANES", across), ("SLICES", threads / across), ("UNROLL", unroll), tiles[1]],
+            }
+        }
+        Tiling::Tiles { .. } => {
+            let tile = [("TILE_M", tile_m), ("TILE_N", tile_n)];
+            [&tile[..], &tiles, &[("STEP", STEP)], &steps(STEP, [tile_m, tile_n])].concat()
+        }
+        Tiling::Large => [&tiles[..], &[("STEP", STEP)], &steps(STEP, [LARGE / 4; 2])].concat(),
+        Tiling::SliceK { tile, depth } => {
+            let slices = Tiling::groups_of(tile);
+            let (step, pitch) = (slices * depth, tile / 4 + 1);
+            let slices =
+                [("SLICES", slices), ("DEPTH", depth), ("STEP", step), ("PITCH", pitch), ("RIGHT", step * pitch)];
+            [&[("TILE", tile)][..], &tiles, &slices, &steps(step, [tile / 4; 2])].concat()
+        }
+        Tiling::Regs => [tiles.as_slice(), &steps(8, [LARGE; 2])].concat(),
+        Tiling::SliceKWarp { rows } => [tiles.as_slice(), &[("TILE_M", rows)]].concat(),
+        Tiling::Mma { .. } | Tiling::MmaAsync { .. } | Tiling::Wgmma => {
+            [tiles.as_slice(), &[("TILE_M", tile_m), ("TILE_N", tile_n)]].concat()
+        }
+    }
+}
+
+/// One of the sums of an invocation of `matmul_large`: which row and column of the tile it is of.
+fn large_sum(sum: usize) -> Vec<(&'static str, String)> {
+    let (row, right) = (sum / 2, sum % 2);
+    let (left, lane) = (row / 4, row % 4);
+    let left_value = format!("a{left}.{}", ["x", "y", "z", "w"][lane]);
+    let down = 64 * left + lane;
+    vec![
+        ("LEFT", left_value),
+        ("RIGHT", format!("b{right}")),
+        ("DOWN", down.to_string()),
+        ("OVER", (64 * right).to_string()),
+    ]
 }
 
 /// The operands of a product, the one in the lower slot first, by the names and parameters of their functions.
@@ -191,24 +196,3 @@ fn in_slot_order(product: &Product) -> [(&Side, &'static str, [&'static str; 2])
     let (a, b) = ((&product.a, "a", ["m", "k"]), (&product.b, "b", ["k", "n"]));
     if product.a.slot < product.b.slot { [a, b] } else { [b, a] }
 }
-
-/// The sums of an invocation of `matmul_large`: which rows and columns of the tile each is of.
-#[rustfmt::skip]
-const SUMS: [[(&str, &str); 4]; 16] = [
-    [("LEFT", "a0.x"), ("RIGHT", "b0"), ("DOWN", "0"), ("OVER", "0")],
-    [("LEFT", "a0.x"), ("RIGHT", "b1"), ("DOWN", "0"), ("OVER", "64")],
-    [("LEFT", "a0.y"), ("RIGHT", "b0"), ("DOWN", "1"), ("OVER", "0")],
-    [("LEFT", "a0.y"), ("RIGHT", "b1"), ("DOWN", "1"), ("OVER", "64")],
-    [("LEFT", "a0.z"), ("RIGHT", "b0"), ("DOWN", "2"), ("OVER", "0")],
-    [("LEFT", "a0.z"), ("RIGHT", "b1"), ("DOWN", "2"), ("OVER", "64")],
-    [("LEFT", "a0.w"), ("RIGHT", "b0"), ("DOWN", "3"), ("OVER", "0")],
-    [("LEFT", "a0.w"), ("RIGHT", "b1"), ("DOWN", "3"), ("OVER", "64")],
-    [("LEFT", "a1.x"), ("RIGHT", "b0"), ("DOWN", "64"), ("OVER", "0")],
-    [("LEFT", "a1.x"), ("RIGHT", "b1"), ("DOWN", "64"), ("OVER", "64")],
-    [("LEFT", "a1.y"), ("RIGHT", "b0"), ("DOWN", "65"), ("OVER", "0")],
-    [("LEFT", "a1.y"), ("RIGHT", "b1"), ("DOWN", "65"), ("OVER", "64")],
-    [("LEFT", "a1.z"), ("RIGHT", "b0"), ("DOWN", "66"), ("OVER", "0")],
-    [("LEFT", "a1.z"), ("RIGHT", "b1"), ("DOWN", "66"), ("OVER", "64")],
-    [("LEFT", "a1.w"), ("RIGHT", "b0"), ("DOWN", "67"), ("OVER", "0")],
-    [("LEFT", "a1.w"), ("RIGHT", "b1"), ("DOWN", "67"), ("OVER", "64")],
-];
