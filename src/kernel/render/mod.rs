@@ -19,7 +19,7 @@ use super::space::{Space, beyond, over};
 use super::{Kernel, Operand, Template};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::expr::{Body, Code};
+use crate::expr::{Body, Code, Instr};
 use crate::shape::Access;
 use crate::target::{Family, Target};
 use frame::Frame;
@@ -354,22 +354,14 @@ impl<'a> Module<'a> {
         folds: &[Type],
     ) -> Result<Scalars, String> {
         let live = body.live();
-        let code = || body.code.iter().enumerate().filter(|(i, _)| live[*i]);
-        let slots: BTreeSet<usize> = code()
-            .filter_map(|(_, instr)| match instr.code {
-                Code::Input(j) => match input(j) {
-                    Input::Slot(slot) => Some(slot),
-                    Input::Value(..) => None,
-                },
-                _ => None,
-            })
-            .collect();
-        let asked: BTreeSet<usize> = code()
-            .filter_map(|(_, instr)| match instr.code {
-                Code::Index(axis) => Some(axis as usize),
-                _ => None,
-            })
-            .collect();
+        let (mut slots, mut asked) = (BTreeSet::new(), BTreeSet::new());
+        for (instr, _) in body.code.iter().zip(&live).filter(|(_, live)| **live) {
+            match instr.code {
+                Code::Input(j) => slots.extend(if let Input::Slot(slot) = input(j) { Some(slot) } else { None }),
+                Code::Index(axis) => _ = asked.insert(axis as usize),
+                _ => {}
+            }
+        }
         let accesses: Vec<&Access> = slots.iter().map(|&s| self.access(s)).chain(writes.iter().copied()).collect();
         let mut located = locate(space, &accesses, &asked);
         let stores = located.addresses.split_off(slots.len());
@@ -404,19 +396,7 @@ impl<'a> Module<'a> {
                         let (name, ty) = &names[o as usize];
                         (if all { format!("c{i}_{o}") } else { name.clone() }, *ty)
                     };
-                    match code {
-                        Code::Unary(op, a) => unary(op, name(a))?,
-                        Code::Binary(op, a, b) => binary(op, name(a), name(b))?,
-                        Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
-                        // A half holds what its bits can.
-                        Code::Cast(a) if self.target.family == Family::Cuda && instr.dtype.size() == 2 => {
-                            let half = if instr.dtype == DType::F16 { F16 } else { BF16 };
-                            convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
-                        }
-                        Code::Cast(a) if instr.dtype.is_small_int() => small(name(a), instr.dtype),
-                        Code::Cast(a) => convert(&name(a).0, name(a).1, ty),
-                        _ => unreachable!("leaves are done above"),
-                    }
+                    self.operation(*instr, name)?
                 }
             };
             statements.push(format!("let v{i} = {value};"));
@@ -424,6 +404,23 @@ impl<'a> Module<'a> {
         }
         let results = body.results.iter().map(|&r| names[r as usize].clone()).collect();
         Ok(Scalars { statements, results, addresses: stores })
+    }
+
+    /// An operation on values that have names and types.
+    fn operation(&self, Instr { code, dtype }: Instr, name: impl Fn(u32) -> (String, Type)) -> Result<String, String> {
+        Ok(match code {
+            Code::Unary(op, a) => unary(op, name(a))?,
+            Code::Binary(op, a, b) => binary(op, name(a), name(b))?,
+            Code::Select(c, a, b) => format!("select({}, {}, {})", name(b).0, name(a).0, name(c).0),
+            // A half holds what its bits can.
+            Code::Cast(a) if self.target.family == Family::Cuda && dtype.size() == 2 => {
+                let half = if dtype == DType::F16 { F16 } else { BF16 };
+                convert(&convert(&convert(&name(a).0, name(a).1, F32), F32, half), half, F32)
+            }
+            Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype),
+            Code::Cast(a) => convert(&name(a).0, name(a).1, self.register(dtype)),
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => unreachable!("a leaf is no operation"),
+        })
     }
 
     /// The element of an operand that the core reads at a point of a space over the operand's axes: statements and an expression.
