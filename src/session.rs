@@ -299,7 +299,7 @@ impl Session {
     #[doc(hidden)]
     pub fn on_backend(
         graph: Graph,
-        backend: Box<dyn Backend>,
+        mut backend: Box<dyn Backend>,
         device: String,
         options: &Options,
         progress: &dyn Fn(usize, usize),
@@ -307,7 +307,7 @@ impl Session {
         check_limit(&*backend, options.memory_limit)?;
         let limits = Limits { memory: options.memory_limit };
         let tuned = measured(&*backend, options);
-        let (plan, constants) = tune::compile(graph, options.recipe, backend.target(), &limits, tuned.as_ref())?;
+        let (plan, constants) = tune::compile(graph, options.recipe, &mut *backend, &limits, tuned.as_ref())?;
         tell_measured(&plan);
         let exec = Exec::load(backend, plan.clone(), &constants, &|n| progress(n, constants.len()))?;
         let state = State { exec, ready: BTreeMap::new() };

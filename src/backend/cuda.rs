@@ -120,6 +120,8 @@ pub struct Cuda {
     blas: Option<Blas>,
     cudnn: Option<CudnnHandle>,
     chosen: HashMap<KernelId, Chosen>,
+    /// Kernels that are library calls, by their content.
+    calls: HashMap<String, KernelId>,
     device: CUdevice,
     context: CUcontext,
     stream: CUstream,
@@ -196,6 +198,7 @@ impl Cuda {
             blas: None,
             cudnn: None,
             chosen: HashMap::new(),
+            calls: HashMap::new(),
             device: handle,
             context,
             stream: std::ptr::null_mut(),
@@ -501,11 +504,28 @@ impl Backend for Cuda {
 
     fn compile(&mut self, kernel: &Kernel) -> Result<KernelId> {
         // The text depends on which arguments share bytes, which is known when a launch is recorded. Errors are reported here.
-        if kernel.schedule.call().is_none() {
-            render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
+        let id = KernelId(self.kernels.len() as u32);
+        if let Some(call) = kernel.schedule.call() {
+            // A plan's calls are asked for before it is loaded, and once more when it is.
+            let key = serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
+            if let Some(&id) = self.calls.get(&key) {
+                return Ok(id);
+            }
+            self.enter().map_err(failed)?;
+            self.kernels.push(kernel.clone());
+            // An address that is aligned, and never read.
+            let nowhere = vec![1 << 20; kernel.reads.len() + kernel.writes.len()];
+            if let Err(refusal) = self.prepare_call(id, call, &nowhere, (1 << 20, kernel.workspace)) {
+                self.kernels.pop();
+                self.chosen.remove(&id);
+                return Err(refusal);
+            }
+            self.calls.insert(key, id);
+            return Ok(id);
         }
+        render::render(kernel, &self.info.target, &Bindings::distinct(kernel), Dialect::Cuda)?;
         self.kernels.push(kernel.clone());
-        Ok(KernelId(self.kernels.len() as u32 - 1))
+        Ok(id)
     }
 
     fn record(&mut self, launches: &[Launch]) -> Result<RecordId> {

@@ -13,12 +13,13 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernel::algorithm::Schedule;
+use crate::kernel::call::Call;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::tuned::Tuned;
 use crate::kernel::{Kernel, Template, cpu};
 use crate::pass::{Prepared, Recipe};
 use crate::plan::lower::lower;
-use crate::plan::{self, Compiled, Limits};
+use crate::plan::{self, Compiled, Limits, Plan};
 use crate::shape::Access;
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
@@ -400,22 +401,56 @@ fn work(kernel: &Kernel) -> u64 {
     size.saturating_mul(inner.max(1))
 }
 
-/// The plan of a graph, with the measured schedules of a table if there is one. See [`crate::plan::plan`].
+/// The plan of a graph for a device, with the measured schedules of a table if there is one. See [`plan()`]. A library call that the device
+/// refuses is left to a text.
 ///
 /// # Errors
 /// As [`Recipe::compile`].
 pub fn compile(
     graph: Graph,
     recipe: Recipe,
-    target: &Target,
+    backend: &mut dyn Backend,
     limits: &Limits,
     tuned: Option<&Arc<Tuned>>,
 ) -> Result<Compiled> {
-    let prepared = recipe.graph(graph, target, limits)?;
-    match tuned {
-        Some(tuned) => plan(prepared, target, limits, tuned, false),
-        None => plan::compile(&prepared, target, limits),
+    let target = backend.target().clone();
+    let mut prepared = recipe.graph(graph, &target, limits)?;
+    let compiled = match tuned {
+        Some(tuned) => plan(prepared.clone(), &target, limits, tuned, false),
+        None => plan::compile(&prepared, &target, limits),
+    }?;
+    let refused = refused(backend, &compiled.0);
+    if refused.is_empty() {
+        return Ok(compiled);
     }
+    let measured = compiled.0.tuned;
+    let mut table = Tuned::new(tuned.map_or("", |tuned| &tuned.device));
+    for (kernel, _) in kernels(&prepared, &target)? {
+        let known = tuned.and_then(|tuned| tuned.find(&kernel));
+        let split = schedule::split(&kernel, &target);
+        let is_refused = split.is_some_and(|split| refused.contains(split.library()));
+        let text = || schedule::candidates(&kernel, &target, &|_| true).into_iter().find(|s| s.call().is_none());
+        if let Some(schedule) = if is_refused { text() } else { known.cloned() } {
+            table.insert(&kernel, schedule);
+        }
+    }
+    prepared.tuned = Some(Arc::new(table));
+    let (mut plan, constants) = plan::compile(&prepared, &target, limits)?;
+    plan.tuned = measured;
+    Ok((plan, constants))
+}
+
+/// The library calls of a plan that a device refuses, each with a line in the log.
+fn refused(backend: &mut dyn Backend, plan: &Plan) -> Vec<Call> {
+    let mut refused = Vec::new();
+    for kernel in &plan.kernels {
+        let Some(call) = kernel.schedule.call() else { continue };
+        if let Err(error) = backend.compile(kernel) {
+            tracing::warn!("{error}; a text computes it");
+            refused.push(call.clone());
+        }
+    }
+    refused
 }
 
 /// The plan of a graph with measured schedules. It takes no more bytes than the plan without them, unless `more_memory` allows it: steps then

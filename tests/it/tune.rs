@@ -1,15 +1,17 @@
 //! Measured schedules: they compute the same, take no more bytes, and are never trusted.
 
 use crate::common::{agrees, backends, random, runs_long};
-use plimsoll::internals::backend::Backend;
+use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
+use plimsoll::internals::kernel::call::Call;
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
 use plimsoll::internals::pass::Prepared;
 use plimsoll::internals::plan::{self, Limits};
+use plimsoll::internals::target::Memory;
 use plimsoll::internals::tune::{self, Entry, cache};
-use plimsoll::{Graph, Plan, Recipe, Target, Tensor};
+use plimsoll::{DType, Graph, Plan, Recipe, Target, Tensor, Trace};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -196,6 +198,71 @@ fn what_is_not_legal_here_is_not_taken() {
             let (plan, _) = tune::plan(prepared.clone(), &target, &FREE, &tuned, false).expect("it is planned");
             assert_eq!(plan, untuned, "{wrong}");
         }
+    }
+}
+
+/// A device with libraries that refuse convolutions.
+struct Refusing(Target);
+
+impl Backend for Refusing {
+    fn target(&self) -> &Target {
+        &self.0
+    }
+    fn identity(&self) -> String {
+        "refusing".into()
+    }
+    fn usage(&self) -> Usage {
+        Usage::default()
+    }
+    fn alloc(&mut self, _: u64, _: Memory) -> plimsoll::Result<SegmentId> {
+        unreachable!("planning takes no memory")
+    }
+    fn free(&mut self, _: SegmentId) {}
+    fn write(&mut self, _: Slice, _: &[u8]) -> plimsoll::Result<()> {
+        unreachable!("planning moves no data")
+    }
+    fn read(&mut self, _: Slice, _: &mut [u8]) -> plimsoll::Result<()> {
+        unreachable!("planning moves no data")
+    }
+    fn compile(&mut self, kernel: &Kernel) -> plimsoll::Result<KernelId> {
+        match kernel.schedule.call() {
+            Some(Call::Conv(_)) => Err(plimsoll::Error::Backend { backend: "none", what: "no".into(), file: None }),
+            _ => Ok(KernelId(0)),
+        }
+    }
+    fn record(&mut self, _: &[Launch]) -> plimsoll::Result<RecordId> {
+        unreachable!("planning runs nothing")
+    }
+    fn replay(&mut self, _: RecordId) -> plimsoll::Result<()> {
+        unreachable!("planning runs nothing")
+    }
+}
+
+/// What a library refuses is computed by a text, with and without measured schedules. Other calls stay.
+#[test]
+fn refused_calls_are_left_to_texts() {
+    // Products and convolutions that are large enough for libraries.
+    let g = Trace::new("calls");
+    let [x, w] = [("x", [8, 64, 56, 56]), ("w", [64, 64, 3, 3])].map(|(name, shape)| g.input(name, DType::F32, shape));
+    g.output("y", x.conv2d(w, None, 1, 1, 1).relu());
+    let [a, b] = ["a", "b"].map(|name| g.input(name, DType::F32, [2048, 2048]));
+    g.output("z", a.matmul(b));
+    let graph = g.finish().expect("the graph is sound");
+    let target = Target::cuda();
+    let calls = |plan: &Plan| -> Vec<&'static str> {
+        let called = plan.steps.iter().filter_map(|step| plan.kernels[step.kernel].schedule.call());
+        called.map(Call::library).collect()
+    };
+    let plain = Recipe::default().plan(graph.clone(), &target, &FREE).expect("it is planned");
+    assert!(calls(&plain).contains(&"cuDNN") && calls(&plain).contains(&"cuBLASLt"), "{:?}", calls(&plain));
+    let measured =
+        table(&asked(&prepared(&graph, &target), &target), |kernel| candidates(kernel, &target).into_iter().next());
+    for tuned in [None, Some(&measured)] {
+        let mut device = Refusing(target.clone());
+        let (plan, _) =
+            tune::compile(graph.clone(), Recipe::default(), &mut device, &FREE, tuned).expect("it is planned");
+        assert_eq!(calls(&plan), ["cuBLASLt"]);
+        assert_eq!(plan.tuned.is_some(), tuned.is_some(), "only what was measured is said to be");
     }
 }
 

@@ -19,7 +19,7 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 /// A launch that is ready.
-enum Step {
+pub(super) enum Step {
     /// Function, grid, block, bytes of workgroup memory that its text does not declare, addresses.
     Kernel {
         function: CUfunction,
@@ -343,19 +343,28 @@ impl Cuda {
             None => (0, 0),
         };
         let pointers = launch.args[..slots].iter().map(|at| self.resolve(*at)).collect::<Result<Vec<_>>>()?;
+        self.prepare_call(id, call, &pointers, workspace)
+    }
+
+    /// The step of a call on these addresses. A kernel's first call chooses the algorithm, which depends on no address.
+    pub(super) fn prepare_call(
+        &mut self,
+        id: KernelId,
+        call: &Call,
+        pointers: &[CUdeviceptr],
+        workspace: (CUdeviceptr, u64),
+    ) -> Result<Step> {
         let mut chosen = self.chosen.get(&id).copied().unwrap_or_default();
         let handles = (self.blas.is_some(), self.cudnn.is_some());
         let before = self.free_bytes().map_err(failed)?.free;
         let step = match call {
             Call::MatMul(product) => opened(&mut self.blas, &mut self.lt, call.library(), Blas::new)
-                .and_then(|blas| blas.prepare(product, &pointers, workspace, &mut chosen.product).map(Step::Product)),
+                .and_then(|blas| blas.prepare(product, pointers, workspace, &mut chosen.product).map(Step::Product)),
             Call::Conv(convolution) => {
                 let stream = self.stream;
                 opened(&mut self.cudnn, &mut self.dnn, call.library(), |dnn| CudnnHandle::new(dnn, stream)).and_then(
                     |handle| {
-                        handle
-                            .prepare(convolution, &pointers, workspace, &mut chosen.convolution)
-                            .map(Step::Convolution)
+                        handle.prepare(convolution, pointers, workspace, &mut chosen.convolution).map(Step::Convolution)
                     },
                 )
             }
