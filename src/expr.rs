@@ -76,7 +76,8 @@ pub enum Code {
     /// The current index along this axis of the kernel's index space, as an integer.
     Index(u32),
     /// The result of the row kernel's reduction with this number, for the current row.
-    Fold(u32),
+    #[serde(rename = "fold")]
+    Reduction(u32),
     /// An operation on one value.
     Unary(Unary, u32),
     /// An operation on two values of one type.
@@ -92,7 +93,7 @@ impl Code {
     /// The same operation on other operands.
     pub fn map(self, at: impl Fn(u32) -> u32) -> Code {
         match self {
-            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => self,
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => self,
             Code::Unary(op, a) => Code::Unary(op, at(a)),
             Code::Binary(op, a, b) => Code::Binary(op, at(a), at(b)),
             Code::Select(c, a, b) => Code::Select(at(c), at(a), at(b)),
@@ -103,7 +104,7 @@ impl Code {
     /// The operands: instructions, in order.
     pub fn operands(self) -> impl Iterator<Item = u32> {
         let list = match self {
-            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => [None; 3],
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => [None; 3],
             Code::Unary(_, a) | Code::Cast(a) => [Some(a), None, None],
             Code::Binary(_, a, b) => [Some(a), Some(b), None],
             Code::Select(c, a, b) => [Some(c), Some(a), Some(b)],
@@ -164,8 +165,8 @@ impl Expr {
     }
 
     /// The result of a row kernel's reduction.
-    pub fn fold(number: usize, dtype: DType) -> Expr {
-        Expr::new(Code::Fold(number as u32), &[], dtype)
+    pub fn reduction(number: usize, dtype: DType) -> Expr {
+        Expr::new(Code::Reduction(number as u32), &[], dtype)
     }
 
     /// The type of the value.
@@ -277,7 +278,7 @@ enum Key {
     Const(u64),
     Input(u32),
     Index(u32),
-    Fold(u32),
+    Reduction(u32),
     Unary(Unary, u32),
     Binary(Binary, u32, u32),
     Select(u32, u32, u32),
@@ -290,7 +291,7 @@ impl Interner {
             Code::Const(v) => Key::Const(v.to_bits()),
             Code::Input(i) => Key::Input(i),
             Code::Index(i) => Key::Index(i),
-            Code::Fold(i) => Key::Fold(i),
+            Code::Reduction(i) => Key::Reduction(i),
             Code::Unary(op, a) => Key::Unary(op, a),
             Code::Binary(op, a, b) => Key::Binary(op, a, b),
             Code::Select(c, a, b) => Key::Select(c, a, b),
@@ -389,12 +390,12 @@ impl Body {
 
     /// Number of arithmetic instructions: the cost of one evaluation.
     pub fn cost(&self) -> usize {
-        let free = |i: &&Instr| matches!(i.code, Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_));
+        let free = |i: &&Instr| matches!(i.code, Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_));
         self.code.len() - self.code.iter().filter(free).count()
     }
 
     /// Evaluates one element in `f64`. Tests compare every backend's code with it.
-    pub fn eval(&self, inputs: &[f64], index: &[usize], folds: &[f64]) -> Vec<f64> {
+    pub fn eval(&self, inputs: &[f64], index: &[usize], reductions: &[f64]) -> Vec<f64> {
         let mut values: Vec<f64> = Vec::with_capacity(self.code.len());
         for instr in &self.code {
             let int = !instr.dtype.is_float();
@@ -403,7 +404,7 @@ impl Body {
                 Code::Const(value) => value,
                 Code::Input(i) => inputs[i as usize],
                 Code::Index(axis) => index[axis as usize] as f64,
-                Code::Fold(i) => folds[i as usize],
+                Code::Reduction(i) => reductions[i as usize],
                 Code::Unary(op, a) => unary(op, v(a)),
                 Code::Binary(op, a, b) => binary(op, v(a), v(b), int),
                 Code::Select(c, a, b) => v(if v(c) != 0.0 { a } else { b }),
@@ -549,7 +550,7 @@ mod tests {
         let [a, b] = [0, 1].map(|i| Expr::input(i, DType::U8));
         assert_eq!(value((&a + &b).cast(DType::F32), &[200.0, 100.0]), 44.0);
         assert_eq!(value((&a - &b) / &a.like(2.0), &[1.0, 2.0]), 127.0);
-        assert_eq!(value(Expr::fold(0, DType::I32).cast(DType::U8).cast(DType::F32), &[]), 4.0);
+        assert_eq!(value(Expr::reduction(0, DType::I32).cast(DType::U8).cast(DType::F32), &[]), 4.0);
         let c = Expr::input(0, DType::I8);
         assert_eq!(value((-&c).cast(DType::I64), &[-128.0]), -128.0);
         assert_eq!(value(c.pow(&c.like(3.0)).cast(DType::I32), &[10.0]), -24.0);

@@ -7,7 +7,7 @@
 //!         body(core value, further operands, reductions) -> writes
 //! ```
 
-use super::{Fold, Guard, Kernel, Nearest, PadMode, Pool, ResizeMode, Template, Window};
+use super::{Guard, Kernel, Nearest, PadMode, Pool, Reduction, ResizeMode, Template, Window};
 use crate::expr::{maximum, minimum};
 use crate::shape::Access;
 
@@ -39,7 +39,7 @@ pub struct Row {
     /// The core values, element by element; none if there is no core.
     pub core: Vec<f64>,
     /// The reductions.
-    pub folds: Vec<f64>,
+    pub reductions: Vec<f64>,
 }
 
 /// The elements of the operands that a kernel reads.
@@ -130,9 +130,9 @@ pub fn run(kernel: &Kernel, order: Order, memory: &mut dyn Memory) {
     let mut elements = Elements::new(kernel, memory);
     for row in indices(outer, order) {
         elements.memory.begin_row();
-        let Row { core, folds } = meaning(kernel, &row, &mut elements);
+        let Row { core, reductions } = meaning(kernel, &row, &mut elements);
         let write = |elements: &mut Elements, inputs: &[f64], index: &[usize]| {
-            let results = kernel.body.eval(inputs, index, &folds);
+            let results = kernel.body.eval(inputs, index, &reductions);
             for (w, (operand, value)) in kernel.writes.iter().zip(results).enumerate() {
                 elements.memory.store(w, operand.access.at(index), value);
             }
@@ -180,28 +180,28 @@ pub fn evaluate(kernel: &Kernel, reads: &[Vec<f64>]) -> Vec<Vec<f64>> {
 
 /// The reductions of a row.
 pub(super) fn row(kernel: &Kernel, row: &[usize], elements: &mut Elements) -> Row {
-    let Template::Row { folds, .. } = &kernel.template else { mismatch(&kernel.template) };
+    let Template::Row { reductions, .. } = &kernel.template else { mismatch(&kernel.template) };
     let places = indices(&kernel.shape[row.len()..], Order::Forwards);
-    let mut folded = Vec::new();
-    for fold in folds {
-        let (first, combine): (f64, fn(f64, f64) -> f64) = match fold.fold {
-            Fold::Sum => (0.0, |a, b| a + b),
-            Fold::Prod => (1.0, |a, b| a * b),
-            Fold::Max => (f64::NEG_INFINITY, maximum),
-            Fold::Min => (f64::INFINITY, minimum),
+    let mut reduced = Vec::new();
+    for reduction in reductions {
+        let (first, combine): (f64, fn(f64, f64) -> f64) = match reduction.reduction {
+            Reduction::Sum => (0.0, |a, b| a + b),
+            Reduction::Prod => (1.0, |a, b| a * b),
+            Reduction::Max => (f64::NEG_INFINITY, maximum),
+            Reduction::Min => (f64::INFINITY, minimum),
         };
         let value = places.iter().fold(first, |total, place| {
             let index = [row, place].concat();
             let inputs = elements.further(&index, index.len());
-            combine(total, fold.body.eval(&inputs, &index, &folded)[0])
+            combine(total, reduction.body.eval(&inputs, &index, &reduced)[0])
         });
-        folded.push(value);
+        reduced.push(value);
     }
-    Row { core: Vec::new(), folds: folded }
+    Row { core: Vec::new(), reductions: reduced }
 }
 
 fn single(value: f64) -> Row {
-    Row { core: vec![value], folds: Vec::new() }
+    Row { core: vec![value], reductions: Vec::new() }
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -239,7 +239,7 @@ pub(super) fn attention(kernel: &Kernel, row: &[usize], elements: &mut Elements)
         if weightless { 0.0 } else { dot(&powers, &values) / total }
     };
     let core = (0..kernel.shape[row.len()]).map(&mut value).collect();
-    Row { core, folds: Vec::new() }
+    Row { core, reductions: Vec::new() }
 }
 
 /// Where element `tap` of the window at `place` is on data of these spatial extents; `None` is outside.

@@ -171,7 +171,7 @@ pub fn fits_i32(kernel: &Kernel) -> Result<(), String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the names say it")]
-pub enum Fold {
+pub enum Reduction {
     Sum,
     Max,
     Min,
@@ -180,10 +180,11 @@ pub enum Fold {
 
 /// One reduction of a row kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RowFold {
+pub struct RowReduction {
     /// How values combine.
-    pub fold: Fold,
-    /// The value to combine at each element: may use reads and earlier folds.
+    #[serde(rename = "fold")]
+    pub reduction: Reduction,
+    /// The value to combine at each element: may use reads and earlier reductions.
     pub body: Body,
 }
 
@@ -206,13 +207,14 @@ pub struct Window {
 pub enum Template {
     /// `body` alone. All operands have the kernel's shape.
     Map,
-    /// Rows are the last `inner` axes of the index space, all operands read have its shape. Per row the folds run in order,
+    /// Rows are the last `inner` axes of the index space, all operands read have its shape. Per row the reductions run in order,
     /// then `body`: at each element, or once per row when `per_row` (writes then have the outer axes' shape).
     Row {
         /// The number of trailing axes that form a row.
         inner: usize,
         /// Reductions over the row, in order.
-        folds: Vec<RowFold>,
+        #[serde(rename = "folds")]
+        reductions: Vec<RowReduction>,
         /// True if `body` runs once per row.
         per_row: bool,
     },

@@ -5,7 +5,7 @@
 
 use super::meaning::{self, Elements, Row, mismatch, stays};
 use super::validate::{MOST_EXTENT, Verdict, ensure, is_countable};
-use super::{Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, ResizeMode, RowFold, Template, Window};
+use super::{Guard, Kernel, Nearest, Operand, PadMode, Pool, Reduction, ResizeMode, RowReduction, Template, Window};
 use crate::dtype::DType;
 use crate::expr::{Body, Expr};
 use crate::shape::{Access, Shape};
@@ -182,8 +182,8 @@ static ROW: TemplateDef = TemplateDef {
         Rows { axes: inner, written_once: per_row }
     },
     bodies: |t| {
-        let Template::Row { folds, .. } = t else { mismatch(t) };
-        folds.iter().map(|fold| &fold.body).collect()
+        let Template::Row { reductions, .. } = t else { mismatch(t) };
+        reductions.iter().map(|reduction| &reduction.body).collect()
     },
     check: |_, _| Ok(()),
     axis_of: |_, operand, _| no_core(operand),
@@ -191,13 +191,13 @@ static ROW: TemplateDef = TemplateDef {
     meaning: meaning::row,
     samples: || {
         let x = Expr::input(0, DType::F32);
-        let fold = |fold, body: &Expr| RowFold { fold, body: Body::new(std::slice::from_ref(body)) };
-        let (largest, total) = (Expr::fold(0, DType::F32), Expr::fold(1, DType::F32));
+        let reduce = |reduction, body: &Expr| RowReduction { reduction, body: Body::new(std::slice::from_ref(body)) };
+        let (largest, total) = (Expr::reduction(0, DType::F32), Expr::reduction(1, DType::F32));
         let power = (&x - &largest).exp();
-        let folds = vec![fold(Fold::Max, &x), fold(Fold::Sum, &power)];
-        let softmax = Template::Row { inner: 1, folds, per_row: false };
-        let extremes = vec![fold(Fold::Min, &x), fold(Fold::Prod, &x)];
-        let both = Template::Row { inner: 2, folds: extremes, per_row: true };
+        let reductions = vec![reduce(Reduction::Max, &x), reduce(Reduction::Sum, &power)];
+        let softmax = Template::Row { inner: 1, reductions, per_row: false };
+        let extremes = vec![reduce(Reduction::Min, &x), reduce(Reduction::Prod, &x)];
+        let both = Template::Row { inner: 2, reductions: extremes, per_row: true };
         vec![
             sample(softmax, &[2, 5], vec![floats(&[2, 5])], power / &total),
             sample(both, &[2, 3, 2], vec![floats(&[2, 3, 2])], largest + total),

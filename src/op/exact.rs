@@ -8,7 +8,7 @@ use super::input::Arity;
 use super::{Args, Call, Eval, Lower};
 use crate::dtype::DType;
 use crate::expr::{self, Binary, Code, Expr, Instr, Unary};
-use crate::kernel::Fold;
+use crate::kernel::Reduction;
 use crate::shape::{Access, Shape, indices};
 use crate::tensor::Tensor;
 
@@ -33,7 +33,9 @@ impl Call<'_> {
             (Lower::Concat, _) => return self.join(&facts[0], inputs).map(|t| vec![t]),
             (_, Eval::Move(f)) => return self.move_elements(f, &facts, inputs),
             (Lower::Map(f), _) if ints => return self.map_ints(f, &facts[0], inputs).map(|t| vec![t]),
-            (Lower::Reduce(fold), _) if ints => return self.fold_ints(fold, &facts[0], inputs).map(|t| vec![t]),
+            (Lower::Reduce(reduction), _) if ints => {
+                return self.reduce_ints(reduction, &facts[0], inputs).map(|t| vec![t]);
+            }
             _ => {}
         }
         let values: Vec<_> = inputs.iter().map(|input| input.map(Tensor::to_f64)).collect();
@@ -117,17 +119,17 @@ impl Call<'_> {
         Ok(out.tensor(fact))
     }
 
-    fn fold_ints(&self, fold: Fold, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
+    fn reduce_ints(&self, reduction: Reduction, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
         let values = inputs[0].and_then(Tensor::to_i64).ok_or("input 'data' has no value")?;
         let (axes, shape) = (self.reduced_axes()?, self.shape(0));
         let kept: Shape = (0..shape.len()).map(|k| if axes.contains(&k) { 1 } else { shape[k] }).collect();
         let results = Access::contiguous(kept).broadcast(shape);
         let (low, high) = bounds(fact.dtype);
-        let (start, op) = match fold {
-            Fold::Sum => (0, Binary::Add),
-            Fold::Prod => (1, Binary::Mul),
-            Fold::Max => (low, Binary::Max),
-            Fold::Min => (high, Binary::Min),
+        let (start, op) = match reduction {
+            Reduction::Sum => (0, Binary::Add),
+            Reduction::Prod => (1, Binary::Mul),
+            Reduction::Max => (low, Binary::Max),
+            Reduction::Min => (high, Binary::Min),
         };
         let mut out = vec![start; fact.shape.numel()];
         for (value, result) in values.into_iter().zip(results.elements()) {
@@ -230,7 +232,7 @@ fn step(code: Code, dtype: DType, values: &[Value], input: &dyn Fn(u32) -> Value
         Code::Const(value) => Value::Int(value as i64),
         Code::Input(slot) => input(slot),
         Code::Index(axis) => Value::Int(index[axis as usize] as i64),
-        Code::Fold(_) => unreachable!("elementwise code has no folds"),
+        Code::Reduction(_) => unreachable!("elementwise code has no reductions"),
         Code::Unary(op, a) => match (op, v(a)) {
             (Unary::Neg, Value::Int(a)) => Value::Int(a.wrapping_neg()),
             (Unary::Abs, Value::Int(a)) => Value::Int(a.wrapping_abs()),

@@ -25,7 +25,7 @@ pub use input::{Arity, Input, hint, one, optional, shaping, variadic};
 pub use sample::{Data, Sample, SampleInput};
 
 use crate::expr::Expr;
-use crate::kernel::{Fold, Template};
+use crate::kernel::{Reduction, Template};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 use std::ops::Index;
@@ -153,7 +153,7 @@ pub enum Lower {
     /// Elementwise over the broadcast inputs.
     Map(fn(&Args, &Call) -> Expr),
     /// A reduction over [`Call::reduced_axes`], which are kept with extent 1 unless `keepdims` is 0.
-    Reduce(Fold),
+    Reduce(Reduction),
     /// Maps the access of input 0 to the output's. `None` if strides cannot express it, so that a copy is needed.
     View(fn(&Call, &Access) -> Option<Access>),
     /// The inputs one after another along attribute `axis`.

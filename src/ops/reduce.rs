@@ -3,7 +3,7 @@
 use super::{expect_dtype, indices, output, position};
 use crate::dtype::DType;
 use crate::expr::{maximum, minimum};
-use crate::kernel::Fold;
+use crate::kernel::Reduction;
 use crate::op::{Attrs, Build, Call, Eval, Fact, Infer, Input, Lower, OpDef, OpResult, Tensors, ValueId, one, shaping};
 use crate::shape::Shape;
 
@@ -13,13 +13,13 @@ const DATA: &[Input] = &[one("data"), shaping("axes")];
 #[rustfmt::skip] // A table: one row, one line, where it fits.
 pub(super) static OPS: &[OpDef] = &[
     row("ReduceMax", "The largest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(lowest(d), maximum)), Lower::Reduce(Fold::Max)),
+        |x, c| fold(x, c, |x, d| x.iter().copied().fold(lowest(d), maximum)), Lower::Reduce(Reduction::Max)),
     row("ReduceMin", "The smallest value along axes", logical,
-        |x, c| fold(x, c, |x, d| x.iter().copied().fold(highest(d), minimum)), Lower::Reduce(Fold::Min)),
+        |x, c| fold(x, c, |x, d| x.iter().copied().fold(highest(d), minimum)), Lower::Reduce(Reduction::Min)),
     row("ReduceProd", "The product along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().product()), Lower::Reduce(Fold::Prod)),
+        |x, c| fold(x, c, |x, _| x.iter().product()), Lower::Reduce(Reduction::Prod)),
     row("ReduceSum", "The sum along axes", number,
-        |x, c| fold(x, c, |x, _| x.iter().sum()), Lower::Reduce(Fold::Sum)),
+        |x, c| fold(x, c, |x, _| x.iter().sum()), Lower::Reduce(Reduction::Sum)),
     row("ReduceL1", "The sum of magnitudes along axes", number,
         |x, c| fold(x, c, |x, _| x.iter().map(|x| x.abs()).sum()),
         Lower::Decompose(|b, c, x| {

@@ -11,7 +11,9 @@ use plimsoll::internals::error::Error;
 use plimsoll::internals::expr::{Body, Expr};
 use plimsoll::internals::graph::Graph;
 use plimsoll::internals::kernel::algorithm::Schedule;
-use plimsoll::internals::kernel::{Fold, Kernel, Operand, Pool, Prologue, RowFold, Template, Window, schedule};
+use plimsoll::internals::kernel::{
+    Kernel, Operand, Pool, Prologue, Reduction, RowReduction, Template, Window, schedule,
+};
 use plimsoll::internals::op::{Fact, ValueId};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
@@ -187,16 +189,19 @@ fn concat() -> Plan {
     m.step(Template::Map, &[4, 6], &[xs], &[(c, left.clone())], &[x(0) + 0.25]);
     let every_other = all.slice(1, 1, 1, 4);
     m.step(Template::Map, &[4, 4], &[(c, every_other)], &[(c, right.clone())], &[&x(0) * &x(0)]);
-    let folds = |body: Expr| vec![RowFold { fold: Fold::Sum, body: Body::new(&[body]) }];
-    let row = |inner, per_row| Template::Row { inner, folds: folds(x(0)), per_row };
+    let reductions = |body: Expr| vec![RowReduction { reduction: Reduction::Sum, body: Body::new(&[body]) }];
+    let row = |inner, per_row| Template::Row { inner, reductions: reductions(x(0)), per_row };
     let e = m.whole(early);
-    m.step(row(1, true), &[4, 6], &[(c, left)], std::slice::from_ref(&e), &[Expr::fold(0, F32)]);
+    m.step(row(1, true), &[4, 6], &[(c, left)], std::slice::from_ref(&e), &[Expr::reduction(0, F32)]);
     let s = m.whole(sums);
     m.step(Template::Map, &[4], &[e], &[s], &[x(0) * 3.0]);
     let l = m.whole(late);
-    let maximum =
-        Template::Row { inner: 1, folds: vec![RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) }], per_row: true };
-    m.step(maximum, &[10, 4], &[(c, all.permute(&[1, 0]))], std::slice::from_ref(&l), &[Expr::fold(0, F32)]);
+    let maximum = Template::Row {
+        inner: 1,
+        reductions: vec![RowReduction { reduction: Reduction::Max, body: Body::new(&[x(0)]) }],
+        per_row: true,
+    };
+    m.step(maximum, &[10, 4], &[(c, all.permute(&[1, 0]))], std::slice::from_ref(&l), &[Expr::reduction(0, F32)]);
     let y = m.whole(y);
     m.step(Template::Map, &[10], &[l], &[y], &[x(0) - 2.0]);
     m.done()
@@ -222,11 +227,11 @@ fn matmul() -> Plan {
     let sum = &(&x(0) + &x(1)) + &x(2);
     m.step(Template::MatMul, &shape, &[xs, ws, bias, rs], std::slice::from_ref(&ps), &[sum]).writes.push(scratch);
     m.0.kernels.last_mut().expect("one was added").workspace = 256;
-    let largest = RowFold { fold: Fold::Max, body: Body::new(&[x(0)]) };
-    let shifted = &x(0) - &Expr::fold(0, F32);
-    let total = RowFold { fold: Fold::Sum, body: Body::new(&[shifted.exp()]) };
-    let softmax = Template::Row { inner: 1, folds: vec![largest, total], per_row: false };
-    m.step(softmax, &shape, &[ps], std::slice::from_ref(&ss), &[&shifted.exp() / &Expr::fold(1, F32)]);
+    let largest = RowReduction { reduction: Reduction::Max, body: Body::new(&[x(0)]) };
+    let shifted = &x(0) - &Expr::reduction(0, F32);
+    let total = RowReduction { reduction: Reduction::Sum, body: Body::new(&[shifted.exp()]) };
+    let softmax = Template::Row { inner: 1, reductions: vec![largest, total], per_row: false };
+    m.step(softmax, &shape, &[ps], std::slice::from_ref(&ss), &[&shifted.exp() / &Expr::reduction(1, F32)]);
     let turned = (soft, ss.1.permute(&[1, 0]));
     let y = m.whole(y);
     m.step(Template::Map, &[16, 4], std::slice::from_ref(&turned), &[y], &[x(0)]);
@@ -289,10 +294,10 @@ fn gather() -> Plan {
     m.step(Template::Map, &shape, &[ms, gs, ts.clone()], std::slice::from_ref(&ts), &[&chosen + &x(2)]);
     let i = Expr::input(0, DType::I64);
     m.step(Template::Map, &[3], std::slice::from_ref(&is), std::slice::from_ref(&os), &[&i * &Expr::index(0)]);
-    let count = Expr::fold(0, DType::I64) + Expr::input(1, DType::I64);
-    let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[x(0).cast(DType::I64)]) }];
+    let count = Expr::reduction(0, DType::I64) + Expr::input(1, DType::I64);
+    let reductions = vec![RowReduction { reduction: Reduction::Sum, body: Body::new(&[x(0).cast(DType::I64)]) }];
     let still = (odd, os.1.reshape(&Shape::new([3, 1])).unwrap().broadcast(&shape));
-    m.step(Template::Row { inner: 1, folds, per_row: true }, &shape, &[zs.clone(), still], &[cs], &[count]);
+    m.step(Template::Row { inner: 1, reductions, per_row: true }, &shape, &[zs.clone(), still], &[cs], &[count]);
     let scaled = m.at(0, "scaled", Class::Activation, F32, &shape);
     // It has as many elements as the operands that it selects from, but smaller ones, so it must not overwrite them.
     let sign = m.at(256, "sign", Class::Activation, DType::Bool, &shape);
@@ -334,11 +339,11 @@ fn windows() -> Plan {
         Template::Pad { before: vec![0, 1], mode: plimsoll::internals::kernel::PadMode::Constant(f64::NEG_INFINITY) };
     let flat = (p, Access { shape: Shape::new([8, 1]), strides: vec![1, 1], offset: 0 });
     m.step(pad, &[8, 3], &[flat], std::slice::from_ref(&wides), &[x(0)]);
-    let sum = RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) };
+    let sum = RowReduction { reduction: Reduction::Sum, body: Body::new(&[x(0)]) };
     let empty = (none, Access { shape: Shape::new([8, 3, 0]), strides: vec![0, 0, 1], offset: 0 });
     let still = (wide, Access { shape: Shape::new([8, 3, 0]), strides: vec![3, 1, 0], offset: 0 });
-    let template = Template::Row { inner: 1, folds: vec![sum], per_row: true };
-    m.step(template, &[8, 3, 0], &[empty, still], &[ys], &[&Expr::fold(0, F32) + &x(1)]);
+    let template = Template::Row { inner: 1, reductions: vec![sum], per_row: true };
+    m.step(template, &[8, 3, 0], &[empty, still], &[ys], &[&Expr::reduction(0, F32) + &x(1)]);
     m.done()
 }
 
@@ -732,12 +737,12 @@ fn dense(parts: usize) -> Plan {
     let mut m = Maker::new("dense");
     let y = m.add("y", Class::Output, F32, &[2, parts, 4]);
     let all = m.whole(y).1;
-    let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[x(0)]) }];
+    let reductions = vec![RowReduction { reduction: Reduction::Sum, body: Body::new(&[x(0)]) }];
     for i in 0..parts {
         let before = all.slice(1, 0, 1, i).permute(&[0, 2, 1]);
         let part = all.slice(1, i, 1, 1).reshape(&Shape::new([2, 4])).expect("a unit axis");
-        let row = Template::Row { inner: 1, folds: folds.clone(), per_row: true };
-        m.step(row, &[2, 4, i], &[(y, before)], &[(y, part)], &[Expr::fold(0, F32) + 1.0]);
+        let row = Template::Row { inner: 1, reductions: reductions.clone(), per_row: true };
+        m.step(row, &[2, 4, i], &[(y, before)], &[(y, part)], &[Expr::reduction(0, F32) + 1.0]);
     }
     m.done()
 }

@@ -101,9 +101,9 @@ fn broken_windows(window: &Window) -> Vec<Window> {
 fn broken_templates(template: &Template) -> Vec<Template> {
     match template {
         Template::Map | Template::MatMul => Vec::new(),
-        Template::Row { folds, per_row, .. } => {
-            [9, usize::MAX].map(|inner| Template::Row { inner, folds: folds.clone(), per_row: *per_row }).into()
-        }
+        Template::Row { reductions, per_row, .. } => [9, usize::MAX]
+            .map(|inner| Template::Row { inner, reductions: reductions.clone(), per_row: *per_row })
+            .into(),
         Template::Attention { score, guarded, .. } => [5, usize::MAX]
             .map(|further| Template::Attention { score: score.clone(), further, guarded: *guarded })
             .into(),

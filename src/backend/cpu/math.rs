@@ -4,7 +4,7 @@
 //! into vector code. Coefficients are minimax fits made for these ranges; the errors stated hold for all three instruction sets.
 
 use super::simd::{Lanes, multiply_add, per_isa};
-use crate::kernel::Fold;
+use crate::kernel::Reduction;
 
 /// A function of one number. Errors are in units in the last place of the exact result (ulp) or absolute, whichever is larger.
 /// Infinities, NaN, signed zeros and denormals give the results of IEEE 754 and the function's limits.
@@ -336,32 +336,32 @@ fn pow_scalar_body<L: Lanes>(x: &[f32], exponent: f32, y: &mut [f32]) {
 
 #[inline(always)]
 fn softmax_body<L: Lanes>(x: &mut [f32]) {
-    let shift = reduce_body::<L>(Fold::Max, x);
+    let shift = reduce_body::<L>(Reduction::Max, x);
     each_in_place(x, |x| exp::<L>(x - shift));
-    let scale = 1.0 / reduce_body::<L>(Fold::Sum, x);
+    let scale = 1.0 / reduce_body::<L>(Reduction::Sum, x);
     each_in_place(x, |x| x * scale);
 }
 
 per_isa! {
     /// The sum of `x`, its largest or its smallest element; for no elements 0, minus infinity or infinity. A NaN anywhere makes the
     /// result NaN. Products are not for this function.
-    pub fn reduce(by: Fold, x: &[f32]) -> f32 => reduce_body
+    pub fn reduce(by: Reduction, x: &[f32]) -> f32 => reduce_body
 }
 
 #[inline(always)]
-fn reduce_body<L: Lanes>(by: Fold, x: &[f32]) -> f32 {
+fn reduce_body<L: Lanes>(by: Reduction, x: &[f32]) -> f32 {
     // SAFETY: `per_isa` calls this where the CPU has the instruction set of `L`.
     unsafe {
         match by {
-            Fold::Max => {
+            Reduction::Max => {
                 let larger = |a: f32, b: f32| if a > b || a.is_nan() { a } else { b };
                 reduce_by::<L>(x, f32::NEG_INFINITY, false, |sum, x| sum.maximum(x), larger)
             }
-            Fold::Min => {
+            Reduction::Min => {
                 let smaller = |a: f32, b: f32| if a < b || a.is_nan() { a } else { b };
                 reduce_by::<L>(x, f32::INFINITY, false, |sum, x| sum.minimum(x), smaller)
             }
-            Fold::Sum | Fold::Prod => reduce_by::<L>(x, 0.0, true, |sum, x| sum.add(x), |a, b| a + b),
+            Reduction::Sum | Reduction::Prod => reduce_by::<L>(x, 0.0, true, |sum, x| sum.add(x), |a, b| a + b),
         }
     }
 }
@@ -556,10 +556,10 @@ mod tests {
                 let x = &x[..len];
                 let exact = |f: fn(f32, f32) -> f32, start| x.iter().copied().fold(start, f);
                 let max = exact(f32::max, f32::NEG_INFINITY);
-                assert_eq!(reduce(isa, Fold::Sum, x), exact(|a, b| a + b, 0.0), "sum of {len}, {}", isa.name());
-                assert_eq!(reduce(isa, Fold::Max, x), max, "largest of {len}, {}", isa.name());
+                assert_eq!(reduce(isa, Reduction::Sum, x), exact(|a, b| a + b, 0.0), "sum of {len}, {}", isa.name());
+                assert_eq!(reduce(isa, Reduction::Max, x), max, "largest of {len}, {}", isa.name());
                 assert_eq!(
-                    reduce(isa, Fold::Min, x),
+                    reduce(isa, Reduction::Min, x),
                     exact(f32::min, f32::INFINITY),
                     "smallest of {len}, {}",
                     isa.name()
@@ -573,7 +573,7 @@ mod tests {
             for at in [0, 63, 64, 130] {
                 let mut x = vec![1.0; 131];
                 x[at] = f32::NAN;
-                assert!(reduce(isa, Fold::Max, &x).is_nan() && reduce(isa, Fold::Min, &x).is_nan());
+                assert!(reduce(isa, Reduction::Max, &x).is_nan() && reduce(isa, Reduction::Min, &x).is_nan());
             }
         }
     }

@@ -29,8 +29,8 @@ pub struct Frame {
     pub inputs: Vec<Option<usize>>,
     /// The source of `Index(axis)`.
     pub index: BTreeMap<u32, usize>,
-    /// The source of `Fold(j)`.
-    pub folds: Vec<usize>,
+    /// The source of `Reduction(j)`.
+    pub reductions: Vec<usize>,
 }
 
 /// The destination of a result.
@@ -216,7 +216,7 @@ impl Builder<'_> {
         match code {
             Code::Input(j) => self.frame.inputs.get(j as usize).copied().flatten(),
             Code::Index(axis) => self.frame.index.get(&axis).copied(),
-            Code::Fold(j) => self.frame.folds.get(j as usize).copied(),
+            Code::Reduction(j) => self.frame.reductions.get(j as usize).copied(),
             _ => None,
         }
     }
@@ -237,7 +237,7 @@ impl Builder<'_> {
             let of = |a: u32| self.value(a).repr;
             let typed = match instr.code {
                 Code::Const(_) | Code::Cast(_) => true,
-                Code::Input(_) | Code::Index(_) | Code::Fold(_) => self.source(instr.code).is_some(),
+                Code::Input(_) | Code::Index(_) | Code::Reduction(_) => self.source(instr.code).is_some(),
                 Code::Unary(_, a) => of(a) == repr,
                 Code::Binary(op, a, b) => of(a) == of(b) && (of(a) == repr || (op.compares() && repr == Repr::Bool)),
                 Code::Select(c, a, b) => of(c) == Repr::Bool && of(a) == repr && of(b) == repr,
@@ -307,7 +307,7 @@ impl Builder<'_> {
                 self.consts.push(literal(value, repr));
                 Loc { base: 1, offset: (self.consts.len() as u32 - 1) * SLOT }
             }
-            Code::Input(_) | Code::Index(_) | Code::Fold(_) => self.load(code, repr, still),
+            Code::Input(_) | Code::Index(_) | Code::Reduction(_) => self.load(code, repr, still),
             Code::Unary(op, a) => self.compute(i, Kind::Unary(op, repr), [self.value(a).loc; 3], &[]),
             Code::Cast(a) => self.cast(i, a, dtype),
             Code::Binary(op, a, b) => {
@@ -481,7 +481,7 @@ pub fn literal(value: f64, repr: Repr) -> u64 {
 /// Nanoseconds per element, to the nearest factor of two or so.
 fn cost(code: Code) -> f64 {
     match code {
-        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => 0.0,
+        Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => 0.0,
         Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 0.5,
         Code::Unary(Unary::Sqrt | Unary::Recip, _) | Code::Binary(Binary::Div, _, _) => 0.2,
         Code::Binary(Binary::Rem, _, _) => 8.0,

@@ -5,19 +5,19 @@ use super::math;
 use super::moves;
 use super::simd::{Isa, Lanes, per_isa};
 use crate::expr::Binary;
-use crate::kernel::Fold;
+use crate::kernel::Reduction;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// Reduces `sums[i]` and `x[i]` to `sums[i]`.
 ///
 /// # Safety
 /// `sums` writable and `x` readable for `n` elements, aligned for their type, apart.
-pub unsafe fn accumulate(isa: Isa, by: Fold, repr: Repr, n: usize, sums: *mut u8, x: *mut u8) {
+pub unsafe fn accumulate(isa: Isa, by: Reduction, repr: Repr, n: usize, sums: *mut u8, x: *mut u8) {
     let op = match by {
-        Fold::Sum => Binary::Add,
-        Fold::Prod => Binary::Mul,
-        Fold::Max => Binary::Max,
-        Fold::Min => Binary::Min,
+        Reduction::Sum => Binary::Add,
+        Reduction::Prod => Binary::Mul,
+        Reduction::Max => Binary::Max,
+        Reduction::Min => Binary::Min,
     };
     // SAFETY: guaranteed by the caller.
     unsafe {
@@ -30,17 +30,17 @@ pub unsafe fn accumulate(isa: Isa, by: Fold, repr: Repr, n: usize, sums: *mut u8
 }
 
 per_isa! {
-    fn accumulate_f32(by: Fold, sums: &mut [f32], x: &[f32]) => accumulate_body
+    fn accumulate_f32(by: Reduction, sums: &mut [f32], x: &[f32]) => accumulate_body
 }
 
 #[inline(always)]
-fn accumulate_body<L: Lanes>(by: Fold, sums: &mut [f32], x: &[f32]) {
+fn accumulate_body<L: Lanes>(by: Reduction, sums: &mut [f32], x: &[f32]) {
     let pairs = sums.iter_mut().zip(x);
     match by {
-        Fold::Sum => pairs.for_each(|(a, &x)| *a += x),
-        Fold::Prod => pairs.for_each(|(a, &x)| *a *= x),
-        Fold::Max => pairs.for_each(|(a, &x)| *a = if x > *a || x.is_nan() { x } else { *a }),
-        Fold::Min => pairs.for_each(|(a, &x)| *a = if x < *a || x.is_nan() { x } else { *a }),
+        Reduction::Sum => pairs.for_each(|(a, &x)| *a += x),
+        Reduction::Prod => pairs.for_each(|(a, &x)| *a *= x),
+        Reduction::Max => pairs.for_each(|(a, &x)| *a = if x > *a || x.is_nan() { x } else { *a }),
+        Reduction::Min => pairs.for_each(|(a, &x)| *a = if x < *a || x.is_nan() { x } else { *a }),
     }
 }
 
@@ -48,46 +48,46 @@ fn accumulate_body<L: Lanes>(by: Fold, sums: &mut [f32], x: &[f32]) {
 ///
 /// # Safety
 /// `to` must be writable for `n` elements.
-pub unsafe fn fill_identity(by: Fold, repr: Repr, n: usize, to: *mut u8) {
+pub unsafe fn fill_identity(by: Reduction, repr: Repr, n: usize, to: *mut u8) {
     // SAFETY: guaranteed by the caller; no element is larger than eight bytes.
-    unsafe { moves::gather(repr.size(), n, Reduction::new(by).bytes(repr).as_ptr(), 0, to) }
+    unsafe { moves::gather(repr.size(), n, Accumulator::new(by).bytes(repr).as_ptr(), 0, to) }
 }
 
 /// A reduction in progress: floats in `f64`, everything else in `i64`.
-pub struct Reduction {
-    by: Fold,
+pub struct Accumulator {
+    by: Reduction,
     float: f64,
     int: i64,
 }
 
-impl Reduction {
+impl Accumulator {
     /// The reduction of no elements.
-    pub fn new(by: Fold) -> Reduction {
+    pub fn new(by: Reduction) -> Accumulator {
         let (float, int) = match by {
-            Fold::Sum => (0.0, 0),
-            Fold::Prod => (1.0, 1),
-            Fold::Max => (f64::NEG_INFINITY, i64::MIN),
-            Fold::Min => (f64::INFINITY, i64::MAX),
+            Reduction::Sum => (0.0, 0),
+            Reduction::Prod => (1.0, 1),
+            Reduction::Max => (f64::NEG_INFINITY, i64::MIN),
+            Reduction::Min => (f64::INFINITY, i64::MAX),
         };
-        Reduction { by, float, int }
+        Accumulator { by, float, int }
     }
 
     fn add_float(&mut self, x: f64) {
         self.float = match self.by {
-            Fold::Sum => self.float + x,
-            Fold::Prod => self.float * x,
-            Fold::Max if x > self.float || x.is_nan() => x,
-            Fold::Min if x < self.float || x.is_nan() => x,
-            Fold::Max | Fold::Min => self.float,
+            Reduction::Sum => self.float + x,
+            Reduction::Prod => self.float * x,
+            Reduction::Max if x > self.float || x.is_nan() => x,
+            Reduction::Min if x < self.float || x.is_nan() => x,
+            Reduction::Max | Reduction::Min => self.float,
         };
     }
 
     fn add_int(&mut self, x: i64) {
         self.int = match self.by {
-            Fold::Sum => self.int.wrapping_add(x),
-            Fold::Prod => self.int.wrapping_mul(x),
-            Fold::Max => self.int.max(x),
-            Fold::Min => self.int.min(x),
+            Reduction::Sum => self.int.wrapping_add(x),
+            Reduction::Prod => self.int.wrapping_mul(x),
+            Reduction::Max => self.int.max(x),
+            Reduction::Min => self.int.min(x),
         };
     }
 
@@ -101,7 +101,7 @@ impl Reduction {
             match repr {
                 Repr::F32 => {
                     let x = from_raw_parts(from.cast::<f32>(), n);
-                    if self.by == Fold::Prod {
+                    if self.by == Reduction::Prod {
                         x.iter().for_each(|&x| self.add_float(f64::from(x)));
                     } else {
                         self.add_float(f64::from(math::reduce(isa, self.by, x)));

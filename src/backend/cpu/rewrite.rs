@@ -6,14 +6,14 @@ use crate::expr::{Body, Code, Instr};
 use std::collections::HashMap;
 
 /// Takes values that depend on reductions and literals alone, and cost something, out of a body: they are the same for all elements of a
-/// row. The body reads them as `Fold`s numbered from `first` on instead. Returns the code that computes them.
+/// row. The body reads them as `Reduction`s numbered from `first` on instead. Returns the code that computes them.
 pub fn hoist(body: &mut Body, first: u32) -> Body {
     let order = live(body);
     let mut fixed = vec![false; body.code.len()];
     let mut used = vec![false; body.code.len()];
     for &i in &order {
         let operands: Vec<u32> = body.code[i as usize].code.operands().collect();
-        let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Fold(_));
+        let leaf = matches!(body.code[i as usize].code, Code::Const(_) | Code::Reduction(_));
         fixed[i as usize] = leaf || (!operands.is_empty() && operands.iter().all(|&a| fixed[a as usize]));
         if !fixed[i as usize] {
             operands.iter().for_each(|&a| used[a as usize] = true);
@@ -23,9 +23,9 @@ pub fn hoist(body: &mut Body, first: u32) -> Body {
     let mut prelude = Body { code: body.code.clone(), results: Vec::new() };
     for &i in &order {
         let instr = &mut body.code[i as usize];
-        let leaf = matches!(instr.code, Code::Const(_) | Code::Fold(_));
+        let leaf = matches!(instr.code, Code::Const(_) | Code::Reduction(_));
         if fixed[i as usize] && used[i as usize] && !leaf {
-            instr.code = Code::Fold(first + prelude.results.len() as u32);
+            instr.code = Code::Reduction(first + prelude.results.len() as u32);
             prelude.results.push(i);
         }
     }
@@ -124,9 +124,9 @@ mod tests {
     /// The bodies of a softmax: the largest, the sum of exponentials, their quotient.
     fn softmax() -> Vec<Body> {
         let x = Expr::input(0, DType::F32);
-        let fold = |k| Expr::fold(k, DType::F32);
-        let e = (&x - &fold(0)).exp();
-        [x.clone(), e.clone(), e / fold(1)].iter().map(|e| Body::new(std::slice::from_ref(e))).collect()
+        let reduction = |k| Expr::reduction(k, DType::F32);
+        let e = (&x - &reduction(0)).exp();
+        [x.clone(), e.clone(), e / reduction(1)].iter().map(|e| Body::new(std::slice::from_ref(e))).collect()
     }
 
     fn price(code: Code) -> f64 {
@@ -147,14 +147,14 @@ mod tests {
     #[test]
     fn what_folds_alone_decide_leaves_the_loop() {
         let x = Expr::input(0, DType::F32);
-        let mean = Expr::fold(0, DType::F32) * 0.25;
+        let mean = Expr::reduction(0, DType::F32) * 0.25;
         let mut body = Body::new(&[(x - &mean) * (mean.exp() + 1.0)]);
         let prelude = hoist(&mut body, 1);
         // Dead code stays, so there is an input; it has no influence.
         let values = prelude.eval(&[f64::NAN], &[], &[8.0]);
         assert_eq!(values.len(), 2, "the mean, and the factor");
-        let folds = [&[8.0], &values[..]].concat();
-        assert_eq!(body.eval(&[5.0], &[], &folds), [3.0 * (2f64.exp() + 1.0)]);
+        let reductions = [&[8.0], &values[..]].concat();
+        assert_eq!(body.eval(&[5.0], &[], &reductions), [3.0 * (2f64.exp() + 1.0)]);
         assert_eq!(live(&body).iter().filter(|&&i| matches!(body.code[i as usize].code, Code::Unary(..))).count(), 0);
     }
 }

@@ -10,14 +10,14 @@ use super::moves;
 use super::nest::{Motion, Nest};
 use super::operands::{BlockOperand, Feed, Operands, Place, Reserved, leaves};
 use super::program::{Frame, Program, Sink, Source, source};
-use super::reduction::{Reduction, accumulate, fill_identity};
+use super::reduction::{Accumulator, accumulate, fill_identity};
 use super::rewrite::{hoist, keep_values};
 use super::shares::Shares;
 use super::simd::Isa;
 use super::task::{Args, Compiled, Needs, Scratch};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
-use crate::kernel::{Fold, Kernel, RowFold, Template};
+use crate::kernel::{Kernel, Reduction, RowReduction, Template};
 use std::ops::Range;
 
 /// Most bytes of intermediate values that are kept from one pass over a row to the next.
@@ -57,7 +57,7 @@ impl Group {
 struct Phase {
     program: Program,
     /// How the first result is reduced, and its representation; the last phase has none.
-    reduction: Option<(Fold, Repr)>,
+    reduction: Option<(Reduction, Repr)>,
     /// Values that are kept for later phases: kept value and destination number.
     keeps: Vec<(usize, usize)>,
     /// Across rows, computes once per block of rows what depends on earlier reductions alone.
@@ -208,7 +208,7 @@ fn price(code: Code, frame: &Frame, sources: &[BlockOperand]) -> f64 {
         Code::Unary(Unary::Exp | Unary::Tanh | Unary::Erf | Unary::Log | Unary::Sin | Unary::Cos, _) => 6.0,
         Code::Binary(Binary::Pow | Binary::Rem, _, _) => 6.0,
         Code::Binary(Binary::Div, _, _) | Code::Unary(Unary::Sqrt | Unary::Recip, _) => 2.0,
-        Code::Const(_) | Code::Index(_) | Code::Fold(_) => 0.0,
+        Code::Const(_) | Code::Index(_) | Code::Reduction(_) => 0.0,
         _ => 1.0,
     }
 }
@@ -220,7 +220,7 @@ struct Draft<'a> {
     block: usize,
     /// One per reduction, and the last.
     bodies: Vec<Body>,
-    folds: &'a [RowFold],
+    reductions: &'a [RowReduction],
     frame: Frame,
     memory: Reserved,
 }
@@ -257,21 +257,21 @@ impl Draft<'_> {
         if !self.blocks.across {
             return vec![Body::default(); self.bodies.len()];
         }
-        // `Fold`s of a phase are the reductions before it, then the values of its prelude.
+        // `Reduction`s of a phase are the reductions before it, then the values of its prelude.
         self.bodies.iter_mut().enumerate().map(|(p, body)| hoist(body, p as u32)).collect()
     }
 
     /// Makes results of reductions sources of later phases.
-    fn reductions(&mut self) -> Result<Vec<(Fold, Repr)>, String> {
+    fn accumulators(&mut self) -> Result<Vec<(Reduction, Repr)>, String> {
         let across = self.blocks.across;
-        let mut reductions = Vec::new();
-        for (p, fold) in self.folds.iter().enumerate() {
+        let mut accumulators = Vec::new();
+        for (p, reduction) in self.reductions.iter().enumerate() {
             let body = &self.bodies[p];
             let dtype = body.code.get(body.results[0] as usize).ok_or("a reduction without code")?.dtype;
-            self.frame.folds.push(self.frame.sources.len());
-            reductions.push((fold.fold, self.add_source(dtype, !across, across)?));
+            self.frame.reductions.push(self.frame.sources.len());
+            accumulators.push((reduction.reduction, self.add_source(dtype, !across, across)?));
         }
-        Ok(reductions)
+        Ok(accumulators)
     }
 
     /// Compiles a phase. `first_kept` are the phases that compute kept values first.
@@ -279,20 +279,20 @@ impl Draft<'_> {
         &self,
         p: usize,
         prelude: &Body,
-        reduction: Option<(Fold, Repr)>,
+        reduction: Option<(Reduction, Repr)>,
         first_kept: &[usize],
         last: (&[Sink], Last),
     ) -> Result<Phase, String> {
         let mut frame = self.frame.clone();
         let first_hoisted = frame.sources.len();
         // Later reductions are not known yet.
-        frame.folds.truncate(p);
+        frame.reductions.truncate(p);
         let mut compiled = None;
         if !prelude.results.is_empty() {
             compiled = Some(Program::new(prelude, &frame, &vec![Sink::Place; prelude.results.len()])?);
             for (h, &r) in prelude.results.iter().enumerate() {
                 let repr = Repr::computed(prelude.code[r as usize].dtype).ok_or("a value of no known type")?;
-                frame.folds.push(first_hoisted + h);
+                frame.reductions.push(first_hoisted + h);
                 frame.sources.push(Source { repr, still: false, padded: true });
             }
         }
@@ -308,7 +308,7 @@ impl Draft<'_> {
             match last.1 {
                 Last::Grouped => {
                     let collected = |s: &mut Source| *s = Source { still: false, padded: true, ..*s };
-                    frame.folds.iter().for_each(|&f| collected(&mut frame.sources[f]));
+                    frame.reductions.iter().for_each(|&f| collected(&mut frame.sources[f]));
                 }
                 Last::Single => frame.sources.iter_mut().for_each(|s| s.still = true),
                 Last::Blocks => {}
@@ -332,31 +332,33 @@ enum Last {
 impl Row {
     /// Compiles a row kernel.
     pub fn new(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Row, String> {
-        let Template::Row { inner, folds, per_row } = &kernel.template else { return Err("not a row kernel".into()) };
-        if folds.iter().any(|f| f.body.results.len() != 1) {
+        let Template::Row { inner, reductions, per_row } = &kernel.template else {
+            return Err("not a row kernel".into());
+        };
+        if reductions.iter().any(|f| f.body.results.len() != 1) {
             return Err("a reduction of more than one value".into());
         }
-        let bodies: Vec<Body> = folds.iter().map(|f| &f.body).chain([&kernel.body]).cloned().collect();
+        let bodies: Vec<Body> = reductions.iter().map(|f| &f.body).chain([&kernel.body]).cloned().collect();
         let mut operands = Operands::new(kernel, &bodies, None)?;
         let blocks = Blocks::new(kernel, &operands, *inner, *per_row);
         let Blocks { across, row_len, along, .. } = blocks;
-        let block = blocks.len(folds.len());
+        let block = blocks.len(reductions.len());
         let mut memory = Reserved::default();
         let (sources, outs) = operands.place(|k, feed, size| blocks.place(k, feed, size, &mut memory));
 
         let Operands { frame, sinks, .. } = operands;
-        let mut draft = Draft { blocks: &blocks, block, bodies, folds, frame, memory };
+        let mut draft = Draft { blocks: &blocks, block, bodies, reductions, frame, memory };
         let (first_kept, kept) = draft.keep_values(&sources)?;
         let preludes = draft.hoist();
         let hoisted = preludes.iter().map(|p| p.results.len()).max().unwrap_or(0);
-        let reductions = draft.reductions()?;
+        let accumulators = draft.accumulators()?;
         let memory = &mut draft.memory;
-        let results = memory.take((reductions.len() + hoisted) * if across { BLOCK * 8 } else { 8 });
+        let results = memory.take((accumulators.len() + hoisted) * if across { BLOCK * 8 } else { 8 });
         let partial = memory.take(if across { BLOCK * 8 } else { 0 });
         let zeros = memory.take(if row_len == 0 { 8 * BLOCK } else { 0 });
         let once = *per_row && !across;
         let alone = leaves([&kernel.body]) == (Vec::new(), Vec::new());
-        let group = (once && alone).then(|| memory.take(8 * BLOCK * (folds.len() + kernel.writes.len())));
+        let group = (once && alone).then(|| memory.take(8 * BLOCK * (reductions.len() + kernel.writes.len())));
         let offsets = Offsets { results, partial, zeros, group, registers: memory.0 };
 
         let last = match group {
@@ -364,8 +366,8 @@ impl Row {
             None if once => Last::Single,
             None => Last::Blocks,
         };
-        let reductions = reductions.into_iter().map(Some).chain([None]);
-        let phases = preludes.iter().zip(reductions).enumerate();
+        let accumulators = accumulators.into_iter().map(Some).chain([None]);
+        let phases = preludes.iter().zip(accumulators).enumerate();
         let phases = phases.map(|(p, (prelude, by))| draft.phase(p, prelude, by, &first_kept, (&sinks, last)));
         let phases: Vec<Phase> = phases.collect::<Result<_, String>>()?;
         let programs = || phases.iter().flat_map(|p| std::iter::once(&p.program).chain(&p.prelude));
@@ -513,7 +515,7 @@ impl Row {
                         }
                         break;
                     };
-                    let mut result = Reduction::new(by);
+                    let mut result = Accumulator::new(by);
                     self.each_block(phase, walk, |walk, _, n| {
                         phase.program.run_each(self.isa, n, walk.bases);
                         result.add(self.isa, repr, n, walk.value(&phase.program));
@@ -707,14 +709,14 @@ impl Row {
         &self,
         phase: &Phase,
         p: usize,
-        (by, repr): (Fold, Repr),
+        (by, repr): (Reduction, Repr),
         rows: &Range<usize>,
         walk: &mut Walk,
     ) {
         let (n, len) = (rows.len(), self.blocks.row_len);
         let result = walk.mem.wrapping_add(self.offsets.results + 8 * BLOCK * p);
         let partial = walk.mem.wrapping_add(self.offsets.partial);
-        let has_partial = by == Fold::Sum && len > PARTIAL;
+        let has_partial = by == Reduction::Sum && len > PARTIAL;
         // SAFETY: the result and the partial sums have a block each; the rows are within the operands.
         unsafe {
             fill_identity(by, repr, n, result);

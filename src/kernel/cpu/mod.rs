@@ -276,7 +276,7 @@ pub enum Slide {
     Conv(Conv),
     /// A transposed convolution.
     ConvTranspose(ConvTranspose),
-    /// A fold of the window's elements.
+    /// A reduction of the window's elements.
     Pool(Pool),
 }
 

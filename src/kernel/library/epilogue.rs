@@ -123,7 +123,7 @@ fn activation(body: &Body, value: u32, gelu: bool) -> Option<(Activation, u32)> 
             return None;
         }
         let (function, inputs) = part(body, Some(value), end);
-        let placed = function.code.iter().any(|i| matches!(i.code, Code::Index(_) | Code::Fold(_)));
+        let placed = function.code.iter().any(|i| matches!(i.code, Code::Index(_) | Code::Reduction(_)));
         if placed || !inputs.is_empty() {
             return None;
         }

@@ -259,7 +259,7 @@ impl<'a> Module<'a> {
         }
         match (&kernel.template, text) {
             (Template::Map, Text::Elements(elements)) => self.map(elements),
-            (Template::Row { folds, .. }, Text::Rows(rows)) => self.row(folds, rows),
+            (Template::Row { reductions, .. }, Text::Rows(rows)) => self.row(reductions, rows),
             (Template::Attention { score, guarded, .. }, Text::Attention(cut)) => self.attention(score, *guarded, cut),
             (Template::Conv { groups, window }, Text::ConvDirect(direct)) => self.conv_direct(*groups, window, direct),
             (Template::ConvTranspose { groups, window }, _) => self.conv_transpose_each(*groups, window),
@@ -292,7 +292,7 @@ impl<'a> Module<'a> {
         self.constants.push((name.into(), ty, literal(value, ty)));
     }
 
-    /// Declares the start value of a fold. WGSL has no infinities: there it is the largest finite value.
+    /// Declares the start value of a reduction. WGSL has no infinities: there it is the largest finite value.
     fn start(&mut self, name: impl Into<String>, value: f64, ty: Type) {
         let name = name.into();
         match self.dialect {
@@ -351,7 +351,7 @@ impl<'a> Module<'a> {
         space: &Space,
         input: impl Fn(u32) -> Input,
         writes: &[&Access],
-        folds: &[Type],
+        reductions: &[Type],
     ) -> Result<Scalars, String> {
         let live = body.live();
         let (mut slots, mut asked) = (BTreeSet::new(), BTreeSet::new());
@@ -384,7 +384,7 @@ impl<'a> Module<'a> {
                     Input::Slot(slot) => convert(&self.load(slot, loads[&slot]), self.value[slot], ty),
                     Input::Value(name, from) => convert(&name, from, ty),
                 },
-                Code::Fold(k) => convert(&format!("fold{k}"), folds[k as usize], ty),
+                Code::Reduction(k) => convert(&format!("fold{k}"), reductions[k as usize], ty),
                 code => {
                     // Literals alone would be computed by the shader compiler, which refuses overflow.
                     let literal = |o: &u32| matches!(body.code[*o as usize].code, Code::Const(_));
@@ -419,7 +419,9 @@ impl<'a> Module<'a> {
             }
             Code::Cast(a) if dtype.is_small_int() => small(name(a), dtype),
             Code::Cast(a) => convert(&name(a).0, name(a).1, self.register(dtype)),
-            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Fold(_) => unreachable!("a leaf is no operation"),
+            Code::Const(_) | Code::Input(_) | Code::Index(_) | Code::Reduction(_) => {
+                unreachable!("a leaf is no operation")
+            }
         })
     }
 
@@ -436,7 +438,13 @@ impl<'a> Module<'a> {
     }
 
     /// The function `store(<variables>, value)`: the kernel's body and its stores, where `guard` holds and the space is within the kernel's.
-    fn store(&mut self, space: &Space, core: Option<Type>, guard: Option<&str>, folds: &[Type]) -> Result<(), String> {
+    fn store(
+        &mut self,
+        space: &Space,
+        core: Option<Type>,
+        guard: Option<&str>,
+        reductions: &[Type],
+    ) -> Result<(), String> {
         let kernel = self.kernel;
         let reads = kernel.template.core_reads();
         let input = |j: u32| match core {
@@ -446,7 +454,7 @@ impl<'a> Module<'a> {
         };
         let writes: Vec<&Access> = kernel.writes.iter().map(|w| &w.access).collect();
         let Scalars { statements: mut body, results, addresses } =
-            self.body(&kernel.body, space, input, &writes, folds)?;
+            self.body(&kernel.body, space, input, &writes, reductions)?;
         for (w, ((value, ty), address)) in results.into_iter().zip(addresses).enumerate() {
             let slot = kernel.reads.len() + w;
             let Some(b) = self.bindings.of[slot] else { continue };

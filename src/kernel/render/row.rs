@@ -7,29 +7,31 @@ use super::{Input, Module, Scalars};
 use crate::kernel::algorithm::Rows;
 use crate::kernel::schedule::row::{Extents, Moving};
 use crate::kernel::space::{Space, over};
-use crate::kernel::{Fold, RowFold};
+use crate::kernel::{Reduction, RowReduction};
 use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
 
 impl Module<'_> {
-    pub(super) fn row(&mut self, folds: &[RowFold], rows: &Rows) -> Result<(), String> {
+    pub(super) fn row(&mut self, reductions: &[RowReduction], rows: &Rows) -> Result<(), String> {
         let extents = Extents::new(self.kernel);
         match *rows {
-            Rows::Lanes { lanes, rows, along_row } => self.row_lanes(folds, extents, [lanes, rows], along_row),
-            Rows::Warps { threads, rows, width, held } => self.row_warps(folds, extents, [threads, rows, width], held),
+            Rows::Lanes { lanes, rows, along_row } => self.row_lanes(reductions, extents, [lanes, rows], along_row),
+            Rows::Warps { threads, rows, width, held } => {
+                self.row_warps(reductions, extents, [threads, rows, width], held)
+            }
         }
     }
 
     fn row_lanes(
         &mut self,
-        folds: &[RowFold],
+        reductions: &[RowReduction],
         Extents { outer, rows, length, per_row }: Extents,
         [lanes, per_group]: [usize; 2],
         along_row: bool,
     ) -> Result<(), String> {
         let shape = &self.kernel.shape;
         let space = vec![over("row", shape, 0..outer), over("j", shape, outer..shape.len())];
-        let types = self.folds(folds, &space, &[("row", I32), ("j", I32)], |_, j| Input::Slot(j as usize))?;
+        let types = self.reductions(reductions, &space, &[("row", I32), ("j", I32)], |_, j| Input::Slot(j as usize))?;
         if per_row {
             let space = vec![over("row", shape, 0..outer)];
             self.store(&space, None, None, &types)?;
@@ -57,7 +59,7 @@ impl Module<'_> {
     /// Rows that warps hold in registers. Of the reads, what reductions use is held; what only the body uses comes when it runs.
     fn row_warps(
         &mut self,
-        folds: &[RowFold],
+        reductions: &[RowReduction],
         Extents { outer, rows, length, per_row }: Extents,
         [team, per_group, width]: [usize; 3],
         keeps: bool,
@@ -87,7 +89,7 @@ impl Module<'_> {
             }
         };
         let parameters = [("row", I32), ("j", I32), ("c", I32), ("v", I32)];
-        let types = self.folds(folds, &space, &parameters, input)?;
+        let types = self.reductions(reductions, &space, &parameters, input)?;
         if per_row {
             self.store(&vec![over("row", shape, 0..outer)], None, None, &types)?;
             self.flags.push("PER_ROW");
@@ -121,17 +123,17 @@ impl Module<'_> {
         Ok(())
     }
 
-    /// Per fold `k` of a row kernel `element{k}`, its value at a point of the space, `combine{k}`, `START{k}` and, for its result, `fold{k}`.
-    /// The folds' types come back; the list `fold` has the arrays in which invocations exchange values.
-    fn folds(
+    /// Per reduction `k` of a row kernel `element{k}`, its value at a point of the space, `combine{k}`, `START{k}` and, for its result,
+    /// `fold{k}`. The list `fold` has the arrays in which invocations exchange values. Returns the types of the reductions.
+    fn reductions(
         &mut self,
-        folds: &[RowFold],
+        reductions: &[RowReduction],
         space: &Space,
         parameters: &[(&'static str, Type)],
         input: impl Fn(&Self, u32) -> Input,
     ) -> Result<Vec<Type>, String> {
-        let mut types = Vec::with_capacity(folds.len());
-        for (k, RowFold { fold, body }) in folds.iter().enumerate() {
+        let mut types = Vec::with_capacity(reductions.len());
+        for (k, RowReduction { reduction, body }) in reductions.iter().enumerate() {
             let result = body.code[body.results[0] as usize].dtype;
             let ty = match Type::register(result, self.target.family) {
                 Type::Bool => I32,
@@ -144,11 +146,11 @@ impl Module<'_> {
             self.private.push((format!("fold{k}"), ty));
             self.function(&format!("element{k}"), parameters, Some(ty), lines);
             let (low, high) = ty.bounds();
-            let (combine, start) = match fold {
-                Fold::Sum => ("return a + b;".into(), 0.0),
-                Fold::Prod => ("return a * b;".into(), 1.0),
-                Fold::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
-                Fold::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
+            let (combine, start) = match reduction {
+                Reduction::Sum => ("return a + b;".into(), 0.0),
+                Reduction::Prod => ("return a * b;".into(), 1.0),
+                Reduction::Max => (format!("return {}(a, b);", extreme(true, ty)), low),
+                Reduction::Min => (format!("return {}(a, b);", extreme(false, ty)), high),
             };
             self.function(&format!("combine{k}"), &[("a", ty), ("b", ty)], Some(ty), vec![combine]);
             self.start(format!("START{k}"), start, ty);
@@ -158,7 +160,7 @@ impl Module<'_> {
         Ok(types)
     }
 
-    /// Arrays of so many elements for folds of these types.
+    /// Arrays of so many elements for reductions of these types.
     fn share(&mut self, types: &[Type], len: usize) {
         for ty in [F32, I32, F64, I64].into_iter().filter(|ty| types.contains(ty)) {
             self.shared.push((shared(ty), ty, len));

@@ -5,7 +5,7 @@ use super::map::{inputs, is_indexed, widest};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Rows;
 use crate::kernel::space::{Along, along, is_aligned};
-use crate::kernel::{Kernel, RowFold, Template};
+use crate::kernel::{Kernel, RowReduction, Template};
 use crate::target::{FEW_GROUPS, Family, Target};
 use std::collections::BTreeSet;
 
@@ -49,18 +49,18 @@ pub(in crate::kernel) struct Moving {
 impl Moving {
     /// The operands that move along the rows; `None` if one moves along them in another way than element by element.
     pub(in crate::kernel) fn new(kernel: &Kernel) -> Option<Moving> {
-        let Template::Row { folds, .. } = &kernel.template else { return None };
+        let Template::Row { reductions, .. } = &kernel.template else { return None };
         let Extents { outer, rows, length, per_row } = Extents::new(kernel);
         let reads = kernel.reads.len();
         let few = rows > 0 && rows < 1 << 30 && length < 1 << 30;
-        if !few || length < 32 || folds.iter().map(|f| &f.body).chain([&kernel.body]).any(is_indexed) {
+        if !few || length < 32 || reductions.iter().map(|f| &f.body).chain([&kernel.body]).any(is_indexed) {
             return None;
         }
-        let folded: BTreeSet<usize> = folds.iter().flat_map(|f| inputs(&f.body)).collect();
+        let reduced: BTreeSet<usize> = reductions.iter().flat_map(|f| inputs(&f.body)).collect();
         let finished: BTreeSet<usize> = inputs(&kernel.body);
         let writes = (reads..reads + kernel.writes.len()).filter(|_| !per_row);
         let mut moving = Vec::new();
-        for slot in folded.union(&finished).copied().chain(writes) {
+        for slot in reduced.union(&finished).copied().chain(writes) {
             match along(&kernel.operand(slot).access, outer) {
                 Along::Dense(run) if run == length => moving.push(slot),
                 Along::Still(run) if run == length && slot < reads => {}
@@ -71,7 +71,7 @@ impl Moving {
             length.is_multiple_of(width) && is_aligned(&kernel.operand(slot).access, length, width)
         };
         let width = widest(kernel, moving.iter().copied(), fits);
-        let (held, others): (Vec<usize>, Vec<usize>) = moving.into_iter().partition(|slot| folded.contains(slot));
+        let (held, others): (Vec<usize>, Vec<usize>) = moving.into_iter().partition(|slot| reduced.contains(slot));
         let late = others.into_iter().filter(|&slot| slot < reads && !per_row).collect();
         Some(Moving { held, late, width })
     }
@@ -121,14 +121,15 @@ impl Rows {
 
 /// Bytes of the values that an invocation exchanges with others: one of each type that reductions have.
 fn exchanged_bytes(kernel: &Kernel, target: &Target) -> usize {
-    let Template::Row { folds, .. } = &kernel.template else { return 0 };
-    let result = |fold: &RowFold| Some(fold.body.code.get(*fold.body.results.first()? as usize)?.dtype);
+    let Template::Row { reductions, .. } = &kernel.template else { return 0 };
+    let result =
+        |reduction: &RowReduction| Some(reduction.body.code.get(*reduction.body.results.first()? as usize)?.dtype);
     let held = |dtype: DType| match dtype {
         DType::F64 | DType::I64 if target.family == Family::Cuda => dtype,
         _ if dtype.is_float() => DType::F32,
         _ => DType::I32,
     };
-    let types: BTreeSet<DType> = folds.iter().filter_map(result).map(held).collect();
+    let types: BTreeSet<DType> = reductions.iter().filter_map(result).map(held).collect();
     types.into_iter().map(DType::size).sum()
 }
 

@@ -3,7 +3,7 @@
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code, Unary};
 use crate::kernel::validate::{Verdict, ensure};
-use crate::kernel::{Kernel, Operand, RowFold, Template};
+use crate::kernel::{Kernel, Operand, RowReduction, Template};
 use crate::shape::Shape;
 use crate::target::Target;
 
@@ -20,8 +20,8 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
     let mut scope = Scope::new(target, shape, core);
     scope.read(&reads[kernel.further()]);
     match template {
-        Template::Row { inner, folds, per_row } => {
-            scope.reduce(folds)?;
+        Template::Row { inner, reductions, per_row } => {
+            scope.reduce(reductions)?;
             if *per_row {
                 scope.inner = *inner;
             }
@@ -85,7 +85,7 @@ struct Source<'a> {
 struct Scope<'a> {
     target: &'a Target,
     inputs: Vec<Source<'a>>,
-    folds: Vec<DType>,
+    reductions: Vec<DType>,
     /// The index space.
     shape: &'a Shape,
     /// Number of its last axes that are reduced away when the body runs.
@@ -94,7 +94,7 @@ struct Scope<'a> {
 
 impl<'a> Scope<'a> {
     fn new(target: &'a Target, shape: &'a Shape, core: Option<Source<'a>>) -> Scope<'a> {
-        Scope { target, inputs: core.into_iter().collect(), folds: Vec::new(), shape, inner: 0 }
+        Scope { target, inputs: core.into_iter().collect(), reductions: Vec::new(), shape, inner: 0 }
     }
 
     /// Makes the elements of these operands the next inputs.
@@ -103,14 +103,14 @@ impl<'a> Scope<'a> {
     }
 
     /// Checks reductions. Each has one result, which later ones and the body may use.
-    fn reduce(&mut self, folds: &[RowFold]) -> Verdict {
-        for (i, fold) in folds.iter().enumerate() {
-            let name = |e| format!("fold {i}: {e}");
-            let types = self.check(&fold.body).map_err(name)?;
+    fn reduce(&mut self, reductions: &[RowReduction]) -> Verdict {
+        for (i, reduction) in reductions.iter().enumerate() {
+            let name = |e| format!("reduction {i}: {e}");
+            let types = self.check(&reduction.body).map_err(name)?;
             let &[dtype] = &types[..] else {
                 return Err(name(format!("expected one result, found {}", types.len())));
             };
-            self.folds.push(dtype);
+            self.reductions.push(dtype);
         }
         Ok(())
     }
@@ -153,9 +153,9 @@ impl<'a> Scope<'a> {
                 ensure((axis as usize) < axes, || format!("an index along axis {axis} of {axes}"))?;
                 ensure(dtype.is_int(), || format!("an index of type {dtype}"))
             }
-            Code::Fold(i) => {
-                let count = self.folds.len();
-                result(*self.folds.get(i as usize).ok_or_else(|| format!("fold {i} of {count}"))?)
+            Code::Reduction(i) => {
+                let count = self.reductions.len();
+                result(*self.reductions.get(i as usize).ok_or_else(|| format!("reduction {i} of {count}"))?)
             }
             Code::Unary(Unary::Not, a) => expect(a, DType::Bool).and(result(DType::Bool)),
             Code::Unary(_, a) => expect(a, dtype),

@@ -5,7 +5,7 @@ use super::buffer_view::Read;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
-use crate::kernel::RowFold;
+use crate::kernel::RowReduction;
 use crate::op::{Args, Call, Lower, ValueId};
 use crate::shape::Access;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 pub(super) struct Code {
     pub(super) values: HashMap<ValueId, Expr>,
     pub(super) reads: Vec<Read>,
-    pub(super) folds: Vec<RowFold>,
+    pub(super) reductions: Vec<RowReduction>,
     /// The number of the first operand. A core value comes before it.
     pub(super) first: usize,
 }
@@ -70,13 +70,13 @@ impl Lowering<'_> {
             let call = Call { op, attrs: &node.attrs, inputs: &facts };
             let result = match op.lower {
                 Lower::Map(map) => map(&Args(&args), &call),
-                Lower::Reduce(fold) => {
+                Lower::Reduce(reduction) => {
                     let input = args[0].take().expect("a reduction reads one value");
-                    // Small integers wrap around once all are folded.
+                    // Small integers wrap around once all are reduced.
                     let dtype = input.dtype();
                     let wide = if dtype.is_small_int() { DType::I32 } else { dtype };
-                    code.folds.push(RowFold { fold, body: Body::new(&[input.cast(wide)]) });
-                    Expr::fold(code.folds.len() - 1, wide).cast(dtype)
+                    code.reductions.push(RowReduction { reduction, body: Body::new(&[input.cast(wide)]) });
+                    Expr::reduction(code.reductions.len() - 1, wide).cast(dtype)
                 }
                 _ => return Err(node.error("cannot be part of a kernel")),
             };

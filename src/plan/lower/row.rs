@@ -48,7 +48,7 @@ impl Lowering<'_> {
             Some(to.access.permute(&row.axes))
         };
         let to = BufferView { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(*sink))? };
-        let template = Template::Row { inner: row.inner, folds: code.folds, per_row };
+        let template = Template::Row { inner: row.inner, reductions: code.reductions, per_row };
         let outline = Outline::new(template, space, Body::new(&[result]));
         self.step(self.graph.node(*sink).name.clone(), outline, code.reads, vec![to])
     }

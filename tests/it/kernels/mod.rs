@@ -10,7 +10,7 @@ use plimsoll::internals::kernel::meaning::evaluate;
 use plimsoll::internals::kernel::schedule::prologue;
 use plimsoll::internals::kernel::templates::TEMPLATES;
 use plimsoll::internals::kernel::{
-    Fold, Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, ResizeMode, RowFold, Template, Window,
+    Guard, Kernel, Nearest, Operand, PadMode, Pool, Prologue, Reduction, ResizeMode, RowReduction, Template, Window,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::Target;
@@ -102,15 +102,15 @@ pub fn unordered() -> Vec<Case> {
     let body =
         [x(0).max(&x(1)), x(1).min(&x(0)), x(0).max(&x(0).like(0.0)), x(0).max(&x(0).like(-1.0)).min(&x(0).like(1.0))];
     c.add("map unordered", Template::Map, &[7, 9], vec![f32s(dense(&[7, 9])), f32s(dense(&[7, 9]))], &body);
-    for (name, fold) in [("largest", Fold::Max), ("smallest", Fold::Min)] {
-        let folds = vec![RowFold { fold, body: Body::new(&[x(0)]) }];
-        let template = Template::Row { inner: 1, folds, per_row: true };
+    for (name, reduction) in [("largest", Reduction::Max), ("smallest", Reduction::Min)] {
+        let reductions = vec![RowReduction { reduction, body: Body::new(&[x(0)]) }];
+        let template = Template::Row { inner: 1, reductions, per_row: true };
         c.add(
             &format!("row unordered, {name}"),
             template,
             &[6, 300],
             vec![f32s(dense(&[6, 300]))],
-            &[Expr::fold(0, DType::F32)],
+            &[Expr::reduction(0, DType::F32)],
         );
     }
     let win = window([1, 3, 3], [1, 2, 2], [1; 3], [0, 1, 1]);
@@ -125,13 +125,20 @@ pub fn unordered() -> Vec<Case> {
 /// Kernels whose operands hold infinities, and nothing else here and there.
 pub fn infinite() -> Vec<Case> {
     let mut c = Cases { random: Random(5), cases: Vec::new() };
-    for (name, fold, end) in [("largest", Fold::Max, f64::NEG_INFINITY), ("smallest", Fold::Min, f64::INFINITY)] {
+    for (name, reduction, end) in
+        [("largest", Reduction::Max, f64::NEG_INFINITY), ("smallest", Reduction::Min, f64::INFINITY)]
+    {
         for n in [5, 300] {
-            let folds = vec![RowFold { fold, body: Body::new(&[x(0)]) }];
-            let template = Template::Row { inner: 1, folds, per_row: true };
+            let reductions = vec![RowReduction { reduction, body: Body::new(&[x(0)]) }];
+            let template = Template::Row { inner: 1, reductions, per_row: true };
             let reads = vec![f32s(dense(&[6, n]))];
-            let case =
-                c.add(&format!("row infinite, {name} of {n}"), template, &[6, n], reads, &[Expr::fold(0, DType::F32)]);
+            let case = c.add(
+                &format!("row infinite, {name} of {n}"),
+                template,
+                &[6, n],
+                reads,
+                &[Expr::reduction(0, DType::F32)],
+            );
             case.inputs[0][..2 * n].fill(end);
             case.inputs[0][2 * n..3 * n].fill(-end);
         }
@@ -424,9 +431,10 @@ fn small_ints(c: &mut Cases) {
         ];
         let case = c.add(&format!("casts to {dtype}"), Template::Map, &[n], reads, &casts);
         case.inputs = vec![bytes(-300.0, 91), bytes(-150.0, 53).iter().map(|v| v * 2.5).collect(), bytes(least, 37)];
-        let folds = vec![RowFold { fold: Fold::Sum, body: Body::new(&[(&i + &i.like(1.0)).cast(I32)]) }];
-        let template = Template::Row { inner: 1, folds, per_row: true };
-        let total = Expr::fold(0, I32).cast(dtype);
+        let reductions =
+            vec![RowReduction { reduction: Reduction::Sum, body: Body::new(&[(&i + &i.like(1.0)).cast(I32)]) }];
+        let template = Template::Row { inner: 1, reductions, per_row: true };
+        let total = Expr::reduction(0, I32).cast(dtype);
         let case = c.add(
             &format!("{dtype} sums"),
             template,
@@ -440,66 +448,72 @@ fn small_ints(c: &mut Cases) {
 
 fn row(c: &mut Cases) {
     use DType::{F32, I32};
-    let template = |inner, folds: &[(Fold, Expr)], per_row| Template::Row {
+    let template = |inner, reductions: &[(Reduction, Expr)], per_row| Template::Row {
         inner,
-        folds: folds
+        reductions: reductions
             .iter()
-            .map(|(fold, e)| RowFold { fold: *fold, body: Body::new(std::slice::from_ref(e)) })
+            .map(|(reduction, e)| RowReduction { reduction: *reduction, body: Body::new(std::slice::from_ref(e)) })
             .collect(),
         per_row,
     };
-    let f = |k| Expr::fold(k, F32);
+    let f = |k| Expr::reduction(k, F32);
     for (rows, n) in [(7, 1000), (300, 5), (3, 1), (1, 4099), (2, 70)] {
         let name = format!("softmax {rows}x{n}");
-        let folds = [(Fold::Max, x(0)), (Fold::Sum, (x(0) - f(0)).exp())];
+        let reductions = [(Reduction::Max, x(0)), (Reduction::Sum, (x(0) - f(0)).exp())];
         let body = (x(0) - f(0)).exp() / f(1);
-        let case = c.add(&name, template(1, &folds, false), &[rows, n], vec![f32s(dense(&[rows, n]))], &[body]);
+        let case = c.add(&name, template(1, &reductions, false), &[rows, n], vec![f32s(dense(&[rows, n]))], &[body]);
         case.in_place = (n > 5).then_some((0, 0));
     }
     let s = [2, 5, 24];
     let mean = f(0) * (1.0 / 24.0);
-    let folds = [(Fold::Sum, x(0)), (Fold::Sum, (x(0) - &mean) * (x(0) - &mean))];
+    let reductions = [(Reduction::Sum, x(0)), (Reduction::Sum, (x(0) - &mean) * (x(0) - &mean))];
     let body = (x(0) - &mean) / (f(1) * (1.0 / 24.0) + 1e-5).sqrt() * x(1) + x(2);
     let reads = vec![f32s(dense(&s)), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
-    c.add("layer norm", template(1, &folds, false), &s, reads, std::slice::from_ref(&body));
+    c.add("layer norm", template(1, &reductions, false), &s, reads, std::slice::from_ref(&body));
     let reads = vec![f32s(dense(&[2, 24, 5]).permute(&[0, 2, 1])), f32s(spread(&[24], &s)), f32s(spread(&[24], &s))];
-    c.add("layer norm, strided", template(1, &folds, false), &s, reads, &[body]);
+    c.add("layer norm, strided", template(1, &reductions, false), &s, reads, &[body]);
     let s = [3, 4, 6, 7];
-    c.add("sum of 2 axes", template(2, &[(Fold::Sum, x(0) * x(0))], true), &s, vec![f32s(dense(&s))], &[f(0).sqrt()]);
+    c.add(
+        "sum of 2 axes",
+        template(2, &[(Reduction::Sum, x(0) * x(0))], true),
+        &s,
+        vec![f32s(dense(&s))],
+        &[f(0).sqrt()],
+    );
     let column = |rows: usize, n: usize| dense(&[n, rows]).permute(&[1, 0]);
     for (rows, n) in [(2000, 30), (40, 500)] {
         let name = format!("column maximum {rows}x{n}");
-        c.add(&name, template(1, &[(Fold::Max, x(0))], true), &[rows, n], vec![f32s(column(rows, n))], &[f(0)]);
+        c.add(&name, template(1, &[(Reduction::Max, x(0))], true), &[rows, n], vec![f32s(column(rows, n))], &[f(0)]);
     }
-    let folds = [(Fold::Min, x(0)), (Fold::Prod, x(0) * 0.9)];
-    c.add("minimum and product", template(1, &folds, true), &[4, 37], vec![f32s(dense(&[4, 37]))], &[f(0), f(1)]);
+    let reductions = [(Reduction::Min, x(0)), (Reduction::Prod, x(0) * 0.9)];
+    c.add("minimum and product", template(1, &reductions, true), &[4, 37], vec![f32s(dense(&[4, 37]))], &[f(0), f(1)]);
     let i = Expr::input(0, I32);
-    let folds = [(Fold::Max, i.clone()), (Fold::Sum, i), (Fold::Min, Expr::index(1).cast(I32))];
-    let results = [Expr::fold(0, I32), Expr::fold(1, I32).cast(F32) * 0.5, Expr::fold(2, I32)];
-    c.add("integer folds", template(1, &folds, true), &[6, 50], vec![typed(I32, dense(&[6, 50]))], &results);
+    let reductions = [(Reduction::Max, i.clone()), (Reduction::Sum, i), (Reduction::Min, Expr::index(1).cast(I32))];
+    let results = [Expr::reduction(0, I32), Expr::reduction(1, I32).cast(F32) * 0.5, Expr::reduction(2, I32)];
+    c.add("integer reductions", template(1, &reductions, true), &[6, 50], vec![typed(I32, dense(&[6, 50]))], &results);
     // Rows of several axes, whichever of them has no elements, along memory and across it.
     for (s, turned) in [([5, 2, 0], false), ([5, 0, 2], false), ([40, 0, 3], true), ([40, 3, 0], true)] {
         let access = if turned { dense(&[s[1], s[2], s[0]]).permute(&[2, 0, 1]) } else { dense(&s) };
         let reads = || vec![f32s(access.clone())];
-        let folds = [(Fold::Sum, x(0)), (Fold::Prod, x(0) + f(0))];
-        c.add(&format!("folds of nothing {s:?}"), template(2, &folds, true), &s, reads(), &[f(0) + f(1)]);
-        c.add(&format!("rows of nothing {s:?}"), template(2, &folds, false), &s, reads(), &[x(0) / f(0)]);
+        let reductions = [(Reduction::Sum, x(0)), (Reduction::Prod, x(0) + f(0))];
+        c.add(&format!("reductions of nothing {s:?}"), template(2, &reductions, true), &s, reads(), &[f(0) + f(1)]);
+        c.add(&format!("rows of nothing {s:?}"), template(2, &reductions, false), &s, reads(), &[x(0) / f(0)]);
     }
     c.add(
         "sum of nothing",
-        template(1, &[(Fold::Sum, x(0))], true),
+        template(1, &[(Reduction::Sum, x(0))], true),
         &[5, 0],
         vec![f32s(dense(&[5, 0]))],
         &[f(0) + 1.0],
     );
-    let long = template(1, &[(Fold::Sum, x(0) + 1.0)], true);
+    let long = template(1, &[(Reduction::Sum, x(0) + 1.0)], true);
     c.add("long sum", long, &[1, 100_000], vec![f32s(dense(&[1, 100_000]))], &[f(0)]);
-    let all = template(3, &[(Fold::Sum, x(0))], true);
+    let all = template(3, &[(Reduction::Sum, x(0))], true);
     c.add("sum of all", all, &[3, 4, 5], vec![f32s(dense(&[3, 4, 5]))], &[f(0)]);
     let two = [(x(0) / f(0)), f(0)];
     c.add(
         "two results per element",
-        template(1, &[(Fold::Sum, x(0).abs())], false),
+        template(1, &[(Reduction::Sum, x(0).abs())], false),
         &[9, 11],
         vec![f32s(dense(&[9, 11]))],
         &two,
@@ -507,8 +521,8 @@ fn row(c: &mut Cases) {
     let widened = vec![f32s(dense(&[9, 11])), f32s(spread(&[9, 1], &[9, 11]))];
     let body = f(0) * x(1) + Expr::index(0).cast(F32);
     c.add(
-        "fold, operand and index per row",
-        template(1, &[(Fold::Sum, x(0) * x(1))], true),
+        "reduction, operand and index per row",
+        template(1, &[(Reduction::Sum, x(0) * x(1))], true),
         &[9, 11],
         widened,
         &[body],

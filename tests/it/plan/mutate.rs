@@ -469,10 +469,10 @@ fn kernel(nursery: &mut Nursery, k: usize) {
         add(format!("prologue {i}: gone"), &|k| drop(k.prologues.remove(i)));
         add(format!("prologue {i}: twice"), &|k| k.prologues.push(k.prologues[i].clone()));
     }
-    if let Template::Row { folds, .. } = &kernel.template {
-        for (i, fold) in folds.iter().enumerate() {
-            body(&fold.body, &format!("fold {i}"), &mut add, &|k| match &mut k.template {
-                Template::Row { folds, .. } if i < folds.len() => &mut folds[i].body,
+    if let Template::Row { reductions, .. } = &kernel.template {
+        for (i, reduction) in reductions.iter().enumerate() {
+            body(&reduction.body, &format!("reduction {i}"), &mut add, &|k| match &mut k.template {
+                Template::Row { reductions, .. } if i < reductions.len() => &mut reductions[i].body,
                 _ => &mut k.body,
             });
         }
@@ -480,7 +480,7 @@ fn kernel(nursery: &mut Nursery, k: usize) {
 }
 
 fn template(kernel: &Kernel, add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel))) {
-    let row = |inner: usize, per_row: bool| Template::Row { inner, folds: Vec::new(), per_row };
+    let row = |inner: usize, per_row: bool| Template::Row { inner, reductions: Vec::new(), per_row };
     for other in [Template::Map, Template::MatMul, row(0, false), row(1, false), row(1, true), row(9, false)] {
         add(format!("template {other:?}"), &|k| k.template = other.clone());
     }
@@ -496,13 +496,13 @@ fn template(kernel: &Kernel, add: &mut dyn FnMut(String, &dyn Fn(&mut Kernel))) 
                 let Template::Row { per_row, .. } = &mut k.template else { return };
                 *per_row ^= true;
             });
-            add("no folds".into(), &|k| {
-                let Template::Row { folds, .. } = &mut k.template else { return };
-                folds.clear();
+            add("no reductions".into(), &|k| {
+                let Template::Row { reductions, .. } = &mut k.template else { return };
+                reductions.clear();
             });
-            add("folds reversed".into(), &|k| {
-                let Template::Row { folds, .. } = &mut k.template else { return };
-                folds.reverse();
+            add("reductions reversed".into(), &|k| {
+                let Template::Row { reductions, .. } = &mut k.template else { return };
+                reductions.reverse();
             });
         }
         Template::Gather { strides, .. } => {
@@ -572,7 +572,7 @@ fn body(
 ) {
     for (i, instr) in seed.code.iter().enumerate() {
         for n in [0, 1, 2, 3, 7, u32::MAX] {
-            for code in [Code::Input(n), Code::Index(n), Code::Fold(n), Code::Cast(n)] {
+            for code in [Code::Input(n), Code::Index(n), Code::Reduction(n), Code::Cast(n)] {
                 add(format!("{name}: instruction {i} is {code:?}"), &|k| {
                     if let Some(instr) = at(k).code.get_mut(i) {
                         instr.code = code;
@@ -582,7 +582,7 @@ fn body(
             add(format!("{name}: instruction {i} uses {n}"), &|k| {
                 let Some(instr) = at(k).code.get_mut(i) else { return };
                 match &mut instr.code {
-                    Code::Unary(_, a) | Code::Cast(a) | Code::Input(a) | Code::Index(a) | Code::Fold(a) => *a = n,
+                    Code::Unary(_, a) | Code::Cast(a) | Code::Input(a) | Code::Index(a) | Code::Reduction(a) => *a = n,
                     Code::Binary(_, _, b) | Code::Select(_, _, b) => *b = n,
                     Code::Const(_) => {}
                 }
