@@ -170,7 +170,8 @@ impl Lowering<'_> {
             kernel.schedule = self.schedule(&name, &kernel, &all)?;
         }
         kernel.workspace = match kernel.schedule.call() {
-            Some(call) => call.workspace(),
+            // It runs with less than it can use, so a small binding does not refuse it.
+            Some(call) => call.workspace().min(self.target.max_binding).max(call.least_workspace()),
             None => schedule::workspace(&kernel),
         };
         let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();

@@ -16,6 +16,7 @@
 
 use super::liveness::Range;
 use super::offsets::Layout;
+use crate::kernel::call::Call;
 use crate::kernel::schedule;
 use crate::plan::lower::{Draft, DraftStep};
 use crate::shape::Shape;
@@ -32,7 +33,8 @@ pub fn shrink(draft: &mut Draft) {
 
 /// Gives every library call the bytes of the arena that are free while it runs, up to the most that it can use.
 pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
-    let most: Vec<u64> = draft.kernels.iter().map(|k| k.schedule.call().map_or(0, |call| call.workspace())).collect();
+    let most = |call: &Call| call.workspace().min(target.max_binding);
+    let most: Vec<u64> = draft.kernels.iter().map(|k| k.schedule.call().map_or(0, most)).collect();
     if most.iter().all(|&bytes| bytes == 0) {
         return;
     }
