@@ -220,6 +220,6 @@ mod tests {
         assert!(found.ends_with("found [1,1,2,2] and [1,1,4,3]"), "{found}");
         let cubic = Attrs::new().with("mode", "cubic");
         let found = refused("GridSample", &[(F32, &[1, 1, 2, 2]), (F32, &[1, 1, 4, 2])], &cubic);
-        assert_eq!(found, "attribute 'mode': expected linear or nearest, found cubic");
+        assert_eq!(found, "attribute 'mode': expected linear, bilinear or nearest, found 'cubic'");
     }
 }
