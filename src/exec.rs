@@ -149,18 +149,18 @@ impl Exec {
         if self.shared.is_none() {
             are_constants(&self.loaded.plan, first)?;
         }
-        let key =
-            |kernel: &Kernel| serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys");
         let shared = self.shared.get_or_insert_with(|| {
             let mut shared = Box::new(Shared { idle: vec![None], ..Shared::default() });
-            shared.compiled.extend(self.loaded.plan.kernels.iter().map(key).zip(self.loaded.kernels.iter().copied()));
+            shared
+                .compiled
+                .extend(self.loaded.plan.kernels.iter().map(Kernel::key).zip(self.loaded.kernels.iter().copied()));
             shared.know(&self.loaded.plan, &self.segments, first);
             shared.held.extend(shared.constants[0].iter().copied());
             shared
         });
         let mut kernels = Vec::with_capacity(plan.kernels.len());
         for kernel in &plan.kernels {
-            let text = key(kernel);
+            let text = kernel.key();
             kernels.push(match shared.compiled.get(&text) {
                 Some(kernel) => *kernel,
                 None => {

@@ -87,7 +87,7 @@ impl Tune {
         let untuned = plan::compile(&prepared, &target, &limits).map_err(refuse)?;
         let (mut known, mut entries) = cache::load(&identity).unwrap_or_else(|| (Tuned::new(&*identity), Vec::new()));
         let mut kernels = tune::kernels(&prepared, &target).map_err(in_file)?;
-        let count = kernels.len();
+        let asked: Vec<_> = kernels.iter().map(|(kernel, _)| kernel.clone()).collect();
         kernels.retain(|(kernel, _)| self.again || known.find(kernel).is_none());
 
         let bar = args::progress("kernels");
@@ -104,7 +104,8 @@ impl Tune {
         let runs = compare(&options, &untuned, &tuned, &inputs).map_err(in_file)?;
         if runs.untuned.is_some_and(|untuned| runs.tuned > NOISE * untuned) {
             tracing::info!("what is faster alone is not faster together: the expected schedules stay");
-            found.iter_mut().for_each(|entry| entry.schedule.clone_from(&entry.expected));
+            let known = entries.iter_mut().filter(|entry| asked.contains(&entry.kernel));
+            known.chain(&mut found).for_each(|entry| entry.schedule.clone_from(&entry.expected));
             tuned = untuned.clone();
         }
         entries.retain(|old| found.iter().all(|new| new.kernel != old.kernel));
@@ -114,7 +115,7 @@ impl Tune {
         if let Some(path) = &self.output {
             file::write_whole(path, "write the plan", |out| out.write_all(tuned.to_json().as_bytes()))?;
         }
-        let outcome = Outcome { device: name, untuned, tuned, asked: count, found, runs, kept };
+        let outcome = Outcome { device: name, untuned, tuned, asked: asked.len(), found, runs, kept };
         Ok(if json { outcome.json() } else { outcome.text() })
     }
 }

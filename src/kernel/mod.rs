@@ -112,6 +112,11 @@ impl Kernel {
         None
     }
 
+    /// The kernel's content as a text: equal kernels have equal texts.
+    pub fn key(&self) -> String {
+        serde_json::to_string(self).expect("a kernel has only finite numbers and text keys")
+    }
+
     /// The operand of an argument: reads, then writes. Panics beyond them.
     pub fn operand(&self, slot: usize) -> &Operand {
         let reads = self.reads.len();

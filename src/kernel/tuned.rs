@@ -25,10 +25,6 @@ struct Asked {
     numbers: HashMap<String, usize>,
 }
 
-fn key(kernel: &Kernel) -> String {
-    serde_json::to_string(kernel).expect("a kernel has only finite numbers and text keys")
-}
-
 impl Tuned {
     /// A table of a device that knows nothing yet.
     pub fn new(device: impl Into<String>) -> Tuned {
@@ -42,12 +38,12 @@ impl Tuned {
 
     /// Notes the schedule of a kernel.
     pub fn insert(&mut self, kernel: &Kernel, schedule: Schedule) {
-        self.known.insert(key(kernel), schedule);
+        self.known.insert(kernel.key(), schedule);
     }
 
     /// The measured schedule of a kernel, if there is one. It was legal where it was measured.
     pub fn find(&self, kernel: &Kernel) -> Option<&Schedule> {
-        let key = key(kernel);
+        let key = kernel.key();
         let found = self.known.get(&key);
         let mut asked = self.asked();
         match asked.numbers.get(&key) {
@@ -70,7 +66,7 @@ impl Tuned {
     pub fn filter(&self, keep: impl Fn(&Kernel, &Schedule) -> bool) -> Tuned {
         let mut kept = Tuned::new(self.device.clone());
         for (kernel, _) in &self.asked().order {
-            if let Some(schedule) = self.known.get(&key(kernel)).filter(|schedule| keep(kernel, schedule)) {
+            if let Some(schedule) = self.known.get(&kernel.key()).filter(|schedule| keep(kernel, schedule)) {
                 kept.insert(kernel, schedule.clone());
             }
         }

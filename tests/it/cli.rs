@@ -1,5 +1,6 @@
 //! The command line from outside: its output, its exit codes, and the files that it writes.
 
+use crate::common::Folder;
 use crate::export::export;
 use plimsoll::internals::onnx;
 use plimsoll::internals::onnx::proto::{DataLocation, StringStringEntryProto};
@@ -11,7 +12,7 @@ use plimsoll::{DType, Recipe, Tensor};
 use prost::Message;
 use serde_json::{Value, json};
 use std::panic::catch_unwind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const MLP: &[&str] = &["graphs/mlp.onnxtxt", "--set", "batch=3"];
@@ -70,42 +71,6 @@ fn fails(code: i32, args: &[&[&str]], words: &[&str]) {
     let error = ran.err.split_once("error: ").unwrap_or_else(|| panic!("{args:?}: no error in {}", ran.err)).1;
     let missing: Vec<_> = words.iter().filter(|word| !error.contains(**word)).collect();
     assert!(missing.is_empty(), "{args:?}: {missing:?} missing in {error}");
-}
-
-/// A folder that is removed with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a temporary folder");
-        Folder(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("the path is text").to_owned()
-    }
-
-    /// A file with this content; its path.
-    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
-        std::fs::write(self.0.join(name), content).expect("the file is written");
-        self.path(name)
-    }
-
-    fn names(&self, below: &str) -> Vec<String> {
-        let entries = std::fs::read_dir(self.0.join(below)).expect("the folder is there");
-        let mut names: Vec<_> =
-            entries.map(|e| e.expect("it can be listed").file_name().to_string_lossy().into_owned()).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A temporary folder that cannot be removed does no harm.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
 }
 
 /// Declared output sizes may be those of an exporter's example, so a wrong one is only a warning.

@@ -8,7 +8,7 @@ use plimsoll::internals::{onnx, plan, reference};
 use plimsoll::{DType, Graph, Plan, Recipe, Shape, Target};
 use std::collections::HashMap;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A backend's name and how to open it.
@@ -106,6 +106,45 @@ pub fn core_seconds(mut work: impl FnMut()) -> f64 {
         if spent > 0.1 {
             return spent / f64::from(rounds);
         }
+    }
+}
+
+/// A folder that is removed with the test.
+pub struct Folder(pub PathBuf);
+
+impl Folder {
+    /// `name` is that of one test.
+    pub fn new(name: &str) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a temporary folder");
+        Folder(path)
+    }
+
+    /// The path of a name in it, as text.
+    pub fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("the path is text").to_owned()
+    }
+
+    /// A file with this content; its path.
+    pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        std::fs::write(self.0.join(name), content).expect("the file is written");
+        self.path(name)
+    }
+
+    /// The sorted names in a folder below it.
+    pub fn names(&self, below: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.join(below)).expect("the folder is there");
+        let mut names: Vec<_> =
+            entries.map(|e| e.expect("it can be listed").file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A temporary folder that cannot be removed does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

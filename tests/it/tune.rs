@@ -1,9 +1,10 @@
 //! Measured schedules: they compute the same, take no more bytes, and are never trusted.
 
-use crate::common::{agrees, backends, random, runs_long};
+use crate::common::{Folder, agrees, backends, random, runs_long};
+use plimsoll::internals::backend::cpu::Cpu;
 use plimsoll::internals::backend::{Backend, KernelId, Launch, RecordId, SegmentId, Slice, Usage};
 use plimsoll::internals::exec::Exec;
-use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
+use plimsoll::internals::kernel::algorithm::{self, Schedule};
 use plimsoll::internals::kernel::call::Call;
 use plimsoll::internals::kernel::tuned::Tuned;
 use plimsoll::internals::kernel::{Kernel, schedule};
@@ -12,7 +13,7 @@ use plimsoll::internals::plan::{self, Limits};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::tune::{self, Entry, cache};
 use plimsoll::{DType, Graph, Plan, Recipe, Target, Tensor, Trace};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,6 +100,68 @@ fn measured_plans_compute_the_same_in_no_more_bytes() {
             }
         }
     }
+}
+
+/// A processor whose launches of some schedules do nothing, which takes no time.
+struct Idle {
+    cpu: Cpu,
+    works: Vec<Schedule>,
+    idle: Vec<KernelId>,
+}
+
+impl Backend for Idle {
+    fn target(&self) -> &Target {
+        self.cpu.target()
+    }
+    fn identity(&self) -> String {
+        self.cpu.identity()
+    }
+    fn usage(&self) -> Usage {
+        self.cpu.usage()
+    }
+    fn alloc(&mut self, bytes: u64, memory: Memory) -> plimsoll::Result<SegmentId> {
+        self.cpu.alloc(bytes, memory)
+    }
+    fn free(&mut self, segment: SegmentId) {
+        self.cpu.free(segment);
+    }
+    fn write(&mut self, at: Slice, data: &[u8]) -> plimsoll::Result<()> {
+        self.cpu.write(at, data)
+    }
+    fn read(&mut self, at: Slice, data: &mut [u8]) -> plimsoll::Result<()> {
+        self.cpu.read(at, data)
+    }
+    fn compile(&mut self, kernel: &Kernel) -> plimsoll::Result<KernelId> {
+        let id = self.cpu.compile(kernel)?;
+        if !self.works.contains(&kernel.schedule) {
+            self.idle.push(id);
+        }
+        Ok(id)
+    }
+    fn record(&mut self, launches: &[Launch]) -> plimsoll::Result<RecordId> {
+        let works = |launch: &&Launch| !self.idle.contains(&launch.kernel);
+        self.cpu.record(&launches.iter().filter(works).cloned().collect::<Vec<_>>())
+    }
+    fn replay(&mut self, record: RecordId) -> plimsoll::Result<()> {
+        self.cpu.replay(record)
+    }
+}
+
+#[test]
+fn a_schedule_that_computes_nothing_is_not_the_fastest() {
+    let target = Target::cpu(2);
+    let mut idle = 0;
+    for graph in examples() {
+        let kernels = asked(&prepared(&graph, &target), &target);
+        let works = kernels.iter().filter_map(|(kernel, _)| candidates(kernel, &target).into_iter().next()).collect();
+        let mut device = Idle { cpu: Cpu::new(2), works, idle: Vec::new() };
+        let found = tune::measure(&mut device, kernels, Duration::from_secs(600), &|_| {}).expect("it measures");
+        idle += device.idle.len();
+        for Entry { kernel, schedule, .. } in found {
+            assert!(device.works.contains(&schedule), "{}: {schedule}", kernel.template.name());
+        }
+    }
+    assert!(idle > 3, "{idle}");
 }
 
 /// Every schedule that may be worth a try, in the plan of a whole graph.
@@ -189,10 +252,13 @@ fn what_is_not_legal_here_is_not_taken() {
         let untuned = plan::plan(&prepared, &target, &FREE).expect("it is planned");
         let kernels = asked(&prepared, &target);
         let text = schedule::choose(&kernels[0].0, &Target::wgpu(), &|_| true);
-        for wrong in
-            [Schedule::Open, Schedule::Cpu(Cpu::Window { threads: 99 }), Schedule::Cpu(Cpu::Matmul { threads: 3 })]
-                .into_iter()
-                .chain(text)
+        for wrong in [
+            Schedule::Open,
+            Schedule::Cpu(algorithm::Cpu::Window { threads: 99 }),
+            Schedule::Cpu(algorithm::Cpu::Matmul { threads: 3 }),
+        ]
+        .into_iter()
+        .chain(text)
         {
             let tuned = table(&kernels, |_| Some(wrong.clone()));
             let (plan, _) = tune::plan(prepared.clone(), &target, &FREE, &tuned, false).expect("it is planned");
@@ -266,24 +332,6 @@ fn refused_calls_are_left_to_texts() {
     }
 }
 
-/// A folder that is removed with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Folder {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("tune-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a temporary folder");
-        Folder(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A temporary folder that cannot be removed does no harm.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 struct Ran {
     out: String,
     log: String,
@@ -302,7 +350,7 @@ const MODEL: [&str; 5] = ["graphs/digits.onnx", "--set", "batch=2", "--threads",
 
 #[test]
 fn tune_keeps_what_run_and_plan_use() {
-    let folder = Folder::new("kept");
+    let folder = Folder::new("tuned");
     let cache = folder.0.join("cache");
     let with = |command: &str, more: &[&str]| plimsoll(&cache, &[&[command][..], &MODEL, more].concat());
     let cpu = ["--backend", "cpu"];

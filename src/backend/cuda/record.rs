@@ -154,6 +154,8 @@ impl Cuda {
             graph = Some(self.capture(&steps, &launches.iter().map(order).collect::<Vec<_>>()).map_err(failed)?);
             self.taken.graphs += self.measure(before).map_err(failed)?;
         }
+        // Calls are prepared before a plan's segments are allocated: the bytes since then count, too.
+        self.measure(0).map_err(failed)?;
         Ok(Record { steps, notes, graph, ran: Cell::new(false) })
     }
 

@@ -208,7 +208,7 @@ impl Lowering<'_> {
             let shape = Shape::new([kernel.workspace as usize]);
             written.push(self.add_buffer(format!("workspace of {name}"), DType::U8, shape, Class::Workspace));
         }
-        let text = serde_json::to_string(&kernel).expect("a kernel has only finite numbers and text keys");
+        let text = kernel.key();
         let kernels = &mut self.draft.kernels;
         let number = *self.kernels.entry(text).or_insert_with(|| {
             kernels.push(kernel);
