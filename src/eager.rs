@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::exec;
 use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Class, Port, Segment, TransferBytes};
+use crate::plan::{BufferIdx, Class, Port, Segment, TransferBytes};
 use crate::target::{Memory, Target};
 use crate::tensor::Tensor;
 use alloc::{Allocator, Block, Driver, Event, Kind, Stats};
@@ -31,11 +31,11 @@ pub mod compare;
 pub struct Program {
     draft: Draft,
     /// Buffers that are allocated once, before the first run: constants that a step reads, then inputs.
-    resident: Vec<usize>,
+    resident: Vec<BufferIdx>,
     /// Per step, the buffers to allocate before it: those that it writes first.
-    allocs: Vec<Vec<usize>>,
+    allocs: Vec<Vec<BufferIdx>>,
     /// Per step, the buffers to free after it: those that no later step uses. Outputs are freed after the run.
-    frees: Vec<Vec<usize>>,
+    frees: Vec<Vec<BufferIdx>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     /// The staging segments that a plan would have.
@@ -55,7 +55,7 @@ impl Program {
             step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = Some(s));
         }
         let read = draft.constants.iter().map(|c| c.buffer).filter(|&b| last[b].is_some());
-        let resident: Vec<usize> = read.chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
+        let resident: Vec<BufferIdx> = read.chain(draft.inputs.iter().map(|&(_, b)| b)).collect();
         let mut allocs = vec![Vec::new(); draft.steps.len()];
         let mut frees = vec![Vec::new(); draft.steps.len()];
         let mut seen = vec![false; draft.buffers.len()];
@@ -82,12 +82,9 @@ impl Program {
         let inputs = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
         let outputs = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
         let sum = |class| {
-            let of = draft
-                .buffers
-                .iter()
-                .enumerate()
-                .filter(|(b, buffer)| buffer.class == class && (last[*b].is_some() || class == Class::Input));
-            of.map(|(_, buffer)| buffer.bytes.next_multiple_of(target.alignment)).sum()
+            let of = draft.buffers.iter().zip(&last);
+            let of = of.filter(|(b, last)| b.class == class && (last.is_some() || class == Class::Input));
+            of.map(|(buffer, _)| buffer.bytes.next_multiple_of(target.alignment)).sum()
         };
         let transfers =
             TransferBytes { constants: sum(Class::Constant), inputs: sum(Class::Input), outputs: sum(Class::Output) };
@@ -117,8 +114,8 @@ impl Program {
 
     /// The requests to an allocator: those of loading, then those of `runs` runs.
     pub fn trace(&self, runs: usize) -> Vec<Event> {
-        let alloc = |&id: &usize| Event::Alloc { id, bytes: self.draft.buffers[id].bytes };
-        let free = |&id: &usize| Event::Free { id };
+        let alloc = |&b: &BufferIdx| Event::Alloc { id: b.index(), bytes: self.draft.buffers[b].bytes };
+        let free = |b: &BufferIdx| Event::Free { id: b.index() };
         let mut trace: Vec<Event> = self.resident.iter().map(alloc).collect();
         for _ in 0..runs {
             for (allocs, frees) in self.allocs.iter().zip(&self.frees) {
@@ -148,9 +145,9 @@ pub enum Act {
     /// The allocator gives a segment back to the device.
     Release(u64),
     /// A buffer gets a block.
-    Take(usize, Block),
+    Take(BufferIdx, Block),
     /// A buffer gives its block back.
-    Give(usize),
+    Give(BufferIdx),
 }
 
 /// A device as an allocator's source of segments.
@@ -324,7 +321,7 @@ impl<'a> Eager<'a> {
         program.resident.iter().try_for_each(|&b| eager.alloc(b))?;
         for constant in draft.constants.iter().filter(|c| eager.blocks[c.buffer].is_some()) {
             let (stored, at) = eager.place(constant.buffer);
-            let packed = constant.packed.map(|(kernel, operand)| (&draft.kernels[kernel], operand));
+            let packed = constant.packed.and_then(|(kernel, operand)| Some((&draft.kernels[kernel?], operand)));
             exec::write_constant(&mut *eager.device.backend, at, stored, packed, &constant.constant)?;
         }
         for kernel in &draft.kernels {
@@ -367,7 +364,7 @@ impl<'a> Eager<'a> {
 
     fn attempt(&mut self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         let program = self.program;
-        let places: BTreeMap<usize, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
+        let places: BTreeMap<BufferIdx, _> = program.inputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
         exec::write_inputs(&mut *self.device.backend, &program.inputs, &|b| places[&b], inputs)?;
         for (step, (allocs, frees)) in program.allocs.iter().zip(&program.frees).enumerate() {
             self.device.at(2 * step);
@@ -376,14 +373,14 @@ impl<'a> Eager<'a> {
             self.device.at(2 * step + 2);
             frees.iter().for_each(|&b| self.free(b));
         }
-        let places: BTreeMap<usize, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
+        let places: BTreeMap<BufferIdx, _> = program.outputs.iter().map(|p| (p.buffer, self.place(p.buffer))).collect();
         exec::read_outputs(&mut *self.device.backend, &program.outputs, &|b| places[&b])
     }
 
     fn launch(&mut self, index: usize) -> Result<()> {
         let step = &self.program.draft.steps[index];
         let buffers = || step.reads.iter().chain(&step.writes).copied();
-        let block = |b: usize| self.blocks[b].expect("a buffer lives from its first write to its last use");
+        let block = |b: BufferIdx| self.blocks[b].expect("a buffer lives from its first write to its last use");
         let record = match &self.recorded[index] {
             Some(last) if buffers().map(block).eq(last.blocks.iter().copied()) => last.record,
             _ => {
@@ -403,14 +400,14 @@ impl<'a> Eager<'a> {
     }
 
     /// The stored type and the bytes of a live buffer.
-    fn place(&self, buffer: usize) -> (DType, Slice) {
+    fn place(&self, buffer: BufferIdx) -> (DType, Slice) {
         let block = self.blocks[buffer].expect("a buffer is placed while it is live");
         let (segment, _) = self.device.segments[&block.segment];
         let of = &self.program.draft.buffers[buffer];
         (of.dtype, Slice { segment, offset: block.offset, bytes: of.bytes })
     }
 
-    fn alloc(&mut self, buffer: usize) -> Result<()> {
+    fn alloc(&mut self, buffer: BufferIdx) -> Result<()> {
         let bytes = self.program.draft.buffers[buffer].bytes;
         self.device.refused = None;
         let block = self.allocator.alloc(&mut self.device, bytes).map_err(|error| self.device.explain(error))?;
@@ -419,7 +416,7 @@ impl<'a> Eager<'a> {
         Ok(())
     }
 
-    fn free(&mut self, buffer: usize) {
+    fn free(&mut self, buffer: BufferIdx) {
         if let Some(block) = self.blocks[buffer].take() {
             self.device.log(Act::Give(buffer));
             self.allocator.free(&mut self.device, block);

@@ -5,13 +5,17 @@ use crate::constant::Constant;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::{Kernel, cpu};
-use crate::plan::{Indexes, Plan, Port, Step};
+use crate::plan::index::Per;
+use crate::plan::{BufferIdx, Indexes, KernelIdx, Plan, Port, SegmentIdx, Spot, Step};
 use crate::tensor::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub mod poison;
+
+impl Per<SegmentIdx> for SegmentId {}
+impl Per<KernelIdx> for KernelId {}
 
 /// A plan on a device: allocated, filled with its constants, recorded. Further plans may share its segments; one of them is current and
 /// runs.
@@ -41,9 +45,6 @@ struct Shared {
     /// Compiled kernels, by their content.
     compiled: HashMap<String, KernelId>,
 }
-
-/// The place of a constant: segment and offset.
-type Spot = (usize, u64);
 
 /// A plan that is ready to run.
 struct Loaded {
@@ -318,7 +319,7 @@ impl Shared {
             let (stored, at) = place(plan, segments, port.buffer);
             let packed = port.packed.map(|(kernel, operand)| (plan.kernels[kernel].clone(), operand));
             let content = Content { constant: constant.clone(), at, stored, packed };
-            let spot = (buffer.segment, buffer.offset);
+            let spot = Spot { segment: buffer.segment, offset: buffer.offset };
             let contents = self.contents.entry(spot).or_default();
             let same = contents.iter().position(|other| other.is_same(&content));
             let number = same.unwrap_or(contents.len());
@@ -348,7 +349,7 @@ fn launch(plan: &Plan, segments: &[SegmentId], kernels: &[KernelId], step: &Step
         kernel: kernels[step.kernel],
         args: slots.map(|slot| argument(plan, segments, step, slot)).collect(),
         stream: step.stream,
-        waits: step.waits.clone(),
+        waits: step.waits.iter().map(|step| step.index()).collect(),
     }
 }
 
@@ -378,7 +379,7 @@ fn are_constants(plan: &Plan, constants: &[Arc<Constant>]) -> Result<()> {
     Ok(())
 }
 
-fn place(plan: &Plan, segments: &[SegmentId], buffer: usize) -> (DType, Slice) {
+fn place(plan: &Plan, segments: &[SegmentId], buffer: BufferIdx) -> (DType, Slice) {
     let b = &plan.buffers[buffer];
     (b.dtype, Slice { segment: segments[b.segment], offset: b.offset, bytes: b.bytes })
 }
@@ -411,7 +412,7 @@ pub(crate) fn write_constant(
 pub(crate) fn write_inputs(
     backend: &mut dyn Backend,
     ports: &[Port],
-    place: &dyn Fn(usize) -> (DType, Slice),
+    place: &dyn Fn(BufferIdx) -> (DType, Slice),
     inputs: &[Tensor],
 ) -> Result<()> {
     if inputs.len() != ports.len() {
@@ -432,7 +433,7 @@ pub(crate) fn write_inputs(
 pub(crate) fn read_outputs(
     backend: &mut dyn Backend,
     ports: &[Port],
-    place: &dyn Fn(usize) -> (DType, Slice),
+    place: &dyn Fn(BufferIdx) -> (DType, Slice),
 ) -> Result<Vec<Tensor>> {
     let mut found: Vec<Vec<u8>> =
         ports.iter().map(|port| vec![0; port.shape.numel() * place(port.buffer).0.size()]).collect();

@@ -87,8 +87,8 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use op::{Attr, Attrs, Fact, ValueId};
 pub use plan::{
-    BindRange, Buffer, Candidate, Class, ConstantPort, Dim, Limits, Measured, Plan, Port, Recipe, Segment, Step,
-    Summary,
+    BindRange, Buffer, BufferIdx, Candidate, Class, ConstantPort, Dim, KernelIdx, Limits, Measured, Plan, Port, Recipe,
+    Segment, SegmentIdx, Step, StepIdx, Summary,
 };
 pub use session::{Choice, Options, Session};
 pub use shape::{Extent, Shape};

@@ -5,6 +5,7 @@ use super::line;
 use crate::error::{Error, Result};
 use crate::kernel::render::{Bindings, Dialect, PRELUDE, render};
 use crate::onnx::{self, text};
+use crate::plan::KernelIdx;
 use crate::report;
 use crate::target::{Family, Target};
 use clap::{Args, ValueEnum};
@@ -92,7 +93,7 @@ impl Emit {
         let plan = self.model.recipe().plan(graph, target, &self.model.limits());
         let plan = plan.map_err(|e| e.in_file(&self.model.model))?;
         let mut text = if dialect == Dialect::Cuda { format!("{PRELUDE}\n") } else { String::new() };
-        for (number, kernel) in plan.kernels.iter().enumerate() {
+        for (number, kernel) in KernelIdx::enumerate(&plan.kernels) {
             let users: Vec<_> = plan.steps.iter().filter(|s| s.kernel == number).map(|s| s.name.as_str()).collect();
             // Names come from the file: none of them may end the comment.
             let users = users.join(", ").replace(char::is_control, " ");

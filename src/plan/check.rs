@@ -11,7 +11,7 @@
 //! A buffer *holds* its bytes from the first write to it until another buffer that shares some of them is written. If a buffer is
 //! written in parts, only these parts may be read.
 
-use super::{BindRange, Buffer, Class, Plan, Port, Step, VERSION};
+use super::{BindRange, Buffer, BufferIdx, Class, KernelIdx, Plan, Port, Step, StepIdx, VERSION};
 use crate::dtype::DType;
 use crate::elements::Set;
 use crate::error::{Error, Result};
@@ -60,14 +60,14 @@ fn packs(access: &Access) -> (isize, Vec<(usize, isize)>) {
 struct Checker<'a> {
     plan: &'a Plan,
     /// Per buffer, the kernel and the operand that define its packed layout.
-    packed: Vec<Option<(usize, usize)>>,
+    packed: Vec<Option<(KernelIdx, usize)>>,
     needs: Vec<Needs>,
     /// Per workspace of library calls, the most bytes that a call needs.
     least: Vec<Option<u64>>,
     /// Per buffer, the data in its bytes, if it holds them.
     held: Vec<Option<Held>>,
     /// Per segment, the buffers that hold their bytes, by offset. They do not overlap.
-    holders: Vec<BTreeMap<u64, usize>>,
+    holders: Vec<BTreeMap<u64, BufferIdx>>,
     clock: Clock,
     /// Changes of the arena's live bytes from one step to the next.
     live: Vec<i128>,
@@ -76,16 +76,16 @@ struct Checker<'a> {
 /// The data in a buffer's bytes.
 struct Held {
     /// The last step that used the bytes.
-    last: usize,
+    last: StepIdx,
     /// The first and the last step that may run while a step uses the bytes. If they were taken over in place, the operand's
     /// uses count, too.
-    span: (usize, usize),
+    span: (StepIdx, StepIdx),
     /// The elements that were written; `None` means all.
     parts: Option<Vec<Set>>,
 }
 
 impl Held {
-    fn use_at(&mut self, at: usize, clock: &Clock) {
+    fn use_at(&mut self, at: StepIdx, clock: &Clock) {
         let (first, last) = clock.beside(at);
         self.last = at;
         self.span = (self.span.0.min(first), self.span.1.max(last));
@@ -98,7 +98,7 @@ impl Held {
 
 /// An argument of a launch.
 struct Arg<'a> {
-    buffer: usize,
+    buffer: BufferIdx,
     /// The bytes of the buffer that are bound.
     bind_range: BindRange,
     /// The elements that the operand may touch; `None` for the workspace, which may be touched everywhere.
@@ -136,13 +136,13 @@ impl<'a> Checker<'a> {
     }
 
     fn run(&mut self) -> Verdict {
-        for (at, step) in self.plan.steps.iter().enumerate() {
+        for (at, step) in StepIdx::enumerate(&self.plan.steps) {
             self.step(at, step).map_err(|e| {
-                let kernel = self.plan.kernels.get(step.kernel).map_or("absent", |k| k.template.name());
+                let kernel = self.plan.kernels.get(step.kernel.index()).map_or("absent", |k| k.template.name());
                 format!("step {at} '{}' (kernel {}, {kernel}): {e}", step.name, step.kernel)
             })?;
         }
-        let last = self.plan.steps.len().saturating_sub(1);
+        let last = StepIdx::all(&self.plan.steps).next_back().unwrap_or_default();
         for port in &self.plan.outputs {
             let whole = Set::first(self.elements(port.buffer));
             let held = self.held[port.buffer].as_ref();
@@ -152,7 +152,7 @@ impl<'a> Checker<'a> {
                 held.span.1 = last;
             }
         }
-        for buffer in 0..self.held.len() {
+        for buffer in BufferIdx::all(&self.plan.buffers) {
             self.release(buffer);
         }
         self.clock.check(self.plan)?;
@@ -160,16 +160,16 @@ impl<'a> Checker<'a> {
         self.summary()
     }
 
-    fn name(&self, buffer: usize) -> String {
+    fn name(&self, buffer: BufferIdx) -> String {
         format!("buffer {buffer} '{}'", self.plan.buffers[buffer].name)
     }
 
     /// The number of a buffer's elements. An earlier check rules out an overflow.
-    fn elements(&self, buffer: usize) -> u64 {
+    fn elements(&self, buffer: BufferIdx) -> u64 {
         self.plan.buffers[buffer].shape.iter().map(|&d| d as u64).product()
     }
 
-    fn is_arena(&self, buffer: usize) -> bool {
+    fn is_arena(&self, buffer: BufferIdx) -> bool {
         self.plan.buffers[buffer].class.in_arena()
     }
 
@@ -180,7 +180,7 @@ impl<'a> Checker<'a> {
 
     /// The bytes that a buffer needs in the arena. The workspace of a library call may be larger than it needs to be, if the
     /// bytes are free.
-    fn footprint(&self, buffer: usize) -> i128 {
+    fn footprint(&self, buffer: BufferIdx) -> i128 {
         let bytes = self.plan.buffers[buffer].bytes;
         self.aligned(self.least[buffer].map_or(bytes, |least| bytes.min(least)))
     }
@@ -231,9 +231,9 @@ impl<'a> Checker<'a> {
     fn ports(&mut self) -> Verdict {
         let plan = self.plan;
         let mut taken = HashSet::new();
-        let mut fill = |checker: &mut Checker, name: &str, dtype: DType, buffer: usize, class: Class| {
+        let mut fill = |checker: &mut Checker, name: &str, dtype: DType, buffer: BufferIdx, class: Class| {
             let name = || format!("{} '{name}'", class.name());
-            let Some(found) = plan.buffers.get(buffer) else {
+            let Some(found) = plan.buffers.get(buffer.index()) else {
                 return Err(format!("{}: buffer {buffer} of {}", name(), plan.buffers.len()));
             };
             let named = || format!("{}: {}", name(), checker.name(buffer));
@@ -245,14 +245,14 @@ impl<'a> Checker<'a> {
             })?;
             if class != Class::Output {
                 ensure(taken.insert(buffer), || format!("{}: filled twice", named()))?;
-                checker.held[buffer] = Some(Held { last: 0, span: (0, 0), parts: None });
+                checker.held[buffer] = Some(Held { last: StepIdx::default(), span: Default::default(), parts: None });
             }
             Ok(())
         };
         for port in &plan.constants {
             fill(self, &port.name, port.dtype, port.buffer, Class::Constant)?;
             let Some((kernel, operand)) = port.packed else { continue };
-            let reader = plan.kernels.get(kernel).and_then(|k| k.reads.get(operand));
+            let reader = plan.kernels.get(kernel.index()).and_then(|k| k.reads.get(operand));
             ensure(reader.is_some_and(|o| o.packed), || {
                 format!("constant '{}': operand {operand} of kernel {kernel} is not packed", port.name)
             })?;
@@ -282,9 +282,9 @@ impl<'a> Checker<'a> {
         let plan = self.plan;
         let target = &plan.target;
         let mut lasting = Vec::new();
-        for (i, b) in plan.buffers.iter().enumerate() {
+        for (i, b) in BufferIdx::enumerate(&plan.buffers) {
             let name = |e: String| format!("{}: {e}", self.name(i));
-            let Some(segment) = plan.segments.get(b.segment) else {
+            let Some(segment) = plan.segments.get(b.segment.index()) else {
                 return Err(name(format!("segment {} of {}", b.segment, plan.segments.len())));
             };
             ensure(b.class != Class::Staging, || name("a buffer of class staging".into()))?;
@@ -328,9 +328,9 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn step(&mut self, at: usize, step: &Step) -> Verdict {
+    fn step(&mut self, at: StepIdx, step: &Step) -> Verdict {
         let plan = self.plan;
-        let Some(kernel) = plan.kernels.get(step.kernel) else {
+        let Some(kernel) = plan.kernels.get(step.kernel.index()) else {
             return Err(format!("one of {} kernels", plan.kernels.len()));
         };
         let works = usize::from(kernel.workspace > 0);
@@ -341,7 +341,7 @@ impl<'a> Checker<'a> {
             format!("expected {reads} buffers to read and {writes} to write, found {found} and {written}")
         })?;
         let mut buffers = step.reads.iter().chain(&step.writes);
-        if let Some(buffer) = buffers.find(|&&b| b >= plan.buffers.len()) {
+        if let Some(buffer) = buffers.find(|&&b| b.index() >= plan.buffers.len()) {
             return Err(format!("buffer {buffer} of {}", plan.buffers.len()));
         }
         self.bind_ranges(step, kernel.reads.len() + kernel.writes.len())?;
@@ -361,7 +361,7 @@ impl<'a> Checker<'a> {
     }
 
     /// The bytes of a buffer that the argument in a slot binds.
-    fn bind_range(&self, step: &Step, slot: usize, buffer: usize) -> BindRange {
+    fn bind_range(&self, step: &Step, slot: usize, buffer: BufferIdx) -> BindRange {
         step.bind_ranges.get(slot).copied().unwrap_or(BindRange { offset: 0, bytes: self.plan.buffers[buffer].bytes })
     }
 
@@ -409,7 +409,7 @@ impl<'a> Checker<'a> {
                 let high = accessed.set.as_ref().map_or(0, Set::high);
                 name(format!("expected elements below {elements}, found element {high}"))
             })?;
-            let layout = |(k, o): (usize, usize)| {
+            let layout = |(k, o): (KernelIdx, usize)| {
                 let packed = &plan.kernels[k];
                 let same = match kernel.template {
                     // A matrix that is repeated is packed once.
@@ -452,8 +452,8 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    fn launch(&mut self, at: usize, step: &Step, reads: &[Accessed], writes: &[Accessed]) -> Verdict {
-        let arg = |written: bool, operand: usize, buffer: usize| {
+    fn launch(&mut self, at: StepIdx, step: &Step, reads: &[Accessed], writes: &[Accessed]) -> Verdict {
+        let arg = |written: bool, operand: usize, buffer: BufferIdx| {
             let (slot, accesses) = if written { (step.reads.len() + operand, writes) } else { (operand, reads) };
             let (accessed, bind_range) = (accesses.get(operand), self.bind_range(step, slot, buffer));
             let first = bind_range.offset / self.plan.buffers[buffer].dtype.size() as u64;
@@ -549,11 +549,12 @@ impl<'a> Checker<'a> {
             }
     }
 
-    fn write(&mut self, at: usize, arg: &Arg) {
+    fn write(&mut self, at: StepIdx, arg: &Arg) {
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[arg.buffer];
         if self.held[arg.buffer].is_none() {
             let mut span = (at, at);
-            let below = |holders: &BTreeMap<u64, usize>| holders.range(..offset + bytes).next_back().map(|(_, &b)| b);
+            let below =
+                |holders: &BTreeMap<u64, BufferIdx>| holders.range(..offset + bytes).next_back().map(|(_, &b)| b);
             while let Some(last) = below(&self.holders[segment]) {
                 let Buffer { offset: start, bytes: length, .. } = self.plan.buffers[last];
                 if start + length <= offset {
@@ -589,7 +590,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Notes that a buffer no longer holds its bytes, and adds them to the live bytes of the steps in its span.
-    fn release(&mut self, buffer: usize) {
+    fn release(&mut self, buffer: BufferIdx) {
         let Some(Held { span: (from, to), .. }) = self.held[buffer].take() else { return };
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
         if bytes > 0 {
@@ -597,7 +598,7 @@ impl<'a> Checker<'a> {
         }
         if self.is_arena(buffer) {
             self.live[from] += self.footprint(buffer);
-            self.live[to + 1] -= self.footprint(buffer);
+            self.live[to.index() + 1] -= self.footprint(buffer);
         }
     }
 
@@ -629,7 +630,7 @@ impl<'a> Checker<'a> {
             live
         });
         let bound = bound.max().unwrap_or(0);
-        let arena = (0..plan.buffers.len()).filter(|&b| self.is_arena(b));
+        let arena = BufferIdx::all(&plan.buffers).filter(|&b| self.is_arena(b));
         let unshared: i128 = arena.map(|b| self.aligned(plan.buffers[b].bytes)).sum();
         let class = |class| i128::from(plan.class_bytes(class));
         let buffers = |class| plan.buffers.iter().filter(|b| b.class == class).map(|b| self.aligned(b.bytes)).sum();

@@ -16,6 +16,7 @@ use crate::kernel::Kernel;
 pub use crate::pass::{Indexes, Recipe};
 use crate::shape::Shape;
 use crate::target::{Memory, Target};
+pub use index::{BufferIdx, KernelIdx, SegmentIdx, Spot, StepIdx};
 pub(crate) use make::offsets::TransferBytes;
 pub use make::{compile, plan};
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ use std::sync::Arc;
 
 pub mod check;
 pub mod fit;
+pub(crate) mod index;
 pub mod lower;
 pub mod make;
 pub mod range;
@@ -113,7 +115,7 @@ pub struct Buffer {
     /// The tensor's extents.
     pub shape: Shape,
     /// Index of the segment.
-    pub segment: usize,
+    pub segment: SegmentIdx,
     /// First byte.
     pub offset: u64,
     /// Length in bytes.
@@ -138,10 +140,10 @@ pub struct ConstantPort {
     /// Its type in the graph (the buffer's may be narrower).
     pub dtype: DType,
     /// Index of the buffer.
-    pub buffer: usize,
+    pub buffer: BufferIdx,
     /// The kernel and its operand whose packed layout the bytes take, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub packed: Option<(usize, usize)>,
+    pub packed: Option<(KernelIdx, usize)>,
 }
 
 /// An input or an output of the graph and its buffer.
@@ -154,7 +156,7 @@ pub struct Port {
     /// Its extents.
     pub shape: Shape,
     /// Index of the buffer.
-    pub buffer: usize,
+    pub buffer: BufferIdx,
     /// The axis that an input's elements index, if they are indices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub indexes: Option<Indexes>,
@@ -176,11 +178,11 @@ pub struct Step {
     /// The node whose result it computes.
     pub name: String,
     /// Index of the kernel.
-    pub kernel: usize,
+    pub kernel: KernelIdx,
     /// One buffer per operand that the kernel reads.
-    pub reads: Vec<usize>,
+    pub reads: Vec<BufferIdx>,
     /// One buffer per operand that the kernel writes, then its workspace if it has one.
-    pub writes: Vec<usize>,
+    pub writes: Vec<BufferIdx>,
     /// The range that each operand binds: of those read, then of those written. Empty if the step binds whole buffers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bind_ranges: Vec<BindRange>,
@@ -189,7 +191,7 @@ pub struct Step {
     pub stream: u32,
     /// Earlier steps of other streams that must be over before it starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waits: Vec<usize>,
+    pub waits: Vec<StepIdx>,
 }
 
 fn is_first(stream: &u32) -> bool {

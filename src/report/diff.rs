@@ -1,6 +1,7 @@
 //! Reports the difference between two plans.
 
 use super::{Table, grouped, human};
+use crate::plan::SegmentIdx;
 use crate::plan::tell::diff::{Changed, Diff, Fate};
 use crate::plan::tell::peak::Peak;
 
@@ -42,7 +43,8 @@ pub fn diff(diff: &Diff) -> String {
             };
             let mut cells = vec![format!("  {}", changed.name), changed.class.name().to_owned(), fate.to_owned()];
             if changed.fate == Fate::Moved {
-                let at = |at: Option<(usize, u64)>| at.map_or("-".into(), |(segment, at)| format!("{segment}:{at}"));
+                let at =
+                    |at: Option<(SegmentIdx, u64)>| at.map_or("-".into(), |(segment, at)| format!("{segment}:{at}"));
                 cells.extend([human(after), format!("{} -> {}", at(changed.at[0]), at(changed.at[1]))]);
             } else {
                 cells.extend([grouped(before), grouped(after), change(before, after)]);

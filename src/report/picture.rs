@@ -8,9 +8,10 @@
 use crate::graph::Graph;
 use crate::kernel::Kernel;
 use crate::kernel::templates::Kind as Work;
+use crate::plan::index::Per;
 use crate::plan::tell::peak::operators;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{Buffer, Class, Plan};
+use crate::plan::{Buffer, BufferIdx, Class, Plan, SegmentIdx, StepIdx};
 use crate::target::Memory;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -119,10 +120,12 @@ pub struct Mark {
     /// Its stream. Steps of different streams may run at the same time.
     pub stream: u32,
     /// Indices of the buffers that it reads.
-    pub reads: Vec<usize>,
+    pub reads: Vec<BufferIdx>,
     /// Indices of the buffers that it writes.
-    pub writes: Vec<usize>,
+    pub writes: Vec<BufferIdx>,
 }
+
+impl Per<StepIdx> for Mark {}
 
 /// A buffer, as tooltips and details describe it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -139,20 +142,22 @@ pub struct Item {
     /// Its kind.
     pub kind: Kind,
     /// Index of the segment.
-    pub segment: usize,
+    pub segment: SegmentIdx,
     /// First byte in the segment.
     pub offset: u64,
     /// The first and the last step that use it.
-    pub uses: Option<(usize, usize)>,
+    pub uses: Option<(StepIdx, StepIdx)>,
     /// The buffer that it overwrites in place.
-    pub takes_from: Option<usize>,
+    pub takes_from: Option<BufferIdx>,
 }
+
+impl Per<BufferIdx> for Item {}
 
 /// A buffer's bytes over time. Time is in half steps: step `s` lasts from `2 s` to `2 s + 2`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rect {
     /// Index of the buffer.
-    pub buffer: usize,
+    pub buffer: BufferIdx,
     /// Half steps in which it holds data: the first, and one after the last.
     pub time: (usize, usize),
     /// Half steps in which no other buffer may have its bytes. Longer than `time` if steps of other streams may run at the same
@@ -186,15 +191,17 @@ pub struct Space {
     pub rects: Vec<Rect>,
 }
 
+impl Per<SegmentIdx> for Space {}
+
 /// The step at which the most bytes are live.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Peak {
     /// The first such step.
-    pub step: usize,
+    pub step: StepIdx,
     /// Live bytes.
     pub bytes: u64,
     /// Buffers, the largest first.
-    pub buffers: Vec<usize>,
+    pub buffers: Vec<BufferIdx>,
 }
 
 /// One way to run a graph, as a picture.
@@ -242,7 +249,7 @@ impl Scene {
             }
             steps.push(Mark { stream: step.stream, algorithm, ..mark });
         }
-        let item = |(b, (buffer, kind)): (usize, (&Buffer, Option<Kind>))| Item {
+        let item = |(b, (buffer, kind)): (BufferIdx, (&Buffer, Option<Kind>))| Item {
             name: buffer.name.clone(),
             ty: format!("{}{}", buffer.dtype, buffer.shape),
             bytes: buffer.bytes,
@@ -253,7 +260,7 @@ impl Scene {
             uses: timeline.uses[b],
             takes_from: timeline.takes_from[b],
         };
-        let buffers = plan.buffers.iter().zip(kinds).enumerate().map(item).collect();
+        let buffers = BufferIdx::all(&plan.buffers).zip(plan.buffers.iter().zip(kinds)).map(item).collect();
         let end = 2 * steps.len();
         let mut spaces: Vec<Space> = plan
             .segments
@@ -270,10 +277,11 @@ impl Scene {
                 rects: Vec::new(),
             })
             .collect();
-        for (b, buffer) in plan.buffers.iter().enumerate() {
+        for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
             let (time, held) = match (&timeline.held[b], timeline.uses[b]) {
                 (Some(held), Some((first, last))) => {
-                    ((held.start.max(2 * first), held.end.min(2 * last + 2)), (held.start, held.end))
+                    let (first, last) = (2 * first.index(), 2 * last.index() + 2);
+                    ((held.start.max(first), held.end.min(last)), (held.start, held.end))
                 }
                 _ => ((0, end), (0, end)),
             };
@@ -294,7 +302,7 @@ impl Scene {
             arena: plan.summary.arena_bytes,
             bound: plan.summary.lower_bound,
             limit,
-            live: (0..steps.len()).map(|s| timeline.live(s)).collect(),
+            live: StepIdx::all(&plan.steps).map(|s| timeline.live(s)).collect(),
             reserved: Vec::new(),
             steps,
             buffers,
@@ -348,7 +356,13 @@ pub fn title(class: Class) -> &'static str {
 }
 
 impl Mark {
-    fn new(name: &str, kernel: &Kernel, operators: &HashMap<&str, &str>, reads: &[usize], writes: &[usize]) -> Mark {
+    fn new(
+        name: &str,
+        kernel: &Kernel,
+        operators: &HashMap<&str, &str>,
+        reads: &[BufferIdx],
+        writes: &[BufferIdx],
+    ) -> Mark {
         let template = &kernel.template;
         Mark {
             name: name.to_owned(),

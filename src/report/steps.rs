@@ -2,7 +2,7 @@
 
 use super::Table;
 use crate::plan::tell::timeline::Timeline;
-use crate::plan::{Class, Plan};
+use crate::plan::{BufferIdx, Class, KernelIdx, Plan, StepIdx};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,9 +16,9 @@ pub fn trace(plan: &Plan, device: &str, times: &[Duration], notes: &[String]) ->
     let mut now = 0.0;
     let microseconds = |time: Duration| time.as_secs_f64() * 1e6;
     let (timeline, resident) = (Timeline::of(plan), plan.bytes() - plan.class_bytes(Class::Activation));
-    for (at, ((step, time), note)) in plan.steps.iter().zip(times).zip(notes).enumerate() {
-        let live = resident + timeline.live(at);
-        let bytes = |list: &[usize]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
+    for (at, (time, note)) in StepIdx::all(&plan.steps).zip(times.iter().zip(notes)) {
+        let (step, live) = (&plan.steps[at], resident + timeline.live(at));
+        let bytes = |list: &[BufferIdx]| list.iter().map(|&b| plan.buffers[b].bytes).sum::<u64>();
         events.push(json!({"ph": "C", "pid": 0, "name": "live bytes", "ts": now, "args": {"bytes": live}}));
         events.push(json!({
             "ph": "X", "pid": 0, "tid": 0, "name": step.name, "cat": plan.kernels[step.kernel].template.name(),
@@ -45,7 +45,7 @@ pub fn placement(plan: &Plan, notes: &[String]) -> String {
 
 /// The algorithms that compute a plan's steps, in order of their first use, each with the number of its steps and kernels.
 pub fn algorithms(plan: &Plan) -> String {
-    let mut found: Vec<([String; 3], usize, BTreeSet<usize>)> = Vec::new();
+    let mut found: Vec<([String; 3], usize, BTreeSet<KernelIdx>)> = Vec::new();
     for step in &plan.steps {
         let kernel = &plan.kernels[step.kernel];
         let name = kernel.schedule.name(kernel, &plan.target);

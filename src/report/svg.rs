@@ -3,7 +3,7 @@
 use super::picture::{ARENA, Kind, Scene, Space, escape, title};
 use super::{grouped, human};
 use crate::graph::Graph;
-use crate::plan::{Class, Plan};
+use crate::plan::{BufferIdx, Class, Plan};
 use std::fmt::Write;
 
 const WIDTH: f64 = 800.0;
@@ -175,7 +175,8 @@ impl Sketch<'_> {
         self.line("g", [LEFT, RIGHT, bottom, bottom]);
         self.line("k d", [LEFT, RIGHT, y(scene.bound), y(scene.bound)]);
         if let Some(peak) = &scene.peak {
-            let x = (self.x(2 * peak.step) + self.x(2 * peak.step + 2)) / 2.0;
+            let half = 2 * peak.step.index();
+            let x = (self.x(half) + self.x(half + 2)) / 2.0;
             let words = format!("peak: {} live at step {}", human(peak.bytes), peak.step);
             let bound = match scene.arena.saturating_sub(scene.bound) {
                 0 => format!("lower bound {}, reached", human(scene.bound)),
@@ -204,7 +205,8 @@ impl Sketch<'_> {
             labels += &self.space(space, (260.0 * space.bytes as f64 / all).max(24.0));
         }
         if let Some(peak) = &scene.peak {
-            let (x0, x1) = (self.x(2 * peak.step), self.x(2 * peak.step + 2));
+            let half = 2 * peak.step.index();
+            let (x0, x1) = (self.x(half), self.x(half + 2));
             let (x0, x1) = if x1 - x0 < 2.0 { (x0 - 0.5, x0 + 1.5) } else { (x0, x1) };
             let (from, to) = (top - 60.0, self.y - 8.0);
             self.rect("class=\"w\" pointer-events=\"none\"", [x0, x1, from, to], "");
@@ -330,7 +332,7 @@ impl Sketch<'_> {
 
 impl Scene {
     /// The tooltip of a buffer.
-    fn tip(&self, buffer: usize) -> String {
+    fn tip(&self, buffer: BufferIdx) -> String {
         let item = &self.buffers[buffer];
         let mut tip = format!("{}\n{}, {}", item.name, item.ty, super::bytes(item.bytes));
         if let Some((first, last)) = item.uses {

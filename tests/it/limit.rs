@@ -11,7 +11,7 @@ use plimsoll::internals::plan::make::order::Dag;
 use plimsoll::internals::plan::make::streams::Streams;
 use plimsoll::internals::plan::tell::diff::{Fate, diff};
 use plimsoll::internals::plan::tell::peak::peak;
-use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, plan};
+use plimsoll::internals::plan::{Candidate, Class, Limits, Plan, Recipe, SegmentIdx, StepIdx, plan};
 use plimsoll::internals::target::Target;
 use plimsoll::internals::trace::Trace;
 use plimsoll::internals::{onnx, reference};
@@ -270,10 +270,10 @@ fn least_of_all_orders(graph: &Prepared, target: &Target) -> Option<u64> {
                 let at = |s: usize| live.ranges.iter().filter(|r| r.lower <= s && s < r.upper).map(|r| r.bytes).sum();
                 least = least.min((0..order.len()).map(at).max().unwrap_or(0));
             }
-            let next = (from..missing.len()).find(|&s| missing[s] == 0 && !order.contains(&s));
+            let next = (from..missing.len()).map(StepIdx::new).find(|&s| missing[s] == 0 && !order.contains(&s));
             match next.filter(|_| order.len() < missing.len()) {
                 Some(s) => {
-                    work.push(s + 1);
+                    work.push(s.index() + 1);
                     order.push(s);
                     dag.after[s].iter().for_each(|&t| missing[t] -= 1);
                     work.push(0);
@@ -373,7 +373,7 @@ fn counted(plan: &Plan) -> Vec<u64> {
         // Bytes that buffers share count once.
         let mut ranges: Vec<_> = buffers.iter().copied().filter(live).map(range).collect();
         ranges.sort_unstable();
-        let mut end = (0, 0);
+        let mut end = (SegmentIdx::default(), 0);
         ranges.iter().fold(resident, |sum, &(segment, from, to)| {
             let from = if end.0 == segment { from.max(end.1) } else { from };
             end = (segment, if end.0 == segment { to.max(end.1) } else { to });

@@ -8,7 +8,7 @@ use plimsoll::internals::plan::lower::{Draft, DraftBuffer, DraftStep};
 use plimsoll::internals::plan::make::liveness::live;
 use plimsoll::internals::plan::make::order::{Dag, orders};
 use plimsoll::internals::plan::make::streams::Streams;
-use plimsoll::internals::plan::{Class, Limits};
+use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Limits, StepIdx};
 use plimsoll::internals::trace::{Trace, Var};
 use plimsoll::internals::{onnx, plan};
 use plimsoll::{DType, Graph, Recipe, Shape, Target};
@@ -34,15 +34,15 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
     let mut draft = Draft::default();
     let add = |draft: &mut Draft, class, bytes| {
         draft.buffers.push(buffer(&format!("b{}", draft.buffers.len()), class, bytes));
-        draft.buffers.len() - 1
+        BufferIdx::new(draft.buffers.len() - 1)
     };
     let input = add(&mut draft, Class::Input, 1000);
     draft.inputs.push((ValueId { node: 0, port: 0 }, input));
     let (mut made, reach) = (vec![input], 1 + random.below(8));
     let sizes = [200, 256, 1000, 5000];
     for s in 0..steps {
-        let pick = |random: &mut Random, made: &[usize]| made[made.len() - 1 - random.below(made.len().min(reach))];
-        let reads: Vec<usize> = (0..1 + random.below(3)).map(|_| pick(random, &made)).collect();
+        let pick = |random: &mut Random, made: &[BufferIdx]| made[made.len() - 1 - random.below(made.len().min(reach))];
+        let reads: Vec<_> = (0..1 + random.below(3)).map(|_| pick(random, &made)).collect();
         let part = (random.below(8) == 0).then(|| pick(random, &made));
         let part = part.filter(|b| draft.buffers[*b].class == Class::Activation && !reads.contains(b));
         let size = draft.buffers[reads[0]].bytes as usize;
@@ -57,7 +57,7 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
         let reusable = if part.is_none() && class == Class::Activation { reusable } else { Vec::new() };
         draft.steps.push(DraftStep {
             name: format!("s{s}"),
-            kernel: 0,
+            kernel: KernelIdx::default(),
             reads,
             writes,
             bind_ranges: Vec::new(),
@@ -68,7 +68,7 @@ fn random_draft(random: &mut Random, steps: usize) -> Draft {
 }
 
 /// The placement problem of an order, by its live ranges.
-fn problem(draft: &Draft, order: &[usize]) -> Problem {
+fn problem(draft: &Draft, order: &[StepIdx]) -> Problem {
     let live = live(draft, order, &Streams::new(draft, order, 1));
     let item = |r: &plan::make::liveness::Range| Item {
         lower: r.lower as u64,
@@ -80,11 +80,11 @@ fn problem(draft: &Draft, order: &[usize]) -> Problem {
 }
 
 /// The least bound of all orders.
-fn least(draft: &Draft, dag: &Dag, order: &mut Vec<usize>, best: &mut u64) {
+fn least(draft: &Draft, dag: &Dag, order: &mut Vec<StepIdx>, best: &mut u64) {
     if order.len() == draft.steps.len() {
         *best = problem(draft, order).lower_bound().min(*best);
     }
-    for s in 0..draft.steps.len() {
+    for s in StepIdx::all(&draft.steps) {
         if !order.contains(&s) && dag.before[s].iter().all(|p| order.contains(p)) {
             order.push(s);
             least(draft, dag, order, best);
@@ -106,8 +106,8 @@ fn orders_are_sound_and_counted_as_they_will_be_placed() {
             let mut position = vec![usize::MAX; steps];
             order.steps.iter().enumerate().for_each(|(at, &s)| position[s] = at);
             assert!(order.steps.len() == steps && !position.contains(&usize::MAX), "{}", order.name);
-            let follows = |s: usize| dag.before[s].iter().all(|&p| position[p] < position[s]);
-            assert!((0..steps).all(follows), "{}: {:?}", order.name, order.steps);
+            let follows = |s: StepIdx| dag.before[s].iter().all(|&p| position[p] < position[s]);
+            assert!(StepIdx::all(&draft.steps).all(follows), "{}: {:?}", order.name, order.steps);
             assert_eq!(order.bound, problem(&draft, &order.steps).lower_bound(), "{}: {draft:?}", order.name);
         }
     }
@@ -167,7 +167,7 @@ fn no_plan_is_worse_than_the_files_order() {
         let plan = plan::plan(&graph, &target, &Limits { memory: None }).expect("it is planned and checked");
         let found = &plan.summary.orders;
         let draft = plan::lower::lower(&graph, &target, plan::lower::Options { join: true }).expect("it is lowered");
-        let order: Vec<usize> = (0..draft.steps.len()).collect();
+        let order: Vec<_> = StepIdx::all(&draft.steps).collect();
         let file = place(&problem(&draft, &order), Effort::PLAN);
         assert!(
             plan.summary.arena_bytes.next_multiple_of(ALIGN) <= file.peak,
@@ -237,20 +237,20 @@ fn graphs_that_gain_by_another_order() {
 fn branches(steps: usize) -> Draft {
     let mut draft = Draft::default();
     let mut random = Random(4);
-    let mut heads = vec![(0, 1000)];
+    let mut heads = vec![(BufferIdx::default(), 1000)];
     draft.buffers.push(buffer("x", Class::Input, 1000));
     while draft.steps.len() < steps {
         let at = random.below(heads.len());
         let (from, size) = heads[at];
-        let far = random.below(draft.buffers.len());
+        let far = BufferIdx::new(random.below(draft.buffers.len()));
         let bytes = [size, 512, 1000, 5000][random.below(4)];
         draft.buffers.push(buffer("b", Class::Activation, bytes));
-        let to = draft.buffers.len() - 1;
+        let to = BufferIdx::new(draft.buffers.len() - 1);
         let reads = if random.below(10) == 0 { vec![from, far] } else { vec![from] };
-        let reusable = if bytes == size && reads[0] != 0 { vec![from] } else { Vec::new() };
+        let reusable = if bytes == size && reads[0] != BufferIdx::default() { vec![from] } else { Vec::new() };
         draft.steps.push(DraftStep {
             name: "s".into(),
-            kernel: 0,
+            kernel: KernelIdx::default(),
             reads,
             writes: vec![to],
             bind_ranges: Vec::new(),

@@ -6,7 +6,7 @@ use crate::graphs;
 use crate::graphs::GRAPHS;
 use chromium::Chromium;
 use plimsoll::internals::plan::tell::timeline::Timeline;
-use plimsoll::internals::plan::{Class, Limits, Plan, plan};
+use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, plan};
 use plimsoll::internals::report::picture::{Scene, page};
 use plimsoll::internals::report::{grouped, human, svg};
 use plimsoll::internals::target::Target;
@@ -68,7 +68,7 @@ fn rectangles_are_the_plan() {
             let (plan, graph) = planned(graph.clone(), target, fuse);
             let scene = Scene::of(&plan, Some(&graph), None);
             let what = format!("{file} on {target}");
-            let mut seen = vec![0; plan.buffers.len()];
+            let mut seen = vec![0u32; plan.buffers.len()];
             let mut sums = vec![0; 2 * plan.steps.len()];
             for space in &scene.spaces {
                 for (i, rect) in space.rects.iter().enumerate() {
@@ -100,7 +100,7 @@ fn rectangles_are_the_plan() {
             assert_eq!(live.iter().max(), Some(&peak.bytes), "{what}");
             streams = streams.max(scene.streams());
             assert_eq!(peak.bytes, scene.bound, "{what}");
-            let at = |b: &usize| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
+            let at = |b: &BufferIdx| plan.buffers[*b].bytes.next_multiple_of(plan.target.alignment);
             assert_eq!(peak.buffers.iter().map(at).sum::<u64>().min(arena), peak.bytes, "{what}");
             assert_eq!(Timeline::of(&plan).peak(), Some(peak.step), "{what}");
         }

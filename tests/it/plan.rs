@@ -17,7 +17,8 @@ use plimsoll::internals::kernel::{
 use plimsoll::internals::op::{Fact, ValueId};
 use plimsoll::internals::plan::check::{Span, check, dead};
 use plimsoll::internals::plan::{
-    Buffer, Candidate, Class, ConstantPort, Limits, Plan, Port, Segment, Step, Summary, VERSION, plan,
+    Buffer, BufferIdx, Candidate, Class, ConstantPort, KernelIdx, Limits, Plan, Port, Segment, SegmentIdx, Step,
+    Summary, VERSION, plan,
 };
 use plimsoll::internals::shape::{Access, Shape};
 use plimsoll::internals::target::{Memory, Target};
@@ -51,24 +52,24 @@ impl Maker {
     }
 
     /// The segment of a class. Inputs and outputs have their own, away from buffers that share bytes on purpose.
-    fn segment(&self, class: Class) -> Option<usize> {
+    fn segment(&self, class: Class) -> Option<SegmentIdx> {
         let alike = |class| if class == Class::Workspace { Class::Activation } else { class };
         self.0.buffers.iter().find(|b| alike(b.class) == alike(class)).map(|b| b.segment)
     }
 
     /// A buffer in the segment of its class, at this offset.
-    fn at(&mut self, offset: u64, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+    fn at(&mut self, offset: u64, name: &str, class: Class, dtype: DType, shape: &[usize]) -> BufferIdx {
         let own = self.segment(class);
         let plan = &mut self.0;
         let segment = own.unwrap_or_else(|| {
             plan.segments.push(Segment { class: class.segment(), memory: Memory::Device, bytes: 0 });
-            plan.segments.len() - 1
+            SegmentIdx::new(plan.segments.len() - 1)
         });
         let shape = Shape::new(shape);
         let bytes = (shape.numel() * dtype.size()).max(4) as u64;
         plan.segments[segment].bytes = plan.segments[segment].bytes.max((offset + bytes).next_multiple_of(256));
         let port = |buffer| Port { name: name.into(), dtype, shape: shape.clone(), buffer, indexes: None };
-        let number = plan.buffers.len();
+        let number = BufferIdx::new(plan.buffers.len());
         match class {
             Class::Constant => {
                 plan.constants.push(ConstantPort { name: name.into(), dtype, buffer: number, packed: None });
@@ -83,13 +84,13 @@ impl Maker {
     }
 
     /// A buffer after all others of its class.
-    fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> usize {
+    fn add(&mut self, name: &str, class: Class, dtype: DType, shape: &[usize]) -> BufferIdx {
         let end = self.segment(class).map_or(0, |s| self.0.segments[s].bytes);
         self.at(end, name, class, dtype, shape)
     }
 
     /// The whole of a buffer.
-    fn whole(&self, buffer: usize) -> (usize, Access) {
+    fn whole(&self, buffer: BufferIdx) -> (BufferIdx, Access) {
         (buffer, Access::contiguous(self.0.buffers[buffer].shape.clone()))
     }
 
@@ -98,20 +99,20 @@ impl Maker {
         &mut self,
         template: Template,
         shape: &[usize],
-        reads: &[(usize, Access)],
-        writes: &[(usize, Access)],
+        reads: &[(BufferIdx, Access)],
+        writes: &[(BufferIdx, Access)],
         results: &[Expr],
     ) -> &mut Step {
         let plan = &mut self.0;
-        let operands = |list: &[(usize, Access)]| -> Vec<Operand> {
-            let operand = |(b, access): &(usize, Access)| Operand {
+        let operands = |list: &[(BufferIdx, Access)]| -> Vec<Operand> {
+            let operand = |(b, access): &(BufferIdx, Access)| Operand {
                 dtype: plan.buffers[*b].dtype,
                 access: access.clone(),
                 packed: false,
             };
             list.iter().map(operand).collect()
         };
-        let buffers = |list: &[(usize, Access)]| list.iter().map(|r| r.0).collect();
+        let buffers = |list: &[(BufferIdx, Access)]| list.iter().map(|r| r.0).collect();
         let kernel = Kernel {
             template,
             shape: Shape::new(shape),
@@ -122,11 +123,11 @@ impl Maker {
             workspace: 0,
             schedule: Schedule::Open,
         };
-        let all: Vec<usize> = reads.iter().chain(writes).map(|(b, _)| *b).collect();
+        let all: Vec<_> = reads.iter().chain(writes).map(|(b, _)| *b).collect();
         let own = |slot: usize| all.iter().filter(|b| **b == all[slot]).count() == 1;
         let schedule = schedule::choose(&kernel, &plan.target, &own).unwrap_or_default();
         plan.kernels.push(Kernel { schedule, ..kernel });
-        let (name, kernel) = (format!("step{}", plan.steps.len()), plan.kernels.len() - 1);
+        let (name, kernel) = (format!("step{}", plan.steps.len()), KernelIdx::new(plan.kernels.len() - 1));
         plan.steps.push(Step {
             name,
             kernel,
@@ -162,7 +163,8 @@ fn chain() -> Plan {
     let b = m.at(0, "b", Class::Activation, F32, &shape);
     let c = m.at(256, "c", Class::Activation, F32, &shape);
     let d = m.at(0, "d", Class::Activation, F32, &[64, 1]);
-    let full = |m: &Maker, b: usize| (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.buffers[b].shape).unwrap());
+    let full =
+        |m: &Maker, b: BufferIdx| (b, Access::contiguous(Shape::new(shape)).reshape(&m.0.buffers[b].shape).unwrap());
     let [xs, as_, bs, cs, ys] = [input, a, b, c, output].map(|b| full(&m, b));
     m.step(Template::Map, &shape, &[xs], std::slice::from_ref(&as_), &[x(0) * 2.0]);
     m.step(Template::Map, &shape, &[as_], std::slice::from_ref(&bs), &[x(0) + 1.0]);
@@ -666,7 +668,9 @@ fn rules_that_only_devices_would_notice() {
         assert!(error.contains(why), "expected '{why}', found '{error}'");
     };
     let (concat, matmul, windows) = (concat(), matmul(), windows());
-    let buffer = |p: &Plan, name: &str| p.buffers.iter().position(|b| b.name == name).expect("a buffer of that name");
+    let buffer = |p: &Plan, name: &str| {
+        BufferIdx::all(&p.buffers).find(|&b| p.buffers[b].name == name).expect("a buffer of that name")
+    };
     refused(&matmul, &|p| p.steps[0].writes[0] = buffer(p, "x"), "a buffer of class input");
     refused(&matmul, &|p| p.steps[1].writes[0] = buffer(p, "w"), "a buffer of class constant");
     refused(&matmul, &|p| p.steps[1].writes[1] = buffer(p, "residual"), "a buffer of class activation");
@@ -679,7 +683,7 @@ fn rules_that_only_devices_would_notice() {
     refused(&matmul, &numbers, "a buffer of class workspace");
     refused(&matmul, &|p| p.kernels[1].workspace = 257, "expected at least 257 bytes, found 256");
     refused(&matmul, &|p| p.constants[1].buffer = p.constants[0].buffer, "filled twice");
-    refused(&matmul, &|p| p.constants[0].packed = Some((1, 1)), "operand 1 of kernel 1 is not packed");
+    refused(&matmul, &|p| p.constants[0].packed = Some((KernelIdx::new(1), 1)), "operand 1 of kernel 1 is not packed");
     refused(&matmul, &|p| p.kernels[1].reads[3].packed = true, "it has no packed layout");
     refused(&matmul, &|p| p.outputs[0].shape.push(2), "expected [16,4,2], found [16,4]");
     refused(&matmul, &|p| p.outputs[0].dtype = DType::I32, "expected what stores i32, found f32");

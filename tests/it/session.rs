@@ -7,7 +7,7 @@ use plimsoll::internals::eager::alloc::Kind;
 use plimsoll::internals::eager::{Eager, Program};
 use plimsoll::internals::exec::Exec;
 use plimsoll::internals::kernel::Kernel;
-use plimsoll::internals::plan::{Class, Limits, Plan, Recipe, Step, check};
+use plimsoll::internals::plan::{BufferIdx, Class, Limits, Plan, Recipe, SegmentIdx, Step, StepIdx, check};
 use plimsoll::internals::session::{Choice, Options, Session};
 use plimsoll::internals::target::Memory;
 use plimsoll::internals::trace::{Trace, Var};
@@ -237,7 +237,7 @@ fn state_starts_as_zeros() {
     let graph = Recipe::default().whole(graph, &target).expect("the passes run");
     let (mut plan, constants) = plan::compile(&graph, &target, &Limits { memory: None }).expect("it is planned");
     let port = plan.inputs.remove(1);
-    let (segment, buffer) = (plan.segments.len(), &mut plan.buffers[port.buffer]);
+    let (segment, buffer) = (SegmentIdx::new(plan.segments.len()), &mut plan.buffers[port.buffer]);
     (buffer.class, buffer.segment, buffer.offset) = (Class::State, segment, 0);
     let bytes = buffer.bytes;
     plan.segments.push(plan::Segment { class: Class::State, memory: Memory::Device, bytes });
@@ -583,15 +583,15 @@ fn poison_shows_reads_of_dead_memory() {
 
 /// The steps in an order that streams and waits allow.
 fn shuffled(plan: &Plan, random: &mut impl FnMut(usize) -> usize) -> Plan {
-    let mut rest: Vec<usize> = (0..plan.steps.len()).collect();
+    let mut rest: Vec<_> = StepIdx::all(&plan.steps).collect();
     let mut steps = Vec::new();
     while !rest.is_empty() {
-        let ready = |at: &&usize| {
+        let ready = |at: &&StepIdx| {
             let step = &plan.steps[**at];
-            let held = |other: &usize| step.waits.contains(other) || plan.steps[*other].stream == step.stream;
+            let held = |other: &StepIdx| step.waits.contains(other) || plan.steps[*other].stream == step.stream;
             !rest.iter().any(|other| other < *at && held(other))
         };
-        let ready: Vec<usize> = rest.iter().filter(ready).copied().collect();
+        let ready: Vec<_> = rest.iter().filter(ready).copied().collect();
         let next = ready[random(ready.len())];
         rest.retain(|at| *at != next);
         steps.push(plan.steps[next].clone());
@@ -688,7 +688,7 @@ fn random_graphs_run_as_planned_on_wgpu() {
     let result = TestRunner::new_with_rng(config, rng).run(&choices, |choices| {
         for plan in runs_as_planned(&drawn(&choices, true), &open)? {
             ranges.set(ranges.get() + plan.steps.iter().filter(|step| binds_ranges(&plan, step)).count());
-            joined.set(joined.get() + (0..plan.buffers.len()).filter(|b| is_joined(&plan, *b)).count());
+            joined.set(joined.get() + BufferIdx::all(&plan.buffers).filter(|b| is_joined(&plan, *b)).count());
         }
         Ok(())
     });
@@ -699,12 +699,12 @@ fn random_graphs_run_as_planned_on_wgpu() {
 
 /// True if a step writes to a segment that it reads elsewhere.
 fn binds_ranges(plan: &Plan, step: &Step) -> bool {
-    let place = |b: &usize| (plan.buffers[*b].segment, plan.buffers[*b].offset);
-    let apart = |r: &usize, w: &usize| place(r).0 == place(w).0 && place(r).1 != place(w).1;
+    let place = |b: &BufferIdx| (plan.buffers[*b].segment, plan.buffers[*b].offset);
+    let apart = |r: &BufferIdx, w: &BufferIdx| place(r).0 == place(w).0 && place(r).1 != place(w).1;
     step.writes.iter().any(|w| step.reads.iter().any(|r| apart(r, w)))
 }
 
 /// True if several steps write one buffer, as they do with the parts of a concatenation.
-fn is_joined(plan: &Plan, buffer: usize) -> bool {
+fn is_joined(plan: &Plan, buffer: BufferIdx) -> bool {
     plan.steps.iter().filter(|step| step.writes.contains(&buffer)).count() > 1
 }

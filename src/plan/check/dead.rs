@@ -1,13 +1,13 @@
 //! Finds the dead bytes of each step: those that no later step may read. Poison fills them to find wrong reads.
 
-use crate::plan::{Class, Plan};
+use crate::plan::{BufferIdx, Class, Plan, SegmentIdx};
 use std::collections::BTreeMap;
 
 /// A range of a segment's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Index of the segment.
-    pub segment: usize,
+    pub segment: SegmentIdx,
     /// First byte.
     pub offset: u64,
     /// Length in bytes.
@@ -32,14 +32,14 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
     for (at, step) in plan.steps.iter().enumerate() {
         step.reads.iter().chain(&step.writes).for_each(|&b| last[b] = last[b].max(at));
     }
-    for (segment, allocation) in plan.segments.iter().enumerate().filter(|(_, s)| s.memory.is_device()) {
-        life.died.push(Span { segment, offset: 0, bytes: allocation.bytes });
+    for segment in SegmentIdx::all(&plan.segments).filter(|&s| plan.segments[s].memory.is_device()) {
+        life.died.push(Span { segment, offset: 0, bytes: plan.segments[segment].bytes });
     }
     let given = |class| matches!(class, Class::Constant | Class::State | Class::Input);
-    (0..plan.buffers.len()).filter(|&b| given(plan.buffers[b].class)).for_each(|b| life.hold(b));
-    let read = |b: usize| plan.steps.iter().any(|step| step.reads.contains(&b));
-    let idle = |&b: &usize| plan.buffers[b].class == Class::Input && !read(b);
-    (0..plan.buffers.len()).filter(idle).for_each(|b| life.release(b));
+    BufferIdx::all(&plan.buffers).filter(|&b| given(plan.buffers[b].class)).for_each(|b| life.hold(b));
+    let read = |b: BufferIdx| plan.steps.iter().any(|step| step.reads.contains(&b));
+    let idle = |&b: &BufferIdx| plan.buffers[b].class == Class::Input && !read(b);
+    BufferIdx::all(&plan.buffers).filter(idle).for_each(|b| life.release(b));
     let mut all = Vec::with_capacity(plan.steps.len() + 1);
     for (at, step) in plan.steps.iter().enumerate() {
         all.push(life.take(step.reads.iter().copied()));
@@ -53,24 +53,24 @@ pub fn dead(plan: &Plan) -> Vec<Vec<Span>> {
 struct Life<'a> {
     plan: &'a Plan,
     /// Per segment, the live buffers by offset, each with its end. They do not overlap.
-    held: Vec<BTreeMap<u64, (u64, usize)>>,
+    held: Vec<BTreeMap<u64, (u64, BufferIdx)>>,
     /// The bytes that have died. Some may have been written again since.
     died: Vec<Span>,
 }
 
 impl Life<'_> {
-    fn span(&self, buffer: usize) -> Span {
+    fn span(&self, buffer: BufferIdx) -> Span {
         let b = &self.plan.buffers[buffer];
         Span { segment: b.segment, offset: b.offset, bytes: b.bytes }
     }
 
-    fn holds(&self, buffer: usize) -> bool {
+    fn holds(&self, buffer: BufferIdx) -> bool {
         let Span { segment, offset, .. } = self.span(buffer);
         self.held[segment].get(&offset).is_some_and(|&(_, b)| b == buffer)
     }
 
     /// Notes a write to a buffer: other buffers that share bytes with it die.
-    fn hold(&mut self, buffer: usize) {
+    fn hold(&mut self, buffer: BufferIdx) {
         let Span { segment, offset, bytes } = self.span(buffer);
         let end = offset + bytes;
         if bytes == 0 || self.holds(buffer) {
@@ -87,7 +87,7 @@ impl Life<'_> {
     }
 
     /// Notes that a buffer has no further use: it dies.
-    fn release(&mut self, buffer: usize) {
+    fn release(&mut self, buffer: BufferIdx) {
         let span = self.span(buffer);
         if self.holds(buffer) {
             self.held[span.segment].remove(&span.offset);
@@ -96,7 +96,7 @@ impl Life<'_> {
     }
 
     /// The bytes that have died and are not live again, and those of the read buffers that have lost their bytes.
-    fn take(&mut self, read: impl Iterator<Item = usize>) -> Vec<Span> {
+    fn take(&mut self, read: impl Iterator<Item = BufferIdx>) -> Vec<Span> {
         let mut dead = Vec::with_capacity(self.died.len());
         for Span { segment, offset, bytes } in std::mem::take(&mut self.died) {
             let (mut from, end) = (offset, offset + bytes);

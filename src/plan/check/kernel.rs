@@ -5,6 +5,7 @@ use crate::elements::{Set, is_injective};
 use crate::kernel::schedule::{self, prologue};
 use crate::kernel::validate::{Verdict, ensure};
 use crate::kernel::{Kernel, Operand, Template, check_prologues, cpu};
+use crate::plan::index::{KernelIdx, Per};
 use crate::target::Target;
 
 /// An operand's use of its buffer.
@@ -26,6 +27,8 @@ pub struct Needs {
     /// Operands whose bytes no other operand of a step may share.
     pub own: Vec<usize>,
 }
+
+impl Per<KernelIdx> for Needs {}
 
 /// Checks a kernel.
 pub fn check(kernel: &Kernel, target: &Target) -> Verdict<Needs> {

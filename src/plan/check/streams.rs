@@ -1,6 +1,6 @@
 //! Checks that steps which may run at the same time do not use the same bytes, unless both only read them.
 
-use super::{Plan, Verdict, ensure};
+use super::{BufferIdx, Plan, StepIdx, Verdict, ensure};
 
 /// The order in which steps run, as far as the plan fixes it.
 pub struct Clock {
@@ -10,7 +10,7 @@ pub struct Clock {
     /// Per step and stream, the number of the stream's steps that are over when the step is over.
     over: Vec<Vec<usize>>,
     /// Per stream, its steps.
-    streams: Vec<Vec<usize>>,
+    streams: Vec<Vec<StepIdx>>,
 }
 
 impl Clock {
@@ -24,7 +24,7 @@ impl Clock {
         ensure(count <= most, || format!("expected at most {most} streams, found {count}"))?;
         let mut clock =
             Clock { rank: Vec::new(), stream: Vec::new(), over: Vec::new(), streams: vec![Vec::new(); count] };
-        for (at, step) in plan.steps.iter().enumerate() {
+        for (at, step) in StepIdx::enumerate(&plan.steps) {
             let stream = step.stream as usize;
             let before = clock.streams[stream].last();
             let mut over = before.map_or_else(|| vec![0; count], |&p| clock.over[p].clone());
@@ -46,7 +46,7 @@ impl Clock {
     }
 
     /// The first and the last step that may run at the same time as this one.
-    pub fn beside(&self, at: usize) -> (usize, usize) {
+    pub fn beside(&self, at: StepIdx) -> (StepIdx, StepIdx) {
         if self.is_single() {
             return (at, at);
         }
@@ -72,10 +72,10 @@ impl Clock {
         let mut first = vec![vec![usize::MAX; streams]; plan.buffers.len()];
         let mut used = vec![vec![0; streams]; plan.buffers.len()];
         let mut wrote = vec![vec![0; streams]; plan.buffers.len()];
-        for (at, step) in plan.steps.iter().enumerate() {
+        for (at, step) in StepIdx::enumerate(&plan.steps) {
             let (stream, next) = (self.stream[at], self.rank[at] + 1);
             let over = |counts: &[usize]| (0..streams).all(|l| l == stream || counts[l] <= self.over[at][l]);
-            let late = |b: usize| {
+            let late = |b: BufferIdx| {
                 format!(
                     "step {at} '{}': does not wait for all uses of {} in other streams",
                     step.name, plan.buffers[b].name
@@ -93,12 +93,12 @@ impl Clock {
                 first[b][stream] = first[b][stream].min(self.rank[at]);
             }
         }
-        let mut arena: Vec<usize> = (0..plan.buffers.len())
+        let mut arena: Vec<_> = BufferIdx::all(&plan.buffers)
             .filter(|&b| plan.buffers[b].class.in_arena() && plan.buffers[b].bytes > 0)
             .collect();
         arena.sort_by_key(|&b| (plan.buffers[b].segment, plan.buffers[b].offset));
         // True if every use of `a` is over when the first use of `b` starts. A step may overwrite its operand in place.
-        let precedes = |a: usize, b: usize| {
+        let precedes = |a: BufferIdx, b: BufferIdx| {
             (0..streams).filter(|&l| first[b][l] != usize::MAX).all(|l| {
                 let start = self.streams[l][first[b][l]];
                 (0..streams).all(|k| used[a][k] <= self.over[start][k])

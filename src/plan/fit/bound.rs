@@ -3,11 +3,11 @@
 use crate::error::Result;
 use crate::kernel::schedule;
 use crate::pass::Prepared;
-use crate::plan::Class;
 use crate::plan::lower::Draft;
 use crate::plan::make::arrange::{draft, drafts};
 use crate::plan::make::offsets::TransferBytes;
 use crate::plan::make::order::Dag;
+use crate::plan::{BufferIdx, Class, StepIdx};
 use crate::target::Target;
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -54,7 +54,7 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     let lasting = Class::ALL.into_iter().filter(|class| !class.in_arena());
     let held_bytes = lasting.map(sum).sum::<u64>() + staging;
     let across = across(draft);
-    let worst = (0..draft.steps.len()).map(|s| (touched(draft, s) + across[s], s));
+    let worst = StepIdx::all(&draft.steps).map(|s| (touched(draft, s) + across[s], s));
     // The first of equals, so that the same graph names the same step.
     let worst = worst.max_by_key(|&(bytes, s)| (bytes, Reverse(s)));
     // All inputs are there before the first step, and all outputs behind the last one.
@@ -67,17 +67,17 @@ fn of(draft: &Draft, target: &Target) -> Bound {
     Bound { bytes: held_bytes + arena_bytes, held_bytes, arena_bytes, step }
 }
 
-fn in_arena(draft: &Draft, buffer: usize) -> bool {
+fn in_arena(draft: &Draft, buffer: BufferIdx) -> bool {
     draft.buffers[buffer].class.in_arena()
 }
 
 /// Bytes that a step's own operands take in the arena at the least.
-fn touched(draft: &Draft, step: usize) -> u64 {
+fn touched(draft: &Draft, step: StepIdx) -> u64 {
     let step = &draft.steps[step];
-    let mut all: Vec<usize> = step.reads.iter().chain(&step.writes).copied().filter(|&b| in_arena(draft, b)).collect();
+    let mut all: Vec<_> = step.reads.iter().chain(&step.writes).copied().filter(|&b| in_arena(draft, b)).collect();
     all.sort_unstable();
     all.dedup();
-    let bytes = |b: &usize| match draft.buffers[*b].class {
+    let bytes = |b: &BufferIdx| match draft.buffers[*b].class {
         // The least that the kernel runs with, even if it is given more.
         Class::Workspace => schedule::workspace(&draft.kernels[step.kernel]),
         _ => draft.buffers[*b].bytes,
@@ -101,7 +101,7 @@ fn across(draft: &Draft) -> Vec<u64> {
     // Steps are in the file's order, so the steps before one are complete when its turn comes.
     for s in 0..steps {
         let (earlier, own) = ancestors.split_at_mut(s * words);
-        for &p in &dag.before[s] {
+        for p in dag.before[s].iter().map(|p| p.index()) {
             own.iter_mut().zip(&earlier[p * words..(p + 1) * words]).for_each(|(a, b)| *a |= b);
             own[p / 64] |= 1 << (p % 64);
         }
@@ -113,7 +113,7 @@ fn across(draft: &Draft) -> Vec<u64> {
         step.reads.iter().chain(&step.writes).for_each(|&b| users[b].push(s));
     }
     let mut before = vec![0u64; words];
-    for b in (0..draft.buffers.len()).filter(|&b| in_arena(draft, b)) {
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| in_arena(draft, b)) {
         // The caller reads outputs after all steps, and writes inputs before them.
         let class = draft.buffers[b].class;
         before.fill(if class == Class::Output { u64::MAX } else { 0 });

@@ -4,19 +4,19 @@ use super::{DraftConstant, Lowering};
 use crate::error::{Error, Result};
 use crate::kernel::Operand;
 use crate::op::ValueId;
-use crate::plan::Class;
+use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
 use std::sync::Arc;
 
 /// A buffer as a value sees it.
 #[derive(Clone, Debug)]
 pub(super) struct BufferView {
-    pub(super) buffer: usize,
+    pub(super) buffer: BufferIdx,
     pub(super) access: Access,
 }
 
 /// An operand and its buffer.
-pub(super) type Read = (usize, Operand);
+pub(super) type Read = (BufferIdx, Operand);
 
 impl Lowering<'_> {
     /// The place of a value. A constant gets its buffer when it is first read.
@@ -44,7 +44,7 @@ impl Lowering<'_> {
 
     /// A buffer under an access. The stride of an axis of extent 1 is set to 0, because no step is ever taken along it. So equal accesses
     /// are equal values.
-    pub(super) fn operand(&self, buffer: usize, mut access: Access) -> Operand {
+    pub(super) fn operand(&self, buffer: BufferIdx, mut access: Access) -> Operand {
         for (stride, _) in access.strides.iter_mut().zip(access.shape.iter()).filter(|(_, extent)| **extent == 1) {
             *stride = 0;
         }

@@ -8,7 +8,7 @@ use crate::expr::Expr;
 use crate::graph::Graph;
 use crate::kernel::{Kernel, Template, cpu};
 use crate::op::{Call, Lower, ValueId};
-use crate::plan::Class;
+use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -61,12 +61,12 @@ impl Lowering<'_> {
     }
 
     /// True if an operand in this buffer may have a packed layout.
-    pub(super) fn may_pack(&self, kernel: &Kernel, operand: usize, buffer: usize) -> bool {
+    pub(super) fn may_pack(&self, kernel: &Kernel, operand: usize, buffer: BufferIdx) -> bool {
         self.draft.buffers[buffer].class == Class::Constant && kernel.prologue(operand).is_none()
     }
 
     /// Gives constants that the CPU's kernels want in their own layout a buffer in that layout.
-    pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [usize]) {
+    pub(super) fn pack(&mut self, kernel: &mut Kernel, buffers: &mut [BufferIdx]) {
         for (operand, slot) in buffers.iter_mut().enumerate().take(kernel.template.core_reads()) {
             let source = *slot;
             if !self.may_pack(kernel, operand, source) {
@@ -93,8 +93,7 @@ impl Lowering<'_> {
                     let DraftBuffer { name, dtype, shape, .. } = self.draft.buffers[source].clone();
                     let buffer = self.add_buffer(name, dtype, shape, Class::Constant);
                     self.draft.buffers[buffer].bytes = bytes.next_multiple_of(4);
-                    let packed = Some((usize::MAX, operand));
-                    self.draft.constants.push(DraftConstant { constant, buffer, packed });
+                    self.draft.constants.push(DraftConstant { constant, buffer, packed: Some((None, operand)) });
                     self.constants.insert(key, buffer);
                     buffer
                 }

@@ -5,7 +5,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::kernel::Kernel;
 use crate::op::ValueId;
-use crate::plan::{BindRange, Class};
+use crate::plan::index::Per;
+use crate::plan::{BindRange, BufferIdx, Class, KernelIdx, StepIdx};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::sync::Arc;
@@ -25,22 +26,26 @@ pub struct DraftBuffer {
     pub class: Class,
 }
 
+impl Per<BufferIdx> for DraftBuffer {}
+
 /// A launch whose place in the order is not decided.
 #[derive(Clone, Debug)]
 pub struct DraftStep {
     /// The node whose result it computes.
     pub name: String,
     /// Index of the kernel.
-    pub kernel: usize,
+    pub kernel: KernelIdx,
     /// One buffer per operand read.
-    pub reads: Vec<usize>,
+    pub reads: Vec<BufferIdx>,
     /// One buffer per operand written, then the workspace.
-    pub writes: Vec<usize>,
+    pub writes: Vec<BufferIdx>,
     /// The bind range of each operand; empty if it binds whole buffers.
     pub bind_ranges: Vec<BindRange>,
     /// Buffers read whose bytes the first write may take: each element is read before it is written.
-    pub reusable: Vec<usize>,
+    pub reusable: Vec<BufferIdx>,
 }
+
+impl Per<StepIdx> for DraftStep {}
 
 /// A constant and its buffer.
 #[derive(Clone, Debug)]
@@ -48,9 +53,9 @@ pub struct DraftConstant {
     /// The constant.
     pub constant: Arc<Constant>,
     /// Index of the buffer.
-    pub buffer: usize,
-    /// The kernel and its operand whose packed layout the bytes take.
-    pub packed: Option<(usize, usize)>,
+    pub buffer: BufferIdx,
+    /// The kernel, once it is made, and its operand whose packed layout the bytes take.
+    pub packed: Option<(Option<KernelIdx>, usize)>,
 }
 
 /// Kernels and buffers of a graph, in the order of the file.
@@ -65,9 +70,9 @@ pub struct Draft {
     /// Constants.
     pub constants: Vec<DraftConstant>,
     /// Inputs of the graph: value and buffer.
-    pub inputs: Vec<(ValueId, usize)>,
+    pub inputs: Vec<(ValueId, BufferIdx)>,
     /// Outputs of the graph: name, value and buffer.
-    pub outputs: Vec<(String, ValueId, usize)>,
+    pub outputs: Vec<(String, ValueId, BufferIdx)>,
     /// Number of launches whose schedule was measured.
     pub measured: usize,
     /// True if there are concatenations, which [`Options::join`](super::Options::join) affects.
@@ -98,7 +103,7 @@ impl Draft {
     }
 
     /// The buffer in which a step works, if it needs one.
-    pub fn workspace(&self, step: usize) -> Option<usize> {
+    pub fn workspace(&self, step: StepIdx) -> Option<BufferIdx> {
         let DraftStep { kernel, writes, .. } = &self.steps[step];
         writes.get(self.kernels[*kernel].writes.len()).copied()
     }

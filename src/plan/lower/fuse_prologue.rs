@@ -1,7 +1,7 @@
 //! Elementwise groups without a kernel of their own. The only template that reads such a group's value applies it to each element it reads.
 
 use super::Lowering;
-use super::buffer_view::BufferView;
+use super::buffer_view::{BufferView, Read};
 use super::channels::is_dense_image;
 use super::code::Code;
 use crate::dtype::DType;
@@ -12,7 +12,7 @@ use crate::kernel::schedule::prologue;
 use crate::kernel::{Kernel, Operand, Prologue, Template};
 use crate::op::{Lower, TemplateCall, ValueId};
 use crate::pass::{Group, GroupKind};
-use crate::plan::Class;
+use crate::plan::{BufferIdx, Class};
 use crate::shape::Access;
 use std::collections::HashSet;
 
@@ -154,9 +154,9 @@ impl Lowering<'_> {
         let (dtype, bytes) =
             (self.storage(result.dtype(), graph.value_name(value))?, graph.fact(value).shape.numel() as u64);
         let bytes = bytes * dtype.size() as u64;
-        let buffer = |b: usize| &self.draft.buffers[b];
+        let buffer = |b: BufferIdx| &self.draft.buffers[b];
         // One operand is what the group computes in place of; the others must not be kept for long in its stead.
-        let elements = |(b, o): &(usize, Operand)| {
+        let elements = |(b, o): &Read| {
             let moves = o.access.strides.iter().zip(o.access.shape.iter()).all(|(&s, &d)| s != 0 || d == 1);
             moves
                 && o.dtype == dtype
@@ -165,7 +165,7 @@ impl Lowering<'_> {
         };
         let Some(first) = code.reads.iter().position(elements) else { return Ok(None) };
         let from = code.reads[first].0;
-        let kept = |b: usize| b == from || buffer(b).class != Class::Activation || buffer(b).bytes * SMALLER <= bytes;
+        let kept = |b| b == from || buffer(b).class != Class::Activation || buffer(b).bytes * SMALLER <= bytes;
         let small = code.reads.iter().all(|(b, _)| kept(*b));
         let mut body = Body::new(&[result]);
         for instr in &mut body.code {

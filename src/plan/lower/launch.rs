@@ -10,7 +10,7 @@ use crate::expr;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
-use crate::plan::{BindRange, Class};
+use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
 use crate::shape::Shape;
 
 impl Lowering<'_> {
@@ -114,7 +114,7 @@ impl Lowering<'_> {
     }
 
     /// The algorithm of a kernel whose arguments are these buffers.
-    fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[usize]) -> Result<Schedule> {
+    fn schedule(&mut self, name: &str, kernel: &Kernel, buffers: &[BufferIdx]) -> Result<Schedule> {
         // A library's call may leave a part of the kernel to a map.
         if let Some(measured) = self.measured(kernel, buffers).filter(|schedule| schedule.call().is_none()) {
             self.draft.measured += 1;
@@ -128,7 +128,7 @@ impl Lowering<'_> {
     }
 
     /// The measured algorithm of a kernel, if there is one that is legal for these buffers.
-    fn measured(&self, kernel: &Kernel, buffers: &[usize]) -> Option<Schedule> {
+    fn measured(&self, kernel: &Kernel, buffers: &[BufferIdx]) -> Option<Schedule> {
         let tuned = self.tuned?;
         let mut open = kernel.clone();
         if self.target.packs_constants() {
@@ -147,7 +147,7 @@ impl Lowering<'_> {
         needs.own.iter().all(own).then_some(scheduled.schedule)
     }
 
-    fn too_large(&self, name: &str, kernel: &Kernel, buffer: usize, why: &str) -> Error {
+    fn too_large(&self, name: &str, kernel: &Kernel, buffer: BufferIdx, why: &str) -> Error {
         let (b, target) = (&self.draft.buffers[buffer], self.target);
         let (value, kernel, most) =
             (format!("'{}' ({}{})", b.name, b.dtype, b.shape), kernel.template.name(), target.max_binding);
@@ -161,12 +161,12 @@ impl Lowering<'_> {
         &mut self,
         name: String,
         mut kernel: Kernel,
-        buffers: Vec<usize>,
+        buffers: Vec<BufferIdx>,
         writes: &[BufferView],
         bind_ranges: Vec<BindRange>,
     ) -> Result<()> {
         if kernel.schedule == Schedule::Open {
-            let all: Vec<usize> = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer)).collect();
+            let all: Vec<_> = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer)).collect();
             kernel.schedule = self.schedule(&name, &kernel, &all)?;
         }
         kernel.workspace = match kernel.schedule.call() {
@@ -174,27 +174,27 @@ impl Lowering<'_> {
             Some(call) => call.workspace().min(self.target.max_binding).max(call.least_workspace()),
             None => schedule::workspace(&kernel),
         };
-        let mut written: Vec<usize> = writes.iter().map(|p| p.buffer).collect();
+        let mut written: Vec<_> = writes.iter().map(|p| p.buffer).collect();
         let first = &kernel.writes[0];
         let further = kernel.further();
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
-        let same = |b: usize| {
+        let same = |b: BufferIdx| {
             let mut operands = kernel.reads.iter().enumerate().filter(|(i, _)| buffers[*i] == b);
             let in_place = |i: usize| kernel.schedule.call().is_none_or(|call| call.in_place() == Some(i));
             operands.all(|(i, o)| {
                 further.contains(&i) && in_place(i) && o.access == first.access && o.dtype.size() == first.dtype.size()
             })
         };
-        let bytes = |b: usize| self.draft.buffers[b].bytes;
-        let mut reusable: Vec<usize> = buffers.clone();
+        let bytes = |b: BufferIdx| self.draft.buffers[b].bytes;
+        let mut reusable = buffers.clone();
         reusable.sort_unstable();
         reusable.dedup();
         // With several parts, one would overwrite data that another has yet to read.
-        let whole = |b: usize| {
+        let whole = |b: BufferIdx| {
             let slots = buffers.iter().chain(&written).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
             slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
         };
-        let whole = |b: usize| whole(b) && whole(written[0]);
+        let whole = |b: BufferIdx| whole(b) && whole(written[0]);
         reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
@@ -212,11 +212,11 @@ impl Lowering<'_> {
         let kernels = &mut self.draft.kernels;
         let number = *self.kernels.entry(text).or_insert_with(|| {
             kernels.push(kernel);
-            kernels.len() - 1
+            KernelIdx::new(kernels.len() - 1)
         });
         for constant in &mut self.draft.constants {
-            if let Some((kernel @ usize::MAX, _)) = &mut constant.packed {
-                *kernel = number;
+            if let Some((kernel, _)) = &mut constant.packed {
+                kernel.get_or_insert(number);
             }
         }
         self.draft.steps.push(DraftStep {

@@ -28,7 +28,7 @@ use crate::graph::{Graph, Kind};
 use crate::kernel::tuned::Tuned;
 use crate::op::{Lower, ValueId};
 use crate::pass::{Group, GroupKind, Groups, Prepared};
-use crate::plan::Class;
+use crate::plan::{BufferIdx, Class, KernelIdx};
 use crate::shape::{Access, Shape};
 use crate::target::Target;
 use buffer_view::BufferView;
@@ -80,10 +80,10 @@ struct Lowering<'a> {
     prologues: HashMap<ValueId, FusedPrologue>,
     /// Views that a template looks through.
     passed: HashSet<u32>,
-    constants: HashMap<(*const Constant, Option<String>), usize>,
+    constants: HashMap<(*const Constant, Option<String>), BufferIdx>,
     /// Constants that are read as views of another one, which is held anyway.
     shared: HashMap<*const Constant, (Arc<Constant>, Access)>,
-    kernels: HashMap<String, usize>,
+    kernels: HashMap<String, KernelIdx>,
 }
 
 /// Lowers a graph whose passes have run.
@@ -170,7 +170,7 @@ impl Lowering<'_> {
         }
     }
 
-    fn buffer(&mut self, value: ValueId, class: Class) -> Result<usize> {
+    fn buffer(&mut self, value: ValueId, class: Class) -> Result<BufferIdx> {
         let (fact, name) = (self.graph.fact(value), self.graph.value_name(value));
         let dtype = self.storage(fact.dtype, name)?;
         Ok(self.add_buffer(name.to_owned(), dtype, fact.shape.clone(), class))
@@ -180,9 +180,9 @@ impl Lowering<'_> {
         self.target.storage(dtype).map_err(|e| Error::usage(format!("value '{name}': {e}")))
     }
 
-    fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> usize {
+    fn add_buffer(&mut self, name: String, dtype: DType, shape: Shape, class: Class) -> BufferIdx {
         let bytes = (shape.numel() * dtype.size()).next_multiple_of(4).max(4) as u64;
         self.draft.buffers.push(DraftBuffer { name, dtype, shape, bytes, class });
-        self.draft.buffers.len() - 1
+        BufferIdx::new(self.draft.buffers.len() - 1)
     }
 }

@@ -12,7 +12,7 @@
 use crate::expr::{Body, Code};
 use crate::kernel::templates::Along;
 use crate::kernel::{Kernel, Operand};
-use crate::plan::BindRange;
+use crate::plan::{BindRange, BufferIdx};
 use crate::target::Target;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -36,13 +36,13 @@ pub struct Part {
 ///
 /// # Errors
 /// The operand that no split makes small enough.
-pub fn cut(kernel: &Kernel, slots: &[(usize, u64)], target: &Target) -> Result<Vec<Part>, usize> {
+pub fn cut(kernel: &Kernel, slots: &[(BufferIdx, u64)], target: &Target) -> Result<Vec<Part>, usize> {
     let mut parts = Vec::new();
     Cutter { slots, target, weighed: Cell::new(0) }.cut(kernel, &mut parts).map(|()| parts)
 }
 
 /// The parts, filled up with empty ones to the number that is asked for.
-pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize, u64)]) -> Vec<Part> {
+pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(BufferIdx, u64)]) -> Vec<Part> {
     let axis = (0..kernel.shape.len()).find(|&axis| divides(kernel, axis));
     while let Some(axis) = axis.filter(|_| parts.len() < count) {
         let bind_ranges = slots.iter().map(|&(_, bytes)| BindRange { offset: 0, bytes: bytes.min(4) }).collect();
@@ -52,7 +52,7 @@ pub fn pad(kernel: &Kernel, mut parts: Vec<Part>, count: usize, slots: &[(usize,
 }
 
 struct Cutter<'a> {
-    slots: &'a [(usize, u64)],
+    slots: &'a [(BufferIdx, u64)],
     target: &'a Target,
     weighed: Cell<usize>,
 }
@@ -126,7 +126,7 @@ impl Cutter<'_> {
     /// One bind range per operand. Operands of the same buffer have the same bind range. The error is an operand that is too large.
     fn bind_ranges(&self, kernel: &Kernel) -> Result<Vec<BindRange>, usize> {
         self.weighed.set(self.weighed.get() + 1);
-        let mut spans: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        let mut spans: BTreeMap<BufferIdx, (u64, u64)> = BTreeMap::new();
         for (slot, &(buffer, _)) in self.slots.iter().enumerate() {
             let Some((start, end)) = self.span(kernel, slot) else { continue };
             let all = spans.entry(buffer).or_insert((start, end));
@@ -135,7 +135,7 @@ impl Cutter<'_> {
                 return Err(slot);
             }
         }
-        let bind_range = |&(buffer, bytes): &(usize, u64)| {
+        let bind_range = |&(buffer, bytes): &(BufferIdx, u64)| {
             let (start, end) = spans.get(&buffer).copied().unwrap_or((0, bytes.min(4)));
             BindRange { offset: start, bytes: end - start }
         };

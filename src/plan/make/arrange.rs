@@ -5,7 +5,7 @@ use super::{order, workspace};
 use crate::error::Result;
 use crate::pass::Prepared;
 use crate::plan::lower::{Draft, Options, lower};
-use crate::plan::{Candidate, Limits, Segment};
+use crate::plan::{Candidate, Limits, Segment, Spot, StepIdx};
 use crate::target::Target;
 
 /// A draft that is ready to be ordered. Library calls have the least workspaces that they run with.
@@ -23,7 +23,7 @@ pub struct Arrangement {
     pub orders: Vec<Candidate>,
     pub segments: Vec<Segment>,
     /// Per buffer of the draft, its segment and offset; `None` if nothing uses it.
-    pub places: Vec<Option<(usize, u64)>>,
+    pub places: Vec<Option<Spot>>,
 }
 
 /// Chooses the draft to plan, and places all of its buffers.
@@ -116,7 +116,7 @@ fn widen(draft: &Draft, target: &Target, narrow: &Layout) -> Result<Option<Layou
     let constants: u64 = draft.constants.iter().map(|c| draft.buffers[c.buffer].bytes).sum();
     let most = if draft.spares_memory { 0 } else { STREAMS_COST.max(narrow.peak / 4).max(constants / 32) };
     let bar = narrow.peak.saturating_add(most).saturating_add(1);
-    let file: Vec<usize> = (0..draft.steps.len()).collect();
+    let file: Vec<_> = StepIdx::all(&draft.steps).collect();
     let mut streams = target.streams as usize;
     while streams > 1 {
         let mut best: Option<Layout> = None;

@@ -7,7 +7,9 @@ use crate::kernel;
 use crate::pass::Prepared;
 use crate::place::{Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
-use crate::plan::{Buffer, Class, Compiled, ConstantPort, Measured, Plan, Port, Step, Summary, VERSION};
+use crate::plan::{
+    Buffer, BufferIdx, Class, Compiled, ConstantPort, Measured, Plan, Port, Spot, Step, Summary, VERSION,
+};
 use crate::target::Target;
 
 /// The plan of a draft whose buffers lie at the places of an arrangement, and the data of the plan's constants. `whole` has each
@@ -20,22 +22,24 @@ pub fn assemble(
     target: &Target,
     arrangement: &Arrangement,
     draft: &Draft,
-    whole: &[usize],
+    whole: &[Option<BufferIdx>],
 ) -> Result<Compiled> {
     let Arrangement { layout, orders, segments, places, .. } = arrangement;
     let used = draft.used();
-    let mut number = vec![usize::MAX; draft.buffers.len()];
+    let mut numbers = vec![None; draft.buffers.len()];
     let mut buffers = Vec::new();
-    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(b, _)| used[*b]) {
-        let (segment, offset) = places[whole[b]].expect("what a draft uses has its place");
-        number[b] = buffers.len();
-        let DraftBuffer { name, dtype, shape, bytes, class } = buffer.clone();
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| used[b]) {
+        let place = whole[b].and_then(|b| places[b]);
+        let Spot { segment, offset } = place.expect("what a draft uses has its place");
+        numbers[b] = Some(BufferIdx::new(buffers.len()));
+        let DraftBuffer { name, dtype, shape, bytes, class } = draft.buffers[b].clone();
         buffers.push(Buffer { name, dtype, shape, segment, offset, bytes, class });
     }
-    let port = |name: &str, value, buffer: usize| {
+    let number = |b: BufferIdx| numbers[b].expect("a draft uses the buffers that it names");
+    let port = |name: &str, value, buffer| {
         let fact = graph.fact(value);
         let indexes = indexes.get(&value).cloned();
-        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number[buffer], indexes }
+        Port { name: name.to_owned(), dtype: fact.dtype, shape: fact.shape.clone(), buffer: number(buffer), indexes }
     };
     let inputs: Vec<_> = draft.inputs.iter().map(|&(v, b)| port(graph.value_name(v), v, b)).collect();
     let outputs: Vec<_> = draft.outputs.iter().map(|(name, v, b)| port(name, *v, *b)).collect();
@@ -44,13 +48,13 @@ pub fn assemble(
     let constants = kept().map(|c| ConstantPort {
         name: c.constant.name.clone(),
         dtype: c.constant.fact.dtype,
-        buffer: number[c.buffer],
-        packed: c.packed,
+        buffer: number(c.buffer),
+        packed: c.packed.map(|(kernel, operand)| (kernel.expect("its reader is a kernel"), operand)),
     });
     let constants: Vec<_> = constants.collect();
     let steps = layout.order.iter().enumerate().map(|(at, &s)| {
         let step = &draft.steps[s];
-        let renumber = |list: &[usize]| list.iter().map(|&b| number[b]).collect();
+        let renumber = |list: &[BufferIdx]| list.iter().map(|&b| number(b)).collect();
         Step {
             name: step.name.clone(),
             kernel: step.kernel,
@@ -98,21 +102,22 @@ pub fn assemble(
 
 /// The largest sum of live bytes over the steps of a draft that runs in a layout, which may have been made for larger sizes and for further
 /// uses of its buffers.
-fn live_bytes(layout: &Layout, draft: &Draft, whole: &[usize], target: &Target) -> Result<u64> {
+fn live_bytes(layout: &Layout, draft: &Draft, whole: &[Option<BufferIdx>], target: &Target) -> Result<u64> {
     let mut items = Vec::new();
     // Per range, the buffer that holds it and the last step that used it.
-    let mut held: Vec<Option<(usize, usize, Item)>> = vec![None; layout.live.ranges.len()];
+    let mut held: Vec<Option<(BufferIdx, usize, Item)>> = vec![None; layout.live.ranges.len()];
     let align = target.alignment;
-    for (b, buffer) in draft.buffers.iter().enumerate().filter(|(_, b)| b.class == Class::Input) {
-        if let Some(range) = layout.live.range[whole[b]] {
-            held[range] = Some((b, 0, Item { lower: 0, upper: 1, size: buffer.bytes, align }));
+    let range = |b: BufferIdx| whole[b].and_then(|b| layout.live.range[b]);
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| draft.buffers[b].class == Class::Input) {
+        if let Some(range) = range(b) {
+            held[range] = Some((b, 0, Item { lower: 0, upper: 1, size: draft.buffers[b].bytes, align }));
         }
     }
     for (at, &s) in layout.order.iter().enumerate() {
         let (from, to) = (layout.streams.earliest(at) as u64, layout.streams.latest(at) as u64 + 1);
         let DraftStep { reads, writes, kernel, .. } = &draft.steps[s];
         for &b in reads.iter().chain(writes) {
-            let Some(range) = layout.live.range[whole[b]] else { continue };
+            let Some(range) = range(b) else { continue };
             // Of a library call's workspace, only the least that it runs with counts.
             let size = match draft.buffers[b].class {
                 Class::Workspace => kernel::schedule::workspace(&draft.kernels[*kernel]),

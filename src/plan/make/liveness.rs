@@ -1,8 +1,8 @@
 //! Liveness: the times at which each buffer holds data, and the results that overwrite an operand in place.
 
 use super::streams::Streams;
-use crate::plan::Class;
 use crate::plan::lower::Draft;
+use crate::plan::{BufferIdx, Class, StepIdx};
 
 /// The live range of one buffer, or of several that are placed as one because each overwrites the one before it in place.
 #[derive(Clone, Debug)]
@@ -26,9 +26,9 @@ pub struct Live {
 
 /// The live ranges of the arena's buffers if steps run in `order`, on several `streams`. Inputs are live from the start, outputs to
 /// the end.
-pub fn live(draft: &Draft, order: &[usize], streams: &Streams) -> Live {
-    let class = |b: usize| draft.buffers[b].class;
-    let arena = |b: usize| class(b).in_arena();
+pub fn live(draft: &Draft, order: &[StepIdx], streams: &Streams) -> Live {
+    let class = |b: BufferIdx| draft.buffers[b].class;
+    let arena = |b: BufferIdx| class(b).in_arena();
     let mut uses: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
     for (at, &s) in order.iter().enumerate() {
         let step = &draft.steps[s];
@@ -38,13 +38,13 @@ pub fn live(draft: &Draft, order: &[usize], streams: &Streams) -> Live {
             }
         }
     }
-    let ends = |b: usize| match class(b) {
+    let ends = |b: BufferIdx| match class(b) {
         Class::Output => order.len().max(1),
         _ => uses[b].iter().map(|&at| streams.latest(at) + 1).max().unwrap_or(1),
     };
-    let mut owner: Vec<usize> = Vec::new();
+    let mut owner: Vec<BufferIdx> = Vec::new();
     let mut live = Live { range: vec![None; draft.buffers.len()], ranges: Vec::new() };
-    for b in (0..draft.buffers.len()).filter(|&b| class(b) == Class::Input) {
+    for b in BufferIdx::all(&draft.buffers).filter(|&b| class(b) == Class::Input) {
         live.range[b] = Some(live.ranges.len());
         owner.push(b);
         live.ranges.push(Range { lower: 0, upper: ends(b), bytes: draft.buffers[b].bytes });
@@ -55,7 +55,7 @@ pub fn live(draft: &Draft, order: &[usize], streams: &Streams) -> Live {
             if !arena(b) || live.range[b].is_some() {
                 continue;
             }
-            let dying = |&r: &usize| {
+            let dying = |&r: &BufferIdx| {
                 let range = live.range[r].filter(|_| class(r) != Class::Output)?;
                 // The operand dies here if no other result has overwritten it and all its other uses are over.
                 let (&last, others) = uses[r].split_last()?;

@@ -5,7 +5,7 @@
 //!                     '------------- arrange tries several -------------'
 //! ```
 
-use super::{Compiled, Limits, Plan, check};
+use super::{BufferIdx, Compiled, Limits, Plan, check};
 use crate::error::Result;
 use crate::pass::Prepared;
 use crate::target::Target;
@@ -39,7 +39,7 @@ pub fn plan(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Plan> 
 /// As [`plan`].
 pub fn compile(graph: &Prepared, target: &Target, limits: &Limits) -> Result<Compiled> {
     let found = arrange(target, limits, |options| draft(graph, target, options))?;
-    let same: Vec<usize> = (0..found.draft.buffers.len()).collect();
+    let same: Vec<_> = BufferIdx::all(&found.draft.buffers).map(Some).collect();
     let (plan, constants) = assemble(graph, target, &found, &found.draft, &same)?;
     check::check(&plan)?;
     limits.check(&plan)?;

@@ -5,16 +5,16 @@ use super::streams::Streams;
 use crate::error::{Error, Result};
 use crate::place::{self, Effort, Item, Problem};
 use crate::plan::lower::{Draft, DraftBuffer};
-use crate::plan::{Class, Segment};
+use crate::plan::{Class, Segment, SegmentIdx, Spot, StepIdx};
 use crate::target::{Memory, Target};
 
 /// An order and the offsets it leads to.
 pub struct Layout {
-    pub order: Vec<usize>,
+    pub order: Vec<StepIdx>,
     pub streams: Streams,
     pub live: Live,
-    /// Per range: segment of the arena, offset in it.
-    pub offsets: Vec<(usize, u64)>,
+    /// Per range, its place in the segments of the arena.
+    pub offsets: Vec<Spot>,
     /// Bytes of each segment of the arena.
     pub segments: Vec<u64>,
     pub bound: u64,
@@ -36,7 +36,7 @@ pub fn check_sizes(draft: &Draft, target: &Target) -> Result<()> {
 }
 
 /// Finds the offsets for an order. If the lower bound is not below `bar`, it spends little effort.
-pub fn layout(draft: &Draft, target: &Target, order: &[usize], streams: usize, bar: u64) -> Result<Layout> {
+pub fn layout(draft: &Draft, target: &Target, order: &[StepIdx], streams: usize, bar: u64) -> Result<Layout> {
     let streams = Streams::new(draft, order, streams);
     let live = liveness::live(draft, order, &streams);
     let items = live.ranges.iter().map(|r| Item {
@@ -50,7 +50,7 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], streams: usize, b
     let effort = if bound < bar { Effort::PLAN } else { Effort::Steps(0) };
     // With several segments, the peak of one cannot be compared with a bar for their sum.
     let bar = if bar <= target.max_segment { bar } else { u64::MAX };
-    let mut offsets = vec![(0, 0); live.ranges.len()];
+    let mut offsets = vec![Spot::default(); live.ranges.len()];
     let mut segments = Vec::new();
     let mut rest: Vec<usize> = (0..live.ranges.len()).collect();
     while !rest.is_empty() {
@@ -65,7 +65,7 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], streams: usize, b
             if end > target.max_segment {
                 beyond.push(range);
             } else {
-                offsets[range] = (segments.len(), offset);
+                offsets[range] = Spot { segment: SegmentIdx::new(segments.len()), offset };
                 bytes = bytes.max(end);
             }
         }
@@ -80,21 +80,22 @@ pub fn layout(draft: &Draft, target: &Target, order: &[usize], streams: usize, b
 struct Stack<'a> {
     target: &'a Target,
     class: Class,
-    open: Option<usize>,
+    open: Option<SegmentIdx>,
 }
 
 impl Stack<'_> {
-    fn push(&mut self, segments: &mut Vec<Segment>, bytes: u64) -> (usize, u64) {
+    fn push(&mut self, segments: &mut Vec<Segment>, bytes: u64) -> Spot {
         if let Some(open) = self.open {
             let offset = segments[open].bytes.next_multiple_of(self.target.alignment);
             if offset + bytes <= self.target.max_segment {
                 segments[open].bytes = offset + bytes;
-                return (open, offset);
+                return Spot { segment: open, offset };
             }
         }
         segments.push(Segment { class: self.class, memory: Memory::Device, bytes });
-        self.open = Some(segments.len() - 1);
-        (segments.len() - 1, 0)
+        let segment = SegmentIdx::new(segments.len() - 1);
+        self.open = Some(segment);
+        Spot { segment, offset: 0 }
     }
 }
 
@@ -129,7 +130,7 @@ pub fn total(target: &Target, draft: &Draft, layout: &Layout) -> u64 {
 }
 
 /// The segments, and the segment and offset of each buffer that is used.
-pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<(usize, u64)>>) {
+pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, Vec<Option<Spot>>) {
     let used = draft.used();
     let mut segments: Vec<Segment> = Vec::new();
     let arena =
@@ -137,8 +138,8 @@ pub fn stack(target: &Target, draft: &Draft, layout: &Layout) -> (Vec<Segment>, 
     segments.extend(arena.filter(|s| s.bytes > 0));
     let stack = |class| Stack { target, class, open: None };
     let mut stacks = Class::ALL.map(stack);
-    let places = draft.buffers.iter().zip(&used).enumerate().map(|(b, (buffer, used))| {
-        let place = || match layout.live.range[b] {
+    let places = draft.buffers.iter().zip(&used).zip(&layout.live.range).map(|((buffer, used), range)| {
+        let place = || match *range {
             Some(range) => layout.offsets[range],
             None => {
                 let stack = stacks.iter_mut().find(|s| s.class == buffer.class).expect("every class has a stack");

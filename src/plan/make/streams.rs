@@ -11,6 +11,7 @@
 //! it. If two such ranges are disjoint, the uses are ordered.
 
 use super::order::Dag;
+use crate::plan::StepIdx;
 use crate::plan::lower::Draft;
 
 /// The streams of steps. All indices are positions in the order that the streams were made for.
@@ -18,8 +19,8 @@ use crate::plan::lower::Draft;
 pub struct Streams {
     /// Per step, its stream.
     pub stream: Vec<u32>,
-    /// Per step, the steps of other streams that it waits for.
-    pub waits: Vec<Vec<usize>>,
+    /// Per step, the steps of other streams that it waits for, as the plan numbers them.
+    pub waits: Vec<Vec<StepIdx>>,
     /// Per step and stream, the number of the stream's steps that are over when the step is over, including itself.
     done: Vec<Vec<usize>>,
     /// Per stream, its steps.
@@ -33,7 +34,7 @@ impl Streams {
     ///
     /// A step goes right behind a step that it depends on, if that is the last of its stream. Else it goes into a stream whose steps are
     /// all over by then, or into the stream whose last step is oldest.
-    pub fn new(draft: &Draft, order: &[usize], most: usize) -> Streams {
+    pub fn new(draft: &Draft, order: &[StepIdx], most: usize) -> Streams {
         let count = order.len();
         let mut streams = Streams {
             stream: Vec::with_capacity(count),
@@ -80,7 +81,7 @@ impl Streams {
         let mut waits = Vec::new();
         for &need in needs.iter().rev() {
             if known[self.stream[need] as usize] <= self.rank[need] {
-                waits.push(need);
+                waits.push(StepIdx::new(need));
                 known.iter_mut().zip(&self.done[need]).for_each(|(d, n)| *d = (*d).max(*n));
             }
         }
@@ -126,8 +127,8 @@ impl Streams {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::plan::Class;
     use crate::plan::lower::{DraftBuffer, DraftStep};
+    use crate::plan::{BufferIdx, Class, KernelIdx};
 
     /// Steps that each read up to two earlier results, drawn from a seed.
     fn draft(seed: u64, steps: usize) -> Draft {
@@ -142,10 +143,17 @@ mod tests {
         for s in 0..steps {
             let (name, shape) = (format!("b{s}"), vec![1].into());
             draft.buffers.push(DraftBuffer { name, dtype: DType::F32, shape, bytes: 4, class: Class::Activation });
-            let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| below(s)).collect() };
+            let reads = if s == 0 { Vec::new() } else { (0..below(3)).map(|_| BufferIdx::new(below(s))).collect() };
             let name = format!("s{s}");
-            let (writes, bind_ranges) = (vec![s], Vec::new());
-            draft.steps.push(DraftStep { name, kernel: 0, reads, writes, bind_ranges, reusable: Vec::new() });
+            let (writes, bind_ranges) = (vec![BufferIdx::new(s)], Vec::new());
+            draft.steps.push(DraftStep {
+                name,
+                kernel: KernelIdx::default(),
+                reads,
+                writes,
+                bind_ranges,
+                reusable: Vec::new(),
+            });
         }
         draft
     }
@@ -156,7 +164,7 @@ mod tests {
         for seed in 0..300 {
             let (count, most) = (3 + seed as usize % 20, 1 + seed as usize % 5);
             let draft = draft(seed, count);
-            let order: Vec<usize> = (0..count).collect();
+            let order: Vec<_> = StepIdx::all(&draft.steps).collect();
             let streams = Streams::new(&draft, &order, most);
             // By definition, a step starts after the steps that it waits for, the earlier steps of its stream, and all that these
             // started after.
@@ -164,7 +172,7 @@ mod tests {
             for at in 0..count {
                 let tail = (0..at).rfind(|&p| streams.stream[p] == streams.stream[at]);
                 let mut over = vec![false; count];
-                for p in streams.waits[at].iter().copied().chain(tail) {
+                for p in streams.waits[at].iter().map(|step| step.index()).chain(tail) {
                     over[p] = true;
                     over.iter_mut().zip(&before[p]).for_each(|(over, earlier)| *over |= earlier);
                 }

@@ -19,6 +19,7 @@ use super::offsets::Layout;
 use crate::kernel::call::Call;
 use crate::kernel::schedule;
 use crate::plan::lower::{Draft, DraftStep};
+use crate::plan::{BufferIdx, SegmentIdx, Spot, StepIdx};
 use crate::shape::Shape;
 use crate::target::Target;
 use std::cmp::Reverse;
@@ -77,7 +78,7 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
     }
     // A workspace that lay behind all else has perhaps left its place, or ends before it did.
     let mut ends = vec![0; layout.segments.len()];
-    for (range, &(segment, offset)) in layout.live.ranges.iter().zip(&layout.offsets) {
+    for (range, &Spot { segment, offset }) in layout.live.ranges.iter().zip(&layout.offsets) {
         ends[segment] = ends[segment].max(offset + range.bytes);
     }
     layout.segments = ends;
@@ -85,12 +86,13 @@ pub fn grow(draft: &mut Draft, layout: &mut Layout, target: &Target) {
 }
 
 /// Gives the library calls of a draft that runs in a layout, where `whole` numbers its buffers, what the layout has for them.
-pub fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
+pub fn take(draft: &mut Draft, layout: &Layout, whole: &[Option<BufferIdx>]) {
     let mut given: Vec<u64> =
         draft.kernels.iter().map(|k| k.schedule.call().map_or(0, |call| call.workspace())).collect();
-    for (step, DraftStep { kernel, .. }) in draft.steps.iter().enumerate() {
-        if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]]) {
-            given[*kernel] = given[*kernel].min(layout.live.ranges[range].bytes);
+    for step in StepIdx::all(&draft.steps) {
+        if let Some(range) = draft.workspace(step).and_then(|b| layout.live.range[whole[b]?]) {
+            let kernel = draft.steps[step].kernel;
+            given[kernel] = given[kernel].min(layout.live.ranges[range].bytes);
         }
     }
     for (kernel, bytes) in draft.kernels.iter_mut().zip(given).filter(|(k, _)| k.schedule.call().is_some()) {
@@ -100,35 +102,29 @@ pub fn take(draft: &mut Draft, layout: &Layout, whole: &[usize]) {
 }
 
 /// The largest stretch between ranges that are sorted by offset: its bytes, a multiple of the alignment, and where it begins.
-fn roomiest(
-    taken: &[usize],
-    ranges: &[Range],
-    offsets: &[(usize, u64)],
-    segments: &[u64],
-    alignment: u64,
-) -> (u64, (usize, u64)) {
-    let mut best = (0, (0, 0));
+fn roomiest(taken: &[usize], ranges: &[Range], offsets: &[Spot], segments: &[u64], alignment: u64) -> (u64, Spot) {
+    let mut best = (0, Spot::default());
     let mut taken = taken.iter().copied().peekable();
-    for (segment, &bytes) in segments.iter().enumerate() {
+    for segment in SegmentIdx::all(segments) {
         let mut free = 0;
         let mut consider = |from: u64, to: u64| {
             let room = to.saturating_sub(from) / alignment * alignment;
             if room > best.0 {
-                best = (room, (segment, from));
+                best = (room, Spot { segment, offset: from });
             }
         };
-        while let Some(range) = taken.next_if(|&r| offsets[r].0 == segment) {
-            consider(free, offsets[range].1);
-            free = free.max((offsets[range].1 + ranges[range].bytes).next_multiple_of(alignment));
+        while let Some(range) = taken.next_if(|&r| offsets[r].segment == segment) {
+            consider(free, offsets[range].offset);
+            free = free.max((offsets[range].offset + ranges[range].bytes).next_multiple_of(alignment));
         }
-        consider(free, bytes);
+        consider(free, segments[segment]);
     }
     best
 }
 
 /// Workspaces have the bytes that their kernels ask for.
 fn resize(draft: &mut Draft) {
-    for step in 0..draft.steps.len() {
+    for step in StepIdx::all(&draft.steps) {
         let kernel = &draft.kernels[draft.steps[step].kernel];
         let (called, bytes) = (kernel.schedule.call().is_some(), kernel.workspace);
         if let Some(buffer) = draft.workspace(step).filter(|_| called) {
@@ -160,25 +156,28 @@ mod tests {
         let mut draft =
             crate::plan::make::arrange::draft(&graph.into(), &target, Options { join: true }).expect("it is lowered");
         assert!(draft.kernels.len() == 1 && draft.steps.len() == 2);
-        let order = vec![0, 1];
+        let order: Vec<_> = StepIdx::all(&draft.steps).collect();
         let streams = Streams::new(&draft, &order, 1);
         let live = live(&draft, &order, &streams);
-        let range = |b: usize| live.range[b].expect("it lies in the arena");
-        let mut offsets = vec![(0, u64::MAX); live.ranges.len()];
+        let range = |b: BufferIdx| live.range[b].expect("it lies in the arena");
+        let mut offsets = vec![Spot { offset: u64::MAX, ..Spot::default() }; live.ranges.len()];
         let (inputs, writes) = (&draft.inputs, |s: usize| draft.steps[s].writes[0]);
         // The result stands between the intermediate and the end.
         let end = 6 * MIB;
         for (b, offset) in [(inputs[0].1, 0), (inputs[1].1, MIB), (writes(0), 3 * MIB), (writes(1), 4 * MIB + MIB / 4)]
         {
-            offsets[range(b)] = (0, offset);
+            offsets[range(b)].offset = offset;
         }
-        let own = [0, 1].map(|s| range(draft.workspace(s).expect("it is a library's call")));
-        own.iter().for_each(|&r| offsets[r] = (0, end));
+        let own = [order[0], order[1]].map(|s| range(draft.workspace(s).expect("it is a library's call")));
+        own.iter().for_each(|&r| offsets[r].offset = end);
         let mut layout = Layout { order, streams, live, offsets, segments: vec![end], bound: 0, peak: end };
         own.iter().for_each(|&r| layout.live.ranges[r].bytes = 0);
         grow(&mut draft, &mut layout, &target);
-        let placed = |b: usize| layout.live.range[b].map(|r| layout.offsets[r].1 + draft.buffers[b].bytes);
-        assert_eq!(layout.segments, [(0..draft.buffers.len()).filter_map(placed).max().expect("there are buffers")]);
+        let placed = |b: BufferIdx| layout.live.range[b].map(|r| layout.offsets[r].offset + draft.buffers[b].bytes);
+        assert_eq!(
+            layout.segments,
+            [BufferIdx::all(&draft.buffers).filter_map(placed).max().expect("there are buffers")]
+        );
         assert!(
             layout.segments[0] < end && own.iter().all(|&r| layout.live.ranges[r].bytes == MIB),
             "{:?}",

@@ -24,7 +24,7 @@ use super::make::arrange::{self, Arrangement, arrange};
 use super::make::assemble::assemble;
 use super::make::offsets::{Layout, layout};
 use super::make::workspace;
-use super::{Class, Compiled, Dim, Limits, Plan, Recipe, check};
+use super::{BufferIdx, Class, Compiled, Dim, Limits, Plan, Recipe, StepIdx, check};
 use crate::decisions::{Decisions, Divergence, Record};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
@@ -40,8 +40,6 @@ use std::sync::Arc;
 const MOST_TRIED: usize = 64;
 /// The most bindings that are tried if the size of a tensor both grows and shrinks with a dim.
 const MOST_UNEVEN: usize = 256;
-/// The index of a buffer that a draft does not use.
-const NONE: usize = usize::MAX;
 
 /// Makes the graph of a binding, where what is folded follows the decisions. Graphs of different bindings differ in extents only.
 pub type Source = Arc<dyn Fn(&[(String, usize)], Decisions) -> Result<Graph> + Send + Sync>;
@@ -85,8 +83,8 @@ struct Member {
     binding: Vec<usize>,
     graph: Prepared,
     draft: Draft,
-    /// Per buffer of the draft, its index in the range's draft.
-    whole: Vec<usize>,
+    /// Per buffer of the draft, its index in the range's draft; `None` if the draft does not use it.
+    whole: Vec<Option<BufferIdx>>,
 }
 
 impl std::fmt::Debug for ShapeRange {
@@ -225,7 +223,7 @@ impl ShapeRange {
             Err(what) => {
                 let refused = |more: String| self.maker.differs(&binding, &format!("{what}; {more}"));
                 let own = self.place_own(&draft).map_err(refused)?;
-                let whole = (0..draft.buffers.len()).collect();
+                let whole = BufferIdx::all(&draft.buffers).map(Some).collect();
                 self.maker.compile(&own, &Member { binding, graph, draft, whole })
             }
         }
@@ -235,8 +233,9 @@ impl ShapeRange {
     ///
     /// Constants keep their addresses: the plans of a range run by turns, and tell by the address which constant is there.
     fn place_own(&self, draft: &Draft) -> Result<Arrangement, String> {
-        let Arrangement { options, layout: Layout { order, streams, .. }, orders, segments, .. } = &self.arrangement;
-        let mut whole = self.arrangement.draft.clone();
+        let Arrangement { draft: planned, options, layout: Layout { order, streams, .. }, orders, segments, places } =
+            &self.arrangement;
+        let mut whole = planned.clone();
         let map = correspond(&mut whole, draft, true)?;
         let layout =
             layout(draft, &self.maker.target, order, streams.used(), u64::MAX).map_err(|error| error.to_string())?;
@@ -246,17 +245,20 @@ impl ShapeRange {
         if !within {
             return Err(format!("placed by itself it takes {:?} bytes, planned were {arena:?}", layout.segments));
         }
-        let place = |(b, used): (usize, bool)| match layout.live.range[b] {
-            _ if !used => Ok(None),
+        let used = draft.used();
+        let place = |b: BufferIdx| match layout.live.range[b] {
+            _ if !used[b] => Ok(None),
             Some(range) => Ok(Some(layout.offsets[range])),
             None => {
-                let planned =
-                    self.arrangement.draft.buffers.get(map[b]).is_some_and(|p| p.bytes >= draft.buffers[b].bytes);
-                let place = planned.then(|| self.arrangement.places[map[b]]).flatten();
-                place.map(Some).ok_or_else(|| format!("there is no place for '{}'", draft.buffers[b].name))
+                let known = map[b].filter(|b| b.index() < places.len());
+                let planned = known.filter(|&w| planned.buffers[w].bytes >= draft.buffers[b].bytes);
+                planned
+                    .and_then(|w| places[w])
+                    .map(Some)
+                    .ok_or_else(|| format!("there is no place for '{}'", draft.buffers[b].name))
             }
         };
-        let places = draft.used().into_iter().enumerate().map(place).collect::<Result<_, _>>()?;
+        let places = BufferIdx::all(&draft.buffers).map(place).collect::<Result<_, _>>()?;
         let (draft, orders, segments) = (draft.clone(), orders.clone(), segments.clone());
         Ok(Arrangement { draft, options: *options, layout, orders, segments, places })
     }
@@ -401,11 +403,12 @@ impl Maker {
 
     /// A dim and a tensor whose size both grows and shrinks with it, unless the members have all extents of the dim.
     fn uneven(&self, whole: &Draft, members: &[Member]) -> Option<(usize, String)> {
-        let tensor = |b: &usize| matches!(whole.buffers[*b].class, Class::Input | Class::Output | Class::Activation);
+        let tensor =
+            |b: &BufferIdx| matches!(whole.buffers[*b].class, Class::Input | Class::Output | Class::Activation);
         let mut sizes = vec![vec![0; members.len()]; whole.buffers.len()];
         for (number, member) in members.iter().enumerate() {
-            let used = member.whole.iter().zip(&member.draft.buffers).filter(|(w, _)| **w != NONE);
-            used.for_each(|(&w, buffer)| sizes[w][number] = buffer.bytes);
+            let used = member.whole.iter().zip(&member.draft.buffers).filter_map(|(w, buffer)| Some(((*w)?, buffer)));
+            used.for_each(|(w, buffer)| sizes[w][number] = buffer.bytes);
         }
         for (at, dim) in self.dims.iter().enumerate() {
             let mut lines: HashMap<Vec<usize>, Vec<usize>> = HashMap::new();
@@ -420,8 +423,9 @@ impl Maker {
             let even = |sizes: &[u64], line: &[usize]| {
                 line.is_sorted_by_key(|&m| sizes[m]) || line.iter().rev().is_sorted_by_key(|&m| sizes[m])
             };
-            let found =
-                (0..whole.buffers.len()).filter(tensor).find(|&b| lines.values().any(|line| !even(&sizes[b], line)));
+            let found = BufferIdx::all(&whole.buffers)
+                .filter(tensor)
+                .find(|&b| lines.values().any(|line| !even(&sizes[b], line)));
             if let Some(buffer) = found {
                 return Some((at, whole.buffers[buffer].name.clone()));
             }
@@ -436,7 +440,7 @@ impl Maker {
             let decisions = Decisions::record(&forbidden);
             let (graph, mut whole) = self.draft(&bindings[0], options, decisions.clone())?;
             let record = Arc::new(decisions.finish().map_err(|d| self.diverges(&bindings[0], d, None))?);
-            let same = (0..whole.buffers.len()).collect();
+            let same = BufferIdx::all(&whole.buffers).map(Some).collect();
             let mut members = vec![Member { binding: bindings[0].clone(), graph, draft: whole.clone(), whole: same }];
             for binding in &bindings[1..] {
                 let decisions = Decisions::follow(&record);
@@ -504,18 +508,18 @@ fn dim_sources(members: &[Member], dims: usize) -> Vec<Vec<(usize, usize)>> {
 }
 
 /// Maps each buffer of a draft to its index in `whole`, a draft with the same steps. With `grow`, `whole` is enlarged as needed.
-fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<usize>, String> {
+fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<Option<BufferIdx>>, String> {
     if whole.steps.len() != own.steps.len() {
         return Err(format!("expected {} steps, found {}", whole.steps.len(), own.steps.len()));
     }
-    let mut map = Map { whole, own, to: vec![NONE; own.buffers.len()], grow };
+    let mut map = Map { whole, own, to: vec![None; own.buffers.len()], grow };
     let inputs: Vec<_> = map.whole.inputs.iter().map(|p| p.1).zip(own.inputs.iter().map(|p| p.1)).collect();
     let outputs: Vec<_> = map.whole.outputs.iter().map(|p| p.2).zip(own.outputs.iter().map(|p| p.2)).collect();
     for (whole, own) in inputs.into_iter().chain(outputs) {
         map.set(own, whole)?;
     }
     map.constants()?;
-    for step in 0..own.steps.len() {
+    for step in StepIdx::all(&own.steps) {
         let name = &own.steps[step].name;
         map.step(step).map_err(|what| format!("step '{name}': {what}"))?;
     }
@@ -525,14 +529,14 @@ fn correspond(whole: &mut Draft, own: &Draft, grow: bool) -> Result<Vec<usize>, 
 struct Map<'a> {
     whole: &'a mut Draft,
     own: &'a Draft,
-    to: Vec<usize>,
+    to: Vec<Option<BufferIdx>>,
     grow: bool,
 }
 
 impl Map<'_> {
-    fn set(&mut self, own: usize, whole: usize) -> Result<(), String> {
+    fn set(&mut self, own: BufferIdx, whole: BufferIdx) -> Result<(), String> {
         let (buffer, slot) = (&self.own.buffers[own], &mut self.whole.buffers[whole]);
-        if self.to[own] != NONE && self.to[own] != whole || buffer.class != slot.class {
+        if self.to[own].is_some_and(|other| other != whole) || buffer.class != slot.class {
             return Err(format!("writes '{}' where another buffer was planned, '{}'", buffer.name, slot.name));
         }
         if self.grow {
@@ -541,24 +545,24 @@ impl Map<'_> {
             let (found, planned) = (buffer.bytes, slot.bytes);
             return Err(format!("'{}' takes {found} bytes, planned were {planned}", buffer.name));
         }
-        self.to[own] = whole;
+        self.to[own] = Some(whole);
         Ok(())
     }
 
     /// Adds a buffer to the range's draft that only smaller bindings have.
-    fn add(&mut self, own: usize) -> Result<usize, String> {
+    fn add(&mut self, own: BufferIdx) -> Result<BufferIdx, String> {
         let buffer = &self.own.buffers[own];
         if !self.grow {
             return Err(format!("needs '{}', which was not planned", buffer.name));
         }
         self.whole.buffers.push(buffer.clone());
-        Ok(self.whole.buffers.len() - 1)
+        Ok(BufferIdx::new(self.whole.buffers.len() - 1))
     }
 
     /// Maps constants by name and packed form. A wrong pair does no harm: a constant is written when its binding is chosen.
     fn constants(&mut self) -> Result<(), String> {
         let used = self.own.used();
-        let mut known: HashMap<(String, Option<usize>), Vec<usize>> = HashMap::new();
+        let mut known: HashMap<(String, Option<usize>), Vec<BufferIdx>> = HashMap::new();
         for constant in self.whole.constants.iter().rev() {
             let key = (constant.constant.name.clone(), constant.packed.map(|(_, operand)| operand));
             known.entry(key).or_default().push(constant.buffer);
@@ -578,7 +582,7 @@ impl Map<'_> {
         Ok(())
     }
 
-    fn step(&mut self, number: usize) -> Result<(), String> {
+    fn step(&mut self, number: StepIdx) -> Result<(), String> {
         let own = &self.own.steps[number];
         let results = self.own.kernels[own.kernel].writes.len();
         let planned = &self.whole.steps[number];
@@ -604,18 +608,17 @@ impl Map<'_> {
             self.set(work, whole)?;
         }
         for &read in &own.reads {
-            let whole = self.to[read];
             let reads = &mut self.whole.steps[number].reads;
-            if whole == NONE || !reads.contains(&whole) && !self.grow {
+            let Some(whole) = self.to[read].filter(|whole| self.grow || reads.contains(whole)) else {
                 return Err(format!("reads '{}', which it was not planned to", self.own.buffers[read].name));
-            }
+            };
             if !reads.contains(&whole) {
                 reads.push(whole);
             }
         }
         if self.grow {
-            let dies: Vec<usize> = own.reusable.iter().map(|&b| self.to[b]).collect();
-            self.whole.steps[number].reusable.retain(|b| dies.contains(b));
+            let dies: Vec<_> = own.reusable.iter().map(|&b| self.to[b]).collect();
+            self.whole.steps[number].reusable.retain(|b| dies.contains(&Some(*b)));
         }
         Ok(())
     }

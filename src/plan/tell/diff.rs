@@ -1,7 +1,7 @@
 //! Compares two plans buffer by buffer.
 
 use super::peak::{Peak, peak};
-use crate::plan::{Buffer, Class, Plan};
+use crate::plan::{Buffer, Class, Plan, SegmentIdx};
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ pub struct Changed {
     /// Bytes in each plan; 0 if the plan does not have it.
     pub bytes: [u64; 2],
     /// Segment and offset in each plan that has it.
-    pub at: [Option<(usize, u64)>; 2],
+    pub at: [Option<(SegmentIdx, u64)>; 2],
 }
 
 /// The bytes of one class in two plans.

@@ -2,7 +2,7 @@
 
 use super::timeline::Timeline;
 use crate::graph::Graph;
-use crate::plan::{Class, Plan};
+use crate::plan::{Class, Plan, StepIdx};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -38,7 +38,7 @@ pub struct Rest {
 #[derive(Clone, Debug, Serialize)]
 pub struct Peak {
     /// The first step with the most live bytes in the arena; `None` without steps.
-    pub step: Option<usize>,
+    pub step: Option<StepIdx>,
     /// The node that it computes.
     pub name: String,
     /// That node's operator.
@@ -75,8 +75,8 @@ pub fn operators(graph: Option<&Graph>) -> HashMap<&str, &str> {
 /// The peak of a plan. Operators come from the graph that was planned; without a graph, they are the kernels' templates.
 pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
     let operators = operators(graph);
-    let kernel = |step: usize| plan.kernels[plan.steps[step].kernel].template.name();
-    let operator = |step: usize| {
+    let kernel = |step: StepIdx| plan.kernels[plan.steps[step].kernel].template.name();
+    let operator = |step: StepIdx| {
         let name = plan.steps[step].name.as_str();
         operators.get(name).copied().unwrap_or_else(|| kernel(step)).to_owned()
     };
@@ -96,8 +96,8 @@ pub fn peak(plan: &Plan, graph: Option<&Graph>) -> Peak {
             others.largest.get_or_insert_with(|| buffer.name.clone());
             continue;
         }
-        let maker = plan.steps.iter().position(|s| s.writes.contains(&b));
-        let made = |by: &dyn Fn(usize) -> String| maker.map_or_else(|| buffer.class.name().to_owned(), by);
+        let maker = StepIdx::all(&plan.steps).find(|&s| plan.steps[s].writes.contains(&b));
+        let made = |by: &dyn Fn(StepIdx) -> String| maker.map_or_else(|| buffer.class.name().to_owned(), by);
         let (operator, kernel) = (made(&operator), made(&|s| kernel(s).to_owned()));
         live.push(Holder { name: buffer.name.clone(), operator, kernel, class: buffer.class, bytes });
     }

@@ -4,7 +4,7 @@
 //! bytes in the middle of the step. So no two buffers hold the same byte at the same time.
 
 use crate::plan::check::streams::Clock;
-use crate::plan::{Class, Plan};
+use crate::plan::{BufferIdx, Class, Plan, StepIdx};
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use std::ops::Range;
 #[derive(Clone, Debug)]
 pub struct Timeline {
     /// Per buffer, the first and the last step that use it.
-    pub uses: Vec<Option<(usize, usize)>>,
+    pub uses: Vec<Option<(StepIdx, StepIdx)>>,
     /// Per buffer of the arena, the half steps in which it holds its bytes: from its first use to its last, and while steps of other
     /// streams may run at the same time. Inputs hold their bytes from the start, outputs to the end.
     pub held: Vec<Option<Range<usize>>>,
     /// Per buffer, the operand that it overwrites in place.
-    pub takes_from: Vec<Option<usize>>,
+    pub takes_from: Vec<Option<BufferIdx>>,
     /// Per half step, the number of bytes held.
     live: Vec<u64>,
 }
@@ -26,17 +26,18 @@ impl Timeline {
     /// The timeline of a plan that [`check`](crate::plan::check::check) has accepted. O(n log n).
     pub fn of(plan: &Plan) -> Timeline {
         let clock = Clock::new(plan).expect("a plan's streams are checked");
-        let arena = |b: usize| plan.buffers[b].class.in_arena();
-        let mut uses: Vec<Option<(usize, usize)>> = vec![None; plan.buffers.len()];
+        let arena = |b: BufferIdx| plan.buffers[b].class.in_arena();
+        let mut uses: Vec<Option<(StepIdx, StepIdx)>> = vec![None; plan.buffers.len()];
         let mut held: Vec<Option<Range<usize>>> = vec![None; plan.buffers.len()];
-        for (s, step) in plan.steps.iter().enumerate() {
+        for (s, step) in StepIdx::enumerate(&plan.steps) {
             let (first, last) = clock.beside(s);
+            let (from, to) = (2 * first.index(), 2 * last.index() + 2);
             for &b in step.reads.iter().chain(&step.writes) {
                 let used = uses[b].get_or_insert((s, s));
                 used.1 = s;
                 if arena(b) {
-                    let held = held[b].get_or_insert(2 * first..2 * last + 2);
-                    *held = held.start.min(2 * first)..held.end.max(2 * last + 2);
+                    let held = held[b].get_or_insert(from..to);
+                    *held = held.start.min(from)..held.end.max(to);
                 }
             }
         }
@@ -49,28 +50,28 @@ impl Timeline {
                 held.end = end;
             }
         }
-        let class = |b: usize| plan.buffers[b].class;
+        let class = |b: BufferIdx| plan.buffers[b].class;
         let mut takes_from = vec![None; plan.buffers.len()];
-        for (s, step) in plan.steps.iter().enumerate() {
-            let there = |b: usize, first: usize| first < s || class(b) == Class::Input;
-            let over = |b: usize, last: usize| last == s && class(b) != Class::Output;
+        for (s, step) in StepIdx::enumerate(&plan.steps) {
+            let there = |b: BufferIdx, first: StepIdx| first < s || class(b) == Class::Input;
+            let over = |b: BufferIdx, last: StepIdx| last == s && class(b) != Class::Output;
             let dying =
-                |b: &usize| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
-            let dying: Vec<usize> = step.reads.iter().copied().filter(dying).collect();
+                |b: &BufferIdx| arena(*b) && uses[*b].is_some_and(|(first, last)| there(*b, first) && over(*b, last));
+            let dying: Vec<_> = step.reads.iter().copied().filter(dying).collect();
             for &heir in step.writes.iter().filter(|&&b| arena(b) && uses[b].is_some_and(|(first, _)| first == s)) {
                 for &from in dying.iter().filter(|&&from| plan.buffers[from].overlaps(&plan.buffers[heir])) {
                     takes_from[heir] = Some(from);
                     if let Some(held) = &mut held[from] {
-                        held.end = 2 * s + 1;
+                        held.end = 2 * s.index() + 1;
                     }
                     if let Some(held) = &mut held[heir] {
-                        held.start = 2 * s + 1;
+                        held.start = 2 * s.index() + 1;
                     }
                 }
             }
         }
         let mut change = vec![0i128; 2 * plan.steps.len() + 1];
-        for (b, held) in held.iter().enumerate().filter_map(|(b, held)| Some((b, held.as_ref()?))) {
+        for (b, held) in BufferIdx::enumerate(&held).filter_map(|(b, held)| Some((b, held.as_ref()?))) {
             change[held.start] += i128::from(bytes(plan, b));
             change[held.end] -= i128::from(bytes(plan, b));
         }
@@ -86,27 +87,29 @@ impl Timeline {
 
     /// The bytes of the arena that are held during a step. Each buffer is rounded up to the target's alignment; the sum is at most
     /// the arena.
-    pub fn live(&self, step: usize) -> u64 {
-        self.live[2 * step].max(self.live[2 * step + 1])
+    pub fn live(&self, step: StepIdx) -> u64 {
+        let half = 2 * step.index();
+        self.live[half].max(self.live[half + 1])
     }
 
     /// The first step with the most bytes held; `None` without steps.
-    pub fn peak(&self) -> Option<usize> {
-        (0..self.live.len() / 2).max_by_key(|&s| (self.live(s), Reverse(s)))
+    pub fn peak(&self) -> Option<StepIdx> {
+        (0..self.live.len() / 2).map(StepIdx::new).max_by_key(|&s| (self.live(s), Reverse(s)))
     }
 
     /// The buffers that [`live`](Timeline::live) counts, the largest first. A result that overwrites its operand is listed, the operand
     /// is not.
-    pub fn holders(&self, plan: &Plan, step: usize) -> Vec<usize> {
-        let half = 2 * step + usize::from(self.live[2 * step] <= self.live[2 * step + 1]);
-        let holds = |b: &usize| self.held[*b].as_ref().is_some_and(|held| held.contains(&half));
-        let mut holders: Vec<usize> = (0..plan.buffers.len()).filter(holds).collect();
+    pub fn holders(&self, plan: &Plan, step: StepIdx) -> Vec<BufferIdx> {
+        let half = 2 * step.index();
+        let half = half + usize::from(self.live[half] <= self.live[half + 1]);
+        let holds = |b: &BufferIdx| self.held[*b].as_ref().is_some_and(|held| held.contains(&half));
+        let mut holders: Vec<_> = BufferIdx::all(&plan.buffers).filter(holds).collect();
         holders.sort_by_key(|&b| (Reverse(plan.buffers[b].bytes), b));
         holders
     }
 }
 
 /// The bytes that a buffer takes in the arena.
-fn bytes(plan: &Plan, buffer: usize) -> u64 {
+fn bytes(plan: &Plan, buffer: BufferIdx) -> u64 {
     plan.buffers[buffer].bytes.next_multiple_of(plan.target.alignment)
 }

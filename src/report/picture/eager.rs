@@ -6,9 +6,9 @@ use crate::eager::{Act, Log, Program};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::place::{self, Effort, Problem};
-use crate::plan::Class;
 use crate::plan::lower::{Draft, DraftBuffer, DraftStep};
 use crate::plan::tell::peak::operators;
+use crate::plan::{BufferIdx, Class, SegmentIdx, StepIdx};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -26,12 +26,13 @@ impl Scene {
         let height = history.stack()?;
         let mut buffers = items(draft, &steps);
         for Held { buffer, block, .. } in &history.blocks {
-            (buffers[*buffer].segment, buffers[*buffer].offset) = (block.segment as usize, block.offset);
+            (buffers[*buffer].segment, buffers[*buffer].offset) =
+                (SegmentIdx::new(block.segment as usize), block.offset);
         }
         let (rects, live) = (history.rects(), history.live());
-        let peak = (0..steps.len()).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
-            let holds = |r: &&Rect| r.time.0 < 2 * step + 2 && 2 * step < r.time.1;
-            let mut holders: Vec<usize> = rects.iter().filter(holds).map(|r| r.buffer).collect();
+        let peak = StepIdx::all(&steps).max_by_key(|&s| (live[s], Reverse(s))).map(|step| {
+            let holds = |r: &&Rect| r.time.0 < 2 * step.index() + 2 && 2 * step.index() < r.time.1;
+            let mut holders: Vec<_> = rects.iter().filter(holds).map(|r| r.buffer).collect();
             holders.sort_by_key(|&b| (Reverse(buffers[b].bytes), b));
             Peak { step, bytes: live[step], buffers: holders }
         });
@@ -64,13 +65,13 @@ fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
         bytes: b.bytes,
         class: b.class,
         kind: Kind::resident(b.class).unwrap_or(Kind::Computed(Work::Elementwise)),
-        segment: 0,
+        segment: SegmentIdx::default(),
         offset: 0,
         uses: None,
         takes_from: None,
     };
     let mut items: Vec<Item> = draft.buffers.iter().map(item).collect();
-    for (s, step) in draft.steps.iter().enumerate() {
+    for (s, step) in StepIdx::enumerate(&draft.steps) {
         for &b in step.reads.iter().chain(&step.writes) {
             items[b].uses.get_or_insert((s, s)).1 = s;
         }
@@ -82,7 +83,7 @@ fn items(draft: &Draft, steps: &[Mark]) -> Vec<Item> {
 
 /// A block that held a buffer for a range of half steps.
 struct Held {
-    buffer: usize,
+    buffer: BufferIdx,
     block: Block,
     time: (usize, usize),
 }
@@ -103,7 +104,7 @@ impl History {
     fn new(log: &Log, staging: u64, end: usize) -> History {
         let mut segments: BTreeMap<u64, Area> = BTreeMap::new();
         let mut blocks: Vec<Held> = Vec::new();
-        let mut open: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut open: BTreeMap<BufferIdx, usize> = BTreeMap::new();
         for &(now, act) in &log.acts {
             match act {
                 Act::Reserve(segment, bytes) => {

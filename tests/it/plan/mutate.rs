@@ -4,7 +4,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::expr::{Body, Code};
 use plimsoll::internals::kernel::algorithm::{Cpu, Schedule};
 use plimsoll::internals::kernel::{Kernel, Operand, Template, schedule};
-use plimsoll::internals::plan::{Class, Plan, Segment, Summary};
+use plimsoll::internals::plan::{BufferIdx, Class, KernelIdx, Plan, Segment, SegmentIdx, Summary};
 use plimsoll::internals::target::Memory;
 
 /// The part of a plan's meaning that a mutation may change, if the checker lets it through.
@@ -37,6 +37,9 @@ impl Random {
     }
 }
 
+/// A position that no list has.
+const FAR: usize = u32::MAX as usize;
+
 /// Makes the figures follow from the rest again, and the segments hold their buffers, so that a mutant is not refused for those alone.
 pub fn repair(plan: &mut Plan) {
     // None is refused for its algorithm alone, unless that is what was corrupted.
@@ -46,7 +49,7 @@ pub fn repair(plan: &mut Plan) {
     }
     let align = plan.target.alignment.max(1);
     for b in &plan.buffers {
-        if let (Some(segment), Some(end)) = (plan.segments.get_mut(b.segment), b.offset.checked_add(b.bytes)) {
+        if let (Some(segment), Some(end)) = (plan.segments.get_mut(b.segment.index()), b.offset.checked_add(b.bytes)) {
             segment.bytes = segment.bytes.max(end);
         }
     }
@@ -54,15 +57,15 @@ pub fn repair(plan: &mut Plan) {
         let of = plan.segments.iter().filter(|s| class.is_none_or(|c| c == s.class));
         of.fold(0u64, |n, s| n.saturating_add(s.bytes))
     };
-    let size = |b: usize| plan.buffers[b].bytes.div_ceil(align).saturating_mul(align);
+    let size = |b: BufferIdx| plan.buffers[b].bytes.div_ceil(align).saturating_mul(align);
     let class = |class: Class| {
-        let of = (0..plan.buffers.len()).filter(|&b| plan.buffers[b].class == class);
+        let of = BufferIdx::all(&plan.buffers).filter(|&b| plan.buffers[b].class == class);
         of.fold(0, |n: u64, b| n.saturating_add(size(b)))
     };
-    let arena = |b: &usize| plan.buffers.get(*b).is_some_and(|b| b.class.segment() == Class::Activation);
-    let all = 0..plan.buffers.len();
+    let arena = |b: &BufferIdx| plan.buffers.get(b.index()).is_some_and(|b| b.class.segment() == Class::Activation);
+    let all = BufferIdx::all(&plan.buffers);
     // From the first step that writes a buffer to the last that uses it; inputs from the start, outputs to the end.
-    let life = |b: usize| {
+    let life = |b: BufferIdx| {
         let last = plan.steps.iter().rposition(|s| s.writes.contains(&b) || s.reads.contains(&b));
         if plan.inputs.iter().any(|port| port.buffer == b) {
             return Some((0, last.unwrap_or(0)));
@@ -72,10 +75,10 @@ pub fn repair(plan: &mut Plan) {
         Some((first, if kept { plan.steps.len() - 1 } else { last? }))
     };
     let lives: Vec<_> = all.clone().map(|b| arena(&b).then(|| life(b)).flatten()).collect();
-    let place = |b: usize| (plan.buffers[b].segment, plan.buffers[b].offset, plan.buffers[b].bytes);
+    let place = |b: BufferIdx| (plan.buffers[b].segment, plan.buffers[b].offset, plan.buffers[b].bytes);
     let live = |at: usize| -> u64 {
         let here: Vec<_> = all.clone().filter(|&b| lives[b].is_some_and(|(f, l)| f <= at && at <= l)).collect();
-        let heir = |r: usize| {
+        let heir = |r: BufferIdx| {
             lives[r].is_some_and(|(_, last)| last == at)
                 && here.iter().any(|&w| w != r && lives[w].is_some_and(|(f, _)| f == at) && place(w) == place(r))
         };
@@ -163,11 +166,11 @@ fn buffers(nursery: &mut Nursery) {
         for offset in [0, u64::MAX, u64::MAX - 255] {
             nursery.add(Kind::Layout, format!("{name}: at {offset}"), |p| p.buffers[b].offset = offset);
         }
-        for segment in (0..seed.segments.len() + 1).chain([usize::MAX]) {
+        for segment in (0..seed.segments.len() + 1).chain([FAR]).map(SegmentIdx::new) {
             nursery.add(Kind::Layout, format!("{name}: in segment {segment}"), |p| p.buffers[b].segment = segment);
             nursery.add(Kind::Layout, format!("{name}: in segment {segment} and of its class"), |p| {
                 p.buffers[b].segment = segment;
-                p.buffers[b].class = p.segments.get(segment).map_or(Class::Workspace, |s| s.class);
+                p.buffers[b].class = p.segments.get(segment.index()).map_or(Class::Workspace, |s| s.class);
             });
         }
         for class in Class::ALL {
@@ -294,17 +297,17 @@ fn steps(nursery: &mut Nursery) {
         nursery.add(Kind::Meaning, format!("step {s}: gone"), |p| drop(p.steps.remove(s)));
         nursery.add(order, format!("step {s}: again at once"), |p| p.steps.insert(s, p.steps[s].clone()));
         nursery.add(order, format!("step {s}: again at the end"), |p| p.steps.push(p.steps[s].clone()));
-        for kernel in (0..seed.kernels.len() + 1).chain([usize::MAX]) {
+        for kernel in (0..seed.kernels.len() + 1).chain([FAR]).map(KernelIdx::new) {
             nursery.add(Kind::Meaning, format!("step {s}: kernel {kernel}"), |p| p.steps[s].kernel = kernel);
         }
         for writes in [false, true] {
             let verb = if writes { "writes" } else { "reads" };
             let count = if writes { seed.steps[s].writes.len() } else { seed.steps[s].reads.len() };
-            fn list(p: &mut Plan, s: usize, writes: bool) -> &mut Vec<usize> {
+            fn list(p: &mut Plan, s: usize, writes: bool) -> &mut Vec<BufferIdx> {
                 if writes { &mut p.steps[s].writes } else { &mut p.steps[s].reads }
             }
             for i in 0..count {
-                for b in (0..seed.buffers.len() + 1).chain([usize::MAX]) {
+                for b in (0..seed.buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
                     nursery.add(Kind::Meaning, format!("step {s}: {verb} {b} as {i}"), |p| list(p, s, writes)[i] = b);
                 }
                 nursery.add(Kind::Meaning, format!("step {s}: {verb} no {i}"), |p| {
@@ -326,7 +329,7 @@ fn steps(nursery: &mut Nursery) {
 
 fn ports(nursery: &mut Nursery) {
     let seed = nursery.seed;
-    for b in (0..seed.buffers.len() + 1).chain([usize::MAX]) {
+    for b in (0..seed.buffers.len() + 1).chain([FAR]).map(BufferIdx::new) {
         for i in 0..seed.constants.len() {
             nursery.add(Kind::Meaning, format!("constant {i} in {b}"), |p| p.constants[i].buffer = b);
         }
@@ -344,9 +347,9 @@ fn ports(nursery: &mut Nursery) {
         nursery.add(Kind::Meaning, format!("constant {i} twice"), |p| p.constants.push(p.constants[i].clone()));
         nursery.add(Kind::Meaning, format!("constant {i} gone"), |p| drop(p.constants.remove(i)));
         nursery.add(Kind::Meaning, format!("constant {i} i64"), |p| p.constants[i].dtype = DType::I64);
-        for packed in [(0, 0), (0, 1), (1, 1), (usize::MAX, 0), (0, usize::MAX)] {
+        for packed in [(0, 0), (0, 1), (1, 1), (FAR, 0), (0, usize::MAX)] {
             nursery.add(Kind::Meaning, format!("constant {i} packed {packed:?}"), |p| {
-                p.constants[i].packed = Some(packed)
+                p.constants[i].packed = Some((KernelIdx::new(packed.0), packed.1))
             });
         }
     }

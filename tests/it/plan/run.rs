@@ -4,7 +4,7 @@ use plimsoll::internals::dtype::DType;
 use plimsoll::internals::kernel::meaning::{self, Order};
 use plimsoll::internals::kernel::{Kernel, Template};
 use plimsoll::internals::plan::check::{Span, dead};
-use plimsoll::internals::plan::{Buffer, Class, Plan, Step};
+use plimsoll::internals::plan::{Buffer, BufferIdx, Class, Plan, SegmentIdx, Step};
 use std::collections::BTreeMap;
 
 /// Outputs, then state, after each of the runs, bit by bit.
@@ -15,10 +15,10 @@ const MOST_WORK: u128 = 1 << 20;
 
 /// Where elements are read and written.
 trait Memory {
-    fn get(&mut self, buffer: usize, element: isize) -> f64;
-    fn set(&mut self, buffer: usize, element: isize, value: f64);
+    fn get(&mut self, buffer: BufferIdx, element: isize) -> f64;
+    fn set(&mut self, buffer: BufferIdx, element: isize, value: f64);
     /// The kernel uses that many bytes of its workspace.
-    fn scribble(&mut self, _buffer: usize, _bytes: u64) {}
+    fn scribble(&mut self, _buffer: BufferIdx, _bytes: u64) {}
     /// The step is over.
     fn commit(&mut self) {}
     /// This step is next, or nothing is.
@@ -26,7 +26,7 @@ trait Memory {
 }
 
 /// The port of a constant in a packed layout. Its bytes are the kernel's own affair; what it reads is the constant.
-fn packed(plan: &Plan, buffer: usize) -> Option<usize> {
+fn packed(plan: &Plan, buffer: BufferIdx) -> Option<usize> {
     plan.constants.iter().position(|c| c.buffer == buffer && c.packed.is_some())
 }
 
@@ -34,13 +34,13 @@ fn packed(plan: &Plan, buffer: usize) -> Option<usize> {
 struct Private<'a> {
     plan: &'a Plan,
     written: Vec<BTreeMap<isize, f64>>,
-    staged: Vec<(usize, isize, f64)>,
+    staged: Vec<(BufferIdx, isize, f64)>,
     /// A buffer of which an element was read that nothing wrote.
-    unwritten: Option<usize>,
+    unwritten: Option<BufferIdx>,
 }
 
 impl Memory for Private<'_> {
-    fn get(&mut self, buffer: usize, element: isize) -> f64 {
+    fn get(&mut self, buffer: BufferIdx, element: isize) -> f64 {
         if let Some(port) = packed(self.plan, buffer) {
             return given(DType::F32, port, element as usize, 0);
         }
@@ -51,7 +51,7 @@ impl Memory for Private<'_> {
         found.unwrap_or(0.0)
     }
 
-    fn set(&mut self, buffer: usize, element: isize, value: f64) {
+    fn set(&mut self, buffer: BufferIdx, element: isize, value: f64) {
         self.staged.push((buffer, element, value));
     }
 
@@ -73,7 +73,7 @@ struct Shared<'a> {
 }
 
 impl Shared<'_> {
-    fn bytes(&mut self, buffer: usize, element: isize, size: usize) -> &mut [u8] {
+    fn bytes(&mut self, buffer: BufferIdx, element: isize, size: usize) -> &mut [u8] {
         let Buffer { segment, offset, bytes, .. } = self.plan.buffers[buffer];
         let at = usize::try_from(element).expect("no element is below a buffer") * size;
         assert!(at + size <= bytes as usize, "element {element} is beyond buffer {buffer}");
@@ -86,7 +86,7 @@ impl Shared<'_> {
         (0x3f80_0000 | (self.nonsense >> 41) as u32).to_le_bytes()
     }
 
-    fn fill(&mut self, segment: usize, from: usize, to: usize) {
+    fn fill(&mut self, segment: SegmentIdx, from: usize, to: usize) {
         for at in from..to {
             let byte = self.nonsense()[at % 4];
             self.segments[segment][at] = byte;
@@ -95,7 +95,7 @@ impl Shared<'_> {
 }
 
 impl Memory for Shared<'_> {
-    fn get(&mut self, buffer: usize, element: isize) -> f64 {
+    fn get(&mut self, buffer: BufferIdx, element: isize) -> f64 {
         if let Some(port) = packed(self.plan, buffer) {
             return given(DType::F32, port, element as usize, 0);
         }
@@ -103,12 +103,12 @@ impl Memory for Shared<'_> {
         load(dtype, self.bytes(buffer, element, dtype.size()))
     }
 
-    fn set(&mut self, buffer: usize, element: isize, value: f64) {
+    fn set(&mut self, buffer: BufferIdx, element: isize, value: f64) {
         let dtype = self.plan.buffers[buffer].dtype;
         self.bytes(buffer, element, dtype.size()).copy_from_slice(&store(dtype, value));
     }
 
-    fn scribble(&mut self, buffer: usize, bytes: u64) {
+    fn scribble(&mut self, buffer: BufferIdx, bytes: u64) {
         let Buffer { segment, offset, .. } = self.plan.buffers[buffer];
         self.fill(segment, offset as usize, (offset + bytes) as usize);
     }
@@ -179,7 +179,7 @@ fn work(plan: &Plan) -> u128 {
 ///
 /// # Errors
 /// With a buffer of which an element was read that nothing wrote.
-pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
+pub fn ideal(plan: &Plan) -> Option<Result<Results, BufferIdx>> {
     if work(plan) > MOST_WORK {
         return None;
     }
@@ -197,7 +197,7 @@ pub fn ideal(plan: &Plan) -> Option<Result<Results, usize>> {
 pub fn shared(plan: &Plan, seed: u64, backwards: bool) -> Results {
     let segments = plan.segments.iter().map(|s| vec![0; s.bytes as usize]).collect();
     let mut memory = Shared { plan, segments, nonsense: seed, dead: dead(plan) };
-    for (i, segment) in plan.segments.iter().enumerate() {
+    for (i, segment) in SegmentIdx::enumerate(&plan.segments) {
         memory.fill(i, 0, segment.bytes as usize);
     }
     runs(plan, &mut memory, backwards, |_, _, _| ())
@@ -207,11 +207,11 @@ fn runs<M: Memory>(
     plan: &Plan,
     memory: &mut M,
     backwards: bool,
-    mut reset: impl FnMut(&mut M, usize, bool),
+    mut reset: impl FnMut(&mut M, BufferIdx, bool),
 ) -> Results {
     let mut results = Vec::new();
-    let elements = |b: usize| plan.buffers[b].shape.iter().product::<usize>();
-    let fill = |memory: &mut M, buffer: usize, port: usize, run: usize| {
+    let elements = |b: BufferIdx| plan.buffers[b].shape.iter().product::<usize>();
+    let fill = |memory: &mut M, buffer: BufferIdx, port: usize, run: usize| {
         for e in 0..elements(buffer) {
             memory.set(buffer, e as isize, given(plan.buffers[buffer].dtype, port, e, run));
         }
@@ -224,7 +224,7 @@ fn runs<M: Memory>(
         fill(memory, port.buffer, 0, 0);
     }
     for run in 0..2 {
-        for (b, buffer) in plan.buffers.iter().enumerate() {
+        for (b, buffer) in BufferIdx::enumerate(&plan.buffers) {
             reset(memory, b, matches!(buffer.class, Class::Constant | Class::State));
         }
         for (i, port) in plan.inputs.iter().enumerate() {

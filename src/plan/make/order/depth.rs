@@ -2,6 +2,7 @@
 
 use super::Dag;
 use super::live_bytes::Uses;
+use crate::plan::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 
 /// The rule that says which of a step's inputs is computed first.
@@ -19,12 +20,12 @@ pub(super) enum First {
     Needy,
 }
 
-pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
+pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<StepIdx> {
     let steps = dag.before.len();
     let key = keys(uses, dag, first);
     let mut order = Vec::with_capacity(steps);
     let (mut begun, mut done) = (vec![false; steps], vec![false; steps]);
-    for root in (0..steps).filter(|&s| dag.after[s].is_empty()) {
+    for root in StepIdx::all(&dag.after).filter(|&s| dag.after[s].is_empty()) {
         let mut stack = vec![root];
         while let Some(&s) = stack.last() {
             if !begun[s] {
@@ -46,15 +47,15 @@ pub(super) fn depth_first(uses: &Uses, dag: &Dag, first: First) -> Vec<usize> {
 
 /// A key per step. The step with the greatest key goes first.
 fn keys(uses: &Uses, dag: &Dag, first: First) -> Vec<(u64, u64)> {
-    let size = |b: u32| uses.bytes[b as usize];
+    let size = |b: BufferIdx| uses.bytes[b];
     // The buffers that a step is the first to touch, and the bytes of those that outlive it.
-    let first_in = move |b: u32, s: usize| !uses.before[b as usize] && uses.touching[b as usize][0] as usize == s;
-    let made = |s: usize| uses.touched[s].iter().copied().filter(move |&b| first_in(b, s));
-    let kept = |&b: &u32| uses.behind[b as usize] || uses.touching[b as usize].len() > 1;
-    let leaves = |s: usize| made(s).filter(kept).map(size).sum::<u64>();
+    let first_in = move |b: BufferIdx, s: StepIdx| !uses.before[b] && uses.touching[b][0] == s;
+    let made = |s: StepIdx| uses.touched[s].iter().copied().filter(move |&b| first_in(b, s));
+    let kept = |&b: &BufferIdx| uses.behind[b] || uses.touching[b].len() > 1;
+    let leaves = |s: StepIdx| made(s).filter(kept).map(size).sum::<u64>();
     let mut keys: Vec<(u64, u64)> = Vec::with_capacity(dag.before.len());
     let mut need: Vec<u64> = Vec::new();
-    for (s, before) in dag.before.iter().enumerate() {
+    for (s, before) in StepIdx::enumerate(&dag.before) {
         keys.push(match first {
             First::File => (0, 0),
             First::Largest => (leaves(s), 0),

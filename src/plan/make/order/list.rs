@@ -2,6 +2,7 @@
 
 use super::Dag;
 use super::live_bytes::{LiveBytes, Uses};
+use crate::plan::{BufferIdx, StepIdx};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -17,7 +18,7 @@ pub(super) enum Next {
 }
 
 /// A list schedule. A `backward` schedule is made from the last step to the first; live bytes are counted the same way.
-pub(super) fn list(uses: &Uses, dag: &Dag, next: Next, backward: bool) -> Vec<usize> {
+pub(super) fn list(uses: &Uses, dag: &Dag, next: Next, backward: bool) -> Vec<StepIdx> {
     let steps = dag.before.len();
     let (before, after) = if backward { (&dag.after, &dag.before) } else { (&dag.before, &dag.after) };
     let mut missing: Vec<usize> = before.iter().map(Vec::len).collect();
@@ -27,12 +28,12 @@ pub(super) fn list(uses: &Uses, dag: &Dag, next: Next, backward: bool) -> Vec<us
     let mut current = vec![None; steps];
     let mut since = vec![0usize; steps];
     let mut order = Vec::with_capacity(steps);
-    let key = |s: usize, since: usize, live: &LiveBytes| {
+    let key = |s: StepIdx, since: usize, live: &LiveBytes| {
         let growth = if matches!(next, Next::Newest) { 0 } else { live.growth(s) };
         let age = if matches!(next, Next::Least) { 0 } else { steps - since };
-        (growth, age, if backward { steps - s } else { s })
+        (growth, age, if backward { steps - s.index() } else { s.index() })
     };
-    for s in (0..steps).filter(|&s| missing[s] == 0) {
+    for s in StepIdx::all(&missing).filter(|&s| missing[s] == 0) {
         current[s] = Some(key(s, 0, &live));
         heap.push(Reverse((current[s], s)));
     }
@@ -44,9 +45,9 @@ pub(super) fn list(uses: &Uses, dag: &Dag, next: Next, backward: bool) -> Vec<us
         current[s] = None;
         order.push(s);
         // The first step that touches a buffer, and the last but one, change the growth of the buffer's other steps.
-        stale.extend(uses.touched[s].iter().filter(|&&b| live.is_new(b) || live.left[b as usize] == 2));
+        stale.extend(uses.touched[s].iter().filter(|&&b| live.is_new(b) || live.left[b] == 2));
         live.run(s);
-        for other in stale.drain(..).flat_map(|b: u32| &uses.touching[b as usize]).map(|&s| s as usize) {
+        for other in stale.drain(..).flat_map(|b: BufferIdx| &uses.touching[b]).copied() {
             if current[other].is_some() {
                 let value = Some(key(other, since[other], &live));
                 if value != current[other] {

@@ -1,5 +1,6 @@
 //! Orders the steps. The order sets the lower bound of the arena, which offsets can only approach.
 
+use crate::plan::StepIdx;
 use crate::plan::lower::Draft;
 use depth::{First, depth_first};
 use list::{Next, list};
@@ -14,9 +15,9 @@ mod search;
 /// The dependencies between steps.
 pub struct Dag {
     /// Per step, the steps that it depends on directly.
-    pub before: Vec<Vec<usize>>,
+    pub before: Vec<Vec<StepIdx>>,
     /// Per step, the steps that depend on it directly.
-    pub after: Vec<Vec<usize>>,
+    pub after: Vec<Vec<StepIdx>>,
 }
 
 impl Dag {
@@ -28,10 +29,10 @@ impl Dag {
         for step in &draft.steps {
             step.writes.iter().for_each(|&b| writers[b] += 1);
         }
-        let mut wrote: Vec<Option<usize>> = vec![None; draft.buffers.len()];
-        let mut read: Vec<Vec<usize>> = vec![Vec::new(); draft.buffers.len()];
-        let mut before: Vec<Vec<usize>> = vec![Vec::new(); draft.steps.len()];
-        for (s, step) in draft.steps.iter().enumerate() {
+        let mut wrote: Vec<Option<StepIdx>> = vec![None; draft.buffers.len()];
+        let mut read: Vec<Vec<StepIdx>> = vec![Vec::new(); draft.buffers.len()];
+        let mut before: Vec<Vec<StepIdx>> = vec![Vec::new(); draft.steps.len()];
+        for (s, step) in StepIdx::enumerate(&draft.steps) {
             for &b in &step.reads {
                 before[s].extend(wrote[b]);
                 if writers[b] > 1 {
@@ -48,7 +49,7 @@ impl Dag {
             before[s].dedup();
         }
         let mut after = vec![Vec::new(); draft.steps.len()];
-        for (s, list) in before.iter().enumerate() {
+        for (s, list) in StepIdx::enumerate(&before) {
             list.iter().for_each(|&p| after[p].push(s));
         }
         Dag { before, after }
@@ -60,21 +61,21 @@ pub struct Order {
     /// The name of the method that made it.
     pub name: String,
     /// Every step once, after all steps that it depends on.
-    pub steps: Vec<usize>,
+    pub steps: Vec<StepIdx>,
     /// The most bytes of the arena that are live at once, each buffer rounded up to the alignment.
     pub bound: u64,
 }
 
 /// The candidates, the file's order first. No two are equal. Buffers start at multiples of `align`.
 pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
-    let file: Vec<usize> = (0..draft.steps.len()).collect();
+    let file: Vec<_> = StepIdx::all(&draft.steps).collect();
     let Some(uses) = Uses::new(draft, align) else {
         // The sum of sizes overflows. Placement refuses that with a message.
         return vec![Order { name: "file".into(), steps: file, bound: u64::MAX }];
     };
     let dag = Dag::new(draft);
     let mut found: Vec<Order> = Vec::new();
-    let mut add = |name: &str, steps: Vec<usize>| {
+    let mut add = |name: &str, steps: Vec<StepIdx>| {
         if found.iter().all(|other| other.steps != steps) {
             found.push(Order { name: name.into(), bound: uses.peak(&steps), steps });
         }
@@ -103,9 +104,9 @@ pub fn orders(draft: &Draft, align: u64) -> Vec<Order> {
 }
 
 /// Delays each step that frees no more than it allocates until its first reader is next.
-fn late(uses: &Uses, dag: &Dag, order: &[usize]) -> Vec<usize> {
+fn late(uses: &Uses, dag: &Dag, order: &[StepIdx]) -> Vec<StepIdx> {
     let mut live = LiveBytes::new(uses, false);
-    let grows = |&s: &usize| {
+    let grows = |&s: &StepIdx| {
         let growth = live.growth(s);
         live.run(s);
         growth >= 0

@@ -6,6 +6,7 @@
 
 use super::Dag;
 use super::live_bytes::{Level, Uses};
+use crate::plan::{BufferIdx, StepIdx};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -17,7 +18,7 @@ const WIDTH: usize = 192;
 const EFFORT: u64 = 40_000_000;
 
 /// Lowers the peak of an order, stretch by stretch, as long as it gains. Returns true if it gained anything.
-pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
+pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [StepIdx]) -> bool {
     let mut levels = uses.levels(order);
     let mut position = vec![0; order.len()];
     order.iter().enumerate().for_each(|(at, &s)| position[s] = at);
@@ -33,7 +34,7 @@ pub(super) fn search(uses: &Uses, dag: &Dag, order: &mut [usize]) -> bool {
             let mut stretch = Stretch::new(uses, dag, order, &position, range.clone(), levels[from].before);
             effort = effort.saturating_sub(stretch.work + order.len() as u64);
             if let Some(best) = stretch.best(beside, peak, &mut effort) {
-                let steps: Vec<usize> = best.iter().map(|&own| order[from + own]).collect();
+                let steps: Vec<_> = best.iter().map(|&own| order[from + own]).collect();
                 order[range.clone()].copy_from_slice(&steps);
                 range.clone().for_each(|at| position[order[at]] = at);
                 levels[range].copy_from_slice(&stretch.levels(&best));
@@ -92,32 +93,31 @@ struct Stretch {
 }
 
 impl Stretch {
-    fn new(uses: &Uses, dag: &Dag, order: &[usize], position: &[usize], range: Range<usize>, live: u64) -> Stretch {
+    fn new(uses: &Uses, dag: &Dag, order: &[StepIdx], position: &[usize], range: Range<usize>, live: u64) -> Stretch {
         let (mut buffers, mut number) = (Vec::new(), HashMap::new());
         let mut work = 0;
         let steps = &order[range.clone()];
-        let mut local = |b: u32| {
+        let mut local = |b: BufferIdx| {
             *number.entry(b).or_insert_with(|| {
-                let (bytes, before, behind) =
-                    (uses.bytes[b as usize], uses.before[b as usize], uses.behind[b as usize]);
+                let (bytes, before, behind) = (uses.bytes[b], uses.before[b], uses.behind[b]);
                 let mut own = Local { bytes, before, behind, touching: 0 };
-                for &s in &uses.touching[b as usize] {
-                    let at = position[s as usize];
+                for &s in &uses.touching[b] {
+                    let at = position[s];
                     own.before |= at < range.start;
                     own.behind |= at >= range.end;
                     own.touching |= if range.contains(&at) { 1 << (at - range.start) } else { 0 };
                 }
-                work += 8 * uses.touching[b as usize].len() as u64;
+                work += 8 * uses.touching[b].len() as u64;
                 buffers.push(own);
                 buffers.len() - 1
             })
         };
         let touched = steps.iter().map(|&s| uses.touched[s].iter().map(|&b| local(b)).collect()).collect();
-        let heir = |&s: &usize| {
+        let heir = |&s: &StepIdx| {
             uses.heirs[s].as_ref().map(|(to, from)| (local(*to), from.iter().map(|&b| local(b)).collect()))
         };
         let heirs = steps.iter().map(heir).collect();
-        let bits = |list: &[usize]| {
+        let bits = |list: &[StepIdx]| {
             let inside = list.iter().map(|&s| position[s]).filter(|at| range.contains(at));
             inside.fold(0, |set: u128, at| set | 1 << (at - range.start))
         };
