@@ -5,6 +5,8 @@ use crate::kernel::Kernel;
 use crate::target::{Memory, Target};
 use std::time::{Duration, Instant};
 
+#[cfg(any(feature = "cuda", feature = "wgpu"))]
+mod bound;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;

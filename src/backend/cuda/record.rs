@@ -4,12 +4,11 @@ use super::api::{Driver, Refusal};
 use super::blas::{Algorithm, Blas, Product};
 use super::dnn::{Convolution, CudnnHandle};
 use super::{Cuda, failed, program};
-use crate::backend::{KernelId, Launch, RecordId, reaches};
+use crate::backend::bound::{Texts, bind};
+use crate::backend::{KernelId, Launch, RecordId, Slice};
 use crate::error::Result;
-use crate::kernel::Kernel;
 use crate::kernel::call::Call;
-use crate::kernel::render::{self, Bindings, Dialect, Source};
-use crate::target::Target;
+use crate::kernel::render::Source;
 use cudarc::driver::sys::{
     CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraphExec, CUstream, CUstream_flags, CUstreamCaptureMode,
 };
@@ -77,30 +76,6 @@ pub(super) struct Record {
     ran: Cell<bool>,
 }
 
-/// Texts of kernels, each rendered once.
-#[derive(Default)]
-struct Texts {
-    sources: Vec<Source>,
-    numbers: HashMap<(KernelId, Bindings), usize>,
-}
-
-impl Texts {
-    /// The number of a kernel's text for these bindings.
-    fn number(&mut self, id: KernelId, kernel: &Kernel, bindings: Bindings, target: &Target) -> Result<usize> {
-        if let Some(&number) = self.numbers.get(&(id, bindings.clone())) {
-            return Ok(number);
-        }
-        self.sources.push(render::render(kernel, target, &bindings, Dialect::Cuda)?);
-        self.numbers.insert((id, bindings), self.sources.len() - 1);
-        Ok(self.sources.len() - 1)
-    }
-
-    /// The texts that compute anything.
-    fn all(&self) -> Vec<&str> {
-        self.sources.iter().filter(|s| s.groups != [0; 3]).map(|s| s.text.as_str()).collect()
-    }
-}
-
 /// A library's handle, made when it is first needed. A library that refuses is not asked again.
 fn opened<'a, L, H>(
     handle: &'a mut Option<H>,
@@ -133,8 +108,9 @@ impl Cuda {
             bound.push(what);
             notes.push(note);
         }
-        self.build(&texts.all())?;
-        for Source { text, shared, .. } in texts.sources.iter().filter(|source| source.shared > 0) {
+        let sources: Vec<&Source> = texts.all.iter().filter(|text| text.has_work()).map(|text| &text.source).collect();
+        self.build(&sources.iter().map(|source| source.text.as_str()).collect::<Vec<_>>())?;
+        for Source { text, shared, .. } in sources.into_iter().filter(|source| source.shared > 0) {
             let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;
             // SAFETY: the function's module is loaded until the backend is dropped.
             unsafe { self.driver.cuFuncSetAttribute(self.functions[text], most, *shared as i32) }.map_err(failed)?;
@@ -142,7 +118,7 @@ impl Cuda {
         let step = |bound: Bound| match bound {
             Bound::Ready(step) => step,
             Bound::Text(number, pointers) => {
-                let &Source { ref text, size, groups, shared, .. } = &texts.sources[number];
+                let &Source { ref text, size, groups, shared, .. } = &texts.all[number].source;
                 Step::Kernel { function: self.functions[text], groups, size, shared, pointers }
             }
         };
@@ -163,50 +139,30 @@ impl Cuda {
     fn choose(&mut self, launch: &Launch, texts: &mut Texts) -> Result<(Bound, String)> {
         let id = launch.kernel;
         let kernel = self.kernels.get(id.0 as usize).ok_or_else(|| failed(format!("there is no kernel {}", id.0)))?;
-        let (bindings, pointers) = self.bind(kernel, launch)?;
+        // Memory that the launch does not write is read-only.
+        let reads = kernel.reads.len();
+        let (bindings, places) =
+            bind(kernel, launch, failed, |at, high, size| self.place(at, high, size), |slot, _| slot < reads)?;
         if let Some(call) = kernel.schedule.call().cloned() {
             let step = self.call(id, &call, launch)?;
             return Ok((Bound::Ready(step), String::new()));
         }
         let kernel = &self.kernels[id.0 as usize];
         let number = texts.number(id, kernel, bindings, &self.info.target)?;
-        let Source { size, groups, .. } = &texts.sources[number];
-        if *groups == [0; 3] {
+        let text = &texts.all[number];
+        let Source { size, groups, .. } = &text.source;
+        if !text.has_work() {
             return Ok((Bound::Ready(Step::Nothing), "nothing to compute".into()));
         }
+        let pointers = places.into_iter().map(|(pointer, _)| pointer).collect();
         Ok((Bound::Text(number, pointers), format!("{groups:?} blocks of {size} threads")))
     }
 
-    /// The arguments of a launch that share a pointer, and the pointers. Memory that the launch does not write is read-only.
-    fn bind(&self, kernel: &Kernel, launch: &Launch) -> Result<(Bindings, Vec<CUdeviceptr>)> {
-        let slots = kernel.reads.len() + kernel.writes.len();
-        if launch.args.len() < slots {
-            return Err(failed(format!("a launch has {} arguments, its kernel {slots}", launch.args.len())));
-        }
-        let mut bindings = Bindings { of: Vec::new(), read_only: Vec::new() };
-        let mut pointers = Vec::new();
-        for (slot, at) in launch.args[..slots].iter().enumerate() {
-            let Some(high) = reaches(kernel, slot) else {
-                bindings.of.push(None);
-                continue;
-            };
-            let pointer = self.resolve(*at)?;
-            let operand = kernel.operand(slot);
-            let size = operand.dtype.size() as u64;
-            if high.is_none_or(|high| high >= at.bytes / size) || !pointer.is_multiple_of(self.info.target.alignment) {
-                let name = kernel.template.name();
-                return Err(failed(format!("kernel '{name}': operand {slot} does not fit {} bytes", at.bytes)));
-            }
-            let same = pointers.iter().position(|p| *p == pointer);
-            let binding = same.unwrap_or(pointers.len());
-            if same.is_none() {
-                pointers.push(pointer);
-                bindings.read_only.push(true);
-            }
-            bindings.read_only[binding] &= slot < kernel.reads.len();
-            bindings.of.push(Some(binding));
-        }
-        Ok((bindings, pointers))
+    /// The address of a slice, if it is aligned and reaches an element's number.
+    fn place(&self, at: Slice, high: u64, size: u64) -> Result<Option<CUdeviceptr>> {
+        let pointer = self.resolve(at)?;
+        let fits = high < at.bytes / size && pointer.is_multiple_of(self.info.target.alignment);
+        Ok(fits.then_some(pointer))
     }
 
     /// Compiles texts that are new, as one program, and loads them.

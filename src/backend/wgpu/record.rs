@@ -2,10 +2,11 @@
 
 use super::gpu::{Gpu, failed};
 use super::segments::Segments;
-use crate::backend::{KernelId, Launch, SegmentId, Slice, reaches};
+use crate::backend::bound::{Text, Texts, bind};
+use crate::backend::{Launch, SegmentId, Slice};
 use crate::error::Result;
 use crate::kernel::Kernel;
-use crate::kernel::render::{self, Bindings, Dialect};
+use crate::kernel::render::Bindings;
 use crate::target::Target;
 use std::collections::{HashMap, HashSet};
 
@@ -22,25 +23,10 @@ pub(super) struct Step {
     pub groups: [u32; 3],
 }
 
-/// The text of a kernel for some bindings.
-struct Text {
-    /// The template's name.
-    name: &'static str,
-    source: render::Source,
-    /// The bindings that are for reading only.
-    modes: Vec<bool>,
-}
-
-impl Text {
-    fn has_work(&self) -> bool {
-        self.source.groups != [0; 3]
-    }
-}
-
-/// Launches with their texts, each of which is rendered once.
+/// Launches with their texts.
 #[derive(Default)]
 struct Bound {
-    texts: Vec<Text>,
+    texts: Texts,
     /// Per launch that has work to do: the number of its text, and the slices of its bindings.
     launches: Vec<(usize, Vec<Slice>)>,
 }
@@ -56,38 +42,18 @@ pub(super) struct Device<'a> {
 impl Device<'_> {
     /// Finds the arguments of a launch that share a binding, and the slice of each binding.
     fn bind(&self, kernel: &Kernel, launch: &Launch, written: &HashSet<SegmentId>) -> Result<(Bindings, Vec<Slice>)> {
-        let slots = kernel.reads.len() + kernel.writes.len();
-        if launch.args.len() < slots {
-            return Err(failed(format!("a launch has {} arguments, its kernel {slots}", launch.args.len())));
-        }
-        let mut bindings = Bindings { of: Vec::new(), read_only: Vec::new() };
-        let mut slices: Vec<Slice> = Vec::new();
-        for (slot, at) in launch.args[..slots].iter().enumerate() {
-            let Some(high) = reaches(kernel, slot) else {
-                bindings.of.push(None);
-                continue;
-            };
-            self.segments.buffer(*at)?;
-            if high.is_none_or(|high| high >= at.bytes / 4) || at.bytes > self.target.max_binding {
-                let name = kernel.template.name();
-                return Err(failed(format!("kernel '{name}': operand {slot} does not fit {} bytes", at.bytes)));
-            }
-            let same = slices.iter().position(|s| (s.segment, s.offset) == (at.segment, at.offset));
-            let binding = same.unwrap_or(slices.len());
-            match same {
-                Some(b) => slices[b].bytes = slices[b].bytes.max(at.bytes),
-                None => {
-                    slices.push(*at);
-                    bindings.read_only.push(!written.contains(&at.segment));
-                }
-            }
-            bindings.of.push(Some(binding));
-        }
-        if slices.len() > self.target.max_bindings as usize {
+        let place = |at: Slice, high: u64, _| {
+            self.segments.buffer(at)?;
+            let fits = high < at.bytes / 4 && at.bytes <= self.target.max_binding;
+            Ok(fits.then_some((at.segment, at.offset)))
+        };
+        let read_only = |_, at: Slice| !written.contains(&at.segment);
+        let (bindings, places) = bind(kernel, launch, failed, place, read_only)?;
+        if places.len() > self.target.max_bindings as usize {
             let (name, most) = (kernel.template.name(), self.target.max_bindings);
-            return Err(failed(format!("kernel '{name}' binds {} buffers, the device allows {most}", slices.len())));
+            return Err(failed(format!("kernel '{name}' binds {} buffers, the device allows {most}", places.len())));
         }
-        Ok((bindings, slices))
+        Ok((bindings, places.into_iter().map(|(_, at)| at).collect()))
     }
 
     fn kernel(&self, launch: &Launch) -> Result<&Kernel> {
@@ -104,21 +70,11 @@ impl Device<'_> {
             written.extend(writes.map(|at| at.segment));
         }
         let mut bound = Bound::default();
-        let mut numbers: HashMap<(KernelId, Bindings), usize> = HashMap::new();
         for launch in launches {
             let kernel = self.kernel(launch)?;
             let (bindings, slices) = self.bind(kernel, launch, &written)?;
-            let number = match numbers.get(&(launch.kernel, bindings.clone())) {
-                Some(&number) => number,
-                None => {
-                    let source = render::render(kernel, self.target, &bindings, Dialect::Wgsl)?;
-                    let modes = bindings.read_only.clone();
-                    bound.texts.push(Text { name: kernel.template.name(), source, modes });
-                    numbers.insert((launch.kernel, bindings), bound.texts.len() - 1);
-                    bound.texts.len() - 1
-                }
-            };
-            if bound.texts[number].has_work() {
+            let number = bound.texts.number(launch.kernel, kernel, bindings, self.target)?;
+            if bound.texts.all[number].has_work() {
                 bound.launches.push((number, slices));
             }
         }
@@ -233,10 +189,10 @@ impl Pipelines {
     pub fn steps(&mut self, device: &Device, launches: &[Launch]) -> Result<Vec<Step>> {
         let Bound { texts, launches } = device.bind_all(launches)?;
         let Device { gpu, segments, .. } = device;
-        self.compile_texts(gpu, &texts)?;
+        self.compile_texts(gpu, &texts.all)?;
         gpu.scoped("record", || {
             let step = |(number, slices): (usize, Vec<Slice>)| {
-                let Text { source, modes, .. } = &texts[number];
+                let Text { source, modes, .. } = &texts.all[number];
                 let entries = slices.iter().enumerate().map(|(binding, at)| wgpu::BindGroupEntry {
                     binding: binding as u32,
                     resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
