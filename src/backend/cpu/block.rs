@@ -485,25 +485,8 @@ unsafe fn exec_plain(kind: Kind, n: usize, p: &Ptrs) {
 /// # Safety
 /// As for [`exec`].
 unsafe fn number<T: Copy>(n: usize, p: &Ptrs, op: Unary, to64: fn(T) -> f64, from64: fn(f64) -> T) {
-    let f: fn(f64) -> f64 = match op {
-        Unary::Neg => |x| -x,
-        Unary::Abs => f64::abs,
-        Unary::Sign => |x| if x == 0.0 { 0.0 } else { x.signum() },
-        Unary::Exp => f64::exp,
-        Unary::Log => f64::ln,
-        Unary::Sqrt => f64::sqrt,
-        Unary::Recip => |x| 1.0 / x,
-        Unary::Sin => f64::sin,
-        Unary::Cos => f64::cos,
-        Unary::Tanh => f64::tanh,
-        Unary::Erf => libm::erf,
-        Unary::Floor => f64::floor,
-        Unary::Ceil => f64::ceil,
-        Unary::Round => f64::round_ties_even,
-        Unary::Not => |x| f64::from(u8::from(x == 0.0)),
-    };
     // SAFETY: guaranteed by the caller.
-    unsafe { each(n, p.args[0].cast::<T>(), p.to.cast::<T>(), |x| from64(f(to64(x)))) }
+    unsafe { each(n, p.args[0].cast::<T>(), p.to.cast::<T>(), |x| from64(expr::unary(op, to64(x)))) }
 }
 
 /// Integers of a register.
