@@ -166,9 +166,7 @@ fn compile(kernel: &Kernel, isa: Isa, threads: usize) -> Result<Box<dyn Compiled
         Template::Conv { .. } | Template::ConvTranspose { .. } | Template::Pool { .. } => {
             Box::new(slide::Sliding::new(kernel, isa, threads)?)
         }
-        Template::Gather { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::gather(kernel)?))?),
-        Template::Pad { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::pad(kernel)?))?),
-        Template::Resize { .. } => Box::new(map::Map::new(kernel, isa, threads, Some(index::resize(kernel)?))?),
+        _ => Box::new(map::Map::new(kernel, isa, threads, Some(index::core(kernel)?))?),
     })
 }
 

@@ -419,13 +419,8 @@ impl<'a> Checker<'a> {
                         let alike = packed.shape.get(1..) == kernel.shape.get(1..) && way(packed) == way(kernel);
                         alike && packed.reads[o] == *operand
                     }
-                    Template::Map
-                    | Template::Row { .. }
-                    | Template::Attention { .. }
-                    | Template::Pool { .. }
-                    | Template::Gather { .. }
-                    | Template::Pad { .. }
-                    | Template::Resize { .. } => false,
+                    // No other template has a packed layout.
+                    _ => false,
                 };
                 o == i && same && packed.template == kernel.template && packed.reads[o].dtype == operand.dtype
             };

@@ -10,9 +10,17 @@ use super::task::Args;
 use crate::kernel::{Kernel, Nearest, PadMode, ResizeMode, Template};
 use crate::shape::Shape;
 
-/// Prepares a gather.
-pub fn gather(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
-    let Template::Gather { strides, extents } = &kernel.template else { return Err("not a gather".into()) };
+/// Prepares the core of a template whose values are found one by one.
+pub fn core(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
+    match &kernel.template {
+        Template::Gather { strides, extents } => gather(kernel, strides, extents),
+        Template::Pad { before, mode } => pad(kernel, before, *mode),
+        Template::Resize { scales, offsets, mode } => resize(kernel, scales, offsets, *mode),
+        other => Err(format!("a core of template '{}'", other.name())),
+    }
+}
+
+fn gather<'a>(kernel: &Kernel, strides: &[isize], extents: &[usize]) -> Result<CoreSpec<'a>, String> {
     let rank = kernel.shape.len();
     let repr = stored(&kernel.reads[0])?;
     let (data, indices) = (&kernel.reads[0], &kernel.reads[1..1 + strides.len()]);
@@ -100,9 +108,7 @@ impl Core for Gather {
 /// An element that is not in the data.
 const OUTSIDE: isize = isize::MIN;
 
-/// Prepares padding.
-pub fn pad(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
-    let Template::Pad { before, mode } = &kernel.template else { return Err("not a padding".into()) };
+fn pad<'a>(kernel: &'a Kernel, before: &[isize], mode: PadMode) -> Result<CoreSpec<'a>, String> {
     let data = &kernel.reads[0].access.shape;
     let mut maps = Vec::new();
     for ((&extent, &n), &before) in kernel.shape.iter().zip(data.iter()).zip(before) {
@@ -127,7 +133,7 @@ pub fn pad(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
         };
         maps.push(Some((0..extent).map(source).collect()));
     }
-    let value = if let PadMode::Constant(value) = mode { *value } else { 0.0 };
+    let value = if let PadMode::Constant(value) = mode { value } else { 0.0 };
     mapped(kernel, maps, value)
 }
 
@@ -172,12 +178,11 @@ impl Resizing<'_> {
 }
 
 /// Prepares interpolation.
-pub fn resize(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
-    let Template::Resize { scales, offsets, mode } = &kernel.template else { return Err("not a resize".into()) };
+fn resize<'a>(kernel: &'a Kernel, scales: &[f64], offsets: &[f64], mode: ResizeMode) -> Result<CoreSpec<'a>, String> {
     let (data, rank) = (&kernel.reads[0].access.shape, kernel.shape.len());
     let resizing = Resizing { kernel, data, scales, offsets };
     if let ResizeMode::Nearest(rule) = mode {
-        return mapped(kernel, (0..rank).map(|axis| resizing.nearest(axis, *rule)).collect(), 0.0);
+        return mapped(kernel, (0..rank).map(|axis| resizing.nearest(axis, rule)).collect(), 0.0);
     }
     if stored(&kernel.reads[0])? != Repr::F32 {
         return Err(format!("interpolation of {}", kernel.reads[0].dtype));
@@ -191,7 +196,7 @@ pub fn resize(kernel: &Kernel) -> Result<CoreSpec<'_>, String> {
             data_motion.steps[axis] = step;
         } else {
             motions.push(Motion::index(axis, rank));
-            axes.push(resizing.taps(axis, *mode, step));
+            axes.push(resizing.taps(axis, mode, step));
         }
     }
     motions.insert(0, data_motion);

@@ -4,17 +4,32 @@ use super::locate::locate;
 use super::scalar::Type::{self, BF16, F16, F32, I32};
 use super::scalar::convert;
 use super::vector::{matrix, tile_steps};
-use super::{Dialect, Input, Module, block};
+use super::{Dialect, Input, Module, block, kernels};
 use crate::dtype::DType;
 use crate::expr::{Binary, Body, Code};
-use crate::kernel::Guard;
-use crate::kernel::algorithm::{Cut, Decode, Mma, Regs, Shared, Vec4};
+use crate::kernel::algorithm::{Cut, Decode, Mma, Regs, Shared, Text, Vec4};
+use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::attention::{Extents, STEP, tile_width};
 use crate::kernel::space::{BYTES, Var};
+use crate::kernel::{Guard, Template};
 use std::collections::{BTreeMap, BTreeSet};
 
+kernels! {
+    |module, text| module.attention(text) => {
+        attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
+        attention_vec4 "attention_vec4.wgsl": "the same with sums in registers, four neighbours at a time",
+        attention_regs "attention_regs.cu": "the same with scores and sums in registers",
+        attention_mma "attention_mma.cu": "the same of halves on tensor cores",
+        attention_decode "attention_decode.wgsl": "attention of at most eight rows: many invocations share keys and values",
+        attention_decode_vec16b "attention_decode_vec16b.cu": "the same, 16 bytes at a time; of few heads the workgroups of a cluster share them, too",
+    }
+}
+
 impl Module<'_> {
-    pub(super) fn attention(&mut self, score: &Body, guarded: Option<Guard>, cut: &Cut) -> Result<(), String> {
+    fn attention(&mut self, text: &Text) -> Result<(), String> {
+        let (Template::Attention { score, guarded, .. }, Text::Attention(cut)) = (&self.kernel.template, text) else {
+            mismatch(&self.kernel.template)
+        };
         let shape = &self.kernel.shape;
         let rank = shape.len();
         let extents = Extents::new(self.kernel);
@@ -55,7 +70,7 @@ impl Module<'_> {
         self.constant("LOWEST", f32::MIN.into(), F32);
         let Extents { m, k, n, e, .. } = extents;
         self.ints(&[("M", m), ("N", n), ("K", k), ("COLUMNS_OUT", e)]);
-        if let Some(guard) = guarded {
+        if let Some(guard) = *guarded {
             self.flags.push("GUARDED");
             // `weightless` takes a row's sum of powers. It is true if the row weighs nothing.
             if self.dialect == Dialect::Cuda {

@@ -4,14 +4,24 @@ use super::locate::{locate, split, sum, within};
 use super::scalar::Type::{self, Bool, F32, I32, Vec2, Vec4};
 use super::scalar::convert;
 use super::vector::matrix;
-use super::{Dialect, Input, Module, Scalars, block};
-use crate::kernel::Window;
-use crate::kernel::algorithm::{ConvDirect, Tiling};
+use super::{Dialect, Input, Module, Scalars, block, kernels};
+use crate::kernel::algorithm::{ConvDirect, Text, Tiling};
+use crate::kernel::meaning::mismatch;
 use crate::kernel::product::{Product, Side};
 use crate::kernel::schedule::map::inputs;
 use crate::kernel::space::{BYTES, Space, beyond, over};
+use crate::kernel::{Template, Window};
 use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
+
+kernels! {
+    |module, text| module.conv_direct(text) => {
+        conv_direct "conv_direct.wgsl": "convolution with few channels per group, directly, by strips of results",
+    }
+    |module, _| module.conv_transpose_each() => {
+        conv_transpose "conv_transpose.wgsl": "transposed convolution with few channels per group, gathering",
+    }
+}
 
 impl Module<'_> {
     /// A convolution as the product of weights `[o, c * kernel]` and unfolded data `[c * kernel, n * positions]`, per group.
@@ -93,7 +103,8 @@ impl Module<'_> {
     }
 
     /// A transposed convolution, one invocation per element of the result.
-    pub(super) fn conv_transpose_each(&mut self, groups: usize, window: &Window) -> Result<(), String> {
+    fn conv_transpose_each(&mut self) -> Result<(), String> {
+        let Template::ConvTranspose { groups, window } = &self.kernel.template else { mismatch(&self.kernel.template) };
         let channels = [self.kernel.shape[1], self.access(0).shape[1]].map(|n| n / groups);
         self.windowed(window, Some(channels.into()), &[0, 1, 2]);
         self.loader("data", 0);
@@ -151,7 +162,10 @@ impl Module<'_> {
     }
 
     /// A convolution by strips of results along an axis, which share what they read.
-    pub(super) fn conv_direct(&mut self, groups: usize, window: &Window, direct: &ConvDirect) -> Result<(), String> {
+    fn conv_direct(&mut self, text: &Text) -> Result<(), String> {
+        let (Template::Conv { groups, window }, Text::ConvDirect(direct)) = (&self.kernel.template, text) else {
+            mismatch(&self.kernel.template)
+        };
         let shape = &self.kernel.shape;
         let &ConvDirect { channels: width, axis: along, results: strip, lanes, .. } = direct;
         let [out, input] = [shape[1], self.access(0).shape[1]].map(|n| n / groups);

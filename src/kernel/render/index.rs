@@ -1,11 +1,24 @@
 //! Elements that are chosen by indices, by padding, or by interpolation.
 
-use super::Module;
 use super::locate::locate;
 use super::scalar::Type::{F32, I32, I64};
 use super::scalar::{convert, literal};
-use crate::kernel::{Nearest, PadMode, ResizeMode};
+use super::{Module, kernels};
+use crate::kernel::meaning::mismatch;
+use crate::kernel::{Nearest, PadMode, ResizeMode, Template};
 use std::collections::BTreeSet;
+
+kernels! {
+    |module, _| module.gather() => {
+        gather "gather.wgsl": "elements chosen by index operands",
+    }
+    |module, _| module.pad() => {
+        pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
+    }
+    |module, _| module.resize() => {
+        resize "resize.wgsl": "nearest, linear or cubic interpolation",
+    }
+}
 
 impl Module<'_> {
     /// Axes apart from those `still`: function `base(i)` for the address that the latter add up to, and per other axis
@@ -32,7 +45,8 @@ impl Module<'_> {
         moving
     }
 
-    pub(super) fn gather(&mut self, strides: &[isize], extents: &[usize]) -> Result<(), String> {
+    fn gather(&mut self) -> Result<(), String> {
+        let Template::Gather { strides, extents } = &self.kernel.template else { mismatch(&self.kernel.template) };
         self.walk(|_| true);
         self.loader("data", 0);
         let space = self.flat();
@@ -56,7 +70,8 @@ impl Module<'_> {
         Ok(())
     }
 
-    pub(super) fn pad(&mut self, before: &[isize], mode: PadMode) -> Result<(), String> {
+    fn pad(&mut self) -> Result<(), String> {
+        let &Template::Pad { ref before, mode } = &self.kernel.template else { mismatch(&self.kernel.template) };
         let (data, shape) = (self.access(0), &self.kernel.shape);
         let moving = self.walk(|a| before[a] == 0 && data.shape[a] == shape[a]);
         moving.iter().enumerate().for_each(|(k, &a)| self.int(format!("BEFORE{k}"), before[a]));
@@ -86,7 +101,10 @@ impl Module<'_> {
         Ok(())
     }
 
-    pub(super) fn resize(&mut self, scales: &[f64], offsets: &[f64], mode: ResizeMode) -> Result<(), String> {
+    fn resize(&mut self) -> Result<(), String> {
+        let &Template::Resize { ref scales, ref offsets, mode } = &self.kernel.template else {
+            mismatch(&self.kernel.template)
+        };
         let (data, shape) = (self.access(0), &self.kernel.shape);
         let moving = self.walk(|a| {
             let stays = |i: usize| match mode {

@@ -3,22 +3,29 @@
 use super::locate::locate;
 use super::scalar::Type::I32;
 use super::scalar::convert;
-use super::{Input, Module, Scalars, block};
-use crate::kernel::algorithm::Elements;
+use super::{Input, Module, Scalars, block, kernels};
+use crate::kernel::algorithm::{Elements, Text};
 use crate::kernel::schedule::map::Moves;
 use crate::kernel::space::Along;
 use crate::shape::Access;
 use std::collections::BTreeSet;
 
+kernels! {
+    |module, text| module.map(text) => {
+        map "map.wgsl": "scalar code at every element",
+        map_vec "map_vec.cu": "scalar code at every element, several at a time",
+    }
+}
+
 impl Module<'_> {
-    pub(super) fn map(&mut self, elements: &Elements) -> Result<(), String> {
-        match *elements {
-            Elements::One { .. } => {
+    fn map(&mut self, text: &Text) -> Result<(), String> {
+        match *text {
+            Text::Elements(Elements::Vector { width, rounds, .. }) => self.map_vector(width, rounds),
+            _ => {
                 self.store(&self.flat(), None, None, &[])?;
                 self.per_element();
                 Ok(())
             }
-            Elements::Vector { width, rounds, .. } => self.map_vector(width, rounds),
         }
     }
 

@@ -2,15 +2,42 @@
 
 use super::scalar::Type::{F32, F64, Vec4};
 use super::vector::{matrix, tile_steps};
-use super::{Dialect, Module};
+use super::{Dialect, Module, kernels};
 use crate::dtype::DType;
-use crate::kernel::algorithm::Tiling;
+use crate::kernel::Template;
+use crate::kernel::algorithm::{Text, Tiling};
 use crate::kernel::product::{Product, Side};
 use crate::kernel::schedule::matmul::{FEW_ROWS, LARGE, STEP, VEC4_THREADS};
 use crate::kernel::space::BYTES;
 
+kernels! {
+    |module, text| module.tiled(text) => {
+        matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
+        matmul_large "matmul_large.wgsl": "the same with 8 by 8 sums per invocation, for large products",
+        matmul_slice_k "matmul_slice_k.wgsl": "the same with the inner axis shared too, for products of few tiles",
+        matmul_regs "matmul_regs.cu": "the same with 8 by 8 sums per invocation, for large products",
+        matmul_slice_k_warp "matmul_slice_k_warp.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
+        matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
+        matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
+        matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
+        gemv "gemv.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
+        gemv_vec4 "gemv_vec4.wgsl": "the same, four elements at a time",
+        gemv_vec16b "gemv_vec16b.cu": "the same, 16 bytes at a time",
+    }
+}
+
 impl Module<'_> {
-    pub(super) fn matmul(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
+    /// A product of matrices, or a convolution that is one.
+    fn tiled(&mut self, text: &Text) -> Result<(), String> {
+        let (product, tiling) = text.product(self.kernel).expect("the text tiles a product");
+        match &self.kernel.template {
+            Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
+            Template::ConvTranspose { .. } => self.conv_transpose(&product, tiling),
+            _ => self.matmul(&product, tiling),
+        }
+    }
+
+    fn matmul(&mut self, product: &Product, tiling: Tiling) -> Result<(), String> {
         let vec4 = if let Tiling::GemvVec4 { along_k, .. } = tiling { Some(along_k) } else { None };
         if let Some(along_k) = vec4 {
             let b = &product.b;
@@ -83,7 +110,7 @@ impl Module<'_> {
         }
         self.ints(&constants(product, tiling));
         let element = self.storage[0];
-        for (name, len, bytes) in tiling.shared(product) {
+        for (name, len, bytes) in tiling.workgroup(product).shared {
             let ty = match bytes {
                 16 => Vec4,
                 8 => F64,
@@ -118,7 +145,7 @@ impl Module<'_> {
 /// The numbers of a tiling in its text.
 fn constants(product: &Product, tiling: Tiling) -> Vec<(&'static str, usize)> {
     let &Product { m, n, ref a, ref b, .. } = product;
-    let [tile_m, tile_n] = tiling.tile(product);
+    let [tile_m, tile_n] = tiling.workgroup(product).tile;
     let tiles = [("TILES_M", m.div_ceil(tile_m)), ("TILES_N", n.div_ceil(tile_n))];
     let steps = |slices: usize, lines: [usize; 2]| tile_steps([a.along_k, b.along_k], slices, lines);
     match tiling {

@@ -16,7 +16,7 @@
 use super::algorithm::{Schedule, Text};
 use super::schedule::{self, Launch};
 use super::space::{Space, beyond, over};
-use super::{Kernel, Operand, Template};
+use super::{Kernel, Operand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::expr::{Body, Code, Instr};
@@ -42,53 +42,32 @@ mod vector;
 
 /// A row of [`KERNELS`].
 pub struct KernelDef {
-    /// [`Template::name`], or a variant of it.
+    /// [`Template::name`](super::Template::name), or a variant of it.
     pub name: &'static str,
     /// One line: what it computes and how.
     pub doc: &'static str,
     /// The algorithm.
     pub text: &'static str,
+    /// Fills its holes for a kernel whose schedule was checked.
+    fill: fn(&mut Module, &Text) -> Result<(), String>,
 }
 
+/// Every kernel text, by the files that fill their holes.
+pub static KERNELS: &[&[KernelDef]] =
+    &[map::KERNELS, row::KERNELS, matmul::KERNELS, attention::KERNELS, conv::KERNELS, pool::KERNELS, index::KERNELS];
+
+/// Declares rows, by the function that fills their holes: the text's name, its file in `shaders/`, and one line on it.
 macro_rules! kernels {
-    ($($name:ident $file:literal: $doc:literal,)*) => {
-        /// Every kernel template.
-        pub static KERNELS: &[KernelDef] = &[$(KernelDef {
+    ($($fill:expr => { $($name:ident $file:literal: $doc:literal,)* })*) => {
+        pub(super) static KERNELS: &[super::KernelDef] = &[$($(super::KernelDef {
             name: stringify!($name),
             doc: $doc,
             text: include_str!(concat!("../../../shaders/", $file)),
-        }),*];
+            fill: $fill,
+        },)*)*];
     };
 }
-kernels! {
-    map "map.wgsl": "scalar code at every element",
-    map_vec "map_vec.cu": "scalar code at every element, several at a time",
-    row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
-    row_warp "row_warp.cu": "the same over dense rows, which warps hold in registers",
-    matmul "matmul.wgsl": "batched matrix product, and convolution as one: tiled through workgroup memory",
-    matmul_large "matmul_large.wgsl": "the same with 8 by 8 sums per invocation, for large products",
-    matmul_slice_k "matmul_slice_k.wgsl": "the same with the inner axis shared too, for products of few tiles",
-    matmul_regs "matmul_regs.cu": "the same with 8 by 8 sums per invocation, for large products",
-    matmul_slice_k_warp "matmul_slice_k_warp.cu": "products of few tiles whose operands lie 16 bytes at a time: warps share the inner axis",
-    matmul_mma "matmul_mma.cu": "products of halves on tensor cores",
-    matmul_mma_async "matmul_mma_async.cu": "the same of operands that lie 16 bytes at a time, sent to workgroup memory ahead",
-    matmul_wgmma "matmul_wgmma.cu": "the same by compute capability 9.0, which multiplies what lies in workgroup memory",
-    gemv "gemv.wgsl": "matrix product of at most four rows or columns: reads the other operand once",
-    gemv_vec4 "gemv_vec4.wgsl": "the same, four elements at a time",
-    gemv_vec16b "gemv_vec16b.cu": "the same, 16 bytes at a time",
-    attention "attention.wgsl": "queries against keys and values: scores pass through workgroup memory",
-    attention_vec4 "attention_vec4.wgsl": "the same with sums in registers, four neighbours at a time",
-    attention_regs "attention_regs.cu": "the same with scores and sums in registers",
-    attention_mma "attention_mma.cu": "the same of halves on tensor cores",
-    attention_decode "attention_decode.wgsl": "attention of at most eight rows: many invocations share keys and values",
-    attention_decode_vec16b "attention_decode_vec16b.cu": "the same, 16 bytes at a time; of few heads the workgroups of a cluster share them, too",
-    conv_direct "conv_direct.wgsl": "convolution with few channels per group, directly, by strips of results",
-    conv_transpose "conv_transpose.wgsl": "transposed convolution with few channels per group, gathering",
-    pool "pool.wgsl": "maximum or mean of a window",
-    gather "gather.wgsl": "elements chosen by index operands",
-    pad "pad.wgsl": "data surrounded by a constant, its edge, its mirror image or itself",
-    resize "resize.wgsl": "nearest, linear or cubic interpolation",
-}
+use kernels;
 
 /// The text that every CUDA kernel holds once, ahead of its constants.
 pub const PRELUDE: &str = include_str!("../../../shaders/prelude.cuh");
@@ -155,12 +134,12 @@ pub fn render(kernel: &Kernel, target: &Target, bindings: &Bindings, dialect: Di
         if groups == 0 {
             return Ok(Source { text: String::new(), size, groups: [0; 3], cluster: 1, shared: 0 });
         }
-        module.print(text)?;
+        let name = text.name(&kernel.template, target.family);
+        let def = KERNELS.iter().copied().flatten().find(|def| def.name == name).expect("every text has its row");
+        (def.fill)(&mut module, text)?;
         // A grid of one dimension stops at the target's limit: fold it.
         let y = groups.div_ceil(u64::from(target.max_groups));
         let x = groups.div_ceil(y).next_multiple_of(u64::from(cluster));
-        let name = text.name(&kernel.template, target.family);
-        let def = KERNELS.iter().find(|def| def.name == name).expect("every text has its row");
         let body = module.expand(def.text);
         let frame = Frame { module: &module, dialect, name, body, size, x, groups };
         let shared = frame.pool();
@@ -245,39 +224,6 @@ impl<'a> Module<'a> {
             cluster,
             lists: BTreeMap::new(),
         })
-    }
-
-    /// Fills the holes of a text.
-    fn print(&mut self, text: &Text) -> Result<(), String> {
-        let kernel = self.kernel;
-        if let Some((product, tiling)) = text.product(kernel) {
-            return match &kernel.template {
-                Template::Conv { groups, window } => self.conv(*groups, window, &product, tiling),
-                Template::ConvTranspose { .. } => self.conv_transpose(&product, tiling),
-                _ => self.matmul(&product, tiling),
-            };
-        }
-        match (&kernel.template, text) {
-            (Template::Map, Text::Elements(elements)) => self.map(elements),
-            (Template::Row { reductions, .. }, Text::Rows(rows)) => self.row(reductions, rows),
-            (Template::Attention { score, guarded, .. }, Text::Attention(cut)) => self.attention(score, *guarded, cut),
-            (Template::Conv { groups, window }, Text::ConvDirect(direct)) => self.conv_direct(*groups, window, direct),
-            (Template::ConvTranspose { groups, window }, _) => self.conv_transpose_each(*groups, window),
-            (Template::Pool { window, pool }, _) => self.pool(window, *pool),
-            (Template::Gather { strides, extents }, _) => self.gather(strides, extents),
-            (Template::Pad { before, mode }, _) => self.pad(before, *mode),
-            (Template::Resize { scales, offsets, mode }, _) => self.resize(scales, offsets, *mode),
-            (
-                Template::Map
-                | Template::Row { .. }
-                | Template::MatMul
-                | Template::Conv { .. }
-                | Template::Attention { .. },
-                _,
-            ) => {
-                unreachable!("its schedule was checked")
-            }
-        }
     }
 
     fn int(&mut self, name: impl Into<String>, value: isize) {
@@ -558,7 +504,7 @@ enum Input {
 mod tests {
     use super::*;
     use crate::expr::Expr;
-    use crate::kernel::MOST_ELEMENTS;
+    use crate::kernel::{MOST_ELEMENTS, Template};
     use crate::shape::Shape;
 
     /// A map over `shape` of reads with these strides.
@@ -646,7 +592,7 @@ mod tests {
 
     #[test]
     fn every_template_has_a_row_and_every_row_a_doc() {
-        for def in KERNELS {
+        for def in KERNELS.iter().copied().flatten() {
             assert!(!def.doc.is_empty() && def.text.starts_with("// "), "{}", def.name);
         }
         let cuda = rendered(

@@ -1,9 +1,16 @@
 //! Windows that slide over images.
 
-use super::Module;
 use super::scalar::Type::{F32, I32};
 use super::scalar::extreme;
-use crate::kernel::{Pool, Window};
+use super::{Module, kernels};
+use crate::kernel::meaning::mismatch;
+use crate::kernel::{Pool, Template, Window};
+
+kernels! {
+    |module, _| module.pool() => {
+        pool "pool.wgsl": "maximum or mean of a window",
+    }
+}
 
 impl Module<'_> {
     /// Constants of a windowed template: output extents, data extents, strides of the data (and weights), the window; which of the
@@ -36,7 +43,8 @@ impl Module<'_> {
         }
     }
 
-    pub(super) fn pool(&mut self, window: &Window, pool: Pool) -> Result<(), String> {
+    fn pool(&mut self) -> Result<(), String> {
+        let &Template::Pool { ref window, pool } = &self.kernel.template else { mismatch(&self.kernel.template) };
         self.windowed(window, None, &[0, 1, 2]);
         self.loader("data", 0);
         let ty = if pool == Pool::Max { self.value[0] } else { F32 };

@@ -3,16 +3,26 @@
 use super::locate::locate;
 use super::scalar::Type::{self, F32, F64, I32, I64};
 use super::scalar::{convert, extreme};
-use super::{Input, Module, Scalars};
-use crate::kernel::algorithm::Rows;
+use super::{Input, Module, Scalars, kernels};
+use crate::kernel::algorithm::{Rows, Text};
+use crate::kernel::meaning::mismatch;
 use crate::kernel::schedule::row::{Extents, Moving};
 use crate::kernel::space::{Space, over};
-use crate::kernel::{Reduction, RowReduction};
+use crate::kernel::{Reduction, RowReduction, Template};
 use crate::shape::Access;
 use std::collections::{BTreeMap, BTreeSet};
 
+kernels! {
+    |module, text| module.row(text) => {
+        row "row.wgsl": "reductions over trailing axes, then scalar code per row or element",
+        row_warp "row_warp.cu": "the same over dense rows, which warps hold in registers",
+    }
+}
+
 impl Module<'_> {
-    pub(super) fn row(&mut self, reductions: &[RowReduction], rows: &Rows) -> Result<(), String> {
+    fn row(&mut self, text: &Text) -> Result<(), String> {
+        let Template::Row { reductions, .. } = &self.kernel.template else { mismatch(&self.kernel.template) };
+        let Text::Rows(rows) = text else { mismatch(&self.kernel.template) };
         let extents = Extents::new(self.kernel);
         match *rows {
             Rows::Lanes { lanes, rows, along_row } => self.row_lanes(reductions, extents, [lanes, rows], along_row),

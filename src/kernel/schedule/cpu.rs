@@ -14,25 +14,23 @@ use crate::target::Target;
 const SHORT: f64 = 20e3;
 
 impl Cpu {
-    /// Threads that share a kernel; 0 if it is cut as threads come.
-    pub fn threads(&self) -> u32 {
-        match *self {
-            Cpu::Loops => 0,
+    fn threads_mut(&mut self) -> Option<&mut u32> {
+        match self {
+            Cpu::Loops => None,
             Cpu::Matmul { threads }
             | Cpu::Conv { threads, .. }
             | Cpu::Window { threads }
-            | Cpu::Attention { threads, .. } => threads,
+            | Cpu::Attention { threads, .. } => Some(threads),
         }
     }
 
+    /// Threads that share a kernel; 0 if it is cut as threads come.
+    pub fn threads(mut self) -> u32 {
+        self.threads_mut().map_or(0, |threads| *threads)
+    }
+
     fn with_threads(mut self, count: u32) -> Cpu {
-        match &mut self {
-            Cpu::Loops => {}
-            Cpu::Matmul { threads }
-            | Cpu::Conv { threads, .. }
-            | Cpu::Window { threads }
-            | Cpu::Attention { threads, .. } => *threads = count,
-        }
+        self.threads_mut().into_iter().for_each(|threads| *threads = count);
         self
     }
 
@@ -42,14 +40,7 @@ impl Cpu {
             return Err(format!("expected 1 to {} threads, found {threads}", target.threads));
         }
         match (self, &kernel.template) {
-            (
-                Cpu::Loops,
-                Template::Map
-                | Template::Row { .. }
-                | Template::Gather { .. }
-                | Template::Pad { .. }
-                | Template::Resize { .. },
-            ) => Ok(()),
+            (Cpu::Loops, _) if way(kernel) == Cpu::Loops => Ok(()),
             (Cpu::Matmul { .. }, Template::MatMul) => Ok(()),
             (Cpu::Window { .. }, Template::ConvTranspose { .. } | Template::Pool { .. }) => {
                 Windowed::new(kernel).map(drop)
@@ -80,7 +71,7 @@ fn is_depthwise(kernel: &Kernel, groups: usize) -> bool {
 }
 
 /// The way of a convolution that is expected to be fastest.
-fn way(kernel: &Kernel, groups: usize) -> Way {
+fn conv(kernel: &Kernel, groups: usize) -> Way {
     if is_depthwise(kernel, groups) {
         return Way::Depthwise;
     }
@@ -122,22 +113,20 @@ fn shared(kernel: &Kernel, cpu: Cpu, target: &Target) -> Cpu {
     one.with_threads(if alone >= SHORT { target.threads.max(1) } else { 1 })
 }
 
-/// The way that is expected to be fastest.
-pub(super) fn best(kernel: &Kernel, target: &Target) -> Cpu {
-    let cpu = match &kernel.template {
-        Template::Map
-        | Template::Row { .. }
-        | Template::Gather { .. }
-        | Template::Pad { .. }
-        | Template::Resize { .. } => {
-            return Cpu::Loops;
-        }
+/// The way that is expected to be fastest, by one thread. A template without a way of its own is computed by loops.
+fn way(kernel: &Kernel) -> Cpu {
+    match &kernel.template {
         Template::MatMul => Cpu::Matmul { threads: 1 },
-        Template::Conv { groups, .. } => Cpu::Conv { way: way(kernel, *groups), threads: 1 },
+        Template::Conv { groups, .. } => Cpu::Conv { way: conv(kernel, *groups), threads: 1 },
         Template::ConvTranspose { .. } | Template::Pool { .. } => Cpu::Window { threads: 1 },
         Template::Attention { .. } => Cpu::Attention { strip: strip(kernel), threads: 1 },
-    };
-    shared(kernel, cpu, target)
+        _ => Cpu::Loops,
+    }
+}
+
+/// The way that is expected to be fastest.
+pub(super) fn best(kernel: &Kernel, target: &Target) -> Cpu {
+    shared(kernel, way(kernel), target)
 }
 
 /// Every way that may be worth a try.

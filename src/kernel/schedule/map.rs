@@ -40,12 +40,12 @@ impl Elements {
 }
 
 /// One element per invocation: in small workgroups where there are few.
-pub(super) fn one(count: usize, target: &Target) -> Elements {
+fn one(count: usize, target: &Target) -> Elements {
     Elements::One { threads: if count < 1 << 14 { 64 } else { 256 }.min(target.max_workgroup) }
 }
 
 /// The way that is expected to be fastest.
-pub(super) fn best(kernel: &Kernel, target: &Target) -> Elements {
+fn best(kernel: &Kernel, target: &Target) -> Elements {
     let count = kernel.shape.numel();
     let width = if target.family == Family::Cuda { Moves::new(kernel).width(kernel) } else { 1 };
     if width == 1 {
@@ -62,8 +62,14 @@ pub(super) fn all(kernel: &Kernel, target: &Target) -> Vec<Elements> {
         let ways = [1, 2, 4].into_iter().flat_map(|rounds| [128, 256].map(|threads| (rounds, threads)));
         all.extend(ways.map(|(rounds, threads)| Elements::Vector { width, rounds, threads }));
     }
-    all.extend([64, 128, 256].map(|threads| Elements::One { threads }));
+    all.extend(ones(kernel, target));
     all
+}
+
+/// One element per invocation, in workgroups of every size. The best is the first.
+pub(super) fn ones(kernel: &Kernel, target: &Target) -> Vec<Elements> {
+    let others = [64, 128, 256].map(|threads| Elements::One { threads });
+    [one(kernel.shape.numel(), target)].into_iter().chain(others).collect()
 }
 
 /// The operands of a map that its body reads or writes, and how each moves along the index space.

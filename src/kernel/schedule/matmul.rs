@@ -1,6 +1,6 @@
 //! How a product of matrices is tiled on GPUs.
 
-use super::Launch;
+use super::{Launch, all_hold};
 use crate::dtype::DType;
 use crate::kernel::algorithm::Tiling;
 use crate::kernel::product::{Product, first_row_axis, is_vectorizable};
@@ -30,6 +30,19 @@ pub const WGMMA_TILE: [usize; 2] = [128, 256];
 /// Bytes of workgroup memory in which four stages of such tiles lie, of 64 slices of the inner axis each.
 pub const WGMMA_BYTES: usize = 4 * 64 * (WGMMA_TILE[0] + WGMMA_TILE[1]) * 2;
 
+/// An array in workgroup memory: its name in the text, its number of elements, and their bytes.
+pub(in crate::kernel) type Shared = (&'static str, usize, usize);
+
+/// What a workgroup of a product computes, and what it has for that.
+pub(in crate::kernel) struct Workgroup {
+    /// Rows and columns of the result.
+    pub(in crate::kernel) tile: [usize; 2],
+    /// Invocations.
+    pub(in crate::kernel) threads: usize,
+    /// Arrays that they share.
+    pub(in crate::kernel) shared: Vec<Shared>,
+}
+
 impl Tiling {
     /// The text, a row of [`crate::kernel::render::KERNELS`].
     pub fn text(&self) -> &'static str {
@@ -48,66 +61,51 @@ impl Tiling {
         }
     }
 
-    /// Rows and columns of the result of the product `p` that a workgroup computes.
-    pub(in crate::kernel) fn tile(&self, p: &Product) -> [usize; 2] {
-        match *self {
-            Tiling::Gemv { slices } => [p.m, GEMV_THREADS / slices],
-            Tiling::GemvVec4 { slices, along_k } => [p.m, if along_k { 1 } else { 4 } * (VEC4_THREADS / slices)],
-            Tiling::GemvVec16b { across: 0, .. } => [p.m, 4],
-            Tiling::GemvVec16b { across, .. } => [p.m, across * BYTES / p.element.size()],
-            Tiling::Tiles { tile } | Tiling::Mma { tile } | Tiling::MmaAsync { tile } => tile,
-            Tiling::Large | Tiling::Regs => [LARGE; 2],
-            Tiling::SliceK { tile, .. } => [tile; 2],
-            Tiling::SliceKWarp { rows } => [rows, SLICE_TILE],
-            Tiling::Wgmma => WGMMA_TILE,
-        }
-    }
-
-    /// Invocations of a workgroup.
-    pub(in crate::kernel) fn threads(&self) -> usize {
-        match *self {
-            Tiling::Gemv { .. } => GEMV_THREADS,
-            Tiling::GemvVec16b { threads, .. } => threads,
-            Tiling::Tiles { tile: [rows, columns] } => rows * columns / 16,
-            Tiling::MmaAsync { .. } => 128,
-            _ => 256,
-        }
-    }
-
-    /// The arrays in workgroup memory. Each has its name in the text, its number of elements, and its bytes.
-    pub(in crate::kernel) fn shared(&self, p: &Product) -> Vec<(&'static str, usize, usize)> {
-        let half = |along_k: bool, lines: usize| if along_k { lines * 40 } else { 32 * (lines + 8) };
+    /// A workgroup of a product that the text computes.
+    pub(in crate::kernel) fn workgroup(&self, p: &Product) -> Workgroup {
         let size = p.element.size();
+        let group = |tile, threads, shared: &[Shared]| Workgroup { tile, threads, shared: shared.to_vec() };
         match *self {
-            Tiling::Gemv { .. } => vec![("partial", GEMV_THREADS, 16)],
-            Tiling::GemvVec4 { .. } => vec![("partial", VEC4_THREADS * p.m, 16)],
-            Tiling::GemvVec16b { across: 0, .. } => Vec::new(),
-            Tiling::GemvVec16b { threads, across, .. } => {
-                vec![("partial", threads / 32 * across * (BYTES / size), 4)]
+            Tiling::Gemv { slices } => {
+                group([p.m, GEMV_THREADS / slices], GEMV_THREADS, &[("partial", GEMV_THREADS, 16)])
             }
-            Tiling::Tiles { tile: [rows, columns] } => vec![("tile_a", rows * STEP, 4), ("tile_b", columns * STEP, 4)],
-            Tiling::Large => vec![("tile_a", LARGE / 4 * STEP, 16), ("tile_b", LARGE / 4 * STEP, 16)],
+            Tiling::GemvVec4 { slices, along_k } => {
+                let columns = if along_k { 1 } else { 4 } * (VEC4_THREADS / slices);
+                group([p.m, columns], VEC4_THREADS, &[("partial", VEC4_THREADS * p.m, 16)])
+            }
+            Tiling::GemvVec16b { across: 0, threads, .. } => group([p.m, 4], threads, &[]),
+            Tiling::GemvVec16b { across, threads, .. } => {
+                let columns = across * (BYTES / size);
+                group([p.m, columns], threads, &[("partial", threads / 32 * columns, 4)])
+            }
+            Tiling::Tiles { tile: [rows, columns] } => {
+                let shared = [("tile_a", rows * STEP, 4), ("tile_b", columns * STEP, 4)];
+                group([rows, columns], rows * columns / 16, &shared)
+            }
+            Tiling::Large => group([LARGE; 2], 256, &["tile_a", "tile_b"].map(|tile| (tile, LARGE / 4 * STEP, 16))),
             Tiling::SliceK { tile, depth } => {
                 let slices = Tiling::groups_of(tile);
                 let (step, pitch) = (slices * depth, tile / 4 + 1);
-                vec![("tile", (2 * step * pitch).max(slices * tile * tile / 4), 16)]
+                group([tile; 2], 256, &[("tile", (2 * step * pitch).max(slices * tile * tile / 4), 16)])
             }
             Tiling::Regs => {
                 let bytes = if p.element == DType::F64 { 8 } else { 4 };
-                vec![("tile_a", 2 * 8 * 132, bytes), ("tile_b", 2 * 8 * 132, bytes)]
+                group([LARGE; 2], 256, &["tile_a", "tile_b"].map(|tile| (tile, 2 * 8 * 132, bytes)))
             }
             Tiling::SliceKWarp { rows } => {
-                vec![("tile", 8 * (rows + SLICE_TILE).saturating_mul(3 * 8).max(rows * SLICE_TILE), 4)]
+                let tile = 8 * (3 * 8 * (rows + SLICE_TILE)).max(rows * SLICE_TILE);
+                group([rows, SLICE_TILE], 256, &[("tile", tile, 4)])
             }
             Tiling::Mma { tile: [rows, columns] } => {
-                vec![("tile_a", 2 * half(p.a.along_k, rows), size), ("tile_b", 2 * half(p.b.along_k, columns), size)]
+                let half = |along_k: bool, lines: usize| 2 * if along_k { lines * 40 } else { 32 * (lines + 8) };
+                let shared = [("tile_a", half(p.a.along_k, rows), size), ("tile_b", half(p.b.along_k, columns), size)];
+                group([rows, columns], 256, &shared)
             }
             Tiling::MmaAsync { tile: [rows, columns] } => {
-                let stages = 3 * (rows + columns) * 32;
-                let sums = 2 * (rows / 2) * (columns + 8);
-                vec![("tile", stages.max(sums), size)]
+                let (stages, sums) = (3 * (rows + columns) * 32, 2 * (rows / 2) * (columns + 8));
+                group([rows, columns], 128, &[("tile", stages.max(sums), size)])
             }
-            Tiling::Wgmma => vec![("tile", WGMMA_BYTES / size, size)],
+            Tiling::Wgmma => group(WGMMA_TILE, 256, &[("tile", WGMMA_BYTES / size, size)]),
         }
     }
 
@@ -116,13 +114,13 @@ impl Tiling {
         256 * 16 / (tile * tile)
     }
 
-    /// The launch of a product.
+    /// The launch of a product that the text computes.
     pub(in crate::kernel) fn launch(&self, p: &Product) -> Launch {
-        let [rows, columns] = self.tile(p);
+        let Workgroup { tile: [rows, columns], threads, shared } = self.workgroup(p);
         let rows = if p.m <= FEW_ROWS && rows == p.m { 1 } else { p.m.div_ceil(rows.max(1)) };
         let groups = (p.batch as u64).saturating_mul((rows as u64).saturating_mul(p.n.div_ceil(columns.max(1)) as u64));
-        let shared = self.shared(p).into_iter().map(|(_, len, size)| (len * size).next_multiple_of(16) as u64).sum();
-        Launch { threads: self.threads() as u32, groups, cluster: 1, shared }
+        let shared = shared.into_iter().map(|(_, len, size)| (len * size).next_multiple_of(16) as u64).sum();
+        Launch { threads: threads as u32, groups, cluster: 1, shared }
     }
 
     /// True if the text computes the product on the target.
@@ -130,75 +128,52 @@ impl Tiling {
     /// # Errors
     /// The first rule that it breaks.
     pub(in crate::kernel) fn check(&self, p: &Product, target: &Target) -> Result<(), String> {
-        let rule = |holds: bool, what: &str| if holds { Ok(()) } else { Err(format!("{}: {what}", self.text())) };
         let power = |n: usize, most: usize| n.is_power_of_two() && n <= most;
-        let cuda = target.family == Family::Cuda;
-        let only_cuda = || rule(cuda, "it is written for CUDA");
-        let halves = || rule(p.element.is_half() && p.is_uniform, "it multiplies halves of one type");
-        let few = || rule(p.m <= FEW_ROWS, "it has at most 4 rows");
-        let copies = || {
-            rule(
-                p.copies_async && target.compute >= 80,
-                "its operands are not copied 16 bytes at a time on this target",
-            )
-        };
-        match *self {
-            Tiling::Gemv { slices } => {
-                few()?;
-                rule(power(slices, 32), "expected a power of two up to 32 slices")
-            }
-            Tiling::GemvVec4 { slices, along_k } => {
-                rule(!cuda, "it is written for WGSL")?;
-                few()?;
-                rule(power(slices, 128), "expected a power of two up to 128 slices")?;
-                rule(p.b.axes[usize::from(!along_k)].is_some(), "its right operand has no such axis")
-            }
+        let wgsl = (target.family != Family::Cuda, "it is written for WGSL");
+        let cuda = (target.family == Family::Cuda, "it is written for CUDA");
+        let halves = (p.element.is_half() && p.is_uniform, "it multiplies halves of one type");
+        let few = (p.m <= FEW_ROWS, "it has at most 4 rows");
+        let async_copy = p.copies_async && target.compute >= 80;
+        let copies = (async_copy, "its operands are not copied 16 bytes at a time on this target");
+        let tile = |known: bool| (known, "it has no such tile");
+        let rules = match *self {
+            Tiling::Gemv { slices } => vec![few, (power(slices, 32), "expected a power of two up to 32 slices")],
+            Tiling::GemvVec4 { slices, along_k } => vec![
+                wgsl,
+                few,
+                (power(slices, 128), "expected a power of two up to 128 slices"),
+                (p.b.axes[usize::from(!along_k)].is_some(), "its right operand has no such axis"),
+            ],
             Tiling::GemvVec16b { threads, across, unroll } => {
-                only_cuda()?;
-                few()?;
-                rule(p.b.is_vectorizable, "its right operand does not lie 16 bytes at a time")?;
-                rule(p.b.along_k == (across == 0), "its 16 bytes lie along the other axis")?;
-                let threads = if across == 0 {
-                    threads == 128
-                } else {
-                    power(threads, 512) && threads >= 64 && power(across, 32) && across >= 2 && matches!(unroll, 4 | 8)
+                let known = match across {
+                    0 => threads == 128,
+                    2..=32 => power(threads, 512) && threads >= 64 && power(across, 32) && matches!(unroll, 4 | 8),
+                    _ => false,
                 };
-                rule(threads, "expected 64 to 512 invocations, 2 to 32 side by side, 4 or 8 slices at a time")
+                vec![
+                    cuda,
+                    few,
+                    (p.b.is_vectorizable, "its right operand does not lie 16 bytes at a time"),
+                    (p.b.along_k == (across == 0), "its 16 bytes lie along the other axis"),
+                    (known, "expected 64 to 512 invocations, 2 to 32 side by side, 4 or 8 slices at a time"),
+                ]
             }
-            Tiling::Tiles { tile } => {
-                let known = TILES.contains(&tile);
-                rule(known, &format!("expected a tile of {TILES:?}, found {tile:?}"))
-            }
-            Tiling::Large => Ok(()),
-            Tiling::SliceK { tile, depth } => {
-                rule(SLICES_K.contains(&(tile, depth)), &format!("expected a tile and a depth of {SLICES_K:?}"))
-            }
-            Tiling::Regs => only_cuda(),
+            Tiling::Tiles { tile: found } => vec![tile(TILES.contains(&found))],
+            Tiling::Large => Vec::new(),
+            Tiling::SliceK { tile: found, depth } => vec![tile(SLICES_K.contains(&(found, depth)))],
+            Tiling::Regs => vec![cuda],
             Tiling::SliceKWarp { rows } => {
-                only_cuda()?;
-                copies()?;
-                rule(p.element == DType::F32, "it multiplies f32")?;
-                rule(matches!(rows, 16 | SLICE_TILE), "expected tiles of 16 or 32 rows")
+                let f32s = (p.element == DType::F32, "it multiplies f32");
+                vec![cuda, copies, f32s, tile(matches!(rows, 16 | SLICE_TILE))]
             }
-            Tiling::Mma { tile } => {
-                only_cuda()?;
-                halves()?;
-                rule(MMA.contains(&tile) && tile[0] == tile[1], &format!("expected a square tile of {MMA:?}"))
-            }
-            Tiling::MmaAsync { tile } => {
-                only_cuda()?;
-                halves()?;
-                copies()?;
-                rule(MMA.contains(&tile), &format!("expected a tile of {MMA:?}"))
-            }
+            Tiling::Mma { tile: found } => vec![cuda, halves, tile(MMA.contains(&found) && found[0] == found[1])],
+            Tiling::MmaAsync { tile: found } => vec![cuda, halves, copies, tile(MMA.contains(&found))],
             Tiling::Wgmma => {
-                only_cuda()?;
-                halves()?;
-                copies()?;
-                rule(target.compute == 90, "it is for compute capability 9.0")?;
-                rule(p.b.along_k, "its right operand does not lie along the inner axis")
+                let here = (target.compute == 90, "it is for compute capability 9.0");
+                vec![cuda, halves, copies, here, (p.b.along_k, "its right operand does not lie along the inner axis")]
             }
-        }
+        };
+        all_hold(self.text(), &rules)
     }
 }
 

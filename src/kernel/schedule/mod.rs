@@ -11,8 +11,9 @@ use super::algorithm::{Cpu, Cut, Elements, Rows, Schedule, Text, Tiling};
 use super::call::Call;
 use super::library;
 use super::product::Product;
-use super::{Kernel, Pool, Template, check_prologues, fits_i32};
+use super::{Kernel, Template, check_prologues, fits_i32};
 use crate::target::{Family, Target};
+use std::iter::once_with;
 
 pub mod attention;
 pub mod conv;
@@ -126,10 +127,6 @@ impl Text {
     }
 
     fn check(&self, kernel: &Kernel, target: &Target) -> Result<(), String> {
-        let floats = |n: usize| {
-            let odd = kernel.reads[..n].iter().find(|o| !o.dtype.is_float());
-            odd.map_or(Ok(()), |o| Err(format!("its core is of floats, found {}", o.dtype)))
-        };
         let empty = kernel.shape.contains(&0);
         match (self, &kernel.template) {
             (Text::Rows(rows), Template::Row { .. }) => rows.check(kernel, target)?,
@@ -138,24 +135,7 @@ impl Text {
                 return if empty { Ok(()) } else { Err(format!("there is something to compute: {}", kernel.shape)) };
             }
             (_, _) if empty => return Err("an empty index space needs no text".into()),
-            (Text::Elements(elements), Template::Map) => elements.check(kernel, target)?,
-            (
-                Text::Elements(elements @ Elements::One { .. }),
-                Template::Pool { .. }
-                | Template::Gather { .. }
-                | Template::Pad { .. }
-                | Template::Resize { .. }
-                | Template::ConvTranspose { .. },
-            ) => {
-                match kernel.template {
-                    Template::ConvTranspose { .. } => floats(2)?,
-                    Template::Pool { pool, .. } if pool != Pool::Max => floats(1)?,
-                    _ => {}
-                }
-                elements.check(kernel, target)?;
-            }
             (&Text::Matmul { row_axis, tiling, .. }, Template::MatMul) => {
-                floats(2)?;
                 let first = super::product::first_row_axis(kernel);
                 if !(first..=kernel.shape.len() - 2).contains(&row_axis) {
                     return Err(format!("expected rows from axis {first} on, found {row_axis}"));
@@ -163,26 +143,25 @@ impl Text {
                 self.check_tiling(kernel, tiling, target)?;
             }
             (&Text::Conv { patches, tiling }, Template::Conv { groups, window }) => {
-                floats(2)?;
                 if patches.is_some() && patches != conv::by_patches(kernel, *groups, window, target) {
                     return Err("its patches do not lie 16 bytes at a time".into());
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
             (Text::ConvDirect(direct), Template::Conv { groups, window }) => {
-                floats(2)?;
                 direct.check(kernel, *groups, window, target)?;
             }
             (&Text::ConvTranspose { tiling }, Template::ConvTranspose { window, .. }) => {
-                floats(2)?;
                 if !conv::has_phases(window) {
                     return Err("its window's taps have no phases".into());
                 }
                 self.check_tiling(kernel, tiling, target)?;
             }
-            (Text::Attention(cut), Template::Attention { .. }) => {
-                floats(3)?;
-                cut.check(kernel, target)?;
+            (Text::Attention(cut), Template::Attention { .. }) => cut.check(kernel, target)?,
+            (Text::Elements(elements), Template::Map) => elements.check(kernel, target)?,
+            // Any other template has a text of one invocation per element.
+            (Text::Elements(elements @ Elements::One { .. }), template) if !has_texts(template) => {
+                elements.check(kernel, target)?;
             }
             _ => return Err(format!("the text does not compute template '{}'", kernel.template.name())),
         }
@@ -220,6 +199,15 @@ impl Text {
             _ => Vec::new(),
         }
     }
+}
+
+/// Judges rules of a text, each by its words.
+///
+/// # Errors
+/// The first that does not hold.
+fn all_hold(text: &str, rules: &[(bool, &str)]) -> Result<(), String> {
+    let broken = rules.iter().find(|(holds, _)| !holds);
+    broken.map_or(Ok(()), |(_, what)| Err(format!("{text}: {what}")))
 }
 
 impl Launch {
@@ -300,11 +288,9 @@ fn is_choosable(kernel: &Kernel, target: &Target) -> Result<(), String> {
 /// When the target has no algorithm for it.
 pub fn choose(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Result<Schedule, String> {
     is_choosable(kernel, target)?;
-    let legal = |schedule: Schedule| {
-        let scheduled = Kernel { schedule, ..kernel.clone() };
-        check(&scheduled, target).map(|_| scheduled.schedule)
-    };
-    let first = legal(best(kernel, target, own));
+    let best = all(kernel, target, own).next().ok_or("it has no algorithm")?;
+    let best = Kernel { schedule: best, ..kernel.clone() };
+    let first = check(&best, target).map(|_| best.schedule);
     first.or_else(|why| candidates(kernel, target, own).into_iter().next().ok_or(why))
 }
 
@@ -324,16 +310,8 @@ pub fn candidates(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
     if is_choosable(kernel, target).is_err() {
         return Vec::new();
     }
-    let mut all = vec![best(kernel, target, own)];
-    match target.family {
-        Family::Cpu => all.extend(cpu::all(kernel, target).into_iter().map(Schedule::Cpu)),
-        Family::Wgpu | Family::Cuda => {
-            all.extend(library::call(kernel, target).map(Schedule::Library));
-            all.extend(texts(kernel, target, own).into_iter().map(Schedule::Text));
-        }
-    }
     let mut legal: Vec<Schedule> = Vec::new();
-    for schedule in all {
+    for schedule in all(kernel, target, own) {
         let scheduled = Kernel { schedule, ..kernel.clone() };
         let needs = check(&scheduled, target);
         if needs.is_ok_and(|needs| needs.own.iter().all(|&slot| own(slot))) && !legal.contains(&scheduled.schedule) {
@@ -343,94 +321,68 @@ pub fn candidates(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool)
     legal
 }
 
-/// The schedule that is expected to be fastest. It may be illegal on a target that lacks what other devices have.
-fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Schedule {
+/// A list whose later parts are made when they are asked for.
+type Lazy<'a, T> = Box<dyn Iterator<Item = T> + 'a>;
+
+/// Every schedule that may be worth a try. The one that is expected to be fastest is the first. Some may be illegal on a target that lacks
+/// what other devices have.
+fn all<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> bool) -> Lazy<'a, Schedule> {
     if target.family == Family::Cpu {
-        return Schedule::Cpu(cpu::best(kernel, target));
+        return Box::new(cpu::all(kernel, target).into_iter().map(Schedule::Cpu));
     }
-    match library::call(kernel, target).filter(|call| !split::prefers_text(kernel, call, target)) {
-        Some(call) => Schedule::Library(call),
-        None => Schedule::Text(best_text(kernel, target, own)),
-    }
+    let mut texts = texts(kernel, target, own).map(Schedule::Text);
+    let call = library::call(kernel, target);
+    let prefers_text = call.as_ref().is_none_or(|call| split::prefers_text(kernel, call, target));
+    let first = if prefers_text { texts.next() } else { None };
+    Box::new(first.into_iter().chain(call.map(Schedule::Library)).chain(texts))
 }
 
-/// The text that is expected to be fastest.
-fn best_text(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Text {
+/// True if a template has texts that do more per invocation than one element, and none that does just that.
+fn has_texts(template: &Template) -> bool {
+    matches!(template, Template::MatMul | Template::Conv { .. } | Template::Attention { .. })
+}
+
+/// Every text that may be worth a try, the best first.
+fn texts<'a>(kernel: &'a Kernel, target: &'a Target, own: &'a dyn Fn(usize) -> bool) -> Lazy<'a, Text> {
     if kernel.shape.contains(&0) && !matches!(kernel.template, Template::Row { .. }) {
-        return Text::Nothing;
+        return Box::new([Text::Nothing].into_iter());
     }
-    let one = || Text::Elements(map::one(kernel.shape.numel(), target));
+    let ones = || map::ones(kernel, target).into_iter().map(Text::Elements);
     match &kernel.template {
-        Template::Map => Text::Elements(map::best(kernel, target)),
-        Template::Row { .. } => Text::Rows(row::best(kernel, target)),
+        Template::Map => Box::new(map::all(kernel, target).into_iter().map(Text::Elements)),
+        Template::Row { .. } => Box::new(row::all(kernel, target).into_iter().map(Text::Rows)),
+        Template::Attention { .. } => Box::new(attention::all(kernel, target, own).into_iter().map(Text::Attention)),
         Template::MatMul => {
-            let (row_axis, transposed) = matmul::rows(kernel, target);
-            let product = Product::matmul(kernel, row_axis, transposed);
-            Text::Matmul { row_axis, transposed, tiling: matmul::best(kernel, &product, target, own) }
+            let (first, chosen) = matmul::rows(kernel, target);
+            let ways = [(first, chosen), (first, !chosen), (kernel.shape.len() - 2, chosen)];
+            Box::new(ways.into_iter().flat_map(move |(row_axis, transposed)| {
+                let product = Product::matmul(kernel, row_axis, transposed);
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                tilings.map(move |tiling| Text::Matmul { row_axis, transposed, tiling })
+            }))
         }
         Template::Conv { groups, window } => {
             let weights = &kernel.reads[1].access.shape;
-            if !conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product()) {
-                return Text::ConvDirect(conv::direct(kernel, *groups, window, target));
-            }
-            let patches = conv::by_patches(kernel, *groups, window, target);
-            let product = Product::conv(kernel, *groups, window, patches);
-            Text::Conv { patches, tiling: matmul::best(kernel, &product, target, own) }
+            let unfolds = conv::unfolds(kernel.shape[1] / (*groups).max(1), weights[1..].iter().product());
+            let direct = move || conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect);
+            let best = if unfolds { None } else { direct().next() };
+            let found = conv::by_patches(kernel, *groups, window, target);
+            let products = [found, None].into_iter().flat_map(move |patches| {
+                let product = Product::conv(kernel, *groups, window, patches);
+                let tilings = matmul::all(kernel, &product, target, own).into_iter();
+                tilings.map(move |tiling| Text::Conv { patches, tiling })
+            });
+            Box::new(best.into_iter().chain(products).chain(once_with(direct).flatten()))
         }
         Template::ConvTranspose { groups, window } => {
             let [out, input] = [kernel.shape[1], kernel.reads[0].access.shape[1]].map(|n| n / (*groups).max(1));
-            if !conv::unfolds_transposed(out, input, window) {
-                return one();
-            }
-            let product = Product::conv_transpose(kernel, *groups, window);
-            Text::ConvTranspose { tiling: matmul::best(kernel, &product, target, own) }
-        }
-        Template::Attention { .. } => Text::Attention(attention::best(kernel, target, own)),
-        Template::Pool { .. } | Template::Gather { .. } | Template::Pad { .. } | Template::Resize { .. } => one(),
-    }
-}
-
-/// Every text that may be worth a try; some may not be legal.
-fn texts(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool) -> Vec<Text> {
-    let best = best_text(kernel, target, own);
-    let mut all = vec![best];
-    let ones =
-        || map::all(kernel, target).into_iter().filter(|e| matches!(e, Elements::One { .. })).map(Text::Elements);
-    match (&kernel.template, best) {
-        (_, Text::Nothing) => {}
-        (Template::Map, _) => all.extend(map::all(kernel, target).into_iter().map(Text::Elements)),
-        (Template::Row { .. }, _) => all.extend(row::all(kernel, target).into_iter().map(Text::Rows)),
-        (Template::MatMul, _) => {
-            let (first, chosen) = matmul::rows(kernel, target);
-            for (row_axis, transposed) in [(first, chosen), (first, !chosen), (kernel.shape.len() - 2, chosen)] {
-                let product = Product::matmul(kernel, row_axis, transposed);
-                let tilings = matmul::all(kernel, &product, target, own).into_iter();
-                all.extend(tilings.map(|tiling| Text::Matmul { row_axis, transposed, tiling }));
-            }
-        }
-        (Template::Conv { groups, window }, _) => {
-            let found = conv::by_patches(kernel, *groups, window, target);
-            for patches in [found, None] {
-                let product = Product::conv(kernel, *groups, window, patches);
-                let tilings = matmul::all(kernel, &product, target, own).into_iter();
-                all.extend(tilings.map(|tiling| Text::Conv { patches, tiling }));
-            }
-            all.extend(conv::all_direct(kernel, *groups, window, target).into_iter().map(Text::ConvDirect));
-        }
-        (Template::ConvTranspose { groups, window }, _) => {
-            if conv::has_phases(window) {
+            let best = if conv::unfolds_transposed(out, input, window) { None } else { ones().next() };
+            let products = conv::has_phases(window).then(|| {
                 let product = Product::conv_transpose(kernel, *groups, window);
-                let tilings = matmul::all(kernel, &product, target, own).into_iter();
-                all.extend(tilings.map(|tiling| Text::ConvTranspose { tiling }));
-            }
-            all.extend(ones());
+                matmul::all(kernel, &product, target, own).into_iter().map(|tiling| Text::ConvTranspose { tiling })
+            });
+            Box::new(best.into_iter().chain(products.into_iter().flatten()).chain(ones()))
         }
-        (Template::Attention { .. }, _) => {
-            all.extend(attention::all(kernel, target, own).into_iter().map(Text::Attention));
-        }
-        (Template::Pool { .. } | Template::Gather { .. } | Template::Pad { .. } | Template::Resize { .. }, _) => {
-            all.extend(ones());
-        }
+        _ => Box::new(ones()),
     }
-    all
 }

@@ -27,14 +27,9 @@ pub fn check(kernel: &Kernel, target: &Target) -> Verdict {
             }
         }
         Template::Attention { score, .. } => check_score(kernel, score, target)?,
-        Template::Map
-        | Template::MatMul
-        | Template::Conv { .. }
-        | Template::ConvTranspose { .. }
-        | Template::Pool { .. }
-        | Template::Gather { .. }
-        | Template::Pad { .. }
-        | Template::Resize { .. } => {}
+        _ => {
+            ensure(template.bodies().is_empty(), || format!("no rule for the code of template '{}'", template.name()))?
+        }
     }
     let types = scope.check(body)?;
     for (i, (dtype, operand)) in types.into_iter().zip(writes).enumerate() {
