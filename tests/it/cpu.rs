@@ -1,6 +1,11 @@
 //! The CPU backend by itself: every kernel case on every instruction set, with one thread and with two, packed and not; and the launches
 //! that it refuses.
 
+mod conv;
+mod gemm;
+mod math;
+mod window;
+
 use crate::kernels;
 use crate::kernels::Case;
 use plimsoll::internals::backend::cpu::simd::Isa;
