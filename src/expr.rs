@@ -5,8 +5,8 @@
 //! conversions.
 
 use crate::dtype::DType;
+use crate::hash::FastMap;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::ops;
 use std::sync::Arc;
 
@@ -138,6 +138,8 @@ struct Tree {
     code: Code,
     operands: Vec<Expr>,
     dtype: DType,
+    /// True if the value depends on the index.
+    is_indexed: bool,
 }
 
 /// A scalar expression. Cheap to clone; clones share their branches.
@@ -146,7 +148,8 @@ pub struct Expr(Arc<Tree>);
 
 impl Expr {
     fn new(code: Code, operands: &[&Expr], dtype: DType) -> Expr {
-        Expr(Arc::new(Tree { code, operands: operands.iter().copied().cloned().collect(), dtype }))
+        let is_indexed = matches!(code, Code::Index(_)) || operands.iter().any(|operand| operand.is_indexed());
+        Expr(Arc::new(Tree { code, operands: operands.iter().copied().cloned().collect(), dtype, is_indexed }))
     }
 
     /// A literal of the given type.
@@ -172,6 +175,11 @@ impl Expr {
     /// The type of the value.
     pub fn dtype(&self) -> DType {
         self.0.dtype
+    }
+
+    /// True if the value depends on the index of the element.
+    pub fn is_indexed(&self) -> bool {
+        self.0.is_indexed
     }
 
     /// The literal's value, if this is one.
@@ -269,8 +277,8 @@ impl ops::Neg for Expr {
 #[derive(Default)]
 struct Interner {
     body: Body,
-    seen: HashMap<(Key, DType), u32>,
-    trees: HashMap<*const Tree, u32>,
+    seen: FastMap<(Key, DType), u32>,
+    trees: FastMap<*const Tree, u32>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -329,7 +337,7 @@ impl Interner {
             if self.trees.contains_key(&id) {
                 continue;
             }
-            let Tree { code, operands, dtype } = &*expr.0;
+            let Tree { code, operands, dtype, .. } = &*expr.0;
             if !expanded {
                 stack.push((expr, true));
                 stack.extend(operands.iter().rev().map(|operand| (operand, false)));

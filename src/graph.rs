@@ -8,10 +8,10 @@ use crate::ops;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
-use petgraph::visit::EdgeRef;
+use petgraph::visit::{EdgeRef, IntoEdgeReferences};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BinaryHeap, HashSet};
+use std::sync::{Arc, OnceLock};
 
 /// The most nodes that a graph may grow to when operators are decomposed or a file's functions are expanded.
 pub const MAX_NODES: usize = 1 << 18;
@@ -93,6 +93,15 @@ pub struct Graph {
     inputs: Vec<ValueId>,
     outputs: Vec<(String, ValueId)>,
     cursor: u32,
+    known: Known,
+}
+
+/// Properties of a graph. They are computed on request, and hold until the graph changes.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    order: OnceLock<Vec<u32>>,
+    verified: OnceLock<()>,
+    swept: bool,
 }
 
 fn index(node: u32) -> NodeIndex {
@@ -113,6 +122,7 @@ impl Graph {
         outputs: Vec<Output>,
         inputs: &[Option<ValueId>],
     ) -> u32 {
+        self.known = Known::default();
         let (slots, position) = (inputs.len() as u32, self.cursor);
         let node = self.dag.add_node(Node { name, kind, attrs, outputs, slots, position });
         for (slot, input) in inputs.iter().enumerate() {
@@ -142,6 +152,7 @@ impl Graph {
 
     /// Declares a value as an output of the graph.
     pub fn output(&mut self, name: impl Into<String>, value: ValueId) {
+        self.known = Known::default();
         self.outputs.push((name.into(), value));
     }
 
@@ -186,10 +197,10 @@ impl Graph {
             };
             return Err(format!("expected {expected} inputs, found {}", inputs.len()));
         }
-        let data: Vec<_> = op.inputs.iter().filter(|i| !i.shapes()).collect();
-        for (slot, input) in inputs.iter().enumerate() {
-            let declared = data[slot.min(data.len() - 1)];
-            if input.is_none() && declared.arity != Arity::Optional {
+        for slot in (0..inputs.len()).filter(|&slot| inputs[slot].is_none()) {
+            let mut data = op.inputs.iter().filter(|i| !i.shapes());
+            let declared = data.clone().nth(slot).or(data.next_back()).expect("its arity allows the input");
+            if declared.arity != Arity::Optional {
                 return Err(format!("input '{}' is required but left empty", declared.name));
             }
         }
@@ -311,6 +322,7 @@ impl Graph {
 
     /// Makes every reader of `old` read `new` instead, outputs of the graph included.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
+        self.known = Known::default();
         let edges = self.dag.edges_directed(index(old.node), Direction::Outgoing);
         let edges: Vec<_> = edges.filter(|e| e.weight().port == old.port).map(|e| (e.id(), e.target())).collect();
         for (edge, target) in edges {
@@ -327,16 +339,21 @@ impl Graph {
 
     /// Removes every node that no output depends on; inputs stay.
     pub fn sweep(&mut self) {
-        let mut live: HashSet<u32> = self.inputs.iter().map(|v| v.node).collect();
-        let mut stack: Vec<u32> = self.outputs.iter().map(|(_, v)| v.node).collect();
+        if self.known.swept {
+            return;
+        }
+        let mut live = vec![false; self.bound()];
+        let mut stack: Vec<NodeIndex> = self.outputs.iter().map(|(_, v)| index(v.node)).collect();
         while let Some(node) = stack.pop() {
-            if live.insert(node) {
-                stack.extend(self.uses(index(node), Direction::Incoming).map(|(source, ..)| source.index() as u32));
+            if !std::mem::replace(&mut live[node.index()], true) {
+                stack.extend(self.uses(node, Direction::Incoming).map(|(source, ..)| source));
             }
         }
-        let kept = |node: NodeIndex, weight| live.contains(&(node.index() as u32)).then_some(weight);
+        self.inputs.iter().for_each(|v| live[v.node as usize] = true);
         let dag = std::mem::take(&mut self.dag);
+        let kept = |node: NodeIndex, weight| live[node.index()].then_some(weight);
         self.dag = dag.filter_map_owned(kept, |_, edge: Use| edge.slot.is_some().then_some(edge));
+        self.known = Known { swept: true, ..Known::default() };
     }
 
     /// All nodes, each behind the nodes that it reads; otherwise in the order of the file.
@@ -344,20 +361,19 @@ impl Graph {
     /// # Errors
     /// When the graph has a cycle.
     pub fn order(&self) -> Result<Vec<u32>> {
-        let mut missing: HashMap<NodeIndex, usize> = HashMap::with_capacity(self.len());
-        let mut ready = BinaryHeap::new();
-        for node in self.dag.node_indices() {
-            let reads = self.uses(node, Direction::Incoming).count();
-            missing.insert(node, reads);
-            if reads == 0 {
-                ready.push(Reverse((self.dag[node].position, node)));
-            }
+        if let Some(order) = self.known.order.get() {
+            return Ok(order.clone());
         }
+        let mut missing = vec![0_u32; self.bound()];
+        let edges = self.dag.edge_references().filter(|edge| edge.weight().slot.is_some());
+        edges.for_each(|edge| missing[edge.target().index()] += 1);
+        let roots = self.dag.node_indices().filter(|node| missing[node.index()] == 0);
+        let mut ready: BinaryHeap<_> = roots.map(|node| Reverse((self.dag[node].position, node))).collect();
         let mut order = Vec::with_capacity(self.len());
         while let Some(Reverse((_, node))) = ready.pop() {
             order.push(node.index() as u32);
             for (_, target, ..) in self.uses(node, Direction::Outgoing) {
-                let reads = missing.get_mut(&target).expect("every node was counted");
+                let reads = &mut missing[target.index()];
                 *reads -= 1;
                 if *reads == 0 {
                     ready.push(Reverse((self.dag[target].position, target)));
@@ -365,10 +381,10 @@ impl Graph {
             }
         }
         if order.len() != self.len() {
-            let stuck = self.dag.node_indices().find(|n| missing[n] > 0).map(|n| self.dag[n].name.clone());
+            let stuck = self.dag.node_indices().find(|n| missing[n.index()] > 0).map(|n| self.dag[n].name.clone());
             return Err(Error::graph(format!("node '{}' depends on itself", stuck.unwrap_or_default())));
         }
-        Ok(order)
+        Ok(self.known.order.get_or_init(|| order).clone())
     }
 
     /// Places nodes added from now on where `node` stands in the order of the file.
@@ -407,20 +423,26 @@ impl Graph {
     /// # Errors
     /// The first invariant that does not hold, with the node.
     pub fn verify(&self) -> Result<()> {
+        if self.known.verified.get().is_some() {
+            return Ok(());
+        }
+        let mut operands = Vec::new();
         for id in self.order()? {
             let node = self.node(id);
-            let mut fed = HashSet::new();
+            operands.clear();
+            operands.resize(node.slots as usize, None);
             for (source, _, port, slot) in self.uses(index(id), Direction::Incoming) {
                 if port as usize >= self.dag[source].outputs.len() {
                     return Err(node.error(format!("input {slot} reads a port that does not exist")));
                 }
-                if slot >= node.slots || !fed.insert(slot) {
-                    return Err(node.error(format!("input {slot} is fed twice or does not exist")));
+                match operands.get_mut(slot as usize) {
+                    Some(free @ None) => *free = Some(ValueId { node: source.index() as u32, port }),
+                    _ => return Err(node.error(format!("input {slot} is fed twice or does not exist"))),
                 }
             }
             node.outputs.iter().try_for_each(|o| o.fact.countable()).map_err(|what| node.error(what))?;
             if let Kind::Op(op) = node.kind {
-                let facts = self.infer(op, &self.operands(id), &node.attrs).map_err(|what| node.error(what))?;
+                let facts = self.infer(op, &operands, &node.attrs).map_err(|what| node.error(what))?;
                 if !facts.iter().eq(node.outputs.iter().map(|o| &o.fact)) {
                     return Err(node.error("its facts are not what its inputs imply"));
                 }
@@ -432,6 +454,7 @@ impl Graph {
                 return Err(Error::graph(format!("output '{name}' reads a value that does not exist")));
             }
         }
+        self.known.verified.get_or_init(|| ());
         Ok(())
     }
 }

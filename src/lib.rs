@@ -49,6 +49,7 @@ mod exec;
 mod expr;
 mod file;
 mod graph;
+mod hash;
 mod kernel;
 mod npy;
 mod onnx;

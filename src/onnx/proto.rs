@@ -9,146 +9,186 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use bytes::Bytes;
 
-/// A whole file.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ModelProto {
-    #[prost(int64, tag = "1")]
-    pub ir_version: i64,
-    #[prost(string, tag = "2")]
-    pub producer_name: String,
-    #[prost(string, tag = "3")]
-    pub producer_version: String,
-    #[prost(string, tag = "4")]
-    pub domain: String,
-    #[prost(int64, tag = "5")]
-    pub model_version: i64,
-    #[prost(string, tag = "6")]
-    pub doc_string: String,
-    #[prost(message, optional, tag = "7")]
-    pub graph: Option<GraphProto>,
-    #[prost(message, repeated, tag = "8")]
-    pub opset_import: Vec<OperatorSetIdProto>,
-    #[prost(message, repeated, tag = "14")]
-    pub metadata_props: Vec<StringStringEntryProto>,
-    #[prost(message, repeated, tag = "25")]
-    pub functions: Vec<FunctionProto>,
+/// Declares messages. Before a field stand its kind and its number.
+macro_rules! messages {
+    ($($(#[$doc:meta])* $name:ident { $(($($kind:tt)*) $field:ident: $type:ty,)* })*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, prost::Message)]
+        pub struct $name { $(#[prost($($kind)*)] pub $field: $type,)* }
+    )*};
 }
 
-/// A set of operators (`""` is ONNX's own) and its version.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct OperatorSetIdProto {
-    #[prost(string, tag = "1")]
-    pub domain: String,
-    #[prost(int64, tag = "2")]
-    pub version: i64,
-}
+messages! {
+    /// A whole file.
+    ModelProto {
+        (int64, tag = "1") ir_version: i64,
+        (string, tag = "2") producer_name: String,
+        (string, tag = "3") producer_version: String,
+        (string, tag = "4") domain: String,
+        (int64, tag = "5") model_version: i64,
+        (string, tag = "6") doc_string: String,
+        (message, optional, tag = "7") graph: Option<GraphProto>,
+        (message, repeated, tag = "8") opset_import: Vec<OperatorSetIdProto>,
+        (message, repeated, tag = "14") metadata_props: Vec<StringStringEntryProto>,
+        (message, repeated, tag = "25") functions: Vec<FunctionProto>,
+    }
 
-/// A key and its value.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct StringStringEntryProto {
-    #[prost(string, tag = "1")]
-    pub key: String,
-    #[prost(string, tag = "2")]
-    pub value: String,
-}
+    /// A set of operators (`""` is ONNX's own) and its version.
+    OperatorSetIdProto {
+        (string, tag = "1") domain: String,
+        (int64, tag = "2") version: i64,
+    }
 
-/// Nodes in topological order, with their inputs, outputs and constants.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct GraphProto {
-    #[prost(message, repeated, tag = "1")]
-    pub node: Vec<NodeProto>,
-    #[prost(string, tag = "2")]
-    pub name: String,
-    #[prost(message, repeated, tag = "5")]
-    pub initializer: Vec<TensorProto>,
-    #[prost(string, tag = "10")]
-    pub doc_string: String,
-    #[prost(message, repeated, tag = "11")]
-    pub input: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "12")]
-    pub output: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "13")]
-    pub value_info: Vec<ValueInfoProto>,
-    #[prost(message, repeated, tag = "14")]
-    pub quantization_annotation: Vec<TensorAnnotation>,
-    #[prost(message, repeated, tag = "15")]
-    pub sparse_initializer: Vec<SparseTensorProto>,
-    #[prost(message, repeated, tag = "16")]
-    pub metadata_props: Vec<StringStringEntryProto>,
-}
+    /// A key and its value.
+    StringStringEntryProto {
+        (string, tag = "1") key: String,
+        (string, tag = "2") value: String,
+    }
 
-/// The names of the tensors that hold the quantization parameters of a tensor.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct TensorAnnotation {
-    #[prost(string, tag = "1")]
-    pub tensor_name: String,
-    #[prost(message, repeated, tag = "2")]
-    pub quant_parameter_tensor_names: Vec<StringStringEntryProto>,
-}
+    /// Nodes in topological order, with their inputs, outputs and constants.
+    GraphProto {
+        (message, repeated, tag = "1") node: Vec<NodeProto>,
+        (string, tag = "2") name: String,
+        (message, repeated, tag = "5") initializer: Vec<TensorProto>,
+        (string, tag = "10") doc_string: String,
+        (message, repeated, tag = "11") input: Vec<ValueInfoProto>,
+        (message, repeated, tag = "12") output: Vec<ValueInfoProto>,
+        (message, repeated, tag = "13") value_info: Vec<ValueInfoProto>,
+        (message, repeated, tag = "14") quantization_annotation: Vec<TensorAnnotation>,
+        (message, repeated, tag = "15") sparse_initializer: Vec<SparseTensorProto>,
+        (message, repeated, tag = "16") metadata_props: Vec<StringStringEntryProto>,
+    }
 
-/// One application of an operator. An empty name means that the input or output is left out.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct NodeProto {
-    #[prost(string, repeated, tag = "1")]
-    pub input: Vec<String>,
-    #[prost(string, repeated, tag = "2")]
-    pub output: Vec<String>,
-    #[prost(string, tag = "3")]
-    pub name: String,
-    #[prost(string, tag = "4")]
-    pub op_type: String,
-    #[prost(message, repeated, tag = "5")]
-    pub attribute: Vec<AttributeProto>,
-    #[prost(string, tag = "6")]
-    pub doc_string: String,
-    #[prost(string, tag = "7")]
-    pub domain: String,
-    #[prost(string, tag = "8")]
-    pub overload: String,
-    #[prost(message, repeated, tag = "9")]
-    pub metadata_props: Vec<StringStringEntryProto>,
-}
+    /// The names of the tensors that hold the quantization parameters of a tensor.
+    TensorAnnotation {
+        (string, tag = "1") tensor_name: String,
+        (message, repeated, tag = "2") quant_parameter_tensor_names: Vec<StringStringEntryProto>,
+    }
 
-/// A named value. `type` says which field holds it. If `ref_attr_name` is set, the value is that attribute of the function's
-/// caller instead.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct AttributeProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(float, tag = "2")]
-    pub f: f32,
-    #[prost(int64, tag = "3")]
-    pub i: i64,
-    #[prost(bytes = "bytes", tag = "4")]
-    pub s: Bytes,
-    #[prost(message, optional, boxed, tag = "5")]
-    pub t: Option<Box<TensorProto>>,
-    #[prost(message, optional, boxed, tag = "6")]
-    pub g: Option<Box<GraphProto>>,
-    #[prost(float, repeated, packed = "false", tag = "7")]
-    pub floats: Vec<f32>,
-    #[prost(int64, repeated, packed = "false", tag = "8")]
-    pub ints: Vec<i64>,
-    #[prost(bytes = "bytes", repeated, tag = "9")]
-    pub strings: Vec<Bytes>,
-    #[prost(message, repeated, tag = "10")]
-    pub tensors: Vec<TensorProto>,
-    #[prost(message, repeated, tag = "11")]
-    pub graphs: Vec<GraphProto>,
-    #[prost(string, tag = "13")]
-    pub doc_string: String,
-    #[prost(message, optional, boxed, tag = "14")]
-    pub tp: Option<Box<TypeProto>>,
-    #[prost(message, repeated, tag = "15")]
-    pub type_protos: Vec<TypeProto>,
-    #[prost(enumeration = "AttributeType", tag = "20")]
-    pub r#type: i32,
-    #[prost(string, tag = "21")]
-    pub ref_attr_name: String,
-    #[prost(message, optional, boxed, tag = "22")]
-    pub sparse_tensor: Option<Box<SparseTensorProto>>,
-    #[prost(message, repeated, tag = "23")]
-    pub sparse_tensors: Vec<SparseTensorProto>,
+    /// One application of an operator. An empty name means that the input or output is left out.
+    NodeProto {
+        (string, repeated, tag = "1") input: Vec<String>,
+        (string, repeated, tag = "2") output: Vec<String>,
+        (string, tag = "3") name: String,
+        (string, tag = "4") op_type: String,
+        (message, repeated, tag = "5") attribute: Vec<AttributeProto>,
+        (string, tag = "6") doc_string: String,
+        (string, tag = "7") domain: String,
+        (string, tag = "8") overload: String,
+        (message, repeated, tag = "9") metadata_props: Vec<StringStringEntryProto>,
+    }
+
+    /// A named value. `type` says which field holds it. If `ref_attr_name` is set, the value is that attribute of the function's
+    /// caller instead.
+    AttributeProto {
+        (string, tag = "1") name: String,
+        (float, tag = "2") f: f32,
+        (int64, tag = "3") i: i64,
+        (bytes = "bytes", tag = "4") s: Bytes,
+        (message, optional, boxed, tag = "5") t: Option<Box<TensorProto>>,
+        (message, optional, boxed, tag = "6") g: Option<Box<GraphProto>>,
+        (float, repeated, packed = "false", tag = "7") floats: Vec<f32>,
+        (int64, repeated, packed = "false", tag = "8") ints: Vec<i64>,
+        (bytes = "bytes", repeated, tag = "9") strings: Vec<Bytes>,
+        (message, repeated, tag = "10") tensors: Vec<TensorProto>,
+        (message, repeated, tag = "11") graphs: Vec<GraphProto>,
+        (string, tag = "13") doc_string: String,
+        (message, optional, boxed, tag = "14") tp: Option<Box<TypeProto>>,
+        (message, repeated, tag = "15") type_protos: Vec<TypeProto>,
+        (enumeration = "AttributeType", tag = "20") r#type: i32,
+        (string, tag = "21") ref_attr_name: String,
+        (message, optional, boxed, tag = "22") sparse_tensor: Option<Box<SparseTensorProto>>,
+        (message, repeated, tag = "23") sparse_tensors: Vec<SparseTensorProto>,
+    }
+
+    /// A value's name and type.
+    ValueInfoProto {
+        (string, tag = "1") name: String,
+        (message, optional, tag = "2") r#type: Option<TypeProto>,
+        (string, tag = "3") doc_string: String,
+        (message, repeated, tag = "4") metadata_props: Vec<StringStringEntryProto>,
+    }
+
+    /// The type of a value.
+    TypeProto {
+        (oneof = "TypeValue", tags = "1, 4, 5, 7, 8, 9") value: Option<TypeValue>,
+        (string, tag = "6") denotation: String,
+    }
+
+    /// `TypeProto.Tensor` and `TypeProto.SparseTensor`. Without a shape the rank is unknown; an empty shape is a scalar's.
+    TensorType {
+        (enumeration = "DataType", tag = "1") elem_type: i32,
+        (message, optional, tag = "2") shape: Option<TensorShapeProto>,
+    }
+
+    /// `TypeProto.Sequence` and `TypeProto.Optional`.
+    ElemType {
+        (message, optional, boxed, tag = "1") elem_type: Option<Box<TypeProto>>,
+    }
+
+    /// `TypeProto.Map`.
+    MapType {
+        (enumeration = "DataType", tag = "1") key_type: i32,
+        (message, optional, boxed, tag = "2") value_type: Option<Box<TypeProto>>,
+    }
+
+    /// `TypeProto.Opaque`.
+    OpaqueType {
+        (string, tag = "1") domain: String,
+        (string, tag = "2") name: String,
+    }
+
+    /// A shape whose dimensions may be named or unknown.
+    TensorShapeProto {
+        (message, repeated, tag = "1") dim: Vec<Dimension>,
+    }
+
+    /// One dimension; no value means unknown.
+    Dimension {
+        (oneof = "DimensionValue", tags = "1, 2") value: Option<DimensionValue>,
+        (string, tag = "3") denotation: String,
+    }
+
+    /// A constant. Its elements are in `raw_data` (little-endian), in the field for its `data_type`, or in another file.
+    TensorProto {
+        (int64, repeated, packed = "false", tag = "1") dims: Vec<i64>,
+        (enumeration = "DataType", tag = "2") data_type: i32,
+        (float, repeated, tag = "4") float_data: Vec<f32>,
+        (int32, repeated, tag = "5") int32_data: Vec<i32>,
+        (bytes = "bytes", repeated, tag = "6") string_data: Vec<Bytes>,
+        (int64, repeated, tag = "7") int64_data: Vec<i64>,
+        (string, tag = "8") name: String,
+        (bytes = "bytes", tag = "9") raw_data: Bytes,
+        (double, repeated, tag = "10") double_data: Vec<f64>,
+        (uint64, repeated, tag = "11") uint64_data: Vec<u64>,
+        (string, tag = "12") doc_string: String,
+        (message, repeated, tag = "13") external_data: Vec<StringStringEntryProto>,
+        (enumeration = "DataLocation", tag = "14") data_location: i32,
+        (message, repeated, tag = "16") metadata_props: Vec<StringStringEntryProto>,
+    }
+
+    /// The non-zero `values` of a tensor, at `indices`.
+    SparseTensorProto {
+        (message, optional, tag = "1") values: Option<TensorProto>,
+        (message, optional, tag = "2") indices: Option<TensorProto>,
+        (int64, repeated, packed = "false", tag = "3") dims: Vec<i64>,
+    }
+
+    /// An operator defined by other operators.
+    FunctionProto {
+        (string, tag = "1") name: String,
+        (string, repeated, tag = "4") input: Vec<String>,
+        (string, repeated, tag = "5") output: Vec<String>,
+        (string, repeated, tag = "6") attribute: Vec<String>,
+        (message, repeated, tag = "7") node: Vec<NodeProto>,
+        (string, tag = "8") doc_string: String,
+        (message, repeated, tag = "9") opset_import: Vec<OperatorSetIdProto>,
+        (string, tag = "10") domain: String,
+        (message, repeated, tag = "11") attribute_proto: Vec<AttributeProto>,
+        (message, repeated, tag = "12") value_info: Vec<ValueInfoProto>,
+        (string, tag = "13") overload: String,
+        (message, repeated, tag = "14") metadata_props: Vec<StringStringEntryProto>,
+    }
 }
 
 /// The type of an attribute's value.
@@ -172,28 +212,6 @@ pub enum AttributeType {
     TypeProtos = 14,
 }
 
-/// A value's name and type.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ValueInfoProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(message, optional, tag = "2")]
-    pub r#type: Option<TypeProto>,
-    #[prost(string, tag = "3")]
-    pub doc_string: String,
-    #[prost(message, repeated, tag = "4")]
-    pub metadata_props: Vec<StringStringEntryProto>,
-}
-
-/// The type of a value.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct TypeProto {
-    #[prost(oneof = "TypeValue", tags = "1, 4, 5, 7, 8, 9")]
-    pub value: Option<TypeValue>,
-    #[prost(string, tag = "6")]
-    pub denotation: String,
-}
-
 /// The kinds of type.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum TypeValue {
@@ -211,56 +229,6 @@ pub enum TypeValue {
     Optional(ElemType),
 }
 
-/// `TypeProto.Tensor` and `TypeProto.SparseTensor`. Without a shape the rank is unknown; an empty shape is a scalar's.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct TensorType {
-    #[prost(enumeration = "DataType", tag = "1")]
-    pub elem_type: i32,
-    #[prost(message, optional, tag = "2")]
-    pub shape: Option<TensorShapeProto>,
-}
-
-/// `TypeProto.Sequence` and `TypeProto.Optional`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct ElemType {
-    #[prost(message, optional, boxed, tag = "1")]
-    pub elem_type: Option<Box<TypeProto>>,
-}
-
-/// `TypeProto.Map`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct MapType {
-    #[prost(enumeration = "DataType", tag = "1")]
-    pub key_type: i32,
-    #[prost(message, optional, boxed, tag = "2")]
-    pub value_type: Option<Box<TypeProto>>,
-}
-
-/// `TypeProto.Opaque`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct OpaqueType {
-    #[prost(string, tag = "1")]
-    pub domain: String,
-    #[prost(string, tag = "2")]
-    pub name: String,
-}
-
-/// A shape whose dimensions may be named or unknown.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct TensorShapeProto {
-    #[prost(message, repeated, tag = "1")]
-    pub dim: Vec<Dimension>,
-}
-
-/// One dimension; no value means unknown.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct Dimension {
-    #[prost(oneof = "DimensionValue", tags = "1, 2")]
-    pub value: Option<DimensionValue>,
-    #[prost(string, tag = "3")]
-    pub denotation: String,
-}
-
 /// A dimension's size or name.
 #[derive(Clone, PartialEq, prost::Oneof)]
 pub enum DimensionValue {
@@ -270,85 +238,12 @@ pub enum DimensionValue {
     DimParam(String),
 }
 
-/// A constant. Its elements are in `raw_data` (little-endian), in the field for its `data_type`, or in another file.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct TensorProto {
-    #[prost(int64, repeated, packed = "false", tag = "1")]
-    pub dims: Vec<i64>,
-    #[prost(enumeration = "DataType", tag = "2")]
-    pub data_type: i32,
-    #[prost(float, repeated, tag = "4")]
-    pub float_data: Vec<f32>,
-    #[prost(int32, repeated, tag = "5")]
-    pub int32_data: Vec<i32>,
-    #[prost(bytes = "bytes", repeated, tag = "6")]
-    pub string_data: Vec<Bytes>,
-    #[prost(int64, repeated, tag = "7")]
-    pub int64_data: Vec<i64>,
-    #[prost(string, tag = "8")]
-    pub name: String,
-    #[prost(bytes = "bytes", tag = "9")]
-    pub raw_data: Bytes,
-    #[prost(double, repeated, tag = "10")]
-    pub double_data: Vec<f64>,
-    #[prost(uint64, repeated, tag = "11")]
-    pub uint64_data: Vec<u64>,
-    #[prost(string, tag = "12")]
-    pub doc_string: String,
-    #[prost(message, repeated, tag = "13")]
-    pub external_data: Vec<StringStringEntryProto>,
-    #[prost(enumeration = "DataLocation", tag = "14")]
-    pub data_location: i32,
-    #[prost(message, repeated, tag = "16")]
-    pub metadata_props: Vec<StringStringEntryProto>,
-}
-
 /// The place of a tensor's elements: in this file or in another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum DataLocation {
     Default = 0,
     External = 1,
-}
-
-/// The non-zero `values` of a tensor, at `indices`.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct SparseTensorProto {
-    #[prost(message, optional, tag = "1")]
-    pub values: Option<TensorProto>,
-    #[prost(message, optional, tag = "2")]
-    pub indices: Option<TensorProto>,
-    #[prost(int64, repeated, packed = "false", tag = "3")]
-    pub dims: Vec<i64>,
-}
-
-/// An operator defined by other operators.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct FunctionProto {
-    #[prost(string, tag = "1")]
-    pub name: String,
-    #[prost(string, repeated, tag = "4")]
-    pub input: Vec<String>,
-    #[prost(string, repeated, tag = "5")]
-    pub output: Vec<String>,
-    #[prost(string, repeated, tag = "6")]
-    pub attribute: Vec<String>,
-    #[prost(message, repeated, tag = "7")]
-    pub node: Vec<NodeProto>,
-    #[prost(string, tag = "8")]
-    pub doc_string: String,
-    #[prost(message, repeated, tag = "9")]
-    pub opset_import: Vec<OperatorSetIdProto>,
-    #[prost(string, tag = "10")]
-    pub domain: String,
-    #[prost(message, repeated, tag = "11")]
-    pub attribute_proto: Vec<AttributeProto>,
-    #[prost(message, repeated, tag = "12")]
-    pub value_info: Vec<ValueInfoProto>,
-    #[prost(string, tag = "13")]
-    pub overload: String,
-    #[prost(message, repeated, tag = "14")]
-    pub metadata_props: Vec<StringStringEntryProto>,
 }
 
 /// `TensorProto.DataType`: ONNX's element types.

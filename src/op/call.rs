@@ -4,7 +4,7 @@ use super::attr::Attr;
 use super::fact::{Fact, OpResult};
 use super::{Args, Call, Lower};
 use crate::dtype::DType;
-use crate::expr::{Body, Expr};
+use crate::expr::Expr;
 use crate::shape::Shape;
 use std::borrow::Cow;
 
@@ -145,9 +145,9 @@ impl<'a> Call<'a> {
         Ok(axes)
     }
 
-    /// The code of an elementwise row over this call's inputs.
-    pub(super) fn body(&self, map: fn(&Args, &Call) -> Expr) -> Body {
+    /// The expression of an elementwise row over this call's inputs.
+    pub(super) fn map(&self, map: fn(&Args, &Call) -> Expr) -> Expr {
         let args: Vec<_> = self.inputs.iter().enumerate().map(|(i, f)| f.map(|f| Expr::input(i, f.dtype))).collect();
-        Body::new(&[map(&Args(&args), self)])
+        map(&Args(&args), self)
     }
 }

@@ -7,7 +7,7 @@ use super::fact::{Fact, OpResult};
 use super::input::Arity;
 use super::{Args, Call, Eval, Lower};
 use crate::dtype::DType;
-use crate::expr::{self, Binary, Code, Expr, Instr, Unary};
+use crate::expr::{self, Binary, Body, Code, Expr, Instr, Unary};
 use crate::kernel::Reduction;
 use crate::shape::{Access, Shape, indices};
 use crate::tensor::Tensor;
@@ -93,7 +93,7 @@ impl Call<'_> {
 
     /// Runs the code of the elementwise kernel on integers.
     fn map_ints(&self, lower: fn(&Args, &Call) -> Expr, fact: &Fact, inputs: &[Option<&Tensor>]) -> OpResult<Tensor> {
-        let body = self.body(lower);
+        let body = Body::new(&[self.map(lower)]);
         let mut operands = Vec::with_capacity(inputs.len());
         for tensor in inputs {
             operands.push(

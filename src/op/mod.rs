@@ -115,11 +115,13 @@ impl OpDef {
 
     /// The smallest and the largest number of data inputs of a node.
     pub fn arity(&self) -> (usize, usize) {
-        let all: Vec<_> = self.inputs.iter().filter(|i| !i.shapes()).collect();
-        // Optional ones may stand before required ones.
-        let min = all.iter().rposition(|i| i.arity != Arity::Optional).map_or(0, |last| last + 1);
-        let variadic = all.iter().any(|i| i.arity == Arity::Variadic);
-        (min, if variadic { usize::MAX } else { all.len() })
+        let (mut min, mut max) = (0, 0);
+        for (slot, input) in self.inputs.iter().filter(|i| !i.shapes()).enumerate() {
+            // Optional ones may stand before required ones.
+            min = if input.arity == Arity::Optional { min } else { slot + 1 };
+            max = if input.arity == Arity::Variadic { usize::MAX } else { slot + 1 };
+        }
+        (min, max)
     }
 }
 

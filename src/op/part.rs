@@ -3,7 +3,7 @@
 use super::attr::Attrs;
 use super::fact::Fact;
 use super::{Args, Call, Lower, Part};
-use crate::expr::{Code, Expr};
+use crate::expr::Expr;
 use crate::shape::Shape;
 
 impl Part {
@@ -60,6 +60,6 @@ impl Call<'_> {
 
     /// True if an elementwise row's expression depends on the index of the element.
     pub fn uses_index(&self, map: fn(&Args, &Call) -> Expr) -> bool {
-        self.body(map).code.iter().any(|i| matches!(i.code, Code::Index(_)))
+        self.map(map).is_indexed()
     }
 }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::op::{Call, Lower, ValueId};
 use crate::shape::Shape;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 
 /// The most values that may leave a growing group before it is given up.
 const MAX_LEAVING: usize = 4;
@@ -16,10 +16,10 @@ const MAX_LEAVING: usize = 4;
 struct Fuser<'a> {
     graph: &'a Graph,
     context: &'a Context<'a>,
-    /// The position of every node in the order of the graph.
-    position: HashMap<u32, usize>,
-    /// Per node, the number of its group.
-    groups: HashMap<u32, usize>,
+    /// The position of every node in the order of the graph, by node.
+    position: Vec<usize>,
+    /// The number of each node's group, by node.
+    groups: Vec<Option<usize>>,
     kinds: Vec<GroupKind>,
     max_reads: usize,
 }
@@ -35,9 +35,10 @@ struct Space {
 /// Groups the nodes of a graph.
 pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     let order = graph.order()?;
-    let position = order.iter().enumerate().map(|(i, &n)| (n, i)).collect();
-    let max_reads = max_reads(context.target);
-    let mut fuser = Fuser { graph, context, position, groups: HashMap::new(), kinds: Vec::new(), max_reads };
+    let mut position = vec![0; graph.bound()];
+    order.iter().enumerate().for_each(|(at, &node)| position[node as usize] = at);
+    let (groups, max_reads) = (vec![None; graph.bound()], max_reads(context.target));
+    let mut fuser = Fuser { graph, context, position, groups, kinds: Vec::new(), max_reads };
     let is = |f: fn(&Lower) -> bool| {
         order.iter().copied().filter(move |&n| graph.node(n).op().is_some_and(|op| f(&op.lower))).collect::<Vec<_>>()
     };
@@ -47,33 +48,73 @@ pub(super) fn run(graph: &Graph, context: &Context) -> Result<Groups> {
     for &node in &templates {
         fuser.attend(node);
     }
-    for node in templates.into_iter().filter(|n| !fuser.groups.contains_key(n)).collect::<Vec<_>>() {
+    for node in templates.into_iter().filter(|&n| fuser.is_free(n)).collect::<Vec<_>>() {
         let space = Space { full: fuser.shape(node).clone(), row: None };
         fuser.grow_down(node, &space, GroupKind::Template { call: node });
     }
     for node in reductions {
-        if !fuser.groups.contains_key(&node) {
+        if fuser.is_free(node) {
             let space = fuser.row_space(node);
             let nodes = fuser.grow_down(node, &space, GroupKind::Row { reduction: node });
             fuser.grow_up(nodes, &space.full);
         }
     }
     for node in maps.into_iter().rev() {
-        if !fuser.groups.contains_key(&node) {
+        if fuser.is_free(node) {
             fuser.seal(&[node], GroupKind::Map);
-            fuser.grow_up(vec![node], &fuser.shape(node).clone());
+            fuser.grow_up(Members::of(graph, &[node]), &fuser.shape(node).clone());
         }
     }
     Ok(fuser.finish(&order))
 }
 
+/// The nodes of a growing group.
+#[derive(Default)]
+struct Members {
+    nodes: Vec<u32>,
+    /// The values from outside that they read.
+    reads: Vec<ValueId>,
+}
+
+impl Members {
+    fn of(graph: &Graph, nodes: &[u32]) -> Members {
+        let mut members = Members::default();
+        nodes.iter().for_each(|&node| members.add(graph, node));
+        members
+    }
+
+    fn add(&mut self, graph: &Graph, node: u32) {
+        self.reads = self.reads_with(graph, node);
+        self.nodes.push(node);
+    }
+
+    fn contains(&self, node: u32) -> bool {
+        self.nodes.contains(&node)
+    }
+
+    /// The values from outside that they read with another node among them.
+    fn reads_with(&self, graph: &Graph, node: u32) -> Vec<ValueId> {
+        let mut reads: Vec<ValueId> = self.reads.iter().copied().filter(|v| v.node != node).collect();
+        for value in graph.operands(node).into_iter().flatten() {
+            if !self.contains(value.node) && !reads.contains(&value) {
+                reads.push(value);
+            }
+        }
+        reads
+    }
+}
+
 impl Fuser<'_> {
+    fn is_free(&self, node: u32) -> bool {
+        self.groups[node as usize].is_none()
+    }
+
     fn shape(&self, node: u32) -> &Shape {
         &self.graph.node(node).outputs[0].fact.shape
     }
 
     fn seal(&mut self, nodes: &[u32], kind: GroupKind) {
-        self.groups.extend(nodes.iter().map(|&node| (node, self.kinds.len())));
+        nodes.iter().for_each(|&node| self.groups[node as usize] = Some(self.kinds.len()));
         self.kinds.push(kind);
     }
 
@@ -81,7 +122,7 @@ impl Fuser<'_> {
     fn finish(self, order: &[u32]) -> Groups {
         let mut members: Vec<Vec<u32>> = vec![Vec::new(); self.kinds.len()];
         for &node in order {
-            if let Some(&group) = self.groups.get(&node) {
+            if let Some(group) = self.groups[node as usize] {
                 members[group].push(node);
             }
         }
@@ -96,7 +137,7 @@ impl Fuser<'_> {
     /// Makes a group of the attention that ends in a node, if one does.
     fn attend(&mut self, sink: u32) {
         let Some(found) = attention::as_kernel(self.graph, sink, self.context, 0) else { return };
-        if found.nodes.iter().all(|n| !self.groups.contains_key(n)) {
+        if found.nodes.iter().all(|&n| self.is_free(n)) {
             let nodes: Vec<u32> = found.nodes.into_iter().collect();
             self.seal(&nodes, GroupKind::Attention(found.attention));
         }
@@ -136,33 +177,36 @@ impl Fuser<'_> {
     }
 
     /// Adds readers that fit, in the order of the graph. Keeps the longest run of them that only one value leaves.
-    fn grow_down(&mut self, seed: u32, space: &Space, kind: GroupKind) -> Vec<u32> {
-        let mut nodes = vec![seed];
-        let mut members = HashSet::from([seed]);
+    fn grow_down(&mut self, seed: u32, space: &Space, kind: GroupKind) -> Members {
+        let mut members = Members::of(self.graph, &[seed]);
+        let mut leaving = vec![seed];
         let mut frontier: BTreeSet<(usize, u32)> = BTreeSet::new();
         let mut kept = 1;
         let mut joined = seed;
-        while nodes.len() < MAX_NODES {
+        while members.nodes.len() < MAX_NODES {
             let readers = self.graph.users(ValueId { node: joined, port: 0 });
-            let free = readers.into_iter().filter(|u| !members.contains(u) && !self.groups.contains_key(u));
-            frontier.extend(free.map(|u| (self.position[&u], u)));
-            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.reads(&members, n) <= self.max_reads;
+            let free = readers.into_iter().filter(|&u| !members.contains(u) && self.is_free(u));
+            frontier.extend(free.map(|u| (self.position[u as usize], u)));
+            let fits = |&(_, n): &(usize, u32)| self.fits(n, space) && self.may_join(&members, n);
             let Some(next) = frontier.iter().copied().find(fits) else { break };
             frontier.remove(&next);
             joined = next.1;
-            nodes.push(joined);
-            members.insert(joined);
-            match self.leaving(&nodes, &members) {
-                1 if self.leaves(joined, &members) && self.only_widens(joined, seed) => {}
-                1 if self.leaves(joined, &members) => kept = nodes.len(),
+            members.add(self.graph, joined);
+            leaving.push(joined);
+            leaving.retain(|&node| self.leaves(node, &members));
+            match leaving[..] {
+                [only] if only == joined && self.only_widens(joined, seed) => {}
+                [only] if only == joined => kept = members.nodes.len(),
                 // Too many values would have to be kept on the way; later nodes are unlikely to take them all in.
-                n if n > MAX_LEAVING => break,
+                _ if leaving.len() > MAX_LEAVING => break,
                 _ => {}
             }
         }
-        nodes.truncate(kept);
-        self.seal(&nodes, kind);
-        nodes
+        if kept < members.nodes.len() {
+            members = Members::of(self.graph, &members.nodes[..kept]);
+        }
+        self.seal(&members.nodes, kind);
+        members
     }
 
     /// True if a node stores halves as `f32` for readers that can widen them themselves. Halves take half the bytes, and behind a product a
@@ -179,46 +223,37 @@ impl Fuser<'_> {
     }
 
     /// True if anything outside of the group reads the node.
-    fn leaves(&self, node: u32, members: &HashSet<u32>) -> bool {
+    fn leaves(&self, node: u32, members: &Members) -> bool {
         let value = ValueId { node, port: 0 };
-        self.graph.is_output(value) || self.graph.users(value).iter().any(|u| !members.contains(u))
+        self.graph.is_output(value) || self.graph.users(value).iter().any(|&u| !members.contains(u))
     }
 
-    fn leaving(&self, nodes: &[u32], members: &HashSet<u32>) -> usize {
-        nodes.iter().filter(|&&n| self.leaves(n, members)).count()
-    }
-
-    /// The number of values from outside that a group reads, with `more` added to it.
-    fn reads(&self, members: &HashSet<u32>, more: u32) -> usize {
-        let inside = |n: u32| members.contains(&n) || more == n;
-        let operands = members.iter().copied().chain([more]).flat_map(|n| self.graph.operands(n)).flatten();
-        operands.filter(|v| !inside(v.node)).collect::<HashSet<_>>().len()
+    /// True if a group with this node reads no more values from outside than a group may.
+    fn may_join(&self, members: &Members, node: u32) -> bool {
+        members.reads_with(self.graph, node).len() <= self.max_reads
     }
 
     /// Adds elementwise producers of the group's shape that nothing else reads.
-    fn grow_up(&mut self, mut nodes: Vec<u32>, full: &Shape) {
-        let group = self.groups[&nodes[0]];
-        let has_row =
-            nodes.iter().any(|&n| matches!(self.graph.node(n).op().map(|o| &o.lower), Some(Lower::Reduce(_))));
-        let mut members: HashSet<u32> = nodes.iter().copied().collect();
+    fn grow_up(&mut self, mut members: Members, full: &Shape) {
+        let lower = |node: u32| self.graph.node(node).op().map(|op| op.lower);
+        let group = self.groups[members.nodes[0] as usize];
+        let has_row = members.nodes.iter().any(|&n| matches!(lower(n), Some(Lower::Reduce(_))));
         let mut next = 0;
-        while next < nodes.len() {
-            let node = nodes[next];
+        while let Some(&node) = members.nodes.get(next) {
             next += 1;
             for value in self.graph.operands(node).into_iter().flatten() {
                 let producer = value.node;
-                let Some(Lower::Map(map)) = self.graph.node(producer).op().map(|op| &op.lower) else { continue };
-                let free = !self.groups.contains_key(&producer) && !self.graph.is_output(value);
-                if free
-                    && nodes.len() < MAX_NODES
+                let Some(Lower::Map(map)) = lower(producer) else { continue };
+                if self.is_free(producer)
+                    && !self.graph.is_output(value)
+                    && members.nodes.len() < MAX_NODES
                     && self.context.decisions.if_valid("grow", producer, self.shape(producer) == full)
-                    && self.graph.users(value).iter().all(|u| members.contains(u))
-                    && !(has_row && uses_index(self.graph, producer, *map))
-                    && self.reads(&members, producer) <= self.max_reads
+                    && !self.leaves(producer, &members)
+                    && !(has_row && uses_index(self.graph, producer, map))
+                    && self.may_join(&members, producer)
                 {
-                    members.insert(producer);
-                    self.groups.insert(producer, group);
-                    nodes.push(producer);
+                    members.add(self.graph, producer);
+                    self.groups[producer as usize] = group;
                 }
             }
         }

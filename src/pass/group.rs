@@ -8,7 +8,6 @@ use crate::graph::Graph;
 use crate::kernel::Guard;
 use crate::op::{Args, Call, Lower, OpDef, ValueId};
 use crate::target::Target;
-use std::collections::HashMap;
 
 /// The most values that a group may read from outside, if the target can bind as many.
 const MAX_READS: usize = 24;
@@ -102,14 +101,17 @@ impl Group {
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     groups: Vec<Group>,
-    /// Per node, the number of its group.
-    of: HashMap<u32, usize>,
+    /// The number of each node's group, by node.
+    of: Vec<Option<usize>>,
 }
 
 impl Groups {
     /// Adds a group.
     pub(super) fn push(&mut self, group: Group) {
-        self.of.extend(group.nodes.iter().map(|&node| (node, self.groups.len())));
+        for &node in &group.nodes {
+            self.of.resize(self.of.len().max(node as usize + 1), None);
+            self.of[node as usize] = Some(self.groups.len());
+        }
         self.groups.push(group);
     }
 
@@ -125,7 +127,7 @@ impl Groups {
 
     /// The number of a node's group.
     pub fn number(&self, node: u32) -> Option<usize> {
-        self.of.get(&node).copied()
+        self.of.get(node as usize).copied().flatten()
     }
 
     /// A node's group.

@@ -3,7 +3,7 @@
 
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
-use crate::graph::{Decomposer, Graph, Kind};
+use crate::graph::{Decomposer, Graph};
 use crate::kernel::tuned::Tuned;
 use crate::op::{Attrs, Build, ValueId};
 use crate::target::Target;
@@ -148,7 +148,7 @@ pub const PASSES: &[(&str, Pass, When)] = &[
 /// The first error of a pass, or of the verification after it.
 pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
     graph.verify()?;
-    let before = constant_bytes(&graph)?;
+    let before = graph.constant_bytes();
     // Later passes may add other inputs to the nodes that look them up, or turn these nodes into views.
     let indexes = indexes::find(&graph);
     for (name, pass, _) in PASSES.iter().filter(|(.., when)| context.recipe.fuse || *when == When::Always) {
@@ -158,7 +158,7 @@ pub fn run(mut graph: Graph, context: &Context) -> Result<Prepared> {
         tracing::debug!(nodes = graph.len(), "done");
         drop(span);
     }
-    let after = constant_bytes(&graph)?;
+    let after = graph.constant_bytes();
     if after > before.saturating_add(before / 4).max(MENTIONED) {
         tracing::info!("constants of {before} bytes are unpacked to {after}");
     }
@@ -175,13 +175,4 @@ pub fn group(graph: Graph, context: &Context) -> Result<Prepared> {
 }
 
 /// Constants that grow to at most this many bytes are not logged.
-const MENTIONED: usize = 1 << 20;
-
-/// The bytes of a graph's constants.
-fn constant_bytes(graph: &Graph) -> Result<usize> {
-    let bytes = |node| match &graph.node(node).kind {
-        Kind::Constant(constant) => constant.fact.shape.numel() * constant.fact.dtype.size(),
-        _ => 0,
-    };
-    Ok(graph.order()?.into_iter().map(bytes).sum())
-}
+const MENTIONED: u64 = 1 << 20;

@@ -5,6 +5,7 @@ use super::Context;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::graph::{Graph, Kind};
+use crate::hash::FastMap;
 use crate::op::{Attrs, ValueId};
 use crate::shape::Shape;
 use std::collections::HashMap;
@@ -15,7 +16,8 @@ const MAX_UNIFORM: usize = 1 << 12;
 /// Simplifies once over the graph.
 pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
     unite(graph, context)?;
-    let mut seen: HashMap<String, u32> = HashMap::new();
+    // Nodes by operator and operands.
+    let mut seen: FastMap<(&str, Vec<Option<ValueId>>), Vec<u32>> = FastMap::default();
     for id in graph.order()? {
         let slot = forwards(graph, id)?;
         if let Some(slot) = context.decisions.choose("forward", id, slot, |s| slot == Some(s)) {
@@ -23,16 +25,20 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
             graph.replace(ValueId { node: id, port: 0 }, value);
             continue;
         }
-        if let Some(key) = key(graph, id) {
-            let twin = seen.get(&key).copied();
-            let same = |twin| self::key(graph, twin).is_some_and(|other| other == key);
+        if let Some(op) = graph.node(id).op() {
+            let alike = seen.entry((op.name, graph.operands(id))).or_default();
+            let twin = alike.iter().copied().rfind(|&other| same_attrs(graph, id, other));
+            let same = |other: u32| {
+                let is = graph.node(other).op().is_some_and(|o| o.name == op.name);
+                is && graph.operands(other) == graph.operands(id) && same_attrs(graph, id, other)
+            };
             if let Some(twin) = context.decisions.choose("twin", id, twin, same) {
                 for port in 0..graph.node(id).outputs.len() as u32 {
                     graph.replace(ValueId { node: id, port }, ValueId { node: twin, port });
                 }
                 continue;
             }
-            seen.insert(key, id);
+            alike.push(id);
         }
         keep_rows(graph, id, context)?;
         join_addends(graph, id, context)?;
@@ -63,11 +69,10 @@ fn unite(graph: &mut Graph, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The key of a computation: operator, attributes, operands. Equal computations have equal keys.
-fn key(graph: &Graph, id: u32) -> Option<String> {
-    let node = graph.node(id);
-    let op = node.op()?;
-    Some(format!("{} {:?} {:?}", op.name, node.attrs, graph.operands(id)))
+/// True if two nodes have the same attributes. Two numbers are the same if they are written the same, as NaNs are, and 0 and -0 are not.
+fn same_attrs(graph: &Graph, a: u32, b: u32) -> bool {
+    let [a, b] = [a, b].map(|node| format!("{:?}", graph.node(node).attrs));
+    a == b
 }
 
 /// The scalar that a constant of one element holds. That it cannot be fetched is an error: the plan would depend on it.
