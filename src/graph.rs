@@ -3,8 +3,9 @@
 use crate::constant::{Constant, Decomposed};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::op::{Arity, Attrs, Build, Call, Fact, OpDef, OpResult, ValueId};
+use crate::op::{Arity, Attrs, Build, Call, Fact, Lower, OpDef, OpResult, ValueId};
 use crate::ops;
+use crate::shape::Access;
 use crate::tensor::Tensor;
 use petgraph::Direction;
 use petgraph::stable_graph::{NodeIndex, StableDiGraph};
@@ -276,6 +277,19 @@ impl Graph {
             operands[slot as usize] = Some(ValueId { node: source.index() as u32, port });
         }
         operands
+    }
+
+    /// The result of a function of an operator's call; `None` if the node is no operator.
+    pub fn with_call<T>(&self, node: u32, of: impl FnOnce(&Call) -> T) -> Option<T> {
+        let (operands, Node { attrs, .. }) = (self.operands(node), self.node(node));
+        let facts: Vec<_> = operands.into_iter().map(|v| v.map(|v| self.fact(v))).collect();
+        Some(of(&Call { op: self.node(node).op()?, attrs, inputs: &facts }))
+    }
+
+    /// The access of a view whose source has this one. `None` if strides cannot express it, or if the node is no view.
+    pub fn view_access(&self, node: u32, source: &Access) -> Option<Access> {
+        let Lower::View(view) = self.node(node).op()?.lower else { return None };
+        self.with_call(node, |call| view(call, source))?
     }
 
     /// Source, target, port and slot of each edge. Outgoing edges are the uses of a node's values; incoming edges are its own reads.

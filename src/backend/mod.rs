@@ -17,7 +17,7 @@ mod staged;
 pub mod wgpu;
 
 /// A segment that a backend allocated, by a number of its choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u32);
 
 /// A compiled kernel.
@@ -25,7 +25,7 @@ pub struct SegmentId(pub u32);
 pub struct KernelId(pub u32);
 
 /// A recorded sequence of launches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId(pub u32);
 
 /// A range of bytes in a segment.

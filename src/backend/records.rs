@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Records of a backend. Ids rise and are never given twice, so that the id of a record that is gone stays without one.
 pub(super) struct Records<R> {
     next: u32,
-    records: BTreeMap<u32, (R, Vec<SegmentId>)>,
-    users: BTreeMap<u32, BTreeSet<u32>>,
+    records: BTreeMap<RecordId, (R, Vec<SegmentId>)>,
+    users: BTreeMap<SegmentId, BTreeSet<RecordId>>,
 }
 
 impl<R> Default for Records<R> {
@@ -19,28 +19,28 @@ impl<R> Default for Records<R> {
 impl<R> Records<R> {
     /// Keeps a record that uses these segments; `None` when ids have run out.
     pub fn insert(&mut self, record: R, segments: impl IntoIterator<Item = SegmentId>) -> Option<RecordId> {
-        let id = self.next;
-        self.next = id.checked_add(1)?;
+        let id = RecordId(self.next);
+        self.next = id.0.checked_add(1)?;
         let mut segments: Vec<SegmentId> = segments.into_iter().collect();
-        segments.sort_unstable_by_key(|s| s.0);
+        segments.sort_unstable();
         segments.dedup();
-        for segment in &segments {
-            self.users.entry(segment.0).or_default().insert(id);
+        for &segment in &segments {
+            self.users.entry(segment).or_default().insert(id);
         }
         self.records.insert(id, (record, segments));
-        Some(RecordId(id))
+        Some(id)
     }
 
     pub fn get(&self, id: RecordId) -> Option<&R> {
-        self.records.get(&id.0).map(|(record, _)| record)
+        self.records.get(&id).map(|(record, _)| record)
     }
 
     /// Drops the records that use a segment.
     pub fn free(&mut self, segment: SegmentId) {
-        for id in self.users.remove(&segment.0).unwrap_or_default() {
+        for id in self.users.remove(&segment).unwrap_or_default() {
             let Some((_, others)) = self.records.remove(&id) else { continue };
             for other in others {
-                if let Some(users) = self.users.get_mut(&other.0) {
+                if let Some(users) = self.users.get_mut(&other) {
                     users.remove(&id);
                 }
             }
@@ -61,7 +61,7 @@ mod tests {
         let none = records.insert("none", []).expect("an id");
         records.free(a);
         assert_eq!([ab, bc, none].map(|r| records.get(r).copied()), [None, Some("bc"), Some("none")]);
-        assert_eq!(records.users[&b.0], [bc.0].into(), "nothing is left of a record that is gone");
+        assert_eq!(records.users[&b], [bc].into(), "nothing is left of a record that is gone");
         records.free(b);
         records.free(b);
         assert_eq!([ab, bc, none].map(|r| records.get(r).copied()), [None, None, Some("none")]);

@@ -6,7 +6,7 @@
 //!                                                 x[16..] --> nodes --> y[16..] --'
 //! ```
 //!
-//! A node's row says if its chunks make up the whole ([`Call::part`]), so every choice of nodes is right. The choice is a matter of memory
+//! A node's row says if its chunks make up the whole ([`Call::part`](crate::op::Call::part)), so every choice of nodes is right. The choice is a matter of memory
 //! alone: the region has all nodes that run while at least so many bytes are live. [Plans](crate::plan::fit::chunks) are asked for that
 //! threshold. A chunk of a whole value is a slice of it; a whole value of chunks is their concatenation. Along the outermost axis neither
 //! moves a byte. Constants are shared.
@@ -14,7 +14,7 @@
 use super::{Groups, Prepared};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Kind};
-use crate::op::{Attrs, Call, Lower, Part, ValueId};
+use crate::op::{Attrs, Lower, Part, ValueId};
 use crate::ops;
 use crate::shape::Shape;
 use std::cmp::Reverse;
@@ -144,9 +144,7 @@ struct Mapped {
 impl Mapped {
     /// The way to compute a node along this axis, which has so many units; `None` if the node's row has no way.
     fn new(graph: &Graph, id: u32, axis: usize, units: usize) -> Option<Mapped> {
-        let (node, operands) = (graph.node(id), graph.operands(id));
-        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-        let part = Call { op: node.op()?, attrs: &node.attrs, inputs: &facts }.part(axis, units)?;
+        let part = graph.with_call(id, |call| call.part(axis, units))??;
         Some(Mapped { axis, part })
     }
 }

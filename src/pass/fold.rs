@@ -5,7 +5,7 @@ use crate::constant::Constant;
 use crate::decisions::Decisions;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Call, Lower, MAX_MADE, ValueId};
+use crate::op::{Lower, MAX_MADE, ValueId};
 
 /// Views of constants that would make more than this many bytes stay views, which cost nothing. Other nodes that would make more bytes than
 /// they read, and more than [`MAX_MADE`], are left to the run.
@@ -36,9 +36,8 @@ pub fn fold_node(graph: &mut Graph, id: u32, decisions: &Decisions) -> Result<Op
     match op.lower {
         // The value is a fact: it is computed at once, from facts and attributes alone.
         Lower::Const => {
-            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-            let call = Call { op, attrs: &node.attrs, inputs: &facts };
-            let tensors = call.compute(&vec![None; operands.len()]).map_err(|what| node.error(what))?;
+            let tensors = graph.with_call(id, |call| call.compute(&vec![None; operands.len()])).expect("an operator");
+            let tensors = tensors.map_err(|what| node.error(what))?;
             let made = node.outputs.iter().zip(tensors).map(|(o, tensor)| Constant::new(o.name.clone(), tensor));
             let made: Vec<_> = made.collect();
             graph.insert_at(id);

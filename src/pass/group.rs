@@ -21,10 +21,7 @@ pub(super) fn max_reads(target: &Target) -> usize {
 
 /// True if an elementwise node's code depends on the index, which only its own index space gives.
 pub(super) fn uses_index(graph: &Graph, node: u32, map: fn(&Args, &Call) -> Expr) -> bool {
-    let n = graph.node(node);
-    let operands = graph.operands(node);
-    let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
-    Call { op: n.op().expect("a map is an operator"), attrs: &n.attrs, inputs: &facts }.uses_index(map)
+    graph.with_call(node, |call| call.uses_index(map)).expect("a map is an operator")
 }
 
 /// The form of a group, which determines the form of its kernel.

@@ -12,7 +12,7 @@ use super::group::uses_index;
 use crate::constant::Constant;
 use crate::error::Result;
 use crate::graph::Graph;
-use crate::op::{Attrs, Call, Lower, ValueId};
+use crate::op::{Attrs, Lower, ValueId};
 use crate::shape::{Access, Shape};
 use crate::tensor::Tensor;
 
@@ -46,11 +46,10 @@ pub fn run(graph: &mut Graph, context: &Context) -> Result<()> {
 
 fn find(graph: &Graph, id: u32) -> Option<Rotary> {
     let node = graph.node(id);
-    let op = node.op().filter(|op| op.name == "Concat")?;
+    node.op().filter(|op| op.name == "Concat")?;
     let whole = &node.outputs[0].fact;
     let values: Vec<ValueId> = graph.operands(id).into_iter().flatten().collect();
-    let facts: Vec<_> = values.iter().map(|&v| Some(graph.fact(v))).collect();
-    let axis = Call { op, attrs: &node.attrs, inputs: &facts }.axis("axis", 0, &whole.shape).ok()?;
+    let axis = graph.with_call(id, |call| call.axis("axis", 0, &whole.shape))?.ok()?;
     let parts = values.len();
     if parts < 2 || !whole.dtype.is_float() || whole.shape.contains(&0) {
         return None;
@@ -106,11 +105,7 @@ fn part_of(graph: &Graph, value: ValueId, elements: usize) -> Option<(f64, Value
     }
     let mut access = Access::contiguous(graph.fact(source).shape.clone());
     for &id in views.iter().rev() {
-        let node = graph.node(id);
-        let op = node.op()?;
-        let Lower::View(view) = op.lower else { return None };
-        let facts: Vec<_> = graph.operands(id).into_iter().map(|v| v.map(|v| graph.fact(v))).collect();
-        access = view(&Call { op, attrs: &node.attrs, inputs: &facts }, &access)?;
+        access = graph.view_access(id, &access)?;
     }
     Some((sign, source, access))
 }

@@ -316,11 +316,9 @@ fn seen(graph: &Graph, value: ValueId, access: &Access) -> bool {
             return false;
         }
         for user in readers {
-            let (node, operands) = (graph.node(user), graph.operands(user));
-            let Some(op) = node.op() else { return false };
-            let facts: Vec<_> = operands.iter().map(|v| v.map(|v| graph.fact(v))).collect();
+            let Some(op) = graph.node(user).op() else { return false };
             match op.lower {
-                Lower::View(view) => match view(&Call { op, attrs: &node.attrs, inputs: &facts }, &access) {
+                Lower::View(_) => match graph.view_access(user, &access) {
                     Some(access) => work.push((ValueId { node: user, port: 0 }, access)),
                     None => return false,
                 },

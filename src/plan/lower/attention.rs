@@ -1,7 +1,6 @@
 //! Kernels of attentions.
 
 use super::Lowering;
-use super::buffer_view::BufferView;
 use super::code::Code;
 use super::outline::Outline;
 use super::view::split_batch;
@@ -50,10 +49,7 @@ impl Lowering<'_> {
         let further = code.reads.len();
         reads.append(&mut code.reads);
         let template = Template::Attention { score: Body::new(&[score]), further, guarded: found.guarded };
-        let to = self.destination(value)?;
-        let access = to.access.reshape(&shape).ok_or_else(|| self.unreachable(sink))?;
-        let to = BufferView { buffer: to.buffer, access };
-        let outline = Outline::new(template, shape, Body::identity(graph.fact(value).dtype));
-        self.step(graph.node(sink).name.clone(), outline, reads, vec![to])
+        let outline = Outline::new(template, shape.clone(), Body::identity(graph.fact(value).dtype));
+        self.write(sink, outline, reads, |access| access.reshape(&shape))
     }
 }

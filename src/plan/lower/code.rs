@@ -2,6 +2,7 @@
 
 use super::Lowering;
 use super::buffer_view::Read;
+use super::constant::literal;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::expr::{Body, Expr};
@@ -52,7 +53,7 @@ impl Lowering<'_> {
                     args.push(Some(expr.clone()));
                     continue;
                 }
-                if let Some(literal) = self.literal(value)? {
+                if let Some(literal) = literal(graph, value)? {
                     args.push(Some(literal));
                     continue;
                 }

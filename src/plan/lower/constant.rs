@@ -47,19 +47,6 @@ impl Lowering<'_> {
         self.shared = shared.map(|(form, whole)| (Arc::as_ptr(form), whole)).collect();
     }
 
-    /// The literal of a value: a constant of one element that code can hold exactly.
-    pub(super) fn literal(&self, value: ValueId) -> Result<Option<Expr>> {
-        match self.graph.as_constant(value) {
-            Some(c) if c.fact.shape.numel() == 1 => {
-                const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
-                let tensor = c.value()?;
-                let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
-                Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
-            }
-            _ => Ok(None),
-        }
-    }
-
     /// True if an operand in this buffer may have a packed layout.
     pub(super) fn may_pack(&self, kernel: &Kernel, operand: usize, buffer: BufferIdx) -> bool {
         self.draft.buffers[buffer].class == Class::Constant && kernel.prologue(operand).is_none()
@@ -99,6 +86,19 @@ impl Lowering<'_> {
                 }
             };
         }
+    }
+}
+
+/// The literal of a value: a constant of one element that code can hold exactly.
+pub(super) fn literal(graph: &Graph, value: ValueId) -> Result<Option<Expr>> {
+    match graph.as_constant(value) {
+        Some(c) if c.fact.shape.numel() == 1 => {
+            const EXACT: u64 = 1 << f64::MANTISSA_DIGITS;
+            let tensor = c.value()?;
+            let exact = tensor.to_i64().is_none_or(|v| v.iter().all(|v| v.unsigned_abs() <= EXACT));
+            Ok(tensor.to_f64().first().filter(|_| exact).map(|&v| Expr::lit(v, c.fact.dtype)))
+        }
+        _ => Ok(None),
     }
 }
 

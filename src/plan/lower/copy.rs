@@ -31,6 +31,6 @@ impl Lowering<'_> {
         let name = format!("copy of {}", self.graph.value_name(value));
         let shape = from.access.shape.clone();
         let read = (from.buffer, self.operand(from.buffer, from.access.clone()));
-        self.step(name, Outline::new(Template::Map, shape, Body::identity(dtype)), vec![read], vec![to])
+        self.step(name, Outline::new(Template::Map, shape, Body::identity(dtype)), vec![read], to)
     }
 }

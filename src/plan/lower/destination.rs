@@ -5,7 +5,7 @@ use super::buffer_view::BufferView;
 use super::{Lowering, Options};
 use crate::error::{Error, Result};
 use crate::kernel::cpu::same_elements;
-use crate::op::{Call, Lower, ValueId};
+use crate::op::{Lower, ValueId};
 use crate::pass::{Group, GroupKind};
 use crate::plan::Class;
 use crate::shape::Access;
@@ -39,7 +39,7 @@ impl Lowering<'_> {
             // Only views that keep the elements' order are undone: the source is written under its own shape.
             let source = self.graph.operands(value.node)[0].expect("a view has a source");
             let contiguous = Access::contiguous(self.graph.fact(source).shape.clone());
-            let seen = self.view_access(value.node, &contiguous);
+            let seen = self.graph.view_access(value.node, &contiguous);
             let kept = Access::contiguous(node.outputs[0].fact.shape.clone());
             let keeps = seen.is_some_and(|seen| seen.shape == kept.shape && same_elements(&seen, &kept));
             let access = place.access.reshape(&contiguous.shape).filter(|_| keeps);
@@ -87,8 +87,8 @@ impl Lowering<'_> {
             if !attends || graph.users(value) != [transposed.node] || self.destinations.contains_key(&value) {
                 continue;
             }
-            let seen = self.view_access(transposed.node, &Access::contiguous(graph.fact(value).shape.clone()));
-            let copies = seen.is_some_and(|seen| self.view_access(id, &seen).is_none());
+            let seen = graph.view_access(transposed.node, &Access::contiguous(graph.fact(value).shape.clone()));
+            let copies = seen.is_some_and(|seen| graph.view_access(id, &seen).is_none());
             if !graph.is_output(value) && self.decisions.if_cheaper("transpose", id, copies) {
                 let mut back = vec![0; perm.len()];
                 perm.iter().enumerate().for_each(|(to, &from)| back[from] = to);
@@ -102,18 +102,15 @@ impl Lowering<'_> {
 
     /// The parts of a concatenation, and their accesses in the whole.
     fn parts(&self, id: u32, whole: &Access) -> Vec<(ValueId, Access)> {
-        let operands = self.graph.operands(id);
-        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
-        let node = self.graph.node(id);
-        let call = Call { op: node.op().expect("a concatenation"), attrs: &node.attrs, inputs: &facts };
-        let axis = call.axis("axis", 0, &whole.shape).expect("the axis was inferred");
+        let axis = self.graph.with_call(id, |call| call.axis("axis", 0, &whole.shape)).expect("a concatenation");
+        let axis = axis.expect("the axis was inferred");
         let mut start = 0;
         let part = |value: ValueId| {
             let len = self.graph.fact(value).shape[axis];
             start += len;
             (value, whole.slice(axis, start - len, 1, len))
         };
-        operands.into_iter().flatten().map(part).collect()
+        self.graph.operands(id).into_iter().flatten().map(part).collect()
     }
 
     /// Makes a concatenation: copies the parts that were not written in place.

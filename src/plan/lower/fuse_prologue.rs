@@ -177,7 +177,7 @@ impl Lowering<'_> {
         code.reads.insert(0, first);
         let mut reads = Vec::with_capacity(code.reads.len());
         for (buffer, operand) in code.reads {
-            let seen = reader.views.iter().try_fold(operand.access, |access, &view| self.view_access(view, &access));
+            let seen = reader.views.iter().try_fold(operand.access, |access, &view| graph.view_access(view, &access));
             let Some(access) = seen else { return Ok(None) };
             reads.push(BufferView { buffer, access });
         }

@@ -10,31 +10,47 @@ use crate::expr;
 use crate::kernel::algorithm::Schedule;
 use crate::kernel::schedule::{self, Split};
 use crate::kernel::{Kernel, Template};
+use crate::op::ValueId;
 use crate::plan::{BindRange, BufferIdx, Class, KernelIdx};
-use crate::shape::Shape;
+use crate::shape::{Access, Shape};
+use crate::target::Target;
 
 impl Lowering<'_> {
-    /// Adds a launch and its workspace, and notes the operands that it may overwrite in place.
+    /// Adds the kernel of a group, which writes the value of its last node. `seen` is that value's place in the kernel's index space, if
+    /// strides can express it.
+    pub(super) fn write(
+        &mut self,
+        sink: u32,
+        outline: Outline,
+        reads: Vec<Read>,
+        seen: impl FnOnce(&Access) -> Option<Access>,
+    ) -> Result<()> {
+        let BufferView { buffer, access } = self.destination(ValueId { node: sink, port: 0 })?;
+        let access = seen(&access).ok_or_else(|| self.unreachable(sink))?;
+        self.step(self.graph.node(sink).name.clone(), outline, reads, BufferView { buffer, access })
+    }
+
+    /// Adds a kernel that reads these operands and writes to one place.
     pub(super) fn step(
         &mut self,
         name: String,
         Outline { template, shape, prologues, body }: Outline,
         reads: Vec<Read>,
-        writes: Vec<BufferView>,
+        to: BufferView,
     ) -> Result<()> {
         let (mut buffers, operands): (Vec<_>, Vec<_>) = reads.into_iter().unzip();
         let mut kernel = Kernel {
             template,
             shape,
             reads: operands,
-            writes: writes.iter().map(|p| self.operand(p.buffer, p.access.clone())).collect(),
+            writes: vec![self.operand(to.buffer, to.access)],
             prologues,
             body,
             workspace: 0,
             schedule: Schedule::Open,
         };
-        let slots = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer));
-        let slots: Vec<_> = slots.map(|b| (b, self.draft.buffers[b].bytes)).collect();
+        let to = to.buffer;
+        let slots: Vec<_> = buffers.iter().copied().chain([to]).map(|b| (b, self.draft.buffers[b].bytes)).collect();
         let own = if slots.iter().any(|(_, bytes)| *bytes > self.target.max_binding) {
             // Cutting does not help a buffer that no segment holds.
             self.draft.fits_segments(self.target)?;
@@ -51,7 +67,7 @@ impl Lowering<'_> {
             let parts = parts.expect("it is within bindings, or was cut");
             let parts = split::pad(&kernel, parts, most as usize, &slots);
             for split::Part { kernel, bind_ranges } in parts {
-                self.launch(name.clone(), kernel, buffers.clone(), &writes, bind_ranges)?;
+                self.launch(name.clone(), kernel, buffers.clone(), to, bind_ranges)?;
             }
             return Ok(());
         }
@@ -59,7 +75,7 @@ impl Lowering<'_> {
             let slot = slots.iter().max_by_key(|(_, bytes)| *bytes).expect("a kernel writes");
             return Err(self.too_large(&name, &kernel, slot.0, "is not split as at the largest binding of its range"));
         }
-        self.walk_as_written(&mut kernel);
+        walk_as_written(&mut kernel, self.target);
         if self.target.packs_constants() {
             // The packed form of a constant depends on the algorithm.
             kernel.schedule = self.schedule(&name, &kernel, &buffers)?;
@@ -80,37 +96,16 @@ impl Lowering<'_> {
         let fits = |f| split.as_ref().is_some_and(|s| form(s) == f);
         let taken = self.decisions.choose("call", self.draft.steps.len() as u32, own, fits);
         let Some(Split { call: (call, slots), rest, .. }) = split.filter(|_| taken.is_some()) else {
-            return self.launch(name, kernel, buffers, &writes, Vec::new());
+            return self.launch(name, kernel, buffers, to, Vec::new());
         };
         let pick = |slots: &[usize]| slots.iter().map(|&s| buffers[s]).collect::<Vec<_>>();
-        self.launch(name.clone(), call, pick(&slots), &writes, Vec::new())?;
+        self.launch(name.clone(), call, pick(&slots), to, Vec::new())?;
         if let Some((mut map, slots)) = rest {
-            self.walk_as_written(&mut map);
-            let reads = [writes[0].buffer].into_iter().chain(pick(&slots)).collect();
-            self.launch(name, map, reads, &writes, Vec::new())?;
+            walk_as_written(&mut map, self.target);
+            let reads = [to].into_iter().chain(pick(&slots)).collect();
+            self.launch(name, map, reads, to, Vec::new())?;
         }
         Ok(())
-    }
-
-    /// Makes neighbours in an elementwise kernel's index space neighbours in memory, if the target is faster that way.
-    fn walk_as_written(&self, kernel: &mut Kernel) {
-        let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
-        let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
-        if !self.target.prefers_written_order() || indexed || writes.len() != 1 {
-            return;
-        }
-        let strides = &writes[0].access.strides;
-        let mut axes: Vec<usize> = (0..shape.len()).filter(|&k| shape[k] != 1).collect();
-        axes.sort_by_key(|&k| std::cmp::Reverse(strides[k].unsigned_abs()));
-        // Axes of extent 1 stay where they are.
-        let mut sorted = axes.into_iter();
-        let order: Vec<usize> = (0..shape.len())
-            .map(|k| if shape[k] == 1 { k } else { sorted.next().expect("as many as moved") })
-            .collect();
-        *shape = order.iter().map(|&k| shape[k]).collect();
-        for operand in reads.iter_mut().chain(writes) {
-            operand.access = operand.access.permute(&order);
-        }
     }
 
     /// The algorithm of a kernel whose arguments are these buffers.
@@ -157,16 +152,17 @@ impl Lowering<'_> {
         ))
     }
 
-    pub(super) fn launch(
+    /// Adds a launch and its workspace, and notes the operands that it may overwrite in place.
+    fn launch(
         &mut self,
         name: String,
         mut kernel: Kernel,
         buffers: Vec<BufferIdx>,
-        writes: &[BufferView],
+        to: BufferIdx,
         bind_ranges: Vec<BindRange>,
     ) -> Result<()> {
         if kernel.schedule == Schedule::Open {
-            let all: Vec<_> = buffers.iter().copied().chain(writes.iter().map(|p| p.buffer)).collect();
+            let all: Vec<_> = buffers.iter().copied().chain([to]).collect();
             kernel.schedule = self.schedule(&name, &kernel, &all)?;
         }
         kernel.workspace = match kernel.schedule.call() {
@@ -174,7 +170,7 @@ impl Lowering<'_> {
             Some(call) => call.workspace().min(self.target.max_binding).max(call.least_workspace()),
             None => schedule::workspace(&kernel),
         };
-        let mut written: Vec<_> = writes.iter().map(|p| p.buffer).collect();
+        let mut written = vec![to];
         let first = &kernel.writes[0];
         let further = kernel.further();
         let per_row = matches!(kernel.template, Template::Row { per_row: true, .. });
@@ -191,11 +187,10 @@ impl Lowering<'_> {
         reusable.dedup();
         // With several parts, one would overwrite data that another has yet to read.
         let whole = |b: BufferIdx| {
-            let slots = buffers.iter().chain(&written).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
+            let slots = buffers.iter().chain([&to]).zip(&bind_ranges).filter(|(slot, _)| **slot == b);
             slots.into_iter().all(|(_, w)| (w.offset, w.bytes) == (0, bytes(b)))
         };
-        let whole = |b: BufferIdx| whole(b) && whole(written[0]);
-        reusable.retain(|&b| whole(b) && !per_row && bytes(b) == bytes(written[0]) && same(b));
+        reusable.retain(|&b| whole(b) && whole(to) && !per_row && bytes(b) == bytes(to) && same(b));
         if kernel.workspace > self.target.max_binding {
             let (found, most) = (kernel.workspace, self.target.max_binding);
             let what = format!(
@@ -228,5 +223,25 @@ impl Lowering<'_> {
             reusable,
         });
         Ok(())
+    }
+}
+
+/// Makes neighbours in an elementwise kernel's index space neighbours in memory, if the target is faster that way.
+fn walk_as_written(kernel: &mut Kernel, target: &Target) {
+    let Kernel { template: Template::Map, shape, reads, writes, body, .. } = kernel else { return };
+    let indexed = body.code.iter().any(|i| matches!(i.code, expr::Code::Index(_)));
+    if !target.prefers_written_order() || indexed || writes.len() != 1 {
+        return;
+    }
+    let strides = &writes[0].access.strides;
+    let mut axes: Vec<usize> = (0..shape.len()).filter(|&k| shape[k] != 1).collect();
+    axes.sort_by_key(|&k| std::cmp::Reverse(strides[k].unsigned_abs()));
+    // Axes of extent 1 stay where they are.
+    let mut sorted = axes.into_iter();
+    let order: Vec<usize> =
+        (0..shape.len()).map(|k| if shape[k] == 1 { k } else { sorted.next().expect("as many as moved") }).collect();
+    *shape = order.iter().map(|&k| shape[k]).collect();
+    for operand in reads.iter_mut().chain(writes) {
+        operand.access = operand.access.permute(&order);
     }
 }

@@ -16,8 +16,8 @@ impl Lowering<'_> {
         let value = ValueId { node: *sink, port: 0 };
         let shape = self.graph.fact(value).shape.clone();
         let result = self.compute(nodes, &mut code, &|access, _| Some(access.broadcast(&shape)))?;
-        let to = self.destination(value)?;
-        let outline = Outline::new(Template::Map, shape, Body::new(&[result]));
-        self.step(self.graph.node(*sink).name.clone(), outline, code.reads, vec![to])
+        self.write(*sink, Outline::new(Template::Map, shape, Body::new(&[result])), code.reads, |access| {
+            Some(access.clone())
+        })
     }
 }

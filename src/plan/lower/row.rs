@@ -1,13 +1,13 @@
 //! Kernels of reductions over the same rows, and of what is computed of their elements and results.
 
 use super::Lowering;
-use super::buffer_view::BufferView;
 use super::code::Code;
 use super::outline::Outline;
 use crate::error::Result;
 use crate::expr::Body;
+use crate::graph::Graph;
 use crate::kernel::Template;
-use crate::op::{Call, ValueId};
+use crate::op::ValueId;
 use crate::pass::Group;
 use crate::shape::Shape;
 
@@ -29,38 +29,36 @@ impl Lowering<'_> {
         let mut code = Code::default();
         let value = ValueId { node: *sink, port: 0 };
         let shape = self.graph.fact(value).shape.clone();
-        let row = self.row(reduction);
+        let row = Row::of(self.graph, reduction);
         let result = self.compute(nodes, &mut code, &|access, rank| {
             let kept = if rank == row.full.len() { access.shape.clone() } else { row.kept.clone() };
             Some(access.reshape(&kept)?.broadcast(&row.full).permute(&row.axes))
         })?;
         let per_row = shape.numel() == row.kept.numel() && (shape != row.full || row.full == row.kept);
         let space: Shape = row.axes.iter().map(|&a| row.full[a]).collect();
-        let to = self.destination(value)?;
-        let outer = row.axes.len() - row.inner;
-        let access = if per_row {
-            to.access.reshape(&row.kept).map(|a| a.permute(&row.axes)).map(|mut a| {
-                a.shape.truncate(outer);
-                a.strides.truncate(outer);
-                a
-            })
-        } else {
-            Some(to.access.permute(&row.axes))
-        };
-        let to = BufferView { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(*sink))? };
         let template = Template::Row { inner: row.inner, reductions: code.reductions, per_row };
         let outline = Outline::new(template, space, Body::new(&[result]));
-        self.step(self.graph.node(*sink).name.clone(), outline, code.reads, vec![to])
+        self.write(*sink, outline, code.reads, |access| {
+            if !per_row {
+                return Some(access.permute(&row.axes));
+            }
+            let mut access = access.reshape(&row.kept)?.permute(&row.axes);
+            access.shape.truncate(row.axes.len() - row.inner);
+            access.strides.truncate(row.axes.len() - row.inner);
+            Some(access)
+        })
     }
+}
 
+impl Row {
     /// The index space of a reduction.
-    fn row(&self, reduction: u32) -> Row {
-        let node = self.graph.node(reduction);
-        let input = self.graph.operands(reduction)[0].expect("a reduction reads one value");
-        let full = self.graph.fact(input).shape.clone();
-        let facts = [Some(self.graph.fact(input))];
-        let call = Call { op: node.op().expect("a reduction"), attrs: &node.attrs, inputs: &facts };
-        let inner = call.reduced_axes().expect("the axes were inferred");
+    fn of(graph: &Graph, reduction: u32) -> Row {
+        let input = graph.operands(reduction)[0].expect("a reduction reads one value");
+        let full = graph.fact(input).shape.clone();
+        let inner = graph
+            .with_call(reduction, |call| call.reduced_axes())
+            .expect("a reduction")
+            .expect("the axes were inferred");
         let kept = (0..full.len()).map(|k| if inner.contains(&k) { 1 } else { full[k] }).collect();
         let mut axes: Vec<usize> = (0..full.len()).filter(|k| !inner.contains(k)).collect();
         axes.extend(&inner);

@@ -35,11 +35,8 @@ impl Lowering<'_> {
             reads.append(&mut operands);
             prologues.push(prologue);
         }
-        let to = self.destination(value)?;
-        let access = to.access.reshape(&call.shape);
-        let to = BufferView { buffer: to.buffer, access: access.ok_or_else(|| self.unreachable(sink))? };
-        let outline = Outline { prologues, ..Outline::new(call.template, call.shape, Body::new(&[result])) };
-        self.step(self.graph.node(sink).name.clone(), outline, reads, vec![to])
+        let outline = Outline { prologues, ..Outline::new(call.template, call.shape.clone(), Body::new(&[result])) };
+        self.write(sink, outline, reads, |access| access.reshape(&call.shape))
     }
 
     /// The template of a node whose operands are read as given; of a product, perhaps with split batch axes.

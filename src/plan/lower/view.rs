@@ -3,31 +3,21 @@
 use super::Lowering;
 use super::buffer_view::BufferView;
 use crate::error::Result;
-use crate::op::{Call, Lower, ValueId};
+use crate::op::ValueId;
 use crate::shape::{Access, Shape};
 
 impl Lowering<'_> {
-    /// The access of a view whose source has this one, if strides can express it.
-    pub(super) fn view_access(&self, id: u32, source: &Access) -> Option<Access> {
-        let node = self.graph.node(id);
-        let op = node.op()?;
-        let Lower::View(view) = op.lower else { return None };
-        let operands = self.graph.operands(id);
-        let facts: Vec<_> = operands.iter().map(|v| v.map(|v| self.graph.fact(v))).collect();
-        view(&Call { op, attrs: &node.attrs, inputs: &facts }, source)
-    }
-
     /// Gives a view its source's buffer, or a copy if strides cannot express the view.
     pub(super) fn view(&mut self, id: u32) -> Result<()> {
         let source = self.graph.operands(id)[0].expect("a view has a source");
         let mut place = self.place(source)?;
         let finer = self.finer(id, &place.access);
-        let seen = finer.or_else(|| self.view_access(id, &place.access));
+        let seen = finer.or_else(|| self.graph.view_access(id, &place.access));
         let access = match self.decisions.if_found("view", id, seen) {
             Some(access) => access,
             None => {
                 place = self.contiguous(source, &place)?;
-                let whole = self.view_access(id, &place.access);
+                let whole = self.graph.view_access(id, &place.access);
                 whole.ok_or_else(|| self.graph.node(id).error("not a view of contiguous data"))?
             }
         };
@@ -52,7 +42,7 @@ impl Lowering<'_> {
         let batch = |shape: &Shape| shape.len().checked_sub(2).map(|axes| shape[..axes].to_vec());
         let (split, joined) = (batch(&source.shape)?, batch(shape)?);
         let matrices = rank >= 3 && source.shape[split.len()..] == shape[joined.len()..] && !shape.contains(&0);
-        if !matrices || self.view_access(id, source).is_some() || !is_split(&joined, &split) {
+        if !matrices || graph.view_access(id, source).is_some() || !is_split(&joined, &split) {
             return None;
         }
         let mut values = vec![ValueId { node: id, port: 0 }];
@@ -64,7 +54,7 @@ impl Lowering<'_> {
                 let name = graph.node(user).op()?.name;
                 let result = &graph.node(user).outputs[0].fact.shape;
                 let transposed = || {
-                    let plain = self.view_access(user, &Access::contiguous(shape.clone()));
+                    let plain = graph.view_access(user, &Access::contiguous(shape.clone()));
                     let axes: Vec<usize> = (0..rank - 2).chain([rank - 1, rank - 2]).collect();
                     plain == Some(Access::contiguous(shape.clone()).permute(&axes))
                 };
