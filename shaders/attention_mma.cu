@@ -29,7 +29,7 @@ const auto fetch = [&](i32 first, i32 stage) {
             const i32 n = s / (DEPTH / 8);
             const i32 k = s % (DEPTH / 8) * 8;
             const bool there = first + n < N && k < K;
-            send(tile_b + place(n) * PITCH_B + k, b_at(batch, there ? k : 0, there ? first + n : 0), there);
+            copy_async(tile_b + place(n) * PITCH_B + k, b_at(batch, there ? k : 0, there ? first + n : 0), there);
         }
         //@ else
         for (i32 s = thread; s < STRIPE * DEPTH; s += SIZE) {
@@ -48,7 +48,7 @@ const auto fetch = [&](i32 first, i32 stage) {
             const i32 n = s / (WIDTH / 8);
             const i32 e = s % (WIDTH / 8) * 8;
             const bool there = first + n < N && e < COLUMNS_OUT;
-            send(tile_c + place(n) * PITCH_C + e, c_at(batch, there ? first + n : 0, there ? e : 0), there);
+            copy_async(tile_c + place(n) * PITCH_C + e, c_at(batch, there ? first + n : 0, there ? e : 0), there);
         }
         //@ else
         for (i32 s = thread; s < STRIPE * WIDTH; s += SIZE) {
@@ -58,7 +58,7 @@ const auto fetch = [&](i32 first, i32 stage) {
         }
         //@ end
     }
-    post();
+    commit_copies();
 };
 #pragma unroll
 for (i32 stage = 0; stage < STAGES - 1; stage++) {
@@ -93,7 +93,7 @@ for (i32 i = 0; i < EACH * PIECES * 4; i++) {
 }
 i32 stage = 0;
 for (i32 n0 = rank * STRIPE; n0 < N; n0 += CLUSTER * STRIPE) {
-    arrive<STAGES - 2>();
+    wait_copies<STAGES - 2>();
     __syncthreads();
     fetch(n0 + (STAGES - 1) * CLUSTER * STRIPE, stage == 0 ? STAGES - 1 : stage - 1);
     const element* const tile_b = tile + stage * STAGE + team * COLUMNS * PITCH_B;
@@ -230,7 +230,7 @@ const auto collect = [&](i32 parts, const auto& at, i32 slot) {
     }
     return found;
 };
-arrive();
+wait_copies();
 __syncthreads();
 f32* const kept = reinterpret_cast<f32*>(tile) + thread % (WARPS * 32) * 4;
 #pragma unroll

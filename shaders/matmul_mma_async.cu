@@ -33,19 +33,19 @@ const auto fetch = [&](i32 k0, element* stage) {
     #pragma unroll
     for (i32 i = 0; i < TILE_M / LINES; i++) {
         const i32 m = line + i * LINES;
-        send(stage + along_k(m, along), a_at(batch, min(m0 + m, M - 1), k), there);
+        copy_async(stage + along_k(m, along), a_at(batch, min(m0 + m, M - 1), k), there);
     }
     //@ if B_ROWS
     #pragma unroll
     for (i32 i = 0; i < STEP / LINES_B; i++) {
         const i32 k = thread / PIECES_B + i * LINES_B;
-        send(stage + at_b(k, across), b_at(batch, min(k0 + k, K - 1), min(n0 + across, N - 8)), k0 + k < K);
+        copy_async(stage + at_b(k, across), b_at(batch, min(k0 + k, K - 1), min(n0 + across, N - 8)), k0 + k < K);
     }
     //@ else
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
         const i32 n = line + i * LINES;
-        send(stage + at_b(along, n), b_at(batch, k, min(n0 + n, N - 1)), there);
+        copy_async(stage + at_b(along, n), b_at(batch, k, min(n0 + n, N - 1)), there);
     }
     //@ end
 };
@@ -59,17 +59,17 @@ for (i32 s = 0; s < STAGES - 1; s++) {
     if (s * STEP < K) {
         fetch(s * STEP, tile + s * STAGE);
     }
-    post();
+    commit_copies();
 }
 i32 used = 0;
 for (i32 k0 = 0; k0 < K; k0 += STEP) {
-    arrive<STAGES - 2>();
+    wait_copies<STAGES - 2>();
     __syncthreads();
     const i32 ahead = k0 + (STAGES - 1) * STEP;
     if (ahead < K) {
         fetch(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
     }
-    post();
+    commit_copies();
     const element* const stage = tile + used * STAGE;
     used = (used + 1) % STAGES;
     #pragma unroll

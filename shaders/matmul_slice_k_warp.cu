@@ -46,7 +46,7 @@ const auto fetch = [&](f32* stage) {
     #pragma unroll
     for (i32 p = 0; p < LEFT + RIGHT; p++) {
         const i32 place = p < LEFT ? along_k(p * 16 + lane / 2, lane % 2 * 4) : place_b(p - LEFT);
-        send(stage + place, from[p], left[p] > 0);
+        copy_async(stage + place, from[p], left[p] > 0);
         from[p] += TEAMS * STEP * (p < LEFT ? 4 : b_step);
         left[p] -= TEAMS * STEP;
     }
@@ -59,16 +59,16 @@ for (i32 i = 0; i < ROW * 4; i++) {
 #pragma unroll
 for (i32 s = 0; s < STAGES - 1; s++) {
     fetch(own + s * STAGE);
-    post();
+    commit_copies();
 }
 i32 used = 0;
 for (i32 k0 = 0; k0 < K; k0 += TEAMS * STEP) {
-    arrive<STAGES - 2>();
+    wait_copies<STAGES - 2>();
     __syncwarp();
     if (k0 + (STAGES - 1) * TEAMS * STEP < K) {
         fetch(own + (used + STAGES - 1) % STAGES * STAGE);
     }
-    post();
+    commit_copies();
     const f32* const stage = own + used * STAGE;
     used = (used + 1) % STAGES;
     #pragma unroll
@@ -99,7 +99,7 @@ for (i32 k0 = 0; k0 < K; k0 += TEAMS * STEP) {
         }
     }
 }
-arrive();
+wait_copies();
 __syncthreads();
 #pragma unroll
 for (i32 i = 0; i < ROW * 4; i++) {

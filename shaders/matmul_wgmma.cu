@@ -20,11 +20,11 @@ const auto fetch = [&](i32 k0, element* stage) {
     element* const to = stage + line * STEP + (piece ^ line % 8) * 8;
     #pragma unroll
     for (i32 i = 0; i < TILE_M / LINES; i++) {
-        send(to + i * LINES * STEP, a_at(batch, min(m0 + line + i * LINES, M - 1), k), there);
+        copy_async(to + i * LINES * STEP, a_at(batch, min(m0 + line + i * LINES, M - 1), k), there);
     }
     #pragma unroll
     for (i32 i = 0; i < TILE_N / LINES; i++) {
-        send(to + (TILE_M + i * LINES) * STEP, b_at(batch, k, min(n0 + line + i * LINES, N - 1)), there);
+        copy_async(to + (TILE_M + i * LINES) * STEP, b_at(batch, k, min(n0 + line + i * LINES, N - 1)), there);
     }
 };
 f32 sum[TILE_N / 2];
@@ -37,13 +37,13 @@ for (i32 s = 0; s < STAGES - 1; s++) {
     if (s * STEP < K) {
         fetch(s * STEP, tile + s * STAGE);
     }
-    post();
+    commit_copies();
 }
 i32 used = 0;
 for (i32 k0 = 0; k0 < K; k0 += STEP) {
-    arrive<STAGES - 2>();
+    wait_copies<STAGES - 2>();
     show_tiles();
-    arrive_tiles();
+    wait_tiles();
     __syncthreads();
     const element* const stage = tile + used * STAGE;
     begin_tiles();
@@ -51,15 +51,15 @@ for (i32 k0 = 0; k0 < K; k0 += STEP) {
     for (i32 k = 0; k < STEP; k += 16) {
         multiply_tiles(sum, stage + row * STEP + k, stage + TILE_M * STEP + k);
     }
-    post_tiles();
+    commit_tiles();
     const i32 ahead = k0 + (STAGES - 1) * STEP;
     if (ahead < K) {
         fetch(ahead, tile + (used + STAGES - 1) % STAGES * STAGE);
     }
-    post();
+    commit_copies();
     used = (used + 1) % STAGES;
 }
-arrive_tiles();
+wait_tiles();
 __syncthreads();
 f32* const out = reinterpret_cast<f32*>(tile);
 const i32 lane = thread % 32;

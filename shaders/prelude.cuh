@@ -115,11 +115,11 @@ template <class T, i32 N, class P> DEVICE void write(P* p, wide<T, N> w) {
     *reinterpret_cast<bits*>(p) = bitcast<bits>(w);
 }
 // Two halves that lie side by side, the first in the low bits.
-template <class T> DEVICE vec2f apart(u32 bits);
-template <> DEVICE vec2f apart<f16>(u32 bits) { return vec2f(from_f16(u16(bits)), from_f16(u16(bits >> 16))); }
-template <> DEVICE vec2f apart<bf16>(u32 bits) { return vec2f(bitcast<f32>(bits << 16), bitcast<f32>(bits & 0xffff0000u)); }
+template <class T> DEVICE vec2f unpack(u32 bits);
+template <> DEVICE vec2f unpack<f16>(u32 bits) { return vec2f(from_f16(u16(bits)), from_f16(u16(bits >> 16))); }
+template <> DEVICE vec2f unpack<bf16>(u32 bits) { return vec2f(bitcast<f32>(bits << 16), bitcast<f32>(bits & 0xffff0000u)); }
 
-// The fold of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
+// The reduction of what TEAM neighbouring invocations, whole warps of one workgroup, hold; `shared` has an element per warp.
 template <i32 TEAM, class T, class F> DEVICE T team_fold(T v, const F& combine, T* shared, i32 thread) {
     #pragma unroll
     for (i32 lanes = 16; lanes > 0; lanes /= 2) { v = combine(v, __shfl_xor_sync(0xffffffffu, v, lanes)); }
@@ -187,25 +187,25 @@ DEVICE f32 power_of_two(f32 v) {
 }
 // The exponential of what is not positive, from which a sum has begun that is 1 at least: what is tiny beside it is 0.
 DEVICE f32 decay(f32 v) { return power_of_two(v * 1.4426950409f); }
-// 16 bytes of memory on their way to workgroup memory, or zeros; what an invocation has sent is there when it has seen it arrive, all of it
-// or all but the last few posts.
-DEVICE void send(void* to, const void* from, bool there) {
+// Asynchronous copies to workgroup memory, 16 bytes of memory each, or zeros. A wait ends when all copies of the invocation are done, or
+// all but those of the last few commits.
+DEVICE void copy_async(void* to, const void* from, bool there) {
     const u32 at = u32(__cvta_generic_to_shared(to));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
-DEVICE void post() { asm volatile("cp.async.commit_group;"); }
-template <i32 LATER> DEVICE void arrive() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
-DEVICE void arrive() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+DEVICE void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <i32 LATER> DEVICE void wait_copies() { asm volatile("cp.async.wait_group %0;" : : "n"(LATER) : "memory"); }
+DEVICE void wait_copies() { asm volatile("cp.async.wait_all;" : : : "memory"); }
 // Workgroup memory that is as large as the launch says, aligned as a tile wants it that comes first.
 #define POOL(bytes) extern __shared__ __align__(1024) u8 pool[]
 // Products of tiles of halves in workgroup memory by compute capability 9.0 (wgmma), which four warps ask for together and which take their
 // own time. A tile is made of rows of 64 that lie one after another from a multiple of 1024 bytes on, piece p of eight of row r in place
-// p ^ r % 8. What was written there is shown to the products before a barrier; they begin after all other uses of their sums; what was posted
-// is there when it has been seen to arrive.
+// p ^ r % 8. What was written there is shown to the products before a barrier; they begin after all other uses of their sums; what was
+// committed is done after a wait.
 DEVICE void show_tiles() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 DEVICE void begin_tiles() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
-DEVICE void post_tiles() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
-DEVICE void arrive_tiles() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
+DEVICE void commit_tiles() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+DEVICE void wait_tiles() { asm volatile("wgmma.wait_group.sync.aligned 0;" : : : "memory"); }
 // An address as products take it: in steps of 16 bytes, 1024 from eight rows to the next eight, their pieces as said above.
 DEVICE u64 tile_at(const void* p) {
     return (u32(__cvta_generic_to_shared(p)) & 0x3ffff) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;

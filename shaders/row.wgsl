@@ -1,10 +1,10 @@
-// LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, four on their way at a time, then the
+// LANES invocations per row, ROWS rows per workgroup. Each lane reduces blocks of its elements, four on their way at a time, then the
 // blocks, then the lanes meet in a tree: short sums of short sums, for accuracy.
 let lane = thread / LANE_STEP % LANES;
 let row = group * ROWS + thread / ROW_STEP % ROWS;
 let live = row < COUNT;
 let end = select(0, LENGTH, live);
-//@ each fold
+//@ each reduction
 var all$ = START$;
 for (var first = lane; first < end; first = first + BLOCK) {
     var block = START$;
@@ -29,10 +29,10 @@ for (var half = LANES / 2; half > 0; half = half / 2) {
     }
     workgroupBarrier();
 }
-fold$ = SHARED[thread - lane * LANE_STEP];
+reduced$ = SHARED[thread - lane * LANE_STEP];
 workgroupBarrier();
 //@ else
-fold$ = all$;
+reduced$ = all$;
 //@ end
 //@ end
 //@ if PER_ROW

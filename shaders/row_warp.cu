@@ -1,5 +1,5 @@
-// TEAM invocations per row (whole warps), ROWS rows per workgroup. Each holds what folds read of its CHUNKS times WIDTH elements, so
-// that memory is read once; rows too long for that are read again by every fold.
+// TEAM invocations per row (whole warps), ROWS rows per workgroup. Each holds what reductions read of its CHUNKS times WIDTH elements, so
+// that memory is read once; rows too long for that are read again by every reduction.
 const i32 lane = thread % TEAM;
 const i32 row = group * ROWS + thread / TEAM;
 const i32 end = row < COUNT ? LENGTH : 0;
@@ -14,7 +14,7 @@ for (i32 c = 0; c < CHUNKS; c++) {
     }
 }
 //@ end
-//@ each fold
+//@ each reduction
 {
     auto all = START$;
     //@ if KEEPS
@@ -35,7 +35,7 @@ for (i32 c = 0; c < CHUNKS; c++) {
             }
         }
     }
-    fold$ = team_fold<TEAM>(all, combine$, SHARED, thread);
+    reduced$ = team_fold<TEAM>(all, combine$, SHARED, thread);
 }
 //@ end
 //@ if PER_ROW

@@ -93,7 +93,7 @@ impl Set {
     }
 
     /// True if no element is in both sets.
-    pub fn is_apart(&self, other: &Set) -> bool {
+    pub fn is_disjoint(&self, other: &Set) -> bool {
         if self.high < other.low || other.high < self.low {
             return true;
         }
@@ -305,7 +305,7 @@ mod tests {
             let union: HashSet<_> = all[1..].iter().flatten().collect();
             let (cover, meets) = (all[0].iter().all(|e| union.contains(e)), all[0].iter().any(|e| union.contains(e)));
             assert_eq!(first.is_covered(&parts), cover, "{accesses:?}");
-            assert_eq!(parts.iter().all(|p| first.is_apart(p) && p.is_apart(first)), !meets, "{accesses:?}");
+            assert_eq!(parts.iter().all(|p| first.is_disjoint(p) && p.is_disjoint(first)), !meets, "{accesses:?}");
             apart += usize::from(!meets);
             covered += usize::from(cover);
         }
@@ -318,7 +318,7 @@ mod tests {
         let pairs = [0, 1].map(|i| set(&whole.slice(2, i, 1, 1)).unwrap().unwrap());
         let all = set(&whole).unwrap().unwrap();
         assert_eq!(Some(&all), Set::first(1 << 41).as_ref());
-        assert!(all.is_covered(&pairs) && !all.is_covered(&pairs[..1]) && pairs[0].is_apart(&pairs[1]));
+        assert!(all.is_covered(&pairs) && !all.is_covered(&pairs[..1]) && pairs[0].is_disjoint(&pairs[1]));
         for absurd in [[usize::MAX, 2, 1], [1, usize::MAX, usize::MAX]] {
             let access = Access { shape: absurd.to_vec().into(), strides: vec![isize::MIN, isize::MAX, 1], offset: 3 };
             assert!(set(&access).is_err());

@@ -151,19 +151,19 @@ impl Product {
             Var { name: "m", pieces: vec![channel(out, 1)] },
             over("n", shape, [0, 2, 3, 4]),
         ];
-        let lies = patches.is_some();
-        let side = |slot, space, along_k| Side { slot, space, along_k, is_vectorizable: lies, axes: [None; 2] };
+        let dense = patches.is_some();
+        let side = |slot, space, along_k| Side { slot, space, along_k, is_vectorizable: dense, axes: [None; 2] };
         Product {
             batch: groups,
             m: out,
             k: input * window.kernel.iter().product::<usize>(),
             n: shape[0] * shape[2] * shape[3] * shape[4],
             a: side(1, weights, true),
-            b: side(0, data, lies),
+            b: side(0, data, dense),
             result,
             element: reads[0].dtype,
             is_uniform: reads[1].dtype == reads[0].dtype,
-            copies_async: lies,
+            copies_async: dense,
         }
     }
 
@@ -236,8 +236,8 @@ impl Product {
 fn is_part_vectorizable(kernel: &Kernel, slot: usize, space: &Space, along: &str) -> bool {
     let operand = &kernel.reads[slot];
     let (access, element) = (&operand.access, operand.dtype);
-    let halves = element.is_half() && kernel.reads[..2].iter().all(|o| o.dtype == element);
-    if !halves || kernel.prologue(slot).is_some() || access.shape.contains(&0) {
+    let is_half = element.is_half() && kernel.reads[..2].iter().all(|o| o.dtype == element);
+    if !is_half || kernel.prologue(slot).is_some() || access.shape.contains(&0) {
         return false;
     }
     let outside = beyond(space, &access.shape);

@@ -88,8 +88,8 @@ impl Kernel {
             image.shape.remove(0);
             image.strides.remove(0);
         }
-        let lies = image.is_contiguous() || channels_last && data.has_channels_last();
-        ensure(lies, || "operand 0 read: each image must be contiguous".into())
+        let dense = image.is_contiguous() || channels_last && data.has_channels_last();
+        ensure(dense, || "operand 0 read: each image must be contiguous".into())
     }
 }
 

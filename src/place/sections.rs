@@ -94,11 +94,11 @@ impl Sections {
         let mut worth = Vec::with_capacity(self.live.len() + 1);
         worth.push(0);
         for (section, &live) in self.live.iter().enumerate() {
-            let (spare, lack) = (bound - live, lacking.get(section).copied().unwrap_or(0));
+            let (slack, lack) = (bound - live, lacking.get(section).copied().unwrap_or(0));
             let doublings = |bytes: u64, most: u32| (bytes / (bound / parts + 1)).min(most.into());
-            sum += match spare.checked_sub(lack) {
-                Some(spare) => FULL >> doublings(spare, FULL.ilog2()),
-                None => FULL << doublings(lack - spare, MORE),
+            sum += match slack.checked_sub(lack) {
+                Some(slack) => FULL >> doublings(slack, FULL.ilog2()),
+                None => FULL << doublings(lack - slack, MORE),
             };
             worth.push(sum);
         }

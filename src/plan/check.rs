@@ -539,7 +539,7 @@ impl<'a> Checker<'a> {
         }
         w.buffer == other.buffer
             && match (&to.set, &from.set) {
-                (Some(a), Some(b)) => a.is_apart(b),
+                (Some(a), Some(b)) => a.is_disjoint(b),
                 _ => true,
             }
     }

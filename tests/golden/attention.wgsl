@@ -16,8 +16,8 @@ const LANE_STEP: i32 = 1;
 const ROW_STEP: i32 = 16;
 const BLOCK: i32 = 1024;
 var<workgroup> shared_f32: array<f32, 256>;
-var<private> fold0: f32;
-var<private> fold1: f32;
+var<private> reduced0: f32;
+var<private> reduced1: f32;
 fn element0(row: i32, j: i32) -> f32 {
     let v0 = b0[row * 64 + j];
     return v0;
@@ -27,7 +27,7 @@ fn combine0(a: f32, b: f32) -> f32 {
 }
 fn element1(row: i32, j: i32) -> f32 {
     let v0 = b0[row * 64 + j];
-    let v1 = fold0;
+    let v1 = reduced0;
     let v3 = v1 / 64.0f;
     let v4 = v0 - v3;
     let v5 = v4 * v4;
@@ -38,10 +38,10 @@ fn combine1(a: f32, b: f32) -> f32 {
 }
 fn store(row: i32, j: i32) {
     let v0 = b0[row * 64 + j];
-    let v1 = fold0;
+    let v1 = reduced0;
     let v3 = v1 / 64.0f;
     let v4 = v0 - v3;
-    let v5 = fold1;
+    let v5 = reduced1;
     let v6 = v5 / 64.0f;
     let v8 = v6 + 1e-5f;
     let v9 = sqrt(v8);
@@ -57,7 +57,7 @@ fn store(row: i32, j: i32) {
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let group = i32(id.x + id.y * 2u);
     let thread = i32(index);
-    // LANES invocations per row, ROWS rows per workgroup. Each lane folds blocks of its elements, four on their way at a time, then the
+    // LANES invocations per row, ROWS rows per workgroup. Each lane reduces blocks of its elements, four on their way at a time, then the
     // blocks, then the lanes meet in a tree: short sums of short sums, for accuracy.
     let lane = thread / LANE_STEP % LANES;
     let row = group * ROWS + thread / ROW_STEP % ROWS;
@@ -86,7 +86,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
         }
         workgroupBarrier();
     }
-    fold0 = shared_f32[thread - lane * LANE_STEP];
+    reduced0 = shared_f32[thread - lane * LANE_STEP];
     workgroupBarrier();
     var all1 = START1;
     for (var first = lane; first < end; first = first + BLOCK) {
@@ -111,7 +111,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) i
         }
         workgroupBarrier();
     }
-    fold1 = shared_f32[thread - lane * LANE_STEP];
+    reduced1 = shared_f32[thread - lane * LANE_STEP];
     workgroupBarrier();
     for (var j = lane; j < end; j = j + LANES) {
         store(row, j);

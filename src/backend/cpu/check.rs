@@ -41,7 +41,7 @@ fn extent(access: &Access, dtype: DType) -> Result<u64, String> {
 }
 
 /// True if a read and a write of one buffer have no element in common, such as parts of a concatenation.
-fn is_apart(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> {
+fn is_disjoint(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> {
     let (from, to) = (&kernel.reads[read], &kernel.writes[write]);
     if to.access.shape.contains(&0) {
         return Ok(true);
@@ -50,7 +50,7 @@ fn is_apart(kernel: &Kernel, read: usize, write: usize) -> Result<bool, String> 
         return Ok(false);
     }
     let set = |access: &Access| Set::new(access, std::iter::empty());
-    Ok(matches!((set(&kernel.reach(read))?, set(&to.access)?), (Some(a), Some(b)) if a.is_apart(&b)))
+    Ok(matches!((set(&kernel.reach(read))?, set(&to.access)?), (Some(a), Some(b)) if a.is_disjoint(&b)))
 }
 
 /// True if the element that one operand reads at an index is the one that another writes there. A row that is written once
@@ -100,7 +100,7 @@ impl Check {
         let mut in_place = Vec::new();
         for w in 0..writes.len() {
             for r in 0..reads.len() {
-                if is_apart(kernel, r, w)? || kernel.further().contains(&r) && is_overwritten(kernel, r, w) {
+                if is_disjoint(kernel, r, w)? || kernel.further().contains(&r) && is_overwritten(kernel, r, w) {
                     in_place.push((r, reads.len() + w));
                 }
             }

@@ -51,8 +51,9 @@ impl Sliding {
         let epilogue = epilogue.transpose()?;
         let steps = |access: &Access| Some([access.strides[0], access.strides[1], per_position(access)?]);
         let prologue = Prologue::new(kernel, 0, steps)?;
-        let hosted = matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way != Way::Depthwise);
-        if prologue.is_some() && !hosted || kernel.prologues.len() > 1 {
+        let takes_prologue =
+            matches!(windowed.slide, Slide::Conv(conv) if conv.is_pointwise() && conv.way != Way::Depthwise);
+        if prologue.is_some() && !takes_prologue || kernel.prologues.len() > 1 {
             return Err("a prologue of a window that is not a product".into());
         }
         let weights = kernel.reads[..core]

@@ -217,7 +217,7 @@ impl Product {
         // step, so its step cannot be wrong. A body that uses the index needs the axes apart.
         let indexed = kernel.body.code.iter().any(|i| matches!(i.code, Code::Index(_)));
         let (mut row_axis, mut rows, mut joining) = (batch, m, m > 0 && !a.packed);
-        let mut apart = Vec::new();
+        let mut separate = Vec::new();
         for axis in (0..batch).rev().filter(|&axis| shape[axis] != 1) {
             let lengthens = |access: &Access| {
                 rows == 1 || Some(access.strides[axis]) == access.strides[row_axis].checked_mul(rows as isize)
@@ -226,7 +226,7 @@ impl Product {
                 && (rows == 1 || !indexed)
                 && own_left.iter().chain([a]).chain(further).chain(writes).all(|o| lengthens(&o.access));
             if !joining {
-                apart.insert(0, axis);
+                separate.insert(0, axis);
                 continue;
             }
             if rows == 1 {
@@ -245,7 +245,7 @@ impl Product {
             });
             BatchAxis { dim: shape[axis], axis, steps }
         };
-        let batch = apart.into_iter().map(batch_axis).collect();
+        let batch = separate.into_iter().map(batch_axis).collect();
         Product { batch, row_axis, m: rows, n, k, packed: [a.packed, b.packed], direct }
     }
 

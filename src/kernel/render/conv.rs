@@ -304,7 +304,7 @@ impl Module<'_> {
         let (ty, b) = (self.storage[slot], self.bindings.of[slot].expect("operands of wide kernels have elements"));
         let (name, count) = if ty.size() == 2 { ("u32", width / 2) } else { (ty.name(), width) };
         let part =
-            |k: usize| if ty.size() == 2 { format!("apart<{}>(x.v[{k}])", ty.name()) } else { format!("x.v[{k}]") };
+            |k: usize| if ty.size() == 2 { format!("unpack<{}>(x.v[{k}])", ty.name()) } else { format!("x.v[{k}]") };
         let value = format!("vec{width}f({})", (0..count).map(part).collect::<Vec<_>>().join(", "));
         (format!("wide<{name}, {count}>{{}}"), format!("read<{name}, {count}>(b{b} + ({at}))"), value)
     }

@@ -330,7 +330,7 @@ impl<'a> Module<'a> {
                     Input::Slot(slot) => convert(&self.load(slot, loads[&slot]), self.value[slot], ty),
                     Input::Value(name, from) => convert(&name, from, ty),
                 },
-                Code::Reduction(k) => convert(&format!("fold{k}"), reductions[k as usize], ty),
+                Code::Reduction(k) => convert(&format!("reduced{k}"), reductions[k as usize], ty),
                 code => {
                     // Literals alone would be computed by the shader compiler, which refuses overflow.
                     let literal = |o: &u32| matches!(body.code[*o as usize].code, Code::Const(_));

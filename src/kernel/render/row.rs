@@ -134,7 +134,7 @@ impl Module<'_> {
     }
 
     /// Per reduction `k` of a row kernel `element{k}`, its value at a point of the space, `combine{k}`, `START{k}` and, for its result,
-    /// `fold{k}`. The list `fold` has the arrays in which invocations exchange values. Returns the types of the reductions.
+    /// `reduced{k}`. The list `reduction` has the arrays in which invocations exchange values. Returns the types of the reductions.
     fn reductions(
         &mut self,
         reductions: &[RowReduction],
@@ -153,7 +153,7 @@ impl Module<'_> {
             let mut lines = code.statements;
             let (value, from) = &code.results[0];
             lines.push(format!("return {};", convert(value, *from, ty)));
-            self.private.push((format!("fold{k}"), ty));
+            self.private.push((format!("reduced{k}"), ty));
             self.function(&format!("element{k}"), parameters, Some(ty), lines);
             let (low, high) = ty.bounds();
             let (combine, start) = match reduction {
@@ -166,7 +166,7 @@ impl Module<'_> {
             self.start(format!("START{k}"), start, ty);
             types.push(ty);
         }
-        self.lists.insert("fold", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
+        self.lists.insert("reduction", types.iter().map(|ty| vec![("SHARED", shared(*ty).to_owned())]).collect());
         Ok(types)
     }
 

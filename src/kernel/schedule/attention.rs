@@ -118,8 +118,8 @@ impl Cut {
                 rule(powers && across <= Decode::THREADS, "expected powers of two: 1 to 8 rows, 1 to 8 lanes")?;
                 let least = Decode::THREADS / lanes;
                 rule(power(columns, least..=8 * least), "expected 1 to 8 keys for each invocation of a lane")?;
-                let lie = [0, 1].map(|i| !vectors[i] || problem.reads_fours(1 + i));
-                rule(lie == [true; 2], "keys or values do not lie four at a time")
+                let vectorizable = [0, 1].map(|i| !vectors[i] || problem.reads_fours(1 + i));
+                rule(vectorizable == [true; 2], "keys or values do not lie four at a time")
             }
             Cut::Vec4(vec4) => {
                 some()?;
@@ -176,8 +176,8 @@ pub(super) fn best(kernel: &Kernel, target: &Target, own: &dyn Fn(usize) -> bool
     let decode = || problem.decode(own).map(Cut::Decode);
     let cut = match target.family {
         Family::Cuda => {
-            let halves = problem.mma().map(Cut::Mma);
-            halves.or_else(decode).or_else(|| problem.regs().map(Cut::Regs))
+            let mma = problem.mma().map(Cut::Mma);
+            mma.or_else(decode).or_else(|| problem.regs().map(Cut::Regs))
         }
         _ => decode().or_else(|| problem.vec4().map(Cut::Vec4)),
     };
@@ -309,9 +309,9 @@ impl Problem<'_> {
     /// True if tensor cores compute the attention: of halves, by instructions that came with compute capability 8.0.
     fn has_tensor_cores(&self) -> bool {
         let element = self.kernel.reads[0].dtype;
-        let halves = element.is_half() && self.kernel.reads[..3].iter().all(|o| o.dtype == element);
+        let is_half = element.is_half() && self.kernel.reads[..3].iter().all(|o| o.dtype == element);
         let Extents { k, e, .. } = self.extents;
-        self.target.compute >= 80 && halves && k.max(e) <= WIDEST
+        self.target.compute >= 80 && is_half && k.max(e) <= WIDEST
     }
 
     /// How tensor cores compute an attention. Its sums, scores and queries must fit in registers, and some of its keys and values in

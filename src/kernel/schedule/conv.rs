@@ -62,8 +62,8 @@ impl ConvDirect {
         rule(fits, "a strip has too many results")?;
         let last = has_channels_last(kernel);
         let blocks = kernel.shape[1] / width;
-        let lie = if last { lanes >= 1 && blocks.is_multiple_of(lanes) } else { lanes == 1 };
-        rule(lie || kernel.shape.contains(&0), "expected lanes that divide the channels, or one")?;
+        let divides = if last { lanes >= 1 && blocks.is_multiple_of(lanes) } else { lanes == 1 };
+        rule(divides || kernel.shape.contains(&0), "expected lanes that divide the channels, or one")?;
         rule(threads >= 1 && threads <= target.max_workgroup.min(1024), "a workgroup is larger than the target's")
     }
 }
@@ -162,10 +162,10 @@ pub fn is_direct(weights: &[usize], groups: usize) -> bool {
 /// bytes at a time. `None` unless windows have no padding and begin at multiples of 16 bytes, as the patches of a vision transformer.
 pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Target) -> Option<[usize; 4]> {
     let ([x, w, ..], [_, outputs, positions @ ..]) = (&kernel.reads[..], &kernel.shape[..]) else { return None };
-    let halves = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();
+    let is_half = x.dtype.is_half() && w.dtype == x.dtype && target.compute >= 80 && kernel.prologues.is_empty();
     let (x, w) = (&x.access, &w.access);
     let columns = positions.iter().fold(x.shape[0], |n, &extent| n.saturating_mul(extent));
-    if !halves || !suits_tensor_cores([outputs / groups.max(1), w.shape[1..].iter().product(), columns]) {
+    if !is_half || !suits_tensor_cores([outputs / groups.max(1), w.shape[1..].iter().product(), columns]) {
         return None;
     }
     let whole = |n: isize| n.unsigned_abs().is_multiple_of(EIGHT);
@@ -176,7 +176,7 @@ pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Targ
         window.pads[a] == 0 && last < x.shape[a + 2]
     });
     // Extents and steps of an operand along columns, the last of which are its runs, and between them.
-    let lies = |offset: isize, between: &[(usize, isize)], columns: [(usize, isize); 4]| {
+    let vectorizable = |offset: isize, between: &[(usize, isize)], columns: [(usize, isize); 4]| {
         let (mut run, mut dense) = (1, true);
         for (extent, step) in columns.into_iter().rev().filter(|(extent, _)| *extent != 1) {
             dense &= step == run as isize;
@@ -196,8 +196,8 @@ pub fn by_patches(kernel: &Kernel, groups: usize, window: &Window, target: &Targ
     let (image, group) = ((x.shape[0], x.strides[0]), (groups, times(x.strides[1], w.shape[1])));
     let between = [image, group, position(0), position(1), position(2)];
     let in_order = |order: &[usize; 4]| {
-        lies(x.offset, &between, order.map(|axis| (w.shape[axis], under(axis))))
-            && lies(w.offset, &[(w.shape[0], w.strides[0])], order.map(|axis| (w.shape[axis], w.strides[axis])))
+        vectorizable(x.offset, &between, order.map(|axis| (w.shape[axis], under(axis))))
+            && vectorizable(w.offset, &[(w.shape[0], w.strides[0])], order.map(|axis| (w.shape[axis], w.strides[axis])))
     };
     [[1, 2, 3, 4], [2, 3, 4, 1]].into_iter().find(|order| within && in_order(order))
 }

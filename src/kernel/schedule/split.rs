@@ -105,27 +105,28 @@ pub(super) fn prefers_text(kernel: &Kernel, call: &Call, target: &Target) -> boo
 fn starts_anywhere(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], [write]) = (&kernel.reads[..], &kernel.writes[..]) else { return false };
     let Some(row) = kernel.shape.len().checked_sub(2) else { return false };
-    let halves = [left, right, write].iter().all(|o| o.dtype.is_half());
+    let is_half = [left, right, write].iter().all(|o| o.dtype.is_half());
     let along_k = right.access.is_vectorizable(row, EIGHT);
-    let lie = left.access.is_vectorizable(row + 1, EIGHT) && (along_k || right.access.is_vectorizable(row + 1, EIGHT));
+    let vectorizable =
+        left.access.is_vectorizable(row + 1, EIGHT) && (along_k || right.access.is_vectorizable(row + 1, EIGHT));
     let [step, dense] = [write.access.strides[row], write.access.strides[row + 1]];
     // The call's rows are the result's columns.
     let [batch, m, k, n] = [call.batch, call.n, call.k, call.m].map(|extent| extent as usize);
     // A rendered product lengthens its rows by a batch over which the right operand stands still, so it has fewer tiles.
-    let apart = batch == 1 || call.a.stride > 0;
-    let wgmma = along_k && apart && fill_wgmma([batch, m, n], target);
+    let separate = batch == 1 || call.a.stride > 0;
+    let wgmma = along_k && separate && fill_wgmma([batch, m, n], target);
     let anywhere = step % 2 != 0 || step % EIGHT as isize != 0 && wgmma;
-    halves && target.compute >= 80 && suits_tensor_cores([m, k, n]) && lie && dense == 1 && anywhere
+    is_half && target.compute >= 80 && suits_tensor_cores([m, k, n]) && vectorizable && dense == 1 && anywhere
 }
 
 /// True for a product of `f32` whose inner axis the warps of a rendered kernel share, 16 bytes at a time. On an H200, the rendered kernel
 /// takes between a fifth and nine tenths of the library's time.
 fn splits(kernel: &Kernel, call: &MatMul, target: &Target) -> bool {
     let ([left, right, ..], Some(row)) = (&kernel.reads[..], kernel.shape.len().checked_sub(2)) else { return false };
-    let lie = left.access.is_vectorizable(row + 1, 4)
+    let vectorizable = left.access.is_vectorizable(row + 1, 4)
         && (right.access.is_vectorizable(row, 4) || right.access.is_vectorizable(row + 1, 4));
     let plain = call.a.dtype == DType::F32 && !call.tf32 && kernel.shape[row + 1] as u64 > WARP_ROWS;
-    plain && lie && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
+    plain && vectorizable && target.compute >= 80 && few_tiles(call.tiles(SLICE_TILE as u64), target)
 }
 
 /// With more columns than this, warps have something to do.

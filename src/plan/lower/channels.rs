@@ -117,9 +117,9 @@ impl Lowering<'_> {
     /// A constant whose axes lie in another order, given from the outermost inwards. `name` is the name of the order.
     fn stored(&mut self, value: ValueId, constant: &Arc<Constant>, name: &str, order: &[usize]) -> Result<BufferView> {
         let shape = self.graph.fact(value).shape.clone();
-        let lies = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
+        let ordered = Access::contiguous(order.iter().map(|&axis| shape[axis]).collect());
         let mut strides = vec![0; shape.len()];
-        order.iter().zip(&lies.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
+        order.iter().zip(&ordered.strides).for_each(|(&axis, &stride)| strides[axis] = stride);
         let access = Access { shape, strides, offset: 0 };
         let key = (Arc::as_ptr(constant), Some(name.to_owned()));
         if let Some(&buffer) = self.constants.get(&key) {

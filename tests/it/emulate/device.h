@@ -162,29 +162,29 @@ template <class T> inline u32 pair(f32 low, f32 high) {
 }
 inline f32 power_of_two(f32 v) { return std::exp2(v); }
 inline f32 decay(f32 v) { return exp(v); }
-// What is sent is there when it is waited for, and not before.
-struct Parcel { void* to; unsigned char bytes[16]; int post; };
-static thread_local std::vector<Parcel> parcels[1024];
-static thread_local int posts[1024];
-inline void send(void* to, const void* from, bool there) {
-    Parcel parcel = {to, {}, posts[threadIdx.x]};
-    if (there) memcpy(parcel.bytes, from, 16);
-    parcels[threadIdx.x].push_back(parcel);
+// What is copied is there when it is waited for, and not before.
+struct Copy { void* to; unsigned char bytes[16]; int commit; };
+static thread_local std::vector<Copy> copies[1024];
+static thread_local int commits[1024];
+inline void copy_async(void* to, const void* from, bool there) {
+    Copy copy = {to, {}, commits[threadIdx.x]};
+    if (there) memcpy(copy.bytes, from, 16);
+    copies[threadIdx.x].push_back(copy);
 }
-inline void post() { posts[threadIdx.x]++; }
-inline void deliver(int until) {
-    std::vector<Parcel> later;
-    for (const Parcel& parcel : parcels[threadIdx.x]) {
-        if (parcel.post < until) memcpy(parcel.to, parcel.bytes, 16);
-        else later.push_back(parcel);
+inline void commit_copies() { commits[threadIdx.x]++; }
+inline void finish(int until) {
+    std::vector<Copy> later;
+    for (const Copy& copy : copies[threadIdx.x]) {
+        if (copy.commit < until) memcpy(copy.to, copy.bytes, 16);
+        else later.push_back(copy);
     }
-    parcels[threadIdx.x] = later;
+    copies[threadIdx.x] = later;
 }
-inline void arrive() { deliver(posts[threadIdx.x] + 1); }
-template <int LATER> inline void arrive() { deliver(posts[threadIdx.x] - LATER); }
+inline void wait_copies() { finish(commits[threadIdx.x] + 1); }
+template <int LATER> inline void wait_copies() { finish(commits[threadIdx.x] - LATER); }
 // Products of tiles are made when they are waited for, and not before: what is overwritten too soon shows.
 struct Order { void (*make)(const Order&); f32* c; const void *a, *b; };
-static thread_local std::vector<Order> orders[1024], posted_orders[1024];
+static thread_local std::vector<Order> orders[1024], committed_orders[1024];
 template <class T> inline T in_tile(const T* tile, int row, int k) {
     const size_t at = reinterpret_cast<size_t>(tile + row * 64 + k);
     return *reinterpret_cast<const T*>(at ^ (at >> 7 & 7) << 4);
@@ -212,14 +212,14 @@ template <class T> inline void multiply_tiles(f32 (&c)[128], const T* a, const T
 }
 inline void show_tiles() {}
 inline void begin_tiles() {}
-inline void post_tiles() {
+inline void commit_tiles() {
     auto& own = orders[threadIdx.x];
-    posted_orders[threadIdx.x].insert(posted_orders[threadIdx.x].end(), own.begin(), own.end());
+    committed_orders[threadIdx.x].insert(committed_orders[threadIdx.x].end(), own.begin(), own.end());
     own.clear();
 }
-inline void arrive_tiles() {
-    for (const Order& order : posted_orders[threadIdx.x]) order.make(order);
-    posted_orders[threadIdx.x].clear();
+inline void wait_tiles() {
+    for (const Order& order : committed_orders[threadIdx.x]) order.make(order);
+    committed_orders[threadIdx.x].clear();
 }
 // The workgroups of a cluster: where each has its memory, and how many of them are at the barrier.
 static std::mutex lock;
@@ -256,11 +256,11 @@ template <class... A> static const char* launch(void (*kernel)(A...), void** arg
         meet();
         blockIdx = {g % x, g / x, 0};
         workgroup(size, g / cluster % 2 > 0);
-        for (auto& own : parcels) {
-            if (!own.empty()) fault = "what was sent is not waited for";
+        for (auto& own : copies) {
+            if (!own.empty()) fault = "what was copied is not waited for";
             own.clear();
         }
-        for (auto list : {orders, posted_orders}) {
+        for (auto list : {orders, committed_orders}) {
             for (unsigned t = 0; t < size; t++) {
                 if (!list[t].empty()) fault = "a product is not waited for";
                 list[t].clear();
