@@ -257,28 +257,12 @@ impl std::fmt::Debug for Eager<'_> {
 }
 
 impl<'a> Eager<'a> {
-    /// Compiles the kernels and writes the constants to the device. At most `limit` bytes of the device are used.
+    /// Compiles the kernels and writes the constants to the device. At most `limit` bytes of the device are used. `log` is
+    /// [kept](Eager::log) until the end of the first run, if there is one.
     ///
     /// # Errors
     /// [`Error::Fit`] if constants and inputs exceed the limit or the device; any other error of the device.
-    pub fn load(program: &'a Program, backend: Box<dyn Backend>, kind: Kind, limit: Option<u64>) -> Result<Eager<'a>> {
-        Eager::start(program, backend, kind, limit, None)
-    }
-
-    /// Loads as [`load`](Eager::load) does, and keeps a [`log`](Eager::log) until the end of the first run.
-    ///
-    /// # Errors
-    /// Those of [`load`](Eager::load).
-    pub fn load_logged(
-        program: &'a Program,
-        backend: Box<dyn Backend>,
-        kind: Kind,
-        limit: Option<u64>,
-    ) -> Result<Eager<'a>> {
-        Eager::start(program, backend, kind, limit, Some(Log::default()))
-    }
-
-    fn start(
+    pub fn load(
         program: &'a Program,
         backend: Box<dyn Backend>,
         kind: Kind,

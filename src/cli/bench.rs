@@ -82,12 +82,9 @@ impl Bench {
         }
         let mut table = Table::new("<>");
         table.row([format!("{iters} runs"), "median".into(), "min".into(), "max".into()]);
-        let row = |label: &str, Times { median, min, max }: Times| {
-            [label.to_owned(), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]
-        };
         table.row(["first run".to_owned(), format!("{first:.3} ms")]);
-        table.row(row("whole runs", whole));
-        table.row(row("steps alone", alone));
+        table.row(whole.row("whole runs"));
+        table.row(alone.row("steps alone"));
         let (before, after) = (loaded.allocations, usage.allocations - loaded.allocations);
         let runs = warmup + 2 * iters;
         let head = format!(
@@ -158,9 +155,9 @@ impl Bench {
         }
         let mut table = Table::new("<>");
         table.row([format!("{} runs at", self.iters), "median".into(), "min".into(), "max".into()]);
-        for (binding, Times { median, min, max }) in list {
+        for (binding, times) in list {
             let binding: Vec<_> = binding.iter().map(|(dim, extent)| format!("{dim}={extent}")).collect();
-            table.row([binding.join(" "), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]);
+            table.row(times.row(&binding.join(" ")));
         }
         let before = loaded.allocations;
         let head = format!(
@@ -185,5 +182,11 @@ impl Times {
         runs.sort_unstable();
         let [median, min, max] = [runs.len() / 2, 0, runs.len() - 1].map(|i| runs[i].as_secs_f64() * 1e3);
         Times { median, min, max }
+    }
+
+    /// The row of a table.
+    fn row(&self, label: &str) -> [String; 4] {
+        let Times { median, min, max } = self;
+        [label.to_owned(), format!("{median:.3} ms"), format!("{min:.3} ms"), format!("{max:.3} ms")]
     }
 }

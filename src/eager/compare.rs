@@ -210,8 +210,8 @@ fn eager(
 ) -> Result<(Column, Option<Vec<Tensor>>)> {
     let name = format!("eager {}", kind.name());
     (setup.progress)(&name);
-    let load = if setup.observe.is_some() { Eager::load_logged } else { Eager::load };
-    let ran = load(program, (setup.open)()?, kind, setup.memory_limit).and_then(|mut eager| {
+    let log = setup.observe.map(|_| Log::default());
+    let ran = Eager::load(program, (setup.open)()?, kind, setup.memory_limit, log).and_then(|mut eager| {
         let ran = measure(&mut eager, inputs, setup.iters)?;
         if let (Some(observe), Some(log)) = (setup.observe, eager.log()) {
             observe(&name, graph, Observed::Eager(program, log));

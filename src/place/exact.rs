@@ -46,9 +46,18 @@ pub(super) struct Block {
 /// The heuristics of one run of a search.
 pub(super) struct Manner {
     /// Per block, its rank. Of the blocks that may be on a floor, the least rank is tried first.
-    pub rank: Vec<u32>,
+    rank: Vec<u32>,
     /// The weight of the deaths in a section when it is chosen.
-    pub focus: Focus,
+    focus: Focus,
+}
+
+impl Manner {
+    /// The manner that tries the blocks in this order.
+    pub fn new(order: &[u32], focus: Focus) -> Manner {
+        let mut rank = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(place, &block)| rank[block as usize] = place as u32);
+        Manner { rank, focus }
+    }
 }
 
 /// The weight of the deaths in a section: their number, its square root, or one.

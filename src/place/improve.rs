@@ -182,15 +182,8 @@ impl Improvement<'_> {
             let roof = self.best.peak - (self.best.peak - self.targets.least).div_ceil(16);
             match self.packer.pack(&self.recipe, roof, self.meter) {
                 Ok(peak) => self.best = Solution { offsets: self.packer.offsets.clone(), peak, proved: 0 },
-                Err(Stuck::Late) => return,
-                Err(Stuck::At(item)) => {
-                    let order = &mut self.recipe.order;
-                    let at = order.iter().position(|&other| other == item).expect("the order has every item");
-                    if at == 0 {
-                        return;
-                    }
-                    order[at / 2..=at].rotate_right(1);
-                }
+                Err(Stuck::At(item)) if self.recipe.prefer(item) => {}
+                Err(_) => return,
             }
         }
     }
@@ -244,10 +237,8 @@ fn manner(part: &Subproblem, Round { level, number }: Round, start: u64) -> Mann
         // This does not overflow: a width has 31 bits, and the noise 11.
         Reverse(key * noise(index as usize))
     });
-    let mut rank = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(place, &block)| rank[block as usize] = place as u32);
     let focus = (number + number / 3 + level + start / 3) % 3;
-    Manner { rank, focus: [Focus::None, Focus::Full, Focus::Root][focus as usize] }
+    Manner::new(&order, [Focus::None, Focus::Full, Focus::Root][focus as usize])
 }
 
 /// The capacities to try.

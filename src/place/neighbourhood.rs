@@ -118,14 +118,8 @@ impl Clearing<'_> {
                 match packer.pack(&recipe, self.roof, meter) {
                     Ok(_) => return Some(packer.offsets),
                     Err(Stuck::Late) => return None,
-                    Err(Stuck::At(block)) => {
-                        let order = &mut recipe.order;
-                        let at = order.iter().position(|&other| other == block).expect("it is one of them");
-                        if at == 0 {
-                            break;
-                        }
-                        order[at / 2..=at].rotate_right(1);
-                    }
+                    Err(Stuck::At(block)) if recipe.prefer(block) => {}
+                    Err(Stuck::At(_)) => break,
                 }
             }
         }
@@ -147,9 +141,7 @@ fn exact(sections: usize, blocks: &[Block], roof: u64, meter: &mut Meter) -> Opt
             let (size, width) = (u128::from(block.size), block.span.len() as u128);
             Reverse(if which == 0 { width << 64 | size } else { size * width })
         });
-        let mut rank = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(place, &block)| rank[block as usize] = place as u32);
-        let manner = Manner { rank, focus: if which == 0 { Focus::Full } else { Focus::None } };
+        let manner = Manner::new(&order, if which == 0 { Focus::Full } else { Focus::None });
         let (begin, mut seen) = (search.work, search.work);
         let outcome = search.run(roof, &manner, &mut |work| {
             let over = meter.spend(work - seen + 64);

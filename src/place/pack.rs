@@ -22,6 +22,15 @@ pub(super) struct Recipe {
     pub level: Option<Level>,
 }
 
+impl Recipe {
+    /// Puts a block that did not fit earlier in the order. Returns false if it is the first already.
+    pub fn prefer(&mut self, block: u32) -> bool {
+        let at = self.order.iter().position(|&other| other == block).expect("the order has every free block");
+        self.order[at / 2..=at].rotate_right(1);
+        at > 0
+    }
+}
+
 /// A rule that lifts a stretch to its wall although a block fits into it.
 ///
 /// Lifting wastes a little room under the stretch. But the room that the block would leave beside it is often too narrow for any

@@ -137,7 +137,7 @@ fn eager_runs_on_the_smallest_device_and_not_below() {
         let (_, program) = unfused(&graph, backend.target());
         for kind in Kind::ALL {
             let run = |limit: u64| -> Result<()> {
-                let mut eager = Eager::load(&program, cpu(), kind, Some(limit))?;
+                let mut eager = Eager::load(&program, cpu(), kind, Some(limit), None)?;
                 for _ in 0..2 {
                     let outputs = eager.run(&inputs(&graph));
                     assert!(eager.stats().peak_reserved <= limit && eager.backend().usage().bytes <= limit);
@@ -199,7 +199,7 @@ fn what_the_allocator_reserves_is_what_the_device_gave() {
     let inputs = inputs(&graph);
     let (_, program) = unfused(&graph, cpu().target());
     for kind in Kind::ALL {
-        let mut eager = Eager::load(&program, cpu(), kind, None).expect("it fits");
+        let mut eager = Eager::load(&program, cpu(), kind, None, None).expect("it fits");
         let loaded = eager.stats();
         for _ in 0..3 {
             let (usage, calls) = (eager.backend().usage(), eager.stats().driver_calls);
@@ -309,7 +309,7 @@ fn a_constant_is_packed_for_each_use() {
     let inputs = inputs(&graph);
     let expected = reference::run(&graph, &inputs).expect("the reference runs");
     let (_, program) = unfused(&graph, cpu().target());
-    let mut eager = Eager::load(&program, cpu(), Kind::Caching, None).expect("it fits");
+    let mut eager = Eager::load(&program, cpu(), Kind::Caching, None, None).expect("it fits");
     for (found, expected) in eager.run(&inputs).expect("it runs").iter().zip(&expected) {
         common::agrees(found, expected, 1e-5).expect("as the reference");
     }

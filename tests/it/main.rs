@@ -22,6 +22,8 @@ mod rows;
 mod edges;
 mod hostile;
 mod onnx;
+mod proto;
+mod syntax;
 
 // Passes.
 mod attention;
@@ -55,11 +57,13 @@ mod templates;
 mod tune;
 
 // The library and the program from outside.
+mod allocators;
 mod cli;
 mod eager;
 mod front;
 mod golden;
 mod picture;
+mod report;
 mod scenarios;
 mod session;
 

@@ -422,7 +422,7 @@ fn runs_as_planned(graph: &Graph, open: &dyn Fn() -> Box<dyn Backend>) -> Result
     let backend = open();
     let passed = Recipe { fuse: false, ..Recipe::default() }.whole(passed, backend.target()).expect("the passes run");
     let program = Program::new(&passed, backend.target()).expect("the graph is lowered");
-    let mut eager = Eager::load(&program, backend, Kind::Caching, None).expect("it loads");
+    let mut eager = Eager::load(&program, backend, Kind::Caching, None, None).expect("it loads");
     let results = eager.run(&inputs).expect("it runs");
     prop_assert_eq!(eager.backend().usage().bytes, eager.stats().reserved + program.staging_bytes());
     for (found, eager) in found.iter().zip(&results) {

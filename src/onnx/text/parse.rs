@@ -176,37 +176,16 @@ impl Parser<'_> {
     /// The values of a tensor, after `{`.
     fn values(&mut self, t: &mut TensorProto) -> Parse<()> {
         let kind = DataType::try_from(t.data_type).unwrap_or_default();
-        let (after, name) = ("a value", kind.name());
+        let name = kind.name();
         let a_value = format!("a value of {name}");
         let found = match kind {
-            DataType::Float | DataType::Complex64 => {
-                t.float_data = self.items(b'}', after, |p| p.real(&a_value))?;
-                t.float_data.len()
-            }
-            DataType::Double | DataType::Complex128 => {
-                t.double_data = self.items(b'}', after, |p| p.real(&a_value))?;
-                t.double_data.len()
-            }
-            DataType::Int64 => {
-                t.int64_data = self.items(b'}', after, |p| p.int(&a_value))?;
-                t.int64_data.len()
-            }
-            DataType::Uint64 => {
-                t.uint64_data = self.items(b'}', after, |p| p.int(&a_value))?;
-                t.uint64_data.len()
-            }
-            DataType::Uint32 => {
-                t.uint64_data = self.items(b'}', after, |p| p.int::<u32>(&a_value).map(u64::from))?;
-                t.uint64_data.len()
-            }
-            DataType::String => {
-                t.string_data = self.items(b'}', after, |p| p.string("a string").map(Bytes::from))?;
-                t.string_data.len()
-            }
-            _ => {
-                t.int32_data = self.small_values(kind, &a_value, after)?;
-                t.int32_data.len()
-            }
+            DataType::Float | DataType::Complex64 => self.elements(&mut t.float_data, |p| p.real(&a_value))?,
+            DataType::Double | DataType::Complex128 => self.elements(&mut t.double_data, |p| p.real(&a_value))?,
+            DataType::Int64 => self.elements(&mut t.int64_data, |p| p.int(&a_value))?,
+            DataType::Uint64 => self.elements(&mut t.uint64_data, |p| p.int(&a_value))?,
+            DataType::Uint32 => self.elements(&mut t.uint64_data, |p| p.int::<u32>(&a_value).map(u64::from))?,
+            DataType::String => self.elements(&mut t.string_data, |p| p.string("a string").map(Bytes::from))?,
+            _ => self.small_values(&mut t.int32_data, kind, &a_value)?,
         };
         let each = match kind {
             DataType::Complex64 | DataType::Complex128 => 2,
@@ -228,8 +207,14 @@ impl Parser<'_> {
         Ok(())
     }
 
+    /// Values up to `}`. Returns their number.
+    fn elements<T>(&mut self, into: &mut Vec<T>, element: impl FnMut(&mut Self) -> Parse<T>) -> Parse<usize> {
+        *into = self.items(b'}', "a value", element)?;
+        Ok(into.len())
+    }
+
     /// Values that ONNX keeps as 32-bit integers, each in the range of its type.
-    fn small_values(&mut self, kind: DataType, a_value: &str, after: &str) -> Parse<Vec<i32>> {
+    fn small_values(&mut self, into: &mut Vec<i32>, kind: DataType, a_value: &str) -> Parse<usize> {
         let (range, bits) = match kind {
             DataType::Int8 => (-128..=127, ""),
             DataType::Uint8 => (0..=255, ""),
@@ -239,7 +224,7 @@ impl Parser<'_> {
             _ => (i32::MIN..=i32::MAX, ""),
         };
         let a_value = format!("{bits}{a_value}, an integer from {} to {}", range.start(), range.end());
-        self.items(b'}', after, |p| {
+        self.elements(into, |p| {
             let at = p.start();
             let value = p.int(&a_value)?;
             let fault = || Fault { at, what: format!("expected {a_value}, found '{value}'") };
